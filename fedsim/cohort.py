@@ -1,0 +1,70 @@
+"""The values that travel through a round. Frozen; none of them holds the config, the engine or the data set.
+
+Legend: N clients, K of them in a cohort, P parameters; axis 0 of a Stack is the client.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ids = NDArray[np.int64]
+"""Client ids: unique and ascending."""
+Params = dict[str, Tensor]
+"""One model: parameters and floating-point buffers by name (what clients and server send each other)."""
+Stack = dict[str, Tensor]
+"""K models: the tensors of `Params`, each with a leading client axis."""
+
+
+@dataclass(frozen=True)
+class Population:
+    """All that the server knows of its clients for free: training samples n_k [N] and the cohort size K."""
+
+    sizes: NDArray[np.int64]
+    cohort_size: int
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """p_k = n_k / n, [N]."""
+        shares: NDArray[np.float64] = self.sizes / self.sizes.sum()
+        return shares
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a selector returns: ids, and aggregation weights [K] only where the method defines them.
+
+    Weights are used as they are: w <- w + sum_k weights_k (w_k - w). They need not sum to one (unbiased schemes).
+    """
+
+    ids: Ids
+    weights: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What arrived at the server after local training.
+
+    `delta` is w_k - w per tensor [K, ...]; `loss` [K] is the mean over local steps of the batch's mean training loss,
+    None for selectors that do not declare `Signal.TRAINING_LOSS`; `steps` [K] counts local optimiser steps.
+    """
+
+    ids: Ids
+    sizes: NDArray[np.int64]
+    start: Params
+    delta: Stack
+    loss: NDArray[np.float64] | None
+    steps: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy in [0, 1] and mean cross-entropy over a labelled set."""
+
+    accuracy: float
+    loss: float

@@ -1,0 +1,63 @@
+"""What a data set is once it is loaded: two labelled tensors and a few facts."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Samples:
+    """`x` [n, ...] uint8 images (channels first) or float32 features; `y` [n] int64 labels."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """A data set in memory.
+
+    `mean` and `std` (per channel, for pixels scaled to [0, 1]) are None where `x` is float32 and ready to use.
+    `owners` [n_train] names the natural client of each training sample, where the source knows it.
+    `fingerprint` identifies the content; caches of anything computed from the data are keyed by it.
+    """
+
+    train: Samples
+    test: Samples
+    num_classes: int
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    fingerprint: str
+    owners: NDArray[np.int64] | None = None
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.train.x.shape[1:])
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Images as the model sees them: float32, scaled to [0, 1], shifted and scaled per channel."""
+        x = x.float()
+        if self.mean is None or self.std is None:
+            return x
+        shape = (1, len(self.mean)) + (1,) * (x.dim() - 2)
+        return (x.div_(255) - x.new_tensor(self.mean).view(shape)).div_(x.new_tensor(self.std).view(shape))
+
+
+class Dataset(ABC):
+    """A source of labelled images. Subclasses take their hyper-parameters keyword-only, annotated, without defaults."""
+
+    def __init__(self, data_dir: Path, cache_dir: Path) -> None:
+        """`data_dir`: where sources are looked for and downloaded to; `cache_dir`: where decoded tensors are kept."""
+        self.data_dir = data_dir
+        self.cache_dir = cache_dir
+
+    @abstractmethod
+    def load(self) -> LoadedData:
+        """Read, check and decode the data. Raises `DataError` with file, expectation and remedy."""

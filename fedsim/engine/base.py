@@ -1,0 +1,92 @@
+"""What trains and evaluates clients. One client's mathematics never depends on how many run at once."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.cohort import Evaluation, Ids, Params, Stack
+from fedsim.optimizers import LocalOptimizer
+from fedsim.streams import Streams
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """All clients' samples on the device: `x` [n, ...] float32, `y` [n] int64; positions in them per client [N].
+
+    `train` are the positions a client trains on, `evaluate` those its loss is reported on.
+    """
+
+    x: Tensor
+    y: Tensor
+    train: Sequence[NDArray[np.int64]]
+    evaluate: Sequence[NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """Local training: `steps` optimiser steps, or, where `steps` is None, `epochs` passes; batches of `batch_size`.
+
+    Batches come from consecutive seeded epochs; the last batch of an epoch is short where the size does not divide, so
+    `steps = epochs * ceil(n_k / batch_size)` is the same work as `epochs`.
+    """
+
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+
+    def num_steps(self, size: int) -> int:
+        """Optimiser steps of a client with `size` samples."""
+        if size == 0:
+            return 0
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * -(-size // self.batch_size)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of local training, on the device: `delta` = w_k - w [K, ...]; per client [K]: mean training loss over
+    local steps, optimiser steps, samples passed forward and backward."""
+
+    delta: Stack
+    loss: NDArray[np.float64]
+    steps: NDArray[np.int64]
+    samples: NDArray[np.int64]
+
+
+class Engine(ABC):
+    """Local training and evaluation of many clients. Subclasses take switches keyword-only, annotated, no defaults."""
+
+    def __init__(
+        self, model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, streams: Streams
+    ) -> None:
+        self.model = model
+        self.data = data
+        self.work = work
+        self.optimizer = optimizer
+        self.streams = streams
+
+    @property
+    def description(self) -> str:
+        """What runs, in a few words, for the summary (an engine that chooses says what it chose and why)."""
+        return type(self).__name__
+
+    @abstractmethod
+    def train(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
+        """Train `ids` from `params` (not modified) with learning rate `lr`. Batch order: (TRAIN, round, client)."""
+
+    @abstractmethod
+    def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+        """Mean cross-entropy of `params` in eval mode over each list of positions in `data` [len(positions)].
+
+        An empty list gives nan.
+        """
+
+    @abstractmethod
+    def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
+        """Accuracy and mean cross-entropy of `params` in eval mode over a labelled set on the device."""

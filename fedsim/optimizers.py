@@ -1,0 +1,39 @@
+"""Local optimisers over stacked parameters and learning-rate schedules over rounds."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from fedsim.cohort import Stack
+
+
+class Schedule(ABC):
+    """The factor on the learning rate in a round (1-based); a change takes effect at the start of that round."""
+
+    @abstractmethod
+    def factor(self, round: int, num_rounds: int) -> float:
+        """Multiplier of the base learning rate in `round` of `num_rounds`."""
+
+
+class LocalOptimizer(ABC):
+    """An optimiser whose state is fresh every round."""
+
+    def __init__(self, schedule: Schedule, *, lr: float) -> None:
+        self.schedule = schedule
+        self.lr = lr
+
+    def lr_at(self, round: int, num_rounds: int) -> float:
+        return self.lr * self.schedule.factor(round, num_rounds)
+
+    @abstractmethod
+    def init(self, params: Stack) -> Any:
+        """State for `params`, whose tensors carry a leading client axis."""
+
+    @abstractmethod
+    def step(self, params: Stack, grads: Stack, state: Any, lr: float) -> None:
+        """One step in place over the leading rows that `params` and `grads` hold; every row has made as many steps."""
+
+    @abstractmethod
+    def torch_optimizer(self, params: list[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """The same optimiser of torch.optim for one client: the oracle of the stacked one, used by the sequential engine."""

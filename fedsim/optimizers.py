@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from fedsim.cohort import Stack
+from fedsim.errors import check, positive
 
 
 class Schedule(ABC):
@@ -19,9 +20,10 @@ class Schedule(ABC):
 class LocalOptimizer(ABC):
     """An optimiser whose state is fresh every round."""
 
-    def __init__(self, schedule: Schedule, *, lr: float) -> None:
-        self.schedule = schedule
+    def __init__(self, *, lr: float, schedule: Schedule) -> None:
+        check(positive("lr", lr))
         self.lr = lr
+        self.schedule = schedule
 
     def lr_at(self, round: int, num_rounds: int) -> float:
         return self.lr * self.schedule.factor(round, num_rounds)
@@ -36,4 +38,4 @@ class LocalOptimizer(ABC):
 
     @abstractmethod
     def torch_optimizer(self, params: list[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """The same optimiser of torch.optim for one client: the oracle of the stacked one, used by the sequential engine."""
+        """The same optimiser of torch.optim for one client, which the sequential engine uses."""

@@ -1,6 +1,5 @@
 """Trackers mirror a run's records. The files are the truth; a tracker may be absent, slow or dead without hurting."""
 
-from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +19,17 @@ class RunInfo:
     num_rounds: int
 
 
-class Tracker(ABC):
+class Tracker:
     """Called in the order start, log (once a round), finish. Every method may be left out."""
 
-    def start(self, info: RunInfo) -> None:  # noqa: B027
+    def start(self, info: RunInfo) -> None:
         """The run begins; its folder exists and holds config.yaml."""
 
-    def log(self, record: Mapping[str, Any]) -> None:  # noqa: B027
+    def log(self, record: Mapping[str, Any]) -> None:
         """One round's record, the same mapping that was written to metrics.jsonl."""
 
-    def message(self, text: str) -> None:  # noqa: B027
+    def message(self, text: str) -> None:
         """One line for a person (a warning, what `auto` chose)."""
 
-    def finish(self, summary: Mapping[str, Any]) -> None:  # noqa: B027
+    def finish(self, summary: Mapping[str, Any]) -> None:
         """The run has ended (`summary["status"]`: done, diverged, failed, interrupted)."""

@@ -19,10 +19,11 @@ Stack = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Population:
-    """All that the server knows of its clients for free: training samples n_k [N] and the cohort size K."""
+    """All that the server knows for free: training samples n_k [N], the cohort size K and the number of rounds T."""
 
     sizes: NDArray[np.int64]
     cohort_size: int
+    num_rounds: int
 
     @property
     def num_clients(self) -> int:

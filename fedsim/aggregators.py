@@ -1,0 +1,127 @@
+"""How the server turns a cohort's updates into the next global model."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.cohort import Cohort, Params
+from fedsim.errors import between, check, positive
+
+Weighting = Literal["uniform", "by_size"]
+
+
+class Aggregator(ABC):
+    """Subclasses take hyper-parameters keyword-only, annotated, without defaults.
+
+    `buffers` names the entries of a model that are not trained (BatchNorm's running statistics): they are always
+    averaged, never stepped on by a server optimiser.
+    """
+
+    state: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that cross rounds."""
+
+    def __init__(self, buffers: frozenset[str], *, weighting: Weighting) -> None:
+        self.buffers = buffers
+        self.weighting = weighting
+
+    @abstractmethod
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        """The next model. `weights` [K] are the selector's, None where the method leaves them to the aggregator."""
+
+    def weights(self, cohort: Cohort) -> NDArray[np.float64]:
+        """1 / K, or n_k over the cohort's total, [K]."""
+        if self.weighting == "uniform":
+            return np.full(len(cohort.ids), 1 / len(cohort.ids))
+        shares: NDArray[np.float64] = cohort.sizes / cohort.sizes.sum()
+        return shares
+
+    def mean_delta(self, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        """sum_k weights_k (w_k - w) per tensor: the negative of FedOpt's pseudo-gradient."""
+        used = self.weights(cohort) if weights is None else weights
+        return {name: _weighted_sum(delta, used) for name, delta in cohort.delta.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: copy.deepcopy(getattr(self, name)) for name in self.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in self.state:
+            setattr(self, name, copy.deepcopy(state[name]))
+
+
+def _weighted_sum(stack: Tensor, weights: NDArray[np.float64]) -> Tensor:
+    row = torch.as_tensor(weights, dtype=stack.dtype, device=stack.device)
+    return (row @ stack.flatten(1)).view(stack.shape[1:])
+
+
+class FedAvg(Aggregator):
+    """The weighted average of the local models (McMahan et al., 2017), uniform or by n_k."""
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        mean = self.mean_delta(cohort, weights)
+        return {name: value + mean[name] for name, value in params.items()}
+
+
+class FedAvgM(Aggregator):
+    """Server momentum: v <- momentum v + mean delta, w <- w + lr v (Hsu, Qi and Brown, 2019, section 4.3)."""
+
+    state = ("velocity",)
+
+    def __init__(self, buffers: frozenset[str], *, weighting: Weighting, lr: float, momentum: float) -> None:
+        super().__init__(buffers, weighting=weighting)
+        check(positive("lr", lr), between("momentum", momentum, 0, 1, open_high=True))
+        self.lr = lr
+        self.momentum = momentum
+        self.velocity: Params = {}
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        mean = self.mean_delta(cohort, weights)
+        return {name: value + self._change(name, mean[name]) for name, value in params.items()}
+
+    def _change(self, name: str, mean: Tensor) -> Tensor:
+        if name in self.buffers:
+            return mean
+        previous = self.velocity.get(name, torch.zeros_like(mean))
+        self.velocity[name] = self.momentum * previous + mean
+        return self.lr * self.velocity[name]
+
+
+class FedAdam(Aggregator):
+    """FedAdam (Reddi et al., "Adaptive Federated Optimization", 2021, Algorithm 2): no bias correction, as printed.
+
+    m <- beta1 m + (1 - beta1) d, v <- beta2 v + (1 - beta2) d^2 with v_0 = tau^2, w <- w + lr m / (sqrt(v) + tau).
+    """
+
+    state = ("first", "second")
+
+    def __init__(
+        self, buffers: frozenset[str], *, weighting: Weighting, lr: float, beta1: float, beta2: float, tau: float
+    ) -> None:
+        super().__init__(buffers, weighting=weighting)
+        check(
+            positive("lr", lr),
+            between("beta1", beta1, 0, 1, open_high=True),
+            between("beta2", beta2, 0, 1, open_high=True),
+            positive("tau", tau),
+        )
+        self.lr, self.beta1, self.beta2, self.tau = lr, beta1, beta2, tau
+        self.first: Params = {}
+        self.second: Params = {}
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        mean = self.mean_delta(cohort, weights)
+        return {name: value + self._change(name, mean[name]) for name, value in params.items()}
+
+    def _change(self, name: str, mean: Tensor) -> Tensor:
+        if name in self.buffers:
+            return mean
+        first = self.first.get(name, torch.zeros_like(mean))
+        second = self.second.get(name, torch.full_like(mean, self.tau**2))
+        self.first[name] = self.beta1 * first + (1 - self.beta1) * mean
+        self.second[name] = self.beta2 * second + (1 - self.beta2) * mean**2
+        return self.lr * self.first[name] / (self.second[name].sqrt() + self.tau)

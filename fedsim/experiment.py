@@ -1,0 +1,230 @@
+"""One run from its plan: build the parts, run the rounds, keep the records.
+
+Nothing is written into the run's folder before everything that can refuse has been built.
+"""
+
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import fedsim
+from fedsim.aggregators import Aggregator
+from fedsim.availability import Availability
+from fedsim.cohort import Population
+from fedsim.data.base import Dataset, LoadedData
+from fedsim.data.features import extract, extractor_of
+from fedsim.engine.base import ClientData, Engine, LocalWork
+from fedsim.engine.params import initial, trained_names
+from fedsim.errors import DivergedError, FedsimError
+from fedsim.make import make
+from fedsim.optimizers import LocalOptimizer
+from fedsim.partitions.base import Partition
+from fedsim.partitions.division import Division, divide
+from fedsim.plan import Plan
+from fedsim.selectors.base import Selector
+from fedsim.server import Labelled
+from fedsim.simulation import Federation, Record, Simulation
+from fedsim.streams import Purpose, Streams
+from fedsim.tracking import Trackers
+from fedsim.tracking.base import RunInfo, Tracker
+from fedsim.tracking.files import RunFolder, read_summary
+
+LEDGER_TOTALS = (
+    "contacted",
+    "trained",
+    "uploaded",
+    "bytes_down",
+    "bytes_up",
+    "forward_samples",
+    "train_samples",
+    "server_forward_samples",
+    "seconds_select",
+    "seconds_train",
+    "seconds_aggregate",
+    "seconds_evaluate",
+    "nonfinite_reports",
+    "dropped_updates",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: `done`, `diverged`, `failed` or `interrupted`, or what an earlier run of the same config left."""
+
+    status: str
+    summary: Mapping[str, Any]
+    skipped: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A simulation ready to run, with the division of its data."""
+
+    simulation: Simulation
+    division: Division
+
+
+def execute(plan: Plan) -> Outcome:
+    """Run `plan`, or return at once what an identical finished run recorded.
+
+    Raises `FedsimError`s that are found before round 1; later ones end in the summary's status.
+    """
+    earlier = read_summary(plan.folder)
+    if earlier is not None and earlier.get("status") in ("done", "diverged") and not plan.settings.overwrite:
+        return Outcome(earlier["status"], earlier, skipped=True)
+    experiment = build(plan)
+    return record(plan, experiment)
+
+
+def build(plan: Plan) -> Experiment:
+    """All parts of a run from its config. Raises `ConfigError` and `DataError`; writes nothing but caches."""
+    config, settings = plan.config, plan.settings
+    device = torch.device(resolve_device(settings.device))
+    streams = Streams(settings.seed, settings.partition_seed, settings.init_seed)
+    data = make(config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
+    model = build_model(config["model"], data, streams)
+    extractor = extractor_of(model)
+    if extractor is not None:
+        data = extract(data, extractor, plan.cache_dir, device)
+    division = divide(
+        data.train.y.numpy(),
+        data.num_classes,
+        data.owners,
+        make(config["partition"], Partition, "partition"),
+        settings.num_clients,
+        streams,
+        plan.server,
+        plan.local.holdout_fraction,
+    )
+    return Experiment(_simulation(plan, data, division, model.to(device), streams), division)
+
+
+def _simulation(plan: Plan, data: LoadedData, division: Division, model: nn.Module, streams: Streams) -> Simulation:
+    config, settings, local = plan.config, plan.settings, plan.local
+    device = next(model.parameters()).device
+    x, y = data.normalise(data.train.x).to(device), data.train.y.to(device)
+    clients = ClientData(x, y, division.train, division.train if local.evaluate_on == "train" else division.holdout)
+    optimizer = make(config["optimizer"], LocalOptimizer, "optimizer")
+    work = LocalWork(local.epochs, local.steps, local.batch_size)
+    population = Population(division.sizes, settings.cohort_size, settings.num_rounds)
+    params = initial(model)
+    validation = torch.as_tensor(division.validation, device=device)
+    parts = Federation(
+        engine=make(config["engine"], Engine, "engine", model, clients, work, optimizer, streams),
+        population=population,
+        selector=make(config["selector"], Selector, "selector", population),
+        aggregator=make(
+            config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained_names(model))
+        ),
+        availability=make(config["availability"], Availability, "availability"),
+        test=Labelled(data.normalise(data.test.x).to(device), data.test.y.to(device)),
+        validation=Labelled(x[validation], y[validation]) if len(validation) else None,
+        eval_every=settings.eval_every,
+    )
+    return Simulation(parts, params)
+
+
+def build_model(node: Mapping[str, Any], data: LoadedData, streams: Streams) -> nn.Module:
+    """The model, initialised from its own stream without touching torch's global generator."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(streams.key(Purpose.INIT))
+        return make(node, nn.Module, "model", data.input_shape, data.num_classes)
+
+
+def resolve_device(name: str) -> str:
+    """`auto` is the GPU where there is one."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def record(plan: Plan, experiment: Experiment) -> Outcome:
+    """Run the rounds; write every record as it comes, then the summary."""
+    simulation = experiment.simulation
+    folder = RunFolder.create(plan.folder, plan.config)
+    experiment.division.save(plan.folder / "partition.npz")
+    trackers = Trackers([make(node, Tracker, f"tracker.{name}") for name, node in plan.config["tracker"].items()])
+    trackers.start(_run_info(plan))
+    for caveat in filter(None, (simulation.parts.selector.caveat,)):
+        trackers.message(caveat)
+    records: list[Record] = []
+    status, error = "done", None
+    initial_accuracy = simulation.evaluate().accuracy
+    started = time.time()
+    try:
+        for entry in simulation:
+            records.append(entry)
+            folder.append(entry.as_dict())
+            trackers.log(entry.as_dict())
+    except DivergedError as reason:
+        status, error = "diverged", str(reason)
+    except KeyboardInterrupt:
+        status, error = "interrupted", "Ctrl-C"
+    except FedsimError as reason:
+        status, error = "failed", str(reason)
+    except Exception as reason:
+        status, error = "failed", f"{type(reason).__name__}: {reason}"
+        folder.write_text("error.txt", traceback.format_exc())
+    summary = {
+        "status": status,
+        "error": error,
+        **_results(records, initial_accuracy),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "seed": plan.settings.seed,
+        "choices": dict(plan.choices),
+        "engine": simulation.parts.engine.description,
+        "partition_hash": experiment.division.hash,
+        "config_hash": plan.config_hash,
+        "environment": environment(simulation.parts.test.x.device),
+    }
+    trackers.finish(summary)
+    summary["trackers"] = trackers.degraded
+    folder.write_summary(summary)
+    return Outcome(status, summary)
+
+
+def _run_info(plan: Plan) -> RunInfo:
+    return RunInfo(
+        name=plan.settings.name,
+        run_id=plan.folder.name,
+        folder=plan.folder,
+        config=plan.config,
+        choices=plan.choices,
+        seed=plan.settings.seed,
+        num_rounds=plan.settings.num_rounds,
+    )
+
+
+def _results(records: list[Record], initial_accuracy: float) -> dict[str, Any]:
+    evaluated = [r.test_accuracy for r in records if r.test_accuracy is not None]
+    return {
+        "rounds": len(records),
+        "initial_accuracy": initial_accuracy,
+        "final_accuracy": evaluated[-1] if evaluated else None,
+        "best_accuracy": max(evaluated, default=None),
+        "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records])) if records else None,
+        "coverage": records[-1].coverage if records else 0.0,
+        "wall_seconds": records[-1].wall_seconds if records else 0.0,
+        "totals": {name: sum(getattr(r, name) for r in records) for name in LEDGER_TOTALS},
+    }
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and machine, as far as a result depends on them."""
+    return {
+        "fedsim": fedsim.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": f"{sys.platform}-{platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+    }

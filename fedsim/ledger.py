@@ -1,0 +1,62 @@
+"""What a round cost: who was contacted, trained and uploaded; bytes, samples, and seconds by phase.
+
+*Contacted*, *trained* and *uploaded* are three numbers; "participation ratio" means uploaded / N. Bytes are what would
+cross the network (no protocol overhead); samples are those a client passes through its model. A training sample is one
+forward and one backward pass.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+Phase = Literal["select", "train", "aggregate", "evaluate"]
+PHASES: tuple[Phase, ...] = ("select", "train", "aggregate", "evaluate")
+
+SCALAR_BYTES = 4
+
+
+@dataclass
+class Ledger:
+    """One round's account. Only the door (`clients.Clients`) and the server write to it."""
+
+    contacted: set[int] = field(default_factory=set)
+    trained: set[int] = field(default_factory=set)
+    uploaded: set[int] = field(default_factory=set)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    forward_samples: int = 0
+    train_samples: int = 0
+    server_forward_samples: int = 0
+    nonfinite_reports: int = 0
+
+    def download(self, ids: Iterable[int], num_bytes: int) -> None:
+        """`ids` receive a model of `num_bytes` each."""
+        ids = list(ids)
+        self.contacted.update(ids)
+        self.bytes_down += len(ids) * num_bytes
+
+
+class Clock:
+    """Seconds by phase. Waits for the device at a phase's borders, so that queued work is charged where it belongs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+
+    @contextmanager
+    def __call__(self, phase: Phase) -> Iterator[None]:
+        self._wait()
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._wait()
+            self.seconds[phase] += time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

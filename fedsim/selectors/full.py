@@ -1,0 +1,16 @@
+"""Full participation: the upper baseline, and FedABC's "FedAvg"."""
+
+import numpy as np
+
+from fedsim.clients import Clients
+from fedsim.cohort import Selection
+from fedsim.selectors.base import Selector
+
+
+class Full(Selector):
+    """Every available client, every round; `cohort_size` has no effect."""
+
+    adaptive = True
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        return Selection(clients.available)

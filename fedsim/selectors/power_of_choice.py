@@ -1,0 +1,82 @@
+"""Power-of-choice (Cho, Wang, Joshi: "Towards Understanding Biased Client Selection in Federated Learning", 2022)."""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.clients import Clients, Signal
+from fedsim.cohort import Cohort, Ids, Population, Selection
+from fedsim.errors import check, rule
+from fedsim.selectors.base import Selector, ascending, highest, weighted_without_replacement
+from fedsim.server import Server
+
+
+class PowerOfChoice(Selector):
+    """Draw d candidates with probability proportional to n_k, then take the K with the highest local loss.
+
+    `num_candidates` is d, K <= d <= N (None: 2K, at most N). `estimate`, how a candidate's loss is known:
+    `full` (pow-d) on all its data, at the current model; `batch` (cpow-d) on one random mini-batch; `last` (rpow-d) is
+    its mean training loss at its latest participation, without any question, clients never seen ranking first.
+    `schedule`: `constant`, or `adaptive` (adapow-d: d = N in the first half of the rounds, then K; known only from a
+    public re-implementation of the authors' scripts).
+
+    Candidates come without replacement by renormalised draws (keys u^(1/n_k), the same distribution); ties among
+    losses are broken at random, as the paper asks. With d = K the method is size-proportional random selection.
+    """
+
+    state = ("last_loss", "seen")
+
+    def __init__(
+        self,
+        population: Population,
+        *,
+        num_candidates: int | None,
+        estimate: Literal["full", "batch", "last"],
+        schedule: Literal["constant", "adaptive"],
+    ) -> None:
+        super().__init__(population)
+        n, k = population.num_clients, population.cohort_size
+        d = min(2 * k, n) if num_candidates is None else num_candidates
+        check(
+            rule(k <= d <= n, "num_candidates", d, f"must lie in [cohort_size={k}, num_clients={n}]", "2 * K is usual")
+        )
+        self.num_candidates = d
+        self.estimate = estimate
+        self.schedule = schedule
+        self.last_loss = np.zeros(n)
+        self.seen = np.zeros(n, dtype=bool)
+        self.needs = frozenset({Signal.TRAINING_LOSS if estimate == "last" else Signal.LOSSES})
+
+    @property
+    def caveat(self) -> str | None:
+        if self.schedule == "constant" and self.num_candidates == self.population.cohort_size:
+            return "selector.num_candidates equals cohort_size: power-of-choice is then random selection by size"
+        return None
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        count = self.cohort_size(clients)
+        shares = self.population.shares[clients.available]
+        candidates = ascending(clients.available[weighted_without_replacement(shares, self._d(round), rng)])
+        if len(candidates) <= count:
+            return Selection(candidates)
+        return Selection(ascending(candidates[highest(self._scores(candidates, clients), count, rng)]))
+
+    def observe(self, round: int, cohort: Cohort, server: Server) -> None:
+        if self.estimate == "last":
+            assert cohort.loss is not None
+            self.last_loss[cohort.ids] = cohort.loss
+            self.seen[cohort.ids] = True
+
+    def _d(self, round: int) -> int:
+        if self.schedule == "constant":
+            return self.num_candidates
+        first_half = round <= self.population.num_rounds / 2
+        return self.population.num_clients if first_half else self.population.cohort_size
+
+    def _scores(self, candidates: Ids, clients: Clients) -> NDArray[np.float64]:
+        if self.estimate == "full":
+            return clients.losses(candidates)
+        if self.estimate == "batch":
+            return clients.batch_losses(candidates)
+        return np.where(self.seen[candidates], self.last_loss[candidates], np.inf)

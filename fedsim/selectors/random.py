@@ -1,0 +1,44 @@
+"""Random selection: the baseline of every paper."""
+
+from typing import Literal
+
+import numpy as np
+
+from fedsim.clients import Clients
+from fedsim.cohort import Population, Selection
+from fedsim.selectors.base import Selector, ascending, weighted_without_replacement
+
+
+class Random(Selector):
+    """K clients without replacement: with equal probability (`uniform`) or proportional to n_k (`size`).
+
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017, Algorithm 1.
+    """
+
+    def __init__(self, population: Population, *, mode: Literal["uniform", "size"]) -> None:
+        super().__init__(population)
+        self.mode = mode
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        count = self.cohort_size(clients)
+        if self.mode == "uniform":
+            return Selection(ascending(rng.choice(clients.available, count, replace=False)))
+        drawn = weighted_without_replacement(self.population.shares[clients.available], count, rng)
+        return Selection(ascending(clients.available[drawn]))
+
+
+class MultinomialRandom(Selector):
+    """MD sampling: K draws with replacement, probability p_k = n_k / n; a client drawn m times weighs m / K.
+
+    Scheme I of Li et al., "On the Convergence of FedAvg on Non-IID Data", 2020 (used by FedProx). The average is an
+    unbiased estimate of full participation's sum_k p_k w_k. A client drawn twice trains and uploads once. Where some
+    clients are unavailable, p is renormalised over the others.
+    """
+
+    adaptive = True
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        sizes = self.population.sizes[clients.available]
+        counts = rng.multinomial(self.population.cohort_size, sizes / sizes.sum())
+        drawn = np.flatnonzero(counts)
+        return Selection(clients.available[drawn], counts[drawn] / counts.sum())

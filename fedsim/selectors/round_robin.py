@@ -1,0 +1,28 @@
+"""Round robin: a needed control for methods whose exploration visits everybody in turn."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.clients import Clients
+from fedsim.cohort import Population, Selection
+from fedsim.selectors.base import Selector, ascending
+
+
+class RoundRobin(Selector):
+    """Consecutive blocks of K in a random order drawn in round 1; every client has its turn within ceil(N / K) rounds.
+
+    A client that is unavailable at its turn keeps its place at the head of the queue.
+    """
+
+    state = ("queue",)
+
+    def __init__(self, population: Population) -> None:
+        super().__init__(population)
+        self.queue: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        if not len(self.queue):
+            self.queue = rng.permutation(self.population.num_clients)
+        turn = self.queue[np.isin(self.queue, clients.available)][: self.cohort_size(clients)]
+        self.queue = np.concatenate([self.queue[~np.isin(self.queue, turn)], turn])
+        return Selection(ascending(turn))

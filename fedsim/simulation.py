@@ -1,0 +1,212 @@
+"""The round loop: FedAvg with a selector, an aggregator and an honest ledger. It reads like a paper's algorithm box.
+
+There is no branch on the selector here. Everything that crosses rounds is in `Simulation.state_dict`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.aggregators import Aggregator
+from fedsim.availability import Availability
+from fedsim.clients import Clients, RoundTerms, Signal
+from fedsim.cohort import Cohort, Evaluation, Ids, Params, Population, Selection
+from fedsim.engine.base import Engine
+from fedsim.guards import SelectionError, drop_nonfinite, require_finite, selection_fault
+from fedsim.ledger import Clock, Ledger
+from fedsim.selectors.base import Selector
+from fedsim.server import Labelled, Server
+from fedsim.streams import Purpose
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of metrics.jsonl. Losses and accuracies are None where nothing was measured in the round.
+
+    `participation_ratio` is uploaded / N; `coverage` the share of clients that have uploaded at least once so far;
+    `wall_seconds` the sum of all phases up to and including this round.
+    """
+
+    round: int
+    test_accuracy: float | None
+    test_loss: float | None
+    train_loss: float | None
+    participation_ratio: float
+    contacted: int
+    trained: int
+    uploaded: int
+    bytes_down: int
+    bytes_up: int
+    forward_samples: int
+    train_samples: int
+    server_forward_samples: int
+    seconds_select: float
+    seconds_train: float
+    seconds_aggregate: float
+    seconds_evaluate: float
+    wall_seconds: float
+    selected: list[int]
+    coverage: float
+    nonfinite_reports: int
+    dropped_updates: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The parts of a simulation. Frozen, but for what selector and aggregator carry across rounds."""
+
+    engine: Engine
+    population: Population
+    selector: Selector
+    aggregator: Aggregator
+    availability: Availability
+    test: Labelled
+    validation: Labelled | None
+    eval_every: int
+
+
+class Simulation:
+    """Iterate over it to run: each step is one round and yields its `Record`.
+
+    Raises `SelectionError` on a faulty selection and `DivergedError` when no finite update is left; the state is then
+    that of the last good round.
+    """
+
+    def __init__(self, parts: Federation, params: Params) -> None:
+        self.parts = parts
+        self.params = params
+        self.round = 0
+        self.wall_seconds = 0.0
+        self.covered: NDArray[np.bool_] = np.zeros(parts.population.num_clients, dtype=bool)
+
+    def __iter__(self) -> Iterator[Record]:
+        while self.round < self.parts.population.num_rounds:
+            yield self.step()
+
+    def step(self) -> Record:
+        """One round."""
+        parts, t = self.parts, self.round + 1
+        ledger, clock = Ledger(), Clock(self.parts.test.x.device)
+        server = Server(parts.engine, parts.validation, parts.selector.needs, ledger)
+        door = self._open_door(t, ledger)
+        cohort: Cohort | None = None
+        params, num_dropped = self.params, 0
+
+        with clock("select"):
+            selection = self._select(t, door)
+        if len(selection.ids):
+            with clock("train"):
+                cohort = door.collect(selection.ids)
+            with clock("aggregate"):
+                kept, weights, num_dropped = drop_nonfinite(cohort, selection.weights)
+                params = parts.aggregator.aggregate(params, kept, weights)
+                require_finite(params, t)
+            with clock("select"):
+                parts.selector.observe(t, self._as_declared(kept), server)
+
+        self.params, self.round = params, t
+        self.covered[selection.ids] = True
+        with clock("evaluate"):
+            evaluation = self._evaluate(t)
+        self.wall_seconds += sum(clock.seconds.values())
+        return self._record(ledger, clock, selection.ids, cohort, evaluation, num_dropped)
+
+    def _open_door(self, t: int, ledger: Ledger) -> Clients:
+        parts = self.parts
+        rng = parts.engine.streams.generator(Purpose.AVAILABILITY, t)
+        reachable = parts.availability.available(t, parts.population.num_clients, rng) & (parts.population.sizes > 0)
+        lr = parts.engine.optimizer.lr_at(t, parts.population.num_rounds)
+        terms = RoundTerms(t, lr, np.flatnonzero(reachable), parts.selector.needs)
+        return Clients(parts.engine, parts.population, terms, self.params, ledger)
+
+    def _select(self, t: int, door: Clients) -> Selection:
+        if not len(door.available):
+            return Selection(door.available)
+        selection = self.parts.selector.select(t, door, self.parts.engine.streams.generator(Purpose.SELECT, t))
+        expected = None if self.parts.selector.adaptive else self.parts.selector.cohort_size(door)
+        fault = selection_fault(selection, door.available, expected)
+        if fault:
+            raise SelectionError(f"round {t}: {type(self.parts.selector).__name__} {fault}")
+        return selection
+
+    def _as_declared(self, cohort: Cohort) -> Cohort:
+        """Training losses reach only a selector that has them sent."""
+        return cohort if Signal.TRAINING_LOSS in self.parts.selector.needs else replace(cohort, loss=None)
+
+    def _evaluate(self, t: int) -> Evaluation | None:
+        if t % self.parts.eval_every and t != self.parts.population.num_rounds:
+            return None
+        return self.evaluate()
+
+    def evaluate(self) -> Evaluation:
+        """The global model on the test set."""
+        return self.parts.engine.evaluate(self.params, self.parts.test.x, self.parts.test.y)
+
+    def _record(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        selected: Ids,
+        cohort: Cohort | None,
+        evaluation: Evaluation | None,
+        num_dropped: int,
+    ) -> Record:
+        n = self.parts.population.num_clients
+        return Record(
+            round=self.round,
+            test_accuracy=evaluation.accuracy if evaluation else None,
+            test_loss=evaluation.loss if evaluation else None,
+            train_loss=mean_loss(cohort),
+            participation_ratio=len(ledger.uploaded) / n,
+            contacted=len(ledger.contacted),
+            trained=len(ledger.trained),
+            uploaded=len(ledger.uploaded),
+            bytes_down=ledger.bytes_down,
+            bytes_up=ledger.bytes_up,
+            forward_samples=ledger.forward_samples,
+            train_samples=ledger.train_samples,
+            server_forward_samples=ledger.server_forward_samples,
+            seconds_select=clock.seconds["select"],
+            seconds_train=clock.seconds["train"],
+            seconds_aggregate=clock.seconds["aggregate"],
+            seconds_evaluate=clock.seconds["evaluate"],
+            wall_seconds=self.wall_seconds,
+            selected=selected.tolist(),
+            coverage=float(self.covered.mean()),
+            nonfinite_reports=ledger.nonfinite_reports,
+            dropped_updates=num_dropped,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that crosses rounds; random streams are keyed, so no generator is in it."""
+        return {
+            "round": self.round,
+            "wall_seconds": self.wall_seconds,
+            "covered": self.covered.copy(),
+            "params": {name: value.clone() for name, value in self.params.items()},
+            "selector": self.parts.selector.state_dict(),
+            "aggregator": self.parts.aggregator.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken."""
+        self.round = state["round"]
+        self.wall_seconds = state["wall_seconds"]
+        self.covered = state["covered"].copy()
+        self.params = {name: value.clone() for name, value in state["params"].items()}
+        self.parts.selector.load_state_dict(state["selector"])
+        self.parts.aggregator.load_state_dict(state["aggregator"])
+
+
+def mean_loss(cohort: Cohort | None) -> float | None:
+    """Mean training loss over the cohort's finite ones."""
+    if cohort is None or cohort.loss is None:
+        return None
+    finite = cohort.loss[np.isfinite(cohort.loss)]
+    return float(finite.mean()) if len(finite) else None

@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from fedsim.engine.base import ClientData, Engine, LocalWork
 from fedsim.engine.params import initial, trained_names
 from fedsim.errors import DivergedError, FedsimError
 from fedsim.make import make
-from fedsim.optimizers import LocalOptimizer
+from fedsim.optimizers.base import LocalOptimizer
 from fedsim.partitions.base import Partition
 from fedsim.partitions.division import Division, divide
 from fedsim.plan import Plan
@@ -57,7 +57,7 @@ LEDGER_TOTALS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `done`, `diverged`, `failed` or `interrupted`, or what an earlier run of the same config left."""
+    """How a run ended: `done`, `diverged`, `failed`, `interrupted`; `skipped` if an earlier run of the config did so."""
 
     status: str
     summary: Mapping[str, Any]
@@ -77,11 +77,16 @@ def execute(plan: Plan) -> Outcome:
 
     Raises `FedsimError`s that are found before round 1; later ones end in the summary's status.
     """
-    earlier = read_summary(plan.folder)
-    if earlier is not None and earlier.get("status") in ("done", "diverged") and not plan.settings.overwrite:
-        return Outcome(earlier["status"], earlier, skipped=True)
-    experiment = build(plan)
-    return record(plan, experiment)
+    earlier = outcome_on_file(plan)
+    if earlier.status in ("done", "diverged") and not plan.settings.overwrite:
+        return replace(earlier, skipped=True)
+    return record(plan, build(plan))
+
+
+def outcome_on_file(plan: Plan) -> Outcome:
+    """What the run's folder says of it; `failed` where there is no summary."""
+    summary = read_summary(plan.folder)
+    return Outcome("failed", {}) if summary is None else Outcome(summary["status"], summary)
 
 
 def build(plan: Plan) -> Experiment:

@@ -20,7 +20,7 @@ from fedsim.data.base import Dataset
 from fedsim.engine.base import Engine
 from fedsim.errors import ConfigError, Problem, rule
 from fedsim.make import bind, inspect_node, make
-from fedsim.optimizers import LocalOptimizer
+from fedsim.optimizers.base import LocalOptimizer
 from fedsim.partitions.base import Partition
 from fedsim.partitions.division import ServerSplit
 from fedsim.selectors.base import Selector

@@ -5,8 +5,9 @@ Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 130 interrupte
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -14,57 +15,139 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from fedsim.compose import Composed, compose_jobs, conf_dir, plain, search_path
-from fedsim.errors import ConfigError, FedsimError, Problem
+from fedsim.errors import ConfigError, DataError, FedsimError, Problem, check, rule
+
+if TYPE_CHECKING:
+    from fedsim.experiment import Outcome
+    from fedsim.plan import Plan
 
 EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, "interrupted": 130}
+SEVERITY = ("done", "diverged", "data", "config", "failed", "interrupted")
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
     if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # a user's own classes, as with `python -m`
+        sys.path.append(str(Path.cwd()))  # finds a user's own classes, as `python -m` does
     try:
         code = run(sys.argv[1:])
     except FedsimError as error:
         if os.environ.get("FEDSIM_DEBUG") == "1":
             raise
-        code = report(error)
+        tell(error)
+        code = error.exit_code
     except KeyboardInterrupt:
         code = EXIT_CODES["interrupted"]
     sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Everything that the command line asks for; the exit code. Raises `FedsimError` before any work is done."""
+    """Do what the command line asks for and return the exit code. Raises `FedsimError` before any work is done."""
     args = get_args_parser().parse_args(argv)
     if args.experimental_rerun:
         raise ConfigError([Problem("--experimental-rerun", ..., "is not supported: it would unpickle a file")])
     if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
-        _hand_to_hydra(lambda config: None)
+        hand_to_hydra(lambda config: None)
         return 0
     with search_path(args.config_dir, args.config_path) as extra:
         jobs = compose_jobs(
             args.overrides, multirun=args.multirun, config_name=args.config_name or "config", extra=extra
         )
-    return _run_jobs(jobs)
+    return run_jobs(jobs)
 
 
-def _run_jobs(jobs: Sequence[Composed]) -> int:
-    from fedsim.experiment import Outcome, execute
-    from fedsim.plan import make_plan
-    from fedsim.tracking.files import read_summary
+def run_jobs(jobs: Sequence[Composed]) -> int:
+    """Check all jobs, let Hydra launch them, and close a sweep with one table."""
+    from fedsim.experiment import Outcome, execute, outcome_on_file
+    from fedsim.tracking.console import sweep_table
 
-    plans = _gather(jobs)
-    outcomes: dict[Path, Outcome] = {}
-    failures: dict[Path, FedsimError] = {}
+    plans = check_jobs(jobs)
+    ended: dict[Path, Outcome] = {}
+    refused: list[FedsimError] = []
 
     def job(config: DictConfig) -> str:
-        plan = make_plan(plain(config), dict(HydraConfig.get().runtime.choices))
+        plan = _plan(plain(config), dict(HydraConfig.get().runtime.choices))
         try:
-            outcomes[plan.folder] = execute(plan)
-        except FedsimError as error:
-            failures[plan.folder] = error
-            return "failed"
-        return outcomes[plan.folder].status
+            outcome = execute(plan)
+        except FedsimError as error:  # Hydra would bury it
+            refused.append(error)
+            outcome = Outcome("data" if isinstance(error, DataError) else "failed", {"error": str(error)})
+        ended[plan.folder] = outcome
+        if outcome.skipped:
+            print(f"already {outcome.status}: {plan.folder} (overwrite=true runs it again)")
+        if outcome.status == "interrupted":
+            raise KeyboardInterrupt
+        return outcome.status
 
-    _hand_to_hydra(job)
+    hand_to_hydra(job)
+    if refused and len(plans) == 1:
+        raise refused[0]
+    for error in refused:
+        tell(error)
+    outcomes = [ended.get(plan.folder) or outcome_on_file(plan) for plan in plans]
+    if len(plans) > 1:
+        sweep_table([_row(plan, outcome) for plan, outcome in zip(plans, outcomes, strict=True)])
+    return EXIT_CODES[max((outcome.status for outcome in outcomes), key=SEVERITY.index)]
+
+
+def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":
+    """The plan of every job; one `ConfigError` with the problems of all of them."""
+    plans, problems = [], []
+    for job in jobs:
+        try:
+            check(_work_without_effect(job))
+            plans.append(_plan(job.config, job.choices))
+        except ConfigError as error:
+            problems += [p for p in error.problems if p not in problems]
+    if problems:
+        raise ConfigError(problems)
+    return plans
+
+
+def hand_to_hydra(job: Callable[[DictConfig], Any]) -> None:
+    """Let Hydra do what the command line says, with `job` as its task."""
+    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
+
+
+def tell(error: FedsimError) -> None:
+    """One screen on stderr."""
+    if isinstance(error, ConfigError):
+        count = len(error.problems)
+        print(f"fedsim: {count} problem{'s' if count > 1 else ''} in the config; nothing was run", file=sys.stderr)
+        for problem in error.problems:
+            print(f"  {problem}", file=sys.stderr)
+    else:
+        print(f"fedsim: {error}", file=sys.stderr)
+
+
+def _plan(config: Mapping[str, Any], choices: Mapping[str, Any]) -> "Plan":
+    from fedsim.plan import make_plan
+
+    return make_plan(config, {g: c for g, c in choices.items() if c is not None and not g.startswith("hydra/")})
+
+
+def _work_without_effect(job: Composed) -> Problem | None:
+    """`local.epochs` on the command line, although `local.steps` takes its place."""
+    steps = (job.config.get("local") or {}).get("steps")
+    given = [o for o in job.overrides if o.startswith("local.epochs=") and not o.endswith("=null")]
+    return rule(
+        not (given and steps is not None),
+        "local.epochs",
+        given[0].split("=", 1)[1] if given else None,
+        f"has no effect while local.steps={steps}",
+        "leave it out, or add local.steps=null",
+    )
+
+
+def _row(plan: "Plan", outcome: "Outcome") -> dict[str, Any]:
+    return {
+        "choices": plan.choices,
+        "seed": plan.settings.seed,
+        "status": outcome.status,
+        "summary": outcome.summary,
+        "folder": plan.folder,
+    }
+
+
+if __name__ == "__main__":
+    main()

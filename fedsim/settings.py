@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from fedsim.errors import at_least, between, check, rule
 
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Scalars of the run; each group is a mapping that `fedsim.make` turns into an object."""

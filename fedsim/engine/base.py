@@ -1,16 +1,23 @@
 """What trains and evaluates clients. One client's mathematics never depends on how many run at once."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
 
 from fedsim.cohort import Evaluation, Ids, Params, Stack
-from fedsim.optimizers import LocalOptimizer
+from fedsim.optimizers.base import LocalOptimizer
 from fedsim.streams import Streams
+
+EVALUATION_BATCH = 1000
+"""Samples in one forward pass of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +67,12 @@ class Trained:
 
 
 class Engine(ABC):
-    """Local training and evaluation of many clients. Subclasses take switches keyword-only, annotated, no defaults."""
+    """Local training of many clients, and evaluation. Subclasses take switches keyword-only, annotated, no defaults."""
 
     def __init__(
         self, model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, streams: Streams
     ) -> None:
-        self.model = model
+        self.model = copy.deepcopy(model).eval()
         self.data = data
         self.work = work
         self.optimizer = optimizer
@@ -80,13 +87,36 @@ class Engine(ABC):
     def train(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
         """Train `ids` from `params` (not modified) with learning rate `lr`. Batch order: (TRAIN, round, client)."""
 
-    @abstractmethod
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         """Mean cross-entropy of `params` in eval mode over each list of positions in `data` [len(positions)].
 
-        An empty list gives nan.
+        All lists pass through the model together, in batches that know nothing of whose samples they hold. An empty
+        list gives nan.
         """
+        sizes = np.array([len(p) for p in positions], dtype=np.int64)
+        if not sizes.sum():
+            return np.full(len(sizes), np.nan)
+        chosen = torch.as_tensor(np.concatenate(positions), device=self.data.x.device)
+        values = [
+            F.cross_entropy(self._output(params, self.data.x[part]), self.data.y[part], reduction="none")
+            for part in chosen.split(EVALUATION_BATCH)
+        ]
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        totals = np.bincount(owner, torch.cat(values).double().cpu().numpy(), minlength=len(sizes))
+        with np.errstate(invalid="ignore"):
+            means: NDArray[np.float64] = totals / sizes
+        return means
 
-    @abstractmethod
     def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
         """Accuracy and mean cross-entropy of `params` in eval mode over a labelled set on the device."""
+        correct, loss = 0, 0.0
+        for part, labels in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True):
+            output = self._output(params, part)
+            correct += int((output.argmax(1) == labels).sum())
+            loss += float(F.cross_entropy(output.double(), labels, reduction="sum"))
+        return Evaluation(correct / len(y), loss / len(y))
+
+    @torch.no_grad()
+    def _output(self, params: Params, x: Tensor) -> Tensor:
+        output: Tensor = functional_call(self.model, params, (x,))
+        return output

@@ -1,9 +1,10 @@
-"""Local optimisers over stacked parameters and learning-rate schedules over rounds."""
+"""What a local optimiser and a schedule are."""
 
 from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedsim.cohort import Stack
 from fedsim.errors import check, positive
@@ -26,16 +27,20 @@ class LocalOptimizer(ABC):
         self.schedule = schedule
 
     def lr_at(self, round: int, num_rounds: int) -> float:
+        """The learning rate of a round (1-based)."""
         return self.lr * self.schedule.factor(round, num_rounds)
 
     @abstractmethod
     def init(self, params: Stack) -> Any:
-        """State for `params`, whose tensors carry a leading client axis."""
+        """Fresh state for `params`, whose tensors carry a leading client axis."""
 
     @abstractmethod
     def step(self, params: Stack, grads: Stack, state: Any, lr: float) -> None:
-        """One step in place over the leading rows that `params` and `grads` hold; every row has made as many steps."""
+        """One step in place over the leading rows that `params` and `grads` hold; every row has made as many steps.
+
+        `grads` may be overwritten.
+        """
 
     @abstractmethod
-    def torch_optimizer(self, params: list[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """The same optimiser of torch.optim for one client, which the sequential engine uses."""

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+import torch
+
+from fedsim.aggregators import FedAdam, FedAvg, FedAvgM
+from fedsim.errors import ConfigError
+from tests.toys import toy_cohort
+
+PARAMS = {"w": torch.tensor([1.0, 1.0])}
+COHORT = toy_cohort([0, 3], [1, 3], [[2.0, 0.0], [4.0, 8.0]])
+
+
+def test_uniform_average_by_hand() -> None:
+    result = FedAvg(frozenset(), weighting="uniform").aggregate(PARAMS, COHORT, None)
+    assert result["w"].tolist() == [4.0, 5.0]
+
+
+def test_average_by_size_by_hand() -> None:
+    result = FedAvg(frozenset(), weighting="by_size").aggregate(PARAMS, COHORT, None)
+    assert result["w"].tolist() == [4.5, 7.0]
+
+
+def test_weights_of_the_selector_replace_the_aggregators() -> None:
+    result = FedAvg(frozenset(), weighting="by_size").aggregate(PARAMS, COHORT, np.array([1.0, 0.5]))
+    assert result["w"].tolist() == [5.0, 5.0]
+
+
+def test_server_momentum_accumulates_by_hand() -> None:
+    server = FedAvgM(frozenset(), weighting="uniform", lr=0.5, momentum=0.5)
+    first = server.aggregate(PARAMS, COHORT, None)  # v = (3, 4)
+    assert first["w"].tolist() == [2.5, 3.0]
+    second = server.aggregate(first, COHORT, None)  # v = (4.5, 6)
+    assert second["w"].tolist() == [4.75, 6.0]
+
+
+def test_fedadam_first_step_by_hand() -> None:
+    server = FedAdam(frozenset(), weighting="uniform", lr=1.0, beta1=0.5, beta2=0.75, tau=1.0)
+    result = server.aggregate(PARAMS, COHORT, None)  # m = (1.5, 2), v = .75 + .25 d^2 = (3, 4.75)
+    expected = [1 + 1.5 / (3**0.5 + 1), 1 + 2 / (4.75**0.5 + 1)]
+    assert result["w"].tolist() == pytest.approx(expected)
+
+
+def test_buffers_are_averaged_and_never_stepped_on() -> None:
+    for server in (
+        FedAvgM(frozenset({"w"}), weighting="uniform", lr=0.1, momentum=0.9),
+        FedAdam(frozenset({"w"}), weighting="uniform", lr=0.1, beta1=0.9, beta2=0.9, tau=1.0),
+    ):
+        assert server.aggregate(PARAMS, COHORT, None)["w"].tolist() == [4.0, 5.0]
+        assert not any(server.state_dict().values())
+
+
+def test_server_optimiser_continues_from_its_state_dict() -> None:
+    one = FedAdam(frozenset(), weighting="uniform", lr=0.1, beta1=0.9, beta2=0.9, tau=0.1)
+    other = FedAdam(frozenset(), weighting="uniform", lr=0.1, beta1=0.9, beta2=0.9, tau=0.1)
+    after = one.aggregate(PARAMS, COHORT, None)
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(one.aggregate(after, COHORT, None)["w"], other.aggregate(after, COHORT, None)["w"])
+
+
+def test_bad_values_are_told_together() -> None:
+    with pytest.raises(ConfigError, match=r"lr=0(.|\n)*beta1=1(.|\n)*tau=-1"):
+        FedAdam(frozenset(), weighting="uniform", lr=0, beta1=1, beta2=0.9, tau=-1)

@@ -1,0 +1,289 @@
+"""The batched engine equals the sequential one, which is plain PyTorch."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsim.engine.auto import AutoEngine
+from fedsim.engine.base import ClientData, Engine, LocalWork
+from fedsim.engine.batched import BatchedEngine
+from fedsim.engine.batches import client_batches
+from fedsim.engine.params import initial
+from fedsim.engine.sequential import SequentialEngine
+from fedsim.errors import ConfigError
+from fedsim.optimizers.adam import Adam
+from fedsim.optimizers.base import LocalOptimizer
+from fedsim.optimizers.schedules import Constant
+from fedsim.optimizers.sgd import SGD
+from fedsim.streams import Purpose, Streams
+
+
+def mlp(*extra: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), *extra, nn.ReLU(), nn.Linear(8, 3))
+
+
+def conv(*norms: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), *norms, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3))
+
+
+MODELS = {
+    "mlp": lambda: mlp(),
+    "dropout": lambda: mlp(nn.Dropout(0.5), nn.Dropout(0.2)),
+    "batch norm 1d": lambda: mlp(nn.BatchNorm1d(8)),
+    "batch norm without affine": lambda: mlp(nn.BatchNorm1d(8, affine=False)),
+    "conv": lambda: conv(),
+    "batch norm 2d": lambda: conv(nn.BatchNorm2d(4)),
+    "group norm": lambda: conv(nn.GroupNorm(2, 4)),
+    "batch norm and dropout": lambda: conv(nn.BatchNorm2d(4), nn.Dropout(0.3)),
+}
+OPTIMIZERS: dict[str, LocalOptimizer] = {
+    "sgd": SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=Constant()),
+    "decay": SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.1, schedule=Constant()),
+    "momentum": SGD(lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.1, schedule=Constant()),
+    "nesterov": SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, schedule=Constant()),
+    "adam": Adam(
+        lr=0.01, beta1=0.9, beta2=0.99, eps=1e-4, weight_decay=0.1, decoupled=False, schedule=Constant()
+    ),
+    "adamw": Adam(lr=0.01, beta1=0.9, beta2=0.99, eps=1e-4, weight_decay=0.1, decoupled=True, schedule=Constant()),
+}
+SIZES = {"equal": [8, 8, 8], "ragged": [7, 1, 13, 4, 2], "one": [1], "some empty": [5, 0, 9], "all empty": [0, 0]}
+WORKS = {"epochs": LocalWork(2, None, 4), "steps": LocalWork(None, 5, 4), "big batch": LocalWork(3, None, 64)}
+
+
+def problem(sizes: list[int], dtype: torch.dtype = torch.float64) -> ClientData:
+    total = max(sum(sizes), 1)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(total, 1, 4, 4, generator=generator, dtype=torch.float64).to(dtype)
+    y = torch.randint(3, (total,), generator=generator)
+    ends = np.cumsum(sizes)
+    order = np.random.default_rng(0).permutation(sum(sizes))
+    positions = [order[e - s : e] for s, e in zip(sizes, ends, strict=True)]
+    return ClientData(x, y, positions, positions)
+
+
+def model_of(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return MODELS[name]().to(dtype)
+
+
+def engines(
+    model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, **batched: Any
+) -> tuple[Engine, Engine]:
+    common = (model, data, work, optimizer, Streams(3))
+    return BatchedEngine(*common, **({"chunk_size": "auto"} | batched)), SequentialEngine(*common)
+
+
+def assert_equal(one: Engine, other: Engine, ids: np.ndarray, tolerance: float = 1e-10) -> None:
+    params = initial(one.model)
+    before = copy.deepcopy(params)
+    a, b = (e.train(params, ids, round=2, lr=e.optimizer.lr) for e in (one, other))
+    for name in params:
+        assert torch.equal(params[name], before[name])
+        torch.testing.assert_close(a.delta[name], b.delta[name], rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(a.loss, b.loss, rtol=tolerance, atol=tolerance)
+    assert a.steps.tolist() == b.steps.tolist()
+    assert a.samples.tolist() == b.samples.tolist()
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("name", MODELS)
+def test_batched_equals_sequential_for_every_model_and_shape(name: str, sizes: str, work: str) -> None:
+    data = problem(SIZES[sizes])
+    assert_equal(*engines(model_of(name), data, WORKS[work], OPTIMIZERS["sgd"]), np.arange(len(SIZES[sizes])))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["mlp", "batch norm and dropout"])
+def test_batched_equals_sequential_for_every_optimiser(name: str, optimizer: str) -> None:
+    data = problem(SIZES["ragged"])
+    assert_equal(*engines(model_of(name), data, WORKS["epochs"], OPTIMIZERS[optimizer]), np.arange(5))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_engines_agree_in_single_precision_too(name: str) -> None:
+    data = problem(SIZES["ragged"], torch.float32)
+    model = model_of(name, torch.float32)
+    assert_equal(*engines(model, data, WORKS["epochs"], OPTIMIZERS["momentum"]), np.arange(5), tolerance=2e-5)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3])
+def test_a_chunked_cohort_equals_the_whole(chunk_size: int) -> None:
+    data = problem(SIZES["ragged"])
+    model = model_of("batch norm and dropout")
+    whole, _ = engines(model, data, WORKS["epochs"], OPTIMIZERS["momentum"])
+    chunked, _ = engines(model, data, WORKS["epochs"], OPTIMIZERS["momentum"], chunk_size=chunk_size)
+    assert_equal(whole, chunked, np.arange(5))
+
+
+def test_a_client_is_trained_the_same_in_any_company_and_in_the_order_asked_for() -> None:
+    data = problem(SIZES["ragged"])
+    engine, _ = engines(model_of("dropout"), data, WORKS["steps"], OPTIMIZERS["sgd"])
+    params = initial(engine.model)
+    together = engine.train(params, np.array([3, 0, 2]), 1, 0.1)
+    for row, client in enumerate([3, 0, 2]):
+        alone = engine.train(params, np.array([client]), 1, 0.1)
+        for name in params:
+            torch.testing.assert_close(together.delta[name][row], alone.delta[name][0], rtol=1e-10, atol=1e-12)
+
+
+def test_running_out_of_memory_halves_the_chunk_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = problem(SIZES["ragged"])
+    whole, _ = engines(model_of("mlp"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
+    small, _ = engines(model_of("mlp"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
+    assert isinstance(small, BatchedEngine)
+    train_chunk = small._train_chunk
+
+    def refuse_large(params: Any, ids: np.ndarray, *rest: Any) -> Any:
+        if len(ids) > 2:
+            raise torch.OutOfMemoryError
+        return train_chunk(params, ids, *rest)
+
+    monkeypatch.setattr(small, "_train_chunk", refuse_large)
+    assert_equal(whole, small, np.arange(5))
+    assert small.chunk_size == 2
+
+
+def test_a_client_too_large_for_the_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = engines(model_of("mlp"), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"])
+
+    def refuse(*_: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(engine, "_train_chunk", refuse)
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.train(initial(engine.model), np.array([0]), 1, 0.1)
+
+
+def test_one_clients_nan_stays_its_own() -> None:
+    data = problem([4, 4, 4])
+    broken = data.x.clone()
+    broken[data.train[1]] = torch.nan
+    clean, _ = engines(model_of("mlp"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
+    dirty, _ = engines(
+        model_of("mlp"), ClientData(broken, data.y, data.train, data.evaluate), WORKS["epochs"], OPTIMIZERS["sgd"]
+    )
+    params, ids = initial(clean.model), np.arange(3)
+    a, b = (e.train(params, ids, 1, 0.1).delta["1.weight"] for e in (clean, dirty))
+    assert torch.equal(a[[0, 2]], b[[0, 2]])
+    assert torch.isnan(b[1]).any()
+
+
+class OneWeight(nn.Module):
+    """Logits (w x, 0)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.w * x, 0 * x], dim=1)
+
+
+@pytest.mark.parametrize("kind", [BatchedEngine, SequentialEngine])
+def test_one_step_by_hand(kind: Any) -> None:
+    """Loss -log sigmoid(w x) at w=0: gradient -x/2, so x = (2, 4) in two clients gives w = lr x / 2."""
+    x = torch.tensor([[2.0], [4.0]], dtype=torch.float64)
+    positions = [np.array([0]), np.array([1])]
+    data = ClientData(x, torch.zeros(2, dtype=torch.long), positions, positions)
+    switches = {"chunk_size": 8} if kind is BatchedEngine else {}
+    engine = kind(OneWeight(), data, LocalWork(1, None, 1), OPTIMIZERS["sgd"], Streams(0), **switches)
+    trained = engine.train({"w": torch.zeros(1, dtype=torch.float64)}, np.array([0, 1]), 1, 0.1)
+    assert trained.delta["w"].ravel().tolist() == pytest.approx([0.1, 0.2])
+    assert trained.loss.tolist() == pytest.approx([np.log(2), np.log(2)])
+
+
+def test_dropout_drops_the_right_share_and_keeps_the_mean() -> None:
+    from fedsim.engine.layers import KeyedDropout
+
+    layer = KeyedDropout(0.3, 0).train()
+    layer.key.fill_(12345)
+    y = layer(torch.ones(200, 500))
+    assert float((y == 0).double().mean()) == pytest.approx(0.3, abs=0.01)
+    assert float(y.mean()) == pytest.approx(1, abs=0.01)
+    again = layer(torch.ones(200, 500))
+    layer.key.fill_(12346)
+    other = layer(torch.ones(200, 500))
+    assert torch.equal(y, again)
+    assert 0.5 < float(((y == 0) == (other == 0)).double().mean()) < 0.65  # independent: .3^2 + .7^2 = .58
+    assert torch.equal(layer.eval()(torch.ones(3)), torch.ones(3))
+
+
+def test_dropout_layers_of_equal_shape_drop_different_elements() -> None:
+    from fedsim.engine.layers import for_batched
+
+    model = for_batched(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))).train()
+    first, second = (m(torch.ones(100, 100)) == 0 for m in model)
+    assert 0.45 < float((first == second).double().mean()) < 0.55
+
+
+def test_frozen_parameters_neither_travel_nor_change() -> None:
+    model = model_of("mlp")
+    model[1].weight.requires_grad_(False)  # type: ignore[index]
+    one, other = engines(model, problem([4, 4]), WORKS["epochs"], OPTIMIZERS["decay"])
+    assert "1.weight" not in initial(model)
+    assert_equal(one, other, np.arange(2))
+
+
+@pytest.mark.parametrize(
+    ("layer", "kinds"),
+    [(nn.Dropout1d(0.5), (BatchedEngine, SequentialEngine)), (nn.BatchNorm1d(8, momentum=None), (BatchedEngine,))],
+)
+def test_a_layer_that_cannot_run_is_named_with_model_and_remedy(layer: nn.Module, kinds: tuple[Any, ...]) -> None:
+    for kind in kinds:
+        switches = {"chunk_size": "auto"} if kind is BatchedEngine else {}
+        with pytest.raises(ConfigError, match=r"model='Sequential': layer '2' .*(generator|at once)"):
+            kind(mlp(layer), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"], Streams(0), **switches)
+
+
+def test_auto_says_what_it_chose_and_why() -> None:
+    data = problem([4])
+    for name, expected in (("mlp", "batched (auto: no convolutions)"), ("conv", "sequential (auto: convolutions on a")):
+        engine = AutoEngine(model_of(name), data, WORKS["epochs"], OPTIMIZERS["sgd"], Streams(0))
+        assert engine.description.startswith(expected)
+
+
+def test_losses_and_evaluation_equal_plain_means() -> None:
+    data = problem([5, 0, 2300])
+    engine, _ = engines(model_of("batch norm 2d"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
+    params = initial(engine.model)
+    with torch.no_grad():
+        output = model_of("batch norm 2d").eval()(data.x)
+    each = nn.functional.cross_entropy(output, data.y, reduction="none").numpy()
+    losses = engine.losses(params, data.evaluate)
+    assert losses[[0, 2]] == pytest.approx([each[data.evaluate[i]].mean() for i in (0, 2)])
+    assert np.isnan(losses[1])
+    evaluation = engine.evaluate(params, data.x, data.y)
+    assert evaluation.loss == pytest.approx(each.mean())
+    assert evaluation.accuracy == float((output.argmax(1) == data.y).double().mean())
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 9, 12])
+def test_each_epoch_passes_every_sample_once_and_steps_truncate_epochs(size: int) -> None:
+    positions = np.arange(100, 100 + size)
+    work = LocalWork(epochs=3, steps=None, batch_size=4)
+    batches = client_batches(positions, work, Streams(0).generator(Purpose.TRAIN, 1, 0))
+    valid = [p for row, count in zip(batches.positions, batches.counts, strict=True) for p in row[:count]]
+    epochs = np.array(valid).reshape(3, size)
+    assert all(sorted(e) == positions.tolist() for e in epochs)
+    assert size == 1 or len({tuple(e) for e in epochs}) > 1
+    steps = LocalWork(epochs=None, steps=2, batch_size=4)
+    truncated = client_batches(positions, steps, Streams(0).generator(Purpose.TRAIN, 1, 0))
+    assert np.array_equal(truncated.positions, batches.positions[:2])
+    assert len(truncated) == 2
+
+
+def test_batches_depend_on_seed_round_and_client() -> None:
+    positions, work = np.arange(50), LocalWork(1, None, 50)
+    orders = {
+        tuple(client_batches(positions, work, Streams(s).generator(Purpose.TRAIN, t, k)).positions[0])
+        for s in range(2)
+        for t in range(2)
+        for k in range(2)
+    }
+    assert len(orders) == 8

@@ -1,0 +1,78 @@
+"""The door charges what the cost table says (base: K models down, K up, E n_k training samples)."""
+
+import numpy as np
+import pytest
+
+from fedsim.clients import Signal, UndeclaredSignalError
+from fedsim.ledger import Ledger
+from tests.toys import ToyEngine, toy_door
+
+SIZES = [1, 2, 3, 4, 5, 6]
+MODEL = 2 * 4  # two float32
+LOSSES = frozenset({Signal.LOSSES})
+
+
+def ids(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+def test_opening_the_door_costs_nothing() -> None:
+    ledger = Ledger()
+    toy_door(SIZES, LOSSES, ledger=ledger)
+    assert ledger == Ledger()
+
+
+def test_training_charges_models_both_ways_and_every_sample_of_every_epoch() -> None:
+    ledger = Ledger()
+    toy_door(SIZES, frozenset(), ledger=ledger).collect(ids(1, 4))
+    assert (ledger.bytes_down, ledger.bytes_up) == (2 * MODEL, 2 * MODEL)
+    assert ledger.train_samples == 2 * (2 + 5)
+    assert ledger.forward_samples == 0
+    assert ledger.contacted == ledger.trained == ledger.uploaded == {1, 4}
+
+
+def test_a_client_that_holds_the_model_does_not_download_it_again() -> None:
+    ledger = Ledger()
+    door = toy_door(SIZES, LOSSES, ledger=ledger)
+    door.losses(ids(0, 1, 2))
+    door.losses(ids(1, 2, 3))
+    door.collect(ids(2, 3))
+    assert ledger.bytes_down == 4 * MODEL
+    assert ledger.bytes_up == 6 * 4 + 2 * MODEL
+    assert ledger.forward_samples == (1 + 2 + 3) + (2 + 3 + 4)
+    assert (ledger.contacted, ledger.uploaded) == ({0, 1, 2, 3}, {2, 3})
+
+
+def test_a_batch_loss_passes_one_batch_at_most() -> None:
+    ledger = Ledger()
+    toy_door(SIZES, LOSSES, ledger=ledger).batch_losses(ids(0, 5))
+    assert ledger.forward_samples == 1 + 4
+    assert ledger.bytes_up == 2 * 4
+
+
+def test_the_batch_of_a_loss_is_fresh_every_round_and_the_same_within_it() -> None:
+    engine = ToyEngine([100])
+    first, again, later = (
+        toy_door([100], LOSSES, engine=engine, round=r, cohort_size=1).batch_losses(ids(0))[0] for r in (1, 1, 2)
+    )
+    assert first == again != later
+
+
+def test_a_declared_training_loss_costs_one_number_per_upload() -> None:
+    ledger = Ledger()
+    toy_door(SIZES, frozenset({Signal.TRAINING_LOSS}), ledger=ledger).collect(ids(1, 4))
+    assert ledger.bytes_up == 2 * MODEL + 2 * 4
+
+
+def test_an_undeclared_question_raises_and_names_the_remedy() -> None:
+    ledger = Ledger()
+    with pytest.raises(UndeclaredSignalError, match=r"Signal\.LOSSES"):
+        toy_door(SIZES, frozenset(), ledger=ledger).losses(ids(0))
+    assert ledger == Ledger()
+
+
+def test_losses_that_are_not_finite_are_counted() -> None:
+    ledger = Ledger()
+    losses = toy_door([0, 3], LOSSES, ledger=ledger).losses(ids(0, 1))
+    assert np.isnan(losses[0])
+    assert ledger.nonfinite_reports == 1

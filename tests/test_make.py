@@ -1,0 +1,102 @@
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from fedsim.errors import ConfigError, at_least, check, positive
+from fedsim.make import make, resolve
+from fedsim.typecheck import conform
+
+
+class Animal:
+    pass
+
+
+class Dog(Animal):
+    def __init__(self, owner: str, *, legs: int, weight: float, mood: Literal["good", "bad"], friend: Animal | None):
+        check(at_least("legs", legs, 0), positive("weight", weight))
+        self.owner, self.legs, self.weight, self.mood, self.friend = owner, legs, weight, mood, friend
+
+
+class Herd(Animal):
+    def __init__(self, *, leader: Animal):
+        self.leader = leader
+
+
+DOG = {"_target_": f"{__name__}.Dog", "legs": 4, "weight": 3, "mood": "good", "friend": None}
+
+
+def problems(node: Any, base: type = Animal) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make(node, base, "pet", "Ann")
+    return str(caught.value)
+
+
+def test_an_object_is_built_from_its_node() -> None:
+    dog = make(DOG, Dog, "pet", "Ann")
+    assert (dog.owner, dog.legs, dog.weight) == ("Ann", 4, 3.0)
+    assert isinstance(dog.weight, float)
+
+
+def test_unknown_missing_and_mistyped_values_are_told_at_once() -> None:
+    text = problems({**DOG, "leg": 4, "legs": "four", "mood": "sad"} | {"friend": None} | {"weigth": 1})
+    assert "pet.leg: is not a known key\n    did you mean pet.legs?" in text
+    assert "pet.weigth: is not a known key\n    did you mean pet.weight?" in text
+    assert "pet.legs='four': must be an integer" in text
+    assert "pet.mood='sad': must be one of good, bad" in text
+
+
+def test_a_missing_value_is_named() -> None:
+    assert "pet.legs: is missing" in problems({k: v for k, v in DOG.items() if k != "legs"})
+
+
+def test_ranges_carry_the_key_of_the_node() -> None:
+    text = problems({**DOG, "legs": -1, "weight": float("nan")})
+    assert "pet.legs=-1: must be a finite number >= 0" in text
+    assert "pet.weight=nan: must be a finite number > 0" in text
+
+
+def test_nested_nodes_are_built_and_their_problems_carry_the_whole_key() -> None:
+    herd = {"_target_": f"{__name__}.Herd", "leader": {"_target_": f"{__name__}.Herd", "leader": {"_target_": "x.Y"}}}
+    with pytest.raises(ConfigError, match=r"pet\.leader\.leader\._target_"):
+        make(herd, Animal, "pet")
+
+
+@pytest.mark.parametrize(
+    "target", ["os.system", "subprocess.Popen", "builtins.open", "builtins.eval", "posix.system", "", "nowhere", 3, None]
+)
+def test_a_target_that_is_not_of_the_base_is_never_called(target: Any, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    text = problems({"_target_": target, "command": f"touch {marker}", "args": f"touch {marker}", "file": str(marker)})
+    assert "must be the dotted path of a subclass of" in text
+    assert not marker.exists()
+
+
+def test_the_class_itself_is_what_resolve_returns() -> None:
+    assert resolve(DOG, Animal, "pet") is Dog
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        (1, float, 1.0),
+        (None, int | None, None),
+        ([1, 2], list[float], [1.0, 2.0]),
+        ([1, 2], tuple[int, ...], (1, 2)),
+        ({"a": 1}, dict[str, int], {"a": 1}),
+        ("x", Path, Path("x")),
+        (2, int | Literal["auto"], 2),
+        ("auto", int | Literal["auto"], "auto"),
+    ],
+)
+def test_values_that_conform(value: Any, hint: Any, expected: Any) -> None:
+    assert conform(value, hint) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [(True, int), (1.5, int), ("1", int), (True, float), ("ab", list[str]), (1, str), (1, bool), (True, Literal[1])],
+)
+def test_values_that_do_not_conform(value: Any, hint: Any) -> None:
+    with pytest.raises(TypeError):
+        conform(value, hint)

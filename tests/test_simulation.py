@@ -1,0 +1,158 @@
+"""The round loop on an engine that can be followed by hand."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fedsim.aggregators import FedAvg
+from fedsim.availability import Always, Availability
+from fedsim.clients import Clients, Signal
+from fedsim.cohort import Cohort, Selection
+from fedsim.errors import DivergedError, FedsimError
+from fedsim.guards import SelectionError, drop_nonfinite
+from fedsim.selectors.base import Selector
+from fedsim.server import Labelled, Server
+from fedsim.simulation import Federation, Simulation
+from tests.toys import ToyEngine, toy_cohort, toy_params, toy_population
+
+
+class Scripted(Selector):
+    """Returns what it is told, and keeps what it observes."""
+
+    needs: frozenset[Signal] = frozenset()
+
+    def __init__(self, population, selections):  # type: ignore[no-untyped-def]
+        super().__init__(population)
+        self.selections = selections
+        self.observed: list[Cohort] = []
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        chosen = self.selections[(round - 1) % len(self.selections)]
+        return chosen if isinstance(chosen, Selection) else Selection(np.array(chosen, np.int64))
+
+    def observe(self, round: int, cohort: Cohort, server: Server) -> None:
+        self.observed.append(cohort)
+
+
+class OnRounds(Availability):
+    def __init__(self, rounds: set[int]) -> None:
+        self.rounds = rounds
+
+    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+        return np.full(num_clients, round in self.rounds)
+
+
+def simulate(
+    selections: Sequence[object],
+    *,
+    cohort_size: int = 2,
+    num_rounds: int = 2,
+    eval_every: int = 1,
+    availability: Availability | None = None,
+    broken: set[int] | None = None,
+    needs: frozenset[Signal] = frozenset(),
+) -> Simulation:
+    sizes = [1, 2, 3, 4]
+    engine = ToyEngine(sizes)
+    engine.broken = broken or set()
+    test = Labelled(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    population = toy_population(sizes, cohort_size, num_rounds)
+    selector = Scripted(population, selections)
+    selector.needs = needs
+    aggregator = FedAvg(frozenset(), weighting="uniform")
+    parts = Federation(engine, population, selector, aggregator, availability or Always(), test, None, eval_every)
+    return Simulation(parts, toy_params())
+
+
+def test_two_rounds_by_hand() -> None:
+    first, second = simulate([[1, 3], [2, 3]])
+    assert first.test_accuracy == 1.0  # w = mean of (1/2, 3/2)
+    assert second.test_accuracy == 1.75  # w = 1 + mean of ((2-1)/2, (3-1)/2)
+    assert (first.participation_ratio, first.coverage, second.coverage) == (0.5, 0.5, 0.75)
+    assert first.train_loss == 2.0
+    assert first.selected == [1, 3]
+    assert (first.bytes_down, first.bytes_up, first.train_samples) == (16, 16, 2 * (2 + 4))
+
+
+def test_the_selectors_weights_are_used_as_they_are() -> None:
+    run = simulate([Selection(np.array([1, 3]), np.array([1.0, 1.0]))], num_rounds=1)
+    assert next(iter(run)).test_accuracy == 0.5 + 1.5
+
+
+def test_evaluation_happens_every_so_often_and_at_the_end() -> None:
+    accuracies = [r.test_accuracy for r in simulate([[0, 1]], num_rounds=5, eval_every=2)]
+    assert [a is not None for a in accuracies] == [False, True, False, True, True]
+
+
+def test_a_round_without_anybody_keeps_the_model() -> None:
+    one, two, three = simulate([[1, 3]], num_rounds=3, availability=OnRounds({1, 3}))
+    assert two.selected == []
+    assert two.test_accuracy == one.test_accuracy != three.test_accuracy
+    assert (two.uploaded, two.bytes_down, two.train_loss) == (0, 0, None)
+
+
+def test_training_losses_reach_only_a_selector_that_declares_them() -> None:
+    for needs in (frozenset[Signal](), frozenset({Signal.TRAINING_LOSS})):
+        run = simulate([[1, 3]], num_rounds=1, needs=needs)
+        list(run)
+        assert (run.parts.selector.observed[0].loss is None) == (not needs)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("selection", "reason"),
+    [
+        ([1, 1], "unique ids in ascending order"),
+        ([3, 1], "unique ids in ascending order"),
+        ([1, 9], r"not available this round: \[9\]"),
+        ([1], "must return 2 clients, not 1"),
+        (Selection(np.array([1, 3]), np.array([1.0, np.nan])), "one finite weight per id"),
+        (Selection(np.array([1, 3]), np.array([1.0])), "one finite weight per id"),
+        (Selection(np.array([1.0, 3.0])), "int64"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_faulty_selection_names_selector_round_and_rule(selection: object, reason: str) -> None:
+    run = simulate([[0, 1], selection], num_rounds=2)
+    run.step()
+    with pytest.raises(SelectionError, match=rf"round 2: Scripted .*{reason}"):
+        run.step()
+    assert run.round == 1
+
+
+def test_a_broken_update_is_dropped_and_counted() -> None:
+    record = next(iter(simulate([[1, 3]], broken={3})))
+    assert record.test_accuracy == 0.5
+    assert (record.uploaded, record.dropped_updates, record.train_loss) == (2, 1, 1.0)
+
+
+def test_a_round_of_broken_updates_diverges_and_keeps_the_last_good_model() -> None:
+    run = simulate([[0, 1], [2, 3]], broken={2, 3})
+    good = run.step().test_accuracy
+    with pytest.raises(DivergedError, match=r"optimizer\.lr"):
+        run.step()
+    assert run.evaluate().accuracy == good
+
+
+def test_dropping_keeps_the_sum_of_the_selectors_weights() -> None:
+    cohort = toy_cohort([0, 1, 2], [1, 1, 1], [[1.0, 1.0], [np.inf, 0.0], [2.0, 2.0]])
+    kept, weights, dropped = drop_nonfinite(cohort, np.array([0.2, 0.5, 0.3]))
+    assert kept.ids.tolist() == [0, 2]
+    assert weights is not None
+    assert weights.tolist() == pytest.approx([0.4, 0.6])
+    assert dropped == 1
+
+
+def test_wall_seconds_are_the_sum_of_the_phases() -> None:
+    records = list(simulate([[0, 1]], num_rounds=3))
+    phases = ("select", "train", "aggregate", "evaluate")
+    total = sum(getattr(r, f"seconds_{p}") for r in records for p in phases)
+    assert records[-1].wall_seconds == pytest.approx(total)
+
+
+def test_a_selector_cannot_validate_without_declaring_it() -> None:
+    run = simulate([[0, 1]])
+    server = Server(run.parts.engine, run.parts.test, frozenset(), None)  # type: ignore[arg-type]
+    with pytest.raises(FedsimError, match=r"Signal\.VALIDATION"):
+        server.validate(run.params)

@@ -1,0 +1,100 @@
+"""Things small enough to compute by hand: an engine whose clients pull one parameter towards their own number."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.clients import Clients, RoundTerms, Signal
+from fedsim.cohort import Cohort, Evaluation, Ids, Params, Population
+from fedsim.engine.base import ClientData, Engine, LocalWork, Trained
+from fedsim.ledger import Ledger
+from fedsim.optimizers import LocalOptimizer, Schedule
+from fedsim.streams import Streams
+
+
+class ConstantOne(Schedule):
+    def factor(self, round: int, num_rounds: int) -> float:
+        return 1.0
+
+
+class Idle(LocalOptimizer):
+    """An optimiser for engines that do not use one."""
+
+    def init(self, params: Any) -> Any:
+        raise AssertionError
+
+    def step(self, params: Any, grads: Any, state: Any, lr: float) -> None:
+        raise AssertionError
+
+    def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        raise AssertionError
+
+
+class ToyEngine(Engine):
+    """Client i moves the model's two numbers halfway to (i, -i); its loss on a list of positions is their mean."""
+
+    def __init__(self, sizes: Sequence[int], *, seed: int = 0, batch_size: int = 4) -> None:
+        ends = np.cumsum(sizes)
+        positions = [np.arange(e - s, e) for s, e in zip(sizes, ends, strict=True)]
+        num = int(ends[-1])
+        data = ClientData(torch.zeros(num, 1), torch.zeros(num, dtype=torch.long), positions, positions)
+        work = LocalWork(epochs=2, steps=None, batch_size=batch_size)
+        super().__init__(nn.Identity(), data, work, Idle(lr=1.0, schedule=ConstantOne()), Streams(seed))
+        self.broken: set[int] = set()
+
+    def train(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
+        targets = torch.as_tensor(np.stack([ids, -ids], 1), dtype=torch.float32)
+        delta = (targets - params["w"]) / 2
+        loss = ids.astype(np.float64)
+        for row, client in enumerate(ids):
+            if int(client) in self.broken:
+                delta[row] = torch.nan
+                loss[row] = np.nan
+        sizes = np.array([len(self.data.train[i]) for i in ids])
+        steps = np.array([self.work.num_steps(int(s)) for s in sizes])
+        return Trained({"w": delta}, loss, steps, 2 * sizes)
+
+    def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+        return np.array([p.mean() if len(p) else np.nan for p in positions])
+
+    def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
+        return Evaluation(accuracy=float(params["w"][0]), loss=float(params["w"][1]))
+
+
+def toy_params() -> Params:
+    return {"w": torch.zeros(2)}
+
+
+def toy_population(sizes: Sequence[int], cohort_size: int, num_rounds: int = 10) -> Population:
+    return Population(np.asarray(sizes, np.int64), cohort_size, num_rounds)
+
+
+def toy_door(
+    sizes: Sequence[int],
+    needs: frozenset[Signal],
+    *,
+    round: int = 1,
+    available: Sequence[int] | None = None,
+    ledger: Ledger | None = None,
+    engine: Engine | None = None,
+    cohort_size: int = 2,
+) -> Clients:
+    ids = np.flatnonzero(np.asarray(sizes) > 0) if available is None else np.asarray(available, np.int64)
+    terms = RoundTerms(round, 1.0, ids, needs)
+    return Clients(
+        engine or ToyEngine(sizes),
+        toy_population(sizes, cohort_size),
+        terms,
+        toy_params(),
+        Ledger() if ledger is None else ledger,
+    )
+
+
+def toy_cohort(ids: Sequence[int], sizes: Sequence[int], delta: Sequence[Sequence[float]], **more: Any) -> Cohort:
+    stack = {"w": torch.tensor(delta)}
+    loss = more.pop("loss", np.ones(len(ids)))
+    return Cohort(np.asarray(ids, np.int64), np.asarray(sizes), toy_params(), stack, loss, np.ones(len(ids), np.int64))

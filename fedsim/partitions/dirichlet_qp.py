@@ -1,0 +1,109 @@
+"""FedCor's and GPFL's "Dir": label mixes from a Dirichlet draw, sizes from a quadratic program that uses all data."""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import DataError, check, positive, rule
+from fedsim.partitions.apportion import require_samples, shuffled_by_class
+from fedsim.partitions.base import Indices, Labelled, Partition
+
+TOLERANCE = 1e-6
+"""Largest accepted |Q x - b|, relative to the largest class."""
+
+
+class DirichletQP(Partition):
+    """q_i ~ Dir(alpha p) with p the class frequencies; sizes x = argmin |x|^2 subject to Q x = b, x >= 0.
+
+    `alpha` is the total concentration: with 10 balanced classes alpha = 0.2 is 0.02 per class, and the largest class
+    holds 90% of a client on average. Client i gets floor(Q_ci x_i) samples of class c; what rounding leaves goes, one
+    sample at a time, to uniformly random clients. (FedCor solves the same program with cvxopt and does not look at the
+    solver's status.) A draw that has no solution, which is common below 50 clients, is repeated with fresh draws up to
+    `retries` times; then it is a `DataError`, or, with `fallback: nnls`, the least-squares x >= 0 with every class
+    scaled to its size.
+    """
+
+    def __init__(self, *, alpha: float, solver: str, retries: int, fallback: Literal["error", "nnls"]) -> None:
+        check(
+            positive("alpha", alpha),
+            rule(retries >= 0, "retries", retries, "must be >= 0"),
+            rule(solver.isupper(), "solver", solver, "must be the name of a cvxpy solver in capitals", "e.g. CLARABEL"),
+        )
+        self.alpha = alpha
+        self.solver = solver
+        self.retries = retries
+        self.fallback = fallback
+
+    def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        require_samples(len(data.labels), num_clients, "partition=dirichlet_qp")
+        b = np.bincount(data.labels, minlength=data.num_classes).astype(np.float64)
+        q = self._mixes(b, num_clients, rng)
+        for _ in range(self.retries):
+            sizes = solve_sizes(q, b, self.solver)
+            if sizes is not None:
+                return _deal(q * sizes, data, rng)
+            q = self._mixes(b, num_clients, rng)
+        sizes = solve_sizes(q, b, self.solver)
+        if sizes is not None:
+            return _deal(q * sizes, data, rng)
+        if self.fallback == "nnls":
+            return _deal(_least_squares_counts(q, b), data, rng)
+        raise DataError(
+            f"partition.alpha={self.alpha}: no sizes use all samples of every class in {self.retries + 1} draws of label "
+            f"mixes for num_clients={num_clients}; raise num_clients (100 rarely fails) or alpha, or set "
+            "partition.fallback=nnls"
+        )
+
+    def _mixes(self, b: NDArray[np.float64], num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """Q [C, N], columns summing to 1; a class without samples has a row of zeros."""
+        present = b > 0
+        q = np.zeros((len(b), num_clients))
+        draws = rng.dirichlet(self.alpha * b[present] / b.sum(), num_clients)
+        undrawn = ~np.isfinite(draws).all(1)  # every gamma draw underflowed: the limit is a single class
+        if undrawn.any():
+            draws[undrawn] = rng.multinomial(1, b[present] / b.sum(), int(undrawn.sum()))
+        q[present] = draws.T
+        return q
+
+
+def solve_sizes(q: NDArray[np.float64], b: NDArray[np.float64], solver: str) -> NDArray[np.float64] | None:
+    """x >= 0 [N] of least norm with Q x = b (checked), or None if there is none."""
+    import cvxpy as cp
+
+    if solver not in cp.installed_solvers():
+        raise DataError(f"partition.solver={solver}: not installed; installed: {', '.join(cp.installed_solvers())}")
+    present, unit = b > 0, b.sum() / q.shape[1]
+    x = cp.Variable(q.shape[1], nonneg=True)
+    program = cp.Problem(cp.Minimize(cp.sum_squares(x)), [q[present] @ x == b[present] / unit])
+    try:
+        program.solve(solver=solver)
+    except cp.error.SolverError:
+        return None
+    if program.status != cp.OPTIMAL or x.value is None or not np.isfinite(x.value).all():
+        return None
+    sizes = np.maximum(np.asarray(x.value, dtype=np.float64), 0) * unit
+    return sizes if np.abs(q @ sizes - b).max() <= TOLERANCE * b.max() else None
+
+
+def _least_squares_counts(q: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    from scipy.optimize import nnls
+
+    sizes, _ = nnls(q, b)
+    counts = q * sizes
+    totals = counts.sum(1, keepdims=True)
+    return np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0) * b[:, None]
+
+
+def _deal(quotas: NDArray[np.float64], data: Labelled, rng: np.random.Generator) -> list[Indices]:
+    """floor(quotas) [C, N] samples of each class, the leftovers to random clients."""
+    num_clients = quotas.shape[1]
+    parts: list[list[Indices]] = [[] for _ in range(num_clients)]
+    for positions, quota in zip(shuffled_by_class(data.labels, data.num_classes, rng), quotas, strict=True):
+        cuts = np.minimum(np.cumsum(np.floor(quota + TOLERANCE).astype(np.int64)), len(positions))
+        *pieces, leftover = np.split(positions, cuts)
+        for part, piece in zip(parts, pieces, strict=True):
+            part.append(piece)
+        for position, client in zip(leftover, rng.integers(num_clients, size=len(leftover)), strict=True):
+            parts[client].append(np.array([position]))
+    return [rng.permutation(np.concatenate(p)) for p in parts]

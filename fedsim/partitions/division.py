@@ -1,0 +1,146 @@
+"""Who holds which training sample: clients, server, and what clients hold out. A function of config and seed, saved."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import DataError, at_least, between, check
+from fedsim.partitions.apportion import largest_remainder, require_samples
+from fedsim.partitions.base import Indices, Labelled, Partition
+from fedsim.streams import Purpose, Streams
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSplit:
+    """What the server takes from the training set before the rest is partitioned."""
+
+    validation_fraction: float
+    public_samples: int
+    public_stratified: bool
+
+    def __post_init__(self) -> None:
+        check(
+            between("validation_fraction", self.validation_fraction, 0, 1, open_high=True),
+            at_least("public_samples", self.public_samples, 0),
+        )
+
+
+@dataclass(frozen=True)
+class Division:
+    """Positions in the training set: per client those it trains on and those it holds out; the server's two sets.
+
+    `histograms` [N, C] counts the labels that each client trains on.
+    """
+
+    train: Sequence[Indices]
+    holdout: Sequence[Indices]
+    validation: Indices
+    public: Indices
+    histograms: NDArray[np.int64]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Training samples n_k, [N]."""
+        return np.array([len(t) for t in self.train], dtype=np.int64)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over every array, in order."""
+        digest = hashlib.sha256()
+        for name, array in self._arrays().items():
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+        return digest.hexdigest()
+
+    def _arrays(self) -> dict[str, NDArray[np.int64]]:
+        empty = np.empty(0, np.int64)
+        return {
+            "train": np.concatenate([empty, *self.train]),
+            "sizes": self.sizes,
+            "holdout": np.concatenate([empty, *self.holdout]),
+            "holdout_sizes": np.array([len(h) for h in self.holdout], dtype=np.int64),
+            "validation": self.validation,
+            "public": self.public,
+            "histograms": self.histograms,
+        }
+
+    def save(self, path: Path) -> None:
+        """Write partition.npz: flat arrays with the clients' sizes, histograms, and the hash."""
+        np.savez_compressed(path, hash=np.array(self.hash), allow_pickle=False, **self._arrays())
+
+    @classmethod
+    def load(cls, path: Path) -> "Division":
+        """Read what `save` wrote. Raises `DataError` if the content does not match its hash."""
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        division = cls(
+            train=np.split(arrays["train"], np.cumsum(arrays["sizes"])[:-1]),
+            holdout=np.split(arrays["holdout"], np.cumsum(arrays["holdout_sizes"])[:-1]),
+            validation=arrays["validation"],
+            public=arrays["public"],
+            histograms=arrays["histograms"],
+        )
+        if division.hash != str(arrays["hash"]):
+            raise DataError(f"{path}: the partition's content does not match its hash; delete the run's folder")
+        return division
+
+
+def divide(
+    data: Labelled,
+    partition: Partition,
+    num_clients: int,
+    streams: Streams,
+    server: ServerSplit,
+    holdout_fraction: float,
+) -> Division:
+    """Take the server's samples, partition the rest, then hold out a share of each client's.
+
+    Raises `DataError` where the data do not suffice.
+    """
+    rng = streams.generator(Purpose.SERVER_SPLIT)
+    public, validation, rest = _server_samples(data, server, rng)
+    owners = None if data.owners is None else data.owners[rest]
+    remaining = Labelled(data.labels[rest], data.num_classes, owners)
+    parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
+    pairs = [_hold_out(rest[p], holdout_fraction, streams.generator(Purpose.HOLDOUT, i)) for i, p in enumerate(parts)]
+    train, holdout = [t for t, _ in pairs], [h for _, h in pairs]
+    histograms = np.stack([np.bincount(data.labels[t], minlength=data.num_classes) for t in train])
+    return Division(train, holdout, validation, public, histograms.astype(np.int64))
+
+
+def _server_samples(
+    data: Labelled, server: ServerSplit, rng: np.random.Generator
+) -> tuple[Indices, Indices, Indices]:
+    """Positions of the public set (in random order), the validation set and the rest (ascending).
+
+    The draws are nested, so that another size of the public set leaves the validation set as it is.
+    """
+    num = len(data.labels)
+    num_validation = round(server.validation_fraction * num)
+    require_samples(num, num_validation + server.public_samples + 1, "what the server keeps, and one sample,")
+    order = rng.permutation(num)
+    validation, others = order[:num_validation], order[num_validation:]
+    public = _stratified(data, others, server.public_samples) if server.public_stratified else others
+    public = public[: server.public_samples]
+    rest = np.setdiff1d(others, public, assume_unique=True)
+    return public, np.sort(validation), np.sort(rest)
+
+
+def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
+    """`count` of `positions`, classes in proportion to their frequency."""
+    labels = data.labels[positions]
+    frequencies = np.bincount(labels, minlength=data.num_classes).astype(np.float64)
+    quota = largest_remainder(frequencies, count)
+    return np.concatenate([positions[labels == c][:k] for c, k in enumerate(quota)])
+
+
+def _hold_out(positions: Indices, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """A client's training and held-out samples; one stays for training wherever there is one."""
+    count = min(round(fraction * len(positions)), max(len(positions) - 1, 0))
+    shuffled = rng.permutation(positions) if count else positions
+    return shuffled[count:], shuffled[:count]

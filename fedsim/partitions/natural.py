@@ -1,0 +1,37 @@
+"""One client per owner (writer, user) as the data set names them."""
+
+import numpy as np
+
+from fedsim.errors import DataError, at_least, check
+from fedsim.partitions.base import Indices, Labelled, Partition
+
+
+class Natural(Partition):
+    """Owners with at least `min_samples`, `num_clients` of them drawn by the partition's seed, in ascending order.
+
+    `cap` keeps at most so many random samples of each (FEMNIST-200 of GPFL's Fig. 7: 10); None keeps all.
+    """
+
+    def __init__(self, *, min_samples: int, cap: int | None) -> None:
+        check(at_least("min_samples", min_samples, 1), None if cap is None else at_least("cap", cap, 1))
+        self.min_samples = min_samples
+        self.cap = cap
+
+    def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        if data.owners is None:
+            raise DataError(
+                "partition=natural: this data set does not say whose samples are whose; use dataset=femnist, or "
+                "dataset=parquet with dataset.client_column"
+            )
+        owners, counts = np.unique(data.owners, return_counts=True)
+        eligible = owners[counts >= self.min_samples]
+        if len(eligible) < num_clients:
+            raise DataError(
+                f"num_clients={num_clients}: only {len(eligible)} of {len(owners)} owners have "
+                f"partition.min_samples={self.min_samples} training samples; lower one of the two"
+            )
+        chosen = np.sort(rng.choice(eligible, num_clients, replace=False))
+        order = np.argsort(data.owners, kind="stable")
+        starts = np.searchsorted(data.owners[order], chosen, side="left")
+        ends = np.searchsorted(data.owners[order], chosen, side="right")
+        return [rng.permutation(order[s:e])[: self.cap] for s, e in zip(starts, ends, strict=True)]

@@ -1,0 +1,58 @@
+"""Shards: samples sorted by label, cut into equal pieces, a few of which go to each client (McMahan et al., 2017)."""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import DataError, check, rule
+from fedsim.partitions.apportion import largest_remainder, require_samples, shuffled_by_class
+from fedsim.partitions.base import Indices, Labelled, Partition
+
+
+class Shards(Partition):
+    """`shards_per_client` random shards for each client: 1SPC and 2SPC of FedCor and GPFL, s of PNCS.
+
+    Equal labels are in random order (FedCor's unstable sort leaves them in an arbitrary one). Plain shards have
+    floor(n / (N s)) samples, the remainder of the sorted list being dropped or, with `spread`, dealt one by one to the
+    first shards; a shard at a border holds two labels. `pure` shards hold one label each: every class is cut into a
+    number of shards proportional to its size, which then differ in size by class.
+    """
+
+    def __init__(self, *, shards_per_client: int, pure: bool, leftover: Literal["drop", "spread"]) -> None:
+        check(rule(shards_per_client >= 1, "shards_per_client", shards_per_client, "must be >= 1"))
+        self.shards_per_client = shards_per_client
+        self.pure = pure
+        self.leftover = leftover
+
+    def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        num_shards = num_clients * self.shards_per_client
+        require_samples(len(data.labels), num_shards, f"partition.shards_per_client={self.shards_per_client}")
+        classes = shuffled_by_class(data.labels, data.num_classes, rng)
+        shards = self._pure_shards(classes, num_shards) if self.pure else self._cut(np.concatenate(classes), num_shards)
+        hands = rng.permutation(num_shards).reshape(num_clients, self.shards_per_client)
+        return [np.concatenate([shards[s] for s in hand]) for hand in hands]
+
+    def _cut(self, positions: Indices, num_shards: int) -> list[Indices]:
+        size, extra = divmod(len(positions), num_shards)
+        if self.leftover == "drop":
+            return list(positions[: size * num_shards].reshape(num_shards, size))
+        return np.split(positions, np.cumsum([size + (i < extra) for i in range(num_shards)])[:-1])
+
+    def _pure_shards(self, classes: list[Indices], num_shards: int) -> list[Indices]:
+        present = [c for c in classes if len(c)]
+        if num_shards < len(present):
+            raise DataError(
+                f"partition.pure=true: {num_shards} shards (num_clients * shards_per_client) cannot hold "
+                f"{len(present)} classes one by one; raise either, or set partition.pure=false"
+            )
+        pieces = _shards_per_class(np.array([len(c) for c in present], dtype=np.float64), num_shards)
+        return [shard for c, k in zip(present, pieces, strict=True) for shard in self._cut(c, int(k))]
+
+
+def _shards_per_class(sizes: NDArray[np.float64], num_shards: int) -> NDArray[np.int64]:
+    """Proportional to the class sizes by largest remainder, at least one each."""
+    pieces = np.maximum(largest_remainder(sizes, num_shards), 1)
+    while pieces.sum() > num_shards:
+        pieces[np.argmin(sizes / pieces + np.where(pieces > 1, 0, np.inf))] -= 1
+    return pieces

@@ -1,0 +1,79 @@
+"""Tensors that are costly to make, kept on disk; checked at every read and made again when anything is wrong."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsim.errors import DataError
+
+FORMAT = "1"
+
+
+def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors in `path`, or those of `build`, which are then kept there.
+
+    One process builds while others wait. A file that is damaged or of another format is never used: it is rebuilt.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            tensors = _read(path)
+            if tensors is None:
+                tensors = build()
+                _write(path, tensors)
+            return tensors
+    except OSError as error:
+        raise DataError(
+            f"cache_dir: cannot write {path} ({error.strerror or error}); choose another folder with cache_dir or "
+            "FEDSIM_CACHE"
+        ) from error
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        sha.update(tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return sha.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path) -> dict[str, Tensor] | None:
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError):
+        return None
+    sound = metadata.get("format") == FORMAT and metadata.get("sha256") == digest(tensors)
+    return tensors if sound else None
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp")
+    os.close(handle)
+    try:
+        save_file(
+            {n: t.contiguous() for n, t in tensors.items()},
+            temporary,
+            metadata={"format": FORMAT, "sha256": digest(tensors)},
+        )
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)

@@ -1,0 +1,89 @@
+"""Heads trained on frozen features: VGG16's last layers (PNCS), and a head on any other torchvision network."""
+
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor, nn
+
+from fedsim.data.features import Extractor
+from fedsim.errors import at_least, between, check, rule
+from fedsim.models.backbone import TorchvisionExtractor, last_linear
+from fedsim.models.shapes import Shape, require_images
+
+
+class VGG16Head(nn.Module):
+    """The last one or two linear layers of VGG16, everything before them frozen (PNCS, section VI).
+
+    `one`: classifier.6 (40,970 parameters with 10 classes); `two`: classifier.3 and classifier.6 (16,822,282), with
+    ReLU and dropout between them. Names are torchvision's. At `input_size` 32 the last feature map is one cell, which
+    the network's adaptive pooling repeats.
+    """
+
+    def __init__(
+        self,
+        input_shape: Shape,
+        num_classes: int,
+        *,
+        layers: Literal["one", "two"],
+        dropout: float,
+        weights: str,
+        backbone_seed: int,
+        input_size: int,
+    ) -> None:
+        super().__init__()
+        require_images(input_shape, "model=vgg16_head", 1)
+        check(
+            at_least("input_size", input_size, 32),
+            between("dropout", dropout, 0, 1, open_high=True),
+            at_least("backbone_seed", backbone_seed, 0),
+        )
+        trained: dict[str, nn.Module] = {"6": nn.Linear(4096, num_classes)}
+        if layers == "two":
+            trained = {"3": nn.Linear(4096, 4096), "4": nn.ReLU(), "5": nn.Dropout(dropout), **trained}
+        self.classifier = nn.Sequential()
+        for name, layer in trained.items():
+            self.classifier.add_module(name, layer)
+        self._cut = f"classifier.{next(iter(trained))}"
+        self._weights, self._seed, self._input_size = weights, backbone_seed, input_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.classifier(x)
+        return output
+
+    def extractor(self, data_dir: Path) -> Extractor:
+        return TorchvisionExtractor("vgg16", self._cut, self._weights, self._seed, self._input_size, data_dir)
+
+
+class FrozenFeatures(nn.Module):
+    """A linear head, or one with `hidden` units, in place of the last linear layer of a frozen torchvision network."""
+
+    def __init__(
+        self,
+        input_shape: Shape,
+        num_classes: int,
+        *,
+        backbone: str,
+        hidden: int | None,
+        weights: str,
+        backbone_seed: int,
+        input_size: int,
+    ) -> None:
+        super().__init__()
+        require_images(input_shape, "model=frozen_features", 1)
+        check(
+            at_least("input_size", input_size, 32),
+            rule(hidden is None or hidden >= 1, "hidden", hidden, "must be null or >= 1"),
+            at_least("backbone_seed", backbone_seed, 0),
+        )
+        self._cut, width = last_linear(backbone)
+        self._backbone, self._weights, self._seed, self._input_size = backbone, weights, backbone_seed, input_size
+        self.head: nn.Module = nn.Linear(width, num_classes)
+        if hidden is not None:
+            self.head = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(x)
+        return output
+
+    def extractor(self, data_dir: Path) -> Extractor:
+        return TorchvisionExtractor(self._backbone, self._cut, self._weights, self._seed, self._input_size, data_dir)

@@ -1,0 +1,114 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from fedsim.errors import ConfigError
+from fedsim.make import make
+
+FOLDER = Path(__file__).parents[1] / "conf" / "model"
+DIGITS, FASHION, CIFAR = (1, 8, 8), (1, 28, 28), (3, 32, 32)
+
+
+def build(choice: str, input_shape: tuple[int, ...], num_classes: int = 10, **values: Any) -> nn.Module:
+    node = yaml.safe_load((FOLDER / f"{choice}.yaml").read_text())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make({**node, **values}, nn.Module, "model", input_shape, num_classes)
+
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("choice", "shape", "values", "expected"),
+    [
+        ("logistic", FASHION, {}, 7850),
+        ("mlp", FASHION, {}, 52500),
+        ("mlp_64", FASHION, {}, 50890),
+        ("cnn", CIFAR, {}, 122570),
+        ("femnist_cnn", FASHION, {}, 1199882),
+        ("resnet20", CIFAR, {}, 269722),
+        ("resnet20", CIFAR, {"shortcut": "conv"}, 272474),
+        ("vgg16_head", CIFAR, {}, 40970),
+        ("vgg16_head", CIFAR, {"layers": "two"}, 16822282),
+    ],
+)
+def test_parameter_counts_are_those_of_the_papers(
+    choice: str, shape: tuple[int, ...], values: dict[str, Any], expected: int
+) -> None:
+    assert num_parameters(build(choice, shape, **values)) == expected
+
+
+@pytest.mark.parametrize(
+    ("choice", "shape"),
+    [("mlp", DIGITS), ("logistic", DIGITS), ("logistic", (7,)), ("cnn", FASHION), ("femnist_cnn", CIFAR)]
+    + [("resnet20", s) for s in (DIGITS, FASHION, CIFAR)],
+)
+def test_outputs_are_one_logit_per_class(choice: str, shape: tuple[int, ...]) -> None:
+    assert build(choice, shape, 7)(torch.randn(3, *shape)).shape == (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("choice", "shape", "values"),
+    [
+        ("logistic", DIGITS, {}),
+        ("mlp", DIGITS, {}),
+        ("cnn", FASHION, {}),
+        ("femnist_cnn", FASHION, {}),
+        ("resnet20", DIGITS, {"norm": "group"}),
+        ("resnet20", DIGITS, {}),
+    ],
+)
+def test_gradients_of_stacked_models_equal_those_of_each(
+    choice: str, shape: tuple[int, ...], values: dict[str, Any]
+) -> None:
+    models = [build(choice, shape, **values).double().eval() for _ in range(2)]
+    with torch.no_grad():
+        for p in models[1].parameters():
+            p.mul_(1.5)
+    stack = {n: torch.stack([dict(m.named_parameters())[n].detach() for m in models]) for n, _ in
+             models[0].named_parameters()}
+    x = torch.randn(2, 4, *shape, dtype=torch.float64)
+
+    def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return functional_call(models[0], params, (x,)).square().mean()
+
+    together = vmap(grad(loss))(stack, x)
+    for row, model in enumerate(models):
+        model.zero_grad()
+        model(x[row]).square().mean().backward()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(together[name][row], p.grad, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(("choice", "shape"), [("cnn", DIGITS), ("femnist_cnn", (1, 5, 5)), ("resnet20", (64,))])
+def test_a_data_set_that_does_not_fit_is_named_with_a_model_that_does(choice: str, shape: tuple[int, ...]) -> None:
+    text = "x".join(map(str, shape))
+    with pytest.raises(ConfigError, match=rf"model='{text}': model={choice} needs images .*(\n.*)*model=mlp"):
+        build(choice, shape)
+
+
+@pytest.mark.parametrize(
+    ("choice", "values"),
+    [
+        ("mlp", {"dropout": 1.0}),
+        ("mlp", {"hidden": [0]}),
+        ("resnet20", {"groups": 3}),
+        ("vgg16_head", {"input_size": 31}),
+        ("frozen_features", {"backbone": "resnet_18"}),
+    ],
+)
+def test_values_out_of_range_are_refused_with_their_key(choice: str, values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.{next(iter(values))}=.*must"):
+        build(choice, CIFAR, **values)
+
+
+def test_the_names_of_the_vgg_head_are_torchvisions() -> None:
+    names = [n for n, _ in build("vgg16_head", CIFAR, layers="two").named_parameters()]
+    assert names == ["classifier.3.weight", "classifier.3.bias", "classifier.6.weight", "classifier.6.bias"]

@@ -20,17 +20,17 @@ from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
 from fedsim.cohort import Population
 from fedsim.data.base import Dataset, LoadedData
-from fedsim.data.features import extract, extractor_of
+from fedsim.data.features import TrainsOnFeatures, extract
 from fedsim.engine.base import ClientData, Engine, LocalWork
 from fedsim.engine.params import initial, trained_names
 from fedsim.errors import DivergedError, FedsimError
 from fedsim.make import make
 from fedsim.optimizers.base import LocalOptimizer
-from fedsim.partitions.base import Partition
+from fedsim.partitions.base import Labelled, Partition
 from fedsim.partitions.division import Division, divide
 from fedsim.plan import Plan
 from fedsim.selectors.base import Selector
-from fedsim.server import Labelled
+from fedsim.server import Held
 from fedsim.simulation import Federation, Record, Simulation
 from fedsim.streams import Purpose, Streams
 from fedsim.tracking import Trackers
@@ -57,7 +57,7 @@ LEDGER_TOTALS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `done`, `diverged`, `failed`, `interrupted`; `skipped` if an earlier run of the config did so."""
+    """How a run ended: `done`, `diverged`, `failed`, `interrupted`; `skipped` if an earlier run did so."""
 
     status: str
     summary: Mapping[str, Any]
@@ -96,13 +96,10 @@ def build(plan: Plan) -> Experiment:
     streams = Streams(settings.seed, settings.partition_seed, settings.init_seed)
     data = make(config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
     model = build_model(config["model"], data, streams)
-    extractor = extractor_of(model)
-    if extractor is not None:
-        data = extract(data, extractor, plan.cache_dir, device)
+    if isinstance(model, TrainsOnFeatures):
+        data = extract(data, model, plan.data_dir, plan.cache_dir, device)
     division = divide(
-        data.train.y.numpy(),
-        data.num_classes,
-        data.owners,
+        Labelled(data.train.y.numpy(), data.num_classes, data.owners),
         make(config["partition"], Partition, "partition"),
         settings.num_clients,
         streams,
@@ -130,8 +127,8 @@ def _simulation(plan: Plan, data: LoadedData, division: Division, model: nn.Modu
             config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained_names(model))
         ),
         availability=make(config["availability"], Availability, "availability"),
-        test=Labelled(data.normalise(data.test.x).to(device), data.test.y.to(device)),
-        validation=Labelled(x[validation], y[validation]) if len(validation) else None,
+        test=Held(data.normalise(data.test.x).to(device), data.test.y.to(device)),
+        validation=Held(x[validation], y[validation]) if len(validation) else None,
         eval_every=settings.eval_every,
     )
     return Simulation(parts, params)
@@ -156,7 +153,7 @@ def record(plan: Plan, experiment: Experiment) -> Outcome:
     simulation = experiment.simulation
     folder = RunFolder.create(plan.folder, plan.config)
     experiment.division.save(plan.folder / "partition.npz")
-    trackers = Trackers([make(node, Tracker, f"tracker.{name}") for name, node in plan.config["tracker"].items()])
+    trackers = Trackers({n: make(node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()})
     trackers.start(_run_info(plan))
     for caveat in filter(None, (simulation.parts.selector.caveat,)):
         trackers.message(caveat)
@@ -199,7 +196,6 @@ def record(plan: Plan, experiment: Experiment) -> Outcome:
 def _run_info(plan: Plan) -> RunInfo:
     return RunInfo(
         name=plan.settings.name,
-        run_id=plan.folder.name,
         folder=plan.folder,
         config=plan.config,
         choices=plan.choices,

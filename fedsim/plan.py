@@ -156,5 +156,3 @@ def _check_selector(
 def _device_problem(device: str) -> Problem | None:
     missing = device == "cuda" and not torch.cuda.is_available()
     return rule(not missing, "device", device, "needs a CUDA GPU that torch can see", "use device=cpu or device=auto")
-
-

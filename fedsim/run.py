@@ -86,7 +86,7 @@ def run_jobs(jobs: Sequence[Composed]) -> int:
         tell(error)
     outcomes = [ended.get(plan.folder) or outcome_on_file(plan) for plan in plans]
     if len(plans) > 1:
-        sweep_table([_row(plan, outcome) for plan, outcome in zip(plans, outcomes, strict=True)])
+        sweep_table([_row(*one) for one in zip(jobs, plans, outcomes, strict=True)])
     return EXIT_CODES[max((outcome.status for outcome in outcomes), key=SEVERITY.index)]
 
 
@@ -139,9 +139,9 @@ def _work_without_effect(job: Composed) -> Problem | None:
     )
 
 
-def _row(plan: "Plan", outcome: "Outcome") -> dict[str, Any]:
+def _row(job: Composed, plan: "Plan", outcome: "Outcome") -> dict[str, Any]:
     return {
-        "choices": plan.choices,
+        "labels": {k.lstrip("+"): v for k, _, v in (o.partition("=") for o in job.overrides) if k != "seed"},
         "seed": plan.settings.seed,
         "status": outcome.status,
         "summary": outcome.summary,

@@ -12,7 +12,7 @@ from fedsim.ledger import Ledger
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Held:
     """`x` [n, ...] float32 and `y` [n] on the device."""
 
     x: Tensor
@@ -22,9 +22,7 @@ class Labelled:
 class Server:
     """The server's own labelled samples, as a selector sees them in one round."""
 
-    def __init__(
-        self, engine: Engine, validation: Labelled | None, needs: frozenset[Signal], ledger: Ledger
-    ) -> None:
+    def __init__(self, engine: Engine, validation: Held | None, needs: frozenset[Signal], ledger: Ledger) -> None:
         self._engine = engine
         self._validation = validation
         self._needs = needs

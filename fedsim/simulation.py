@@ -18,7 +18,7 @@ from fedsim.engine.base import Engine
 from fedsim.guards import SelectionError, drop_nonfinite, require_finite, selection_fault
 from fedsim.ledger import Clock, Ledger
 from fedsim.selectors.base import Selector
-from fedsim.server import Labelled, Server
+from fedsim.server import Held, Server
 from fedsim.streams import Purpose
 
 
@@ -66,8 +66,8 @@ class Federation:
     selector: Selector
     aggregator: Aggregator
     availability: Availability
-    test: Labelled
-    validation: Labelled | None
+    test: Held
+    validation: Held | None
     eval_every: int
 
 

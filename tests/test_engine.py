@@ -45,9 +45,7 @@ OPTIMIZERS: dict[str, LocalOptimizer] = {
     "decay": SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.1, schedule=Constant()),
     "momentum": SGD(lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.1, schedule=Constant()),
     "nesterov": SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, schedule=Constant()),
-    "adam": Adam(
-        lr=0.01, beta1=0.9, beta2=0.99, eps=1e-4, weight_decay=0.1, decoupled=False, schedule=Constant()
-    ),
+    "adam": Adam(lr=0.01, beta1=0.9, beta2=0.99, eps=1e-4, weight_decay=0.1, decoupled=False, schedule=Constant()),
     "adamw": Adam(lr=0.01, beta1=0.9, beta2=0.99, eps=1e-4, weight_decay=0.1, decoupled=True, schedule=Constant()),
 }
 SIZES = {"equal": [8, 8, 8], "ragged": [7, 1, 13, 4, 2], "one": [1], "some empty": [5, 0, 9], "all empty": [0, 0]}

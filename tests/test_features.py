@@ -112,7 +112,9 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_vgg16_gives_both_heads_their_input(tmp_path: Path) -> None:
     x = images().test.x
-    one, two = (build("vgg16_head", (3, 32, 32), weights="random", layers=n).extractor(tmp_path) for n in ("one", "two"))
+    one, two = (
+        build("vgg16_head", (3, 32, 32), weights="random", layers=n).extractor(tmp_path) for n in ("one", "two")
+    )
     assert isinstance(one, Extractor)
     a, b = one.eval()(x), two.eval()(x)
     assert a.shape == b.shape == (2, 4096)

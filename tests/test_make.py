@@ -63,7 +63,8 @@ def test_nested_nodes_are_built_and_their_problems_carry_the_whole_key() -> None
 
 
 @pytest.mark.parametrize(
-    "target", ["os.system", "subprocess.Popen", "builtins.open", "builtins.eval", "posix.system", "", "nowhere", 3, None]
+    "target",
+    ["os.system", "subprocess.Popen", "builtins.open", "builtins.eval", "posix.system", "", "nowhere", 3, None],
 )
 def test_a_target_that_is_not_of_the_base_is_never_called(target: Any, tmp_path: Path) -> None:
     marker = tmp_path / "marker"

@@ -72,8 +72,10 @@ def test_gradients_of_stacked_models_equal_those_of_each(
     with torch.no_grad():
         for p in models[1].parameters():
             p.mul_(1.5)
-    stack = {n: torch.stack([dict(m.named_parameters())[n].detach() for m in models]) for n, _ in
-             models[0].named_parameters()}
+    stack = {
+        n: torch.stack([dict(m.named_parameters())[n].detach() for m in models])
+        for n, _ in models[0].named_parameters()
+    }
     x = torch.randn(2, 4, *shape, dtype=torch.float64)
 
     def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:

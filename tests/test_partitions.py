@@ -101,9 +101,7 @@ def test_one_shard_per_client_gives_one_label_each_and_n_over_10_clients_per_lab
 def test_two_shards_per_client_give_two_labels_or_rarely_one() -> None:
     """Both shards carry one label with probability 19 / 199 for 200 shards of 10 labels."""
     data = balanced(600)
-    single = [
-        (histograms(data, split("shards", data, 100, seed)) > 0).sum(1) == 1 for seed in range(30)
-    ]
+    single = [(histograms(data, split("shards", data, 100, seed)) > 0).sum(1) == 1 for seed in range(30)]
     assert abs(np.mean(single) - 19 / 199) < 4 * np.sqrt(0.0955 * 0.9045 / 3000)
 
 

@@ -16,7 +16,7 @@ from fedsim.cohort import Population
 from fedsim.guards import selection_fault
 from fedsim.make import make
 from fedsim.selectors.base import Selector
-from fedsim.server import Labelled
+from fedsim.server import Held
 from fedsim.simulation import Federation, Record, Simulation
 from tests.toys import ToyEngine, toy_door, toy_params, toy_population
 
@@ -44,7 +44,7 @@ def simulation(
     population = toy_population(sizes, cohort_size, num_rounds)
     engine = ToyEngine(sizes)
     engine.broken = set(broken)
-    test = Labelled(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    test = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     selector = build(choice, population)
     parts = Federation(engine, population, selector, FedAvg(frozenset(), weighting="uniform"), Always(), test, test, 1)
     return Simulation(parts, toy_params())
@@ -114,5 +114,3 @@ def test_the_yaml_says_what_it_is_and_every_value_is_strict(choice: str) -> None
     node = yaml.safe_load(text)
     with pytest.raises(ValueError, match="is not a known key"):
         make({**node, "no_such_key": 1}, Selector, "selector", toy_population([1] * 20, 5))
-
-

@@ -14,7 +14,7 @@ from fedsim.cohort import Cohort, Selection
 from fedsim.errors import DivergedError, FedsimError
 from fedsim.guards import SelectionError, drop_nonfinite
 from fedsim.selectors.base import Selector
-from fedsim.server import Labelled, Server
+from fedsim.server import Held, Server
 from fedsim.simulation import Federation, Simulation
 from tests.toys import ToyEngine, toy_cohort, toy_params, toy_population
 
@@ -58,7 +58,7 @@ def simulate(
     sizes = [1, 2, 3, 4]
     engine = ToyEngine(sizes)
     engine.broken = broken or set()
-    test = Labelled(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    test = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     population = toy_population(sizes, cohort_size, num_rounds)
     selector = Scripted(population, selections)
     selector.needs = needs

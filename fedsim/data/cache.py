@@ -42,7 +42,7 @@ def digest(tensors: dict[str, Tensor]) -> str:
     sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        sha.update(tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b"")
+        sha.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
 
 

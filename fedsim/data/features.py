@@ -30,14 +30,14 @@ class TrainsOnFeatures(Protocol):
         """The frozen backbone, with its weights. Raises `DataError` if they are not to be had."""
 
 
-def extract(data: LoadedData, model: TrainsOnFeatures, data_dir: Path, cache_dir: Path, device: torch.device) -> LoadedData:
+def extract(
+    data: LoadedData, model: TrainsOnFeatures, data_dir: Path, cache_dir: Path, device: torch.device
+) -> LoadedData:
     """`data` with features in place of images, from the cache where they are known already."""
     extractor = model.extractor(data_dir).eval().to(device)
     fingerprint = hashlib.sha256(f"{data.fingerprint} {extractor.fingerprint}".encode()).hexdigest()
     path = cache_dir / f"features-{fingerprint[:32]}.safetensors"
-    found = load_or_build(
-        path, lambda: {s: _run(extractor, getattr(data, s).x, device, s) for s in ("train", "test")}
-    )
+    found = load_or_build(path, lambda: {s: _run(extractor, getattr(data, s).x, device, s) for s in ("train", "test")})
     return replace(
         data,
         train=Samples(found["train"], data.train.y),

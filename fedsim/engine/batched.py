@@ -1,4 +1,4 @@
-"""All selected clients as one tensor program: local models stacked on a client axis, one forward and backward for all."""
+"""All selected clients as one tensor program: models stacked on a client axis, one forward and backward for all."""
 
 import os
 from collections.abc import Callable
@@ -145,9 +145,7 @@ class BatchedEngine(Engine):
         full = vmap(lambda p, r, x, y: per_row(p, r, x, y, None))
         ragged = vmap(per_row)
 
-        def gradients(
-            stack: Stack, extra: Stack, x: Tensor, y: Tensor, weights: Tensor | None
-        ) -> tuple[Stack, Tensor]:
+        def gradients(stack: Stack, extra: Stack, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[Stack, Tensor]:
             trained = {name: stack[name] for name in self.trained}
             rest = {name: stack[name] for name in self.buffers} | extra
             arguments = (trained, rest, x, y)

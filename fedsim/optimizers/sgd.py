@@ -18,7 +18,7 @@ class SGD(LocalOptimizer):
         super().__init__(lr=lr, schedule=schedule)
         check(
             between("momentum", momentum, 0, 1, open_high=True),
-            rule(not nesterov or momentum > 0, "nesterov", nesterov, "needs momentum > 0", "set optimizer.momentum=0.9"),
+            rule(not nesterov or momentum > 0, "nesterov", nesterov, "needs momentum > 0", "optimizer.momentum=0.9"),
             at_least("weight_decay", weight_decay, 0),
         )
         self.momentum = momentum

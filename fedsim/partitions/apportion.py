@@ -9,7 +9,7 @@ from fedsim.errors import DataError
 def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     """Integers proportional to `shares` that sum to `total` (Hamilton's method; ties to the lower index)."""
     quotas = shares / shares.sum() * total
-    counts = np.floor(quotas).astype(np.int64)
+    counts: NDArray[np.int64] = np.floor(quotas).astype(np.int64)
     order = np.argsort(-(quotas - counts), kind="stable")
     counts[order[: total - counts.sum()]] += 1
     return counts

@@ -50,8 +50,8 @@ class DirichletQP(Partition):
         if self.fallback == "nnls":
             return _deal(_least_squares_counts(q, b), data, rng)
         raise DataError(
-            f"partition.alpha={self.alpha}: no sizes use all samples of every class in {self.retries + 1} draws of label "
-            f"mixes for num_clients={num_clients}; raise num_clients (100 rarely fails) or alpha, or set "
+            f"partition.alpha={self.alpha}: no sizes use all samples of every class in {self.retries + 1} draws of "
+            f"label mixes for num_clients={num_clients}; raise num_clients (100 rarely fails) or alpha, or set "
             "partition.fallback=nnls"
         )
 
@@ -90,9 +90,10 @@ def _least_squares_counts(q: NDArray[np.float64], b: NDArray[np.float64]) -> NDA
     from scipy.optimize import nnls
 
     sizes, _ = nnls(q, b)
-    counts = q * sizes
+    counts: NDArray[np.float64] = q * sizes
     totals = counts.sum(1, keepdims=True)
-    return np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0) * b[:, None]
+    scaled: NDArray[np.float64] = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0) * b[:, None]
+    return scaled
 
 
 def _deal(quotas: NDArray[np.float64], data: Labelled, rng: np.random.Generator) -> list[Indices]:

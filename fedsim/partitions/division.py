@@ -113,9 +113,7 @@ def divide(
     return Division(train, holdout, validation, public, histograms.astype(np.int64))
 
 
-def _server_samples(
-    data: Labelled, server: ServerSplit, rng: np.random.Generator
-) -> tuple[Indices, Indices, Indices]:
+def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generator) -> tuple[Indices, Indices, Indices]:
     """Positions of the public set (in random order), the validation set and the rest (ascending).
 
     The draws are nested, so that another size of the public set leaves the validation set as it is.

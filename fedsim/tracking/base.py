@@ -8,28 +8,42 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker may know of a run. `config` is resolved and holds no secrets; `choices` maps group to choice."""
+    """What a tracker may know of a run. `config` is resolved; `choices` maps group to choice."""
 
     name: str
-    run_id: str
     folder: Path
     config: Mapping[str, Any]
     choices: Mapping[str, str]
     seed: int
     num_rounds: int
 
+    @property
+    def run_id(self) -> str:
+        """The folder's name: unique among runs of different configs."""
+        return self.folder.name
+
 
 class Tracker:
-    """Called in the order start, log (once a round), finish. Every method may be left out."""
+    """Called in the order start, log (once a round), finish; `message` at any time. All may be left out."""
 
     def start(self, info: RunInfo) -> None:
         """The run begins; its folder exists and holds config.yaml."""
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """One round's record, the same mapping that was written to metrics.jsonl."""
+        """One round's record, as in metrics.jsonl."""
 
     def message(self, text: str) -> None:
-        """One line for a person (a warning, what `auto` chose)."""
+        """One line for a person."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run has ended (`summary["status"]`: done, diverged, failed, interrupted)."""
+        """The run has ended; `summary["status"]` says how."""
+
+    @property
+    def notice(self) -> str | None:
+        """One line that this tracker has for a person right after `start`, or None."""
+        return None
+
+    @property
+    def num_degraded(self) -> int:
+        """How often this tracker could not do its work."""
+        return 0

@@ -1,0 +1,41 @@
+"""IDX files (MNIST and its relatives), checked before anything is read from them."""
+
+import hashlib
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.errors import DataError
+
+
+def read_idx(path: Path, shape: tuple[int, ...], md5: str | None = None) -> Tensor:
+    """The unsigned bytes in `path`, of exactly `shape` (-1: any length in the first axis).
+
+    Raises `DataError` with what was expected and found: a wrong header, length or checksum (truncated files, bit
+    errors, an HTML page in place of the data).
+    """
+    content = path.read_bytes()
+    header = 4 + 4 * len(shape)
+    dims = tuple(np.frombuffer(content[4:header], ">u4").tolist()) if len(content) >= header else ()
+    magic = bytes((0, 0, 8, len(shape)))
+    if content[:4] != magic:
+        raise _damaged(path, f"first bytes {magic.hex()} (IDX, unsigned bytes)", content[:4].hex())
+    if any(expected not in (-1, found) for expected, found in zip(shape, dims, strict=True)):
+        raise _damaged(path, f"dimensions {_show(shape)}", _show(dims))
+    if len(content) != header + math.prod(dims):
+        raise _damaged(path, f"{header + math.prod(dims)} bytes", f"{len(content)} bytes")
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if md5 is not None and found != md5:
+        raise _damaged(path, f"md5 {md5}", found)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=header).view(dims)
+
+
+def _damaged(path: Path, expected: str, found: str) -> DataError:
+    return DataError(f"{path} is damaged: expected {expected}, found {found}; delete it and fetch it again")
+
+
+def _show(dims: tuple[int, ...]) -> str:
+    return "x".join("any" if d < 0 else str(d) for d in dims)

@@ -1,0 +1,163 @@
+"""What a person sees: a progress bar with the accuracy, a closing table, and one table over the jobs of a sweep."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedsim.tracking.base import RunInfo, Tracker
+
+PLAIN_LINES = 10
+"""Progress lines of a run where there is no terminal."""
+
+
+class ConsoleTracker(Tracker):
+    """A bar on a terminal, a few plain lines elsewhere; `progress: false` leaves both out."""
+
+    def __init__(self, *, progress: bool) -> None:
+        self.progress = progress
+        self.console = Console(highlight=False)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._accuracy: float | None = None
+
+    def start(self, info: RunInfo) -> None:
+        self._info = info
+        groups = ("dataset", "partition", "model", "selector")
+        parts = [info.choices[g] for g in groups if g in info.choices]
+        self.console.print(f"[bold]{info.name}[/]: {' · '.join(parts)} · seed {info.seed}")
+        if self.progress and self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("test accuracy {task.fields[accuracy]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task = self._bar.add_task("", total=info.num_rounds, accuracy="-")
+            self._bar.start()
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        if record["test_accuracy"] is not None:
+            self._accuracy = record["test_accuracy"]
+        shown = show_share(self._accuracy)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=record["round"], accuracy=shown)
+        elif self.progress and self._is_due(record["round"]):
+            self.console.print(f"  round {record['round']}/{self._info.num_rounds}  test accuracy {shown}")
+
+    def _is_due(self, round: int) -> bool:
+        total = self._info.num_rounds
+        return round * PLAIN_LINES // total > (round - 1) * PLAIN_LINES // total
+
+    def message(self, text: str) -> None:
+        self.console.print(text, style="dim", soft_wrap=True)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self.console.print(closing_table(summary))
+        if summary.get("error"):
+            self.console.print(f"{summary['status']}: {summary['error']}", style="red", soft_wrap=True)
+        self.console.print(f"results in {self._info.folder}", soft_wrap=True)
+
+
+def closing_table(summary: Mapping[str, Any]) -> Table:
+    """Final accuracy, participation, time by phase, bytes and samples."""
+    totals = summary["totals"]
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    rows = {
+        "final accuracy": f"[bold]{show_share(summary['final_accuracy'])}[/]"
+        f"  (round 0: {show_share(summary['initial_accuracy'])}, best {show_share(summary['best_accuracy'])})",
+        "participation ratio": f"{show_share(summary['mean_participation_ratio'])} of clients a round,"
+        f" {show_share(summary['coverage'])} covered",
+        "wall time": show_seconds(summary["wall_seconds"])
+        + " ("
+        + ", ".join(f"{p} {show_seconds(totals[f'seconds_{p}'])}" for p in ("select", "train", "aggregate", "evaluate"))
+        + ")",
+        "bytes": f"{show_bytes(totals['bytes_down'])} down, {show_bytes(totals['bytes_up'])} up",
+        "samples": f"{totals['train_samples']:,} trained on, {totals['forward_samples']:,} more passed forward",
+        "engine": str(summary.get("engine", "")),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def sweep_table(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+    """One line per job with the choices that differ; then mean and deviation over jobs that differ by seed alone.
+
+    A row: choices, values (key=value of the command line that differ), seed, status, summary, folder.
+    """
+    console = console or Console(highlight=False)
+    differing = _differing([r["labels"] for r in rows])
+    table = Table(title=f"{len(rows)} jobs", title_justify="left")
+    for name in (*differing, "seed", "status", "accuracy", "participation", "wall time", "down", "up"):
+        table.add_column(name, justify="left" if name in (*differing, "status") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(str(row["labels"].get(n, "")) for n in differing), str(row["seed"]), *_cells(row))
+    console.print(table)
+    _print_seed_means(rows, differing, console)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    summary, style = row["summary"], {"done": "green"}.get(row["status"], "red")
+    status = f"[{style}]{row['status']}[/]"
+    if "totals" not in summary:
+        return [status, "-", "-", "-", "-", "-"]
+    totals = summary["totals"]
+    return [
+        status,
+        show_share(summary["final_accuracy"]),
+        show_share(summary["mean_participation_ratio"]),
+        show_seconds(summary["wall_seconds"]),
+        show_bytes(totals["bytes_down"]),
+        show_bytes(totals["bytes_up"]),
+    ]
+
+
+def _print_seed_means(rows: Sequence[Mapping[str, Any]], differing: Sequence[str], console: Console) -> None:
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(str(row["labels"].get(n, "")) for n in differing), []).append(row)
+    if all(len(group) == 1 for group in groups.values()):
+        return
+    table = Table(title="over seeds", title_justify="left")
+    for name in (*differing, "runs", "accuracy (mean ± std)", "div"):
+        table.add_column(name, justify="left" if name in differing else "right", no_wrap=True)
+    for key, group in groups.items():
+        done = [r["summary"]["final_accuracy"] for r in group if r["status"] == "done"]
+        spread = f" ± {100 * statistics.stdev(done):.2f}" if len(done) > 1 else ""
+        mean = f"{100 * statistics.mean(done):.2f}{spread} %" if done else "-"
+        num_diverged = sum(r["status"] == "diverged" for r in group)
+        table.add_row(*key, str(len(group)), mean, f"{num_diverged}/{len(group)}" if num_diverged else "")
+    console.print(table)
+
+
+def _differing(labels: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = list(dict.fromkeys(name for row in labels for name in row))
+    return [n for n in names if len({str(row.get(n)) for row in labels}) > 1]
+
+
+def show_share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def show_seconds(value: float) -> str:
+    if value < 100:
+        return f"{value:.1f} s" if value >= 1 else f"{1000 * value:.0f} ms"
+    return f"{value / 60:.1f} min" if value < 6000 else f"{value / 3600:.1f} h"
+
+
+def show_bytes(value: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"

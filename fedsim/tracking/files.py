@@ -1,0 +1,108 @@
+"""A run's folder: config.yaml, metrics.jsonl, summary.json. These files are the truth; all else mirrors them."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from fedsim.errors import FedsimError
+
+CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
+
+
+class OutputError(FedsimError):
+    """A run's folder cannot be written (no space, no permission)."""
+
+
+class RunFolder:
+    """The one writer of a run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: Mapping[str, Any]) -> "RunFolder":
+        """Make `path` for a new run, without what an earlier one left there, and write the config."""
+        folder = cls(path)
+        with _told(path):
+            path.mkdir(parents=True, exist_ok=True)
+            for name in (METRICS, SUMMARY, ERROR):
+                (path / name).unlink(missing_ok=True)
+        folder.write_text(CONFIG, yaml.safe_dump(json_ready(config), sort_keys=False, allow_unicode=True))
+        return folder
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl, handed to the operating system before this returns."""
+        with _told(self.path / METRICS), (self.path / METRICS).open("a") as file:
+            file.write(json.dumps(json_ready(record)) + "\n")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """summary.json; its presence says that the run has ended."""
+        self.write_text(SUMMARY, json.dumps(json_ready(summary), indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file whole or not at all."""
+        target, temporary = self.path / name, self.path / f"{name}.tmp"
+        with _told(target):
+            try:
+                with temporary.open("w") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(target)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"output_dir: cannot write {path} ({error.strerror or error}); free some space or choose another output_dir"
+        ) from error
+
+
+def json_ready(value: Any) -> Any:
+    """Plain JSON values: numpy numbers and arrays, paths and tuples converted, nan and infinity as None."""
+    if isinstance(value, Mapping):
+        return {str(k): json_ready(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [json_ready(v) for v in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return json_ready(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run; a last line that was cut off is left out."""
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    records: list[dict[str, Any]] = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """The summary of a run, or None if it has not ended (or its summary cannot be read)."""
+    try:
+        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return summary

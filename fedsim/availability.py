@@ -48,7 +48,8 @@ class Intermittent(Availability):
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         half = num_clients // 2
         group = np.arange(half) if round % 2 == 0 else np.arange(half, num_clients)
-        present = rng.permutation(group)[int(self.absent * len(group)) :]
+        num_absent = int(self.absent * len(group) + 1e-9)  # 0.29 of 100 is 28.999999999999996 in floats
+        present = rng.permutation(group)[num_absent:]
         mask = np.zeros(num_clients, dtype=bool)
         mask[present] = True
         return mask

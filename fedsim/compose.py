@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
+from hydra import version as hydra_version
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -46,30 +50,38 @@ def conf_dir() -> Path:
 
 
 @contextmanager
-def search_path(config_dir: str | None, config_path: str | None = None) -> Iterator[list[str]]:
-    """Hydra ready to compose from conf/; yields the overrides that add the user's own `--config-dir`."""
+def search_path(config_dir: str | None = None, config_path: str | None = None) -> Iterator[None]:
+    """Hydra ready to compose from conf/ (or `config_path`), with the user's own `--config-dir` before it."""
+    if config_dir is not None and not Path(config_dir).is_dir():
+        raise ConfigError([Problem("--config-dir", config_dir, "must be an existing folder")])
+    hydra_version.setbase("1.3")
+    places = create_config_search_path(str(Path(config_path or conf_dir()).resolve()))
+    if config_dir is not None:
+        own = f"file://{Path(config_dir).resolve()}"
+        places.prepend(provider="command-line", path=own, anchor=SearchPathQuery(provider="schema"))
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(Path(config_path or conf_dir()).resolve()), version_base="1.3"):
-        yield [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
+    Hydra.create_main_hydra2("fedsim", places)
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().clear()
 
 
-def compose_jobs(
-    overrides: Sequence[str], *, multirun: bool, config_name: str = "config", extra: Sequence[str] = ()
-) -> list[Composed]:
+def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str = "config") -> list[Composed]:
     """Every job that the command line describes. Raises `ConfigError` with all problems of all jobs.
 
     Must be called inside `search_path`.
     """
     parsed = parse(overrides)
     fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
-    base = compose_one([*fixed, *extra], config_name)
+    base = compose_one(fixed, config_name)
     if not multirun and not _mode_is_multirun(base.hydra):
-        return [_plain(compose_one([*overrides, *extra], config_name), tuple(overrides))]
+        return [_plain(compose_one(overrides, config_name), tuple(overrides))]
     jobs: list[Composed] = []
     problems: list[Problem] = []
     for job in expand(parsed, base.hydra.sweeper.get("params") or {}):
         try:
-            jobs.append(_plain(compose_one([*job, *extra], config_name), tuple(job)))
+            jobs.append(_plain(compose_one(job, config_name), tuple(job)))
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
     if problems:
@@ -113,13 +125,21 @@ def _num_values(override: Override) -> int:
 
 def compose_one(overrides: Sequence[str], config_name: str) -> DictConfig:
     """The config of one job, with Hydra's own node. Raises `ConfigError` with a diagnosis."""
-    problems = [p for o in parse(overrides) if (p := _group_problem(o)) is not None]
-    if not problems:
-        try:
-            return compose(config_name, overrides=list(overrides), return_hydra_config=True)
-        except COMPOSITION_ERRORS as error:
-            problems = _diagnose(overrides, config_name) or [Problem("config", ..., _first_line(error))]
-    raise ConfigError(problems)
+    parsed = parse(overrides)
+    outside = [Problem(o.key_or_group, o.value(), "must not lead out of conf/") for o in parsed if _leads_out(o)]
+    if outside:
+        raise ConfigError(outside)
+    try:
+        return compose(config_name, overrides=list(overrides), return_hydra_config=True)
+    except COMPOSITION_ERRORS as error:
+        problems = [p for o in parsed if (p := _group_problem(o)) is not None] or _diagnose(parsed, config_name)
+        raise ConfigError(problems or [Problem("config", ..., _first_line(error))]) from error
+
+
+def _leads_out(override: Override) -> bool:
+    """Whether a group's choice climbs out of its folder."""
+    choice = override.value() if _options(override.key_or_group) else None
+    return isinstance(choice, str) and (".." in choice.split("/") or choice.startswith("/"))
 
 
 def _plain(config: DictConfig, overrides: tuple[str, ...]) -> Composed:
@@ -129,7 +149,7 @@ def _plain(config: DictConfig, overrides: tuple[str, ...]) -> Composed:
 
 def plain(config: DictConfig) -> dict[str, Any]:
     """The job's part of a composed config as plain containers, interpolations resolved."""
-    own = OmegaConf.masked_copy(config, [k for k in config if k != "hydra"])
+    own = OmegaConf.masked_copy(config, [str(k) for k in config if k != "hydra"])
     try:
         resolved = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -158,9 +178,8 @@ def _group_problem(override: Override) -> Problem | None:
     return Problem(key, choice, f"is not a choice of conf/{key}/", unknown(choice, options).remedy)
 
 
-def _diagnose(overrides: Sequence[str], config_name: str) -> list[Problem]:
+def _diagnose(parsed: Sequence[Override], config_name: str) -> list[Problem]:
     """Which plain overrides name keys that the config, with the same group choices, does not have."""
-    parsed = parse(overrides)
     choices = [o.input_line or "" for o in parsed if _options(o.key_or_group)]
     try:
         base = compose(config_name, overrides=choices, return_hydra_config=True)

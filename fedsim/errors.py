@@ -67,11 +67,15 @@ def rule(holds: bool, key: str, value: Any, text: str, remedy: str = "") -> Prob
 
 
 def positive(key: str, value: float, remedy: str = "") -> Problem | None:
-    return rule(math.isfinite(value) and value > 0, key, value, "must be a finite number > 0", remedy)
+    return rule(math.isfinite(value) and value > 0, key, value, _finite(value) + "> 0", remedy)
 
 
 def at_least(key: str, value: float, low: float, remedy: str = "") -> Problem | None:
-    return rule(math.isfinite(value) and value >= low, key, value, f"must be a finite number >= {low:g}", remedy)
+    return rule(math.isfinite(value) and value >= low, key, value, f"{_finite(value)}>= {low:g}", remedy)
+
+
+def _finite(value: float) -> str:
+    return "must be " if math.isfinite(value) else "must be finite and "
 
 
 def between(key: str, value: float, low: float, high: float, *, open_high: bool = False) -> Problem | None:

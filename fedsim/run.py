@@ -49,10 +49,8 @@ def run(argv: Sequence[str]) -> int:
     if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
         hand_to_hydra(lambda config: None)
         return 0
-    with search_path(args.config_dir, args.config_path) as extra:
-        jobs = compose_jobs(
-            args.overrides, multirun=args.multirun, config_name=args.config_name or "config", extra=extra
-        )
+    with search_path(args.config_dir, args.config_path):
+        jobs = compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name or "config")
     return run_jobs(jobs)
 
 

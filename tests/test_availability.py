@@ -1,9 +1,15 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
+import yaml
 
-from fedsim.availability import Always, Bernoulli, Intermittent
+from fedsim.availability import Always, Availability, Bernoulli, Intermittent
 from fedsim.errors import ConfigError
+from fedsim.make import make
 from fedsim.streams import Purpose, Streams
+
+FILES = sorted((Path(__file__).parents[1] / "conf" / "availability").glob("*.yaml"))
 
 
 def rng(t: int) -> np.random.Generator:
@@ -32,3 +38,29 @@ def test_intermittent_halves_take_turns_minus_a_fifth(t: int, half: range) -> No
 def test_a_probability_out_of_range_is_refused(probability: float) -> None:
     with pytest.raises(ConfigError, match=r"probability=.* must lie in \(0, 1\]"):
         Bernoulli(probability=probability)
+
+
+@pytest.mark.parametrize("absent", [-0.1, 1.0, float("nan")])
+def test_a_share_of_absent_clients_out_of_range_is_refused(absent: float) -> None:
+    with pytest.raises(ConfigError, match=r"absent=.* must lie in \[0, 1\)"):
+        Intermittent(absent=absent)
+
+
+def test_the_share_of_absent_clients_is_exact() -> None:
+    """0.29 * 100 is just under 29 in floats."""
+    assert Intermittent(absent=0.29).available(2, 200, rng(2)).sum() == 71
+    assert Intermittent(absent=0.0).available(2, 200, rng(2)).sum() == 100
+
+
+def test_a_single_client_is_there_in_odd_rounds_only() -> None:
+    assert [bool(Intermittent(absent=0.2).available(t, 1, rng(t)).any()) for t in (1, 2, 3)] == [True, False, True]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_every_choice_can_be_built_and_is_a_function_of_its_stream(file: Path) -> None:
+    availability = make(yaml.safe_load(file.read_text()), Availability, "availability")
+    masks = [availability.available(3, 40, rng(3)) for _ in range(2)]
+    assert masks[0].shape == (40,)
+    assert masks[0].dtype == bool
+    assert masks[0].any()
+    assert np.array_equal(masks[0], masks[1])

@@ -36,7 +36,7 @@ def check_sound(data: LoadedData) -> None:
         assert samples.x.dtype == torch.uint8
         assert samples.y.dtype == torch.int64
         assert len(samples.x) == len(samples.y) > 0
-        assert 0 <= int(samples.y.min())
+        assert int(samples.y.min()) >= 0
         assert int(samples.y.max()) < data.num_classes
     assert data.test.x.shape[1:] == data.train.x.shape[1:]
     assert data.mean is not None

@@ -1,5 +1,6 @@
 """MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 as torchvision lays them out and, if absent, fetches them."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -130,12 +131,23 @@ def require_files(folder: Path, names: Sequence[str], data_dir: Path, fetch: Cal
             if missing():
                 fetch()
     except Exception as error:  # torchvision and urllib raise all kinds
+        _remove_empty(folder, data_dir)
         raise DataError(
             f"data_dir={data_dir}: no {', '.join(missing() or names)} in {folder}, and fetching them failed "
-            f"({type(error).__name__}: {error}). Put the files there, or point data_dir or FEDSIM_DATA to them"
+            f"({str(error).splitlines()[0]}). Put the files there, or point data_dir or FEDSIM_DATA to them"
         ) from error
     if missing():
         raise DataError(f"data_dir={data_dir}: {', '.join(missing())} should now be in {folder} but are not")
+
+
+def _remove_empty(folder: Path, data_dir: Path) -> None:
+    """Leave no trace of a failed attempt."""
+    for lock in data_dir.glob(".*.lock"):
+        lock.unlink(missing_ok=True)
+    for place in (folder, *folder.parents):
+        if place.is_relative_to(data_dir):
+            with contextlib.suppress(OSError):
+                place.rmdir()
 
 
 def _fetch(source: str, data_dir: Path, **kwargs: Any) -> None:

@@ -50,6 +50,7 @@ class BatchedEngine(Engine):
         self.keys = [name for name, _ in keyed_dropouts(self.template)]
         self.masks = masked_norms(self.template)
         self._gradients = self._make_gradients()
+        load_transforms()
 
     @property
     def description(self) -> str:
@@ -155,6 +156,14 @@ class BatchedEngine(Engine):
             return grads, values
 
         return gradients
+
+
+def load_transforms() -> None:
+    """Make torch load what its first vmap needs (seconds, once a process), so that no round is charged for it."""
+    label = torch.zeros(1, dtype=torch.long)
+    vmap(grad_and_value(lambda x: F.cross_entropy(functional_call(nn.Identity(), {}, (x,)), label)))(
+        torch.zeros(1, 1, 2)
+    )
 
 
 def _sample_weights(counts: np.ndarray[Any, Any], width: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -63,7 +63,7 @@ class SequentialEngine(Engine):
             chosen = positions[step, : int(count)]
             optimizer.zero_grad(set_to_none=True)
             loss = F.cross_entropy(self.worker(self.data.x.index_select(0, chosen)), self.data.y[chosen])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             losses.append(loss.detach())
         return float(torch.stack(losses).double().mean())

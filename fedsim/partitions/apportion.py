@@ -15,12 +15,12 @@ def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int
     return counts
 
 
-def require_samples(num_samples: int, num_needed: int, what: str) -> None:
-    """Raise `DataError` unless there are enough samples to go round."""
-    if num_samples < num_needed:
+def require_samples(num_samples: int, num_clients: int, each: int, what: str) -> None:
+    """Raise `DataError` unless there are `each` samples for every client; `what` names the key that wants them."""
+    if num_samples < num_clients * each:
         raise DataError(
-            f"num_clients: {what} needs at least {num_needed} training samples and there are {num_samples}; "
-            "lower num_clients, or the samples that the server keeps (server.*)"
+            f"num_clients={num_clients}: {what} needs at least {num_clients * each} training samples and there are "
+            f"{num_samples}; lower num_clients, or the samples that the server keeps (server.*)"
         )
 
 

@@ -22,7 +22,7 @@ class DirichletClass(Partition):
         self.max_tries = max_tries
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        require_samples(len(data.labels), num_clients * max(self.min_size, 1), f"partition.min_size={self.min_size}")
+        require_samples(len(data.labels), num_clients, max(self.min_size, 1), f"partition.min_size={self.min_size}")
         smallest = 0
         for _ in range(self.max_tries):
             parts = self._draw(data, num_clients, rng)
@@ -58,7 +58,7 @@ class DirichletClient(Partition):
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         num = len(data.labels)
-        require_samples(num, num_clients, "partition=dirichlet_client")
+        require_samples(num, num_clients, 1, "partition=dirichlet_client")
         classes = shuffled_by_class(data.labels, data.num_classes, rng)
         left = np.array([len(c) for c in classes])
         mix = rng.dirichlet(np.full(data.num_classes, self.alpha), num_clients)

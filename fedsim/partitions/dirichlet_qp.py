@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import DataError, check, positive, rule
+from fedsim.errors import DataError, Problem, at_least, check, positive
 from fedsim.partitions.apportion import require_samples, shuffled_by_class
 from fedsim.partitions.base import Indices, Labelled, Partition
 
@@ -27,8 +27,8 @@ class DirichletQP(Partition):
     def __init__(self, *, alpha: float, solver: str, retries: int, fallback: Literal["error", "nnls"]) -> None:
         check(
             positive("alpha", alpha),
-            rule(retries >= 0, "retries", retries, "must be >= 0"),
-            rule(solver.isupper(), "solver", solver, "must be the name of a cvxpy solver in capitals", "e.g. CLARABEL"),
+            at_least("retries", retries, 0),
+            _solver_problem(solver),
         )
         self.alpha = alpha
         self.solver = solver
@@ -36,17 +36,13 @@ class DirichletQP(Partition):
         self.fallback = fallback
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        require_samples(len(data.labels), num_clients, "partition=dirichlet_qp")
+        require_samples(len(data.labels), num_clients, 1, "partition=dirichlet_qp")
         b = np.bincount(data.labels, minlength=data.num_classes).astype(np.float64)
-        q = self._mixes(b, num_clients, rng)
-        for _ in range(self.retries):
+        for _ in range(self.retries + 1):
+            q = self._mixes(b, num_clients, rng)
             sizes = solve_sizes(q, b, self.solver)
             if sizes is not None:
                 return _deal(q * sizes, data, rng)
-            q = self._mixes(b, num_clients, rng)
-        sizes = solve_sizes(q, b, self.solver)
-        if sizes is not None:
-            return _deal(q * sizes, data, rng)
         if self.fallback == "nnls":
             return _deal(_least_squares_counts(q, b), data, rng)
         raise DataError(
@@ -67,12 +63,37 @@ class DirichletQP(Partition):
         return q
 
 
+def _solver_problem(solver: str) -> Problem | None:
+    """None if `solver` is installed and can minimise a square.
+
+    CLARABEL comes with fedsim and is not tried: cvxpy is slow to import, and a finished run only checks its config.
+    """
+    if solver == "CLARABEL":
+        return None
+    import cvxpy as cp
+
+    usable = [name for name in cp.installed_solvers() if _minimises_a_square(name)]
+    if solver in usable:
+        return None
+    rule = f"must be an installed cvxpy solver for quadratic programs, here one of {', '.join(usable)}"
+    return Problem("solver", solver, rule, "install it, or set solver=CLARABEL")
+
+
+def _minimises_a_square(solver: str) -> bool:
+    import cvxpy as cp
+
+    x = cp.Variable()
+    try:
+        cp.Problem(cp.Minimize(cp.square(x)), [x == 1]).solve(solver=solver)
+    except Exception:  # one without its licence may fail in any way
+        return False
+    return bool(x.value is not None)
+
+
 def solve_sizes(q: NDArray[np.float64], b: NDArray[np.float64], solver: str) -> NDArray[np.float64] | None:
     """x >= 0 [N] of least norm with Q x = b (checked), or None if there is none."""
     import cvxpy as cp
 
-    if solver not in cp.installed_solvers():
-        raise DataError(f"partition.solver={solver}: not installed; installed: {', '.join(cp.installed_solvers())}")
     present, unit = b > 0, b.sum() / q.shape[1]
     x = cp.Variable(q.shape[1], nonneg=True)
     program = cp.Problem(cp.Minimize(cp.sum_squares(x)), [q[present] @ x == b[present] / unit])

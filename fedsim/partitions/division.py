@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import DataError, at_least, between, check
-from fedsim.partitions.apportion import largest_remainder, require_samples
+from fedsim.partitions.apportion import largest_remainder
 from fedsim.partitions.base import Indices, Labelled, Partition
 from fedsim.streams import Purpose, Streams
 
@@ -75,17 +75,22 @@ class Division:
 
     @classmethod
     def load(cls, path: Path) -> "Division":
-        """Read what `save` wrote. Raises `DataError` if the content does not match its hash."""
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        division = cls(
-            train=np.split(arrays["train"], np.cumsum(arrays["sizes"])[:-1]),
-            holdout=np.split(arrays["holdout"], np.cumsum(arrays["holdout_sizes"])[:-1]),
-            validation=arrays["validation"],
-            public=arrays["public"],
-            histograms=arrays["histograms"],
-        )
-        if division.hash != str(arrays["hash"]):
+        """Read what `save` wrote. Raises `DataError` if it cannot be read or does not match its hash."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            division = cls(
+                train=np.split(arrays["train"], np.cumsum(arrays["sizes"])[:-1]),
+                holdout=np.split(arrays["holdout"], np.cumsum(arrays["holdout_sizes"])[:-1]),
+                validation=arrays["validation"],
+                public=arrays["public"],
+                histograms=arrays["histograms"],
+            )
+            intact = division.hash == str(arrays["hash"])
+        except Exception as error:  # a damaged archive fails in zipfile, zlib or numpy, each in its own way
+            reason = f"cannot be read as a saved partition ({type(error).__name__}: {error})"
+            raise DataError(f"{path}: {reason}; delete the run's folder and run again") from error
+        if not intact:
             raise DataError(f"{path}: the partition's content does not match its hash; delete the run's folder")
         return division
 
@@ -107,10 +112,24 @@ def divide(
     owners = None if data.owners is None else data.owners[rest]
     remaining = Labelled(data.labels[rest], data.num_classes, owners)
     parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
+    _require_a_partition(parts, num_clients, len(rest), type(partition).__name__)
     pairs = [_hold_out(rest[p], holdout_fraction, streams.generator(Purpose.HOLDOUT, i)) for i, p in enumerate(parts)]
     train, holdout = [t for t, _ in pairs], [h for _, h in pairs]
     histograms = np.stack([np.bincount(data.labels[t], minlength=data.num_classes) for t in train])
     return Division(train, holdout, validation, public, histograms.astype(np.int64))
+
+
+def _require_a_partition(parts: Sequence[Indices], num_clients: int, num_samples: int, name: str) -> None:
+    """A partition may be a user's own class: never train on samples that two clients share."""
+    everything = np.concatenate([np.empty(0, np.int64), *parts])
+    inside = bool(((everything >= 0) & (everything < num_samples)).all())
+    num_different = len(np.unique(everything))
+    if len(parts) != num_clients or not inside or num_different < len(everything):
+        raise DataError(
+            f"partition: {name}.split must return {num_clients} arrays of different positions in [0, {num_samples}); "
+            f"it returned {len(parts)} arrays of {len(everything)} positions, {num_different} of them different"
+            + ("" if inside else ", some outside that range")
+        )
 
 
 def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generator) -> tuple[Indices, Indices, Indices]:
@@ -120,7 +139,12 @@ def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generato
     """
     num = len(data.labels)
     num_validation = round(server.validation_fraction * num)
-    require_samples(num, num_validation + server.public_samples + 1, "what the server keeps, and one sample,")
+    if num_validation + server.public_samples >= num:
+        raise DataError(
+            f"server.validation_fraction={server.validation_fraction}, server.public_samples={server.public_samples}: "
+            f"take {num_validation} and {server.public_samples} of {num} training samples and leave none for the "
+            "clients; lower one of them"
+        )
     order = rng.permutation(num)
     validation, others = order[:num_validation], order[num_validation:]
     public = _stratified(data, others, server.public_samples) if server.public_stratified else others
@@ -130,11 +154,13 @@ def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generato
 
 
 def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
-    """`count` of `positions`, classes in proportion to their frequency."""
+    """`count` of `positions`, in their order, classes in proportion to their frequency."""
     labels = data.labels[positions]
     frequencies = np.bincount(labels, minlength=data.num_classes).astype(np.float64)
     quota = largest_remainder(frequencies, count)
-    return np.concatenate([positions[labels == c][:k] for c, k in enumerate(quota)])
+    chosen = np.concatenate([np.flatnonzero(labels == c)[:k] for c, k in enumerate(quota)])
+    picked: Indices = positions[np.sort(chosen)]
+    return picked
 
 
 def _hold_out(positions: Indices, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.errors import check, positive, rule
+from fedsim.errors import at_least, between, check
 from fedsim.partitions.apportion import largest_remainder, require_samples
 from fedsim.partitions.base import Indices, Labelled, Partition
 
@@ -13,7 +13,7 @@ class IID(Partition):
     """A random permutation cut into blocks whose sizes differ by at most one."""
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        require_samples(len(data.labels), num_clients, "partition=iid")
+        require_samples(len(data.labels), num_clients, 1, "partition=iid")
         return np.array_split(rng.permutation(len(data.labels)), num_clients)
 
 
@@ -25,17 +25,18 @@ class QuantitySkew(Partition):
     """
 
     def __init__(self, *, law: Literal["lognormal", "powerlaw"], skew: float, min_size: int) -> None:
-        check(positive("skew", skew), rule(min_size >= 1, "min_size", min_size, "must be >= 1"))
+        check(between("skew", skew, 0.001, 1000), at_least("min_size", min_size, 1))
         self.law = law
         self.skew = skew
         self.min_size = min_size
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         num = len(data.labels)
-        require_samples(num, num_clients * self.min_size, f"partition.min_size={self.min_size} for every client")
+        require_samples(num, num_clients, self.min_size, f"partition.min_size={self.min_size}")
         if self.law == "lognormal":
-            shares = np.exp(self.skew * rng.standard_normal(num_clients))
+            logs = self.skew * rng.standard_normal(num_clients)
         else:
-            shares = (1 - rng.random(num_clients)) ** (-1 / self.skew)
+            logs = -np.log1p(-rng.random(num_clients)) / self.skew
+        shares = np.exp(logs - logs.max())  # the largest is 1: no skew overflows
         sizes = self.min_size + largest_remainder(shares, num - num_clients * self.min_size)
         return np.split(rng.permutation(num), np.cumsum(sizes)[:-1])

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import DataError, check, rule
+from fedsim.errors import DataError, at_least, check
 from fedsim.partitions.apportion import largest_remainder, require_samples, shuffled_by_class
 from fedsim.partitions.base import Indices, Labelled, Partition
 
@@ -20,14 +20,19 @@ class Shards(Partition):
     """
 
     def __init__(self, *, shards_per_client: int, pure: bool, leftover: Literal["drop", "spread"]) -> None:
-        check(rule(shards_per_client >= 1, "shards_per_client", shards_per_client, "must be >= 1"))
+        check(at_least("shards_per_client", shards_per_client, 1))
         self.shards_per_client = shards_per_client
         self.pure = pure
         self.leftover = leftover
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         num_shards = num_clients * self.shards_per_client
-        require_samples(len(data.labels), num_shards, f"partition.shards_per_client={self.shards_per_client}")
+        require_samples(
+            len(data.labels),
+            num_clients,
+            self.shards_per_client,
+            f"partition.shards_per_client={self.shards_per_client}",
+        )
         classes = shuffled_by_class(data.labels, data.num_classes, rng)
         shards = self._pure_shards(classes, num_shards) if self.pure else self._cut(np.concatenate(classes), num_shards)
         hands = rng.permutation(num_shards).reshape(num_clients, self.shards_per_client)

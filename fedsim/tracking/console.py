@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -71,11 +72,11 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     totals = summary["totals"]
     table = Table(show_header=False, box=None, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
-    table.add_column(no_wrap=True)
+    table.add_column()
     rows = {
         "final accuracy": f"[bold]{show_share(summary['final_accuracy'])}[/]"
         f"  (round 0: {show_share(summary['initial_accuracy'])}, best {show_share(summary['best_accuracy'])})",
-        "participation ratio": f"{show_share(summary['mean_participation_ratio'])} of clients a round,"
+        "participation": f"{show_share(summary['mean_participation_ratio'])} of clients a round,"
         f" {show_share(summary['coverage'])} covered",
         "wall time": show_seconds(summary["wall_seconds"])
         + " ("
@@ -97,9 +98,11 @@ def sweep_table(rows: Sequence[Mapping[str, Any]], console: Console | None = Non
     """
     console = console or Console(highlight=False)
     differing = _differing([r["labels"] for r in rows])
-    table = Table(title=f"{len(rows)} jobs", title_justify="left")
-    for name in (*differing, "seed", "status", "accuracy", "participation", "wall time", "down", "up"):
-        table.add_column(name, justify="left" if name in (*differing, "status") else "right", no_wrap=True)
+    table = Table(title=f"{len(rows)} jobs", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in differing:
+        table.add_column(name, overflow="fold")
+    for name in ("seed", "status", "accuracy", "part.", "time", "down", "up"):
+        table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(str(row["labels"].get(n, "")) for n in differing), str(row["seed"]), *_cells(row))
     console.print(table)
@@ -128,7 +131,7 @@ def _print_seed_means(rows: Sequence[Mapping[str, Any]], differing: Sequence[str
         groups.setdefault(tuple(str(row["labels"].get(n, "")) for n in differing), []).append(row)
     if all(len(group) == 1 for group in groups.values()):
         return
-    table = Table(title="over seeds", title_justify="left")
+    table = Table(title="over seeds", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in (*differing, "runs", "accuracy (mean ± std)", "div"):
         table.add_column(name, justify="left" if name in differing else "right", no_wrap=True)
     for key, group in groups.items():

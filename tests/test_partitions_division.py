@@ -1,0 +1,167 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.errors import ConfigError, DataError
+from fedsim.partitions.base import Indices, Labelled, Partition
+from fedsim.partitions.division import Division, ServerSplit, divide
+from fedsim.partitions.iid import IID
+from fedsim.partitions.natural import Natural
+from fedsim.streams import Streams
+
+DATA = Labelled(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 50)), 10)
+NOTHING = ServerSplit(validation_fraction=0.0, public_samples=0, public_stratified=False)
+
+
+def division(server: ServerSplit = NOTHING, holdout: float = 0.0, seed: int = 0, **values: Any) -> Division:
+    return divide(DATA, IID(), 7, Streams(seed, **values), server, holdout)
+
+
+def test_server_and_clients_share_no_sample() -> None:
+    server = ServerSplit(validation_fraction=0.1, public_samples=60, public_stratified=True)
+    d = division(server, holdout=0.2)
+    everything = np.concatenate([*d.train, *d.holdout, d.validation, d.public])
+    assert np.array_equal(np.sort(everything), np.arange(500))
+    assert (len(d.validation), len(d.public)) == (50, 60)
+    labels = DATA.labels
+    per_class = np.bincount(labels[d.public], minlength=10)
+    rest = np.bincount(np.delete(labels, d.validation), minlength=10)
+    assert (abs(per_class - rest / rest.sum() * 60) < 1).all()
+    assert d.histograms.sum() == sum(map(len, d.train))
+    assert all(len(h) == round(0.2 * (len(h) + len(t))) for t, h in zip(d.train, d.holdout, strict=True))
+
+
+def test_another_public_set_leaves_validation_alone_and_seeds_are_their_own() -> None:
+    small, large = (
+        division(ServerSplit(validation_fraction=0.1, public_samples=p, public_stratified=False)) for p in (0, 90)
+    )
+    assert np.array_equal(small.validation, large.validation)
+    assert division(seed=1, partition_seed=5).hash == division(seed=2, partition_seed=5).hash
+    assert division(seed=1).hash != division(seed=2).hash
+
+
+def test_holding_out_leaves_one_sample_to_train_on() -> None:
+    d = divide(Labelled(np.arange(10), 10), IID(), 10, Streams(0), NOTHING, 0.9)
+    assert [len(t) for t in d.train] == [1] * 10
+
+
+def test_a_saved_division_comes_back_and_a_changed_one_is_refused(tmp_path: Path) -> None:
+    server = ServerSplit(validation_fraction=0.1, public_samples=20, public_stratified=False)
+    d = division(server, holdout=0.3)
+    path = tmp_path / "partition.npz"
+    d.save(path)
+    again = Division.load(path)
+    assert again.hash == d.hash
+    assert all(np.array_equal(a, b) for a, b in zip(d.train, again.train, strict=True))
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    arrays["train"] = arrays["train"][::-1].copy()
+    np.savez(path, **arrays)
+    with pytest.raises(DataError, match="does not match its hash"):
+        Division.load(path)
+
+
+def test_a_server_that_wants_everything_is_refused() -> None:
+    rule = r"server\.validation_fraction=0\.5, server\.public_samples=250: take 250 and 250 of 500 .* lower one of them"
+    with pytest.raises(DataError, match=rule):
+        division(ServerSplit(validation_fraction=0.5, public_samples=250, public_stratified=False))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.floats(0, 0.5),
+    st.integers(0, 200),
+    st.booleans(),
+    st.floats(0, 0.99),
+    st.integers(1, 40),
+    st.integers(0, 99),
+)
+def test_every_sample_has_one_place_whatever_is_taken_out(
+    validation: float, public: int, stratified: bool, holdout: float, num_clients: int, seed: int
+) -> None:
+    server = ServerSplit(validation_fraction=validation, public_samples=public, public_stratified=stratified)
+    d = divide(DATA, IID(), num_clients, Streams(seed), server, holdout)
+    everything = np.concatenate([*d.train, *d.holdout, d.validation, d.public])
+    assert np.array_equal(np.sort(everything), np.arange(500))
+    assert (len(d.validation), len(d.public)) == (round(validation * 500), public)
+    assert d.sizes.min() >= 1
+    assert np.array_equal(d.histograms.sum(1), d.sizes)
+    assert divide(DATA, IID(), num_clients, Streams(seed), server, holdout).hash == d.hash
+
+
+def test_a_stratified_public_set_is_not_ordered_by_label() -> None:
+    server = ServerSplit(validation_fraction=0.0, public_samples=100, public_stratified=True)
+    labels = DATA.labels[division(server).public]
+    assert (np.bincount(labels) == 10).all()
+    assert (np.diff(labels) < 0).any()
+
+
+def test_owners_follow_their_samples_past_the_servers_split() -> None:
+    owners = np.random.default_rng(1).integers(8, size=500)
+    server = ServerSplit(validation_fraction=0.2, public_samples=30, public_stratified=False)
+    data = Labelled(DATA.labels, 10, owners)
+    d = divide(data, Natural(min_samples=1, cap=None), 8, Streams(0), server, 0.1)
+    held = [np.concatenate([t, h]) for t, h in zip(d.train, d.holdout, strict=True)]
+    assert [set(owners[p]) for p in held] == [{i} for i in range(8)]
+    assert len(np.concatenate(held)) == 500 - 100 - 30
+
+
+def test_one_clients_holdout_does_not_depend_on_the_others() -> None:
+    """Streams are keyed by client: a client with the same samples holds out the same ones among fewer clients."""
+
+    class FirstTen(Partition):
+        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+            return [np.arange(10) + 10 * i for i in range(num_clients)]
+
+    few, many = (divide(DATA, FirstTen(), n, Streams(0), NOTHING, 0.3) for n in (2, 20))
+    assert all(np.array_equal(a, b) for a, b in zip(few.holdout, many.holdout[:2], strict=True))
+    assert not np.array_equal(np.sort(many.holdout[0]) + 10, np.sort(many.holdout[1]))
+
+
+@pytest.mark.parametrize(
+    ("parts", "fault"),
+    [
+        ([[0, 1], [1, 2]], "2 arrays of 4 positions, 3 of them different"),
+        ([[0, 1]], "it returned 1 arrays"),
+        ([[0], [500]], "outside that range"),
+        ([[0], [-1]], "outside that range"),
+    ],
+)
+def test_a_partition_of_ones_own_that_breaks_its_promise_is_refused(parts: list[list[int]], fault: str) -> None:
+    class Broken(Partition):
+        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+            return [np.array(p) for p in parts]
+
+    with pytest.raises(DataError, match=rf"partition: Broken\.split must return 2 arrays .*{fault}"):
+        divide(DATA, Broken(), 2, Streams(0), NOTHING, 0.0)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", None])
+def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "partition.npz"
+    division().save(path)
+    saved = path.read_bytes()
+    for damaged in (
+        [content] if content is not None else [saved[: len(saved) // 2], saved[:300] + bytes(50) + saved[350:]]
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"partition\.npz: cannot be read as a saved partition"):
+            Division.load(path)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"validation_fraction": 1.0}, r"validation_fraction=1\.0: must lie in \[0, 1\)"),
+        ({"validation_fraction": float("nan")}, "validation_fraction=nan"),
+        ({"public_samples": -1}, "public_samples=-1: must be"),
+    ],
+)
+def test_a_servers_share_out_of_range_is_refused(values: dict[str, Any], message: str) -> None:
+    kept: dict[str, Any] = {"validation_fraction": 0.0, "public_samples": 0, "public_stratified": False}
+    with pytest.raises(ConfigError, match=message):
+        ServerSplit(**{**kept, **values})

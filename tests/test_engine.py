@@ -213,7 +213,7 @@ def test_dropout_drops_the_right_share_and_keeps_the_mean() -> None:
 
 
 def test_dropout_layers_of_equal_shape_drop_different_elements() -> None:
-    from fedsim.engine.layers import for_batched
+    from fedsim.engine.adapt import for_batched
 
     model = for_batched(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))).train()
     first, second = (m(torch.ones(100, 100)) == 0 for m in model)

@@ -72,7 +72,7 @@ class Engine(ABC):
     def __init__(
         self, model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, streams: Streams
     ) -> None:
-        self.model = copy.deepcopy(model).eval()
+        self.model = copy.deepcopy(model).to(data.x.device).eval()
         self.data = data
         self.work = work
         self.optimizer = optimizer

@@ -5,16 +5,14 @@ layer, element) alone, whether clients train one by one or side by side, padded 
 """
 
 import copy
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import ConfigError, Problem
-
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed integer
 _MIX_1 = -4658895280553007687
 _MIX_2 = -7723592293110705685
+_CALLS = 2**20  # more applications of one layer in a step than there will ever be
 
 
 def mix(z: Tensor) -> Tensor:
@@ -25,23 +23,36 @@ def mix(z: Tensor) -> Tensor:
 
 
 class KeyedDropout(nn.Module):
-    """Inverted dropout whose mask is a pure function of `key` (an int64 scalar that the engine supplies per step)."""
+    """Inverted dropout whose mask is a pure function of `key` (an int64 scalar that the engine supplies per step).
+
+    `calls` counts applications within a step, so that a layer used twice draws two masks; the engine sets it back to 0
+    before each step.
+    """
 
     key: Tensor
 
     def __init__(self, p: float, layer: int) -> None:
         super().__init__()
         self.p = p
-        self.salt = ((layer + 1) * _GOLDEN + 2**63) % 2**64 - 2**63
+        self.layer = layer
+        self.calls = 0
+        self.scale = 1 / (1 - p) if p < 1 else 0.0
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
+        salt = _signed((1 + self.calls + self.layer * _CALLS) * _GOLDEN)
+        self.calls += 1
         element = torch.arange(x.numel(), device=x.device).view(x.shape)
-        bits = mix(mix(self.key + self.salt) + element * _GOLDEN)
+        bits = mix(mix(self.key + salt) + element * _GOLDEN)
         keep = ((bits >> 40) & (2**24 - 1)) >= round(self.p * 2**24)
-        return x * keep / (1 - self.p)
+        return x * (keep * self.scale).to(x.dtype)
+
+
+def _signed(value: int) -> int:
+    """`value` modulo 2^64 as an int64 would hold it."""
+    return (value + 2**63) % 2**64 - 2**63
 
 
 class MaskedBatchNorm(nn.Module):
@@ -64,7 +75,7 @@ class MaskedBatchNorm(nn.Module):
         self.weight, self.bias = source.weight, source.bias
         self.register_buffer("running_mean", source.running_mean)
         self.register_buffer("running_var", source.running_var)
-        self.register_buffer("mask", torch.ones(1, dtype=source.running_mean.dtype), persistent=False)
+        self.register_buffer("mask", torch.ones_like(source.running_mean[:1]), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         channels = (1, -1) + (1,) * (x.dim() - 2)
@@ -92,74 +103,20 @@ class _LenientBatchNorm2d(nn.BatchNorm2d):
         return _of_one_value(self, x) if self.training and x[:, 0].numel() == 1 else super().forward(x)
 
 
-def _of_one_value(layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
-    """A batch of variance zero: what torch's layer would do if it did not refuse one value per channel."""
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    with torch.no_grad():
-        layer.running_mean.lerp_(x.flatten(), layer.momentum or 0)
-        layer.running_var.lerp_(torch.zeros_like(layer.running_var), layer.momentum or 0)
-    shape = (1, -1) + (1,) * (x.dim() - 2)
-    zeros = x - x
-    return zeros if not layer.affine else zeros * layer.weight.view(shape) + layer.bias.view(shape)
-
-
-def for_batched(model: nn.Module) -> nn.Module:
-    """A copy with keyed dropout and masked BatchNorm. Raises `ConfigError` naming a layer that cannot run batched."""
-    return _swap(model, MaskedBatchNorm, "engine=sequential runs it")
-
-
-def for_sequential(model: nn.Module) -> nn.Module:
-    """A copy with keyed dropout and torch's own BatchNorm, lenient towards batches of one value."""
-    return _swap(model, _lenient, "replace it by nn.Dropout")
-
-
-def _lenient(source: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
+def lenient(source: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
+    """torch's own layer, which takes one value per channel for a batch of variance zero instead of refusing it."""
     layer = copy.deepcopy(source)
     layer.__class__ = _LenientBatchNorm1d if isinstance(source, nn.BatchNorm1d) else _LenientBatchNorm2d
     return layer
 
 
-def _swap(model: nn.Module, batch_norm: object, remedy: str) -> nn.Module:
-    model = copy.deepcopy(model)
-    num_dropouts = 0
-    for path, layer in list(model.named_modules()):
-        if isinstance(layer, nn.Dropout):
-            replacement: nn.Module = KeyedDropout(layer.p, num_dropouts)
-            num_dropouts += 1
-        elif type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d) and _has_plain_statistics(layer):
-            replacement = batch_norm(layer)  # type: ignore[operator]
-        elif fault := _fault(layer, batched=batch_norm is MaskedBatchNorm):
-            raise ConfigError([Problem("model", type(model).__name__, f"layer '{path}' ({layer}) {fault}", remedy)])
-        else:
-            continue
-        if not path:
-            return replacement
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, replacement)
-    return model
-
-
-def _has_plain_statistics(layer: nn.Module) -> bool:
-    return bool(getattr(layer, "track_running_stats", False)) and getattr(layer, "momentum", None) is not None
-
-
-def _fault(layer: nn.Module, *, batched: bool) -> str | None:
-    """Why a layer cannot run: hidden randomness never can, coupling within the batch cannot side by side."""
-    if isinstance(layer, nn.modules.dropout._DropoutNd) or getattr(layer, "dropout", 0.0) not in (0.0, None):
-        return "draws from a global generator"
-    if batched and isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.RNNBase):
-        return "cannot run for several clients at once"
-    return None
-
-
-def keyed_dropouts(model: nn.Module) -> Iterator[tuple[str, KeyedDropout]]:
-    """The dropout layers of a swapped model that draw masks, by the name of their key buffer."""
-    for path, layer in model.named_modules():
-        if isinstance(layer, KeyedDropout) and layer.p > 0:
-            yield f"{path}.key" if path else "key", layer
-
-
-def masked_norms(model: nn.Module) -> list[str]:
-    """Names of the mask buffers of a model's MaskedBatchNorm layers."""
-    return [f"{path}.mask" if path else "mask" for path, m in model.named_modules() if isinstance(m, MaskedBatchNorm)]
+def _of_one_value(layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    assert layer.momentum is not None
+    with torch.no_grad():
+        layer.running_mean.lerp_(x.flatten(), layer.momentum)
+        layer.running_var.lerp_(torch.zeros_like(layer.running_var), layer.momentum)
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+    zeros = x - x
+    return zeros if not layer.affine else zeros * layer.weight.view(shape) + layer.bias.view(shape)

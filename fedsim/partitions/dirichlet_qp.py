@@ -76,7 +76,7 @@ def _solver_problem(solver: str) -> Problem | None:
     if solver in usable:
         return None
     rule = f"must be an installed cvxpy solver for quadratic programs, here one of {', '.join(usable)}"
-    return Problem("solver", solver, rule, "install it, or set solver=CLARABEL")
+    return Problem("solver", solver, rule, "install it, or set partition.solver=CLARABEL")
 
 
 def _minimises_a_square(solver: str) -> bool:

@@ -135,7 +135,8 @@ def _require_a_partition(parts: Sequence[Indices], num_clients: int, num_samples
 def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generator) -> tuple[Indices, Indices, Indices]:
     """Positions of the public set (in random order), the validation set and the rest (ascending).
 
-    The draws are nested, so that another size of the public set leaves the validation set as it is.
+    The validation set is stratified, so that classes of equal size stay so and one shard per client is one label. The
+    draws are nested: another size of the public set leaves the validation set as it is.
     """
     num = len(data.labels)
     num_validation = round(server.validation_fraction * num)
@@ -146,7 +147,8 @@ def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generato
             "clients; lower one of them"
         )
     order = rng.permutation(num)
-    validation, others = order[:num_validation], order[num_validation:]
+    validation = _stratified(data, order, num_validation)
+    others = order[~np.isin(order, validation)]
     public = _stratified(data, others, server.public_samples) if server.public_stratified else others
     public = public[: server.public_samples]
     rest = np.setdiff1d(others, public, assume_unique=True)

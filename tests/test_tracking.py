@@ -1,0 +1,216 @@
+"""Files, console and trackers; Weights & Biases is in test_wandb.py."""
+
+import errno
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedsim.tracking import RunInfo, Tracker, Trackers
+from fedsim.tracking.console import ConsoleTracker, show_bytes, show_seconds, sweep_table
+from fedsim.tracking.files import OutputError, RunFolder, json_ready, read_metrics, read_summary
+
+CONFIG = {"name": "trial", "seed": 0, "selector": {"_target_": "x.Y"}}
+TOTALS = {
+    **{f"seconds_{p}": 1.0 for p in ("select", "train", "aggregate", "evaluate")},
+    "bytes_down": 2_500_000,
+    "bytes_up": 1200,
+    "train_samples": 1000,
+    "forward_samples": 20,
+}
+
+
+def info(folder: Path, num_rounds: int = 20) -> RunInfo:
+    choices = {"dataset": "digits", "partition": "iid", "model": "mlp", "selector": "random"}
+    return RunInfo("trial", folder, CONFIG, choices, 0, num_rounds)
+
+
+def record(round: int, accuracy: float | None = 0.5) -> dict[str, Any]:
+    return {"round": round, "test_accuracy": accuracy, "participation_ratio": 0.25, "wall_seconds": 1.5 * round}
+
+
+def summary(accuracy: float | None = 0.75, status: str = "done") -> dict[str, Any]:
+    return {
+        "status": status,
+        "final_accuracy": accuracy,
+        "initial_accuracy": 0.1,
+        "best_accuracy": 0.8,
+        "wall_seconds": 4.0,
+        "mean_participation_ratio": 0.25,
+        "coverage": 1.0,
+        "totals": TOTALS,
+        "engine": "batched",
+    }
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_records_come_back_and_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "a" / "b", CONFIG)
+    for t in (1, 2):
+        folder.append({"round": t, "loss": float("nan"), "ids": np.arange(2), "x": np.float32(0.5)})
+    assert read_metrics(folder.path) == [{"round": t, "loss": None, "ids": [0, 1], "x": 0.5} for t in (1, 2)]
+    text = (folder.path / "metrics.jsonl").read_text()
+    (folder.path / "metrics.jsonl").write_text(text[:-5])
+    assert [r["round"] for r in read_metrics(folder.path)] == [1]
+    assert read_metrics(tmp_path / "nowhere") == []
+
+
+def test_a_new_run_in_a_folder_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
+    old = RunFolder.create(tmp_path, CONFIG)
+    old.append({"round": 1})
+    old.write_summary({"status": "done"})
+    old.write_text("error.txt", "no")
+    RunFolder.create(tmp_path, CONFIG)
+    assert {p.name for p in tmp_path.iterdir()} == {"config.yaml"}
+
+
+def test_a_summary_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(tmp_path, CONFIG)
+    assert read_summary(tmp_path) is None
+    folder.write_summary({"status": "done", "accuracy": np.float64(0.5), "path": tmp_path})
+    assert read_summary(tmp_path) == {"status": "done", "accuracy": 0.5, "path": str(tmp_path)}
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OutputError, match=r"output_dir: cannot write .*summary\.json \(No space left on device\)"):
+        folder.write_summary({"status": "failed"})
+    assert read_summary(tmp_path) == {"status": "done", "accuracy": 0.5, "path": str(tmp_path)}
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_folder_that_cannot_be_made_names_its_key(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="output_dir: cannot write"):
+        RunFolder.create(tmp_path / "file" / "run", CONFIG)
+
+
+def test_json_ready_leaves_only_plain_values() -> None:
+    value = json_ready({"a": (1, np.int64(2)), "b": {"c": float("inf")}, 3: Path("x"), "d": np.array([[1.5]])})
+    assert json.loads(json.dumps(value, allow_nan=False)) == {"a": [1, 2], "b": {"c": None}, "3": "x", "d": [[1.5]]}
+
+
+# --- several trackers ----------------------------------------------------------------------------------------------
+
+
+class Listener(Tracker):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def start(self, info: RunInfo) -> None:
+        self.heard.append("start")
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        self.heard.append(f"log {record['round']}")
+
+    def message(self, text: str) -> None:
+        self.heard.append(text)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self.heard.append(summary["status"])
+
+
+class Broken(Tracker):
+    def log(self, record: Mapping[str, Any]) -> None:
+        raise RuntimeError("out of ink")
+
+
+def test_a_tracker_that_fails_is_told_of_once_and_hurts_nobody(tmp_path: Path) -> None:
+    listener = Listener()
+    trackers = Trackers({"broken": Broken(), "listener": listener})
+    trackers.start(info(tmp_path))
+    for t in (1, 2):
+        trackers.log(record(t))
+    trackers.finish(summary())
+    failure = "tracker.broken failed and is left out from here on: RuntimeError: out of ink"
+    assert listener.heard == ["start", failure, "log 1", "log 2", "done"]
+    assert trackers.degraded == {"broken": "RuntimeError: out of ink"}
+
+
+# --- console -------------------------------------------------------------------------------------------------------
+
+
+def console(width: int = 100, terminal: bool = False) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False)
+
+
+def shown(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def play(tracker: ConsoleTracker, folder: Path, num_rounds: int = 20) -> None:
+    tracker.start(info(folder, num_rounds))
+    for t in range(1, num_rounds + 1):
+        tracker.log(record(t, None if t % 2 else t / 100))
+    tracker.finish(summary())
+
+
+def test_without_a_terminal_about_ten_lines_and_a_closing_table(tmp_path: Path) -> None:
+    tracker = ConsoleTracker(progress=True)
+    tracker.console = console()
+    play(tracker, tmp_path)
+    text = shown(tracker.console)
+    assert text.count("test accuracy") == 10
+    assert "round 20/20  test accuracy 20.00 %" in text
+    for part in ("75.00 %", "25.00 %", "4.0 s", "2.5 MB down, 1.2 kB up", "1,000 trained on", str(tmp_path)):
+        assert part in text
+
+
+def test_on_a_terminal_a_bar_with_the_accuracy(tmp_path: Path) -> None:
+    tracker = ConsoleTracker(progress=True)
+    tracker.console = console(terminal=True)
+    play(tracker, tmp_path)
+    assert "20/20" in shown(tracker.console)
+    assert "━" in shown(tracker.console)
+
+
+def test_progress_can_be_left_out(tmp_path: Path) -> None:
+    tracker = ConsoleTracker(progress=False)
+    tracker.console = console()
+    play(tracker, tmp_path)
+    assert "round 10" not in shown(tracker.console)
+
+
+def row(selector: str, seed: int, accuracy: float | None, status: str = "done") -> dict[str, Any]:
+    content = summary(accuracy, status) if status != "failed" else {"error": "x"}
+    return {"labels": {"selector": selector, "model": "mlp"}, "seed": seed, "status": status, "summary": content}
+
+
+def test_a_sweeps_table_shows_what_differs_and_means_over_seeds() -> None:
+    target = console()
+    rows = [row("random", 0, 0.5), row("random", 1, 0.7), row("full", 0, 0.9), row("full", 1, 0.1, "diverged")]
+    sweep_table(rows, target)
+    text = shown(target)
+    assert "4 jobs" in text
+    assert "model" not in text
+    assert "60.00 ± 14.14 %" in text
+    assert "90.00 %" in text
+    assert "1/2" in text
+
+
+def test_a_sweeps_table_lists_jobs_that_left_no_summary() -> None:
+    target = console(width=60)
+    sweep_table([row("random", 0, 0.5), row("full", 0, None, "failed")], target)
+    assert "failed" in shown(target)
+    assert "over seeds" not in shown(target)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (2_567_000, "2.57 MB"), (3.2e12, "3.2 TB")]
+)
+def test_bytes_are_readable(value: float, text: str) -> None:
+    assert show_bytes(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0123, "12 ms"), (12.34, "12.3 s"), (600, "10.0 min"), (36000, "10.0 h")])
+def test_seconds_are_readable(value: float, text: str) -> None:
+    assert show_seconds(value) == text

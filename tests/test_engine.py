@@ -1,4 +1,4 @@
-"""The batched engine equals the sequential one, which is plain PyTorch."""
+"""The batched engine equals the sequential one, which is plain PyTorch: to 1e-10 in double precision."""
 
 import copy
 from typing import Any
@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from fedsim.engine.auto import AutoEngine
 from fedsim.engine.base import ClientData, Engine, LocalWork
 from fedsim.engine.batched import BatchedEngine
-from fedsim.engine.batches import client_batches
 from fedsim.engine.params import initial
 from fedsim.engine.sequential import SequentialEngine
-from fedsim.errors import ConfigError
 from fedsim.optimizers.adam import Adam
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
-from fedsim.streams import Purpose, Streams
+from fedsim.streams import Streams
 
 
 def mlp(*extra: nn.Module) -> nn.Module:
@@ -30,11 +28,18 @@ def conv(*norms: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), *norms, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3))
 
 
+def shared_dropout() -> nn.Module:
+    dropout = nn.Dropout(0.5)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), dropout, nn.ReLU(), nn.Linear(8, 8), dropout, nn.Linear(8, 3))
+
+
 MODELS = {
     "mlp": lambda: mlp(),
     "dropout": lambda: mlp(nn.Dropout(0.5), nn.Dropout(0.2)),
     "batch norm 1d": lambda: mlp(nn.BatchNorm1d(8)),
     "batch norm without affine": lambda: mlp(nn.BatchNorm1d(8, affine=False)),
+    "batch norm 1d and dropout": lambda: mlp(nn.BatchNorm1d(8), nn.Dropout(0.3)),
+    "shared dropout": shared_dropout,
     "conv": lambda: conv(),
     "batch norm 2d": lambda: conv(nn.BatchNorm2d(4)),
     "group norm": lambda: conv(nn.GroupNorm(2, 4)),
@@ -88,22 +93,28 @@ def assert_equal(one: Engine, other: Engine, ids: np.ndarray, tolerance: float =
     assert a.samples.tolist() == b.samples.tolist()
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_batched_equals_sequential_for_every_model(name: str) -> None:
+    data = problem(SIZES["ragged"])
+    assert_equal(*engines(model_of(name), data, WORKS["epochs"], OPTIMIZERS["sgd"]), np.arange(5))
+
+
 @pytest.mark.parametrize("work", WORKS)
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("name", MODELS)
-def test_batched_equals_sequential_for_every_model_and_shape(name: str, sizes: str, work: str) -> None:
+@pytest.mark.parametrize("name", ["mlp", "batch norm 1d and dropout"])
+def test_batched_equals_sequential_for_every_shape_of_work(name: str, sizes: str, work: str) -> None:
     data = problem(SIZES[sizes])
     assert_equal(*engines(model_of(name), data, WORKS[work], OPTIMIZERS["sgd"]), np.arange(len(SIZES[sizes])))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["mlp", "batch norm and dropout"])
+@pytest.mark.parametrize("name", ["mlp", "batch norm 1d and dropout"])
 def test_batched_equals_sequential_for_every_optimiser(name: str, optimizer: str) -> None:
     data = problem(SIZES["ragged"])
     assert_equal(*engines(model_of(name), data, WORKS["epochs"], OPTIMIZERS[optimizer]), np.arange(5))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["dropout", "batch norm and dropout", "group norm"])
 def test_engines_agree_in_single_precision_too(name: str) -> None:
     data = problem(SIZES["ragged"], torch.float32)
     model = model_of(name, torch.float32)
@@ -113,7 +124,7 @@ def test_engines_agree_in_single_precision_too(name: str) -> None:
 @pytest.mark.parametrize("chunk_size", [1, 2, 3])
 def test_a_chunked_cohort_equals_the_whole(chunk_size: int) -> None:
     data = problem(SIZES["ragged"])
-    model = model_of("batch norm and dropout")
+    model = model_of("batch norm 1d and dropout")
     whole, _ = engines(model, data, WORKS["epochs"], OPTIMIZERS["momentum"])
     chunked, _ = engines(model, data, WORKS["epochs"], OPTIMIZERS["momentum"], chunk_size=chunk_size)
     assert_equal(whole, chunked, np.arange(5))
@@ -196,47 +207,12 @@ def test_one_step_by_hand(kind: Any) -> None:
     assert trained.loss.tolist() == pytest.approx([np.log(2), np.log(2)])
 
 
-def test_dropout_drops_the_right_share_and_keeps_the_mean() -> None:
-    from fedsim.engine.layers import KeyedDropout
-
-    layer = KeyedDropout(0.3, 0).train()
-    layer.key.fill_(12345)
-    y = layer(torch.ones(200, 500))
-    assert float((y == 0).double().mean()) == pytest.approx(0.3, abs=0.01)
-    assert float(y.mean()) == pytest.approx(1, abs=0.01)
-    again = layer(torch.ones(200, 500))
-    layer.key.fill_(12346)
-    other = layer(torch.ones(200, 500))
-    assert torch.equal(y, again)
-    assert 0.5 < float(((y == 0) == (other == 0)).double().mean()) < 0.65  # independent: .3^2 + .7^2 = .58
-    assert torch.equal(layer.eval()(torch.ones(3)), torch.ones(3))
-
-
-def test_dropout_layers_of_equal_shape_drop_different_elements() -> None:
-    from fedsim.engine.adapt import for_batched
-
-    model = for_batched(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))).train()
-    first, second = (m(torch.ones(100, 100)) == 0 for m in model)
-    assert 0.45 < float((first == second).double().mean()) < 0.55
-
-
 def test_frozen_parameters_neither_travel_nor_change() -> None:
     model = model_of("mlp")
     model[1].weight.requires_grad_(False)  # type: ignore[index]
     one, other = engines(model, problem([4, 4]), WORKS["epochs"], OPTIMIZERS["decay"])
     assert "1.weight" not in initial(model)
     assert_equal(one, other, np.arange(2))
-
-
-@pytest.mark.parametrize(
-    ("layer", "kinds"),
-    [(nn.Dropout1d(0.5), (BatchedEngine, SequentialEngine)), (nn.BatchNorm1d(8, momentum=None), (BatchedEngine,))],
-)
-def test_a_layer_that_cannot_run_is_named_with_model_and_remedy(layer: nn.Module, kinds: tuple[Any, ...]) -> None:
-    for kind in kinds:
-        switches = {"chunk_size": "auto"} if kind is BatchedEngine else {}
-        with pytest.raises(ConfigError, match=r"model='Sequential': layer '2' .*(generator|at once)"):
-            kind(mlp(layer), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"], Streams(0), **switches)
 
 
 def test_auto_says_what_it_chose_and_why() -> None:
@@ -259,29 +235,3 @@ def test_losses_and_evaluation_equal_plain_means() -> None:
     evaluation = engine.evaluate(params, data.x, data.y)
     assert evaluation.loss == pytest.approx(each.mean())
     assert evaluation.accuracy == float((output.argmax(1) == data.y).double().mean())
-
-
-@pytest.mark.parametrize("size", [1, 3, 4, 9, 12])
-def test_each_epoch_passes_every_sample_once_and_steps_truncate_epochs(size: int) -> None:
-    positions = np.arange(100, 100 + size)
-    work = LocalWork(epochs=3, steps=None, batch_size=4)
-    batches = client_batches(positions, work, Streams(0).generator(Purpose.TRAIN, 1, 0))
-    valid = [p for row, count in zip(batches.positions, batches.counts, strict=True) for p in row[:count]]
-    epochs = np.array(valid).reshape(3, size)
-    assert all(sorted(e) == positions.tolist() for e in epochs)
-    assert size == 1 or len({tuple(e) for e in epochs}) > 1
-    steps = LocalWork(epochs=None, steps=2, batch_size=4)
-    truncated = client_batches(positions, steps, Streams(0).generator(Purpose.TRAIN, 1, 0))
-    assert np.array_equal(truncated.positions, batches.positions[:2])
-    assert len(truncated) == 2
-
-
-def test_batches_depend_on_seed_round_and_client() -> None:
-    positions, work = np.arange(50), LocalWork(1, None, 50)
-    orders = {
-        tuple(client_batches(positions, work, Streams(s).generator(Purpose.TRAIN, t, k)).positions[0])
-        for s in range(2)
-        for t in range(2)
-        for k in range(2)
-    }
-    assert len(orders) == 8

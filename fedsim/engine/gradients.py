@@ -16,8 +16,9 @@ from fedsim.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class StackedBatch:
-    """One step's samples: `x` [R, width, ...], `y` [R, width]; `weights` [R, width] is 1 / count for valid samples and 0
-    for padding, None where nothing is padded; `keys` [R] for dropout, if the model has any.
+    """One step's samples: `x` [R, width, ...], `y` [R, width], and `keys` [R] for dropout, if the model has any.
+
+    `weights` [R, width] is 1 / count for valid samples and 0 for padding, None where nothing is padded.
     """
 
     x: Tensor

@@ -47,7 +47,7 @@ class KeyedDropout(nn.Module):
         element = torch.arange(x.numel(), device=x.device).view(x.shape)
         bits = mix(mix(self.key + salt) + element * _GOLDEN)
         keep = ((bits >> 40) & (2**24 - 1)) >= round(self.p * 2**24)
-        return x * (keep * self.scale).to(x.dtype)
+        return x * (keep.to(x.dtype) * self.scale)
 
 
 def _signed(value: int) -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedsim.cohort import Stack
-from fedsim.errors import at_least, between, check, positive
+from fedsim.errors import at_least, between, positive
 from fedsim.optimizers.base import LocalOptimizer, Schedule
 
 
@@ -33,12 +33,13 @@ class Adam(LocalOptimizer):
         decoupled: bool,
         schedule: Schedule,
     ) -> None:
-        super().__init__(lr=lr, schedule=schedule)
-        check(
+        super().__init__(
             between("beta1", beta1, 0, 1, open_high=True),
             between("beta2", beta2, 0, 1, open_high=True),
             positive("eps", eps),
             at_least("weight_decay", weight_decay, 0),
+            lr=lr,
+            schedule=schedule,
         )
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
         self.weight_decay = weight_decay

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedsim.cohort import Stack
-from fedsim.errors import check, positive
+from fedsim.errors import Problem, check, positive
 
 
 class Schedule(ABC):
@@ -21,8 +21,9 @@ class Schedule(ABC):
 class LocalOptimizer(ABC):
     """An optimiser whose state is fresh every round."""
 
-    def __init__(self, *, lr: float, schedule: Schedule) -> None:
-        check(positive("lr", lr))
+    def __init__(self, *problems: Problem | None, lr: float, schedule: Schedule) -> None:
+        """`problems`: what a subclass found wrong with its own values, to be told together with those of `lr`."""
+        check(positive("lr", lr), *problems)
         self.lr = lr
         self.schedule = schedule
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.cohort import Stack
-from fedsim.errors import at_least, between, check, rule
+from fedsim.errors import at_least, between, rule
 from fedsim.optimizers.base import LocalOptimizer, Schedule
 
 
@@ -15,11 +15,12 @@ class SGD(LocalOptimizer):
     """
 
     def __init__(self, *, lr: float, momentum: float, nesterov: bool, weight_decay: float, schedule: Schedule) -> None:
-        super().__init__(lr=lr, schedule=schedule)
-        check(
+        super().__init__(
             between("momentum", momentum, 0, 1, open_high=True),
             rule(not nesterov or momentum > 0, "nesterov", nesterov, "needs momentum > 0", "optimizer.momentum=0.9"),
             at_least("weight_decay", weight_decay, 0),
+            lr=lr,
+            schedule=schedule,
         )
         self.momentum = momentum
         self.nesterov = nesterov

@@ -1,0 +1,187 @@
+"""Keyed dropout, masked BatchNorm, and layers that are refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedsim.engine.adapt import for_batched, for_sequential
+from fedsim.engine.base import ClientData, LocalWork
+from fedsim.engine.batched import BatchedEngine
+from fedsim.engine.layers import KeyedDropout, MaskedBatchNorm, lenient, mix
+from fedsim.engine.sequential import SequentialEngine
+from fedsim.errors import ConfigError
+from fedsim.optimizers.schedules import Constant
+from fedsim.optimizers.sgd import SGD
+from fedsim.streams import Streams
+
+BOTH = (BatchedEngine, SequentialEngine)
+
+
+def dropout(p: float, key: int, layer: int = 0) -> KeyedDropout:
+    made = KeyedDropout(p, layer)
+    made.key.fill_(key)
+    return made.train()
+
+
+def test_the_mixer_is_splitmix64() -> None:
+    """The first outputs of the reference generator from state 0: mix(g), mix(2g) for g = 0x9E3779B97F4A7C15."""
+    golden = 0x9E3779B97F4A7C15
+    states = torch.tensor([(n * golden % 2**64 + 2**63) % 2**64 - 2**63 for n in (1, 2)])
+    assert [int(z) % 2**64 for z in mix(states)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+
+
+def test_dropout_drops_the_right_share_and_keeps_the_mean() -> None:
+    y = dropout(0.3, 12345)(torch.ones(200, 500))
+    assert float((y == 0).double().mean()) == pytest.approx(0.3, abs=0.01)
+    assert float(y.mean()) == pytest.approx(1, abs=0.01)
+    assert y.unique().tolist() == pytest.approx([0, 1 / 0.7])
+
+
+def test_dropout_is_a_function_of_key_layer_and_element() -> None:
+    x = torch.ones(100, 100)
+    reference = dropout(0.5, 1)(x) == 0
+    assert torch.equal(dropout(0.5, 1)(x) == 0, reference)
+    assert torch.equal(dropout(0.5, 1)(x[:7]) == 0, reference[:7])  # padding does not matter
+    for other in (dropout(0.5, 2), dropout(0.5, 1, layer=1)):
+        assert 0.45 < float(((other(x) == 0) == reference).double().mean()) < 0.55
+
+
+def test_a_layer_applied_twice_draws_twice() -> None:
+    layer = dropout(0.5, 1)
+    first, second = (layer(torch.ones(100, 100)) == 0 for _ in range(2))
+    assert 0.45 < float((first == second).double().mean()) < 0.55
+
+
+def test_dropout_of_everything_of_nothing_and_in_eval_mode() -> None:
+    x = torch.arange(4.0)
+    assert dropout(1.0, 1)(x).tolist() == [0, 0, 0, 0]
+    assert torch.equal(dropout(0.0, 1)(x), x)
+    assert torch.equal(dropout(0.5, 1).eval()(x), x)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (5, 3, 2), (5, 3, 2, 2), (1, 3, 2, 2), (1, 3)])
+def test_masked_batch_norm_sees_only_valid_samples(shape: tuple[int, ...]) -> None:
+    source = (nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d)(3, momentum=0.3).double()
+    x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    masked, plain = MaskedBatchNorm(lenient(source)).double(), lenient(source)  # type: ignore[arg-type]
+    masked.mask = torch.cat([torch.ones(len(x)), torch.zeros(2)]).double()
+    padded = masked(torch.cat([x, torch.full_like(x[:1], 77).expand(2, *shape[1:])]))
+    torch.testing.assert_close(padded[: len(x)], plain(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(masked.running_mean, plain.running_mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(masked.running_var, plain.running_var, rtol=1e-12, atol=1e-12)
+
+
+def test_a_batch_of_one_value_is_a_batch_of_variance_zero() -> None:
+    layer = lenient(nn.BatchNorm1d(2, momentum=0.25))
+    layer.bias.data += 5  # type: ignore[union-attr, operator]
+    assert layer(torch.tensor([[8.0, 4.0]])).tolist() == [[5, 5]]
+    assert layer.running_mean.tolist() == [2, 1]  # type: ignore[operator, union-attr]
+    assert layer.running_var.tolist() == [0.75, 0.75]  # type: ignore[operator, union-attr]
+
+
+class Named(nn.Module):
+    """A model in the usual style, whose attribute happens to be called dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.linear(x))
+        return out
+
+
+class Functional(Named):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.linear(x), 0.5, self.training)
+
+
+class Branching(Named):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out if float(x.sum()) > 0 else -out
+
+
+class Recurrent(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.cell = nn.GRU(2, 3, num_layers=2, dropout=dropout, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.cell(x.view(len(x), 2, 2))[0][:, -1]
+        return out
+
+
+def build(kind: Any, model: nn.Module) -> Any:
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    data = ClientData(x, torch.arange(6) % 3, [np.arange(6)], [np.arange(6)])
+    optimizer = SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=Constant())
+    switches = {"chunk_size": "auto"} if kind is BatchedEngine else {}
+    return kind(model, data, LocalWork(1, None, 4), optimizer, Streams(0), **switches)
+
+
+@pytest.mark.parametrize("adapt", [for_batched, for_sequential])
+def test_every_dropout_is_replaced_wherever_it_stands_and_the_model_left_alone(adapt: Any) -> None:
+    shared = nn.Dropout(0.5)
+    for model, expected in ((Named(), 1), (nn.Sequential(shared, nn.Linear(4, 3), shared), 2), (nn.Dropout(0.5), 1)):
+        layers = [m for _, m in adapt(model).named_modules(remove_duplicate=False)]
+        assert sum(isinstance(m, KeyedDropout) for m in layers) == expected
+        assert not any(isinstance(m, nn.Dropout) for m in layers)
+        assert any(isinstance(m, nn.Dropout) for m in model.modules())
+
+
+def mlp(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), layer, nn.Linear(3, 3))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [mlp(nn.BatchNorm1d(3, momentum=None)), mlp(nn.BatchNorm1d(3, track_running_stats=False)), Recurrent(0.0)],
+)
+def test_layers_that_cannot_run_batched_are_named_with_the_engine_that_runs_them(model: nn.Module) -> None:
+    with pytest.raises(ConfigError, match=r"model (\w+): layer '(1|cell)' \((\w+)\) cannot run.*\n.*engine=sequential"):
+        build(BatchedEngine, model)
+    trained = build(SequentialEngine, model).train(dict(model.state_dict()), np.array([0]), 1, 0.1)
+    assert np.isfinite(trained.loss).all()
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("model", [mlp(nn.Dropout1d(0.5)), mlp(nn.AlphaDropout(0.5)), Recurrent(0.5)])
+def test_layers_of_hidden_randomness_are_named_with_what_to_use(kind: Any, model: nn.Module) -> None:
+    with pytest.raises(ConfigError, match=r"layer '(1|cell)' .* global generator\n.*nn.Dropout has masks keyed"):
+        build(kind, model)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_randomness_inside_a_forward_pass_is_found_out_and_undone(kind: Any) -> None:
+    model = Functional()
+    before = torch.get_rng_state()
+    with pytest.raises(ConfigError, match="model Functional draws from torch's global generator"):
+        build(kind, model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_only_vmap_finds_out_is_a_config_error_too() -> None:
+    with pytest.raises(ConfigError, match=r"model Branching cannot run for several clients.*\n.*engine=sequential"):
+        build(BatchedEngine, Branching())
+    build(SequentialEngine, Branching())
+
+
+def test_all_unfit_layers_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(BatchedEngine, nn.Sequential(nn.Dropout1d(0.5), nn.BatchNorm1d(4, momentum=None)))
+    assert ["layer '0'" in str(caught.value), "layer '1'" in str(caught.value)] == [True, True]
+
+
+def test_building_and_training_leave_the_given_model_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for kind in BOTH:
+        engine = build(kind, model)
+        engine.train({n: v for n, v in before.items() if v.is_floating_point()}, np.array([0]), 1, 0.1)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -1,0 +1,151 @@
+"""Stacked optimisers equal torch.optim's, row by row."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from fedsim.errors import ConfigError
+from fedsim.make import make
+from fedsim.optimizers import LocalOptimizer, Schedule
+from fedsim.optimizers.adam import Adam
+from fedsim.optimizers.schedules import Constant, Step
+from fedsim.optimizers.sgd import SGD
+
+CONF = Path(__file__).parents[1] / "conf"
+
+
+def sgd(**values: Any) -> SGD:
+    return SGD(
+        **({"lr": 0.1, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "schedule": Constant()} | values)
+    )
+
+
+def adam(**values: Any) -> Adam:
+    plain = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "decoupled": False}
+    return Adam(**(plain | {"schedule": Constant()} | values))
+
+
+OPTIMIZERS: dict[str, LocalOptimizer] = {
+    "sgd": sgd(),
+    "decay": sgd(weight_decay=0.3),
+    "momentum": sgd(momentum=0.9),
+    "momentum and decay": sgd(momentum=0.9, weight_decay=0.3),
+    "nesterov": sgd(momentum=0.9, nesterov=True, weight_decay=0.3),
+    "adam": adam(),
+    "adam with decay": adam(weight_decay=0.3),
+    "adam with large eps": adam(eps=0.5),
+    "adamw": adam(weight_decay=0.3, decoupled=True),
+}
+
+
+def gradients(row: int, step: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(100 * row + step)
+    shapes = {"matrix": (3, 2), "vector": (4,)}
+    return {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+
+
+def by_torch(optimizer: LocalOptimizer, row: int, steps: int) -> dict[str, Tensor]:
+    params = {name: nn.Parameter(value) for name, value in gradients(row, 99).items()}
+    theirs = optimizer.torch_optimizer(list(params.values()), optimizer.lr)
+    for step in range(steps):
+        for name, gradient in gradients(row, step).items():
+            params[name].grad = gradient
+        theirs.step()
+    return {name: p.detach() for name, p in params.items()}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_row_is_what_torch_makes_of_it_also_after_others_have_finished(name: str) -> None:
+    optimizer, steps = OPTIMIZERS[name], [6, 4, 4, 1]
+    starts = [gradients(row, 99) for row in range(4)]
+    stack = {key: torch.stack([s[key] for s in starts]) for key in starts[0]}
+    state = optimizer.init(stack)
+    for step in range(max(steps)):
+        live = sum(s > step for s in steps)
+        each = [gradients(row, step) for row in range(live)]
+        grads = {key: torch.stack([g[key] for g in each]) for key in stack}
+        optimizer.step({key: value[:live] for key, value in stack.items()}, grads, state, optimizer.lr)
+    for row, count in enumerate(steps):
+        for key, expected in by_torch(optimizer, row, count).items():
+            torch.testing.assert_close(stack[key][row], expected, rtol=1e-12, atol=1e-13)
+
+
+def one_weight(optimizer: LocalOptimizer, *slopes: float) -> float:
+    stack = {"w": torch.ones(1, 1, dtype=torch.float64)}
+    state = optimizer.init(stack)
+    for slope in slopes:
+        optimizer.step(stack, {"w": torch.full((1, 1), slope, dtype=torch.float64)}, state, optimizer.lr)
+    return float(stack["w"])
+
+
+def test_sgd_by_hand() -> None:
+    assert one_weight(sgd(), 2.0, 1.0) == pytest.approx(1 - 0.2 - 0.1)
+    assert one_weight(sgd(weight_decay=0.5), 2.0) == pytest.approx(1 - 0.1 * 2.5)
+    assert one_weight(sgd(momentum=0.5), 2.0, 1.0) == pytest.approx(1 - 0.2 - 0.1 * (0.5 * 2 + 1))
+    assert one_weight(sgd(momentum=0.5, nesterov=True), 2.0) == pytest.approx(1 - 0.1 * (2 + 0.5 * 2))
+
+
+def test_first_step_of_adam_is_the_learning_rate_whatever_the_slope() -> None:
+    assert one_weight(adam(), 1e-3) == pytest.approx(0.9, abs=1e-5)
+    assert one_weight(adam(), -50.0) == pytest.approx(1.1, abs=1e-5)
+
+
+def test_a_new_state_remembers_nothing() -> None:
+    optimizer = adam()
+    assert one_weight(optimizer, 3.0, 1.0) == one_weight(optimizer, 3.0, 1.0)
+
+
+def test_a_row_of_nan_leaves_its_neighbours_alone() -> None:
+    for optimizer in OPTIMIZERS.values():
+        stack = {"w": torch.ones(3, 2)}
+        optimizer.step(stack, {"w": torch.tensor([[1.0, 1], [torch.nan, 1], [1, 1]])}, optimizer.init(stack), 0.1)
+        assert torch.isfinite(stack["w"][[0, 2]]).all()
+        assert torch.isnan(stack["w"][1, 0])
+
+
+@pytest.mark.parametrize(
+    ("build", "values", "messages"),
+    [
+        (sgd, {"lr": 0.0, "momentum": 1.0}, ["lr=0.0: must be > 0", "momentum=1.0: must lie in [0, 1)"]),
+        (sgd, {"lr": float("nan")}, ["lr=nan: must be finite and > 0"]),
+        (sgd, {"nesterov": True}, ["nesterov=True: needs momentum > 0", "optimizer.momentum=0.9"]),
+        (sgd, {"weight_decay": -1.0}, ["weight_decay=-1.0: must be >= 0"]),
+        (adam, {"beta1": -0.1, "beta2": 1.0}, ["beta1=-0.1: must lie in [0, 1)", "beta2=1.0: must lie in [0, 1)"]),
+        (adam, {"eps": 0.0, "lr": -1.0}, ["eps=0.0: must be > 0", "lr=-1.0: must be > 0"]),
+    ],
+)
+def test_values_out_of_range_are_told_together(build: Any, values: dict[str, Any], messages: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(**values)
+    assert all(message in str(caught.value) for message in messages)
+
+
+def configured(*overrides: str) -> LocalOptimizer:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = OmegaConf.to_container(compose("config", ["selector=random", *overrides]), resolve=True)
+    assert isinstance(config, dict)
+    return make(config["optimizer"], LocalOptimizer, "optimizer")
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "optimizer").glob("*.yaml")), ids=lambda f: f.stem)
+def test_every_optimizer_file_builds(file: Path) -> None:
+    assert configured(f"optimizer={file.stem}").lr > 0
+
+
+def test_a_schedule_is_chosen_inside_any_optimizer() -> None:
+    for name in ("sgd", "adam"):
+        optimizer = configured(f"optimizer={name}", "optimizer/schedule=step", "optimizer.schedule.milestones=[2]")
+        assert isinstance(optimizer.schedule, Step)
+        assert optimizer.lr_at(2, 10) == pytest.approx(optimizer.lr / 2)
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "optimizer/schedule").glob("*.yaml")), ids=lambda f: f.stem)
+def test_every_schedule_file_builds_and_starts_at_the_base_rate(file: Path) -> None:
+    schedule = configured(f"optimizer/schedule={file.stem}").schedule
+    assert isinstance(schedule, Schedule)
+    assert schedule.factor(1, 500) == 1

@@ -30,7 +30,7 @@ from fedsim.partitions.base import Labelled, Partition
 from fedsim.partitions.division import Division, divide
 from fedsim.plan import Plan
 from fedsim.selectors.base import Selector
-from fedsim.server import Held
+from fedsim.server import Held, Holdings
 from fedsim.simulation import Federation, Record, Simulation
 from fedsim.streams import Purpose, Streams
 from fedsim.tracking import Trackers
@@ -127,8 +127,11 @@ def _simulation(plan: Plan, data: LoadedData, division: Division, model: nn.Modu
             config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained_names(model))
         ),
         availability=make(config["availability"], Availability, "availability"),
-        test=Held(data.normalise(data.test.x).to(device), data.test.y.to(device)),
-        validation=Held(x[validation], y[validation]) if len(validation) else None,
+        holdings=Holdings(
+            test=Held(data.normalise(data.test.x).to(device), data.test.y.to(device)),
+            validation=Held(x[validation], y[validation]) if len(validation) else None,
+            public=x[torch.as_tensor(division.public, device=device)] if len(division.public) else None,
+        ),
         eval_every=settings.eval_every,
     )
     return Simulation(parts, params)
@@ -185,7 +188,7 @@ def record(plan: Plan, experiment: Experiment) -> Outcome:
         "engine": simulation.parts.engine.description,
         "partition_hash": experiment.division.hash,
         "config_hash": plan.config_hash,
-        "environment": environment(simulation.parts.test.x.device),
+        "environment": environment(simulation.parts.holdings.test.x.device),
     }
     trackers.finish(summary)
     summary["trackers"] = trackers.degraded

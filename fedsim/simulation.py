@@ -18,7 +18,7 @@ from fedsim.engine.base import Engine
 from fedsim.guards import SelectionError, drop_nonfinite, require_finite, selection_fault
 from fedsim.ledger import Clock, Ledger
 from fedsim.selectors.base import Selector
-from fedsim.server import Held, Server
+from fedsim.server import Holdings, Server
 from fedsim.streams import Purpose
 
 
@@ -66,8 +66,7 @@ class Federation:
     selector: Selector
     aggregator: Aggregator
     availability: Availability
-    test: Held
-    validation: Held | None
+    holdings: Holdings
     eval_every: int
 
 
@@ -92,8 +91,7 @@ class Simulation:
     def step(self) -> Record:
         """One round."""
         parts, t = self.parts, self.round + 1
-        ledger, clock = Ledger(), Clock(self.parts.test.x.device)
-        server = Server(parts.engine, parts.validation, parts.selector.needs, ledger)
+        ledger, clock = Ledger(), Clock(self.parts.holdings.test.x.device)
         door = self._open_door(t, ledger)
         cohort: Cohort | None = None
         params, num_dropped = self.params, 0
@@ -107,11 +105,12 @@ class Simulation:
                 kept, weights, num_dropped = drop_nonfinite(cohort, selection.weights)
                 params = parts.aggregator.aggregate(params, kept, weights)
                 require_finite(params, t)
+            server = Server(parts.engine, parts.holdings, parts.selector.needs, ledger, params)
             with clock("select"):
                 parts.selector.observe(t, self._as_declared(kept), server)
 
         self.params, self.round = params, t
-        self.covered[selection.ids] = True
+        self.covered[list(ledger.uploaded)] = True
         with clock("evaluate"):
             evaluation = self._evaluate(t)
         self.wall_seconds += sum(clock.seconds.values())
@@ -146,7 +145,8 @@ class Simulation:
 
     def evaluate(self) -> Evaluation:
         """The global model on the test set."""
-        return self.parts.engine.evaluate(self.params, self.parts.test.x, self.parts.test.y)
+        test = self.parts.holdings.test
+        return self.parts.engine.evaluate(self.params, test.x, test.y)
 
     def _record(
         self,

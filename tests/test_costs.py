@@ -9,7 +9,7 @@ from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
 from fedsim.make import make
 from fedsim.selectors.base import Selector
-from fedsim.server import Held
+from fedsim.server import Held, Holdings
 from fedsim.simulation import Federation, Record, Simulation
 from tests.test_selector_contract import FOLDER
 from tests.toys import ToyEngine, toy_params, toy_population
@@ -29,7 +29,8 @@ def rounds(choice: str, d: int | None = D) -> list[Record]:
     selector = make(node, Selector, "selector", population)
     test = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     engine = ToyEngine(SIZES, batch_size=BATCH)
-    parts = Federation(engine, population, selector, FedAvg(frozenset(), weighting="uniform"), Always(), test, None, 1)
+    aggregator = FedAvg(frozenset(), weighting="uniform")
+    parts = Federation(engine, population, selector, aggregator, Always(), Holdings(test), 1)
     return list(Simulation(parts, toy_params()))
 
 

@@ -295,7 +295,7 @@ def test_leafs_absent_or_broken_files_are_named(tmp_path: Path) -> None:
         build("femnist", tmp_path, source="leaf").load()
     write_leaf(tmp_path / "femnist")
     (tmp_path / "femnist" / "train" / "all_data_0.json").write_text("{}")
-    with pytest.raises(DataError, match="all_data_0.json is not a sound LEAF file"):
+    with pytest.raises(DataError, match=r"all_data_0\.json is not a sound LEAF file"):
         build("femnist", tmp_path, source="leaf").load()
 
 
@@ -369,7 +369,7 @@ def test_a_damaged_cache_is_never_used(tmp_path: Path, position: int) -> None:
 
 def test_a_cache_folder_that_cannot_be_written_names_its_key(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cache_dir: cannot write .*FEDSIM_CACHE"):
+    with pytest.raises(DataError, match=r"cache_dir: cannot write .*FEDSIM_CACHE"):
         load_or_build(tmp_path / "file" / "x.safetensors", lambda: {})
 
 

@@ -16,7 +16,7 @@ from fedsim.cohort import Population
 from fedsim.guards import selection_fault
 from fedsim.make import make
 from fedsim.selectors.base import Selector
-from fedsim.server import Held
+from fedsim.server import Held, Holdings
 from fedsim.simulation import Federation, Record, Simulation
 from tests.toys import ToyEngine, toy_door, toy_params, toy_population
 
@@ -46,7 +46,8 @@ def simulation(
     engine.broken = set(broken)
     test = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     selector = build(choice, population)
-    parts = Federation(engine, population, selector, FedAvg(frozenset(), weighting="uniform"), Always(), test, test, 1)
+    aggregator, holdings = FedAvg(frozenset(), weighting="uniform"), Holdings(test, test, torch.zeros(3, 1))
+    parts = Federation(engine, population, selector, aggregator, Always(), holdings, 1)
     return Simulation(parts, toy_params())
 
 

@@ -156,7 +156,7 @@ def test_only_clients_with_data_are_candidates() -> None:
 def test_rpow_d_asks_nothing_takes_the_unseen_first_and_then_the_highest_last_loss() -> None:
     selector = pow_d(3, 1, 3, "last")
     door = toy_door([1] * 3, selector.needs, cohort_size=1)
-    server = Server(ToyEngine([1]), None, selector.needs, None)  # type: ignore[arg-type]
+    server = Server(ToyEngine([1]), None, selector.needs, None, {})  # type: ignore[arg-type]
     picked = []
     for t in range(1, 4):
         ids = selector.select(t, door, rng(t)).ids

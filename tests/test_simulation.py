@@ -14,7 +14,7 @@ from fedsim.cohort import Cohort, Selection
 from fedsim.errors import DivergedError, FedsimError
 from fedsim.guards import SelectionError, drop_nonfinite
 from fedsim.selectors.base import Selector
-from fedsim.server import Held, Server
+from fedsim.server import Held, Holdings, Server
 from fedsim.simulation import Federation, Simulation
 from tests.toys import ToyEngine, toy_cohort, toy_params, toy_population
 
@@ -63,7 +63,7 @@ def simulate(
     selector = Scripted(population, selections)
     selector.needs = needs
     aggregator = FedAvg(frozenset(), weighting="uniform")
-    parts = Federation(engine, population, selector, aggregator, availability or Always(), test, None, eval_every)
+    parts = Federation(engine, population, selector, aggregator, availability or Always(), Holdings(test), eval_every)
     return Simulation(parts, toy_params())
 
 
@@ -153,6 +153,6 @@ def test_wall_seconds_are_the_sum_of_the_phases() -> None:
 
 def test_a_selector_cannot_validate_without_declaring_it() -> None:
     run = simulate([[0, 1]])
-    server = Server(run.parts.engine, run.parts.test, frozenset(), None)  # type: ignore[arg-type]
+    server = Server(run.parts.engine, run.parts.holdings, frozenset(), None, run.params)  # type: ignore[arg-type]
     with pytest.raises(FedsimError, match=r"Signal\.VALIDATION"):
         server.validate(run.params)

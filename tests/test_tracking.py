@@ -211,6 +211,8 @@ def test_bytes_are_readable(value: float, text: str) -> None:
     assert show_bytes(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.0123, "12 ms"), (12.34, "12.3 s"), (600, "10.0 min"), (36000, "10.0 h")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0123, "12 ms"), (12.34, "12.3 s"), (600, "10.0 min"), (36000, "10.0 h")]
+)
 def test_seconds_are_readable(value: float, text: str) -> None:
     assert show_seconds(value) == text

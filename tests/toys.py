@@ -1,6 +1,6 @@
 """Things small enough to compute by hand: an engine whose clients pull one parameter towards their own number."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,17 @@ class ToyEngine(Engine):
 
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         return np.array([p.mean() if len(p) else np.nan for p in positions])
+
+    def client_gradients(
+        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None
+    ) -> Iterator[Tensor]:
+        for p in positions:
+            mean = float(p.mean()) if len(p) else 0.0
+            yield torch.tensor([mean + 1, -mean * mean / 7])
+
+    def predict(self, params: Params, x: Tensor) -> Tensor:
+        logits = torch.stack([params["w"][0] * x[:, 0] + 0.3, params["w"][1] + x[:, 0]], 1)
+        return torch.log_softmax(logits.double(), 1)
 
     def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
         return Evaluation(accuracy=float(params["w"][0]), loss=float(params["w"][1]))

@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedsim.cohort import Evaluation, Ids, Params, Stack
+from fedsim.engine.params import trained_names
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.streams import Streams
 
@@ -115,6 +116,29 @@ class Engine(ABC):
             correct += int((output.argmax(1) == labels).sum())
             loss += float(F.cross_entropy(output.double(), labels, reduction="sum"))
         return Evaluation(correct / len(y), loss / len(y))
+
+    def client_gradients(
+        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None
+    ) -> Iterator[Tensor]:
+        """For each list of positions in `data`, the gradient of its mean cross-entropy in eval mode, flat [D].
+
+        `names` picks parameters (None: all that are trained), concatenated in their order. One list at a time, so that
+        nobody needs room for all of them. An empty list gives zeros.
+        """
+        names = trained_names(self.model) if names is None else names
+        for chosen in positions:
+            leaves = {name: params[name].detach().requires_grad_() for name in names}
+            total = [torch.zeros_like(params[name]) for name in names]
+            for part in torch.as_tensor(chosen, device=self.data.x.device).split(EVALUATION_BATCH):
+                output = functional_call(self.model, {**params, **leaves}, (self.data.x[part],))
+                loss = F.cross_entropy(output, self.data.y[part], reduction="sum") / max(len(chosen), 1)
+                torch._foreach_add_(total, torch.autograd.grad(loss, list(leaves.values())))
+            yield torch.cat([t.flatten() for t in total])
+
+    def predict(self, params: Params, x: Tensor) -> Tensor:
+        """Log-probabilities of `params` in eval mode, float64 [len(x), C]."""
+        parts = [F.log_softmax(self._output(params, part).double(), dim=1) for part in x.split(EVALUATION_BATCH)]
+        return torch.cat(parts)
 
     @torch.no_grad()
     def _output(self, params: Params, x: Tensor) -> Tensor:

@@ -142,15 +142,18 @@ def _check_selector(
     equal = Population(np.ones(settings.num_clients, np.int64), settings.cohort_size, settings.num_rounds)
     selector = make(config.get("selector"), Selector, "selector", equal)
     if server is not None:
-        problems.add(
-            rule(
-                Signal.VALIDATION not in selector.needs or server.validation_fraction > 0,
-                "server.validation_fraction",
-                server.validation_fraction,
-                "must be > 0 for this selector",
-                "set it to 0.05, in every run that is compared with this one",
-            )
-        )
+        problems.add(_unmet(Signal.VALIDATION, selector, "validation_fraction", server.validation_fraction, 0.05))
+        problems.add(_unmet(Signal.PUBLIC, selector, "public_samples", server.public_samples, 100))
+
+
+def _unmet(signal: Signal, selector: Selector, key: str, value: float, example: float) -> Problem | None:
+    return rule(
+        signal not in selector.needs or value > 0,
+        f"server.{key}",
+        value,
+        f"must be > 0 for {type(selector).__name__}",
+        f"set it to {example}, say, in every run that is compared with this one",
+    )
 
 
 def _device_problem(device: str) -> Problem | None:

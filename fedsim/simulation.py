@@ -26,7 +26,7 @@ from fedsim.streams import Purpose
 class Record:
     """One line of metrics.jsonl. Losses and accuracies are None where nothing was measured in the round.
 
-    `participation_ratio` is uploaded / N; `coverage` the share of clients that have uploaded at least once so far;
+    `participation_ratio` is uploaded / N; `coverage` the share of clients that have been selected at least once;
     `wall_seconds` the sum of all phases up to and including this round.
     """
 
@@ -110,7 +110,7 @@ class Simulation:
                 parts.selector.observe(t, self._as_declared(kept), server)
 
         self.params, self.round = params, t
-        self.covered[list(ledger.uploaded)] = True
+        self.covered[selection.ids] = True
         with clock("evaluate"):
             evaluation = self._evaluate(t)
         self.wall_seconds += sum(clock.seconds.values())

@@ -164,7 +164,11 @@ def test_every_group_choice_composes_into_a_sound_plan(fedsim: Run, monkeypatch:
 
     for group in sorted(p for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name != "hydra"):
         for file in sorted(group.glob("*.yaml")):
-            extra = {"parquet": ["dataset.path=x"], "image_folder": ["dataset.path=x"]}.get(file.stem, [])
+            extra = {
+                "parquet": ["dataset.path=x"],
+                "image_folder": ["dataset.path=x"],
+                "fedabc": ["server.public_samples=50"],
+            }.get(file.stem, [])
             with search_path():
                 (job,) = compose_jobs([f"{group.name}={file.stem}", *extra], multirun=False)
             plan = make_plan(job.config, job.choices)
@@ -194,6 +198,8 @@ def refused(fedsim: Run, tmp_path: Path, *words: str) -> str:
         (["partition=dirichlet_qp", "partition.alpha=0"], "partition.alpha=0.0: must be > 0"),
         (["selector=power_of_choice", "selector.num_candidates=4"], "selector.num_candidates=4: must lie in"),
         (["local.evaluate_on=holdout"], "local.evaluate_on='holdout': needs samples that are held out"),
+        (["selector=fedabc"], "server.public_samples=0: must be > 0 for FedABC"),
+        (["selector=gpfl", "server.validation_fraction=0"], "server.validation_fraction=0.0: must be > 0 for GPFL"),
         (["local.epochs=null"], "one of local.epochs and local.steps must be given"),
         (["local.steps=5", "local.epochs=2"], "local.epochs='2': has no effect while local.steps=5"),
         (["num_round=3"], "num_round: is not a known key\n    did you mean num_rounds?"),

@@ -1,0 +1,170 @@
+"""FedABC: attention-based client selection (sections and equations of "FedABC" in the paper's numbering)."""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.clients import Clients, Signal
+from fedsim.cohort import Cohort, Population, Selection
+from fedsim.errors import check, positive, rule
+from fedsim.selectors.base import Selector
+from fedsim.server import Server
+
+REACHED = 1e-9
+"""Slack of "the sum has reached tau", as .1 * 3 > .3 in floats."""
+
+
+class Threshold(ABC):
+    """How many of the highest scores are taken in round t (0-based) of T."""
+
+    @abstractmethod
+    def count(self, shares: NDArray[np.float64], t: int, num_rounds: int) -> int:
+        """How many of the descending `shares` (sum 1) are selected; at least one."""
+
+
+class Cumulative(Threshold):
+    """The fewest clients whose shares sum to tau_t (Eq. 13).
+
+    `step`: tau = start + increment * floor(t / every), the paper's. `linear`, `convex`, `concave`: from start towards
+    `end` with u = t / (T - 1), as u, u^2 and ln(1 + 9u) / ln 10. `mode: reach` stops at >= tau (which gives the
+    paper's 32% fewer participants), `exceed` at > tau as printed. tau >= 1 takes everybody.
+    """
+
+    def __init__(
+        self,
+        *,
+        schedule: Literal["step", "linear", "convex", "concave"],
+        start: float,
+        increment: float,
+        every: int,
+        end: float,
+        mode: Literal["reach", "exceed"],
+    ) -> None:
+        check(
+            positive("start", start),
+            rule(increment >= 0, "increment", increment, "must be >= 0"),
+            rule(every >= 1, "every", every, "must be >= 1"),
+            rule(end >= start, "end", end, f"must be >= start={start}"),
+        )
+        self.schedule, self.start, self.increment, self.every, self.end = schedule, start, increment, every, end
+        self.mode = mode
+
+    def tau(self, t: int, num_rounds: int) -> float:
+        """The threshold of round t (0-based)."""
+        if self.schedule == "step":
+            return self.start + self.increment * (t // self.every)
+        u = t / max(num_rounds - 1, 1)
+        shape = {"linear": u, "convex": u**2, "concave": np.log1p(9 * u) / np.log(10)}[self.schedule]
+        return float(self.start + (self.end - self.start) * shape)
+
+    def count(self, shares: NDArray[np.float64], t: int, num_rounds: int) -> int:
+        tau, sums = self.tau(t, num_rounds), np.cumsum(shares)
+        short = sums < tau - REACHED if self.mode == "reach" else sums <= tau + REACHED
+        return min(int(short.sum()) + 1, len(shares)) if tau < 1 - REACHED else len(shares)
+
+
+class Lambda(Threshold):
+    """Clients whose share exceeds strength / eta_t, eta_t = 1 + growth * t (Eq. 14, as the conclusion describes it)."""
+
+    def __init__(self, *, strength: float, growth: float) -> None:
+        check(positive("strength", strength), rule(growth >= 0, "growth", growth, "must be >= 0"))
+        self.strength, self.growth = strength, growth
+
+    def count(self, shares: NDArray[np.float64], t: int, num_rounds: int) -> int:
+        return max(int((shares > self.strength / (1 + self.growth * t)).sum()), 1)
+
+
+class FedABC(Selector):
+    """Losses of all clients, smoothed by attention over the similarity of their models on public data.
+
+    d_kj = KL(P_k || P_j) on the public samples (Eq. 9; `kl_reduction: mean` divides by the number of classes as
+    printed), c_kj = softmax_j(-d_kj) including j = k unless `self_term` is off, S_k = sum_j c_kj v_j, shares S / sum S.
+    The highest shares up to the threshold take part; `weights: score` averages them by S (Eq. 15). Round 1 (the paper's
+    round 0) is full, with a plain average. The server keeps each client's latest predictions, not its model; those of
+    clients that did not take part are stale. A loss that is not finite counts as the largest finite one; without any
+    score, shares are uniform. A client never seen (one that was away in round 1) is like everybody else on average:
+    its attention is uniform.
+    """
+
+    adaptive = True
+    needs = frozenset({Signal.LOSSES, Signal.PUBLIC})
+    state = ("predictions",)
+
+    def __init__(
+        self,
+        population: Population,
+        *,
+        threshold: Threshold,
+        kl_reduction: Literal["mean", "sum"],
+        self_term: bool,
+        weights: Literal["score", "uniform", "by_size"],
+    ) -> None:
+        super().__init__(population)
+        self.threshold = threshold
+        self.kl_reduction = kl_reduction
+        self.self_term = self_term
+        self.weights = weights
+        self.predictions: dict[int, Tensor] = {}
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        ids = clients.available
+        if round == 1:
+            return Selection(ids)
+        scores = self.scores(finite_losses(clients.losses(ids)), self._divergences(ids))
+        shares = scores / scores.sum() if scores.sum() > 0 else np.full(len(ids), 1 / len(ids))
+        shuffled = rng.permutation(len(ids))
+        order = shuffled[np.argsort(-shares[shuffled], kind="stable")]
+        count = self.threshold.count(shares[order], round - 1, self.population.num_rounds)
+        chosen = np.sort(order[:count])
+        return Selection(ids[chosen], self._weights(ids[chosen], shares[chosen]))
+
+    def observe(self, round: int, cohort: Cohort, server: Server) -> None:
+        for client, prediction in zip(cohort.ids, server.predict_public(cohort), strict=True):
+            self.predictions[int(client)] = prediction.cpu()
+
+    def scores(self, losses: NDArray[np.float64], divergences: NDArray[np.float64]) -> NDArray[np.float64]:
+        """S [K] from losses v [K] and d [K, K] (Eq. 10-12)."""
+        logits = -divergences
+        if not self.self_term and len(losses) > 1:
+            logits = np.where(np.eye(len(losses), dtype=bool), -np.inf, logits)
+        attention = np.exp(logits - logits.max(1, keepdims=True))
+        result: NDArray[np.float64] = (attention / attention.sum(1, keepdims=True)) @ losses
+        return result
+
+    def _divergences(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        known = [row for row, i in enumerate(ids) if int(i) in self.predictions]
+        result = np.zeros((len(ids), len(ids)))
+        if known:
+            log_p = torch.stack([self.predictions[int(ids[row])] for row in known])
+            result[np.ix_(known, known)] = divergences(log_p, self.kl_reduction)
+        return result
+
+    def _weights(self, ids: NDArray[np.int64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        raw = {"score": shares, "uniform": np.ones(len(ids)), "by_size": self.population.sizes[ids].astype(np.float64)}
+        weights: NDArray[np.float64] = raw[self.weights] / raw[self.weights].sum()
+        return weights
+
+
+def divergences(log_p: Tensor, reduction: str) -> NDArray[np.float64]:
+    """KL(P_k || P_j) averaged over samples, [K, K], from log-probabilities [K, M, C]; `mean`: over classes as well.
+
+    Probabilities are clipped at 1e-8. sum_c p (ln p - ln q) is one matrix product: rows of p against rows of ln q.
+    """
+    log_p = log_p.clamp(min=float(np.log(1e-8)))
+    flat = log_p.flatten(1)
+    p = flat.exp()
+    cross = p @ flat.T
+    scale = log_p.shape[1] * (log_p.shape[2] if reduction == "mean" else 1)
+    result: NDArray[np.float64] = ((cross.diagonal()[:, None] - cross) / scale).numpy()
+    return result
+
+
+def finite_losses(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Losses with those that are not finite replaced by the largest finite one (0 if there is none)."""
+    finite = np.isfinite(losses)
+    largest = losses[finite].max() if finite.any() else 0.0
+    return np.where(finite, losses, largest)

@@ -1,0 +1,131 @@
+"""FedCor (Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
+Learning", CVPR 2022): a Gaussian process over the clients' loss changes."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.clients import Clients, Signal
+from fedsim.cohort import Params, Population, Selection
+from fedsim.errors import at_least, between, check, positive
+from fedsim.selectors.base import Selector, ascending
+from fedsim.selectors.gaussian_process import LowRankGP, greedy_falls
+
+Floats = NDArray[np.float64]
+SMALLEST_DISCOUNT = 1e-12
+
+
+class FedCor(Selector):
+    """The K clients whose expected loss falls would lower the losses of all the most, given how losses move together.
+
+    Counting rounds e from 0: until e = `warmup` clients are drawn uniformly and all report their losses before and
+    after, which gives one observation each. Then the process is fitted (`first_steps`; with `warmup_steps` > 0 also
+    after every warm-up round, as in the 2022 code). After each later round divisible by `interval`, K random clients
+    train *virtually*, everybody reports the losses of the present and of the virtual model, the virtual one is thrown
+    away, the process is refitted (`refit_steps`) and all discounts start again at 1; after any other round the
+    discounts of the selected are multiplied by `beta` (section 4.3). Observations count with weight
+    `gamma`^age and are forgotten after `window` rounds. `uniform_shares` sets p_k = 1 (GPFL's code).
+
+    The questions "after round e" are asked at the beginning of round e + 1, whose model is the same; a client that was
+    asked and is then selected does not download it again. Clients that are away report no change. The virtual training
+    of a client is its real one if it is selected in that round.
+    """
+
+    needs = frozenset({Signal.LOSSES})
+    state = ("losses", "changes", "rounds", "embedding", "discounts")
+
+    def __init__(
+        self,
+        population: Population,
+        *,
+        dimension: int,
+        noise: float,
+        normalised: bool,
+        warmup: int,
+        interval: int,
+        window: int,
+        gamma: float,
+        beta: float,
+        first_steps: int,
+        refit_steps: int,
+        warmup_steps: int,
+        fit_lr: float,
+        update_mean: bool,
+        uniform_shares: bool,
+    ) -> None:
+        super().__init__(population)
+        check(
+            at_least("dimension", dimension, 1),
+            positive("noise", noise),
+            at_least("warmup", warmup, 0),
+            at_least("interval", interval, 1),
+            at_least("window", window, 1),
+            between("gamma", gamma, 0, 1),
+            between("beta", beta, 0, 1),
+            at_least("first_steps", first_steps, 1),
+            at_least("refit_steps", refit_steps, 0),
+            at_least("warmup_steps", warmup_steps, 0),
+            positive("fit_lr", fit_lr),
+        )
+        n = population.num_clients
+        self.process = LowRankGP(noise, normalised, fit_lr)
+        self.warmup, self.interval, self.window = warmup, interval, window
+        self.gamma, self.beta = gamma, beta
+        self.first_steps, self.refit_steps, self.warmup_steps = first_steps, refit_steps, warmup_steps
+        self.update_mean = update_mean
+        self.shares = np.ones(n) if uniform_shares else population.shares
+        self.losses = np.full(n, np.nan)
+        self.changes: list[Floats] = []
+        self.rounds: list[int] = []
+        self.embedding = np.empty((dimension, n))
+        self.discounts = np.ones(n)
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        e, count = round - 1, self.cohort_size(clients)
+        if e == 0:
+            self.embedding = rng.standard_normal(self.embedding.shape) / np.sqrt(len(self.embedding))
+        self._learn(e - 1, clients, count, rng)
+        if e <= self.warmup:
+            return Selection(ascending(rng.choice(clients.available, count, replace=False)))
+        ids = clients.available
+        factor = self.process.factor(self.embedding[:, ids])
+        chosen = ids[greedy_falls(factor, self.process.noise, self.shares[ids], self.discounts[ids], count, rng)]
+        if e % self.interval:
+            self.discounts[chosen] = np.maximum(self.discounts[chosen] * self.beta, SMALLEST_DISCOUNT)
+        return Selection(ascending(chosen))
+
+    def _learn(self, last: int, clients: Clients, count: int, rng: np.random.Generator) -> None:
+        """What the paper does after round `last`, on the same model."""
+        if last <= self.warmup:
+            before, self.losses = self.losses, self._ask(clients)
+            if last < 0:
+                return
+            self._remember(self.losses - before, last)
+            steps = self.first_steps if last == self.warmup else self.warmup_steps
+            self._fit(steps, last)
+        elif last % self.interval == 0:
+            virtual = clients.collect(ascending(rng.choice(clients.available, count, replace=False)))
+            average: Params = {n: w + virtual.delta[n].mean(0) for n, w in virtual.start.items()}
+            before = self._ask(clients)
+            self._remember(self._ask(clients.broadcast(average)) - before, last)
+            self._fit(self.refit_steps, last)
+            self.discounts[:] = 1
+
+    def _ask(self, clients: Clients) -> Floats:
+        """Losses of all [N], those of clients that are away as they were (nan if never known)."""
+        losses = self.losses.copy()
+        losses[clients.available] = clients.losses(clients.available)
+        return losses
+
+    def _remember(self, change: Floats, e: int) -> None:
+        self.changes.append(np.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0))
+        self.rounds.append(e)
+        while self.rounds[0] < e - self.window:
+            del self.rounds[0], self.changes[0]
+
+    def _fit(self, steps: int, now: int) -> None:
+        if not steps:
+            return
+        weights = self.gamma ** (now - np.array(self.rounds, dtype=np.float64))
+        changes = np.stack(self.changes)
+        mean = weights @ changes / weights.sum() if self.update_mean else np.zeros(changes.shape[1])
+        self.embedding = self.process.fit(self.embedding, changes - mean, weights, steps)

@@ -1,0 +1,45 @@
+"""Cho et al.'s highest-loss selection as FedABC uses it for a baseline."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.clients import Clients, Signal
+from fedsim.cohort import Population, Selection
+from fedsim.errors import check, rule
+from fedsim.selectors.base import Selector, ascending, highest
+from fedsim.tracking.files import read_metrics
+
+
+class TopLoss(Selector):
+    """All clients report their loss; the `count` highest take part (power-of-choice with d = N).
+
+    `count` is fixed (FedABC's figures fit 7 of 10); `match`, where given, is the folder of another run whose number of
+    uploads is copied round by round. `first_round_full`: everybody takes part in round 1, as in FedABC.
+    """
+
+    adaptive = True
+    needs = frozenset({Signal.LOSSES})
+
+    def __init__(self, population: Population, *, count: int | None, match: str | None, first_round_full: bool) -> None:
+        super().__init__(population)
+        n = population.num_clients
+        self.count = population.cohort_size if count is None else count
+        check(
+            rule(1 <= self.count <= n, "count", count, f"must lie in [1, num_clients={n}]", "null: cohort_size"),
+            rule(
+                match is None or len(read_metrics(Path(match))) >= population.num_rounds,
+                "match",
+                match,
+                f"must be the folder of a run with at least num_rounds={population.num_rounds} rounds",
+            ),
+        )
+        self.counts = None if match is None else [r["uploaded"] for r in read_metrics(Path(match))]
+        self.first_round_full = first_round_full
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        if round == 1 and self.first_round_full:
+            return Selection(clients.available)
+        count = self.count if self.counts is None else self.counts[round - 1]
+        losses = clients.losses(clients.available)
+        return Selection(ascending(clients.available[highest(losses, count, rng)]))

@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+
+from fedsim.clients import Signal
+from fedsim.ledger import Ledger
+from fedsim.selectors.afl import AFL
+from tests.toys import toy_door, toy_population
+
+
+def afl(n: int, k: int, alpha1: float = 0.0, alpha2: float = 0.01, alpha3: float = 0.1, init: str = "equal") -> AFL:
+    return AFL(toy_population([1] * n, k), alpha1=alpha1, alpha2=alpha2, alpha3=alpha3, init=init)  # type: ignore[arg-type]
+
+
+def probabilities(values: list[float], **more: float) -> np.ndarray:
+    return afl(len(values), 1, **more).probabilities(np.array(values), np.random.default_rng(0))  # type: ignore[arg-type]
+
+
+def test_probabilities_by_hand() -> None:
+    assert probabilities([100, 200, 300, 400]) == pytest.approx([0.03206, 0.08714, 0.23688, 0.64391], abs=1e-5)
+    p = probabilities([10, 40, 20, 30, 80, 60, 70, 50], alpha1=0.75)
+    assert np.flatnonzero(p).tolist() == [4, 6]
+    assert p[[6, 4]] == pytest.approx([0.47502, 0.52498], abs=1e-5)
+    assert probabilities([10, 40, 20, 30], alpha1=0.5, alpha2=0.0) == pytest.approx([0, 0.5, 0, 0.5])
+
+
+def test_a_client_of_unknown_value_ranks_lowest() -> None:
+    assert probabilities([np.nan, 1.0], alpha1=0.5).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("k", "by_value"), [(5, 4), (10, 9)])
+def test_a_tenth_of_the_cohort_is_uniform(k: int, by_value: int) -> None:
+    """With an extreme softmax those drawn by value are the highest; alpha3 = .1 leaves one place for chance."""
+    selector = afl(40, k, alpha1=0.75, alpha2=20.0)
+    selector.values = np.arange(40.0)
+    top = set(range(40 - by_value, 40))
+    door = toy_door([1] * 40, selector.needs, cohort_size=k)
+    values, others = selector.values.copy(), set()
+    for seed in range(30):
+        selector.values = values.copy()
+        chosen = set(selector.select(2, door, np.random.default_rng(seed)).ids.tolist())
+        assert top <= chosen
+        others |= chosen - top
+    assert min(others) < 30  # also the suppressed ones
+
+
+def test_too_few_survivors_are_filled_up_uniformly() -> None:
+    """N = 8, K = 4: two candidates for three picks by value."""
+    selector = afl(8, 4, alpha1=0.75)
+    selector.values = np.arange(8.0)
+    ids = selector.select(2, toy_door([1] * 8, selector.needs, cohort_size=4), np.random.default_rng(0)).ids
+    assert len(ids) == 4
+    assert {6, 7} <= set(ids.tolist())
+
+
+def test_values_are_root_n_times_loss_and_only_the_selected_report() -> None:
+    sizes = [4, 9, 16, 25]
+    selector = AFL(toy_population(sizes, 2), alpha1=0.0, alpha2=0.01, alpha3=0.1, init="query")
+    ledger = Ledger()
+    first = toy_door(sizes, frozenset({Signal.LOSSES}), ledger=ledger)
+    ids = selector.select(1, first, np.random.default_rng(0)).ids
+    assert ledger.bytes_up == (4 + 2) * 4
+    assert len(ledger.contacted) == 4
+    mean_positions = np.array([1.5, 8.0, 20.5, 41.0])  # the toy's losses
+    assert selector.values == pytest.approx(np.sqrt(sizes) * mean_positions)
+    ledger = Ledger()
+    ids = selector.select(2, toy_door(sizes, selector.needs, ledger=ledger), np.random.default_rng(1)).ids
+    assert ledger.contacted == set(ids.tolist())
+    assert ledger.forward_samples == sum(sizes[i] for i in ids)

@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.selectors.divfl import cluster_shares, lazy_greedy, pairwise_distances, plain_greedy
+
+LINE = pairwise_distances(torch.tensor([[0.0], [1.0], [5.0], [6.0], [20.0]]))
+
+
+def g(distances: np.ndarray, chosen: np.ndarray) -> float:
+    return float(distances[:, chosen].min(1).sum())
+
+
+def test_points_on_a_line_by_hand() -> None:
+    order = plain_greedy(LINE, 3, np.random.default_rng(0))
+    assert order.tolist() == [2, 4, 0]  # the points 5, 20, then 0
+    assert [g(LINE, order[: i + 1]) for i in range(3)] == [25, 10, 2]
+    assert cluster_shares(LINE, order).tolist() == pytest.approx([2 / 5, 1 / 5, 2 / 5])
+    assert g(LINE, plain_greedy(LINE, 5, np.random.default_rng(0))) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 15), st.integers(1, 15))
+def test_lazy_equals_plain_and_gains_shrink(seed: int, n: int, count: int) -> None:
+    points = torch.tensor(np.random.default_rng(seed).standard_normal((n, 3)))
+    distances, count = pairwise_distances(points), min(n, count)
+    plain, lazy = plain_greedy(distances, count, np.random.default_rng(0)), lazy_greedy(distances, count)
+    assert plain.tolist() == lazy.tolist()
+    values = [g(distances, plain[: i + 1]) for i in range(count)]
+    falls = -np.diff(values)
+    assert (falls >= -1e-9).all()
+    assert (np.diff(falls) <= 1e-9).all()
+
+
+def test_stochastic_greedy_looks_at_few_and_returns_as_many() -> None:
+    chosen = plain_greedy(LINE, 3, np.random.default_rng(0), candidates=2)
+    assert len(set(chosen)) == 3

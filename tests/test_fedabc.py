@@ -1,0 +1,120 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, divergences, finite_losses
+from fedsim.selectors.top_loss import TopLoss
+from tests.test_selectors import FixedLosses
+from tests.toys import toy_door, toy_population
+
+LOG_P = torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.2, 0.8]]], dtype=torch.float64).log()
+V = np.array([1.0, 2.0, 3.0])
+
+
+def threshold(schedule: Any = "step", end: float = 1.1, mode: Any = "reach") -> Cumulative:
+    return Cumulative(schedule=schedule, start=0.2, increment=0.1, every=2, end=end, mode=mode)
+
+
+def fedabc(**more: Any) -> FedABC:
+    values = {"threshold": threshold(), "kl_reduction": "mean", "self_term": True, "weights": "score"} | more
+    return FedABC(toy_population([1] * 3, 1, 20), **values)
+
+
+def test_divergences_by_hand() -> None:
+    d = divergences(LOG_P, "mean")
+    assert d[0] == pytest.approx([0, 0.018345, 0.572863], abs=1e-6)
+    assert divergences(LOG_P, "sum") == pytest.approx(2 * d)
+    assert (d >= 0).all()
+    assert d[0, 2] != pytest.approx(d[2, 0], abs=1e-3)
+
+
+def test_scores_by_hand() -> None:
+    s = fedabc().scores(V, divergences(LOG_P, "mean"))
+    assert s == pytest.approx([1.828697, 1.879335, 2.228139], abs=1e-6)
+    assert s / s.sum() == pytest.approx([0.30806, 0.31659, 0.37535], abs=1e-5)
+    s = fedabc().scores(V, divergences(LOG_P, "sum"))
+    assert s / s.sum() == pytest.approx([0.28720, 0.30086, 0.41193], abs=1e-5)
+
+
+def test_identical_models_share_the_mean_loss_and_without_the_self_term_the_others_mean() -> None:
+    assert fedabc().scores(V, np.zeros((3, 3))) == pytest.approx([2, 2, 2])
+    assert fedabc(self_term=False).scores(V, np.zeros((3, 3))) == pytest.approx([2.5, 2, 1.5])
+
+
+def test_the_divergence_of_many_samples_is_their_mean() -> None:
+    log_p = torch.randn(4, 7, 5, dtype=torch.float64).log_softmax(2)
+    d = divergences(log_p, "mean")
+    expected = (log_p[1].exp() * (log_p[1] - log_p[3])).sum() / 7 / 5
+    assert d[1, 3] == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize(("tau", "count"), [(0.2, 1), (0.5, 2), (0.7, 3)])
+def test_the_fewest_clients_that_reach_the_threshold(tau: float, count: int) -> None:
+    rule = Cumulative(schedule="step", start=tau, increment=0, every=1, end=1.1, mode="reach")
+    assert rule.count(np.array([0.37535, 0.31659, 0.30806]), 3, 20) == count
+
+
+@pytest.mark.parametrize(("mode", "with_first", "without"), [("reach", 0.68, 0.64), ("exceed", 0.755, 0.72)])
+def test_participation_with_equal_scores_is_the_published_one(mode: str, with_first: float, without: float) -> None:
+    """selectors.md 2.12: reaching gives 68% with round 0 full (the paper's 32% fewer), exceeding 75.5%."""
+    rule = threshold(mode=mode)
+    taken = [rule.count(np.full(10, 0.1), t, 20) / 10 for t in range(1, 20)]
+    assert np.mean([1, *taken]) == pytest.approx(with_first, abs=0.006)
+    first = rule.count(np.full(10, 0.1), 0, 20) / 10
+    assert np.mean([first, *taken]) == pytest.approx(without, abs=0.006)
+
+
+@pytest.mark.parametrize(("schedule", "end"), [("linear", 1.0941), ("convex", 1.9772), ("concave", 0.8595)])
+def test_schedules_are_matched_at_68_percent(schedule: str, end: float) -> None:
+    rule = threshold(schedule, end)
+    taus = [1.0] + [min(1.0, rule.tau(t, 20)) for t in range(1, 20)]
+    assert np.mean(taus) == pytest.approx(0.68, abs=0.002)
+    assert rule.tau(0, 20) == pytest.approx(0.2)
+    assert rule.tau(19, 20) == pytest.approx(end)
+
+
+def test_lambda_lets_more_in_as_eta_grows() -> None:
+    rule = Lambda(strength=0.4, growth=0.5)
+    shares = np.array([0.5, 0.3, 0.2])
+    assert [rule.count(shares, t, 20) for t in (0, 1, 3)] == [1, 2, 3]
+
+
+def test_losses_that_are_not_finite_count_as_the_largest() -> None:
+    assert finite_losses(np.array([1.0, np.nan, 3.0, np.inf])).tolist() == [1, 3, 3, 3]
+    assert finite_losses(np.array([np.nan])).tolist() == [0]
+
+
+def test_a_round_weighs_the_selected_by_their_scores() -> None:
+    selector = fedabc(threshold=Cumulative(schedule="step", start=0.5, increment=0, every=1, end=1, mode="reach"))
+    selector.predictions = {i: LOG_P[i] for i in range(3)}
+    door = toy_door([1] * 3, selector.needs, engine=FixedLosses([1.0, 2.0, 3.0]))
+    assert selector.select(1, door, np.random.default_rng(0)).ids.tolist() == [0, 1, 2]
+    selection = selector.select(2, door, np.random.default_rng(0))
+    assert selection.ids.tolist() == [1, 2]
+    assert selection.weights == pytest.approx(np.array([1.879335, 2.228139]) / (1.879335 + 2.228139))
+
+
+def top_loss(**more: Any) -> TopLoss:
+    values: dict[str, Any] = {"count": 2, "match": None, "first_round_full": True} | more
+    return TopLoss(toy_population([1] * 4, 2, 3), **values)
+
+
+def test_top_loss_is_full_at_first_and_then_takes_the_highest() -> None:
+    selector = top_loss()
+    door = toy_door([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 2.0]))
+    assert selector.select(1, door, np.random.default_rng(0)).ids.tolist() == [0, 1, 2, 3]
+    assert selector.select(2, door, np.random.default_rng(0)).ids.tolist() == [1, 3]
+
+
+def test_top_loss_can_match_another_runs_participation(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"uploaded": n}) + "\n" for n in (4, 3, 1)))
+    selector = top_loss(match=str(tmp_path), first_round_full=False)
+    door = toy_door([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 3.0]))
+    picked = [selector.select(t, door, np.random.default_rng(0)).ids.tolist() for t in (1, 2, 3)]
+    assert picked == [[0, 1, 2, 3], [1, 2, 3], [3]]
+    with pytest.raises(ValueError, match=r"match='nowhere': must be the folder of a run with at least num_rounds=3"):
+        top_loss(match="nowhere")

@@ -1,0 +1,147 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.ledger import Ledger
+from fedsim.selectors.fedcor import FedCor
+from fedsim.selectors.gaussian_process import LowRankGP, greedy_falls
+from tests.toys import toy_door, toy_population
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def dense_falls(
+    sigma: np.ndarray, shares: np.ndarray, discounts: np.ndarray, count: int
+) -> tuple[list[int], list[np.ndarray]]:
+    """The selection rule written out on the whole covariance, lowest position first among ties."""
+    c, chosen, gains = sigma.copy(), [], []
+    for _ in range(count):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gain = discounts / np.sqrt(c.diagonal()) * (c @ shares)
+        gain[chosen] = -np.inf
+        gains.append(gain.copy())
+        j = int(np.argmax(gain))
+        c = c - np.outer(c[:, j], c[j]) / c[j, j]
+        chosen.append(j)
+    return chosen, gains
+
+
+SIGMA = np.array([[1, 0.9, 0, 0], [0.9, 1, 0, 0], [0, 0, 1, 0.2], [0, 0, 0.2, 1]])
+FACTOR = np.linalg.cholesky(SIGMA - 1e-6 * np.eye(4)).T
+
+
+def test_the_rule_by_hand_never_takes_a_correlated_pair() -> None:
+    _, gains = dense_falls(SIGMA, np.full(4, 0.25), np.ones(4), 2)
+    assert gains[0] == pytest.approx([0.475, 0.475, 0.3, 0.3])
+    assert gains[1][1:] == pytest.approx([0.10897, 0.3, 0.3], abs=1e-5)
+    for seed in range(20):
+        picked = greedy_falls(FACTOR, 1e-3, np.full(4, 0.25), np.ones(4), 2, np.random.default_rng(seed))
+        assert len(set(picked) & {0, 1}) == 1
+        assert len(set(picked) & {2, 3}) == 1
+
+
+def test_discounts_by_hand() -> None:
+    discounts = np.array([0.5, 0.5, 1, 1])
+    _, gains = dense_falls(SIGMA, np.full(4, 0.25), discounts, 2)
+    assert gains[0] == pytest.approx([0.2375, 0.2375, 0.3, 0.3])
+    assert gains[1][3] == pytest.approx(0.24495, abs=1e-5)
+    assert greedy_falls(FACTOR, 1e-3, np.full(4, 0.25), discounts, 2, rng()).tolist() == [2, 3]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 5), st.integers(3, 12), st.integers(1, 6), st.integers(0, 10_000))
+def test_low_rank_selection_equals_the_dense_one(q: int, n: int, count: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    factor, shares, discounts = random.standard_normal((q, n)), random.random(n), random.random(n)
+    sigma = factor.T @ factor + 0.3**2 * np.eye(n)
+    expected, _ = dense_falls(sigma, shares, discounts, min(count, n))
+    assert greedy_falls(factor, 0.3, shares, discounts, min(count, n), rng()).tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_the_closed_gradient_equals_autograd_on_the_dense_likelihood(normalised: bool) -> None:
+    random = np.random.default_rng(1)
+    x, residuals, weights = random.standard_normal((3, 7)), random.standard_normal((4, 7)), random.random(4)
+    leaf = torch.tensor(x, requires_grad=True)
+    f = leaf / leaf.norm(dim=0) if normalised else leaf
+    sigma = f.T @ f + 0.2**2 * torch.eye(7, dtype=torch.float64)
+    normal = torch.distributions.MultivariateNormal(torch.zeros(7, dtype=torch.float64), sigma)
+    loss = -(torch.tensor(weights) * normal.log_prob(torch.tensor(residuals))).sum()
+    loss.backward()
+    ours = LowRankGP(0.2, normalised, 0.01).gradient(x, residuals, weights)
+    np.testing.assert_allclose(ours, leaf.grad.numpy(), rtol=1e-8, atol=1e-10)  # type: ignore[union-attr]
+
+
+def test_fitting_equals_torchs_adam_and_finds_planted_correlations() -> None:
+    random = np.random.default_rng(2)
+    common = random.standard_normal((200, 1))
+    residuals = 0.1 * random.standard_normal((200, 6))
+    residuals[:, :3] += common
+    x = random.standard_normal((4, 6)) / 2
+    process = LowRankGP(0.1, False, 0.01)
+    fitted = process.fit(x, residuals, np.ones(200), 300)
+    leaf = torch.tensor(x, requires_grad=True)
+    optimizer = torch.optim.Adam([leaf], lr=0.01)
+    for _ in range(300):
+        leaf.grad = torch.tensor(process.gradient(leaf.detach().numpy(), residuals, np.ones(200)))
+        optimizer.step()
+    np.testing.assert_allclose(fitted, leaf.detach().numpy(), rtol=1e-6, atol=1e-8)
+    fitted = process.fit(x, residuals, np.ones(200), 2000)
+    sigma = fitted.T @ fitted
+    correlation = sigma / np.sqrt(np.outer(sigma.diagonal(), sigma.diagonal()))
+    assert correlation[0, 1] > 0.9
+    assert abs(sigma[0, 4]) < 0.1 * sigma[0, 0]
+
+
+def fedcor(n: int, k: int) -> FedCor:
+    return FedCor(
+        toy_population([2] * n, k, 30),
+        dimension=3,
+        noise=0.01,
+        normalised=False,
+        warmup=2,
+        interval=3,
+        window=100,
+        gamma=0.9,
+        beta=0.5,
+        first_steps=30,
+        refit_steps=10,
+        warmup_steps=0,
+        fit_lr=0.01,
+        update_mean=True,
+        uniform_shares=False,
+    )
+
+
+def test_each_kind_of_round_costs_what_it_must() -> None:
+    n, k, model = 8, 2, 8
+    selector = fedcor(n, k)
+    costs = []
+    for t in range(1, 9):
+        ledger = Ledger()
+        door = toy_door([2] * n, selector.needs, ledger=ledger, round=t, cohort_size=k)
+        door.collect(selector.select(t, door, np.random.default_rng(t)).ids)
+        costs.append((ledger.bytes_down // model, ledger.bytes_up, ledger.forward_samples))
+    asked = (n, k * model + n * 4, 2 * n)
+    assert costs[:4] == [asked] * 4  # rounds 0..W report before, and once more after round W
+    assert costs[5:6] == [(k, k * model, 0)]
+    for virtual in (costs[4], costs[7]):  # what follows rounds e = 3 and 6, divisible by the interval
+        assert virtual[0] == 2 * n
+        assert virtual[2] == 2 * 2 * n
+        assert k * model + 2 * n * 4 <= virtual[1] <= 2 * k * model + 2 * n * 4
+
+
+def test_discounts_multiply_and_start_again_after_a_virtual_round() -> None:
+    selector = fedcor(8, 2)
+    for t in range(1, 9):
+        door = toy_door([2] * 8, selector.needs, round=t, cohort_size=2)
+        ids = selector.select(t, door, np.random.default_rng(t)).ids
+        e = t - 1
+        if e in (4, 7):  # right after a virtual round all others are back at 1
+            assert (np.delete(selector.discounts, ids) == 1).all()
+            assert selector.discounts[ids].tolist() == [0.5, 0.5]
+    assert len(selector.changes) == 3 + 2

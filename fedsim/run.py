@@ -27,6 +27,8 @@ SEVERITY = ("done", "diverged", "data", "config", "failed", "interrupted")
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    # Before torch is loaded: its threads would wait by spinning, and stall each other whenever runs share the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # finds a user's own classes, as `python -m` does
     try:

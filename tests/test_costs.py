@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
@@ -11,7 +10,7 @@ from fedsim.make import make
 from fedsim.selectors.base import Selector
 from fedsim.server import Held, Holdings
 from fedsim.simulation import Federation, Record, Simulation
-from tests.test_selector_contract import FOLDER
+from tests.test_selector_contract import composed
 from tests.toys import ToyEngine, toy_params, toy_population
 
 SIZES = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
@@ -19,18 +18,19 @@ N, K, D, T = len(SIZES), 3, 7, 6
 B = 2 * 4  # bytes of the toy model
 NUMBER = 4  # bytes of a reported number
 BATCH = 4
+PUBLIC = 5
 
 
 def rounds(choice: str, d: int | None = D) -> list[Record]:
     population = toy_population(SIZES, K, T)
-    node = yaml.safe_load((FOLDER / f"{choice}.yaml").read_text())
+    node = {**composed(choice)}
     if "num_candidates" in node:
         node["num_candidates"] = d
     selector = make(node, Selector, "selector", population)
     test = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     engine = ToyEngine(SIZES, batch_size=BATCH)
-    aggregator = FedAvg(frozenset(), weighting="uniform")
-    parts = Federation(engine, population, selector, aggregator, Always(), Holdings(test), 1)
+    aggregator, holdings = FedAvg(frozenset(), weighting="uniform"), Holdings(test, test, torch.zeros(PUBLIC, 1))
+    parts = Federation(engine, population, selector, aggregator, Always(), holdings, 1)
     return list(Simulation(parts, toy_params()))
 
 
@@ -92,3 +92,54 @@ def test_adapow_d_asks_everybody_and_then_nobody() -> None:
         assert costs(r) == (N * B, K * B + N * NUMBER, SIZES.sum())
     for r in records[T // 2 :]:
         assert costs(r) == (K * B, K * B, 0)
+
+
+# --- methods of the papers: they ask everybody, or only now and then
+
+
+def test_top_loss_asks_everybody_but_in_its_first_full_round() -> None:
+    first, *later = rounds("top_loss")
+    assert costs(first) == (N * B, N * B, 0)
+    for r in later:
+        assert costs(r) == (N * B, K * B + N * NUMBER, SIZES.sum())
+
+
+def test_afl_asks_everybody_once_and_then_the_selected() -> None:
+    first, *later = rounds("afl")
+    asked = SIZES[first.selected].sum()
+    assert costs(first) == (N * B, K * B + (N + K) * NUMBER, SIZES.sum() + asked)
+    for r in later:
+        assert costs(r) == (K * B, K * B + K * NUMBER, SIZES[r.selected].sum())
+
+
+def test_gpfl_trains_everybody_once_and_validates_every_round() -> None:
+    first, *later = rounds("gpfl")
+    assert costs(first) == (N * B, N * B, 0)
+    assert first.trained == first.uploaded == N
+    for r in later:
+        assert costs(r) == (K * B, K * B, 0)
+        assert r.server_forward_samples == 1
+
+
+@pytest.mark.parametrize("choice", ["pncs", "divfl"])
+def test_gradients_of_everybody_cost_a_model_up_each(choice: str) -> None:
+    for r in rounds(choice):
+        assert costs(r) == (N * B, N * B + K * B, 0)
+        extra = SIZES.sum() if choice == "divfl" else 2 * SIZES.sum() - trained_on(r)
+        assert r.train_samples == trained_on(r) + extra
+
+
+def test_divfl_without_overhead_asks_everybody_once_and_then_the_selected() -> None:
+    first, *later = rounds("divfl_no_overhead")
+    assert costs(first) == (N * B, N * B + K * B, 0)
+    for r in later:
+        assert costs(r) == (K * B, 2 * K * B, 0)
+        assert r.train_samples == trained_on(r) + SIZES[r.selected].sum()
+
+
+def test_fedabc_asks_everybody_and_predicts_once_per_new_model() -> None:
+    first, *later = rounds("fedabc")
+    assert costs(first) == (N * B, N * B, 0)
+    for r in later:
+        assert costs(r) == (N * B, r.uploaded * B + N * NUMBER, SIZES.sum())
+        assert r.server_forward_samples == r.uploaded * PUBLIC

@@ -6,7 +6,8 @@ import torch
 
 from fedsim.cohort import Evaluation
 from fedsim.selectors.gpfl import GPFL, Decreasing, Exploration, Fixed, Linear, Triangular, projections
-from tests.toys import toy_population
+from fedsim.selectors.gpfl_official import GPFLOfficial, verdict
+from tests.toys import toy_door, toy_population
 
 DELTA = {"w": torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0]])}
 G = {"w": torch.tensor([4 / 3, 2 / 3])}
@@ -92,3 +93,45 @@ def test_a_large_alpha_is_a_round_robin_and_gp_ranks_by_projection_alone() -> No
         top = np.argsort(-selector.gpcb(t), kind="stable")[:2]
         selector.pulls[top] += 1
     assert np.ptp(selector.pulls) <= 1
+
+
+# --- the authors' code
+
+
+def official(n: int = 10, k: int = 3, warmup: int = 4) -> GPFLOfficial:
+    return GPFLOfficial(
+        toy_population([2] * n, k, 100), warmup=warmup, exploration=Triangular(peak=100), reward_eval="test"
+    )
+
+
+def test_coverage_takes_exactly_the_warm_up() -> None:
+    selector = official()
+    picked = []
+    for t in range(1, 5):
+        door = toy_door([2] * 10, selector.needs, round=t, cohort_size=3)
+        picked.append(selector.select(t, door, np.random.default_rng(t)).ids.tolist())
+    assert [len(p) for p in picked] == [3, 3, 3, 1]
+    assert sorted(sum(picked, [])) == list(range(10))
+    assert selector.caveat is not None
+
+
+def test_scores_divide_by_selections_plus_one() -> None:
+    """Rewards +.2 and -.2 give 0, +.2 once gives .1."""
+    selector = official(4)
+    selector.pulls = np.array([2.0, 1.0, 1.0, 1.0])
+    selector.reward_sum = np.array([0.0, 0.2, 0.0, 0.0])
+    assert selector.index(2)[:2] == pytest.approx([0, 0.1])  # ln 1 = 0: no bonus
+
+
+def test_ties_go_to_the_higher_id() -> None:
+    selector = official(5, 2)
+    selector.pulls[:] = 1
+    door = toy_door([2] * 5, selector.needs, round=9, cohort_size=2)
+    assert selector.select(9, door, np.random.default_rng(0)).ids.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "expected"), [(0.6, 9, 1), (0.4, 0, -1), (0.5, 0.9, 0.5), (0.5, 1.1, -0.5), (0.5, 1.0, 0)]
+)
+def test_the_verdict(accuracy: float, loss: float, expected: float) -> None:
+    assert verdict(Evaluation(0.5, 1.0), Evaluation(accuracy, loss)) == expected

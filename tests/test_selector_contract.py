@@ -41,8 +41,10 @@ def node_of(choice: str, population: Population) -> dict[str, Any]:
     node = copy.deepcopy(composed(choice))
     if node.get("num_candidates") is not None:  # a variant's d may not fit a population this small
         node["num_candidates"] = min(max(node["num_candidates"], population.cohort_size), population.num_clients)
-    if "first_steps" in node:  # reach what comes after the warm-up, in little time
-        node |= {"warmup": 3, "interval": 2, "first_steps": 20, "refit_steps": 5}
+    if "warmup" in node:  # reach what comes after it, in little time
+        node["warmup"] = 3
+    if "first_steps" in node:
+        node |= {"interval": 2, "first_steps": 20, "refit_steps": 5}
     return node
 
 

@@ -1,12 +1,16 @@
 """What a data set is once it is loaded: two labelled tensors and a few facts."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from fedsim.errors import Problem, rule
 
 
 @dataclass(frozen=True)
@@ -61,3 +65,20 @@ class Dataset(ABC):
     @abstractmethod
     def load(self) -> LoadedData:
         """Read, check and decode the data. Raises `DataError` with file, expectation and remedy."""
+
+
+def normalisation(
+    mean: Sequence[float] | None, std: Sequence[float] | None, channels: int | None = None
+) -> list[Problem | None]:
+    """Problems of `mean` and `std` for images of so many channels (None: not known yet). Both may be None."""
+    if mean is None or std is None:
+        return [rule(mean is std, "std", std, "must be null exactly where mean is")]
+    count = channels or len(mean)
+    return [
+        *(
+            rule(len(values) == count, key, values, f"must have {count} values, one for each channel")
+            for key, values in (("mean", mean), ("std", std))
+        ),
+        rule(all(map(math.isfinite, mean)), "mean", mean, "must be finite"),
+        rule(all(math.isfinite(v) and v > 0 for v in std), "std", std, "must be finite and > 0"),
+    ]

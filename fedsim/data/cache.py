@@ -1,9 +1,7 @@
 """Tensors that are costly to make, kept on disk; checked at every read and made again when anything is wrong."""
 
 import hashlib
-import os
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -21,7 +19,10 @@ def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[st
     """The tensors in `path`, or those of `build`, which are then kept there.
 
     One process builds while others wait. A file that is damaged or of another format is never used: it is rebuilt.
+    A sound file is enough where the folder cannot be written.
     """
+    if (sound := _read(path)) is not None:
+        return sound
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
@@ -30,10 +31,10 @@ def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[st
                 tensors = build()
                 _write(path, tensors)
             return tensors
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise DataError(
-            f"cache_dir: cannot write {path} ({error.strerror or error}); choose another folder with cache_dir or "
-            "FEDSIM_CACHE"
+            f"cache_dir: cannot write {path} ({getattr(error, 'strerror', None) or error}); choose another folder with "
+            "cache_dir or FEDSIM_CACHE"
         ) from error
 
 
@@ -48,8 +49,17 @@ def digest(tensors: dict[str, Tensor]) -> str:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
+
+
+def stamp(files: Iterable[Path], *facts: object) -> str:
+    """A key that changes when one of `files` does (place, size or time of change; much cheaper than checksums)."""
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
 
 
 def _read(path: Path) -> dict[str, Tensor] | None:
@@ -66,14 +76,13 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp")
-    os.close(handle)
+    temporary = path.with_name(f"{path.name}.tmp")  # one writer at a time; the litter of a killed one is overwritten
     try:
         save_file(
             {n: t.contiguous() for n, t in tensors.items()},
             temporary,
             metadata={"format": FORMAT, "sha256": digest(tensors)},
         )
-        Path(temporary).replace(path)
+        temporary.replace(path)
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -1,19 +1,25 @@
 """scikit-learn's handwritten digits: real data that need neither network nor files."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsim.data.base import Dataset, LoadedData, Samples
+from fedsim.data.base import Dataset, LoadedData, Samples, normalisation
 from fedsim.data.cache import digest
+from fedsim.errors import check
 
 TEST_SHARE = 0.2
-MEAN, STD = 0.3053, 0.3759
-"""Of all pixels, scaled to [0, 1]."""
 
 
 class Digits(Dataset):
     """1,797 images of 8x8 pixels, 10 classes; a fixed fifth of each class is the test set."""
+
+    def __init__(self, data_dir: Path, cache_dir: Path, *, mean: list[float], std: list[float]) -> None:
+        super().__init__(data_dir, cache_dir)
+        check(*normalisation(mean, std, 1))
+        self.mean, self.std = mean, std
 
     def load(self) -> LoadedData:
         from sklearn.datasets import load_digits
@@ -26,7 +32,12 @@ class Digits(Dataset):
         train = np.setdiff1d(np.arange(len(y)), test)
         fingerprint = digest({"x": x, "y": y})
         return LoadedData(
-            Samples(x[train], y[train]), Samples(x[test], y[test]), 10, (MEAN,), (STD,), f"digits {fingerprint}"
+            train=Samples(x[train], y[train]),
+            test=Samples(x[test], y[test]),
+            num_classes=10,
+            mean=tuple(self.mean),
+            std=tuple(self.std),
+            fingerprint=f"digits {fingerprint}",
         )
 
 

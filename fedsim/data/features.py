@@ -2,24 +2,36 @@
 
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
+from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
 from fedsim.data.base import LoadedData, Samples
 from fedsim.data.cache import load_or_build
+from fedsim.errors import DataError
 
-BATCH = 128
+BATCH = 64
+SLOW, VERY_SLOW = 10, 1800
+"""Seconds of expected work from which on a person is told of it, and told what would shorten it."""
 
 
-class Extractor(nn.Module):
-    """A frozen backbone: uint8 images [b, C, H, W] to features [b, D]. `fingerprint` names all that decides them."""
+class Extractor(ABC):
+    """A frozen backbone that is loaded only where its features are not known yet."""
 
-    fingerprint: str
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """All that decides the features. Raises `DataError` where that cannot be known."""
+
+    @abstractmethod
+    def load(self) -> nn.Module:
+        """From uint8 images [b, C, H, W] to features [b, D]. Raises `DataError` if the weights are not to be had."""
 
 
 @runtime_checkable
@@ -27,17 +39,23 @@ class TrainsOnFeatures(Protocol):
     """A model that is only a head. It trains on what its `extractor` makes of the images."""
 
     def extractor(self, data_dir: Path) -> Extractor:
-        """The frozen backbone, with its weights. Raises `DataError` if they are not to be had."""
+        """The frozen backbone; its weights are looked for in `data_dir`."""
 
 
 def extract(
     data: LoadedData, model: TrainsOnFeatures, data_dir: Path, cache_dir: Path, device: torch.device
 ) -> LoadedData:
-    """`data` with features in place of images, from the cache where they are known already."""
-    extractor = model.extractor(data_dir).eval().to(device)
+    """`data` with float32 features in place of images, from the cache where they are known already."""
+    if data.train.x.dtype != torch.uint8:
+        raise DataError(f"a frozen backbone needs images of type uint8; the data set has {data.train.x.dtype}")
+    extractor = model.extractor(data_dir)
     fingerprint = hashlib.sha256(f"{data.fingerprint} {extractor.fingerprint}".encode()).hexdigest()
-    path = cache_dir / f"features-{fingerprint[:32]}.safetensors"
-    found = load_or_build(path, lambda: {s: _run(extractor, getattr(data, s).x, device, s) for s in ("train", "test")})
+
+    def build() -> dict[str, Tensor]:
+        backbone = extractor.load().eval().to(device)
+        return {split: _run(backbone, getattr(data, split).x, device, split) for split in ("train", "test")}
+
+    found = load_or_build(cache_dir / f"features-{fingerprint[:32]}.safetensors", build)
     return replace(
         data,
         train=Samples(found["train"], data.train.y),
@@ -49,11 +67,20 @@ def extract(
 
 
 @torch.no_grad()
-def _run(extractor: Extractor, images: Tensor, device: torch.device, split: str) -> Tensor:
+def _run(backbone: nn.Module, images: Tensor, device: torch.device, split: str) -> Tensor:
+    first, *rest = images.split(BATCH)
     start = time.perf_counter()
-    first = extractor(images[:BATCH].to(device)).cpu()
-    estimate = (time.perf_counter() - start) * len(images) / BATCH
-    rest = images[BATCH:].split(BATCH) if len(images) > BATCH else ()
-    text = f"features of {len(images)} {split} images (about {estimate / 60:.0f} min, kept for later runs)"
-    batches = track(rest, text, disable=estimate < 10)
-    return torch.cat([first, *(extractor(b.to(device)).cpu() for b in batches)])
+    features = [backbone(first.to(device)).float().cpu()]
+    estimate = (time.perf_counter() - start) * len(rest)
+    console = Console(stderr=True)
+    if estimate >= SLOW:
+        console.print(_announcement(len(images), split, device, estimate), soft_wrap=True)
+    for batch in track(rest, f"{split} features", console=console, disable=estimate < SLOW):
+        features.append(backbone(batch.to(device)).float().cpu())
+    return torch.cat(features)
+
+
+def _announcement(count: int, split: str, device: torch.device, seconds: float) -> str:
+    expected = f"{seconds / 60:.0f} min" if seconds < VERY_SLOW else f"{seconds / 3600:.1f} h"
+    text = f"features of {count} {split} images on {device}: about {expected}, kept for later runs"
+    return text if seconds < VERY_SLOW else f"{text}; a smaller model.input_size or device=cuda is faster"

@@ -1,30 +1,39 @@
 """FEMNIST with its writers: the Hub's by-writer set, or LEAF's JSON files."""
 
 import json
+import shutil
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedsim.data.base import Dataset, LoadedData, Samples
-from fedsim.data.cache import digest
+from fedsim.data.base import Dataset, LoadedData, Samples, normalisation
+from fedsim.data.cache import digest, load_or_build, stamp
+from fedsim.data.fetch import require
 from fedsim.data.parquet import Parquet
 from fedsim.errors import DataError, between, check
 
 HUB = "https://huggingface.co/api/datasets/flwrlabs/femnist/parquet/default/train"
-"""Answers with a JSON list of the addresses of the set's parquet files."""
-NUM_DIGITS = 10
-"""Classes 0-9 are digits, then capital and small letters, 62 in all."""
+"""Answers with a JSON list of the addresses of the set's parquet files (0.2 GB in all)."""
+NUM_CLASSES, NUM_DIGITS = 62, 10
+"""Digits come first, then capital letters, then small ones."""
 
 
 class Femnist(Dataset):
-    """`source: hub` reads <data_dir>/femnist/*.parquet, fetched from the Hub where there is a network; a fixed random
-    `test_fraction` of all images is the test set. `source: leaf` reads <data_dir>/femnist/{train,test}/*.json as LEAF
-    writes them (`test_fraction` has no effect). `classes: digits` keeps the ten digits. Owners are the writers.
+    """Handwritten characters, grey, 28x28; owners are the writers.
+
+    `source: hub` reads the parquet files below <data_dir>/femnist, fetched from the Hub where there is a network; a
+    fixed random `test_fraction` of all images is the test set. `source: leaf` reads LEAF's JSON files in
+    <data_dir>/femnist/{train,test} (`test_fraction` has no effect); the clients' test samples are pooled.
+    `classes: digits` keeps the ten digits.
+
+    LEAF stores floats in which 1 is white paper and 0 is ink. They become 255 and 0: dark on light, the inverse of
+    MNIST. The Hub's images are taken as they are.
     """
 
     def __init__(
@@ -39,7 +48,7 @@ class Femnist(Dataset):
         std: list[float],
     ) -> None:
         super().__init__(data_dir, cache_dir)
-        check(between("test_fraction", test_fraction, 0, 1, open_high=True))
+        check(between("test_fraction", test_fraction, 0, 1, open_high=True), *normalisation(mean, std, 1))
         self.source, self.classes, self.test_fraction = source, classes, test_fraction
         self.mean, self.std = mean, std
 
@@ -49,8 +58,11 @@ class Femnist(Dataset):
 
     def _load_hub(self) -> LoadedData:
         folder = self.data_dir / "femnist"
-        if not list(folder.glob("*.parquet")):
-            fetch_hub(folder)
+
+        def missing() -> list[str]:
+            return [] if any(folder.rglob("*.parquet")) else ["*.parquet of flwrlabs/femnist (or dataset.source=leaf)"]
+
+        require(folder, self.data_dir, missing, lambda: fetch_hub(self.data_dir))
         return Parquet(
             self.data_dir,
             self.cache_dir,
@@ -65,31 +77,56 @@ class Femnist(Dataset):
         ).load()
 
     def _load_leaf(self) -> LoadedData:
-        parts = [read_leaf(self.data_dir / "femnist" / split) for split in ("train", "test")]
-        (train, writers), (test, _) = parts
-        _, owners = np.unique(np.array(writers), return_inverse=True)
-        fingerprint = digest({"train": train.x, "y": train.y, "test": test.x, "owners": torch.as_tensor(owners)})
-        mean, std = tuple(self.mean), tuple(self.std)
-        return LoadedData(train, test, 62, mean, std, f"femnist leaf {fingerprint}", owners.astype(np.int64))
+        files = {split: _leaf_files(self.data_dir / "femnist" / split) for split in ("train", "test")}
+        cache = self.cache_dir / f"leaf-{stamp([*files['train'], *files['test']])[:32]}.safetensors"
+        found = load_or_build(cache, lambda: read_leaf(files["train"], "train") | read_leaf(files["test"], "test"))
+        return LoadedData(
+            train=Samples(found["train_x"], found["train_y"]),
+            test=Samples(found["test_x"], found["test_y"]),
+            num_classes=NUM_CLASSES,
+            mean=tuple(self.mean),
+            std=tuple(self.std),
+            fingerprint=f"femnist leaf {digest(found)}",
+            owners=found["train_owners"].numpy(),
+        )
 
 
-def read_leaf(folder: Path) -> tuple[Samples, list[str]]:
-    """The samples of all JSON files of a LEAF split, and the writer of each. Pixels 0..1 become 0..255."""
+def _leaf_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise DataError(f"dataset.source=leaf: no JSON file in {folder}; put LEAF's files of this split there")
-    pixels, labels, writers = [], [], []
+        raise DataError(
+            f"dataset.source=leaf: no JSON file in {folder}; put LEAF's files of this split there, or point data_dir "
+            "or FEDSIM_DATA to the folder that has them"
+        )
+    return files
+
+
+def read_leaf(files: Sequence[Path], split: str) -> dict[str, Tensor]:
+    """The samples of a LEAF split and their writers, numbered in the order of their names."""
+    pixels, labels, names = [], [], []
     for file in files:
         try:
-            users = json.loads(file.read_text())["user_data"]
-            for writer, samples in users.items():
-                pixels.append(np.asarray(samples["x"], dtype=np.float64).reshape(-1, 1, 28, 28))
-                labels.append(np.asarray(samples["y"], dtype=np.int64))
-                writers += [writer] * len(labels[-1])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            for writer, samples in json.loads(file.read_bytes())["user_data"].items():
+                x, y = _leaf_samples(samples)
+                pixels.append(x)
+                labels.append(y)
+                names += [writer] * len(y)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{file} is not a sound LEAF file ({type(error).__name__}: {error})") from error
-    x = torch.as_tensor(np.round(np.concatenate(pixels) * 255).clip(0, 255), dtype=torch.uint8)
-    return Samples(x, torch.as_tensor(np.concatenate(labels))), writers
+    _, owners = np.unique(np.array(names), return_inverse=True)
+    tensors = {"x": np.concatenate(pixels), "y": np.concatenate(labels), "owners": owners.astype(np.int64)}
+    return {f"{split}_{name}": torch.as_tensor(values) for name, values in tensors.items()}
+
+
+def _leaf_samples(samples: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarray]:
+    """One writer's images, uint8 [n, 1, 28, 28], and labels, int64 [n]."""
+    x = np.asarray(samples["x"], dtype=np.float32).reshape(-1, 1, 28, 28)
+    y = np.asarray(samples["y"], dtype=np.int64)
+    if len(x) != len(y):
+        raise ValueError(f"a writer has {len(x)} images and {len(y)} labels")
+    if not (np.all((y >= 0) & (y < NUM_CLASSES)) and np.all((x >= 0) & (x <= 1))):
+        raise ValueError(f"labels must lie in 0..{NUM_CLASSES - 1} and pixels in 0..1")
+    return np.round(x * 255).astype(np.uint8), y
 
 
 def only_digits(data: LoadedData) -> LoadedData:
@@ -105,23 +142,25 @@ def only_digits(data: LoadedData) -> LoadedData:
     )
 
 
+def fetch_hub(data_dir: Path) -> None:
+    """Fetch the Hub's parquet files into <data_dir>/femnist/hub, which appears complete or not at all."""
+    partial = data_dir / ".femnist.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        addresses = json.loads(_get(HUB))
+        for number, address in enumerate(addresses):
+            name = f"train-{number:05d}-of-{len(addresses):05d}.parquet"
+            (partial / name).write_bytes(_get(address))
+        (data_dir / "femnist").mkdir(exist_ok=True)
+        partial.rename(data_dir / "femnist" / "hub")
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def _get(address: str) -> bytes:
+    if not address.startswith("https://"):
+        raise ValueError(f"{address!r} is no https address")
     with urllib.request.urlopen(address, timeout=60) as answer:
         content: bytes = answer.read()
     return content
-
-
-def fetch_hub(folder: Path, get: Callable[[str], bytes] = _get) -> None:
-    """Fetch the Hub's parquet files into `folder`, complete or not at all."""
-    try:
-        contents = [get(address) for address in json.loads(get(HUB))]
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"data_dir: no parquet file in {folder}, and fetching flwrlabs/femnist failed ({error}). Put the Hub's "
-            "parquet files there, or use dataset.source=leaf with LEAF's files"
-        ) from error
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, content in enumerate(contents):
-        temporary = folder / f"train-{number:05d}.tmp"
-        temporary.write_bytes(content)
-        temporary.rename(temporary.with_suffix(".parquet"))

@@ -17,20 +17,35 @@ def read_idx(path: Path, shape: tuple[int, ...], md5: str | None = None) -> Tens
     Raises `DataError` with what was expected and found: a wrong header, length or checksum (truncated files, bit
     errors, an HTML page in place of the data).
     """
-    content = path.read_bytes()
+    content = read_checked(path, md5=None)
     header = 4 + 4 * len(shape)
-    dims = tuple(np.frombuffer(content[4:header], ">u4").tolist()) if len(content) >= header else ()
     magic = bytes((0, 0, 8, len(shape)))
     if content[:4] != magic:
-        raise _damaged(path, f"first bytes {magic.hex()} (IDX, unsigned bytes)", content[:4].hex())
+        raise _damaged(path, f"first bytes {magic.hex()} (IDX, unsigned bytes)", content[:4].hex() or "an empty file")
+    if len(content) < header:
+        raise _damaged(path, f"at least {header} bytes", f"{len(content)} bytes")
+    dims = tuple(np.frombuffer(content[4:header], ">u4").tolist())
     if any(expected not in (-1, found) for expected, found in zip(shape, dims, strict=True)):
         raise _damaged(path, f"dimensions {_show(shape)}", _show(dims))
     if len(content) != header + math.prod(dims):
         raise _damaged(path, f"{header + math.prod(dims)} bytes", f"{len(content)} bytes")
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if md5 is not None and found != md5:
+    _check_md5(path, content, md5)
+    return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8, offset=header).reshape(dims))
+
+
+def read_checked(path: Path, md5: str | None) -> bytes:
+    """The content of `path`, whose checksum is `md5` (None: any). Raises `DataError` with what was found instead."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
+    _check_md5(path, content, md5)
+    return content
+
+
+def _check_md5(path: Path, content: bytes, md5: str | None) -> None:
+    if md5 is not None and (found := hashlib.md5(content, usedforsecurity=False).hexdigest()) != md5:
         raise _damaged(path, f"md5 {md5}", found)
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=header).view(dims)
 
 
 def _damaged(path: Path, expected: str, found: str) -> DataError:

@@ -6,16 +6,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsim.data.base import Dataset, LoadedData, Samples
-from fedsim.data.cache import load_or_build
+from fedsim.data.base import Dataset, LoadedData, Samples, normalisation
+from fedsim.data.cache import file_sha256, load_or_build, stamp
 from fedsim.data.images import decode
-from fedsim.errors import DataError, check, rule
+from fedsim.errors import DataError, at_least, check, rule
 
 
 class ImageFolder(Dataset):
     """`path`/train/<class>/* and `path`/test/<class>/*, scaled to `size` pixels a side; `grey` makes one channel.
 
     `path` is absolute, or relative to the working folder or to data_dir. `mean` and `std` of None are .5 per channel.
+    Decoded once into the cache, whose key holds all files' sizes and times of change.
     """
 
     def __init__(
@@ -33,42 +34,49 @@ class ImageFolder(Dataset):
         channels = 1 if grey else 3
         check(
             rule(bool(path), "path", path, "must name a folder with train/ and test/", "dataset.path=..."),
-            rule(size >= 1, "size", size, "must be >= 1"),
-            *(
-                rule(v is None or len(v) == channels, k, v, f"must be null or have {channels} values")
-                for k, v in (("mean", mean), ("std", std))
-            ),
+            at_least("size", size, 1),
+            *normalisation(mean, std, channels),
         )
         self.path, self.size, self.grey = path, size, grey
         self.mean = mean or [0.5] * channels
         self.std = std or [0.5] * channels
 
     def load(self) -> LoadedData:
-        root = next((p for p in (Path(self.path), self.data_dir / self.path) if (p / "train").is_dir()), None)
+        places = [Path(self.path).expanduser(), self.data_dir / self.path]
+        root = next((p for p in places if (p / "train").is_dir()), None)
         if root is None:
-            raise DataError(f"dataset.path={self.path}: no folder train/ in {Path(self.path).absolute()}")
+            wanted = " or ".join(str(p.absolute()) for p in places)
+            raise DataError(f"dataset.path={self.path}: no folder train/ in {wanted}")
         splits = {split: _listing(root / split) for split in ("train", "test")}
         (train, classes), (test, test_classes) = splits["train"], splits["test"]
         if classes != test_classes:
             differ = sorted(set(classes) ^ set(test_classes))
             raise DataError(f"dataset.path={self.path}: train/ and test/ differ in their classes: {', '.join(differ)}")
-        stats = [f"{p.relative_to(root)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p, _ in (*train, *test)]
-        key = hashlib.sha256("\n".join([str(self.size), str(self.grey), *stats]).encode()).hexdigest()
-        cache = self.cache_dir / f"image_folder-{key[:32]}.safetensors"
-        found = load_or_build(cache, lambda: self._decode(train) | self._decode(test, "test"))
+        files = [p for p, _ in (*train, *test)]
+        cache = self.cache_dir / f"image_folder-{stamp(files, self.size, self.grey)[:32]}.safetensors"
+        found = load_or_build(
+            cache, lambda: {**self._decode(train), **self._decode(test, "test"), "content": _content(root, files)}
+        )
+        content = found["content"].numpy().tobytes().hex()
         return LoadedData(
             Samples(found["train_x"], found["train_y"]),
             Samples(found["test_x"], found["test_y"]),
             len(classes),
             tuple(self.mean),
             tuple(self.std),
-            f"image_folder {key}",
+            f"image_folder {self.size} {'L' if self.grey else 'RGB'} {content}",
         )
 
     def _decode(self, listing: list[tuple[Path, int]], split: str = "train") -> dict[str, Tensor]:
         mode = "L" if self.grey else "RGB"
         images = decode([p for p, _ in listing], mode=mode, size=self.size, name=f"dataset.path={self.path} ({split})")
         return {f"{split}_x": images, f"{split}_y": torch.tensor([c for _, c in listing])}
+
+
+def _content(root: Path, files: list[Path]) -> Tensor:
+    """SHA-256 of all names and contents, as bytes: the same wherever the folder lies."""
+    listing = "\n".join(f"{file.relative_to(root).as_posix()} {file_sha256(file)}" for file in files)
+    return torch.tensor(list(hashlib.sha256(listing.encode()).digest()), dtype=torch.uint8)
 
 
 def _listing(folder: Path) -> tuple[list[tuple[Path, int]], list[str]]:

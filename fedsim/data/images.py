@@ -12,36 +12,60 @@ from torch import Tensor
 
 from fedsim.errors import DataError
 
+GREY = ("1", "L", "LA")
+DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
+"""Pillow's modes of grey images, and of those of more than 8 bits, which it would clip."""
+CHUNK = 512
+
+
+class _ColourError(Exception):
+    """A colour image among grey ones."""
+
 
 def decode(sources: Sequence[Any], *, mode: str | None, size: int | None, name: str) -> Tensor:
     """uint8 [n, C, H, W] from image bytes or files.
 
-    `mode` L or RGB (None: RGB if the first image has colours, else grey); `size` pixels a side (None: as they are, all
-    alike). Raises `DataError` naming the image by its number in `name`.
+    `mode` L or RGB (None: grey if all images are, else RGB); transparency is dropped. `size` pixels a side (None: as
+    they are, all alike). Raises `DataError` naming the image by its number in `name`.
     """
     if not len(sources):
         raise DataError(f"{name}: there are no images")
-    first = _open(sources[0], 0, name)
-    mode = mode or ("L" if first.mode in ("1", "L", "LA", "I", "I;16") else "RGB")
-    shape = (size, size) if size is not None else first.size
-    result = torch.empty(len(sources), len(mode) if mode == "RGB" else 1, shape[1], shape[0], dtype=torch.uint8)
+    if mode is not None:
+        return _decode(sources, mode, size, name)
+    try:
+        return _decode(sources, "L", size, name, only_grey=True)
+    except _ColourError:
+        return _decode(sources, "RGB", size, name)
 
-    def work(i: int) -> None:
-        image = _open(sources[i], i, name).convert(mode)
-        if image.size != shape:
-            if size is None:
-                raise DataError(
-                    f"{name}: image {i} has {image.size[0]}x{image.size[1]} pixels and the first {shape[0]}x{shape[1]};"
-                    " set dataset.size to bring all to one size"
-                )
-            image = image.resize(shape, Image.Resampling.BILINEAR)
-        pixels = torch.from_numpy(np.asarray(image).copy())
-        result[i] = pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels[None]
 
+def _decode(sources: Sequence[Any], mode: str, size: int | None, name: str, only_grey: bool = False) -> Tensor:
+    width, height = (size, size) if size is not None else _open(sources[0], 0, name).size
+    result = np.empty((len(sources), height, width, *((3,) if mode == "RGB" else ())), np.uint8)
+
+    def work(start: int) -> None:
+        for i in range(start, min(start + CHUNK, len(sources))):
+            image = _open(sources[i], i, name)
+            if only_grey and image.mode not in GREY:
+                raise _ColourError
+            result[i] = _fit(image.convert(mode), (width, height), size is None, f"{name}: image {i}")
+
+    work(0)  # tells most mistakes before all threads are at work
     with ThreadPoolExecutor() as pool:
-        for _ in pool.map(work, range(len(sources)), chunksize=256):
+        for _ in pool.map(work, range(CHUNK, len(sources), CHUNK)):
             pass
-    return result
+    pixels = torch.from_numpy(result)
+    return pixels.permute(0, 3, 1, 2).contiguous() if mode == "RGB" else pixels[:, None]
+
+
+def _fit(image: Image.Image, shape: tuple[int, int], exactly: bool, name: str) -> Image.Image:
+    if image.size == shape:
+        return image
+    if exactly:
+        raise DataError(
+            f"{name} has {image.size[0]}x{image.size[1]} pixels and the first {shape[0]}x{shape[1]}; "
+            "set dataset.size to bring all to one size"
+        )
+    return image.resize(shape, Image.Resampling.BILINEAR)
 
 
 def _open(source: Any, number: int, name: str) -> Image.Image:
@@ -50,4 +74,6 @@ def _open(source: Any, number: int, name: str) -> Image.Image:
         image.load()
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{name}: image {number} cannot be decoded ({error}); fetch the file again") from error
+    if image.mode in DEEP:
+        raise DataError(f"{name}: image {number} has more than 8 bits per pixel; convert the images to 8 bits first")
     return image

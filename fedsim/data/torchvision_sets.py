@@ -1,27 +1,45 @@
 """MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 as torchvision lays them out and, if absent, fetches them."""
 
-import contextlib
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from filelock import FileLock
+from torch import Tensor
 
-from fedsim.data.base import Dataset, LoadedData, Samples
+from fedsim.data.base import Dataset, LoadedData, Samples, normalisation
 from fedsim.data.cache import digest
-from fedsim.data.idx import read_idx
+from fedsim.data.fetch import require
+from fedsim.data.idx import read_checked, read_idx
 from fedsim.errors import DataError, check, rule
 
-FASHION_MD5 = {
-    "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-    "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-    "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-    "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+MD5 = {
+    "MNIST": {
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    },
+    "FashionMNIST": {
+        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+    },
 }
-"""Of the unpacked files; torchvision checks only the archives."""
+"""Of the unpacked files; torchvision checks only the archives. EMNIST's are checked by their exact lengths."""
 
-EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
+EMNIST = {
+    "byclass": (62, 697_932, 116_323),
+    "bymerge": (47, 697_932, 116_323),
+    "balanced": (47, 112_800, 18_800),
+    "letters": (26, 124_800, 20_800),
+    "digits": (10, 240_000, 40_000),
+    "mnist": (10, 60_000, 10_000),
+}
+"""Classes, training and test images of each split."""
 
 
 class MNISTLike(Dataset):
@@ -41,24 +59,28 @@ class MNISTLike(Dataset):
         std: list[float],
     ) -> None:
         super().__init__(data_dir, cache_dir)
-        splits = list(EMNIST_CLASSES) if source == "EMNIST" else [None]
-        check(rule(split in splits, "split", split, f"must be one of {', '.join(map(str, splits))} for {source}"))
+        splits = list(EMNIST) if source == "EMNIST" else [None]
+        allowed = ", ".join("null" if s is None else s for s in splits)
+        check(
+            rule(split in splits, "split", split, f"must be one of {allowed} for {source}"),
+            *normalisation(mean, std, 1),
+        )
         self.source, self.split, self.mean, self.std = source, split, mean, std
 
     def load(self) -> LoadedData:
-        names = self._names()
         folder = self.data_dir / self.source / "raw"
-        kwargs: dict[str, Any] = {} if self.split is None else {"split": self.split}
-        require_files(folder, names, self.data_dir, lambda: _fetch(self.source, self.data_dir, **kwargs))
-        md5 = FASHION_MD5 if self.source == "FashionMNIST" else {}
-        tensors = {
-            name: read_idx(folder / name, (-1, 28, 28) if "images" in name else (-1,), md5.get(name)) for name in names
-        }
+        kwargs = {} if self.split is None else {"split": self.split}
+        _require_files(folder, self._names(), self.data_dir, self.source, **kwargs)
+        classes, *sizes = (10, -1, -1) if self.split is None else EMNIST[self.split]
+        md5 = MD5.get(self.source, {})
+        tensors = {}
+        for name, size in zip(self._names(), np.repeat(sizes, 2).tolist(), strict=True):
+            tensors[name] = read_idx(folder / name, (size, 28, 28) if "images" in name else (size,), md5.get(name))
         train_x, train_y, test_x, test_y = tensors.values()
         return LoadedData(
-            train=self._samples(train_x, train_y),
-            test=self._samples(test_x, test_y),
-            num_classes=10 if self.split is None else EMNIST_CLASSES[self.split],
+            train=self._samples(train_x, train_y, classes),
+            test=self._samples(test_x, test_y, classes),
+            num_classes=classes,
             mean=tuple(self.mean),
             std=tuple(self.std),
             fingerprint=f"{self.source} {self.split} {digest(tensors)}",
@@ -69,16 +91,24 @@ class MNISTLike(Dataset):
         parts = ("train", "t10k") if self.split is None else (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
         return [f"{p}-{kind}" for p in parts for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
 
-    def _samples(self, x: torch.Tensor, y: torch.Tensor) -> Samples:
-        if len(x) != len(y):
-            raise DataError(f"{self.data_dir / self.source}: {len(x)} images but {len(y)} labels; fetch them again")
+    def _samples(self, x: Tensor, y: Tensor, classes: int) -> Samples:
+        y = y.long() - (1 if self.split == "letters" else 0)
+        if len(x) != len(y) or not len(y) or y.min() < 0 or y.max() >= classes:
+            raise DataError(
+                f"{self.data_dir / self.source / 'raw'} is damaged: expected as many labels as images, all in "
+                f"0..{classes - 1}, found {len(y)} labels in {y.min() if len(y) else ''}..{y.max() if len(y) else ''} "
+                f"and {len(x)} images; delete the files and fetch them again"
+            )
         if self.source == "EMNIST":
             x = x.transpose(1, 2).contiguous()
-        return Samples(x[:, None], y.long() - (1 if self.split == "letters" else 0))
+        return Samples(x[:, None], y)
 
 
 class CIFAR(Dataset):
-    """`source` CIFAR10 or CIFAR100 in <data_dir>, every file checked against torchvision's md5 before it is opened."""
+    """`source` CIFAR10 or CIFAR100 in <data_dir>/cifar-10-batches-py or cifar-100-python.
+
+    The files are pickles: nothing is unpickled whose checksum is not the one that torchvision knows.
+    """
 
     def __init__(
         self,
@@ -90,64 +120,37 @@ class CIFAR(Dataset):
         std: list[float],
     ) -> None:
         super().__init__(data_dir, cache_dir)
+        check(*normalisation(mean, std, 3))
         self.source, self.mean, self.std = source, mean, std
 
     def load(self) -> LoadedData:
         import torchvision
-        from torchvision.datasets.utils import check_integrity
 
         kind = getattr(torchvision.datasets, self.source)
         folder = self.data_dir / kind.base_folder
-        md5 = dict([*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])])
-        require_files(folder, list(md5), self.data_dir, lambda: _fetch(self.source, self.data_dir))
-        for name, expected in md5.items():
-            if not check_integrity(str(folder / name), expected):
-                raise DataError(f"{folder / name} is damaged: its md5 is not {expected}; delete it and fetch it again")
-        train, test = (self._samples(kind(str(self.data_dir), train=t)) for t in (True, False))
+        md5 = dict([*kind.train_list, *kind.test_list])
+        _require_files(folder, list(md5), self.data_dir, self.source)
         return LoadedData(
-            train,
-            test,
-            len(kind(str(self.data_dir), train=False).classes),
-            tuple(self.mean),
-            tuple(self.std),
+            train=self._samples(folder, kind.train_list),
+            test=self._samples(folder, kind.test_list),
+            num_classes={"CIFAR10": 10, "CIFAR100": 100}[self.source],
+            mean=tuple(self.mean),
+            std=tuple(self.std),
             fingerprint=f"{self.source} {' '.join(sorted(md5.values()))}",
         )
 
-    def _samples(self, source: Any) -> Samples:
-        return Samples(torch.as_tensor(source.data).permute(0, 3, 1, 2).contiguous(), torch.as_tensor(source.targets))
+    def _samples(self, folder: Path, files: Sequence[tuple[str, str]]) -> Samples:
+        batches = [pickle.loads(read_checked(folder / name, md5), encoding="latin1") for name, md5 in files]
+        key = "labels" if self.source == "CIFAR10" else "fine_labels"
+        x = torch.as_tensor(np.concatenate([batch["data"] for batch in batches])).view(-1, 3, 32, 32)
+        return Samples(x, torch.as_tensor([label for batch in batches for label in batch[key]]))
 
 
-def require_files(folder: Path, names: Sequence[str], data_dir: Path, fetch: Callable[[], None]) -> None:
-    """All `names` in `folder`, fetched by one process at a time if any is absent. Raises `DataError` naming them."""
-
+def _require_files(folder: Path, names: Sequence[str], data_dir: Path, source: str, **kwargs: Any) -> None:
     def missing() -> list[str]:
         return [name for name in names if not (folder / name).is_file()]
 
-    if not missing():
-        return
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        with FileLock(data_dir / f".{folder.parts[len(data_dir.parts)]}.lock"):
-            if missing():
-                fetch()
-    except Exception as error:  # torchvision and urllib raise all kinds
-        _remove_empty(folder, data_dir)
-        raise DataError(
-            f"data_dir={data_dir}: no {', '.join(missing() or names)} in {folder}, and fetching them failed "
-            f"({str(error).splitlines()[0]}). Put the files there, or point data_dir or FEDSIM_DATA to them"
-        ) from error
-    if missing():
-        raise DataError(f"data_dir={data_dir}: {', '.join(missing())} should now be in {folder} but are not")
-
-
-def _remove_empty(folder: Path, data_dir: Path) -> None:
-    """Leave no trace of a failed attempt."""
-    for lock in data_dir.glob(".*.lock"):
-        lock.unlink(missing_ok=True)
-    for place in (folder, *folder.parents):
-        if place.is_relative_to(data_dir):
-            with contextlib.suppress(OSError):
-                place.rmdir()
+    require(folder, data_dir, missing, lambda: _fetch(source, data_dir, **kwargs))
 
 
 def _fetch(source: str, data_dir: Path, **kwargs: Any) -> None:

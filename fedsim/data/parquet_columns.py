@@ -1,0 +1,102 @@
+"""The columns of a table of labelled images. A name of None: found by type or name."""
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
+
+
+def encoded_images(table: "pa.Table", name: str | None) -> list[bytes]:
+    """The images as they were encoded: a column of bytes, or of structs with `bytes`."""
+    import pyarrow as pa
+
+    name = name or _image_name(table)
+    column = _column(table, name, "image_column")
+    if pa.types.is_struct(column.type) and (index := column.type.get_field_index("bytes")) >= 0:
+        column = pa.chunked_array([chunk.field(index) for chunk in column.chunks])
+    if not _is_bytes(column.type) or column.null_count:
+        raise DataError(f"dataset.image_column={name}: must hold the encoded images themselves in every row")
+    images: list[bytes] = column.to_pylist()
+    return images
+
+
+def class_labels(table: "pa.Table", name: str | None) -> tuple[NDArray[np.int64], int]:
+    """Labels and the number of classes. Integers stay as they are; others are numbered in sorted order."""
+    name = name or next((n for n in LABEL_NAMES if n in table.column_names), None)
+    if name is None:
+        raise DataError(f"dataset.label_column: none of {', '.join(LABEL_NAMES)} among {table.column_names}")
+    values = _plain(table, name, "label_column")
+    if not np.issubdtype(values.dtype, np.integer):
+        labels = _codes(values)
+        return labels, int(labels.max()) + 1
+    if values.min() < 0:
+        raise DataError(f"dataset.label_column={name}: labels must be >= 0, found {values.min()}")
+    return values.astype(np.int64), max(int(values.max()) + 1, _num_names(table, name))
+
+
+def owners(table: "pa.Table", name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The owners of some rows, numbered in sorted order. The other rows need not have one."""
+    if name in table.column_names:
+        table = table.select([name]).take(rows)
+    return _codes(_plain(table, name, "client_column"))
+
+
+def _image_name(table: "pa.Table") -> str:
+    import pyarrow as pa
+
+    for field in table.schema:
+        if _is_bytes(field.type) or (pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0):
+            return str(field.name)
+    raise DataError(f"dataset.image_column: no column of images among {', '.join(table.column_names)}")
+
+
+def _is_bytes(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _plain(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
+    """A column of integers, truth values or strings."""
+    import pyarrow as pa
+
+    column = _column(table, name, key)
+    kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_boolean)
+    if not any(kind(column.type) for kind in kinds):
+        raise DataError(f"dataset.{key}={name}: must hold integers or strings, not {column.type}")
+    values: NDArray[np.generic] = column.to_numpy()
+    return values
+
+
+def _column(table: "pa.Table", name: str, key: str) -> "pa.ChunkedArray":
+    """A column without missing values."""
+    import pyarrow as pa
+
+    if name not in table.column_names:
+        raise DataError(f"dataset.{key}={name}: the columns are {', '.join(table.column_names)}")
+    column = table.column(name)
+    if column.null_count:
+        raise DataError(f"dataset.{key}={name}: {column.null_count} of its {len(column)} values are missing")
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _num_names(table: "pa.Table", name: str) -> int:
+    """How many classes the Hub's description of a column names, or 0."""
+    try:
+        features = json.loads((table.schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return len(features[name]["names"])
+    except (KeyError, TypeError, ValueError):
+        return 0
+
+
+def _codes(values: NDArray[np.generic]) -> NDArray[np.int64]:
+    codes: NDArray[np.int64] = np.unique(values, return_inverse=True)[1].astype(np.int64)
+    return codes

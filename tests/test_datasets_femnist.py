@@ -1,0 +1,143 @@
+"""FEMNIST from LEAF's files and from the Hub's."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from fedsim.data import femnist
+from fedsim.errors import DataError
+from tests.dataset_toys import build, check_sound, table
+
+
+def write_leaf(folder: Path, split: str, users: dict[str, Any], number: int = 0) -> None:
+    (folder / split).mkdir(parents=True, exist_ok=True)
+    content = {"users": list(users), "num_samples": [len(u["y"]) for u in users.values()], "user_data": users}
+    (folder / split / f"all_data_{number}.json").write_text(json.dumps(content))
+
+
+def user(*labels: int, value: float = 1.0) -> dict[str, Any]:
+    return {"x": [[value] * 784 for _ in labels], "y": list(labels)}
+
+
+@pytest.fixture
+def leaf(tmp_path: Path) -> Path:
+    """Three writers in two files; a fourth only in the test split."""
+    folder = tmp_path / "femnist"
+    write_leaf(folder, "train", {"f2": user(2, 61, value=0.0), "f0": user(0, 10, 9)})
+    write_leaf(folder, "train", {"f1": user(36, value=0.5)}, number=1)
+    write_leaf(folder, "test", {"f2": user(2), "f9": user(40)})
+    return tmp_path
+
+
+def test_leafs_samples_keep_their_writers_and_paper_stays_white(leaf: Path) -> None:
+    data = build("femnist", leaf, source="leaf").load()
+    check_sound(data)
+    assert (data.num_classes, data.input_shape) == (62, (1, 28, 28))
+    assert data.train.y.tolist() == [2, 61, 0, 10, 9, 36]
+    assert data.train.x[:, 0, 0, 0].tolist() == [0, 0, 255, 255, 255, 128]
+    assert data.owners is not None
+    assert data.owners.tolist() == [2, 2, 0, 0, 0, 1]
+    assert data.test.y.tolist() == [2, 40]
+
+
+def test_of_the_ten_digits_no_letter_and_no_owner_of_a_letter_remains(leaf: Path) -> None:
+    data = build("femnist", leaf, source="leaf", classes="digits").load()
+    check_sound(data)
+    assert data.owners is not None
+    assert (data.num_classes, data.train.y.tolist(), data.owners.tolist()) == (10, [2, 0, 9], [2, 0, 0])
+    assert data.fingerprint != build("femnist", leaf, source="leaf").load().fingerprint
+
+
+def test_leafs_files_are_parsed_once_and_again_when_one_changes(leaf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    original = femnist.read_leaf
+    monkeypatch.setattr(femnist, "read_leaf", lambda files, split: parsed.append(split) or original(files, split))
+    first = build("femnist", leaf, source="leaf").load()
+    second = build("femnist", leaf, source="leaf").load()
+    assert parsed == ["train", "test"]
+    assert first.fingerprint == second.fingerprint
+    write_leaf(leaf / "femnist", "train", {"f1": user(37)}, number=1)
+    third = build("femnist", leaf, source="leaf").load()
+    assert (len(parsed), third.train.y.tolist()[-1]) == (4, 37)
+    assert third.fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{}", "KeyError: 'user_data'"),
+        ("<html>", "JSONDecodeError"),
+        ({"a": {"x": [[0.5] * 784], "y": [1, 2]}}, "a writer has 1 images and 2 labels"),
+        ({"a": {"x": [[0.5] * 783], "y": [1]}}, "cannot reshape"),
+        ({"a": user(62)}, r"labels must lie in 0\.\.61 and pixels in 0\.\.1"),
+        ({"a": user(1, value=255.0)}, r"labels must lie in 0\.\.61 and pixels in 0\.\.1"),
+    ],
+)
+def test_an_unsound_leaf_file_is_named(leaf: Path, content: Any, reason: str) -> None:
+    text = content if isinstance(content, str) else json.dumps({"user_data": content})
+    (leaf / "femnist" / "train" / "all_data_1.json").write_text(text)
+    with pytest.raises(DataError, match=rf"all_data_1\.json is not a sound LEAF file \(.*{reason}"):
+        build("femnist", leaf, source="leaf").load()
+
+
+def test_absent_leaf_files_are_asked_for_by_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset\.source=leaf: no JSON file in .*femnist/train.*FEDSIM_DATA"):
+        build("femnist", tmp_path, source="leaf").load()
+
+
+# --- the Hub's -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """What the Hub answers, by address: a list of two files, of which only the first is there."""
+    rows, _ = table(20, grey=True, side=28, writer_id=[f"f{i % 4:04d}_14" for i in range(20)])
+    buffer = io.BytesIO()
+    pq.write_table(rows.rename_columns(["image", "character", "writer_id"]), buffer)
+    answers = {
+        femnist.HUB: json.dumps(["https://first", "https://second"]).encode(),
+        "https://first": buffer.getvalue(),
+    }
+
+    def get(address: str) -> bytes:
+        if address not in answers:
+            raise OSError("cut off")
+        return answers[address]
+
+    monkeypatch.setattr(femnist, "_get", get)
+    return answers
+
+
+def test_femnist_of_the_hub_is_fetched_whole(tmp_path: Path, hub: dict[str, bytes]) -> None:
+    hub["https://second"] = hub["https://first"]
+    data = build("femnist", tmp_path / "new", tmp_path / "cache", test_fraction=0.1).load()
+    check_sound(data)
+    assert (len(data.train), len(data.test), data.input_shape) == (36, 4, (1, 28, 28))
+    assert data.owners is not None
+    assert len(np.unique(data.owners)) == 4
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["femnist"]
+    hub.clear()
+    assert build("femnist", tmp_path / "new", tmp_path / "cache").load().fingerprint == data.fingerprint
+
+
+def test_femnist_of_the_hub_cut_off_leaves_nothing(tmp_path: Path, hub: dict[str, bytes]) -> None:
+    with pytest.raises(DataError, match=r"flwrlabs/femnist \(or dataset\.source=leaf\) in .*\(cut off\).*FEDSIM_DATA"):
+        build("femnist", tmp_path / "new", tmp_path / "cache").load()
+    assert not list(tmp_path.iterdir())
+    hub[femnist.HUB] = b"<html>"
+    with pytest.raises(DataError, match="fetching failed"):
+        build("femnist", tmp_path / "new", tmp_path / "cache").load()
+
+
+def test_what_is_no_web_address_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret").write_text("secret")
+    original = femnist._get
+    address = (tmp_path / "secret").as_uri()
+    monkeypatch.setattr(femnist, "_get", lambda a: json.dumps([address]).encode() if a == femnist.HUB else original(a))
+    with pytest.raises(DataError, match="is no https address"):
+        build("femnist", tmp_path / "new").load()

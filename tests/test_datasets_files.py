@@ -1,0 +1,288 @@
+"""Parquet files in the Hub's layout, and folders of images."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from fedsim.data import image_folder, parquet
+from fedsim.errors import ConfigError, DataError
+from tests.dataset_toys import REAL, build, check_sound, encoded, table
+
+
+def test_splits_are_told_by_name_columns_by_type_and_pixels_are_exact(tmp_path: Path) -> None:
+    (train, pixels), (test, test_pixels) = table(12), table(5, seed=1)
+    pq.write_table(train, tmp_path / "constraints-train.parquet")
+    pq.write_table(test, tmp_path / "constraints-test.parquet")
+    data = build("parquet", tmp_path, path=str(tmp_path)).load()
+    check_sound(data)
+    assert (data.num_classes, data.mean, data.std) == (3, (0.5,) * 3, (0.5,) * 3)
+    assert np.array_equal(data.train.x.permute(0, 2, 3, 1).numpy(), pixels)
+    assert np.array_equal(data.test.x.permute(0, 2, 3, 1).numpy(), test_pixels)
+    assert data.train.y.tolist() == [i % 3 for i in range(12)]
+
+
+def write_shards(folder: Path, split: str, rows: int, shards: tuple[int, ...], count: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for shard in shards:
+        pq.write_table(table(rows, seed=shard)[0], folder / f"{split}-{shard:05d}-of-{count:05d}.parquet")
+
+
+def test_shards_are_read_in_order_and_a_path_may_be_relative_to_data_dir(tmp_path: Path) -> None:
+    write_shards(tmp_path / "set" / "data", "train", 6, (0, 1), 2)
+    write_shards(tmp_path / "set" / "data", "validation", 4, (0,), 1)
+    data = build("parquet", tmp_path, path="set").load()
+    assert (len(data.train), len(data.test)) == (12, 4)
+    assert np.array_equal(data.train.x[6:].permute(0, 2, 3, 1).numpy(), table(6, seed=1)[1])
+
+
+def test_files_in_split_folders_and_a_test_split_goes_before_a_validation_split(tmp_path: Path) -> None:
+    for split, rows in (("train", 6), ("valid", 5), ("test", 4)):
+        (tmp_path / split).mkdir()
+        pq.write_table(table(rows)[0], tmp_path / split / "0000.parquet")
+    data = build("parquet", tmp_path / "elsewhere", path=str(tmp_path)).load()
+    assert (len(data.train), len(data.test)) == (6, 4)
+
+
+def test_an_absent_shard_is_named(tmp_path: Path) -> None:
+    write_shards(tmp_path, "train", 3, (0, 2), 4)
+    with pytest.raises(DataError, match=r"of the 4 shards of 'train' these are missing: 1, 3"):
+        build("parquet", tmp_path, path=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("extra", "neither its name nor its folder has one of the words train,"), ("train-test", "of several splits")],
+)
+def test_a_file_of_no_or_two_splits_is_named(tmp_path: Path, name: str, reason: str) -> None:
+    pq.write_table(table(4)[0], tmp_path / "train.parquet")
+    pq.write_table(table(4)[0], tmp_path / f"{name}.parquet")
+    with pytest.raises(DataError, match=rf"{name}\.parquet: .*{reason}"):
+        build("parquet", tmp_path, path=str(tmp_path)).load()
+
+
+@pytest.fixture
+def lone(tmp_path: Path) -> Path:
+    """20 grey images in one file, as bytes, with string labels in a dictionary and owners."""
+    rows, pixels = table(20, grey=True, writer_id=[f"w{i % 4}" for i in range(20)])
+    rows = rows.drop_columns(["label", "img"]).append_column("class", pa.array(["cat", "ant"] * 10).dictionary_encode())
+    rows = rows.append_column("png", pa.array([encoded(p) for p in pixels]))
+    pq.write_table(rows, tmp_path / "all.parquet")
+    return tmp_path / "all.parquet"
+
+
+def test_owners_string_labels_bytes_and_a_share_for_testing(tmp_path: Path, lone: Path) -> None:
+    data = build("parquet", tmp_path, path=str(lone), test_fraction=0.25, client_column="writer_id").load()
+    check_sound(data)
+    assert (len(data.train), len(data.test), data.input_shape) == (15, 5, (1, 6, 6))
+    position = {p.tobytes(): i for i, p in enumerate(table(20, grey=True)[1])}
+    train = [position[x.numpy().tobytes()] for x in data.train.x]
+    test = [position[x.numpy().tobytes()] for x in data.test.x]
+    assert sorted(train + test) == list(range(20))
+    assert data.train.y.tolist() == [(i + 1) % 2 for i in train]  # ant 0, cat 1
+    assert data.test.y.tolist() == [(i + 1) % 2 for i in test]
+    assert data.owners is not None
+    assert data.owners.tolist() == [i % 4 for i in train]
+
+
+def test_test_rows_need_no_owner(tmp_path: Path) -> None:
+    pq.write_table(table(4, who=[7, 5, 7, 9])[0], tmp_path / "train.parquet")
+    pq.write_table(table(3)[0], tmp_path / "test.parquet")
+    data = build("parquet", tmp_path, path=str(tmp_path), client_column="who").load()
+    assert data.owners is not None
+    assert data.owners.tolist() == [1, 0, 1, 2]
+
+
+def test_a_lone_file_without_a_share_for_testing_is_refused(tmp_path: Path, lone: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset\.test_fraction=0\.0: .* has no test split.* its 20 rows"):
+        build("parquet", tmp_path, path=str(lone)).load()
+
+
+def test_the_hubs_description_tells_the_number_of_classes(tmp_path: Path) -> None:
+    features = {"label": {"names": ["a", "b", "c", "d", "e"], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(table(6)[0].replace_schema_metadata(metadata), tmp_path / "train.parquet")
+    data = build("parquet", tmp_path, path=str(tmp_path), test_fraction=0.5).load()
+    assert data.num_classes == 5
+
+
+def test_decoded_once_and_again_when_content_or_split_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, original = [], parquet.decode
+    monkeypatch.setattr(parquet, "decode", lambda *a, **k: decoded.append(1) or original(*a, **k))
+    for folder in ("1-train", "2-test"):
+        (tmp_path / "set" / folder).mkdir(parents=True)
+        pq.write_table(table(6, seed=len(folder))[0], tmp_path / "set" / folder / "0.parquet")
+
+    def load(**values: Any) -> str:
+        return build("parquet", tmp_path, path="set", **values).load().fingerprint
+
+    first = load()
+    assert (load(), len(decoded)) == (first, 1)
+    (tmp_path / "set" / "1-train").rename(tmp_path / "set" / "1-test")
+    (tmp_path / "set" / "2-test").rename(tmp_path / "set" / "2-train")
+    second = load()
+    pq.write_table(table(6, seed=9)[0], tmp_path / "set" / "2-train" / "0.parquet")
+    prints = {first, second, load(), load(size=4)}
+    assert (len(prints), len(decoded)) == (4, 4)
+    (tmp_path / "set").rename(tmp_path / "moved")
+    assert build("parquet", tmp_path, path="moved", size=4).load().fingerprint in prints
+    assert len(decoded) == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"path": "nowhere"}, r"dataset\.path=nowhere: no parquet file at .*nowhere or .*nowhere"),
+        ({"label_column": "lable"}, r"dataset\.label_column=lable: the columns are img, label, odd"),
+        ({"label_column": "odd"}, r"dataset\.label_column=odd: must hold integers or strings, not double"),
+        ({"label_column": "gaps"}, r"dataset\.label_column=gaps: 11 of its 12 values are missing"),
+        ({"label_column": "minus"}, r"dataset\.label_column=minus: labels must be >= 0, found -1"),
+        ({"client_column": "who"}, r"dataset\.client_column=who: the columns are"),
+        ({"image_column": "label"}, r"dataset\.image_column=label: must hold the encoded images themselves"),
+        ({"image_column": "paths"}, r"dataset\.image_column=paths: must hold the encoded images themselves"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, values: dict[str, Any], reason: str) -> None:
+    paths = pa.array(
+        [{"bytes": None, "path": "x.png"}] * 12, pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    )
+    rows, _ = table(12, odd=[0.5] * 12, gaps=[1] + [None] * 11, minus=[-1] * 12, paths=paths)
+    pq.write_table(rows, tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=reason):
+        build("parquet", tmp_path, **{"path": str(tmp_path), "test_fraction": 0.5, **values}).load()
+
+
+def test_means_that_do_not_fit_the_images_found_are_refused(tmp_path: Path, lone: Path) -> None:
+    with pytest.raises(ConfigError, match=r"dataset\.mean=\[0\.5, 0\.5, 0\.5\]: must have 1 values"):
+        build("parquet", tmp_path, path=str(lone), test_fraction=0.25, mean=[0.5] * 3, std=[0.5] * 3).load()
+
+
+def write_images(path: Path, *images: bytes) -> None:
+    pq.write_table(pa.table({"image": list(images), "label": [0] * len(images)}), path)
+
+
+GREY, COLOUR = np.full((6, 6), 7, np.uint8), np.full((6, 6, 3), (1, 2, 3), np.uint8)
+
+
+@pytest.mark.parametrize("first", [GREY, COLOUR])
+def test_one_colour_image_makes_all_of_them_colour_images(tmp_path: Path, first: np.ndarray) -> None:
+    write_images(tmp_path / "train.parquet", *[encoded(first)] * 600, encoded(GREY), encoded(COLOUR))
+    write_images(tmp_path / "test.parquet", encoded(GREY))
+    data = build("parquet", tmp_path, path=str(tmp_path)).load()
+    assert data.input_shape == (3, 6, 6)
+    assert data.train.x[-2:, :, 0, 0].tolist() == [[7, 7, 7], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [
+        ([b"not an image"], "image 0 cannot be decoded"),
+        ([encoded(GREY), encoded(GREY)[:-30]], "image 1 cannot be decoded"),
+        (
+            [encoded(GREY), encoded(np.zeros((7, 5), np.uint8))],
+            r"image 1 has 5x7 pixels and the first 6x6; set dataset",
+        ),
+        ([encoded(np.full((6, 6), 60000, np.uint16))], "image 0 has more than 8 bits per pixel"),
+    ],
+)
+def test_unsound_images_are_named(tmp_path: Path, images: list[bytes], reason: str) -> None:
+    write_images(tmp_path / "train.parquet", *images, encoded(GREY))
+    with pytest.raises(DataError, match=rf"dataset\.path=.*: {reason}"):
+        build("parquet", tmp_path, path=str(tmp_path), test_fraction=0.5).load()
+
+
+def test_images_of_several_sizes_are_brought_to_one(tmp_path: Path) -> None:
+    write_images(tmp_path / "train.parquet", encoded(GREY), encoded(np.full((7, 5), 9, np.uint8)))
+    data = build("parquet", tmp_path, path=str(tmp_path), test_fraction=0.5, size=4).load()
+    assert data.input_shape == (1, 4, 4)
+    assert sorted([*data.train.x.unique().tolist(), *data.test.x.unique().tolist()]) == [7, 9]
+
+
+@pytest.mark.parametrize("content", [b"<html>", b"", None])
+def test_an_unsound_parquet_file_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "train.parquet"
+    pq.write_table(table(4)[0], path)
+    path.write_bytes(path.read_bytes()[:-9] if content is None else content)
+    with pytest.raises(DataError, match=r"train\.parquet is no sound parquet file"):
+        build("parquet", tmp_path, path=str(path), test_fraction=0.5).load()
+
+
+def test_tables_that_do_not_agree_or_are_empty_are_refused(tmp_path: Path) -> None:
+    pq.write_table(table(4)[0], tmp_path / "train.parquet")
+    pq.write_table(table(4)[0].slice(0, 0), tmp_path / "test.parquet")
+    with pytest.raises(DataError, match="the test split has no rows"):
+        build("parquet", tmp_path, path=str(tmp_path)).load()
+    rows = table(4)[0].set_column(1, "label", pa.array(["a"] * 4))
+    pq.write_table(rows, tmp_path / "test.parquet")
+    with pytest.raises(DataError, match="do not agree in their columns"):
+        build("parquet", tmp_path, path=str(tmp_path)).load()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (REAL / "cifar10").is_dir(), reason="CIFAR-10 is not beside the checkout")
+def test_real_cifar10_in_parquet(tmp_path: Path) -> None:
+    data = build("parquet", REAL, tmp_path, path="cifar10").load()
+    check_sound(data)
+    assert data.input_shape == (3, 32, 32)
+    assert np.bincount(data.train.y).tolist() == [5000] * 10
+    assert np.bincount(data.test.y).tolist() == [1000] * 10
+
+
+# --- folders of images ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """Ants of red 0 and bees of red 200, three each in each split, of several sizes."""
+    root = tmp_path / "insects"
+    for split in ("train", "test"):
+        for number, name in enumerate(("ant", "bee")):
+            (root / split / name).mkdir(parents=True)
+            for i in range(3):
+                Image.new("RGB", (10 + i, 12), (200 * number, 0, 0)).save(root / split / name / f"{i}.png")
+    return root
+
+
+def test_images_are_scaled_and_classes_numbered_alphabetically(tmp_path: Path, folders: Path) -> None:
+    data = build("image_folder", tmp_path, path="insects", size=8).load()
+    check_sound(data)
+    assert (data.num_classes, data.input_shape, len(data.train), len(data.test)) == (2, (3, 8, 8), 6, 6)
+    for y, red in ((0, 0), (1, 200)):
+        assert data.train.x[data.train.y == y][:, 0].unique().tolist() == [red]
+    grey = build("image_folder", tmp_path, path=str(folders), size=8, grey=True).load()
+    assert (grey.input_shape, grey.mean) == ((1, 8, 8), (0.5,))
+    assert grey.fingerprint != data.fingerprint
+
+
+def test_a_folder_is_decoded_once_and_its_fingerprint_is_its_content(
+    tmp_path: Path, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, original = [], image_folder.decode
+    monkeypatch.setattr(image_folder, "decode", lambda *a, **k: decoded.append(1) or original(*a, **k))
+    first = build("image_folder", tmp_path, path="insects").load().fingerprint
+    assert build("image_folder", tmp_path, path="insects").load().fingerprint == first
+    assert len(decoded) == 2
+    folders.rename(tmp_path / "moved")
+    assert build("image_folder", tmp_path, path="moved").load().fingerprint == first
+    Image.new("RGB", (9, 9)).save(tmp_path / "moved" / "train" / "bee" / "0.png")
+    changed = build("image_folder", tmp_path, path="moved").load()
+    assert changed.fingerprint != first
+    assert 0 in changed.train.x[changed.train.y == 1][:, 0]
+
+
+def test_folders_that_are_absent_or_differ_in_their_classes_are_named(tmp_path: Path, folders: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset\.path=nowhere: no folder train/ in .*nowhere or .*nowhere"):
+        build("image_folder", tmp_path, path="nowhere").load()
+    with pytest.raises(ConfigError, match=r"dataset\.path='': must name a folder"):
+        build("image_folder", tmp_path, path="")
+    (folders / "test" / "cow").mkdir()
+    with pytest.raises(DataError, match=r"dataset\.path: Found no valid file for the classes cow"):
+        build("image_folder", tmp_path, path="insects").load()
+    Image.new("L", (4, 4)).save(folders / "test" / "cow" / "0.png")
+    with pytest.raises(DataError, match="train/ and test/ differ in their classes: cow"):
+        build("image_folder", tmp_path, path="insects").load()

@@ -8,16 +8,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsim.engine.adapt import for_batched, for_sequential
+from fedsim.engine.adapt import for_batched, for_sequential, layout_for
+from fedsim.engine.auto import AutoEngine
 from fedsim.engine.base import ClientData, LocalWork
 from fedsim.engine.batched import BatchedEngine
+from fedsim.engine.keys import step_keys
 from fedsim.engine.layers import KeyedDropout, MaskedBatchNorm, lenient, mix
+from fedsim.engine.params import initial
 from fedsim.engine.sequential import SequentialEngine
 from fedsim.errors import ConfigError
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.streams import Streams
 
+WORK = (
+    LocalWork(1, None, 4),
+    SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=Constant()),
+    Streams(0),
+)
 BOTH = (BatchedEngine, SequentialEngine)
 
 
@@ -48,6 +56,13 @@ def test_dropout_is_a_function_of_key_layer_and_element() -> None:
     assert torch.equal(dropout(0.5, 1)(x[:7]) == 0, reference[:7])  # padding does not matter
     for other in (dropout(0.5, 2), dropout(0.5, 1, layer=1)):
         assert 0.45 < float(((other(x) == 0) == reference).double().mean()) < 0.55
+
+
+def test_dropout_keys_differ_by_seed_round_client_and_step_and_know_nothing_of_company() -> None:
+    keys = {(s, t): step_keys(Streams(s), t, np.array([0, 5]), 3) for s in range(2) for t in range(2)}
+    assert len({int(k) for made in keys.values() for k in made.ravel()}) == 2 * 2 * 2 * 3
+    assert np.array_equal(step_keys(Streams(1), 0, np.array([5]), 2)[:, 0], keys[1, 0][:2, 1])
+    assert all((made >= 0).all() for made in keys.values())
 
 
 def test_a_layer_applied_twice_draws_twice() -> None:
@@ -120,9 +135,31 @@ class Recurrent(nn.Module):
 def build(kind: Any, model: nn.Module) -> Any:
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     data = ClientData(x, torch.arange(6) % 3, [np.arange(6)], [np.arange(6)])
-    optimizer = SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=Constant())
     switches = {"chunk_size": "auto"} if kind is BatchedEngine else {}
-    return kind(model, data, LocalWork(1, None, 4), optimizer, Streams(0), **switches)
+    return kind(model, data, *WORK, **switches)
+
+
+class Viewing(nn.Module):
+    """Looks at a convolution's output as torch's tutorials do, which needs it contiguous."""
+
+    def __init__(self, flatten: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 2)
+        self.flatten = flatten
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return x.flatten(1) if self.flatten else x.view(len(x), -1)
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+def test_channels_last_is_for_models_that_can_take_it(flatten: bool) -> None:
+    x, model = torch.ones(4, 2, 3, 3), Viewing(flatten)
+    assert (layout_for(model, x) is torch.channels_last) == flatten
+    assert layout_for(mlp(nn.ReLU()), x) is torch.contiguous_format
+    assert layout_for(model, x[:0]) is torch.contiguous_format
+    engine = SequentialEngine(model, ClientData(x, torch.arange(4), [np.arange(4)], []), *WORK)
+    assert np.isfinite(engine.train(initial(model), np.array([0]), 1, 0.1).loss).all()
 
 
 @pytest.mark.parametrize("adapt", [for_batched, for_sequential])
@@ -170,6 +207,12 @@ def test_what_only_vmap_finds_out_is_a_config_error_too() -> None:
     with pytest.raises(ConfigError, match=r"model Branching cannot run for several clients.*\n.*engine=sequential"):
         build(BatchedEngine, Branching())
     build(SequentialEngine, Branching())
+
+
+def test_auto_runs_what_only_sequential_can_and_refuses_what_neither_can() -> None:
+    assert "sequential (auto: model Branching cannot run" in build(AutoEngine, Branching()).description
+    with pytest.raises(ConfigError, match="global generator"):
+        build(AutoEngine, Functional())
 
 
 def test_all_unfit_layers_are_told_at_once() -> None:

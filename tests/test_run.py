@@ -162,17 +162,18 @@ def test_every_group_choice_composes_into_a_sound_plan(fedsim: Run, monkeypatch:
     from fedsim.compose import compose_jobs, search_path
     from fedsim.plan import make_plan
 
-    for group in sorted(p for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name != "hydra"):
-        for file in sorted(group.glob("*.yaml")):
-            extra = {
-                "parquet": ["dataset.path=x"],
-                "image_folder": ["dataset.path=x"],
-                "fedabc": ["server.public_samples=50"],
-            }.get(file.stem, [])
-            with search_path():
-                (job,) = compose_jobs([f"{group.name}={file.stem}", *extra], multirun=False)
-            plan = make_plan(job.config, job.choices)
-            assert plan.choices[group.name] == file.stem
+    extra = {
+        "parquet": ["dataset.path=x"],
+        "image_folder": ["dataset.path=x"],
+        "fedabc": ["server.public_samples=50"],
+    }
+    groups = sorted(p for p in (ROOT / "conf").iterdir() if p.is_dir())
+    files = [file for group in groups for file in sorted(group.glob("*.yaml"))]
+    with search_path():
+        for file in files:
+            words = [f"{file.parent.name}={file.stem}", *extra.get(file.stem, [])]
+            (job,) = compose_jobs(words, multirun=False)
+            assert make_plan(job.config, job.choices).choices[file.parent.name] == file.stem
 
 
 # --- bad input: one clear message, nothing written -----------------------------------------------------------------

@@ -48,6 +48,22 @@ def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
         raise ConfigError([Problem("", ..., rule, KEYED)])
 
 
+def layout_for(model: nn.Module, x: Tensor) -> torch.memory_format:
+    """How batches of `x` should lie in memory: channels last for convolutions on a CPU, 1.3 to 2 times as fast there.
+
+    Not for models that cannot take it, such as those with `view` behind a convolution.
+    """
+    convolutional = any(isinstance(m, nn.Conv2d) for m in model.modules())
+    if x.device.type != "cpu" or x.dim() != 4 or not len(x) or not convolutional:
+        return torch.contiguous_format
+    with torch.no_grad():
+        try:
+            copy.deepcopy(model).eval()(x[:2].contiguous(memory_format=torch.channels_last))
+        except RuntimeError:
+            return torch.contiguous_format
+    return torch.channels_last
+
+
 def keyed_dropouts(model: nn.Module) -> Iterator[tuple[str, KeyedDropout]]:
     """The dropout layers of an adapted model that draw masks, by the name of their key buffer."""
     for path, layer in model.named_modules():

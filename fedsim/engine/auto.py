@@ -6,6 +6,7 @@ from fedsim.cohort import Ids, Params
 from fedsim.engine.base import ClientData, Engine, LocalWork, Trained
 from fedsim.engine.batched import BatchedEngine
 from fedsim.engine.sequential import SequentialEngine
+from fedsim.errors import ConfigError
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.streams import Streams
 
@@ -13,20 +14,24 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class AutoEngine(Engine):
-    """`sequential` for convolutional models on a CPU, where grouped convolutions are slow; `batched` otherwise."""
+    """`sequential` for convolutional models on a CPU, where grouped convolutions are slow, and for models that cannot
+    run batched; `batched` otherwise."""
 
     def __init__(
         self, model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, streams: Streams
     ) -> None:
         super().__init__(model, data, work, optimizer, streams)
+        common = (model, data, work, optimizer, streams)
         convolutional = any(isinstance(m, _CONVOLUTIONS) for m in model.modules())
         self.chosen: Engine
         if convolutional and data.x.device.type == "cpu":
-            self.chosen = SequentialEngine(model, data, work, optimizer, streams)
-            self.reason = "convolutions on a CPU"
-        else:
-            self.chosen = BatchedEngine(model, data, work, optimizer, streams, chunk_size="auto")
-            self.reason = "no convolutions" if not convolutional else "a GPU"
+            self.chosen, self.reason = SequentialEngine(*common), "convolutions on a CPU"
+            return
+        try:
+            self.chosen = BatchedEngine(*common, chunk_size="auto")
+            self.reason = "a GPU" if convolutional else "no convolutions"
+        except ConfigError as error:
+            self.chosen, self.reason = SequentialEngine(*common), error.problems[0].rule
 
     @property
     def description(self) -> str:

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedsim.cohort import Evaluation, Ids, Params, Stack
+from fedsim.engine.adapt import layout_for
 from fedsim.engine.params import trained_names
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.streams import Streams
@@ -74,6 +75,7 @@ class Engine(ABC):
         self, model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, streams: Streams
     ) -> None:
         self.model = copy.deepcopy(model).to(data.x.device).eval()
+        self.layout = layout_for(self.model, data.x)
         self.data = data
         self.work = work
         self.optimizer = optimizer
@@ -142,5 +144,5 @@ class Engine(ABC):
 
     @torch.no_grad()
     def _output(self, params: Params, x: Tensor) -> Tensor:
-        output: Tensor = functional_call(self.model, params, (x,))
+        output: Tensor = functional_call(self.model, params, (x.contiguous(memory_format=self.layout),))
         return output

@@ -66,7 +66,8 @@ class SequentialEngine(Engine):
                 layer.calls = 0
             chosen = positions[step, : int(count)]
             optimizer.zero_grad(set_to_none=True)
-            loss = F.cross_entropy(self.worker(self.data.x.index_select(0, chosen)), self.data.y[chosen])
+            x = self.data.x.index_select(0, chosen).contiguous(memory_format=self.layout)
+            loss = F.cross_entropy(self.worker(x), self.data.y[chosen])
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())

@@ -63,6 +63,7 @@ def test_outputs_are_one_logit_per_class(choice: str, shape: tuple[int, ...]) ->
         ("femnist_cnn", FASHION, {}),
         ("resnet20", DIGITS, {"norm": "group"}),
         ("resnet20", DIGITS, {}),
+        ("resnet20", DIGITS, {"shortcut": "conv"}),
     ],
 )
 def test_gradients_of_stacked_models_equal_those_of_each(
@@ -89,7 +90,16 @@ def test_gradients_of_stacked_models_equal_those_of_each(
             torch.testing.assert_close(together[name][row], p.grad, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize(("choice", "shape"), [("cnn", DIGITS), ("femnist_cnn", (1, 5, 5)), ("resnet20", (64,))])
+@pytest.mark.parametrize(
+    ("choice", "shape"),
+    [
+        ("cnn", DIGITS),
+        ("femnist_cnn", (1, 5, 5)),
+        ("resnet20", (64,)),
+        ("vgg16_head", (4, 8, 8)),
+        ("frozen_features", (64,)),
+    ],
+)
 def test_a_data_set_that_does_not_fit_is_named_with_a_model_that_does(choice: str, shape: tuple[int, ...]) -> None:
     text = "x".join(map(str, shape))
     with pytest.raises(ConfigError, match=rf"model='{text}': model={choice} needs images .*(\n.*)*model=mlp"):
@@ -104,11 +114,31 @@ def test_a_data_set_that_does_not_fit_is_named_with_a_model_that_does(choice: st
         ("resnet20", {"groups": 3}),
         ("vgg16_head", {"input_size": 31}),
         ("frozen_features", {"backbone": "resnet_18"}),
+        ("frozen_features", {"backbone": "squeezenet1_0"}),
+        ("frozen_features", {"hidden": 0}),
+        ("frozen_features", {"backbone_seed": -1}),
     ],
 )
 def test_values_out_of_range_are_refused_with_their_key(choice: str, values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"model\.{next(iter(values))}=.*must"):
         build(choice, CIFAR, **values)
+
+
+@pytest.mark.parametrize(("backbone", "size"), [("alexnet", 32), ("vit_b_16", 64)])
+def test_a_size_that_a_backbone_cannot_take_is_refused_before_any_work(backbone: str, size: int) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.input_size={size}: .*cannot pass {backbone}(.*\n)+.*224 fits"):
+        build("frozen_features", CIFAR, backbone=backbone, input_size=size)
+    build("frozen_features", CIFAR, backbone=backbone, input_size=224)
+
+
+def test_backbones_whose_widths_are_computed_are_understood() -> None:
+    assert num_parameters(build("frozen_features", CIFAR, backbone="regnet_y_400mf")) == 440 * 10 + 10
+
+
+def test_building_a_head_leaves_the_global_generators_alone() -> None:
+    before = torch.random.get_rng_state()
+    build("frozen_features", CIFAR, backbone="regnet_y_400mf")
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_the_names_of_the_vgg_head_are_torchvisions() -> None:

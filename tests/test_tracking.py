@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from fedsim.tracking import RunInfo, Tracker, Trackers
@@ -96,6 +97,14 @@ def test_a_folder_that_cannot_be_made_names_its_key(tmp_path: Path) -> None:
 def test_json_ready_leaves_only_plain_values() -> None:
     value = json_ready({"a": (1, np.int64(2)), "b": {"c": float("inf")}, 3: Path("x"), "d": np.array([[1.5]])})
     assert json.loads(json.dumps(value, allow_nan=False)) == {"a": [1, 2], "b": {"c": None}, "3": "x", "d": [[1.5]]}
+    assert json_ready([torch.tensor(0.5), torch.tensor([1, 2]), torch.tensor(float("nan"))]) == [0.5, [1, 2], None]
+
+
+def test_files_that_are_no_text_count_as_torn(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1}\n{"round": \xff\x00')
+    (tmp_path / "summary.json").write_bytes(b"\xff\xfe{}")
+    assert read_metrics(tmp_path) == [{"round": 1}]
+    assert read_summary(tmp_path) is None
 
 
 # --- several trackers ----------------------------------------------------------------------------------------------
@@ -133,6 +142,25 @@ def test_a_tracker_that_fails_is_told_of_once_and_hurts_nobody(tmp_path: Path) -
     failure = "tracker.broken failed and is left out from here on: RuntimeError: out of ink"
     assert listener.heard == ["start", failure, "log 1", "log 2", "done"]
     assert trackers.degraded == {"broken": "RuntimeError: out of ink"}
+
+
+class Noticing(Tracker):
+    @property
+    def notice(self) -> str:
+        return "no key"
+
+    @property
+    def num_degraded(self) -> int:
+        return 2
+
+
+def test_a_notice_is_told_once_and_counters_come_with_the_trackers_name(tmp_path: Path) -> None:
+    listener = Listener()
+    trackers = Trackers({"quiet": Noticing(), "listener": listener})
+    trackers.start(info(tmp_path))
+    trackers.finish(summary())
+    assert listener.heard == ["start", "no key", "done"]
+    assert trackers.degraded == {"quiet": 2}
 
 
 # --- console -------------------------------------------------------------------------------------------------------
@@ -180,6 +208,19 @@ def test_progress_can_be_left_out(tmp_path: Path) -> None:
     assert "round 10" not in shown(tracker.console)
 
 
+def test_text_in_brackets_is_shown_as_it_is(tmp_path: Path) -> None:
+    tracker = ConsoleTracker(progress=False)
+    tracker.console = console(width=200)
+    tracker.start(RunInfo("[bold]run", tmp_path, CONFIG, {"model": "[red]"}, 0, 1))
+    tracker.message("lies in [/x] or [a]")
+    tracker.finish({**summary(status="failed"), "error": "[/b] is no path", "engine": "[/]"})
+    text = shown(tracker.console)
+    for part in ("[bold]run: [red]", "lies in [/x] or [a]", "failed: [/b] is no path", "[/]"):
+        assert part in text
+    sweep_table([row("[/a]", 0, 0.5), row("[b]", 0, 0.5)], tracker.console)
+    assert "[/a]" in shown(tracker.console)
+
+
 def row(selector: str, seed: int, accuracy: float | None, status: str = "done") -> dict[str, Any]:
     content = summary(accuracy, status) if status != "failed" else {"error": "x"}
     return {"labels": {"selector": selector, "model": "mlp"}, "seed": seed, "status": status, "summary": content}
@@ -205,7 +246,8 @@ def test_a_sweeps_table_lists_jobs_that_left_no_summary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (2_567_000, "2.57 MB"), (3.2e12, "3.2 TB")]
+    ("value", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (2_567_000, "2.57 MB"), (3.2e12, "3.2 TB")],
 )
 def test_bytes_are_readable(value: float, text: str) -> None:
     assert show_bytes(value) == text

@@ -1,12 +1,19 @@
 """Weights & Biases offline, absent, silent and dead: the records are there, or the run does not notice."""
 
+import json
+import os
+import signal
 import socket
 import struct
+import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,17 +21,41 @@ from wandb.proto import wandb_internal_pb2 as pb
 
 from fedsim.errors import ConfigError
 from fedsim.tracking import Trackers
-from fedsim.tracking.files import RunFolder, json_ready
-from fedsim.tracking.wandb_tracker import WandbTracker, has_key, resolve_mode
+from fedsim.tracking.files import RunFolder
+from fedsim.tracking.mirror_process import COMMAND
+from fedsim.tracking.wandb_mirror import begin, replay
+from fedsim.tracking.wandb_mode import has_key, resolve_mode
+from fedsim.tracking.wandb_tracker import WandbTracker
 from tests.test_tracking import info, record, summary
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes through /proc")
 
 
 @pytest.fixture(autouse=True)
 def _no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [n for n in os.environ if n.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def processes(home: Path) -> dict[str, int]:
+    """Those that were started with this HOME: `mirror`, and W&B's own service as `service`."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"HOME={home}\0".encode() in (folder / "environ").read_bytes():
+                command = (folder / "cmdline").read_bytes()
+                if b"wandb" in command:
+                    found["mirror" if b"wandb_mirror" in command else "service"] = int(folder.name)
+    return found
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def tracker(mode: Any = "auto", timeout: float = 20.0) -> WandbTracker:
@@ -59,9 +90,16 @@ def read_offline(path: Path) -> Iterator[pb.Record]:
 
 
 def items(entries: Any) -> dict[str, Any]:
-    import json
-
     return {e.key or "/".join(e.nested_key): json.loads(e.value_json) for e in entries}
+
+
+def offline_records(folder: Path) -> list[pb.Record]:
+    (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
+    return list(read_offline(file))
+
+
+def history_of(records: list[pb.Record]) -> list[dict[str, Any]]:
+    return [items(r.history.item) for r in records if r.HasField("history")]
 
 
 def test_without_a_key_a_finished_run_lies_beside_the_files(tmp_path: Path) -> None:
@@ -70,9 +108,8 @@ def test_without_a_key_a_finished_run_lies_beside_the_files(tmp_path: Path) -> N
     assert play(mirror, tmp_path / "run") == {}
     assert mirror.notice is not None
     assert "wandb login" in mirror.notice
-    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
-    records = list(read_offline(file))
-    history = [items(r.history.item) for r in records if r.HasField("history")]
+    records = offline_records(tmp_path / "run")
+    history = history_of(records)
     assert [h["round"] for h in history] == [1, 2, 3]
     assert [h["test_accuracy"] for h in history] == [0.5] * 3
     assert [h["participation_ratio"] for h in history] == [0.25] * 3
@@ -98,13 +135,14 @@ def test_disabled_is_silent_and_starts_nothing(tmp_path: Path) -> None:
 
 
 def test_the_tracker_itself_never_imports_wandb() -> None:
-    import subprocess
-
     code = "import sys, fedsim.tracking.wandb_tracker; sys.exit('wandb' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_key_turns_it_on_and_wandb_mode_replaces_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# --- mode ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_turns_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_key()
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
     assert resolve_mode("auto") == "online"
@@ -117,40 +155,108 @@ def test_a_key_turns_it_on_and_wandb_mode_replaces_auto(tmp_path: Path, monkeypa
     assert resolve_mode("auto") == "disabled"
 
 
-def test_an_api_key_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    secret = "0123456789abcdef" * 2 + "01234567"
+def test_wandbs_own_settings_are_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = tmp_path / ".config" / "wandb" / "settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("[default]\nbase_url = https://wandb.my-lab.org\n")
+    (tmp_path / "netrc").write_text("machine wandb.my-lab.org login user password secret\n")
+    assert resolve_mode("auto") == "online"
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nmode = offline\n")
+    assert resolve_mode("auto") == "offline"
+    settings.write_text("no settings")
+    (tmp_path / "wandb" / "settings").write_bytes(b"\xff")
+    (tmp_path / "netrc").write_text("machine")
+    assert resolve_mode("auto") == "offline"
+
+
+def test_only_a_missing_key_gives_the_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsim.tracking.wandb_tracker.MirrorProcess", Silent)
+    for mode, hint in (("auto", True), ("offline", False)):
+        mirror = tracker(mode)
+        mirror.start(info(tmp_path))
+        assert bool(mirror.notice) == hint
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    mirror = tracker()
+    mirror.start(info(tmp_path))
+    assert mirror.notice is None
+
+
+class Silent:
+    def send(self, message: Any) -> None:
+        pass
+
+
+def test_where_going_online_fails_the_run_is_logged_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def init(mode: str, **_: Any) -> Any:
+        tried.append(mode)
+        if mode == "online":
+            raise RuntimeError("no route\nto host")
+        return SimpleNamespace(define_metric=lambda *_, **__: None)
+
+    settings = type("Settings", (SimpleNamespace,), {"model_fields": {}})
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=settings, init=init))
+    start = dict.fromkeys(("project", "entity", "group", "job_type", "name", "tags", "config"))
+    _, report = begin({**start, "mode": "online", "folder": "here", "timeout": 1.0})
+    assert tried == ["online", "offline"]
+    assert report == "could not go online (RuntimeError: no route), so this run is logged offline in here/wandb"
+
+
+# --- secrets and surroundings --------------------------------------------------------------------------------------
+
+
+def test_secrets_and_foreign_run_ids_are_in_no_file_and_nothing_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, other = "0123456789abcdef" * 2 + "01234567", "hush-hush-hush"
     monkeypatch.setenv("WANDB_API_KEY", secret)
-    play(tracker("offline"), tmp_path / "run")
-    files = [p for p in (tmp_path / "run").rglob("*") if p.is_file()]
+    monkeypatch.setenv("MY_TOKEN", other)
+    monkeypatch.setenv("WANDB_RUN_ID", "same-for-all")
+    before = set(Path(tempfile.gettempdir()).glob("*wandb*"))
+    assert play(tracker("offline"), tmp_path / "run") == {}
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert len(files) > 1
-    assert not [p for p in files if secret.encode() in p.read_bytes()]
+    for text in (secret, other, "same-for-all"):
+        assert not [p for p in files if text.encode() in p.read_bytes() or text in p.name]
+    assert set(Path(tempfile.gettempdir()).glob("*wandb*")) <= before
+    wait_for(lambda: processes(tmp_path) == {}, seconds=5)
+
+
+# --- faults --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_server_that_never_answers_delays_by_no_more_than_the_timeout(
+def test_a_server_that_never_answers_makes_the_run_offline_without_losing_a_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     accepted: list[socket.socket] = []
 
     def accept() -> None:
-        while True:
-            try:
+        with suppress(OSError):
+            while True:
                 accepted.append(listener.accept()[0])
-            except OSError:
-                return
 
     threading.Thread(target=accept, daemon=True).start()
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
     monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+    mirror = tracker(timeout=5.0)
+    trackers = Trackers({"wandb": mirror})
     started = time.monotonic()
-    degraded = play(tracker(timeout=8.0), tmp_path / "run")
-    elapsed = time.monotonic() - started
+    trackers.start(info(tmp_path))
+    for t in (1, 2, 3):
+        trackers.log(record(t))
+    assert time.monotonic() - started < 1
+    wait_for(lambda: list(tmp_path.glob("wandb/offline-run-*/*.wandb")))
+    trackers.finish(summary())
     listener.close()
     assert accepted
-    assert elapsed < 10
-    offline = list((tmp_path / "run" / "wandb").glob("offline-run-*"))
-    assert degraded or offline  # it fell back in time, or was given up
+    assert trackers.degraded == {"wandb": 1}
+    assert "could not go online" in str(mirror.notice)
+    assert [h["round"] for h in history_of(offline_records(tmp_path))] == [1, 2, 3]
 
 
 def test_the_death_of_its_process_is_counted_and_nothing_else(tmp_path: Path) -> None:
@@ -158,33 +264,72 @@ def test_the_death_of_its_process_is_counted_and_nothing_else(tmp_path: Path) ->
     trackers = Trackers({"wandb": mirror})
     trackers.start(info(tmp_path))
     assert mirror._process is not None
-    mirror._process.kill()
-    mirror._process.wait()
+    os.kill(mirror._process.pid, signal.SIGKILL)
     for t in range(1, 2000):
         trackers.log(record(t))
     trackers.finish(summary())
-    assert "its process was killed" in trackers.degraded["wandb"]
+    assert trackers.degraded == {"wandb": 1}
+    assert "W&B: its process ended early (exit code -9); nothing is lost: python -m" in str(mirror.notice)
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "told"), [(signal.SIGKILL, "W&B: "), (signal.SIGSTOP, "W&B: no answer within 2 s; nothing is lost")]
+)
+def test_wandbs_service_may_die_or_hang_in_mid_run(tmp_path: Path, fault: signal.Signals, told: str) -> None:
+    mirror = tracker(timeout=2.0)
+    trackers = Trackers({"wandb": mirror})
+    trackers.start(info(tmp_path))
+    trackers.log(record(1))
+    wait_for(lambda: list(tmp_path.glob("wandb/offline-run-*/*.wandb")))
+    os.kill(processes(tmp_path)["service"], fault)
+    started = time.monotonic()
+    for t in range(2, 300):
+        trackers.log(record(t))
+    assert time.monotonic() - started < 1
+    trackers.finish(summary())
+    assert time.monotonic() - started < 4
+    assert trackers.degraded == {"wandb": 1}
+    assert str(mirror.notice).startswith(told)
+    wait_for(lambda: processes(tmp_path) == {}, seconds=3)
+
+
+@linux
+@pytest.mark.slow
+def test_a_killed_run_leaves_no_process_behind(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from tests.test_wandb import info, record, tracker\n"
+        "t = tracker(); t.start(info(Path(sys.argv[1]))); t.log(record(1)); time.sleep(60)"
+    )
+    run = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[1])
+    wait_for(lambda: list(tmp_path.glob("wandb/offline-run-*/*.wandb")))
+    run.kill()
+    run.wait()
+    wait_for(lambda: processes(tmp_path) == {}, seconds=10)
+    records = offline_records(tmp_path)
+    assert [h["round"] for h in history_of(records)] == [1]
+    assert [r.exit.exit_code for r in records if r.HasField("exit")] == [1]
 
 
 def test_a_mirror_that_hangs_is_given_up_and_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import subprocess
-
-    start = subprocess.Popen
-    monkeypatch.setattr(
-        "fedsim.tracking.wandb_tracker.subprocess.Popen",
-        lambda command, **kw: start([sys.executable, "-c", "import time; time.sleep(60)"], **kw),
-    )
+    sleeper = (sys.executable, "-c", "import time; time.sleep(60)")
+    assert COMMAND[0] == sleeper[0]
+    monkeypatch.setattr("fedsim.tracking.mirror_process.COMMAND", sleeper)
     mirror = tracker(timeout=0.5)
     started = time.monotonic()
     mirror.start(info(tmp_path))
-    process = mirror._process
+    assert mirror._process is not None
+    pid = mirror._process.pid
     for t in range(1, 3000):
-        mirror.log(json_ready(record(t)))
+        mirror.log(record(t))
     assert time.monotonic() - started < 2
-    with pytest.raises(RuntimeError, match=r"did not answer within 0\.5 s; nothing is lost: python -m"):
-        mirror.finish(summary())
-    assert process is not None
-    assert process.poll() is not None
+    mirror.finish(summary())
+    assert time.monotonic() - started < 4
+    assert mirror.num_degraded == 1
+    assert "no answer within 0.5 s; nothing is lost: python -m" in str(mirror.notice)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_timeout_longer_than_twenty_seconds_is_refused() -> None:
@@ -192,14 +337,30 @@ def test_a_timeout_longer_than_twenty_seconds_is_refused() -> None:
         tracker(timeout=21.0)
 
 
-def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
-    from fedsim.tracking.wandb_mirror import replay
+# --- from the files ------------------------------------------------------------------------------------------------
 
-    folder = RunFolder.create(tmp_path / "run", {"name": "trial", "seed": 3, "num_rounds": 2})
+
+def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
+    node = {"project": "mine", "entity": "lab", "tags": ["x"]}
+    config = {"name": "trial", "seed": 3, "num_rounds": 2, "tracker": {"wandb": node}}
+    folder = RunFolder.create(tmp_path / "run", config)
     for t in (1, 2):
         folder.append(record(t))
     folder.write_summary({**summary(), "choices": {"selector": "full"}})
     start, first, second, finish = replay(tmp_path / "run")
-    assert start["start"]["job_type"] == "full"
+    assert (start["start"]["job_type"], start["start"]["project"], start["start"]["entity"]) == ("full", "mine", "lab")
     assert [m["log"]["round"] for m in (first, second)] == [1, 2]
     assert finish["finish"]["final_accuracy"] == 0.75
+
+
+@pytest.mark.slow
+def test_the_command_that_a_fault_names_sends_a_killed_run(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {"name": "trial", "seed": 3, "num_rounds": 2})
+    folder.append(record(1))
+    command = [*COMMAND, str(folder.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
+    assert (done.returncode, done.stdout) == (0, f"{folder.path}: done\n")
+    assert [h["test_accuracy"] for h in history_of(offline_records(folder.path))] == [0.5]
+    missing = subprocess.run([*COMMAND, "nowhere"], capture_output=True, text=True, check=False)
+    assert missing.returncode == 1
+    assert "nowhere: FileNotFoundError" in missing.stdout

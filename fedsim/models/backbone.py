@@ -1,43 +1,52 @@
 """Frozen torchvision networks as feature extractors: the input of one of their layers, for images of any size."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torchvision
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsim.data.cache import file_sha256
 from fedsim.data.features import Extractor
-from fedsim.errors import DataError, check, rule
+from fedsim.errors import ConfigError, Problem, check, rule
+from fedsim.models.weights import identity, load_network, new_network
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class _ReachedError(Exception):
-    """The features have been computed; the rest of the network is not needed."""
-
-
+@dataclass(frozen=True)
 class TorchvisionExtractor(Extractor):
-    """What enters layer `cut` of torchvision's model `name` in eval mode.
+    """What enters layer `cut` of torchvision's model `name`; `weights` and `seed` as in `load_network`."""
 
-    Grey images are repeated to three channels; all are scaled to `input_size` (bilinear) and normalised by ImageNet's
-    constants. `weights`: `imagenet` (torchvision's default ones, downloaded to <data_dir>/weights where there is a
-    network), `random` (seeded by `seed`, the same for every run), or a .pth or .safetensors file.
+    name: str
+    cut: str
+    weights: str
+    seed: int
+    input_size: int
+    data_dir: Path
+
+    @property
+    def fingerprint(self) -> str:
+        source = identity(self.name, self.weights, self.seed)
+        return json.dumps([self.name, self.cut, source, self.input_size, torchvision.__version__.split("+")[0]])
+
+    def load(self) -> "UpTo":
+        return UpTo(load_network(self.name, self.weights, self.seed, self.data_dir), self.cut, self.input_size)
+
+
+class UpTo(nn.Module):
+    """`network` up to its layer `cut`, whose input it returns flat [b, D].
+
+    Grey images are repeated to three channels; all are scaled to `input_size` (bilinear, antialiased) and normalised
+    by ImageNet's constants, whatever the weights.
     """
 
-    def __init__(self, name: str, cut: str, weights: str, seed: int, input_size: int, data_dir: Path) -> None:
+    def __init__(self, network: nn.Module, cut: str, input_size: int) -> None:
         super().__init__()
-        self.input_size = input_size
-        self.network, source = load_network(name, weights, seed, data_dir)
-        self.network.requires_grad_(False)
-        self.features: Tensor | None = None
-        self.network.get_submodule(cut).register_forward_pre_hook(self._stop)
-        facts = [name, cut, source, input_size, torchvision.__version__.split("+")[0]]
-        self.fingerprint = json.dumps(facts)
+        self.network, self.input_size = network, input_size
+        self.network.get_submodule(cut).register_forward_pre_hook(_stop)
 
     def forward(self, images: Tensor) -> Tensor:
         x = images.float().div(255)
@@ -48,67 +57,54 @@ class TorchvisionExtractor(Extractor):
         x = (x - x.new_tensor(IMAGENET_MEAN).view(1, 3, 1, 1)) / x.new_tensor(IMAGENET_STD).view(1, 3, 1, 1)
         try:
             self.network(x)
-        except _ReachedError:
-            assert self.features is not None
-            return self.features
+        except _ReachedError as reached:
+            return reached.features
         raise AssertionError("the layer to cut at was not reached")
 
-    def _stop(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.features = inputs[0].flatten(1)
-        raise _ReachedError
+
+class _ReachedError(Exception):
+    """The features have been computed; the rest of the network is not needed."""
+
+    def __init__(self, features: Tensor) -> None:
+        super().__init__()
+        self.features = features
 
 
-def last_linear(name: str) -> tuple[str, int]:
-    """Path and input width of the last linear layer of torchvision's model `name`; `ConfigError` if it has none."""
+def _stop(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    raise _ReachedError(inputs[0].flatten(1))
+
+
+def last_linear(name: str, input_size: int) -> tuple[str, int]:
+    """Path and input width of the last linear layer of torchvision's model `name`, found without computing anything.
+
+    Raises `ConfigError` for `backbone` if there is no such model or layer, for `input_size` if images of that size
+    cannot pass.
+    """
     names = torchvision.models.list_models(module=torchvision.models)
     check(rule(name in names, "backbone", name, "must be a torchvision classification model, e.g. resnet18"))
-    with torch.device("meta"):
-        network = _new_network(name)
+    network = _on_meta(name)
     linear = [(path, m.in_features) for path, m in network.named_modules() if isinstance(m, nn.Linear)]
-    check(rule(bool(linear), "backbone", name, "must have a linear last layer"))
-    return linear[-1]
+    check(rule(bool(linear), "backbone", name, "must have a linear last layer, e.g. resnet18"))
+    path, width = linear[-1]
+    _require_passage(UpTo(network, path, input_size), name)
+    return path, width
 
 
-def load_network(name: str, weights: str, seed: int, data_dir: Path) -> tuple[nn.Module, str]:
-    """The network and a text that identifies its weights. Raises `DataError` if they are not to be had."""
-    if weights == "random":
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return _new_network(name), f"random {seed} torch {torch.__version__.split('+')[0]}"
-    network = _new_network(name)
-    if weights == "imagenet":
-        url = torchvision.models.get_model_weights(name).DEFAULT.url
-        network.load_state_dict(_download(url, data_dir / "weights"))
-        return network, url.rsplit("/", 1)[-1]
-    path = Path(weights)
-    if not path.is_file():
-        raise DataError(f"model.weights={weights}: no such file; give imagenet, random, or a .pth or .safetensors file")
-    network.load_state_dict(_read_weights(path))
-    return network, file_sha256(path)
-
-
-def _new_network(name: str) -> nn.Module:
-    options: dict[str, Any] = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
-    network: nn.Module = torchvision.models.get_model(name, weights=None, **options)
-    return network
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return state
-
-
-def _download(url: str, folder: Path) -> dict[str, Tensor]:
-    name = url.rsplit("/", 1)[-1]
+@torch.no_grad()
+def _require_passage(network: UpTo, name: str) -> None:
+    size = network.input_size
     try:
-        state: dict[str, Tensor] = torch.hub.load_state_dict_from_url(
-            url, str(folder), map_location="cpu", check_hash=True, weights_only=True, progress=False
-        )
-    except (OSError, RuntimeError) as error:
-        raise DataError(
-            f"model.weights=imagenet: {name} could not be downloaded ({error}); put torchvision's file of this name "
-            f"into {folder}, or use model.weights=random"
-        ) from error
-    return state
+        network.eval()(torch.empty(1, 3, size, size, device="meta"))
+    except Exception as error:  # networks refuse in all kinds of ways
+        text = f"images of this size cannot pass {name} ({str(error).splitlines()[0]})"
+        raise ConfigError([Problem("input_size", size, text, "224 fits every torchvision network")]) from error
+
+
+def _on_meta(name: str) -> nn.Module:
+    """The network without its values."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return new_network(name)
+        except NotImplementedError:  # the RegNets compute their widths with tensors
+            return new_network(name).to("meta")

@@ -14,12 +14,11 @@ class Trackers:
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self._trackers = dict(trackers)
         self._dead: dict[str, str] = {}
+        self._told: set[str | None] = {None}
 
     def start(self, info: RunInfo) -> None:
         self._each(lambda t: t.start(info))
-        for tracker in list(self._trackers.values()):
-            if tracker.notice:
-                self.message(tracker.notice)
+        self._tell_notices()
 
     def log(self, record: Mapping[str, Any]) -> None:
         self._each(lambda t: t.log(record))
@@ -29,12 +28,21 @@ class Trackers:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._each(lambda t: t.finish(summary))
+        self._tell_notices()
 
     @property
     def degraded(self) -> dict[str, Any]:
         """Trackers that could not do (all of) their work: a count, or the error that ended them."""
         counts = {name: t.num_degraded for name, t in self._trackers.items() if t.num_degraded}
         return {**counts, **self._dead}
+
+    def _tell_notices(self) -> None:
+        notices: list[str | None] = []
+        self._each(lambda t: notices.append(t.notice))
+        for notice in notices:
+            if notice not in self._told:
+                self._told.add(notice)
+                self.message(str(notice))
 
     def _each(self, call: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):

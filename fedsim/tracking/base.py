@@ -40,7 +40,7 @@ class Tracker:
 
     @property
     def notice(self) -> str | None:
-        """One line that this tracker has for a person right after `start`, or None."""
+        """One line that this tracker has for a person after `start` or `finish` (told once), or None."""
         return None
 
     @property

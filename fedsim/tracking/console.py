@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -29,7 +30,7 @@ class ConsoleTracker(Tracker):
         self._info = info
         groups = ("dataset", "partition", "model", "selector")
         parts = [info.choices[g] for g in groups if g in info.choices]
-        self.console.print(f"[bold]{info.name}[/]: {' · '.join(parts)} · seed {info.seed}")
+        self.console.print(f"[bold]{escape(info.name)}[/]: {escape(' · '.join(parts))} · seed {info.seed}")
         if self.progress and self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("round"),
@@ -56,15 +57,15 @@ class ConsoleTracker(Tracker):
         return round * PLAIN_LINES // total > (round - 1) * PLAIN_LINES // total
 
     def message(self, text: str) -> None:
-        self.console.print(text, style="dim", soft_wrap=True)
+        self.console.print(text, style="dim", soft_wrap=True, markup=False)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         if self._bar is not None:
             self._bar.stop()
         self.console.print(closing_table(summary))
         if summary.get("error"):
-            self.console.print(f"{summary['status']}: {summary['error']}", style="red", soft_wrap=True)
-        self.console.print(f"results in {self._info.folder}", soft_wrap=True)
+            self.console.print(f"{summary['status']}: {summary['error']}", style="red", soft_wrap=True, markup=False)
+        self.console.print(f"results in {self._info.folder}", soft_wrap=True, markup=False)
 
 
 def closing_table(summary: Mapping[str, Any]) -> Table:
@@ -84,7 +85,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         + ")",
         "bytes": f"{show_bytes(totals['bytes_down'])} down, {show_bytes(totals['bytes_up'])} up",
         "samples": f"{totals['train_samples']:,} trained on, {totals['forward_samples']:,} more passed forward",
-        "engine": str(summary.get("engine", "")),
+        "engine": escape(str(summary.get("engine", ""))),
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -94,7 +95,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
 def sweep_table(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
     """One line per job with the choices that differ; then mean and deviation over jobs that differ by seed alone.
 
-    A row: choices, values (key=value of the command line that differ), seed, status, summary, folder.
+    A row: labels (keys and values of the command line but the seed), seed, status, summary.
     """
     console = console or Console(highlight=False)
     differing = _differing([r["labels"] for r in rows])
@@ -104,9 +105,13 @@ def sweep_table(rows: Sequence[Mapping[str, Any]], console: Console | None = Non
     for name in ("seed", "status", "accuracy", "part.", "time", "down", "up"):
         table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(str(row["labels"].get(n, "")) for n in differing), str(row["seed"]), *_cells(row))
+        table.add_row(*map(escape, _key(row, differing)), str(row["seed"]), *_cells(row))
     console.print(table)
     _print_seed_means(rows, differing, console)
+
+
+def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(row["labels"].get(n, "")) for n in names)
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -128,18 +133,19 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 def _print_seed_means(rows: Sequence[Mapping[str, Any]], differing: Sequence[str], console: Console) -> None:
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(tuple(str(row["labels"].get(n, "")) for n in differing), []).append(row)
+        groups.setdefault(_key(row, differing), []).append(row)
     if all(len(group) == 1 for group in groups.values()):
         return
     table = Table(title="over seeds", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in (*differing, "runs", "accuracy (mean ± std)", "div"):
         table.add_column(name, justify="left" if name in differing else "right", no_wrap=True)
     for key, group in groups.items():
-        done = [r["summary"]["final_accuracy"] for r in group if r["status"] == "done"]
+        accuracies = [r["summary"]["final_accuracy"] for r in group if r["status"] == "done"]
+        done = [a for a in accuracies if a is not None]
         spread = f" ± {100 * statistics.stdev(done):.2f}" if len(done) > 1 else ""
         mean = f"{100 * statistics.mean(done):.2f}{spread} %" if done else "-"
         num_diverged = sum(r["status"] == "diverged" for r in group)
-        table.add_row(*key, str(len(group)), mean, f"{num_diverged}/{len(group)}" if num_diverged else "")
+        table.add_row(*map(escape, key), str(len(group)), mean, f"{num_diverged}/{len(group)}" if num_diverged else "")
     console.print(table)
 
 
@@ -160,7 +166,7 @@ def show_seconds(value: float) -> str:
 
 def show_bytes(value: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
+        if value < 999.5:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from fedsim.errors import FedsimError
@@ -38,8 +37,11 @@ class RunFolder:
         return folder
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl, handed to the operating system before this returns."""
-        with _told(self.path / METRICS), (self.path / METRICS).open("a") as file:
+        """One line of metrics.jsonl, handed to the operating system before this returns: it outlives a killed process.
+
+        It is not forced to the disk, which would take milliseconds: a power cut may cost the last lines.
+        """
+        with _told(self.path / METRICS), (self.path / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(json_ready(record)) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -51,7 +53,7 @@ class RunFolder:
         target, temporary = self.path / name, self.path / f"{name}.tmp"
         with _told(target):
             try:
-                with temporary.open("w") as file:
+                with temporary.open("w", encoding="utf-8") as file:
                     file.write(text)
                     file.flush()
                     os.fsync(file.fileno())
@@ -71,12 +73,12 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def json_ready(value: Any) -> Any:
-    """Plain JSON values: numpy numbers and arrays, paths and tuples converted, nan and infinity as None."""
+    """Plain JSON values: NumPy and torch numbers and arrays, paths and tuples converted, nan and infinity as None."""
     if isinstance(value, Mapping):
         return {str(k): json_ready(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):
         return [json_ready(v) for v in value]
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):
         return json_ready(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
@@ -91,7 +93,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     records: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError:
@@ -102,7 +104,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """The summary of a run, or None if it has not ended (or its summary cannot be read)."""
     try:
-        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
-    except (OSError, json.JSONDecodeError):
+        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
     return summary

@@ -1,21 +1,24 @@
-"""The process that talks to W&B: reads a run as JSON lines from a tracker, or from a finished run's folder.
+"""The process that talks to W&B: reads a run as JSON lines from a tracker, or from the folder of a run.
 
 `python -m fedsim.tracking.wandb_mirror <folder> ...` sends runs again from their files.
 """
 
 import json
 import os
+import shutil
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.files import CONFIG, read_metrics, read_summary
-from fedsim.tracking.wandb_tracker import MAX_SECONDS, numbers, resolve_mode, start_of_run
+from fedsim.tracking.wandb_mode import resolve_mode
+from fedsim.tracking.wandb_tracker import MAX_SECONDS, numbers, start_of_run
 
 QUIET = {
     "console": "off",
@@ -33,27 +36,67 @@ SUMMARY_KEYS = ("status", "final_accuracy", "best_accuracy", "wall_seconds", "me
 
 
 def main() -> None:
-    """Mirror standard input, or the folders named on the command line; say `done` or what went wrong."""
-    folders = [Path(a) for a in sys.argv[1:]]
+    """Mirror standard input (`--pipe <temporary folder>`) or the folders named; say `done` or what went wrong."""
+    arguments = sys.argv[1:]
+    if not arguments:
+        sys.exit("usage: python -m fedsim.tracking.wandb_mirror <folder of a run> ...")
+    output = take_stdout()
+    if arguments[0] == "--pipe":
+        code = _follow(Path(arguments[1]), output)
+    else:
+        code = max([_tell(f"{folder}: ", replay(Path(folder)), output) for folder in arguments])
+    os._exit(code)  # W&B's own exit handlers may hang
+
+
+def _follow(temporary: Path, output: TextIO) -> int:
+    os.environ["TMPDIR"] = str(temporary)  # leaving by os._exit, W&B would leave its folders behind
+    _end_after_parent(MAX_SECONDS)
+    code = _tell("", map(json.loads, sys.stdin), output)
+    shutil.rmtree(temporary, ignore_errors=True)
+    return code
+
+
+def _tell(prefix: str, messages: Iterable[dict[str, Any]], output: TextIO) -> int:
     try:
-        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-            if not folders:
-                mirror(json.loads(line) for line in sys.stdin)
-            for folder in folders:
-                mirror(replay(folder))
-        report = "done"
+        report = mirror(messages)
     except Exception as error:  # whatever W&B raises
-        report = f"{type(error).__name__}: {error}".splitlines()[0]
-    print(report, flush=True)  # noqa: T201
-    os._exit(report != "done")  # W&B's own exit handlers may hang
+        report = _one_line(error)
+    print(prefix + report, file=output, flush=True)
+    return int(report != "done")
 
 
-def mirror(messages: Iterable[dict[str, Any]]) -> None:
-    """Begin a run, log to it and finish it as the messages say. A run whose messages break off counts as crashed."""
+def take_stdout() -> TextIO:
+    """Standard output for this module alone: what W&B or its service print goes nowhere and keeps nothing open."""
+    own = os.fdopen(os.dup(1), "w")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return own
+
+
+def _end_after_parent(seconds: float) -> None:
+    """A run that is killed leaves nobody to limit this process, so it limits itself."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        time.sleep(seconds)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def mirror(messages: Iterable[dict[str, Any]]) -> str:
+    """Begin a run, log to it and finish it as the messages say: `done`, or why it is only offline.
+
+    A run whose messages break off counts as crashed.
+    """
     run: Any = None
+    report = "done"
     for message in messages:
         if "start" in message:
-            run = begin(message["start"])
+            run, report = begin(message["start"])
         elif "log" in message:
             run.log(message["log"])
         elif "finish" in message:
@@ -63,10 +106,11 @@ def mirror(messages: Iterable[dict[str, Any]]) -> None:
             run = None
     if run is not None:
         run.finish(exit_code=1)
+    return report
 
 
-def begin(start: dict[str, Any]) -> Any:
-    """A new W&B run; offline where going online fails."""
+def begin(start: dict[str, Any]) -> tuple[Any, str]:
+    """A new W&B run, offline where going online fails; `done`, or why it failed."""
     import wandb
 
     known = wandb.Settings.model_fields
@@ -77,23 +121,33 @@ def begin(start: dict[str, Any]) -> Any:
         settings = wandb.Settings(init_timeout=0.6 * start["timeout"], **quiet)
         return wandb.init(mode=mode, dir=start["folder"], reinit="create_new", settings=settings, **options)
 
+    report = "done"
     try:
         run = init(start["mode"])
-    except Exception:
+    except Exception as error:
         if start["mode"] == "offline":
             raise
+        report = f"could not go online ({_one_line(error)}), so this run is logged offline in {start['folder']}/wandb"
         run = init("offline")
     run.define_metric("round")
     run.define_metric("*", step_metric="round")
-    return run
+    return run, report
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def replay(folder: Path) -> Iterator[dict[str, Any]]:
     """The messages that a run's tracker would have sent."""
-    config = yaml.safe_load((folder / CONFIG).read_text())
-    summary = read_summary(folder) or {"status": "unfinished", "choices": {}}
-    info = RunInfo(config["name"], folder, config, summary["choices"], config["seed"], config["num_rounds"])
-    yield {"start": start_of_run(info, resolve_mode("auto"), "fedsim", None, [], MAX_SECONDS)}
+    config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    summary = read_summary(folder) or {"status": "unfinished"}
+    info = RunInfo(
+        config["name"], folder, config, summary.get("choices", {}), config["seed"], config.get("num_rounds", 0)
+    )
+    node = (config.get("tracker") or {}).get("wandb") or {}
+    project, entity, tags = node.get("project", "fedsim"), node.get("entity"), node.get("tags", [])
+    yield {"start": start_of_run(info, resolve_mode("auto"), project, entity, tags, MAX_SECONDS)}
     for record in read_metrics(folder):
         yield {"log": numbers(record)}
     yield {"finish": summary}

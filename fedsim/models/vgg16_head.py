@@ -1,4 +1,4 @@
-"""Heads trained on frozen features: VGG16's last layers (PNCS), and a head on any other torchvision network."""
+"""The last layers of VGG16, trained on its frozen features."""
 
 from pathlib import Path
 from typing import Literal
@@ -6,8 +6,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fedsim.data.features import Extractor
-from fedsim.errors import at_least, between, check, rule
-from fedsim.models.backbone import TorchvisionExtractor, last_linear
+from fedsim.errors import at_least, between, check
+from fedsim.models.backbone import TorchvisionExtractor
 from fedsim.models.shapes import Shape, require_images
 
 
@@ -31,7 +31,7 @@ class VGG16Head(nn.Module):
         input_size: int,
     ) -> None:
         super().__init__()
-        require_images(input_shape, "model=vgg16_head", 1)
+        require_images(input_shape, "model=vgg16_head", 1, (1, 3))
         check(
             at_least("input_size", input_size, 32),
             between("dropout", dropout, 0, 1, open_high=True),
@@ -52,38 +52,3 @@ class VGG16Head(nn.Module):
 
     def extractor(self, data_dir: Path) -> Extractor:
         return TorchvisionExtractor("vgg16", self._cut, self._weights, self._seed, self._input_size, data_dir)
-
-
-class FrozenFeatures(nn.Module):
-    """A linear head, or one with `hidden` units, in place of the last linear layer of a frozen torchvision network."""
-
-    def __init__(
-        self,
-        input_shape: Shape,
-        num_classes: int,
-        *,
-        backbone: str,
-        hidden: int | None,
-        weights: str,
-        backbone_seed: int,
-        input_size: int,
-    ) -> None:
-        super().__init__()
-        require_images(input_shape, "model=frozen_features", 1)
-        check(
-            at_least("input_size", input_size, 32),
-            rule(hidden is None or hidden >= 1, "hidden", hidden, "must be null or >= 1"),
-            at_least("backbone_seed", backbone_seed, 0),
-        )
-        self._cut, width = last_linear(backbone)
-        self._backbone, self._weights, self._seed, self._input_size = backbone, weights, backbone_seed, input_size
-        self.head: nn.Module = nn.Linear(width, num_classes)
-        if hidden is not None:
-            self.head = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.head(x)
-        return output
-
-    def extractor(self, data_dir: Path) -> Extractor:
-        return TorchvisionExtractor(self._backbone, self._cut, self._weights, self._seed, self._input_size, data_dir)

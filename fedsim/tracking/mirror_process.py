@@ -1,0 +1,83 @@
+"""The child process in which W&B runs, seen from the run: a queue in front of it and a limit behind it."""
+
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+COMMAND = (sys.executable, "-m", "fedsim.tracking.wandb_mirror")
+NOT_INHERITED = ("WANDB_RUN_ID", "WANDB_RESUME")
+"""Would make all jobs of a sweep one W&B run."""
+
+
+class MirrorProcess:
+    """Takes messages at any speed; a thread writes them to the child. Only `finish` ever waits."""
+
+    def __init__(self) -> None:
+        self._temporary = tempfile.mkdtemp(prefix="fedsim-wandb-")
+        environment = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
+        self._child = subprocess.Popen(
+            [*COMMAND, "--pipe", self._temporary],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment | {"WANDB_ERROR_REPORTING": "false"},
+            start_new_session=True,  # Ctrl-C is the run's
+        )
+        self._queue: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._write, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Queue a message."""
+        self._queue.put(message)
+
+    def finish(self, seconds: float) -> str:
+        """No more messages: wait at most so long for the child, end it if need be, and return its report.
+
+        The report is `done` or says what went wrong.
+        """
+        self._queue.put(None)
+        assert self._child.stdout is not None
+        try:
+            code = self._child.wait(seconds)
+            with self._child.stdout as output:
+                return output.read().strip() or f"its process ended early (exit code {code})"
+        except subprocess.TimeoutExpired:
+            return f"no answer within {seconds:g} s"
+        finally:
+            end_with_children(self._child)
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _write(self) -> None:
+        assert self._child.stdin is not None
+        with suppress(OSError, ValueError), self._child.stdin as pipe:
+            while (message := self._queue.get()) is not None:
+                pipe.write(json.dumps(message) + "\n")
+                pipe.flush()
+
+
+def end_with_children(process: "subprocess.Popen[str]") -> None:
+    """Kill a process that has not ended and its children (W&B's service has a session of its own, so no group)."""
+    if process.poll() is not None:
+        return
+    listings = Path(f"/proc/{process.pid}/task").glob("*/children")  # Linux; elsewhere the service watches its parent
+    with suppress(OSError):
+        children = [int(pid) for listing in listings for pid in listing.read_text().split()]
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+    process.kill()
+    process.wait()

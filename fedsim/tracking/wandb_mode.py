@@ -1,0 +1,55 @@
+"""Whether W&B is wanted, read as W&B itself would read it, without importing it (that takes a second)."""
+
+import configparser
+import netrc
+import os
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+MODES = ("online", "offline", "disabled")
+
+
+def resolve_mode(mode: str) -> str:
+    """`online`, `offline` or `disabled`. `auto` is what the user told W&B, or else online where there is a key."""
+    if mode != "auto":
+        return mode
+    return told_mode() or ("online" if has_key() else "offline")
+
+
+def told_mode() -> str | None:
+    """The mode of WANDB_MODE or of `wandb offline`; None where neither says one."""
+    wanted = os.environ.get("WANDB_MODE") or user_settings().get("mode")
+    return wanted if wanted in MODES else None
+
+
+def has_key() -> bool:
+    """Whether W&B would find credentials; they are not kept."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    settings = user_settings()
+    if settings.get("api_key"):
+        return True
+    url = os.environ.get("WANDB_BASE_URL") or settings.get("base_url") or "https://api.wandb.ai"
+    with suppress(OSError, ValueError, netrc.NetrcParseError):
+        return bool(netrc.netrc(str(_netrc_path())).authenticators(urlsplit(url).netloc))
+    return False
+
+
+def user_settings() -> dict[str, str]:
+    """W&B's settings files: the user's, overridden by that of the working folder. Faulty ones count as empty."""
+    settings: dict[str, str] = {}
+    home = os.environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb"
+    for folder in (Path(home), Path("wandb")):
+        parser = configparser.ConfigParser(interpolation=None)
+        with suppress(OSError, ValueError, configparser.Error):
+            parser.read(folder / "settings")
+            settings |= dict(parser.items("default"))
+    return settings
+
+
+def _netrc_path() -> Path:
+    named = os.environ.get("NETRC")
+    if named:
+        return Path(named).expanduser()
+    return next((p for p in (Path.home() / ".netrc", Path.home() / "_netrc") if p.exists()), Path.home() / ".netrc")

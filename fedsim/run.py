@@ -27,8 +27,9 @@ SEVERITY = ("done", "diverged", "data", "config", "failed", "interrupted")
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    # Before torch is loaded: its threads would wait by spinning, and stall each other whenever runs share the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Before torch is loaded: its threads spin for long while they wait, and stall each other when runs share cores.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # finds a user's own classes, as `python -m` does
     try:

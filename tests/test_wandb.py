@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import wandb
 from wandb.proto import wandb_internal_pb2 as pb
 
 from fedsim.errors import ConfigError
@@ -215,19 +216,24 @@ def test_secrets_and_foreign_run_ids_are_in_no_file_and_nothing_is_left_behind(
     monkeypatch.setenv("WANDB_API_KEY", secret)
     monkeypatch.setenv("MY_TOKEN", other)
     monkeypatch.setenv("WANDB_RUN_ID", "same-for-all")
-    before = set(Path(tempfile.gettempdir()).glob("*wandb*"))
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
     assert play(tracker("offline"), tmp_path / "run") == {}
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert len(files) > 1
     for text in (secret, other, "same-for-all"):
         assert not [p for p in files if text.encode() in p.read_bytes() or text in p.name]
-    assert set(Path(tempfile.gettempdir()).glob("*wandb*")) <= before
+    assert not list((tmp_path / "t").iterdir())
     wait_for(lambda: processes(tmp_path) == {}, seconds=5)
 
 
 # --- faults --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(
+    tuple(map(int, wandb.__version__.split(".")[:2])) < (0, 29),
+    reason="W&B's older services take no offline run while the online one still tries: it is told, counted, in the files",
+)
 @pytest.mark.slow
 def test_a_server_that_never_answers_makes_the_run_offline_without_losing_a_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -297,16 +303,20 @@ def test_wandbs_service_may_die_or_hang_in_mid_run(tmp_path: Path, fault: signal
 
 @linux
 @pytest.mark.slow
-def test_a_killed_run_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_a_killed_run_leaves_no_process_and_no_litter_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
     code = (
         "import sys, time; from pathlib import Path; from tests.test_wandb import info, record, tracker\n"
         "t = tracker(); t.start(info(Path(sys.argv[1]))); t.log(record(1)); time.sleep(60)"
     )
     run = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[1])
     wait_for(lambda: list(tmp_path.glob("wandb/offline-run-*/*.wandb")))
+    assert list(tmp_path.glob("t/fedsim-wandb-*"))
     run.kill()
     run.wait()
     wait_for(lambda: processes(tmp_path) == {}, seconds=10)
+    assert not list(tmp_path.glob("t/fedsim-wandb-*"))
     records = offline_records(tmp_path)
     assert [h["round"] for h in history_of(records)] == [1]
     assert [r.exit.exit_code for r in records if r.HasField("exit")] == [1]
@@ -354,7 +364,9 @@ def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_that_a_fault_names_sends_a_killed_run(tmp_path: Path) -> None:
+def test_the_command_that_a_fault_names_sends_a_killed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
     folder = RunFolder.create(tmp_path / "run", {"name": "trial", "seed": 3, "num_rounds": 2})
     folder.append(record(1))
     command = [*COMMAND, str(folder.path)]
@@ -364,3 +376,4 @@ def test_the_command_that_a_fault_names_sends_a_killed_run(tmp_path: Path) -> No
     missing = subprocess.run([*COMMAND, "nowhere"], capture_output=True, text=True, check=False)
     assert missing.returncode == 1
     assert "nowhere: FileNotFoundError" in missing.stdout
+    assert not list((tmp_path / "t").iterdir())

@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,19 +43,16 @@ def main() -> None:
     if not arguments:
         sys.exit("usage: python -m fedsim.tracking.wandb_mirror <folder of a run> ...")
     output = take_stdout()
-    if arguments[0] == "--pipe":
-        code = _follow(Path(arguments[1]), output)
+    piped = arguments[0] == "--pipe"
+    temporary = arguments[1] if piped else tempfile.mkdtemp(prefix="fedsim-wandb-")
+    os.environ["TMPDIR"] = tempfile.tempdir = temporary  # what W&B leaves behind goes with it
+    if piped:
+        _end_after_parent(MAX_SECONDS)
+        code = _tell("", map(json.loads, sys.stdin), output)
     else:
         code = max([_tell(f"{folder}: ", replay(Path(folder)), output) for folder in arguments])
-    os._exit(code)  # W&B's own exit handlers may hang
-
-
-def _follow(temporary: Path, output: TextIO) -> int:
-    os.environ["TMPDIR"] = str(temporary)  # leaving by os._exit, W&B would leave its folders behind
-    _end_after_parent(MAX_SECONDS)
-    code = _tell("", map(json.loads, sys.stdin), output)
     shutil.rmtree(temporary, ignore_errors=True)
-    return code
+    os._exit(code)  # W&B's own exit handlers may hang
 
 
 def _tell(prefix: str, messages: Iterable[dict[str, Any]], output: TextIO) -> int:
@@ -61,7 +60,8 @@ def _tell(prefix: str, messages: Iterable[dict[str, Any]], output: TextIO) -> in
         report = mirror(messages)
     except Exception as error:  # whatever W&B raises
         report = _one_line(error)
-    print(prefix + report, file=output, flush=True)
+    with suppress(OSError):  # the run may be gone
+        print(prefix + report, file=output, flush=True)
     return int(report != "done")
 
 

@@ -67,7 +67,19 @@ class FedAvg(Aggregator):
         return {name: value + mean[name] for name, value in params.items()}
 
 
-class FedAvgM(Aggregator):
+class ServerOptimizer(Aggregator):
+    """An optimiser step with the mean delta as the negative gradient; buffers are averaged."""
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        mean = self.mean_delta(cohort, weights)
+        return {n: w + (mean[n] if n in self.buffers else self.change(n, mean[n])) for n, w in params.items()}
+
+    @abstractmethod
+    def change(self, name: str, mean: Tensor) -> Tensor:
+        """What is added to the parameter `name`, from its mean delta."""
+
+
+class FedAvgM(ServerOptimizer):
     """Server momentum: v <- momentum v + mean delta, w <- w + lr v (Hsu, Qi and Brown, 2019, section 4.3)."""
 
     state = ("velocity",)
@@ -79,19 +91,13 @@ class FedAvgM(Aggregator):
         self.momentum = momentum
         self.velocity: Params = {}
 
-    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
-        mean = self.mean_delta(cohort, weights)
-        return {name: value + self._change(name, mean[name]) for name, value in params.items()}
-
-    def _change(self, name: str, mean: Tensor) -> Tensor:
-        if name in self.buffers:
-            return mean
+    def change(self, name: str, mean: Tensor) -> Tensor:
         previous = self.velocity.get(name, torch.zeros_like(mean))
         self.velocity[name] = self.momentum * previous + mean
         return self.lr * self.velocity[name]
 
 
-class FedAdam(Aggregator):
+class FedAdam(ServerOptimizer):
     """FedAdam (Reddi et al., "Adaptive Federated Optimization", 2021, Algorithm 2): no bias correction, as printed.
 
     m <- beta1 m + (1 - beta1) d, v <- beta2 v + (1 - beta2) d^2 with v_0 = tau^2, w <- w + lr m / (sqrt(v) + tau).
@@ -113,13 +119,7 @@ class FedAdam(Aggregator):
         self.first: Params = {}
         self.second: Params = {}
 
-    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
-        mean = self.mean_delta(cohort, weights)
-        return {name: value + self._change(name, mean[name]) for name, value in params.items()}
-
-    def _change(self, name: str, mean: Tensor) -> Tensor:
-        if name in self.buffers:
-            return mean
+    def change(self, name: str, mean: Tensor) -> Tensor:
         first = self.first.get(name, torch.zeros_like(mean))
         second = self.second.get(name, torch.full_like(mean, self.tau**2))
         self.first[name] = self.beta1 * first + (1 - self.beta1) * mean

@@ -232,7 +232,7 @@ def test_secrets_and_foreign_run_ids_are_in_no_file_and_nothing_is_left_behind(
 
 @pytest.mark.skipif(
     tuple(map(int, wandb.__version__.split(".")[:2])) < (0, 29),
-    reason="W&B's older services take no offline run while the online one still tries: it is told, counted, in the files",
+    reason="older services take no offline run while the online one still tries: then it is told and counted alone",
 )
 @pytest.mark.slow
 def test_a_server_that_never_answers_makes_the_run_offline_without_losing_a_round(

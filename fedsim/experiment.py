@@ -189,10 +189,13 @@ def record(plan: Plan, experiment: Experiment) -> Outcome:
         "partition_hash": experiment.division.hash,
         "config_hash": plan.config_hash,
         "environment": environment(simulation.parts.holdings.test.x.device),
+        "trackers": {},
     }
-    trackers.finish(summary)
-    summary["trackers"] = trackers.degraded
     folder.write_summary(summary)
+    trackers.finish(summary)
+    if trackers.degraded:
+        summary["trackers"] = trackers.degraded
+        folder.write_summary(summary)
     return Outcome(status, summary)
 
 

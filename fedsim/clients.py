@@ -6,7 +6,6 @@ passed. Asking for a signal that the selector does not declare raises. Neither d
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import torch
@@ -14,41 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.cohort import Cohort, Ids, Params, Population
-from fedsim.engine.base import Engine, Trained
+from fedsim.engine.base import Engine
 from fedsim.errors import FedsimError
 from fedsim.ledger import SCALAR_BYTES, Ledger
+from fedsim.signals import Signal, require
+from fedsim.sketches import Identity, Sketch
 from fedsim.streams import Purpose
-
-
-class Signal(StrEnum):
-    """What a selector may ask for; it declares its own in `Selector.needs`."""
-
-    LOSSES = "losses"
-    """Losses of clients at the current global model, before training."""
-    TRAINING_LOSS = "training_loss"
-    """Each participant sends its own mean training loss along with its update."""
-    GRADIENTS = "gradients"
-    """Gradients of clients at the current global model."""
-    TRAINING = "training"
-    """Local training of clients whose models may stay with them."""
-    VALIDATION = "validation"
-    """Accuracy and loss on the server's own labelled validation split."""
-    PUBLIC = "public"
-    """Predictions of uploaded models on the server's public samples without labels."""
-    TEST = "test"
-    """Accuracy on the test set: a method that asks for it selects by the data it is judged on."""
-
-
-class UndeclaredSignalError(FedsimError):
-    """A selector asked for a signal that is not in its `needs`."""
-
-
-def require(signal: Signal, needs: frozenset[Signal]) -> None:
-    """Raise unless `signal` is declared."""
-    if signal not in needs:
-        raise UndeclaredSignalError(
-            f"the selector asked for '{signal}' without declaring it; add Signal.{signal.name} to its `needs`"
-        )
+from fedsim.workshop import Workshop, norms
 
 
 @dataclass(frozen=True)
@@ -74,8 +45,7 @@ class Clients:
         self._ledger = ledger
         self._holders: set[int] = set()
         self._uploaded: set[int] = set()
-        self._trained: list[Trained] = []
-        self._where: dict[int, tuple[int, int]] = {}
+        self._workshop = Workshop(engine, params, terms.round, terms.lr)
         self._model_bytes = sum(t.numel() * t.element_size() for t in params.values())
 
     @property
@@ -107,31 +77,66 @@ class Clients:
         """The same on one random mini-batch of the local batch size per client, drawn afresh every round [len(ids)]."""
         return self._report_losses(ids, [self._batch(i) for i in ids])
 
-    def gradients(self, ids: Ids, *, batch: bool = False, layers: Sequence[str] | None = None) -> Iterator[Tensor]:
+    def label_counts(self, ids: Ids) -> NDArray[np.int64]:
+        """Training samples of each class per client [len(ids), C]: C numbers up each, without any model."""
+        require(Signal.LABEL_COUNTS, self._terms.needs)
+        data = self._engine.data
+        counts = np.zeros((len(ids), data.num_classes), np.int64)
+        for row, i in enumerate(ids):
+            labels = data.y[torch.as_tensor(data.train[i], device=data.y.device)]
+            counts[row] = torch.bincount(labels, minlength=data.num_classes).cpu().numpy()
+        self._ledger.bytes_up += counts.size * SCALAR_BYTES
+        return counts
+
+    def gradients(
+        self,
+        ids: Ids,
+        *,
+        batch: bool = False,
+        layers: Sequence[str] | None = None,
+        sketch: Sketch | None = None,
+    ) -> Iterator[Tensor]:
         """The gradient of each client's mean training loss at the current model, flat [D], client after client.
 
         On all its training samples, or on one fresh mini-batch. `layers` picks the parameters whose names begin so.
-        Charges D numbers up and one training pass; the model is evaluated as in testing (no dropout).
+        Charges D numbers up, or the size of the `sketch` that comes in its place, and one training pass; the model is
+        evaluated as in testing (no dropout).
         """
         require(Signal.GRADIENTS, self._terms.needs)
         self._contact(ids)
         positions = [self._batch(i) if batch else self._engine.data.train[i] for i in ids]
+        names = None if layers is None else self.layer_names(layers)
         for gradient, used in zip(
-            self._engine.client_gradients(self._params, positions, self._names(layers)), positions, strict=True
+            self._engine.client_gradients(self._params, positions, names), positions, strict=True
         ):
-            self._ledger.bytes_up += gradient.numel() * gradient.element_size()
             self._ledger.train_samples += len(used)
-            yield gradient
+            yield self._send(gradient, sketch)
 
     def gradient_norms(self, ids: Ids) -> NDArray[np.float64]:
         """Euclidean norm of each client's full gradient [len(ids)]: one number up and one training pass each."""
         require(Signal.GRADIENTS, self._terms.needs)
         self._contact(ids)
         positions = [self._engine.data.train[i] for i in ids]
-        norms = [float(g.norm()) for g in self._engine.client_gradients(self._params, positions, None)]
+        values = [float(g.norm()) for g in self._engine.client_gradients(self._params, positions, None)]
         self._ledger.train_samples += sum(map(len, positions))
         self._ledger.bytes_up += len(ids) * SCALAR_BYTES
-        return np.array(norms)
+        return np.array(values)
+
+    def gradient_spreads(self, ids: Ids) -> NDArray[np.float64]:
+        """Each client's root mean square distance of its mini-batch gradients from their mean [len(ids)].
+
+        One pass over its data in mini-batches of the local batch size, fresh every round; one number up each.
+        """
+        require(Signal.GRADIENTS, self._terms.needs)
+        self._contact(ids)
+        spreads = np.zeros(len(ids))
+        for row, i in enumerate(ids):
+            batches = self._batches(i)
+            gradients = torch.stack(list(self._engine.client_gradients(self._params, batches, None))).double()
+            spreads[row] = float((gradients - gradients.mean(0)).square().sum(1).mean().sqrt())
+            self._ledger.train_samples += sum(map(len, batches))
+        self._ledger.bytes_up += len(ids) * SCALAR_BYTES
+        return spreads
 
     def train(self, ids: Ids) -> None:
         """Train `ids` locally (those that have not trained on this model yet); their models stay with them."""
@@ -142,17 +147,49 @@ class Clients:
         """Euclidean norm of the update of each client, after training [len(ids)]: one number up each."""
         self.train(ids)
         self._ledger.bytes_up += len(ids) * SCALAR_BYTES
-        return np.array([float(torch.cat([d.flatten() for d in self._delta(i)]).norm()) for i in ids])
+        return norms(self._workshop.pieces(ids, self.layer_names(None))) if len(ids) else np.empty(0)
 
-    def updates(self, ids: Ids, layers: Sequence[str] | None = None) -> Iterator[Tensor]:
-        """w_k - w of each client after training, flat [D], of the `layers` named: D numbers up each."""
+    def updates(
+        self, ids: Ids, *, layers: Sequence[str] | None = None, sketch: Sketch | None = None
+    ) -> dict[str, Tensor]:
+        """w_k - w of each client after training, of the `layers` named, as matrices [len(ids), d] by tensor.
+
+        Charges their numbers up. With a `sketch` the result is one matrix of sketches.
+        """
+        self.train(ids)
+        pieces = self._workshop.pieces(ids, self.layer_names(layers))
+        if sketch is None or isinstance(sketch, Identity):
+            self._ledger.bytes_up += sum(p.numel() * p.element_size() for p in pieces.values())
+            return pieces
+        rows = (torch.cat([p[row] for p in pieces.values()]) for row in range(len(ids)))
+        return {"sketch": torch.stack([self._send(row, sketch) for row in rows])}
+
+    def gradients_after_training(self, ids: Ids) -> Iterator[Tensor]:
+        """The gradient of each client's mean training loss at the model it has trained, flat [D].
+
+        Trains whoever has not; charges D numbers up and one more training pass each.
+        """
+        require(Signal.GRADIENTS, self._terms.needs)
         self.train(ids)
         for i in ids:
-            names = self._names(layers)
-            chosen = self._delta(i) if names is None else self._delta(i, names)
-            update = torch.cat([d.flatten() for d in chosen])
-            self._ledger.bytes_up += update.numel() * update.element_size()
-            yield update
+            positions = self._engine.data.train[i]
+            (gradient,) = self._engine.client_gradients(self._workshop.model(int(i)), [positions], None)
+            self._ledger.train_samples += len(positions)
+            yield self._send(gradient, None)
+
+    def momentum_buffers(self, ids: Ids) -> dict[str, Tensor]:
+        """The momentum buffer each client ended its training with, per parameter [len(ids), ...]: P numbers up each.
+
+        Raises `FedsimError` where the optimiser has none.
+        """
+        self.train(ids)
+        buffers = self._workshop.momentum(ids)
+        self._ledger.bytes_up += sum(b.numel() * b.element_size() for b in buffers.values())
+        return buffers
+
+    def send_numbers(self, ids: Ids, count: int) -> None:
+        """Charge `count` numbers up from each of `ids`: terms of a sum that only the sum of matters to the server."""
+        self._ledger.bytes_up += len(ids) * count * SCALAR_BYTES
 
     def collect(self, ids: Ids) -> Cohort:
         """Train whoever of `ids` has not trained on this model yet, and receive all their updates.
@@ -163,68 +200,42 @@ class Clients:
         new = {int(i) for i in ids} - self._uploaded
         self._uploaded |= new
         self._ledger.uploaded.update(new)
-        numbers = SCALAR_BYTES if Signal.TRAINING_LOSS in self._terms.needs else 0
-        self._ledger.bytes_up += len(new) * (self._model_bytes + numbers)
-        sizes = self._population.sizes[ids]
-        part, rows = self._rows(ids)
+        extra = len({Signal.TRAINING_LOSS, Signal.SQUARED_LOSS} & self._terms.needs)
+        self._ledger.bytes_up += len(new) * (self._model_bytes + extra * SCALAR_BYTES)
+        trained = self._workshop.of(ids)
         return Cohort(
             ids=ids,
-            sizes=sizes,
+            sizes=self._population.sizes[ids],
             start=self._params,
-            delta=part.delta if rows is None else {n: d[torch.as_tensor(rows)] for n, d in part.delta.items()},
-            loss=part.loss if rows is None else part.loss[rows],
-            steps=part.steps if rows is None else part.steps[rows],
+            delta=trained.delta,
+            loss=trained.loss,
+            rms_loss=trained.rms_loss,
+            steps=trained.steps,
         )
 
     # --- behind the door ---------------------------------------------------------------------------------------
 
     def _train(self, ids: Ids) -> None:
-        new = np.array([i for i in ids if int(i) not in self._where], dtype=np.int64)
+        new = self._workshop.missing(ids)
         self._contact(new)
-        if not len(new):
-            return
-        trained = self._engine.train(self._params, new, self._terms.round, self._terms.lr)
-        self._where |= {int(i): (len(self._trained), row) for row, i in enumerate(new)}
-        self._trained.append(trained)
-        self._ledger.trained.update(map(int, new))
-        self._ledger.train_samples += int(trained.samples.sum())
+        if len(new):
+            self._ledger.trained.update(map(int, new))
+            self._ledger.train_samples += self._workshop.train(new)
 
-    def _rows(self, ids: Ids) -> tuple[Trained, NDArray[np.int64] | None]:
-        """What `ids` have trained and in which rows it is (None: in all, in this order)."""
-        places = [self._where[int(i)] for i in ids]
-        if len({part for part, _ in places}) > 1:
-            self._merge()
-            places = [self._where[int(i)] for i in ids]
-        trained = self._trained[places[0][0]]
-        rows = np.array([row for _, row in places], dtype=np.int64)
-        whole = len(rows) == len(trained.steps) and bool((rows == np.arange(len(rows))).all())
-        return trained, None if whole else rows
+    def _send(self, vector: Tensor, sketch: Sketch | None) -> Tensor:
+        """What arrives at the server of a client's `vector`."""
+        used = sketch or Identity()
+        self._ledger.bytes_up += used.num_bytes(len(vector))
+        return used.compress(vector, self._engine.streams.key(Purpose.SKETCH, self._terms.round))
 
-    def _merge(self) -> None:
-        """All that was trained at this door as one."""
-        offsets = np.cumsum([0, *(len(t.steps) for t in self._trained)])
-        self._where = {i: (0, int(offsets[part]) + row) for i, (part, row) in self._where.items()}
-        parts = self._trained
-        merged = Trained(
-            delta={name: torch.cat([p.delta[name] for p in parts]) for name in parts[0].delta},
-            loss=np.concatenate([p.loss for p in parts]),
-            steps=np.concatenate([p.steps for p in parts]),
-            samples=np.concatenate([p.samples for p in parts]),
-        )
-        self._trained = [merged]
-
-    def _delta(self, client: int, names: Iterable[str] | None = None) -> list[Tensor]:
-        part, row = self._where[int(client)]
-        delta = self._trained[part].delta
-        return [delta[name][row] for name in (delta if names is None else names)]
-
-    def _names(self, layers: Sequence[str] | None) -> list[str] | None:
+    def layer_names(self, layers: Sequence[str] | None) -> list[str]:
+        """The trained parameters whose names begin with one of `layers` (None: all), in the model's order."""
         if layers is None:
-            return None
-        names = [n for n in self._params if any(n == p or n.startswith(f"{p}.") for p in layers)]
+            return self._engine.trained
+        names = [n for n in self._engine.trained if any(n == p or n.startswith(f"{p}.") for p in layers)]
         if not names:
             raise FedsimError(
-                f"selector.layers={list(layers)}: the model has no such layer; it has {list(self._params)}"
+                f"selector.layers={list(layers)}: the model trains no such layer; it has {self._engine.trained}"
             )
         return names
 
@@ -238,9 +249,15 @@ class Clients:
         return losses
 
     def _batch(self, client: int) -> NDArray[np.int64]:
-        positions = self._engine.data.evaluate[client]
+        return self._shuffled(self._engine.data.evaluate[client], client)[: self._engine.work.batch_size]
+
+    def _batches(self, client: int) -> list[NDArray[np.int64]]:
+        shuffled, size = self._shuffled(self._engine.data.train[client], client), self._engine.work.batch_size
+        return [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+
+    def _shuffled(self, positions: NDArray[np.int64], client: int) -> NDArray[np.int64]:
         rng = self._engine.streams.generator(Purpose.LOSS_BATCH, self._terms.round, int(client))
-        return rng.permutation(positions)[: self._engine.work.batch_size]
+        return rng.permutation(positions)
 
     def _contact(self, ids: Iterable[int]) -> None:
         new = {int(i) for i in ids} - self._holders

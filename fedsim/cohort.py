@@ -52,7 +52,9 @@ class Cohort:
     """What arrived at the server after local training.
 
     `delta` is w_k - w per tensor [K, ...]; `loss` [K] is the mean over local steps of the batch's mean training loss,
-    None for selectors that do not declare `Signal.TRAINING_LOSS`; `steps` [K] counts local optimiser steps.
+    None for selectors that do not declare `Signal.TRAINING_LOSS`; `rms_loss` [K] the root of the mean squared loss of
+    all samples passed, None without `Signal.SQUARED_LOSS`; `steps` [K] counts local optimiser steps. `durations` [K]
+    are seconds of a simulated clock, None where there is none.
     """
 
     ids: Ids
@@ -60,7 +62,9 @@ class Cohort:
     start: Params
     delta: Stack
     loss: NDArray[np.float64] | None
+    rms_loss: NDArray[np.float64] | None
     steps: NDArray[np.int64]
+    durations: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)

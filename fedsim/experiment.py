@@ -113,7 +113,8 @@ def _simulation(plan: Plan, data: LoadedData, division: Division, model: nn.Modu
     config, settings, local = plan.config, plan.settings, plan.local
     device = next(model.parameters()).device
     x, y = data.normalise(data.train.x).to(device), data.train.y.to(device)
-    clients = ClientData(x, y, division.train, division.train if local.evaluate_on == "train" else division.holdout)
+    evaluated = division.train if local.evaluate_on == "train" else division.holdout
+    clients = ClientData(x, y, division.train, evaluated, data.num_classes)
     optimizer = make(config["optimizer"], LocalOptimizer, "optimizer")
     work = LocalWork(local.epochs, local.steps, local.batch_size)
     population = Population(division.sizes, settings.cohort_size, settings.num_rounds)

@@ -50,7 +50,9 @@ def drop_nonfinite(
         sizes=cohort.sizes[keep],
         delta={name: delta[finite] for name, delta in cohort.delta.items()},
         loss=None if cohort.loss is None else cohort.loss[keep],
+        rms_loss=None if cohort.rms_loss is None else cohort.rms_loss[keep],
         steps=cohort.steps[keep],
+        durations=None if cohort.durations is None else cohort.durations[keep],
     )
     if weights is not None and weights[keep].sum() != 0:
         weights = weights[keep] * (weights.sum() / weights[keep].sum())

@@ -14,7 +14,6 @@ from torch import nn
 
 from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
-from fedsim.clients import Signal
 from fedsim.cohort import Population
 from fedsim.data.base import Dataset
 from fedsim.engine.base import Engine
@@ -25,6 +24,7 @@ from fedsim.partitions.base import Partition
 from fedsim.partitions.division import ServerSplit
 from fedsim.selectors.base import Selector
 from fedsim.settings import LocalSettings, Settings
+from fedsim.signals import Signal
 from fedsim.tracking.base import Tracker
 
 T = TypeVar("T")

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.clients import Signal, require
 from fedsim.cohort import Cohort, Evaluation, Params
 from fedsim.engine.base import Engine
 from fedsim.errors import FedsimError
 from fedsim.ledger import Ledger
+from fedsim.signals import Signal, require
 
 
 @dataclass(frozen=True)

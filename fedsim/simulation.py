@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
-from fedsim.clients import Clients, RoundTerms, Signal
+from fedsim.clients import Clients, RoundTerms
 from fedsim.cohort import Cohort, Evaluation, Ids, Params, Population, Selection
 from fedsim.engine.base import Engine
 from fedsim.guards import SelectionError, drop_nonfinite, require_finite, selection_fault
 from fedsim.ledger import Clock, Ledger
 from fedsim.selectors.base import Selector
 from fedsim.server import Holdings, Server
+from fedsim.signals import Signal
 from fedsim.streams import Purpose
 
 
@@ -136,7 +137,12 @@ class Simulation:
 
     def _as_declared(self, cohort: Cohort) -> Cohort:
         """Training losses reach only a selector that has them sent."""
-        return cohort if Signal.TRAINING_LOSS in self.parts.selector.needs else replace(cohort, loss=None)
+        needs = self.parts.selector.needs
+        return replace(
+            cohort,
+            loss=cohort.loss if Signal.TRAINING_LOSS in needs else None,
+            rms_loss=cohort.rms_loss if Signal.SQUARED_LOSS in needs else None,
+        )
 
     def _evaluate(self, t: int) -> Evaluation | None:
         if t % self.parts.eval_every and t != self.parts.population.num_rounds:

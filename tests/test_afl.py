@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from fedsim.clients import Signal
 from fedsim.ledger import Ledger
 from fedsim.selectors.afl import AFL
+from fedsim.signals import Signal
 from tests.toys import toy_door, toy_population
 
 

@@ -4,7 +4,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.selectors.divfl import cluster_shares, lazy_greedy, pairwise_distances, plain_greedy
+from fedsim.selectors.divfl import cluster_shares, lazy_greedy, plain_greedy
+from fedsim.selectors.gram import distances as distances_from
+from fedsim.selectors.gram import products
+
+
+def pairwise_distances(points: torch.Tensor) -> np.ndarray:
+    return distances_from(products([points]))
+
 
 LINE = pairwise_distances(torch.tensor([[0.0], [1.0], [5.0], [6.0], [20.0]]))
 

@@ -65,7 +65,7 @@ def problem(sizes: list[int], dtype: torch.dtype = torch.float64) -> ClientData:
     ends = np.cumsum(sizes)
     order = np.random.default_rng(0).permutation(sum(sizes))
     positions = [order[e - s : e] for s, e in zip(sizes, ends, strict=True)]
-    return ClientData(x, y, positions, positions)
+    return ClientData(x, y, positions, positions, 3)
 
 
 def model_of(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -89,6 +89,10 @@ def assert_equal(one: Engine, other: Engine, ids: np.ndarray, tolerance: float =
         assert torch.equal(params[name], before[name])
         torch.testing.assert_close(a.delta[name], b.delta[name], rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(a.loss, b.loss, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(a.rms_loss, b.rms_loss, rtol=tolerance, atol=tolerance)
+    assert (a.momentum is None) == (b.momentum is None)
+    for name in a.momentum or {}:
+        torch.testing.assert_close(a.momentum[name], b.momentum[name], rtol=tolerance, atol=tolerance)
     assert a.steps.tolist() == b.steps.tolist()
     assert a.samples.tolist() == b.samples.tolist()
 
@@ -175,7 +179,7 @@ def test_one_clients_nan_stays_its_own() -> None:
     broken[data.train[1]] = torch.nan
     clean, _ = engines(model_of("mlp"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
     dirty, _ = engines(
-        model_of("mlp"), ClientData(broken, data.y, data.train, data.evaluate), WORKS["epochs"], OPTIMIZERS["sgd"]
+        model_of("mlp"), ClientData(broken, data.y, data.train, data.evaluate, 3), WORKS["epochs"], OPTIMIZERS["sgd"]
     )
     params, ids = initial(clean.model), np.arange(3)
     a, b = (e.train(params, ids, 1, 0.1).delta["1.weight"] for e in (clean, dirty))
@@ -199,7 +203,7 @@ def test_one_step_by_hand(kind: Any) -> None:
     """Loss -log sigmoid(w x) at w=0: gradient -x/2, so x = (2, 4) in two clients gives w = lr x / 2."""
     x = torch.tensor([[2.0], [4.0]], dtype=torch.float64)
     positions = [np.array([0]), np.array([1])]
-    data = ClientData(x, torch.zeros(2, dtype=torch.long), positions, positions)
+    data = ClientData(x, torch.zeros(2, dtype=torch.long), positions, positions, 3)
     switches = {"chunk_size": 8} if kind is BatchedEngine else {}
     engine = kind(OneWeight(), data, LocalWork(1, None, 1), OPTIMIZERS["sgd"], Streams(0), **switches)
     trained = engine.train({"w": torch.zeros(1, dtype=torch.float64)}, np.array([0, 1]), 1, 0.1)

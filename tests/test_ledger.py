@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedsim.clients import Signal, UndeclaredSignalError
 from fedsim.ledger import Ledger
+from fedsim.signals import Signal, UndeclaredSignalError
 from tests.toys import ToyEngine, toy_door
 
 SIZES = [1, 2, 3, 4, 5, 6]

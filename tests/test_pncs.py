@@ -6,19 +6,59 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from fedsim.selectors.pncs import PNCS, similarities
+from fedsim.errors import ConfigError
+from fedsim.ledger import Ledger
+from fedsim.selectors.pncs import PNCS
+from fedsim.selectors.power_norm import Reading, similarities
 from fedsim.selectors.subset import least_alike, pair_sum
-from tests.toys import toy_door, toy_population
+from fedsim.sketches import Identity, TopK
+from tests.toys import ToyEngine, toy_door, toy_population
 
 
 def table(*vectors: tuple[float, ...], p: float = 4.0) -> np.ndarray:
-    return similarities((torch.tensor(v) for v in vectors), p)
+    return similarities([torch.tensor(vectors)], p)
 
 
 @pytest.mark.parametrize(("p", "expected"), [(1, 0.138071), (2, 0.258199), (3, 0.351881), (4, 0.420084)])
 def test_similarities_by_hand(p: float, expected: float) -> None:
     assert table((2.0, 1, 0), (1.0, -1, 1), p=p)[0, 1] == pytest.approx(expected, abs=1e-6)
+
+
+X, Y = (2.0, 1.0, 0.0), (1.0, -1.0, 1.0)
+READINGS = {
+    "signed_power": {1: 0.138071, 2: 0.258199, 3: 0.351881, 4: 0.420084},
+    "polar": {1: 0, 2: 0.258199, 3: 0.381607, 4: 0.450236},
+    "dot_over_norms": {1: 0.111111, 2: 0.258199, 3: 0.333333, 4: 0.374203},
+    "even_power": {2: 0.258199, 4: 0.700140},
+}
+
+
+@pytest.mark.parametrize(("reading", "p"), [(r, p) for r, values in READINGS.items() for p in values])
+def test_readings_by_hand(reading: Reading, p: float) -> None:
+    assert similarities([torch.tensor([X, Y])], p, reading)[0, 1] == pytest.approx(READINGS[reading][p], abs=1e-6)
+
+
+@pytest.mark.parametrize("reading", ["signed_power", "polar", "dot_over_norms", "even_power", "semi"])
+def test_every_reading_is_symmetric_ignores_scale_and_is_a_cosine_at_two(reading: Reading) -> None:
+    x = torch.randn(6, 9, generator=torch.Generator().manual_seed(0)).double()
+    cosine = torch.nn.functional.cosine_similarity(x[:, None], x[None], dim=2)
+    np.testing.assert_allclose(similarities([x], 2.0, reading), cosine, atol=1e-12)
+    four = similarities([x[:, :4], x[:, 4:]], 4.0, reading)
+    np.testing.assert_allclose(four, four.T, atol=1e-12)
+    rescaled = similarities([x * torch.arange(1, 7)[:, None]], 4.0, reading)
+    assert np.allclose(rescaled, four, atol=1e-12) == (reading != "polar")
+    assert (similarities([x * 0], 4.0, reading) == 0).all()
+
+
+def test_the_semi_inner_product_is_not_symmetric_and_averaged() -> None:
+    x, y = np.array(X), np.array(Y)
+    norm = lambda v: (np.abs(v) ** 4).sum() ** 0.25
+    one = (np.sign(x) * np.abs(x) ** 3 * y).sum() / (norm(x) ** 3 * norm(y))
+    other = (np.sign(y) * np.abs(y) ** 3 * x).sum() / (norm(y) ** 3 * norm(x))
+    assert one != pytest.approx(other)
+    assert similarities([torch.tensor([X, Y])], 4.0, "semi")[0, 1] == pytest.approx((one + other) / 2)
 
 
 def test_opposites_scales_zeros_and_tiny_numbers() -> None:
@@ -33,7 +73,7 @@ def test_opposites_scales_zeros_and_tiny_numbers() -> None:
 def test_two_is_the_cosine() -> None:
     x = torch.randn(5, 9)
     expected = torch.nn.functional.cosine_similarity(x[:, None].double(), x[None].double(), dim=2)
-    np.testing.assert_allclose(similarities(iter(x), 2.0), expected, atol=1e-12)
+    np.testing.assert_allclose(similarities([x[:, :4], x[:, 4:]], 2.0), expected, atol=1e-12)
 
 
 def symmetric(seed: int, size: int) -> np.ndarray:
@@ -80,6 +120,7 @@ def pncs(n: int, k: int, **more: Any) -> PNCS:
     values: dict[str, Any] = {
         **{"p": 4.0, "grad": "full", "layers": None, "layer_agg": "mean", "queue_length": 4},
         **{"queue_unit": "clients", "search": "auto", "swap_passes": 2, "age_weight": 0.0},
+        **{"similarity": "signed_power", "sketch": Identity(), "queue_bound": "gt", "on_shortage": "release_oldest"},
     }
     return PNCS(toy_population([2] * n, k), **(values | more))
 
@@ -110,10 +151,64 @@ def test_a_queue_in_rounds_bars_all_of_them() -> None:
 def test_the_longest_waiting_are_released_when_too_few_are_left() -> None:
     selector = pncs(5, 2, queue_length=4)
     selector.queue = [[0], [1], [2], [3]]
-    assert selector.eligible(np.arange(5), 2).tolist() == [0, 4]
-    assert selector.eligible(np.array([2, 3]), 2).tolist() == [2, 3]
+    assert selector.eligible(np.arange(5), 2, np.random.default_rng(0)).tolist() == [0, 4]
+    assert selector.eligible(np.array([2, 3]), 2, np.random.default_rng(0)).tolist() == [2, 3]
 
 
 def test_age_brings_back_those_who_have_waited() -> None:
     never = history(pncs(10, 2, queue_length=0, age_weight=5.0), 10, 2, rounds=5)
     assert len(set().union(*never)) == 10
+
+
+def test_a_queue_in_rounds_with_ge_bars_one_round_less() -> None:
+    picked = history(pncs(10, 2, queue_length=2, queue_unit="rounds", queue_bound="ge"), 10, 2)
+    assert all(not (a & b) for a, b in itertools.pairwise(picked))
+    assert any(a & c for a, c in zip(picked, picked[2:], strict=False))
+
+
+def test_shortage_may_release_any_or_select_fewer() -> None:
+    rng = np.random.default_rng(0)
+    any_of = pncs(5, 2, on_shortage="random")
+    any_of.queue = [[0], [1], [2], [3]]
+    assert {any_of.eligible(np.arange(5), 2, rng).tolist()[0] for _ in range(40)} == {0, 1, 2, 3}
+    fewer = pncs(5, 2, on_shortage="shrink")
+    fewer.queue = [[0], [1], [2], [3]]
+    assert fewer.adaptive
+    assert fewer.eligible(np.arange(5), 2, rng).tolist() == [4]
+    assert len(fewer.eligible(np.arange(4), 2, rng)) == 1
+
+
+class TwoLayers(ToyEngine):
+    """Client i reports (1, 0) or (-1, 0) in a layer of two numbers and the number i in one of its own."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__([2] * n)
+        self.model = nn.Module()
+        self.model.a, self.model.b = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+
+    def client_gradients(self, params: Any, positions: Any, names: Any) -> Any:
+        for i in range(len(positions)):
+            layers = {"a": [(-1.0) ** i, 0.0], "b": [float(i)]}
+            yield torch.tensor([v for name in names or layers for v in layers[name]])
+
+
+def test_layers_are_averaged_weighted_or_joined_and_asked_for_once() -> None:
+    n, tables = 4, {}
+    ledger = Ledger()
+    for how in ("mean", "params", "concat"):
+        selector = pncs(n, 2, layers=["a", "b"], layer_agg=how, p=2.0)
+        door = toy_door([2] * n, selector.needs, engine=TwoLayers(n), ledger=ledger)
+        door._params = {"a": torch.zeros(2), "b": torch.zeros(1)}
+        tables[how] = selector._similarities(door)[1]
+    assert tables["mean"][2:].tolist() == pytest.approx([(-1 + 1) / 2, 1])
+    assert tables["params"][2] == pytest.approx((2 * -1 + 1) / 3)
+    assert tables["concat"][2] == pytest.approx((-1 + 2) / np.sqrt(2 * 5))
+    assert ledger.train_samples == 3 * 2 * n
+    assert ledger.bytes_up == 3 * n * 3 * 4
+
+
+def test_what_cannot_be_combined_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"p=3\.0: must be even for similarity=even_power"):
+        pncs(5, 2, p=3.0, similarity="even_power")
+    with pytest.raises(ConfigError, match=r"layer_agg='?mean'?: must be concat where a sketch"):
+        pncs(5, 2, layers=["a", "b"], sketch=TopK(size=3))

@@ -12,13 +12,13 @@ import torch
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
-from fedsim.clients import Signal
 from fedsim.cohort import Population
 from fedsim.compose import compose_jobs, search_path
 from fedsim.guards import selection_fault
 from fedsim.make import make
 from fedsim.selectors.base import Selector
 from fedsim.server import Held, Holdings
+from fedsim.signals import Signal
 from fedsim.simulation import Federation, Record, Simulation
 from tests.toys import ToyEngine, toy_door, toy_params, toy_population
 

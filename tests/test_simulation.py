@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always, Availability
-from fedsim.clients import Clients, Signal
+from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Selection
 from fedsim.errors import DivergedError, FedsimError
 from fedsim.guards import SelectionError, drop_nonfinite
 from fedsim.selectors.base import Selector
 from fedsim.server import Held, Holdings, Server
+from fedsim.signals import Signal
 from fedsim.simulation import Federation, Simulation
 from tests.toys import ToyEngine, toy_cohort, toy_params, toy_population
 

@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.clients import Clients, RoundTerms, Signal
+from fedsim.clients import Clients, RoundTerms
 from fedsim.cohort import Cohort, Evaluation, Ids, Params, Population
 from fedsim.engine.base import ClientData, Engine, LocalWork, Trained
 from fedsim.ledger import Ledger
 from fedsim.optimizers import LocalOptimizer, Schedule
+from fedsim.signals import Signal
 from fedsim.streams import Streams
 
 
@@ -34,6 +35,12 @@ class Idle(LocalOptimizer):
         raise AssertionError
 
 
+class ToyModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+
+
 class ToyEngine(Engine):
     """Client i moves the model's two numbers halfway to (i, -i); its loss on a list of positions is their mean."""
 
@@ -41,9 +48,9 @@ class ToyEngine(Engine):
         ends = np.cumsum(sizes)
         positions = [np.arange(e - s, e) for s, e in zip(sizes, ends, strict=True)]
         num = int(ends[-1])
-        data = ClientData(torch.zeros(num, 1), torch.zeros(num, dtype=torch.long), positions, positions)
+        data = ClientData(torch.zeros(num, 1), torch.arange(num) % 3, positions, positions, 3)
         work = LocalWork(epochs=2, steps=None, batch_size=batch_size)
-        super().__init__(nn.Identity(), data, work, Idle(lr=1.0, schedule=ConstantOne()), Streams(seed))
+        super().__init__(ToyModel(), data, work, Idle(lr=1.0, schedule=ConstantOne()), Streams(seed))
         self.broken: set[int] = set()
 
     def train(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
@@ -56,7 +63,7 @@ class ToyEngine(Engine):
                 loss[row] = np.nan
         sizes = np.array([len(self.data.train[i]) for i in ids])
         steps = np.array([self.work.num_steps(int(s)) for s in sizes])
-        return Trained({"w": delta}, loss, steps, 2 * sizes)
+        return Trained({"w": delta}, loss, loss + 1, steps, 2 * sizes, {"w": delta * 10})
 
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         return np.array([p.mean() if len(p) else np.nan for p in positions])
@@ -107,5 +114,6 @@ def toy_door(
 
 def toy_cohort(ids: Sequence[int], sizes: Sequence[int], delta: Sequence[Sequence[float]], **more: Any) -> Cohort:
     stack = {"w": torch.tensor(delta)}
-    loss = more.pop("loss", np.ones(len(ids)))
-    return Cohort(np.asarray(ids, np.int64), np.asarray(sizes), toy_params(), stack, loss, np.ones(len(ids), np.int64))
+    losses = {"loss": np.ones(len(ids)), "rms_loss": np.ones(len(ids)), **more}
+    ids, sizes = np.asarray(ids, np.int64), np.asarray(sizes)
+    return Cohort(ids, sizes, toy_params(), stack, steps=np.ones(len(ids), np.int64), **losses)

@@ -33,6 +33,7 @@ class ClientData:
     y: Tensor
     train: Sequence[NDArray[np.int64]]
     evaluate: Sequence[NDArray[np.int64]]
+    num_classes: int
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,49 @@ class LocalWork:
 @dataclass(frozen=True)
 class Trained:
     """Result of local training, on the device: `delta` = w_k - w [K, ...]; per client [K]: mean training loss over
-    local steps, optimiser steps, samples passed forward and backward."""
+    local steps, root mean square of the losses of all samples passed, optimiser steps, samples passed forward and
+    backward. `momentum` [K, ...] holds the optimiser's last momentum buffers, None where it has none."""
 
     delta: Stack
     loss: NDArray[np.float64]
+    rms_loss: NDArray[np.float64]
     steps: NDArray[np.int64]
     samples: NDArray[np.int64]
+    momentum: Stack | None = None
+
+    def rows(self, rows: NDArray[np.int64]) -> "Trained":
+        """Those `rows`, in this order."""
+        index = torch.as_tensor(rows)
+        delta, momentum = (
+            {n: v[index.to(v.device)] for n, v in (s or {}).items()} for s in (self.delta, self.momentum)
+        )
+        return Trained(
+            delta=delta,
+            loss=self.loss[rows],
+            rms_loss=self.rms_loss[rows],
+            steps=self.steps[rows],
+            samples=self.samples[rows],
+            momentum=momentum or None,
+        )
+
+
+def concatenate(parts: Sequence[Trained]) -> Trained:
+    """All rows of `parts` in order."""
+    if len(parts) == 1:
+        return parts[0]
+    momenta = [p.momentum for p in parts if p.momentum is not None]
+    return Trained(
+        delta=_joined([p.delta for p in parts]),
+        loss=np.concatenate([p.loss for p in parts]),
+        rms_loss=np.concatenate([p.rms_loss for p in parts]),
+        steps=np.concatenate([p.steps for p in parts]),
+        samples=np.concatenate([p.samples for p in parts]),
+        momentum=_joined(momenta) if momenta else None,
+    )
+
+
+def _joined(stacks: Sequence[Stack]) -> Stack:
+    return {name: torch.cat([s[name] for s in stacks]) for name in stacks[0]}
 
 
 class Engine(ABC):
@@ -80,6 +118,11 @@ class Engine(ABC):
         self.work = work
         self.optimizer = optimizer
         self.streams = streams
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of the parameters that local training changes."""
+        return trained_names(self.model)
 
     @property
     def description(self) -> str:
@@ -127,7 +170,7 @@ class Engine(ABC):
         `names` picks parameters (None: all that are trained), concatenated in their order. One list at a time, so that
         nobody needs room for all of them. An empty list gives zeros.
         """
-        names = trained_names(self.model) if names is None else names
+        names = self.trained if names is None else names
         for chosen in positions:
             leaves = {name: params[name].detach().requires_grad_() for name in names}
             total = [torch.zeros_like(params[name]) for name in names]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.cohort import Ids, Params, Stack
 from fedsim.engine.adapt import refuse_hidden_randomness
-from fedsim.engine.base import ClientData, Engine, LocalWork, Trained
+from fedsim.engine.base import ClientData, Engine, LocalWork, Trained, concatenate
 from fedsim.engine.batches import StackedBatches, round_batches, stack_batches
 from fedsim.engine.gradients import StackedBatch, StackedGradients
 from fedsim.engine.keys import step_keys
@@ -62,7 +62,7 @@ class BatchedEngine(Engine):
                 continue
             parts.append(part)
             done += len(chunk)
-        return _concatenate(parts)
+        return concatenate(parts)
 
     def _train_if_it_fits(self, params: Params, ids: Ids, round: int, lr: float) -> Trained | None:
         """None if memory ran out; by the time of the return, what the attempt held is free. Raises for one client."""
@@ -78,17 +78,20 @@ class BatchedEngine(Engine):
     def _train_chunk(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
         batches = stack_batches(round_batches(self.data, self.work, self.streams, round, ids))
         stack = {name: value.expand(len(ids), *value.shape).clone() for name, value in params.items()}
-        losses = self._run_steps(stack, batches, self._dropout_keys(batches, round, ids), lr)
+        losses, squares, momentum = self._run_steps(stack, batches, self._dropout_keys(batches, round, ids), lr)
         for name, value in stack.items():
             value.sub_(params[name])
         back = np.argsort(batches.order, kind="stable")
         with np.errstate(invalid="ignore"):
             mean_loss = losses.sum(0).cpu().numpy() / batches.steps
+            mean_square = (squares.cpu().numpy() * batches.counts).sum(0) / batches.counts.sum(0)
         return Trained(
             delta=_in_order(stack, back),
             loss=mean_loss[back],
+            rms_loss=np.sqrt(mean_square)[back],
             steps=batches.steps[back],
             samples=batches.counts.sum(0)[back],
+            momentum=None if momentum is None else _in_order(momentum, back),
         )
 
     def _dropout_keys(self, batches: StackedBatches, round: int, ids: Ids) -> Tensor | None:
@@ -97,20 +100,24 @@ class BatchedEngine(Engine):
         keys = step_keys(self.streams, round, ids[batches.order], len(batches.positions))
         return torch.as_tensor(keys, device=self.data.x.device)
 
-    def _run_steps(self, stack: Stack, batches: StackedBatches, keys: Tensor | None, lr: float) -> Tensor:
-        """Train `stack` in place; the mean loss of each step and row [S, K], 0 where a row has finished."""
+    def _run_steps(
+        self, stack: Stack, batches: StackedBatches, keys: Tensor | None, lr: float
+    ) -> tuple[Tensor, Tensor, Stack | None]:
+        """Train `stack` in place; the mean and mean square of the samples' losses of each step and row [S, K], 0 where
+        a row has finished, and the momentum buffers."""
         device, trained = self.data.x.device, self.gradients.trained
         positions = torch.as_tensor(batches.positions, device=device)
         losses = torch.zeros(positions.shape[:2], dtype=torch.float64, device=device)
+        squares = torch.zeros_like(losses)
         state = self.optimizer.init({name: stack[name] for name in trained})
         for step, counts in enumerate(batches.counts):
             counts = counts[counts > 0]
             rows = len(counts)
             live = {name: value[:rows] for name, value in stack.items()}
             batch = self._batch(positions[step, :rows], counts, None if keys is None else keys[step, :rows])
-            grads, losses[step, :rows] = self.gradients(live, batch)
+            grads, losses[step, :rows], squares[step, :rows] = self.gradients(live, batch)
             self.optimizer.step({name: live[name] for name in trained}, grads, state, lr)
-        return losses
+        return losses, squares, self.optimizer.momentum_buffers(state)
 
     def _batch(self, positions: Tensor, counts: NDArray[np.int64], keys: Tensor | None) -> StackedBatch:
         """The samples at `positions` [R, batch], of which `counts` [R] are valid."""
@@ -143,14 +150,3 @@ def _rows_that_fit(model: nn.Module, device: torch.device) -> int:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     model_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return max(1, int(memory * MEMORY_SHARE / (6 * max(model_bytes, 1))))
-
-
-def _concatenate(parts: list[Trained]) -> Trained:
-    if len(parts) == 1:
-        return parts[0]
-    return Trained(
-        delta={name: torch.cat([p.delta[name] for p in parts]) for name in parts[0].delta},
-        loss=np.concatenate([p.loss for p in parts]),
-        steps=np.concatenate([p.steps for p in parts]),
-        samples=np.concatenate([p.samples for p in parts]),
-    )

@@ -28,7 +28,10 @@ class StackedBatch:
 
 
 class StackedGradients:
-    """Calling it gives gradients and losses [R] of R models; running statistics in the stack are updated in place."""
+    """Calling it gives gradients of R models, and the mean and mean square of the samples' losses, [R] each.
+
+    Running statistics in the stack are updated in place.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         """Raises `ConfigError` naming a layer that cannot run batched."""
@@ -40,18 +43,18 @@ class StackedGradients:
         self.masks = masked_norms(self.template)
         self._full, self._padded = self._transforms()
 
-    def __call__(self, stack: Stack, batch: StackedBatch) -> tuple[Stack, Tensor]:
+    def __call__(self, stack: Stack, batch: StackedBatch) -> tuple[Stack, Tensor, Tensor]:
         for layer in self.dropouts:
             layer.calls = 0
         trained = {name: stack[name] for name in self.trained}
         rest = {name: stack[name] for name in self.buffers} | self._side_inputs(batch)
         if batch.weights is None:
-            grads, (losses, statistics) = self._full(trained, rest, batch.x, batch.y)
+            grads, (losses, (squares, statistics)) = self._full(trained, rest, batch.x, batch.y)
         else:
-            grads, (losses, statistics) = self._padded(trained, rest, batch.x, batch.y, batch.weights)
+            grads, (losses, (squares, statistics)) = self._padded(trained, rest, batch.x, batch.y, batch.weights)
         for name in self.buffers:
             stack[name].copy_(statistics[name])
-        return grads, losses
+        return grads, losses, squares
 
     def try_out(self, x: Tensor, y: Tensor) -> None:
         """One gradient of two models on two samples, for what vmap finds out only then, and to load what it needs.
@@ -83,14 +86,18 @@ class StackedGradients:
             side |= dict.fromkeys(self.masks, mask)
         return side
 
-    def _transforms(self) -> tuple[Callable[..., tuple[Stack, tuple[Tensor, Stack]]], ...]:
-        def loss(trained: Params, rest: Params, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[Tensor, Params]:
+    def _transforms(self) -> tuple[Callable[..., tuple[Stack, tuple[Tensor, tuple[Tensor, Stack]]]], ...]:
+        def loss(
+            trained: Params, rest: Params, x: Tensor, y: Tensor, weights: Tensor | None
+        ) -> tuple[Tensor, tuple[Tensor, Params]]:
             everything = {**trained, **rest}
             output = functional_call(self.template, everything, (x,))
             statistics = {name: everything[name] for name in self.buffers}
+            each = F.cross_entropy(output, y, reduction="none")
+            squares = each.detach().square()
             if weights is None:
-                return F.cross_entropy(output, y), statistics
-            return (F.cross_entropy(output, y, reduction="none") * weights).sum(), statistics
+                return each.mean(), (squares.mean(), statistics)
+            return (each * weights).sum(), ((squares * weights).sum(), statistics)
 
         per_row = grad_and_value(loss, has_aux=True)
         return vmap(lambda trained, rest, x, y: per_row(trained, rest, x, y, None)), vmap(per_row)

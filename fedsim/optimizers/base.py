@@ -42,6 +42,10 @@ class LocalOptimizer(ABC):
         `grads` may be overwritten.
         """
 
+    def momentum_buffers(self, state: Any) -> Stack | None:
+        """The momentum buffers in `state`, or None for an optimiser without."""
+        return None
+
     @abstractmethod
     def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """The same optimiser of torch.optim for one client, which the sequential engine uses."""

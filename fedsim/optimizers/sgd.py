@@ -29,6 +29,9 @@ class SGD(LocalOptimizer):
     def init(self, params: Stack) -> Stack:
         return {name: torch.zeros_like(p) for name, p in params.items()} if self.momentum else {}
 
+    def momentum_buffers(self, state: Stack) -> Stack | None:
+        return state if self.momentum else None
+
     def step(self, params: Stack, grads: Stack, state: Stack, lr: float) -> None:
         values, steps = list(params.values()), list(grads.values())
         if self.weight_decay and not self.momentum:  # one pass: w <- (1 - lr decay) w - lr grad

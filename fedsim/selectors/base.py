@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients, Signal
+from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Ids, Population, Selection
 from fedsim.server import Server
+from fedsim.signals import Signal
 
 
 class Selector(ABC):
@@ -26,7 +27,7 @@ class Selector(ABC):
 
     needs: frozenset[Signal] = frozenset()
     """Every signal that `select` or `observe` asks for; may be narrowed per object by its hyper-parameters."""
-    adaptive: ClassVar[bool] = False
+    adaptive: bool = False
     """True if the method itself decides how many clients take part; else exactly min(K, available) are expected."""
     state: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes that cross rounds: all that must be saved for an exact resume."""

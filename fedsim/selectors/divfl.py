@@ -1,5 +1,7 @@
 """DivFL (Balakrishnan et al., "Diverse Client Selection for Federated Learning via Submodular Maximization", 2022)."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -7,10 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients import Clients, Signal
+from fedsim.clients import Clients
 from fedsim.cohort import Ids, Population, Selection
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector
+from fedsim.selectors.gram import distances, refreshed
+from fedsim.signals import Signal
 
 Floats = NDArray[np.float64]
 
@@ -25,7 +29,7 @@ class DivFL(Selector):
     """
 
     needs = frozenset({Signal.GRADIENTS})
-    state = ("known", "gradients")
+    state = ("known", "gradients", "products")
 
     def __init__(
         self,
@@ -40,18 +44,17 @@ class DivFL(Selector):
         check(at_least("share", share, 0))
         self.mode, self.greedy, self.share, self.weights = mode, greedy, share, weights
         self.gradients: Tensor | None = None
+        self.products: Tensor | None = None
         self.known = np.zeros(population.num_clients, dtype=bool)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
         self._refresh(ids if self.mode == "ideal" else ids[~self.known[ids]], clients)
-        assert self.gradients is not None
-        distances = pairwise_distances(self.gradients[torch.as_tensor(ids)])
-        rows = self._pick(distances, self.cohort_size(clients), rng)
-        chosen = np.sort(rows)
+        apart = self._distances(ids)
+        chosen = np.sort(self._pick(apart, self.cohort_size(clients), rng))
         if self.mode == "no_overhead" and round > 1:
             self._refresh(ids[chosen], clients)
-        return Selection(ids[chosen], cluster_shares(distances, chosen) if self.weights == "gamma" else None)
+        return Selection(ids[chosen], cluster_shares(apart, chosen) if self.weights == "gamma" else None)
 
     def _refresh(self, ids: Ids, clients: Clients) -> None:
         for client, gradient in zip(ids, clients.gradients(ids), strict=True):
@@ -59,59 +62,69 @@ class DivFL(Selector):
                 self.gradients = gradient.new_zeros(self.population.num_clients, len(gradient))
             self.gradients[int(client)] = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
             self.known[client] = True
+        if len(ids) and self.gradients is not None:
+            self.products = refreshed(self.products, self.gradients, ids)
 
-    def _pick(self, distances: Floats, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _distances(self, ids: Ids) -> Floats:
+        """Euclidean distances between the latest gradients of `ids` [len(ids), len(ids)]."""
+        assert self.products is not None
+        if len(ids) == len(self.products):
+            return distances(self.products)
+        rows = torch.as_tensor(ids, device=self.products.device)
+        return distances(self.products[rows][:, rows])
+
+    def _pick(self, apart: Floats, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         if self.greedy == "lazy":
-            return lazy_greedy(distances, count)
+            return lazy_greedy(apart, count)
         candidates = None
         if self.greedy == "stochastic":
             candidates = max(count, int(self.share * self.population.num_clients))
-        return plain_greedy(distances, count, rng, candidates)
-
-
-def pairwise_distances(vectors: Tensor) -> Floats:
-    """Euclidean distances [N, N] of the rows, float64."""
-    result: Floats = torch.cdist(vectors.double(), vectors.double()).cpu().numpy()
-    return result
+        return plain_greedy(apart, count, rng, candidates)
 
 
 def plain_greedy(
-    distances: Floats, count: int, rng: np.random.Generator, candidates: int | None = None
+    apart: Floats, count: int, rng: np.random.Generator, candidates: int | None = None
 ) -> NDArray[np.int64]:
     """`count` positions in the order chosen; each lowers G the most (of `candidates` random ones, if given)."""
-    nearest = np.full(len(distances), np.inf)
+    nearest = np.full(len(apart), np.inf)
     chosen: list[int] = []
-    for _ in range(min(count, len(distances))):
-        left = np.setdiff1d(np.arange(len(distances)), chosen)
+    for _ in range(min(count, len(apart))):
+        left = np.setdiff1d(np.arange(len(apart)), chosen)
         pool = left if candidates is None else np.sort(rng.choice(left, min(candidates, len(left)), replace=False))
-        sums = np.minimum(distances[pool], nearest).sum(1)
+        sums = _row_sums(apart, pool, partial(np.minimum, nearest))
         best = int(pool[np.argmin(_without_rounding_errors(sums))])
         chosen.append(best)
-        nearest = np.minimum(nearest, distances[best])
+        nearest = np.minimum(nearest, apart[best])
     return np.array(chosen, dtype=np.int64)
 
 
-def lazy_greedy(distances: Floats, count: int) -> NDArray[np.int64]:
+def lazy_greedy(apart: Floats, count: int) -> NDArray[np.int64]:
     """The plain greedy set, with gains re-evaluated only where they could still win (Minoux, 1978).
 
     A gain can only shrink as the set grows, so a stale gain below the best fresh one never needs a look.
     """
-    first = int(np.argmin(_without_rounding_errors(distances.sum(1))))
-    chosen, nearest = [first], distances[first].copy()
-    gains = np.maximum(nearest - distances, 0).sum(1)
+    first = int(np.argmin(_without_rounding_errors(apart.sum(1))))
+    chosen, nearest = [first], apart[first].copy()
+    gains = _row_sums(apart, np.arange(len(apart)), lambda block: np.maximum(nearest - block, 0))
     gains[first] = -np.inf
-    while len(chosen) < min(count, len(distances)):
-        fresh = np.zeros(len(distances), dtype=bool)
+    while len(chosen) < min(count, len(apart)):
+        fresh = np.zeros(len(apart), dtype=bool)
         while True:
             top = int(np.argmax(_without_rounding_errors(gains)))
             if fresh[top]:
                 break
-            gains[top] = np.maximum(nearest - distances[top], 0).sum()
+            gains[top] = np.maximum(nearest - apart[top], 0).sum()
             fresh[top] = True
         chosen.append(top)
-        nearest = np.minimum(nearest, distances[top])
+        nearest = np.minimum(nearest, apart[top])
         gains[top] = -np.inf
     return np.array(chosen, dtype=np.int64)
+
+
+def _row_sums(table: Floats, rows: NDArray[np.int64], function: Callable[[Floats], Floats]) -> Floats:
+    """Sums of function(row) over the `rows` of a large table, some at a time."""
+    parts = np.array_split(rows, -(-len(rows) // 500))
+    return np.concatenate([function(table[part]).sum(1, dtype=np.float64) for part in parts])
 
 
 def _without_rounding_errors(values: Floats) -> Floats:
@@ -121,7 +134,7 @@ def _without_rounding_errors(values: Floats) -> Floats:
     return np.round(values / unit).astype(np.float64)
 
 
-def cluster_shares(distances: Floats, chosen: NDArray[np.int64]) -> Floats:
+def cluster_shares(apart: Floats, chosen: NDArray[np.int64]) -> Floats:
     """Share of all clients whose nearest chosen one each is [K] (a tie goes to the first)."""
-    nearest = np.argmin(distances[:, chosen], axis=1)
-    return np.bincount(nearest, minlength=len(chosen)) / len(distances)
+    nearest = np.argmin(apart[:, chosen], axis=1)
+    return np.bincount(nearest, minlength=len(chosen)) / len(apart)

@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients import Clients, Signal
+from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Population, Selection
 from fedsim.errors import check, positive, rule
 from fedsim.selectors.base import Selector
 from fedsim.server import Server
+from fedsim.signals import Signal
 
 REACHED = 1e-9
 """Slack of "the sum has reached tau", as .1 * 3 > .3 in floats."""

@@ -4,11 +4,12 @@ Learning", CVPR 2022): a Gaussian process over the clients' loss changes."""
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients, Signal
+from fedsim.clients import Clients
 from fedsim.cohort import Params, Population, Selection
 from fedsim.errors import at_least, between, check, positive
 from fedsim.selectors.base import Selector, ascending
 from fedsim.selectors.gaussian_process import LowRankGP, greedy_falls
+from fedsim.signals import Signal
 
 Floats = NDArray[np.float64]
 SMALLEST_DISCOUNT = 1e-12

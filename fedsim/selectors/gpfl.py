@@ -9,11 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients import Clients, Signal
+from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Evaluation, Params, Population, Selection
 from fedsim.errors import at_least, check, positive
 from fedsim.selectors.base import Selector, ascending, highest
 from fedsim.server import Server
+from fedsim.signals import Signal
 
 Floats = NDArray[np.float64]
 

@@ -5,12 +5,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients, Signal
+from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Evaluation, Population, Selection
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector, ascending
 from fedsim.selectors.gpfl import Exploration, projections
 from fedsim.server import Server
+from fedsim.signals import Signal
 
 
 class GPFLOfficial(Selector):

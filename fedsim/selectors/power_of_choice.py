@@ -5,11 +5,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients, Signal
+from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Ids, Population, Selection
 from fedsim.errors import check, rule
 from fedsim.selectors.base import Selector, ascending, highest, weighted_without_replacement
 from fedsim.server import Server
+from fedsim.signals import Signal
 
 
 class PowerOfChoice(Selector):
@@ -17,7 +18,8 @@ class PowerOfChoice(Selector):
 
     `num_candidates` is d, K <= d <= N (None: 2K, at most N). `estimate`, how a candidate's loss is known:
     `full` (pow-d) on all its data, at the current model; `batch` (cpow-d) on one random mini-batch; `last` (rpow-d) is
-    its mean training loss at its latest participation, without any question, clients never seen ranking first.
+    its mean training loss at its latest participation, without any question, clients never seen ranking first; `trained`:
+    all candidates train and upload, and their mean training losses are ranked (GPFL's code, there of the last epoch).
     `schedule`: `constant`, or `adaptive` (adapow-d: d = N in the first half of the rounds, then K; known only from a
     public re-implementation of the authors' scripts).
 
@@ -32,7 +34,7 @@ class PowerOfChoice(Selector):
         population: Population,
         *,
         num_candidates: int | None,
-        estimate: Literal["full", "batch", "last"],
+        estimate: Literal["full", "batch", "last", "trained"],
         schedule: Literal["constant", "adaptive"],
     ) -> None:
         super().__init__(population)
@@ -46,7 +48,7 @@ class PowerOfChoice(Selector):
         self.schedule = schedule
         self.last_loss = np.zeros(n)
         self.seen = np.zeros(n, dtype=bool)
-        self.needs = frozenset({Signal.TRAINING_LOSS if estimate == "last" else Signal.LOSSES})
+        self.needs = frozenset({Signal.TRAINING_LOSS if estimate in ("last", "trained") else Signal.LOSSES})
 
     @property
     def caveat(self) -> str | None:
@@ -79,4 +81,6 @@ class PowerOfChoice(Selector):
             return clients.losses(candidates)
         if self.estimate == "batch":
             return clients.batch_losses(candidates)
+        if self.estimate == "trained":
+            return np.asarray(clients.collect(candidates).loss)
         return np.where(self.seen[candidates], self.last_loss[candidates], np.inf)

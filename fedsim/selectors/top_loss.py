@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.clients import Clients, Signal
+from fedsim.clients import Clients
 from fedsim.cohort import Population, Selection
 from fedsim.errors import check, rule
 from fedsim.selectors.base import Selector, ascending, highest
+from fedsim.signals import Signal
 from fedsim.tracking.files import read_metrics
 
 

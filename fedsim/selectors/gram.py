@@ -1,0 +1,79 @@
+"""Inner products of many long vectors, in blocks: no copy of the vectors is ever made.
+
+Vectors come as *pieces*: matrices [N, d], one per parameter tensor, that side by side are the N vectors.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.cohort import Ids
+
+Floats = NDArray[np.float64]
+Transform = Callable[[Tensor], Tensor]
+
+EXACT_ROWS = 2000
+"""Up to so many vectors products are taken in float64, beyond in float32 (half the time and memory)."""
+BLOCK_ROWS = 2000
+BLOCK_ENTRIES = 2**25
+
+
+def products(pieces: Sequence[Tensor], left: Transform | None = None, right: Transform | None = None) -> Tensor:
+    """sum_l f(x_il) g(x_jl) for all pairs i, j, [N, N]; f = `left` and g = `right` act on each entry, rows in place.
+
+    None: the entry itself; without `right`, g = f, and only half of the products are taken. Entries that are not
+    finite count as 0.
+    """
+    num = len(pieces[0])
+    out = torch.zeros(num, num, dtype=_dtype(num), device=pieces[0].device)
+    for chunk in chunks(pieces):
+        a = chunk if left is None else left(chunk)
+        b = a if right is None else right(chunk)
+        for start in range(0, num, BLOCK_ROWS):
+            rows, first = slice(start, start + BLOCK_ROWS), start if right is None else 0
+            out[rows, first:].addmm_(a[rows], b[first:].T)
+    return out if right is not None else _mirrored(out)
+
+
+def refreshed(gram: Tensor | None, vectors: Tensor, ids: Ids) -> Tensor:
+    """The inner products of `vectors` [N, D], of which only `ids` differ from those that gave `gram`; in place."""
+    if gram is None or 2 * len(ids) > len(vectors):
+        return products([vectors])
+    rows = torch.as_tensor(ids, device=vectors.device)
+    new = torch.zeros(len(rows), len(vectors), dtype=gram.dtype, device=gram.device)
+    for chunk in chunks([vectors]):
+        new.addmm_(chunk[rows], chunk.T)
+    gram[rows] = new
+    gram[:, rows] = new.T
+    return gram
+
+
+def chunks(pieces: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The vectors a few columns at a time, finite, in the precision of their products."""
+    num = len(pieces[0])
+    for piece in pieces:
+        for part in piece.split(max(BLOCK_ENTRIES // num, 16), dim=1):
+            yield torch.nan_to_num(part.to(_dtype(num)), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def distances(gram: Tensor) -> Floats:
+    """Euclidean distances [N, N] of vectors with these inner products."""
+    squares = gram.diagonal().clone()
+    result = gram.mul(-2).add_(squares[:, None]).add_(squares[None, :]).clamp_(min=0).sqrt_()
+    return result.fill_diagonal_(0).cpu().numpy()
+
+
+def _dtype(num: int) -> torch.dtype:
+    return torch.float64 if num <= EXACT_ROWS else torch.float32
+
+
+def _mirrored(upper: Tensor) -> Tensor:
+    """The symmetric matrix whose upper block triangle is given, in place."""
+    num = len(upper)
+    for start in range(0, num, BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, num)
+        upper[stop:, start:stop] = upper[start:stop, stop:].T
+    return upper

@@ -1,0 +1,79 @@
+"""What clients have trained on one version of the model, whoever asked for it: nobody trains twice."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.cohort import Ids, Params, Stack
+from fedsim.engine.base import Engine, Trained, concatenate
+from fedsim.errors import FedsimError
+
+
+class Workshop:
+    """Results of local training from `params` in one round, kept by client."""
+
+    def __init__(self, engine: Engine, params: Params, round: int, lr: float) -> None:
+        self._engine = engine
+        self._params = params
+        self._round, self._lr = round, lr
+        self._parts: list[Trained] = []
+        self._where: dict[int, tuple[int, int]] = {}
+
+    def missing(self, ids: Ids) -> Ids:
+        """Those of `ids` that have not trained yet."""
+        return np.array([i for i in ids if int(i) not in self._where], dtype=np.int64)
+
+    def train(self, ids: Ids) -> int:
+        """Train `ids`, none of which has trained; the number of samples passed forward and backward."""
+        trained = self._engine.train(self._params, ids, self._round, self._lr)
+        self._where |= {int(i): (len(self._parts), row) for row, i in enumerate(ids)}
+        self._parts.append(trained)
+        return int(trained.samples.sum())
+
+    def of(self, ids: Ids) -> Trained:
+        """What `ids` have trained, in this order; without a copy if that is all that was trained at once."""
+        part, rows = self._rows(ids)
+        whole = len(rows) == len(part.steps) and bool((rows == np.arange(len(rows))).all())
+        return part if whole else part.rows(rows)
+
+    def pieces(self, ids: Ids, names: Iterable[str]) -> dict[str, Tensor]:
+        """Updates of `ids` as one matrix [len(ids), d] per tensor."""
+        delta = self.of(ids).delta
+        return {name: delta[name].flatten(1) for name in names}
+
+    def model(self, client: int) -> Params:
+        """The model that `client` has trained."""
+        part, (row,) = self._rows(np.array([client]))
+        return {name: value + part.delta[name][row] for name, value in self._params.items()}
+
+    def momentum(self, ids: Ids) -> Stack:
+        """The momentum buffers that `ids` ended with, per trained parameter [len(ids), ...]."""
+        momentum = self.of(ids).momentum
+        if momentum is None:
+            raise FedsimError(
+                "this selector needs the momentum buffers of local training, and the optimiser has none: set "
+                "optimizer=sgd optimizer.momentum=0.9, say"
+            )
+        return momentum
+
+    def _rows(self, ids: Ids) -> tuple[Trained, NDArray[np.int64]]:
+        places = [self._where[int(i)] for i in ids]
+        if len({part for part, _ in places}) > 1:
+            self._merge()
+            places = [self._where[int(i)] for i in ids]
+        return self._parts[places[0][0]], np.array([row for _, row in places], dtype=np.int64)
+
+    def _merge(self) -> None:
+        offsets = np.cumsum([0, *(len(t.steps) for t in self._parts)])
+        self._where = {i: (0, int(offsets[part]) + row) for i, (part, row) in self._where.items()}
+        self._parts = [concatenate(self._parts)]
+
+
+def norms(pieces: Mapping[str, Tensor]) -> NDArray[np.float64]:
+    """Euclidean norm over all pieces, row by row."""
+    squares = torch.stack([p.double().square().sum(1) for p in pieces.values()]).sum(0)
+    result: NDArray[np.float64] = squares.sqrt().cpu().numpy()
+    return result

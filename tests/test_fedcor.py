@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 
 from fedsim.ledger import Ledger
 from fedsim.selectors.fedcor import FedCor
-from fedsim.selectors.gaussian_process import LowRankGP, greedy_falls
+from fedsim.selectors.gaussian_process import (
+    Dense,
+    DenseProcess,
+    Kernel,
+    LinearProcess,
+    LowRank,
+    Objective,
+    Parameters,
+    greedy_falls,
+    process_for,
+)
 from tests.toys import toy_door, toy_population
 
 
@@ -39,7 +49,7 @@ def test_the_rule_by_hand_never_takes_a_correlated_pair() -> None:
     assert gains[0] == pytest.approx([0.475, 0.475, 0.3, 0.3])
     assert gains[1][1:] == pytest.approx([0.10897, 0.3, 0.3], abs=1e-5)
     for seed in range(20):
-        picked = greedy_falls(FACTOR, 1e-3, np.full(4, 0.25), np.ones(4), 2, np.random.default_rng(seed))
+        picked = greedy_falls(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, np.random.default_rng(seed))
         assert len(set(picked) & {0, 1}) == 1
         assert len(set(picked) & {2, 3}) == 1
 
@@ -49,7 +59,7 @@ def test_discounts_by_hand() -> None:
     _, gains = dense_falls(SIGMA, np.full(4, 0.25), discounts, 2)
     assert gains[0] == pytest.approx([0.2375, 0.2375, 0.3, 0.3])
     assert gains[1][3] == pytest.approx(0.24495, abs=1e-5)
-    assert greedy_falls(FACTOR, 1e-3, np.full(4, 0.25), discounts, 2, rng()).tolist() == [2, 3]
+    assert greedy_falls(LowRank(FACTOR, 1e-3), np.full(4, 0.25), discounts, 2, rng()).tolist() == [2, 3]
 
 
 @settings(max_examples=40, deadline=None)
@@ -59,21 +69,94 @@ def test_low_rank_selection_equals_the_dense_one(q: int, n: int, count: int, see
     factor, shares, discounts = random.standard_normal((q, n)), random.random(n), random.random(n)
     sigma = factor.T @ factor + 0.3**2 * np.eye(n)
     expected, _ = dense_falls(sigma, shares, discounts, min(count, n))
-    assert greedy_falls(factor, 0.3, shares, discounts, min(count, n), rng()).tolist() == sorted(expected)
+    for covariance in (LowRank(factor, 0.3), Dense(sigma)):
+        assert greedy_falls(covariance, shares, discounts, min(count, n), rng()).tolist() == sorted(expected)
 
 
-@pytest.mark.parametrize("normalised", [False, True])
-def test_the_closed_gradient_equals_autograd_on_the_dense_likelihood(normalised: bool) -> None:
+def problem(q: int = 3, n: int = 7, e: int = 4) -> tuple[Parameters, np.ndarray, np.ndarray]:
     random = np.random.default_rng(1)
-    x, residuals, weights = random.standard_normal((3, 7)), random.standard_normal((4, 7)), random.random(4)
-    leaf = torch.tensor(x, requires_grad=True)
-    f = leaf / leaf.norm(dim=0) if normalised else leaf
-    sigma = f.T @ f + 0.2**2 * torch.eye(7, dtype=torch.float64)
-    normal = torch.distributions.MultivariateNormal(torch.zeros(7, dtype=torch.float64), sigma)
-    loss = -(torch.tensor(weights) * normal.log_prob(torch.tensor(residuals))).sum()
-    loss.backward()
-    ours = LowRankGP(0.2, normalised, 0.01).gradient(x, residuals, weights)
-    np.testing.assert_allclose(ours, leaf.grad.numpy(), rtol=1e-8, atol=1e-10)  # type: ignore[union-attr]
+    parameters = {"embedding": random.standard_normal((q, n)), "amplitude": np.array(1.3)}
+    return parameters, random.standard_normal((e, n)), random.random(e)
+
+
+def kernel_matrix(kernel: Kernel, x: torch.Tensor, amplitude: torch.Tensor, length: float) -> torch.Tensor:
+    if kernel == "linear":
+        return x.T @ x
+    if kernel == "linear_normalised":
+        return amplitude**2 * torch.nn.functional.cosine_similarity(x.T[:, None], x.T[None], dim=2)
+    gram = x.T @ x
+    squares = gram.diagonal()[:, None] + gram.diagonal()[None] - 2 * gram
+    return amplitude**2 * torch.exp(-squares / (2 * length))
+
+
+@pytest.mark.parametrize("objective", ["mml", "loo"])
+@pytest.mark.parametrize("kernel", ["linear", "linear_normalised", "se"])
+def test_gradients_equal_autograd_on_the_written_out_likelihood(kernel: Kernel, objective: Objective) -> None:
+    parameters, residuals, weights = problem()
+    x = torch.tensor(parameters["embedding"], requires_grad=True)
+    amplitude = torch.tensor(parameters["amplitude"], requires_grad=True)
+    sigma = kernel_matrix(kernel, x, amplitude, 2.0) + 0.2**2 * torch.eye(7, dtype=torch.float64)
+    r = torch.tensor(residuals)
+    if objective == "mml":
+        zero = torch.zeros(7, dtype=torch.float64)
+        each = torch.distributions.MultivariateNormal(zero, sigma).log_prob(r)
+    else:
+        each = sum(_left_out(sigma, r, i) for i in range(7))  # type: ignore[assignment]
+    (-(torch.tensor(weights) * each).sum()).backward()
+    process = process_for(kernel, objective, 0.2, 2.0, 0.01)
+    ours = process.gradient(parameters, residuals, weights)
+    np.testing.assert_allclose(ours["embedding"], x.grad, rtol=1e-7, atol=1e-9)
+    assert ("amplitude" in ours) == (kernel != "linear")
+    if "amplitude" in ours:
+        assert ours["amplitude"] == pytest.approx(float(amplitude.grad))  # type: ignore[arg-type]
+
+
+def _left_out(sigma: torch.Tensor, r: torch.Tensor, i: int) -> torch.Tensor:
+    """log p(r_i | the others) by conditioning the joint normal."""
+    others = [j for j in range(len(sigma)) if j != i]
+    solved = torch.linalg.solve(sigma[others][:, others], sigma[others, i])
+    mean, variance = r[:, others] @ solved, sigma[i, i] - sigma[i, others] @ solved
+    return torch.distributions.Normal(mean, variance.sqrt()).log_prob(r[:, i])
+
+
+def test_the_low_rank_form_is_taken_where_it_is_exact_and_agrees_with_the_dense_one() -> None:
+    parameters, residuals, weights = problem()
+    for kernel in ("linear", "linear_normalised"):
+        low = process_for(kernel, "mml", 0.2, 1.0, 0.01)
+        dense = DenseProcess(0.2, 0.01, kernel=kernel, length=1.0, objective="mml")
+        assert isinstance(low, LinearProcess)
+        fitted, expected = (p.fit(parameters, residuals, weights, 20) for p in (low, dense))
+        for name in parameters:
+            np.testing.assert_allclose(fitted[name], expected[name], rtol=1e-7)
+        np.testing.assert_allclose(low.covariance(fitted).diagonal(), dense.covariance(fitted).diagonal(), rtol=1e-7)
+
+
+def test_a_fit_that_breaks_keeps_what_it_had_and_selection_goes_on_at_random() -> None:
+    parameters, residuals, weights = problem()
+    residuals[0, 0] = np.inf
+    for process in (process_for("linear", "mml", 0.2, 1.0, 0.01), process_for("se", "loo", 0.2, 1.0, 0.01)):
+        fitted = process.fit(parameters, residuals, weights, 5)
+        assert (fitted["embedding"] == parameters["embedding"]).all()
+    broken = Dense(np.full((5, 5), np.nan))
+    picks = {tuple(greedy_falls(broken, np.ones(5), np.ones(5), 2, np.random.default_rng(s))) for s in range(50)}
+    assert len(picks) > 5
+
+
+def test_a_singular_covariance_gets_jitter() -> None:
+    process = DenseProcess(1e-12, 0.01, kernel="linear", length=1.0, objective="mml")
+    gradient = process.gradient({"embedding": np.ones((1, 4)), "amplitude": np.ones(())}, np.ones((1, 4)), np.ones(1))
+    assert np.isfinite(gradient["embedding"]).all()
+
+
+def test_random_picks_and_an_early_stop() -> None:
+    every = [greedy_falls(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, rng(), epsilon=1.0)]
+    every += [
+        greedy_falls(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, np.random.default_rng(s), epsilon=1.0)
+        for s in range(40)
+    ]
+    assert len({tuple(e) for e in every}) == 6  # any pair
+    for least, expected in ((0.2, 2), (0.4, 1), (9.0, 1)):
+        assert len(greedy_falls(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, rng(), least=least)) == expected
 
 
 def test_fitting_equals_torchs_adam_and_finds_planted_correlations() -> None:
@@ -82,15 +165,17 @@ def test_fitting_equals_torchs_adam_and_finds_planted_correlations() -> None:
     residuals = 0.1 * random.standard_normal((200, 6))
     residuals[:, :3] += common
     x = random.standard_normal((4, 6)) / 2
-    process = LowRankGP(0.1, False, 0.01)
-    fitted = process.fit(x, residuals, np.ones(200), 300)
+    process = LinearProcess(0.1, 0.01, normalised=False)
+    fitted = process.fit({"embedding": x}, residuals, np.ones(200), 300)["embedding"]
     leaf = torch.tensor(x, requires_grad=True)
     optimizer = torch.optim.Adam([leaf], lr=0.01)
     for _ in range(300):
-        leaf.grad = torch.tensor(process.gradient(leaf.detach().numpy(), residuals, np.ones(200)))
+        leaf.grad = torch.tensor(
+            process.gradient({"embedding": leaf.detach().numpy()}, residuals, np.ones(200))["embedding"]
+        )
         optimizer.step()
     np.testing.assert_allclose(fitted, leaf.detach().numpy(), rtol=1e-6, atol=1e-8)
-    fitted = process.fit(x, residuals, np.ones(200), 2000)
+    fitted = process.fit({"embedding": x}, residuals, np.ones(200), 2000)["embedding"]
     sigma = fitted.T @ fitted
     correlation = sigma / np.sqrt(np.outer(sigma.diagonal(), sigma.diagonal()))
     assert correlation[0, 1] > 0.9
@@ -102,7 +187,11 @@ def fedcor(n: int, k: int) -> FedCor:
         toy_population([2] * n, k, 30),
         dimension=3,
         noise=0.01,
-        normalised=False,
+        kernel="linear",
+        length=1.0,
+        objective="mml",
+        epsilon=0.0,
+        least_fall=None,
         warmup=2,
         interval=3,
         window=100,

@@ -1,13 +1,21 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fedsim.aggregators import FedAvg
+from fedsim.availability import Always
 from fedsim.cohort import Evaluation
-from fedsim.selectors.gpfl import GPFL, Decreasing, Exploration, Fixed, Linear, Triangular, projections
+from fedsim.errors import FedsimError
+from fedsim.selectors.exploration import Decreasing, Exploration, Fixed, Linear, Triangular
+from fedsim.selectors.gpfl import GPFL, projections
 from fedsim.selectors.gpfl_official import GPFLOfficial, verdict
-from tests.toys import toy_door, toy_population
+from fedsim.server import Held, Holdings
+from fedsim.signals import Signal
+from fedsim.simulation import Federation, Record, Simulation
+from tests.toys import ToyEngine, toy_door, toy_params, toy_population
 
 DELTA = {"w": torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0]])}
 G = {"w": torch.tensor([4 / 3, 2 / 3])}
@@ -18,6 +26,7 @@ def gpfl(n: int = 3, k: int = 1, exploration: Exploration | None = None, **more:
         **{"metric": "projection", "local_direction": "per_lr", "global_direction": "previous"},
         **{"server_momentum": 0.9, "per_tensor": False, "softmax_over": "all", "reward_average": "rounds"},
         **{"rank_by": "gpcb", "factor": "literal2", "tie_sign": "intent", "reward_eval": "validation"},
+        **{"init": "all_clients", "cover_rounds": 4, "init_aggregate": "topk", "weights": "aggregator"},
     }
     return GPFL(toy_population([1] * n, k, 100), exploration=exploration or Fixed(value=0.2), **(values | more))
 
@@ -135,3 +144,93 @@ def test_ties_go_to_the_higher_id() -> None:
 )
 def test_the_verdict(accuracy: float, loss: float, expected: float) -> None:
     assert verdict(Evaluation(0.5, 1.0), Evaluation(accuracy, loss)) == expected
+
+
+# --- switches of the paper reading, in whole runs
+
+
+def run(num_rounds: int = 6, sizes: list[int] | None = None, k: int = 2, **switches: Any) -> tuple[GPFL, list[Record]]:
+    sizes = sizes or [2] * 8
+    selector = gpfl(len(sizes), k, **switches)
+    test = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    parts = Federation(
+        ToyEngine(sizes),
+        toy_population(sizes, k, num_rounds),
+        selector,
+        FedAvg(frozenset(), weighting="uniform"),
+        Always(),
+        Holdings(test, test),
+        1,
+    )
+    return selector, list(Simulation(parts, toy_params()))
+
+
+def test_without_init_those_never_selected_come_first_and_nobody_trains_in_vain() -> None:
+    selector, records = run(init="none")
+    assert records[0].trained == 2
+    assert sorted(sum((r.selected for r in records[:4]), [])) == list(range(8))
+    assert selector.pulls.sum() == 6 * 2
+
+
+def test_covering_takes_random_blocks_of_new_clients() -> None:
+    selector, records = run(init="cover", cover_rounds=3)
+    assert [len(r.selected) for r in records] == [3, 3, 2, 2, 2, 2]
+    assert sorted(sum((r.selected for r in records[:3]), [])) == list(range(8))
+    assert np.count_nonzero(selector.projections) >= 5  # all but those of round 1, before any global direction
+
+
+def test_round_1_may_average_everybody_or_nobody() -> None:
+    _, all_of_them = run(init_aggregate="all")
+    assert all_of_them[0].selected == list(range(8))
+    assert all_of_them[0].uploaded == 8
+    selector, nobody = run(init_aggregate="none", num_rounds=1)
+    assert nobody[0].selected == []
+    assert nobody[0].uploaded == 8
+    assert selector.pulls.tolist() == [1] * 8
+    assert run(init_aggregate="none")[1][-1].coverage > 0
+
+
+def test_models_may_weigh_by_gp() -> None:
+    selector = gpfl(weights="by_gp", k=2)
+    selector.projections = projections(DELTA, G, "projection", False)
+    selector.previous = selector.last = Evaluation(0.5, 1.0)
+    selection = selector.select(2, toy_door([1] * 3, selector.needs, round=2), np.random.default_rng(0))
+    c = selector.projections[selection.ids]
+    assert selection.weights == pytest.approx(np.exp(c) / np.exp(c).sum())
+
+
+@pytest.mark.parametrize(("direction", "passes", "value"), [("momentum_buffer", 2, -10), ("full_gradient", 3, None)])
+def test_directions_that_are_sent_besides_the_update_are_charged(
+    direction: Any, passes: int, value: float | None
+) -> None:
+    _, records = run(local_direction=direction)
+    model = 2 * 4
+    assert (records[0].bytes_up, records[0].train_samples) == (2 * 8 * model, passes * 2 * 8)
+    for r in records[1:]:
+        assert (r.bytes_up, r.train_samples) == (2 * 2 * model, passes * 2 * 2)
+    if value is not None:  # the toy's buffers are ten times its updates, and a buffer points uphill
+        plain, _ = run(local_direction="update", num_rounds=1)
+        buffered, _ = run(local_direction="momentum_buffer", num_rounds=1)
+        assert buffered.projections == pytest.approx(value * plain.projections)
+
+
+def test_momentum_buffers_need_momentum() -> None:
+    engine = ToyEngine([2, 2])
+    train = engine.train
+    engine.train = lambda *args: replace(train(*args), momentum=None)  # type: ignore[method-assign]
+    door = toy_door([2, 2], frozenset({Signal.TRAINING}), engine=engine)
+    with pytest.raises(FedsimError, match=r"set optimizer=sgd optimizer\.momentum=0\.9"):
+        door.momentum_buffers(door.available)
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [{"softmax_over": "selected"}, {"reward_average": "pulls"}, {"per_tensor": True}, {"local_direction": "per_step"}]
+    + [{"global_direction": d} for d in ("same_round", "server_momentum")]
+    + [{"metric": m} for m in ("cosine", "dot")]
+    + [{"init": "none", "softmax_over": "selected", "reward_average": "pulls_plus_one"}, {"rank_by": "gp"}],
+)
+def test_every_switch_runs(switches: dict[str, Any]) -> None:
+    selector, records = run(**switches)
+    assert len(records) == 6
+    assert np.isfinite(selector.reward_sum).all()

@@ -8,7 +8,7 @@ from fedsim.clients import Clients
 from fedsim.cohort import Params, Population, Selection
 from fedsim.errors import at_least, between, check, positive
 from fedsim.selectors.base import Selector, ascending
-from fedsim.selectors.gaussian_process import LowRankGP, greedy_falls
+from fedsim.selectors.gaussian_process import Kernel, Objective, Parameters, greedy_falls, process_for
 from fedsim.signals import Signal
 
 Floats = NDArray[np.float64]
@@ -26,13 +26,18 @@ class FedCor(Selector):
     discounts of the selected are multiplied by `beta` (section 4.3). Observations count with weight
     `gamma`^age and are forgotten after `window` rounds. `uniform_shares` sets p_k = 1 (GPFL's code).
 
+    `kernel`: linear (the default of the code, with no amplitude), linear_normalised or se (amplitude trained, `length`
+    fixed); `objective`: marginal likelihood (mml) or leave-one-out (loo). Linear kernels with mml cost O(N q) a step,
+    the others O(N^3). `epsilon`: share of random picks; `least_fall`: fewer than K where no other client promises as
+    much (both off in the paper's runs).
+
     The questions "after round e" are asked at the beginning of round e + 1, whose model is the same; a client that was
     asked and is then selected does not download it again. Clients that are away report no change. The virtual training
     of a client is its real one if it is selected in that round.
     """
 
     needs = frozenset({Signal.LOSSES})
-    state = ("losses", "changes", "rounds", "embedding", "discounts")
+    state = ("losses", "changes", "rounds", "parameters", "discounts")
 
     def __init__(
         self,
@@ -40,7 +45,9 @@ class FedCor(Selector):
         *,
         dimension: int,
         noise: float,
-        normalised: bool,
+        kernel: Kernel,
+        length: float,
+        objective: Objective,
         warmup: int,
         interval: int,
         window: int,
@@ -52,11 +59,15 @@ class FedCor(Selector):
         fit_lr: float,
         update_mean: bool,
         uniform_shares: bool,
+        epsilon: float,
+        least_fall: float | None,
     ) -> None:
         super().__init__(population)
         check(
             at_least("dimension", dimension, 1),
             positive("noise", noise),
+            positive("length", length),
+            between("epsilon", epsilon, 0, 1),
             at_least("warmup", warmup, 0),
             at_least("interval", interval, 1),
             at_least("window", window, 1),
@@ -68,7 +79,7 @@ class FedCor(Selector):
             positive("fit_lr", fit_lr),
         )
         n = population.num_clients
-        self.process = LowRankGP(noise, normalised, fit_lr)
+        self.process = process_for(kernel, objective, noise, length, fit_lr)
         self.warmup, self.interval, self.window = warmup, interval, window
         self.gamma, self.beta = gamma, beta
         self.first_steps, self.refit_steps, self.warmup_steps = first_steps, refit_steps, warmup_steps
@@ -77,19 +88,25 @@ class FedCor(Selector):
         self.losses = np.full(n, np.nan)
         self.changes: list[Floats] = []
         self.rounds: list[int] = []
-        self.embedding = np.empty((dimension, n))
+        self.dimension = dimension
+        self.parameters: Parameters = {}
         self.discounts = np.ones(n)
+        self.epsilon, self.least_fall = epsilon, least_fall
+        self.adaptive = least_fall is not None
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         e, count = round - 1, self.cohort_size(clients)
         if e == 0:
-            self.embedding = rng.standard_normal(self.embedding.shape) / np.sqrt(len(self.embedding))
+            embedding = rng.standard_normal((self.dimension, self.population.num_clients)) / np.sqrt(self.dimension)
+            self.parameters = {"embedding": embedding, "amplitude": np.ones(())}
         self._learn(e - 1, clients, count, rng)
         if e <= self.warmup:
             return Selection(ascending(rng.choice(clients.available, count, replace=False)))
         ids = clients.available
-        factor = self.process.factor(self.embedding[:, ids])
-        chosen = ids[greedy_falls(factor, self.process.noise, self.shares[ids], self.discounts[ids], count, rng)]
+        covariance = self.process.covariance({**self.parameters, "embedding": self.parameters["embedding"][:, ids]})
+        shares, discounts = self.shares[ids], self.discounts[ids]
+        falls = greedy_falls(covariance, shares, discounts, count, rng, epsilon=self.epsilon, least=self.least_fall)
+        chosen = ids[falls]
         if e % self.interval:
             self.discounts[chosen] = np.maximum(self.discounts[chosen] * self.beta, SMALLEST_DISCOUNT)
         return Selection(ascending(chosen))
@@ -129,4 +146,4 @@ class FedCor(Selector):
         weights = self.gamma ** (now - np.array(self.rounds, dtype=np.float64))
         changes = np.stack(self.changes)
         mean = weights @ changes / weights.sum() if self.update_mean else np.zeros(changes.shape[1])
-        self.embedding = self.process.fit(self.embedding, changes - mean, weights, steps)
+        self.parameters = self.process.fit(self.parameters, changes - mean, weights, steps)

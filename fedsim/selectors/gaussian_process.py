@@ -1,74 +1,231 @@
-"""FedCor's Gaussian process in its low-rank form: covariance F^T F + noise^2 I with F [q, N], q much smaller than N.
+"""FedCor's Gaussian process over the loss changes of N clients, each of which has an embedding x_i in R^q.
 
-Everything is exact and linear in N: by Woodbury's identity Sigma^-1 = (I - F^T A) / noise^2 with
-A = (noise^2 I + F F^T)^-1 F, and a greedy pick needs one column of the covariance at a time.
+Linear kernels are handled in low-rank form, exactly and linear in N: the covariance is F^T F + noise^2 I with F [q, N],
+by Woodbury's identity its inverse is (I - F^T A) / noise^2 with A = (noise^2 I + F F^T)^-1 F, and a greedy pick needs
+one column of the covariance at a time. Other kernels and objectives are dense, by automatic differentiation.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Floats = NDArray[np.float64]
+Parameters = dict[str, Floats]
+"""`embedding` [q, N], and the kernel's `amplitude` [] where it has one."""
+Kernel = Literal["linear", "linear_normalised", "se"]
+Objective = Literal["mml", "loo"]
+
+JITTER = (0.0, 1e-6, 1e-5, 1e-4)
+"""Shares of the mean variance added to the diagonal of a covariance until its Cholesky factor exists."""
 
 
-class LowRankGP:
-    """Kernel x_i . x_j, or with `normalised` the cosine of x_i and x_j, plus noise^2 on the diagonal.
+class Covariance(ABC):
+    """What the greedy rule asks of a covariance matrix [N, N]."""
 
-    (FedCor's normalised kernel has a trained amplitude besides; here the amplitude is 1.)
-    """
+    @abstractmethod
+    def times(self, vector: Floats) -> Floats: ...
 
-    def __init__(self, noise: float, normalised: bool, lr: float) -> None:
-        self.noise = noise
-        self.normalised = normalised
-        self.lr = lr
+    @abstractmethod
+    def diagonal(self) -> Floats: ...
 
-    def factor(self, embedding: Floats) -> Floats:
-        """F [q, N] of an embedding X [q, N]."""
-        return embedding / np.linalg.norm(embedding, axis=0) if self.normalised else embedding
+    @abstractmethod
+    def column(self, j: int) -> Floats: ...
 
-    def fit(self, embedding: Floats, residuals: Floats, weights: Floats, steps: int) -> Floats:
-        """X after `steps` of Adam on -sum_e weights_e log N(residuals_e; 0, Sigma), from `embedding`.
 
-        `residuals` [E, N]. Adam's state is fresh; lr as given, betas .9 and .999, eps 1e-8.
+class LowRank(Covariance):
+    """F^T F + noise^2 I."""
+
+    def __init__(self, factor: Floats, noise: float) -> None:
+        self.factor, self.noise = factor, noise
+
+    def times(self, vector: Floats) -> Floats:
+        product: Floats = self.factor.T @ (self.factor @ vector) + self.noise**2 * vector
+        return product
+
+    def diagonal(self) -> Floats:
+        diagonal: Floats = (self.factor**2).sum(0) + self.noise**2
+        return diagonal
+
+    def column(self, j: int) -> Floats:
+        column: Floats = self.factor.T @ self.factor[:, j]
+        column[j] += self.noise**2
+        return column
+
+
+class Dense(Covariance):
+    """The matrix itself."""
+
+    def __init__(self, matrix: Floats) -> None:
+        self.matrix = matrix
+
+    def times(self, vector: Floats) -> Floats:
+        product: Floats = self.matrix @ vector
+        return product
+
+    def diagonal(self) -> Floats:
+        return self.matrix.diagonal().copy()
+
+    def column(self, j: int) -> Floats:
+        return self.matrix[:, j].copy()
+
+
+class Process(ABC):
+    """Covariances of given parameters, and parameters fitted to observations."""
+
+    trained: tuple[str, ...] = ("embedding",)
+
+    def __init__(self, noise: float, lr: float) -> None:
+        self.noise, self.lr = noise, lr
+
+    @abstractmethod
+    def covariance(self, parameters: Parameters) -> Covariance:
+        """Of all the clients in `parameters`."""
+
+    @abstractmethod
+    def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
+        """Of the objective with respect to what is trained. `residuals` [E, N], `weights` [E]."""
+
+    def fit(self, parameters: Parameters, residuals: Floats, weights: Floats, steps: int) -> Parameters:
+        """`parameters` after `steps` of Adam (fresh state) on -sum_e weights_e log p(residuals_e).
+
+        Stops early, with the last finite parameters, where a gradient is not finite.
         """
-        x = embedding.copy()
-        first, second = np.zeros_like(x), np.zeros_like(x)
-        for step in range(1, steps + 1):
-            gradient = self.gradient(x, residuals, weights)
-            first += 0.1 * (gradient - first)
-            second += 0.001 * (gradient**2 - second)
-            x -= self.lr * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
-        return x
+        start = {name: parameters[name] for name in self.trained}
+        fitted = adam(start, lambda p: self.gradient({**parameters, **p}, residuals, weights), self.lr, steps)
+        return {**parameters, **fitted}
 
-    def gradient(self, embedding: Floats, residuals: Floats, weights: Floats) -> Floats:
-        """dL/dX = 2 X dL/dSigma with dL/dSigma = (G Sigma^-1 - Sigma^-1 S Sigma^-1) / 2, S = sum_e g_e r_e r_e^T."""
-        f = self.factor(embedding)
+
+class LinearProcess(Process):
+    """Kernel x_i . x_j, or with `normalised` amplitude^2 times the cosine of x_i and x_j; marginal likelihood."""
+
+    def __init__(self, noise: float, lr: float, *, normalised: bool) -> None:
+        super().__init__(noise, lr)
+        self.normalised = normalised
+        self.trained = ("embedding", "amplitude") if normalised else ("embedding",)
+
+    def covariance(self, parameters: Parameters) -> LowRank:
+        return LowRank(self._factor(parameters), self.noise)
+
+    def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
+        """dL/dF = 2 F dL/dSigma with dL/dSigma = (G Sigma^-1 - Sigma^-1 S Sigma^-1) / 2, S = sum_e g_e r_e r_e^T."""
+        f = self._factor(parameters)
         a = np.linalg.solve(self.noise**2 * np.eye(len(f)) + f @ f.T, f)
         ar = a @ residuals.T
         solved = (residuals.T - f.T @ ar) / self.noise**2  # Sigma^-1 r_e, [N, E]
         slope: Floats = weights.sum() * a - (ar * weights) @ solved.T
         if not self.normalised:
-            return slope
-        norms = np.linalg.norm(embedding, axis=0)
-        tangent: Floats = (slope - f * (f * slope).sum(0)) / norms
-        return tangent
+            return {"embedding": slope}
+        x, amplitude = parameters["embedding"], parameters["amplitude"]
+        unit = f / amplitude
+        tangent = amplitude * (slope - unit * (unit * slope).sum(0)) / np.linalg.norm(x, axis=0)
+        return {"embedding": tangent, "amplitude": np.asarray((slope * unit).sum())}
+
+    def _factor(self, parameters: Parameters) -> Floats:
+        x = parameters["embedding"]
+        return x / np.linalg.norm(x, axis=0) * parameters["amplitude"] if self.normalised else x
+
+
+class DenseProcess(Process):
+    """Any kernel (`se`: amplitude^2 exp(-|x_i - x_j|^2 / (2 length))), by marginal or leave-one-out likelihood."""
+
+    def __init__(self, noise: float, lr: float, *, kernel: Kernel, length: float, objective: Objective) -> None:
+        super().__init__(noise, lr)
+        self.kernel, self.length, self.objective = kernel, length, objective
+        self.trained = ("embedding",) if kernel == "linear" else ("embedding", "amplitude")
+
+    def covariance(self, parameters: Parameters) -> Dense:
+        return Dense(self._matrix({n: torch.as_tensor(p) for n, p in parameters.items()}).numpy())
+
+    def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
+        leaves = {n: torch.tensor(p, dtype=torch.float64, requires_grad=True) for n, p in parameters.items()}
+        sigma, r = self._matrix(leaves), torch.as_tensor(residuals)
+        each = (self._marginal if self.objective == "mml" else self._leave_one_out)(_cholesky(sigma), r)
+        wanted = [leaves[n] for n in self.trained]
+        slopes = torch.autograd.grad(-(torch.as_tensor(weights) * each).sum(), wanted)
+        return {n: s.numpy() for n, s in zip(self.trained, slopes, strict=True)}
+
+    def _matrix(self, parameters: dict[str, Tensor]) -> Tensor:
+        x = parameters["embedding"]
+        if self.kernel == "linear":
+            kernel = x.T @ x
+        elif self.kernel == "linear_normalised":
+            unit = x / x.norm(dim=0)
+            kernel = parameters["amplitude"] ** 2 * (unit.T @ unit)
+        else:
+            squares = (x[:, :, None] - x[:, None, :]).square().sum(0)
+            kernel = parameters["amplitude"] ** 2 * (-squares / (2 * self.length)).exp()
+        return kernel + self.noise**2 * torch.eye(x.shape[1], dtype=x.dtype)
+
+    @staticmethod
+    def _marginal(factor: Tensor, residuals: Tensor) -> Tensor:
+        """log N(r_e; 0, Sigma) of each row, but for a constant [E]."""
+        solved = torch.linalg.solve_triangular(factor, residuals.T, upper=False)
+        densities: Tensor = -solved.square().sum(0) / 2 - factor.diagonal().log().sum()
+        return densities
+
+    @staticmethod
+    def _leave_one_out(factor: Tensor, residuals: Tensor) -> Tensor:
+        """sum_i log p(r_ei | the others), but for a constant [E] (Rasmussen and Williams 2006, Eq. 5.10-5.12)."""
+        inverse = torch.cholesky_inverse(factor)
+        precision = inverse.diagonal()
+        densities: Tensor = (precision.log() / 2 - (residuals @ inverse).square() / (2 * precision)).sum(1)
+        return densities
+
+
+def process_for(kernel: Kernel, objective: Objective, noise: float, length: float, lr: float) -> Process:
+    """The cheapest exact form."""
+    if kernel != "se" and objective == "mml":
+        return LinearProcess(noise, lr, normalised=kernel == "linear_normalised")
+    return DenseProcess(noise, lr, kernel=kernel, length=length, objective=objective)
+
+
+def adam(start: Parameters, gradient: Callable[[Parameters], Parameters], lr: float, steps: int) -> Parameters:
+    """Adam with betas .9 and .999, eps 1e-8."""
+    x = {n: np.array(p, dtype=np.float64) for n, p in start.items()}
+    first, second = ({n: np.zeros_like(p) for n, p in x.items()} for _ in range(2))
+    for step in range(1, steps + 1):
+        slopes = gradient(x)
+        if not all(np.isfinite(s).all() for s in slopes.values()):
+            break
+        for n, slope in slopes.items():
+            first[n] += 0.1 * (slope - first[n])
+            second[n] += 0.001 * (slope**2 - second[n])
+            x[n] = x[n] - lr * (first[n] / (1 - 0.9**step)) / (np.sqrt(second[n] / (1 - 0.999**step)) + 1e-8)
+    return x
 
 
 def greedy_falls(
-    factor: Floats, noise: float, shares: Floats, discounts: Floats, count: int, rng: np.random.Generator
+    covariance: Covariance,
+    shares: Floats,
+    discounts: Floats,
+    count: int,
+    rng: np.random.Generator,
+    *,
+    epsilon: float = 0.0,
+    least: float | None = None,
 ) -> NDArray[np.int64]:
     """FedCor's selection (Eq. 13): `count` positions, each with the largest discounted fall of the weighted losses.
 
-    Repeats j = argmax_k a_k / sqrt(C_kk) * sum_i p_i C_ik and C <- C - C_:j C_j: / C_jj, from C = F^T F + noise^2 I.
+    Repeats j = argmax_k a_k / sqrt(C_kk) * sum_i p_i C_ik and C <- C - C_:j C_j: / C_jj, from the covariance. With
+    probability `epsilon` a pick is random; from the second on, picking stops where the fall is below `least`.
     """
-    total = factor.T @ (factor @ shares) + noise**2 * shares  # C p
-    diagonal = (factor**2).sum(0) + noise**2
+    total, diagonal = covariance.times(shares), covariance.diagonal()
+    if not np.isfinite(total).all():  # a process that cannot be fitted knows nothing
+        return rng.choice(len(shares), count, replace=False)
     left = np.ones(len(shares), dtype=bool)
     seen: list[Floats] = []  # C_:j / sqrt(C_jj) of the clients picked so far
-    for _ in range(count):
+    for picks in range(count):
         falls = np.where(left, discounts * total / np.sqrt(np.maximum(diagonal, 1e-300)), -np.inf)
-        j = int(rng.choice(np.flatnonzero(falls == falls.max())))
-        column = factor.T @ factor[:, j]
-        column[j] += noise**2
+        if least is not None and picks and falls.max() < least:
+            break
+        at_random = epsilon > 0 and rng.random() < epsilon
+        j = int(rng.choice(np.flatnonzero(left if at_random else falls == falls.max())))
+        column = covariance.column(j)
         for unit in seen:
             column -= unit * unit[j]
         unit = column / np.sqrt(column[j])
@@ -77,3 +234,14 @@ def greedy_falls(
         seen.append(unit)
         left[j] = False
     return np.flatnonzero(~left)
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    """The lower factor, with jitter where rounding needs it; nan where none helps."""
+    for share in JITTER:
+        padded = matrix + share * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=matrix.dtype)
+        factor, info = torch.linalg.cholesky_ex(padded)
+        if not info:
+            found: Tensor = factor
+            return found
+    return matrix * torch.nan

@@ -9,7 +9,8 @@ from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Evaluation, Population, Selection
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector, ascending
-from fedsim.selectors.gpfl import Exploration, projections
+from fedsim.selectors.exploration import Exploration
+from fedsim.selectors.gpfl import projections, softmax
 from fedsim.server import Server
 from fedsim.signals import Signal
 
@@ -75,8 +76,7 @@ class GPFLOfficial(Selector):
         self.last = evaluate(server.params)
         step = {n: server.params[n] - w for n, w in cohort.start.items()}
         c = np.nan_to_num(projections(cohort.delta, step, "projection", per_tensor=True))
-        shares = np.exp(c - c.max())
-        self.reward_sum[cohort.ids] += shares / shares.sum() * verdict(before, self.last)
+        self.reward_sum[cohort.ids] += softmax(c) * verdict(before, self.last)
 
 
 def verdict(before: Evaluation, after: Evaluation) -> float:

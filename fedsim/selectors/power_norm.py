@@ -15,11 +15,14 @@ Reading = Literal["signed_power", "polar", "dot_over_norms", "even_power", "semi
 def similarities(pieces: Sequence[Tensor], p: float, reading: Reading = "signed_power") -> Floats:
     """s(x_i, x_j) of all pairs of N vectors (in pieces), [N, N]; 0 where one is zero. At p = 2 each is the cosine.
 
-    `signed_power`: sum_l sgn(x_l y_l) |x_l y_l|^(p/2) / sqrt(sum |x|^p sum |y|^p), in [-1, 1] and the cosine of the
-    vectors sgn(x) |x|^(p/2); `polar`: (|x+y|_p^2 - |x-y|_p^2) / (4 |x|_p |y|_p), which depends
-    on |x| / |y| and takes N^2 powers per coordinate; `dot_over_norms`: <x, y> / (|x|_p |y|_p), not bounded;
-    `even_power`: sum x^(p/2) y^(p/2) / sqrt(sum x^p sum y^p) for even p; `semi`: sum sgn(x) |x|^(p-1) y / (|x|_p^(p-1) |y|_p),
-    averaged over both orders. Each vector is divided by its largest entry first, as powers underflow otherwise.
+    Each vector is divided by its largest entry first, as powers underflow otherwise. The readings:
+
+    - `signed_power`: sum_l sgn(x_l y_l) |x_l y_l|^(p/2) / sqrt(sum |x|^p sum |y|^p), in [-1, 1]: the cosine of the
+      vectors sgn(x) |x|^(p/2);
+    - `polar`: (|x+y|_p^2 - |x-y|_p^2) / (4 |x|_p |y|_p), which depends on |x| / |y| and takes N^2 powers a coordinate;
+    - `dot_over_norms`: <x, y> / (|x|_p |y|_p), not bounded;
+    - `even_power`: sum x^(p/2) y^(p/2) / sqrt(sum x^p sum y^p), for even p;
+    - `semi`: sum sgn(x) |x|^(p-1) y / (|x|_p^(p-1) |y|_p), averaged over both orders.
     """
     scale = _largest(pieces)
     if reading == "signed_power":

@@ -18,8 +18,9 @@ class PowerOfChoice(Selector):
 
     `num_candidates` is d, K <= d <= N (None: 2K, at most N). `estimate`, how a candidate's loss is known:
     `full` (pow-d) on all its data, at the current model; `batch` (cpow-d) on one random mini-batch; `last` (rpow-d) is
-    its mean training loss at its latest participation, without any question, clients never seen ranking first; `trained`:
-    all candidates train and upload, and their mean training losses are ranked (GPFL's code, there of the last epoch).
+    its mean training loss at its latest participation, without any question, clients never seen ranking first;
+    `trained`: all candidates train and upload, and their mean training losses are ranked (GPFL's code, there those of
+    the last epoch).
     `schedule`: `constant`, or `adaptive` (adapow-d: d = N in the first half of the rounds, then K; known only from a
     public re-implementation of the authors' scripts).
 

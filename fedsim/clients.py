@@ -36,13 +36,20 @@ class Clients:
     """A door on one version of the model. Opening it costs nothing: nobody has been contacted yet."""
 
     def __init__(
-        self, engine: Engine, population: Population, terms: RoundTerms, params: Params, ledger: Ledger
+        self,
+        engine: Engine,
+        population: Population,
+        terms: RoundTerms,
+        params: Params,
+        ledger: Ledger,
+        public: Tensor | None = None,
     ) -> None:
         self._engine = engine
         self._population = population
         self._terms = terms
         self._params = params
         self._ledger = ledger
+        self._public = public
         self._holders: set[int] = set()
         self._uploaded: set[int] = set()
         self._workshop = Workshop(engine, params, terms.round, terms.lr)
@@ -65,7 +72,7 @@ class Clients:
 
     def broadcast(self, params: Params) -> "Clients":
         """A door on another model in the same round (a what-if), with the same ledger."""
-        return Clients(self._engine, self._population, self._terms, params, self._ledger)
+        return Clients(self._engine, self._population, self._terms, params, self._ledger, self._public)
 
     # --- questions ---------------------------------------------------------------------------------------------
 
@@ -177,6 +184,22 @@ class Clients:
             self._ledger.train_samples += len(positions)
             yield self._send(gradient, None)
 
+    def public_labels(self, ids: Ids) -> Iterator[Tensor]:
+        """Log-probabilities of each client's trained model on the public samples, float64 [M, C], client after client.
+
+        Trains whoever has not; charges M C numbers up and M forward samples each. The public samples themselves are
+        taken as known to all.
+        """
+        require(Signal.PUBLIC, self._terms.needs)
+        self.train(ids)
+        if self._public is None:
+            raise FedsimError("this selector needs public samples: set server.public_samples")
+        for i in ids:
+            labels = self._engine.predict(self._workshop.model(int(i)), self._public)
+            self._ledger.forward_samples += len(labels)
+            self._ledger.bytes_up += labels.numel() * SCALAR_BYTES
+            yield labels
+
     def momentum_buffers(self, ids: Ids) -> dict[str, Tensor]:
         """The momentum buffer each client ended its training with, per parameter [len(ids), ...]: P numbers up each.
 
@@ -211,6 +234,7 @@ class Clients:
             loss=trained.loss,
             rms_loss=trained.rms_loss,
             steps=trained.steps,
+            trained=self._engine.trained,
         )
 
     # --- behind the door ---------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 Legend: N clients, K of them in a cohort, P parameters; axis 0 of a Stack is the client.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -53,8 +55,9 @@ class Cohort:
 
     `delta` is w_k - w per tensor [K, ...]; `loss` [K] is the mean over local steps of the batch's mean training loss,
     None for selectors that do not declare `Signal.TRAINING_LOSS`; `rms_loss` [K] the root of the mean squared loss of
-    all samples passed, None without `Signal.SQUARED_LOSS`; `steps` [K] counts local optimiser steps. `durations` [K]
-    are seconds of a simulated clock, None where there is none.
+    all samples passed, None without `Signal.SQUARED_LOSS`; `steps` [K] counts local optimiser steps; `trained` names
+    the tensors that training changes (the others are running statistics). `durations` [K] are seconds of a simulated
+    clock, None where there is none.
     """
 
     ids: Ids
@@ -64,7 +67,13 @@ class Cohort:
     loss: NDArray[np.float64] | None
     rms_loss: NDArray[np.float64] | None
     steps: NDArray[np.int64]
+    trained: Sequence[str]
     durations: NDArray[np.float64] | None = None
+
+    @property
+    def updates(self) -> Tensor:
+        """w_k - w over all trained tensors, flat [K, P]."""
+        return torch.cat([self.delta[name].flatten(1) for name in self.trained], dim=1)
 
 
 @dataclass(frozen=True)

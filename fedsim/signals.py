@@ -23,7 +23,7 @@ class Signal(StrEnum):
     VALIDATION = "validation"
     """Accuracy and loss on the server's own labelled validation split."""
     PUBLIC = "public"
-    """Predictions of uploaded models on the server's public samples without labels."""
+    """Predictions of clients' models on public samples without labels."""
     TEST = "test"
     """Accuracy on the test set: a method that asks for it selects by the data it is judged on."""
 

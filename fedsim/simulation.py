@@ -123,7 +123,7 @@ class Simulation:
         reachable = parts.availability.available(t, parts.population.num_clients, rng) & (parts.population.sizes > 0)
         lr = parts.engine.optimizer.lr_at(t, parts.population.num_rounds)
         terms = RoundTerms(t, lr, np.flatnonzero(reachable), parts.selector.needs)
-        return Clients(parts.engine, parts.population, terms, self.params, ledger)
+        return Clients(parts.engine, parts.population, terms, self.params, ledger, parts.holdings.public)
 
     def _select(self, t: int, door: Clients) -> Selection:
         if not len(door.available):

@@ -21,9 +21,9 @@ BATCH = 4
 PUBLIC = 5
 
 
-def rounds(choice: str, d: int | None = D) -> list[Record]:
+def rounds(choice: str, d: int | None = D, sketch: str | None = None, **values: int) -> list[Record]:
     population = toy_population(SIZES, K, T)
-    node = {**composed(choice)}
+    node = {**composed(choice, *([f"selector/sketch={sketch}"] if sketch else [])), **values}
     if "num_candidates" in node:
         node["num_candidates"] = d
     selector = make(node, Selector, "selector", population)
@@ -143,3 +143,108 @@ def test_fedabc_asks_everybody_and_predicts_once_per_new_model() -> None:
     for r in later:
         assert costs(r) == (N * B, r.uploaded * B + N * NUMBER, SIZES.sum())
         assert r.server_forward_samples == r.uploaded * PUBLIC
+
+
+# --- methods that users expect beside those of the papers
+
+
+@pytest.mark.parametrize("choice", ["clustered1", "clustered2"])
+def test_clustered_sampling_asks_nothing(choice: str) -> None:
+    for r in rounds(choice):
+        num = len(r.selected)
+        assert costs(r) == (num * B, num * B, 0)
+
+
+def test_hics_asks_nothing() -> None:
+    for r in rounds("hics"):
+        assert costs(r) == (K * B, K * B, 0)
+        assert r.train_samples == trained_on(r)
+
+
+def test_oort_adds_one_number_to_each_upload() -> None:
+    for r in rounds("oort"):
+        assert costs(r) == (K * B, K * B + K * NUMBER, 0)
+        assert r.train_samples == trained_on(r)
+
+
+def test_gpfl_official_only_tests() -> None:
+    first, *later = rounds("gpfl_official")
+    assert first.server_forward_samples == 2  # the initial model as well
+    for r in later:
+        num = len(r.selected)
+        assert costs(r) == (num * B, num * B, 0)
+        assert r.server_forward_samples == 1
+
+
+def test_ocs_trains_everybody_and_few_upload() -> None:
+    for r in rounds("ocs"):
+        num = len(r.selected)
+        assert costs(r) == (N * B, num * B + N * NUMBER, 0)
+        assert (r.trained, r.uploaded, r.train_samples) == (N, num, 2 * SIZES.sum())
+
+
+def test_aocs_exchanges_two_more_numbers_a_client_each_time() -> None:
+    for r in rounds("aocs"):
+        extra = (r.bytes_up - len(r.selected) * B) / (N * NUMBER)
+        assert extra in (3, 5, 7, 9)
+        assert r.bytes_down == N * B
+
+
+def test_gradient_norms_cost_one_number_and_one_pass_each() -> None:
+    for r in rounds("grad_norm"):
+        assert costs(r) == (N * B, K * B + N * NUMBER, 0)
+        assert r.train_samples == trained_on(r) + SIZES.sum()
+
+
+@pytest.mark.parametrize("choice", ["s_fedavg", "greedy_shapley", "ucb_shapley"])
+def test_shapley_values_cost_the_server_two_to_the_k_passes(choice: str) -> None:
+    for r in rounds(choice):
+        assert costs(r) == (K * B, K * B, 0)
+        assert r.server_forward_samples == 2**K
+
+
+@pytest.mark.parametrize("choice", ["fedcbs", "entropy_greedy"])
+def test_label_counts_are_sent_once(choice: str) -> None:
+    first, *later = rounds(choice)
+    num_classes = 3
+    assert costs(first) == (K * B, K * B + N * num_classes * NUMBER, 0)
+    for r in later:
+        assert costs(r) == (K * B, K * B, 0)
+
+
+def test_lefl_trains_everybody_once_for_soft_labels() -> None:
+    first, *later = rounds("lefl")
+    assert costs(first) == (N * B, K * B + N * PUBLIC * 2 * NUMBER, N * PUBLIC)
+    assert first.train_samples == 2 * SIZES.sum()
+    for r in later:
+        assert costs(r) == (K * B, K * B, 0)
+
+
+def test_delta_passes_once_more_over_the_selected_and_adds_one_number() -> None:
+    for r in rounds("delta"):
+        num = len(r.selected)
+        assert costs(r) == (num * B, num * B + num * NUMBER, 0)
+        assert r.train_samples == trained_on(r) + SIZES[r.selected].sum()
+
+
+def test_fedcor_pays_while_it_warms_up_and_for_its_virtual_rounds() -> None:
+    records = rounds("fedcor", warmup=1, interval=3)
+    asked = (N * B, K * B + N * NUMBER, SIZES.sum())
+    assert [costs(r) for r in records[:3]] == [asked] * 3  # before rounds 0 and 1, and after round 1
+    assert costs(records[3]) == (K * B, K * B, 0)
+    virtual = records[4]  # after round e = 3
+    assert (virtual.bytes_down, virtual.forward_samples) == (2 * N * B, 2 * SIZES.sum())
+    assert virtual.bytes_up == virtual.uploaded * B + 2 * N * NUMBER
+    assert virtual.trained == virtual.uploaded
+
+
+def test_power_of_choice_by_training_pays_for_all_candidates() -> None:
+    for r in rounds("power_of_choice_trained"):
+        assert costs(r) == (D * B, D * B + D * NUMBER, 0)
+        assert (r.trained, r.uploaded, len(r.selected)) == (D, D, K)
+
+
+@pytest.mark.parametrize(("sketch", "numbers"), [("topk", 8), ("coord", 4), ("countsketch", 4), ("int8", 1)])
+def test_a_sketch_costs_its_own_size(sketch: str, numbers: int) -> None:
+    for r in rounds("pncs", sketch=sketch):
+        assert costs(r) == (N * B, K * B + N * 2 * numbers, 0)

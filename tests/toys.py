@@ -52,6 +52,7 @@ class ToyEngine(Engine):
         work = LocalWork(epochs=2, steps=None, batch_size=batch_size)
         super().__init__(ToyModel(), data, work, Idle(lr=1.0, schedule=ConstantOne()), Streams(seed))
         self.broken: set[int] = set()
+        self.owner = np.repeat(np.arange(len(sizes)), sizes)
 
     def train(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
         targets = torch.as_tensor(np.stack([ids, -ids], 1), dtype=torch.float32)
@@ -66,14 +67,17 @@ class ToyEngine(Engine):
         return Trained({"w": delta}, loss, loss + 1, steps, 2 * sizes, {"w": delta * 10})
 
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-        return np.array([p.mean() if len(p) else np.nan for p in positions])
+        return np.array([np.nan if self._silent(p) else p.mean() for p in positions])
 
     def client_gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None
     ) -> Iterator[Tensor]:
         for p in positions:
-            mean = float(p.mean()) if len(p) else 0.0
+            mean = np.nan if self._silent(p) and len(p) else float(p.mean()) if len(p) else 0.0
             yield torch.tensor([mean + 1, -mean * mean / 7])
+
+    def _silent(self, positions: NDArray[np.int64]) -> bool:
+        return not len(positions) or int(self.owner[positions[0]]) in self.broken
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         logits = torch.stack([params["w"][0] * x[:, 0] + 0.3, params["w"][1] + x[:, 0]], 1)
@@ -109,11 +113,12 @@ def toy_door(
         terms,
         toy_params(),
         Ledger() if ledger is None else ledger,
+        torch.arange(3.0)[:, None],
     )
 
 
 def toy_cohort(ids: Sequence[int], sizes: Sequence[int], delta: Sequence[Sequence[float]], **more: Any) -> Cohort:
-    stack = {"w": torch.tensor(delta)}
+    stack = {"w": torch.tensor(delta, dtype=torch.float32)}
     losses = {"loss": np.ones(len(ids)), "rms_loss": np.ones(len(ids)), **more}
     ids, sizes = np.asarray(ids, np.int64), np.asarray(sizes)
-    return Cohort(ids, sizes, toy_params(), stack, steps=np.ones(len(ids), np.int64), **losses)
+    return Cohort(ids, sizes, toy_params(), stack, steps=np.ones(len(ids), np.int64), trained=["w"], **losses)

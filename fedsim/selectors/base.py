@@ -81,6 +81,13 @@ def weighted_without_replacement(
     return possible[np.argsort(-keys, kind="stable")[:count]]
 
 
+def softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """exp(values) over their sum."""
+    exponents = np.exp(values - values.max())
+    shares: NDArray[np.float64] = exponents / exponents.sum()
+    return shares
+
+
 def ascending(ids: NDArray[np.int64]) -> Ids:
     """`ids` as a selection wants them."""
     return np.sort(np.asarray(ids, dtype=np.int64))

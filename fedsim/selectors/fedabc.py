@@ -12,6 +12,7 @@ from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Population, Selection
 from fedsim.errors import check, positive, rule
 from fedsim.selectors.base import Selector
+from fedsim.selectors.divergence import divergences
 from fedsim.server import Server
 from fedsim.signals import Signal
 
@@ -148,20 +149,6 @@ class FedABC(Selector):
         raw = {"score": shares, "uniform": np.ones(len(ids)), "by_size": self.population.sizes[ids].astype(np.float64)}
         weights: NDArray[np.float64] = raw[self.weights] / raw[self.weights].sum()
         return weights
-
-
-def divergences(log_p: Tensor, reduction: str) -> NDArray[np.float64]:
-    """KL(P_k || P_j) averaged over samples, [K, K], from log-probabilities [K, M, C]; `mean`: over classes as well.
-
-    Probabilities are clipped at 1e-8. sum_c p (ln p - ln q) is one matrix product: rows of p against rows of ln q.
-    """
-    log_p = log_p.clamp(min=float(np.log(1e-8)))
-    flat = log_p.flatten(1)
-    p = flat.exp()
-    cross = p @ flat.T
-    scale = log_p.shape[1] * (log_p.shape[2] if reduction == "mean" else 1)
-    result: NDArray[np.float64] = ((cross.diagonal()[:, None] - cross) / scale).numpy()
-    return result
 
 
 def finite_losses(losses: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Evaluation, Ids, Params, Population, Selection, Stack
 from fedsim.errors import at_least, check, positive
-from fedsim.selectors.base import Selector, ascending, highest
+from fedsim.selectors.base import Selector, ascending, highest, softmax
 from fedsim.selectors.exploration import Exploration
 from fedsim.server import Server
 from fedsim.signals import Signal
@@ -88,7 +88,6 @@ class GPFL(Selector):
         self.previous: Evaluation | None = None
         self.selected = np.empty(0, np.int64)
         self._lr = 1.0
-        self._names: list[str] = []
         self._reported: Stack = {}
 
     @property
@@ -98,7 +97,7 @@ class GPFL(Selector):
     # --- selection -----------------------------------------------------------------------------------------------
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        self._lr, self._names = clients.lr, clients.layer_names(None)
+        self._lr = clients.lr
         if round == 1 and self.init == "all_clients":
             return self._meet_everybody(clients, rng)
         if round > 1:
@@ -130,7 +129,7 @@ class GPFL(Selector):
         """Round 1 of Algorithm 1."""
         ids = clients.available
         everybody = clients.collect(ids)
-        self.direction = {n: -everybody.delta[n].mean(0) / self._lr for n in self._names}
+        self.direction = {n: -everybody.delta[n].mean(0) / self._lr for n in everybody.trained}
         self._reported = self._reports(ids, clients)
         self._project(ids, everybody)
         self._reported = {}
@@ -147,7 +146,7 @@ class GPFL(Selector):
         evaluate = server.validate if self.reward_eval == "validation" else server.test
         self.previous = evaluate(cohort.start) if self.last is None else self.last
         self.last = evaluate(server.params)
-        step = {n: (cohort.start[n] - server.params[n]) / self._lr for n in self._names}
+        step = {n: (cohort.start[n] - server.params[n]) / self._lr for n in cohort.trained}
         if self.global_direction == "same_round":
             self.direction = step
         if self.direction and (round > 1 or self.init != "all_clients"):
@@ -159,7 +158,7 @@ class GPFL(Selector):
 
     def _project(self, ids: Ids, cohort: Cohort) -> None:
         """c of `ids`, from what they reported or else from the updates in `cohort`."""
-        local = self._reported or {n: -cohort.delta[n] for n in self._names}
+        local = self._reported or {n: -cohort.delta[n] for n in cohort.trained}
         values = projections(local, self.direction, self.metric, self.per_tensor)
         if self.metric != "cosine" and self.local_direction in ("per_lr", "per_step"):
             values = values / self._lr
@@ -175,7 +174,8 @@ class GPFL(Selector):
         if self.local_direction != "full_gradient":
             return {}
         flat = torch.stack(list(clients.gradients_after_training(ids)))
-        return dict(zip(self._names, flat.split([clients.params[n].numel() for n in self._names], dim=1), strict=True))
+        names = clients.layer_names(None)
+        return dict(zip(names, flat.split([clients.params[n].numel() for n in names], dim=1), strict=True))
 
     def _reward(self) -> None:
         shares = np.zeros(len(self.projections))
@@ -202,13 +202,6 @@ class GPFL(Selector):
         if self.local_direction == "full_gradient":
             needs.add(Signal.GRADIENTS)
         return frozenset(needs)
-
-
-def softmax(values: Floats) -> Floats:
-    """exp(values) over their sum."""
-    exponents = np.exp(values - values.max())
-    shares: Floats = exponents / exponents.sum()
-    return shares
 
 
 def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) -> Floats:

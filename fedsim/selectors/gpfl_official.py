@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Evaluation, Population, Selection
 from fedsim.errors import at_least, check
-from fedsim.selectors.base import Selector, ascending
+from fedsim.selectors.base import Selector, ascending, softmax
 from fedsim.selectors.exploration import Exploration
-from fedsim.selectors.gpfl import projections, softmax
+from fedsim.selectors.gpfl import projections
 from fedsim.server import Server
 from fedsim.signals import Signal
 

@@ -14,6 +14,7 @@ from fedsim.errors import at_least, check, positive, rule
 from fedsim.selectors.base import Selector, ascending
 from fedsim.selectors.power_norm import Reading, similarities
 from fedsim.selectors.subset import least_alike
+from fedsim.selectors.waiting import not_waiting
 from fedsim.signals import Signal
 from fedsim.sketches import Identity, Sketch
 
@@ -101,14 +102,11 @@ class PNCS(Selector):
     def eligible(self, available: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Who of the available may be selected, after what `on_shortage` says where fewer than `count` are left."""
         waiting = [i for batch in self.queue for i in batch]
-        barred = waiting[-self.queue_length :] if self.queue_unit == "clients" and self.queue_length else waiting
-        present = set(available.tolist())
-        barred = [] if self.queue_length == 0 else [i for i in barred if i in present]
-        wanted = 1 if self.on_shortage == "shrink" else count
-        surplus = max(wanted - (len(available) - len(barred)), 0)
-        if self.on_shortage == "random" and surplus:
-            barred = [barred[i] for i in rng.permutation(len(barred))]
-        return np.setdiff1d(available, np.array(barred[surplus:], dtype=np.int64))
+        if self.queue_unit == "clients":
+            waiting = waiting[-self.queue_length :] if self.queue_length else []
+        if self.on_shortage == "random":
+            waiting = [int(i) for i in rng.permutation(waiting)]
+        return not_waiting(available, waiting, 1 if self.on_shortage == "shrink" else count)
 
     def _enqueue(self, chosen: NDArray[np.int64], rng: np.random.Generator) -> None:
         batch = [int(i) for i in rng.permutation(chosen)]

@@ -1,0 +1,57 @@
+"""FedEntOpt (Lutz, Steidl, Müller and Samek, "Optimizing Federated Learning by Entropy-Based Client Selection",
+2024)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.clients import Clients
+from fedsim.cohort import Population, Selection
+from fedsim.errors import check, rule
+from fedsim.selectors.base import Selector, ascending, highest
+from fedsim.selectors.labels import asked
+from fedsim.selectors.waiting import not_waiting
+from fedsim.signals import Signal
+
+Floats = NDArray[np.float64]
+
+
+class EntropyGreedy(Selector):
+    """Adds, one by one, the client that makes the entropy of the pooled labels highest; ties at random.
+
+    The last `queue_length` selected clients sit out (None: half of all, a choice of ours); where fewer than K are left,
+    those that have waited longest come back. Clients tell their label counts once.
+    """
+
+    needs = frozenset({Signal.LABEL_COUNTS})
+    state = ("counts", "queue")
+
+    def __init__(self, population: Population, *, queue_length: int | None) -> None:
+        super().__init__(population)
+        check(rule(queue_length is None or queue_length >= 0, "queue_length", queue_length, "must be null or >= 0"))
+        self.queue_length = population.num_clients // 2 if queue_length is None else queue_length
+        self.counts = np.empty((population.num_clients, 0), np.int64)
+        self.queue: list[int] = []
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        self.counts = asked(self.counts, clients)
+        count = self.cohort_size(clients)
+        ids = not_waiting(clients.available, self.queue, count)
+        counts, left = self.counts[ids].astype(np.float64), np.ones(len(ids), dtype=bool)
+        picks: list[int] = []
+        for _ in range(count):
+            values = np.where(left, np.round(entropies(counts + counts[picks].sum(0)), 12), -np.inf)
+            picks.append(int(highest(values, 1, rng)[0]))
+            left[picks[-1]] = False
+        chosen = [int(i) for i in ids[picks]]
+        kept = [i for i in self.queue if i not in chosen]
+        self.queue = [*kept, *chosen][-self.queue_length :] if self.queue_length else []
+        return Selection(ascending(ids[picks]))
+
+
+def entropies(counts: Floats) -> Floats:
+    """Entropy of each row's shares [n], in nats."""
+    shares = counts / counts.sum(1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(shares > 0, shares * np.log(shares), 0.0)
+    result: Floats = -terms.sum(1)
+    return result

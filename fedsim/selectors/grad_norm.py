@@ -1,0 +1,26 @@
+"""The clients of largest gradient or update norm (as in Marnissi et al., "Client Selection in Federated Learning based
+on Gradients Importance", 2021)."""
+
+from typing import Literal
+
+import numpy as np
+
+from fedsim.clients import Clients
+from fedsim.cohort import Population, Selection
+from fedsim.selectors.base import Selector, ascending, highest
+from fedsim.signals import Signal
+
+
+class GradNorm(Selector):
+    """All clients report the norm of their full gradient (`of: gradient`), or of their update after training
+    (`of: update`); the K highest take part."""
+
+    def __init__(self, population: Population, *, of: Literal["gradient", "update"]) -> None:
+        super().__init__(population)
+        self.of = of
+        self.needs = frozenset({Signal.GRADIENTS if of == "gradient" else Signal.TRAINING})
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        ids = clients.available
+        norms = clients.gradient_norms(ids) if self.of == "gradient" else clients.update_norms(ids)
+        return Selection(ascending(ids[highest(norms, self.cohort_size(clients), rng)]))

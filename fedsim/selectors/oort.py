@@ -1,0 +1,142 @@
+"""Oort (Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided Participant Selection",
+OSDI 2021)."""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.clients import Clients
+from fedsim.cohort import Cohort, Ids, Population, Selection
+from fedsim.errors import at_least, between, check, positive
+from fedsim.selectors.base import Selector, ascending, weighted_without_replacement
+from fedsim.server import Server
+from fedsim.signals import Signal
+
+Floats = NDArray[np.float64]
+PRIOR_POOL = 5
+"""New clients are drawn from so many times as many of highest prior."""
+
+
+class Oort(Selector):
+    """Exploits clients of high statistical utility, explores clients never seen.
+
+    Utility U_k = n_k sqrt(mean squared loss of its samples), as measured while it last trained. The score of a seen
+    client is its utility, clipped at quantile `clip` and scaled to [0, 1], plus sqrt(.1 ln t / L_k) with L_k the round
+    of its last participation, times (T / t_k)^`penalty` if its round takes longer (t_k) than the preferred duration T.
+    Of K, a share 1 - eps is drawn, with probability proportional to score, from all whose score is at least `cutoff`
+    times that of rank (1 - eps) K (.95 in the paper, .7 in the code); the rest from clients never seen, with
+    probability proportional to the `prior` n_k (or equal); what is then missing, uniformly. eps starts at
+    `exploration`, times `exploration_decay` a round, not below `exploration_floor`.
+
+    T is a percentile of the durations seen so far: every `pacer_window` rounds it rises by `pacer_step` where the
+    utility exploited in the last two windows changed by at most 10%, and falls where it changed fivefold. Without a
+    simulated clock (`Cohort.durations`), or with equal durations, time plays no part. Oort's blacklist is left out.
+    """
+
+    needs = frozenset({Signal.SQUARED_LOSS})
+    state = ("utility", "last_round", "durations", "exploited", "gained", "percentile")
+
+    def __init__(
+        self,
+        population: Population,
+        *,
+        exploration: float,
+        exploration_decay: float,
+        exploration_floor: float,
+        cutoff: float,
+        clip: float,
+        prior: Literal["size", "equal"],
+        penalty: float,
+        percentile: float,
+        pacer_window: int,
+        pacer_step: float,
+    ) -> None:
+        super().__init__(population)
+        check(
+            between("exploration", exploration, 0, 1),
+            between("exploration_decay", exploration_decay, 0, 1),
+            between("exploration_floor", exploration_floor, 0, 1),
+            between("cutoff", cutoff, 0, 1),
+            between("clip", clip, 0, 1),
+            at_least("penalty", penalty, 0),
+            between("percentile", percentile, 0, 100),
+            at_least("pacer_window", pacer_window, 1),
+            positive("pacer_step", pacer_step),
+        )
+        n = population.num_clients
+        self.exploration, self.decay, self.floor = exploration, exploration_decay, exploration_floor
+        self.cutoff, self.clip, self.prior, self.penalty = cutoff, clip, prior, penalty
+        self.pacer_window, self.pacer_step = pacer_window, pacer_step
+        self.percentile = percentile
+        self.utility = np.zeros(n)
+        self.last_round = np.zeros(n, np.int64)  # 0: never seen
+        self.durations = np.full(n, np.nan)
+        self.exploited = np.empty(0, np.int64)
+        self.gained: list[float] = []
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        ids, count = clients.available, self.cohort_size(clients)
+        seen, new = ids[self.last_round[ids] > 0], ids[self.last_round[ids] == 0]
+        epsilon = max(self.floor, self.exploration * self.decay ** (round - 1))
+        self.exploited = self._exploit(seen, int((1 - epsilon) * count + 1e-9), round, rng)
+        explored = self._explore(new, count - len(self.exploited), rng)
+        chosen = np.concatenate([self.exploited, explored])
+        rest = np.setdiff1d(ids, chosen)
+        filled = rng.choice(rest, count - len(chosen), replace=False)
+        return Selection(ascending(np.concatenate([chosen, filled])))
+
+    def observe(self, round: int, cohort: Cohort, server: Server) -> None:
+        assert cohort.rms_loss is not None
+        self.utility[cohort.ids] = np.nan_to_num(cohort.sizes * cohort.rms_loss, nan=0, posinf=0)
+        self.last_round[cohort.ids] = round
+        if cohort.durations is not None:
+            self.durations[cohort.ids] = cohort.durations
+        self.gained.append(float(self.utility[np.intersect1d(self.exploited, cohort.ids)].sum()))
+        self.percentile = self._paced()
+
+    def scores(self, seen: Ids, t: int) -> Floats:
+        """Scores of clients that have taken part [len(seen)] in round t."""
+        utility = self.utility[seen]
+        clipped = np.minimum(utility, np.quantile(utility, self.clip))
+        spread = clipped.max() - clipped.min()
+        scaled = (clipped - clipped.min()) / spread if spread > 0 else np.zeros(len(seen))
+        stale = np.sqrt(0.1 * np.log(t) / self.last_round[seen])
+        scores: Floats = (scaled + stale) * self._speed_factor(seen)
+        return scores
+
+    def _speed_factor(self, seen: Ids) -> Floats:
+        known = self.durations[np.isfinite(self.durations)]
+        if not len(known) or np.ptp(known) == 0:
+            return np.ones(len(seen))
+        preferred = np.percentile(known, self.percentile)
+        durations = np.nan_to_num(self.durations[seen], nan=preferred)
+        factor: Floats = np.where(durations > preferred, (preferred / durations) ** self.penalty, 1.0)
+        return factor
+
+    def _exploit(self, seen: Ids, count: int, t: int, rng: np.random.Generator) -> Ids:
+        count = min(count, len(seen))
+        if not count:
+            return seen[:0]
+        scores = self.scores(seen, t)
+        border = self.cutoff * np.sort(scores)[::-1][count - 1]
+        pool = np.flatnonzero(scores >= border)
+        return seen[pool[weighted_without_replacement(np.maximum(scores[pool], 1e-12), count, rng)]]
+
+    def _explore(self, new: Ids, count: int, rng: np.random.Generator) -> Ids:
+        priors = self.population.sizes[new].astype(np.float64) if self.prior == "size" else np.ones(len(new))
+        shuffled = rng.permutation(len(new))
+        pool = shuffled[np.argsort(-priors[shuffled], kind="stable")][: PRIOR_POOL * count]
+        return new[pool[weighted_without_replacement(priors[pool], count, rng)]]
+
+    def _paced(self) -> float:
+        """The percentile of the preferred duration after the rounds so far."""
+        window = self.pacer_window
+        if len(self.gained) % window or len(self.gained) < 2 * window:
+            return self.percentile
+        before, now = sum(self.gained[-2 * window : -window]), sum(self.gained[-window:])
+        if abs(now - before) <= 0.1 * before:
+            return min(self.percentile + self.pacer_step, 100.0)
+        if abs(now - before) >= 5 * before:
+            return max(self.percentile - self.pacer_step, self.pacer_step)
+        return self.percentile

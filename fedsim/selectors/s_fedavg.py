@@ -1,0 +1,38 @@
+"""S-FedAvg (Nagalapatti and Narayanam, "Game of Gradients: Mitigating Irrelevant Clients in Federated Learning",
+AAAI 2021)."""
+
+import numpy as np
+
+from fedsim.clients import Clients
+from fedsim.cohort import Cohort, Population, Selection
+from fedsim.errors import between, check
+from fedsim.selectors.base import Selector, ascending, softmax, weighted_without_replacement
+from fedsim.selectors.shapley import Valuation
+from fedsim.server import Server
+from fedsim.signals import Signal
+
+
+class SFedAvg(Selector):
+    """Draws without replacement with probability softmax(phi): phi_k = 1/N at first, then keep phi_k + (1 - keep) SV_k
+    for those that took part. Values that are not finite are dropped."""
+
+    needs = frozenset({Signal.VALIDATION})
+    state = ("relevance",)
+
+    def __init__(self, population: Population, *, valuation: Valuation, keep: float) -> None:
+        super().__init__(population)
+        check(between("keep", keep, 0, 1))
+        self.valuation, self.keep = valuation, keep
+        self.relevance = np.full(population.num_clients, 1 / population.num_clients)
+        self._rng = np.random.default_rng(0)
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        ids = clients.available
+        drawn = weighted_without_replacement(softmax(self.relevance[ids]), self.cohort_size(clients), rng)
+        self._rng = rng
+        return Selection(ascending(ids[drawn]))
+
+    def observe(self, round: int, cohort: Cohort, server: Server) -> None:
+        values = self.valuation.values(cohort, server, self._rng)
+        updated = self.keep * self.relevance[cohort.ids] + (1 - self.keep) * values
+        self.relevance[cohort.ids] = np.where(np.isfinite(values), updated, self.relevance[cohort.ids])

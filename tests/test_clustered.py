@@ -1,0 +1,105 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.cohort import Cohort
+from fedsim.selectors.clustered import ClusteredBySimilarity, ClusteredBySize, angles, heaviest_within, pour
+from fedsim.selectors.gram import products
+from fedsim.selectors.trees import cut, ward
+from tests.toys import toy_cohort, toy_door, toy_population
+
+SERVER: Any = None
+
+
+def by_size(sizes: list[int], k: int) -> ClusteredBySize:
+    return ClusteredBySize(toy_population(sizes, k))
+
+
+def by_similarity(sizes: list[int], k: int, distance: Any = "cosine") -> ClusteredBySimilarity:
+    return ClusteredBySimilarity(toy_population(sizes, k), distance=distance)
+
+
+def test_bins_by_hand() -> None:
+    sizes = [5, 3, 1, 1]
+    rows = by_size(sizes, 2).distributions(toy_door(sizes, frozenset()))
+    np.testing.assert_allclose(rows, [[1, 0, 0, 0], [0, 0.6, 0.2, 0.2]])
+    np.testing.assert_allclose(rows.sum(0), [1, 0.6, 0.2, 0.2])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=14), st.integers(1, 8), st.integers(0, 1000))
+def test_both_are_unbiased_by_construction(sizes: list[int], k: int, seed: int) -> None:
+    door = toy_door(sizes, frozenset(), cohort_size=k)
+    similar = by_similarity(sizes, k)
+    rows = np.random.default_rng(seed).standard_normal((len(sizes), 2)).tolist()
+    similar.observe(1, toy_cohort(list(range(len(sizes))), sizes, rows), SERVER)
+    for selector in (by_size(sizes, k), similar):
+        r = selector.distributions(door)
+        np.testing.assert_allclose(r.sum(1), 1, atol=1e-7)
+        np.testing.assert_allclose(r.sum(0), k * np.array(sizes) / sum(sizes), atol=1e-7)
+        selection = selector.select(1, door, np.random.default_rng(seed))
+        assert selection.weights is not None
+        assert selection.weights.sum() == pytest.approx(1)
+
+
+def test_like_updates_share_a_distribution() -> None:
+    sizes = [1] * 6
+    selector = by_similarity(sizes, 3)
+    directions = [[1, 0], [0, 1], [-1, 0.1], [1, 0.1], [0.1, 1], [-1, 0]]
+    selector.observe(1, toy_cohort(list(range(6)), sizes, directions), SERVER)
+    rows = selector.distributions(toy_door(sizes, frozenset(), cohort_size=3))
+    groups = {tuple(np.flatnonzero(row)) for row in rows}
+    assert groups == {(0, 3), (1, 4), (2, 5)}
+
+
+def test_before_any_update_everybody_is_alike_and_nothing_breaks() -> None:
+    sizes = [2] * 9
+    rows = by_similarity(sizes, 3).distributions(toy_door(sizes, frozenset(), cohort_size=3))
+    np.testing.assert_allclose(rows.sum(0), 1 / 3)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "l1", "l2"])
+def test_products_kept_row_by_row_equal_those_of_all(distance: Any) -> None:
+    sizes = [1] * 8
+    door = toy_door(sizes, frozenset(), cohort_size=3)
+    selector, random = by_similarity(sizes, 3, distance), np.random.default_rng(0)
+    for t in range(6):
+        ids = np.sort(random.choice(8, 3, replace=False))
+        selector.observe(t, toy_cohort(ids.tolist(), [1] * 3, random.standard_normal((3, 2)).tolist()), SERVER)
+    assert selector.updates is not None
+    whole = by_similarity(sizes, 3, distance)
+    whole.updates, whole.products = selector.updates, products([selector.updates])
+    np.testing.assert_allclose(selector._distances(door), whole._distances(door), atol=1e-6)
+
+
+def test_angles() -> None:
+    table = angles(products([torch.tensor([[1.0, 0], [0, 2], [-3, 0], [0, 0]])]))
+    np.testing.assert_allclose(table[:3, :3], np.pi / 2 * np.array([[0, 1, 2], [1, 0, 1], [2, 1, 0]]), atol=1e-7)
+    assert not table[3].any()
+
+
+def test_pouring_goes_on_in_the_next_gap() -> None:
+    rows = np.array([[0.7, 0.0, 0.0], [0.5, 0.0, 0.0]])
+    poured = pour(rows, np.array([0, 0.5, 0.3]), np.array([1, 2]))
+    np.testing.assert_allclose(poured, [[0.7, 0.3, 0], [0.5, 0.2, 0.3]])
+
+
+def test_clusters_are_the_largest_within_a_mass_of_one() -> None:
+    points = np.array([0.0, 0.1, 5.0, 5.1, 5.2])
+    tree = ward(np.abs(points[:, None] - points[None]))
+    clusters = heaviest_within(tree, np.full(5, 0.4))
+    assert sorted(map(tuple, clusters)) in ([(0, 1), (2,), (3, 4)], [(0, 1), (2, 3), (4,)])
+    assert [tuple(c) for c in heaviest_within(tree, np.full(5, 0.2))] == [(0, 1, 2, 3, 4)]
+    assert len(set(cut(tree, 2))) == 2
+
+
+def cohort_of_one() -> Cohort:
+    return toy_cohort([0], [1], [[1, 2]])
+
+
+def test_updates_are_flat_over_the_trained_tensors() -> None:
+    assert cohort_of_one().updates.tolist() == [[1, 2]]

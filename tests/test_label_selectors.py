@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.clients import Clients
+from fedsim.ledger import Ledger
+from fedsim.selectors.entropy_greedy import EntropyGreedy, entropies
+from fedsim.selectors.fedcbs import FedCBS, imbalances
+from fedsim.selectors.labels import asked
+from fedsim.signals import Signal
+from tests.toys import ToyEngine, toy_door, toy_population
+
+PURE = np.array([[4.0, 0], [0, 4]])
+
+
+def door_of(
+    labels: list[list[int]], k: int, *, available: list[int] | None = None, ledger: Ledger | None = None
+) -> Clients:
+    sizes = [len(x) for x in labels]
+    engine = ToyEngine(sizes)
+    engine.data.y[:] = engine.data.y.new_tensor(sum(labels, []))
+    needs = frozenset({Signal.LABEL_COUNTS})
+    return toy_door(sizes, needs, engine=engine, cohort_size=k, available=available, ledger=ledger)
+
+
+def test_qcid_by_hand() -> None:
+    assert imbalances(PURE[1:], PURE[0]) == pytest.approx(0, abs=1e-8)
+    assert imbalances(np.array([[2.0, 2]]), PURE[0])[0] == pytest.approx(0.125)
+    assert imbalances(PURE[:1], np.zeros(2))[0] == pytest.approx(0.5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 6), st.integers(1, 5), st.integers(0, 10**6))
+def test_qcid_is_the_double_sum(num_classes: int, members: int, seed: int) -> None:
+    counts = np.random.default_rng(seed).integers(1, 20, (members, num_classes)).astype(float)
+    sizes, shares = counts.sum(1), counts / counts.sum(1, keepdims=True)
+    double = sum(sizes[i] * sizes[j] * shares[i] @ shares[j] for i in range(members) for j in range(members))
+    expected = double / sizes.sum() ** 2 - 1 / num_classes
+    assert imbalances(counts[-1:], counts[:-1].sum(0))[0] == pytest.approx(max(expected, 1e-9), abs=1e-12)
+
+
+def test_fedcbs_completes_what_the_first_client_lacks() -> None:
+    labels, complete = [[0, 0], [0, 0], [1, 1], [2, 2], [0, 0]], 0
+    for s in range(200):
+        selector = FedCBS(toy_population([2] * 5, 3), exploration=10.0)
+        ids = selector.select(1, door_of(labels, 3), np.random.default_rng(s)).ids
+        complete += {2, 3} <= set(ids.tolist())
+        assert selector.pulls.sum() == 3
+    # the second pick fails with weight (QCID 1/6 : 2/3)^2 = 16 : 1 for each like client, the third never
+    assert 0.75 < complete / 200 < 1
+
+
+def test_fedcbs_explores_clients_selected_seldom() -> None:
+    labels = [[0, 1, 2]] * 3
+    firsts = np.zeros(3)
+    for s in range(300):
+        selector = FedCBS(toy_population([3] * 3, 1), exploration=1e12)
+        selector.pulls[:] = [100, 100, 1]
+        firsts[selector.select(50, door_of(labels, 1), np.random.default_rng(s)).ids] += 1
+    assert firsts[2] / firsts[:2].mean() == pytest.approx(10, rel=0.4)
+
+
+def test_entropy_by_hand_and_greedy_completion() -> None:
+    assert entropies(np.array([[1.0, 1], [3, 0]])) == pytest.approx([np.log(2), 0])
+    labels = [[0, 0, 1], [2, 2, 2], [0, 1, 1], [0, 0, 0]]
+    selector = EntropyGreedy(toy_population([3] * 4, 2), queue_length=0)
+    ids = selector.select(1, door_of(labels, 2), np.random.default_rng(0)).ids.tolist()
+    assert 1 in ids
+    assert ids != [1, 3]
+
+
+def test_entropy_greedy_rotates_by_its_queue() -> None:
+    labels = [[0, 1, 2]] * 6
+    selector, picked = EntropyGreedy(toy_population([3] * 6, 2), queue_length=4), []
+    for t in range(6):
+        picked.append(set(selector.select(t + 1, door_of(labels, 2), np.random.default_rng(t)).ids.tolist()))
+    assert all(not (a & b) for a, b in zip(picked, picked[1:], strict=False))  # noqa: RUF007
+    assert len(picked[0] | picked[1] | picked[2]) == 6
+
+
+def test_counts_are_asked_for_once_without_a_model() -> None:
+    labels, counts, ledger = [[0, 0, 2], [1, 1, 1], [2, 0, 0]], np.empty((3, 0), np.int64), Ledger()
+    counts = asked(counts, door_of(labels, 1, available=[0, 2], ledger=ledger))
+    assert counts.tolist() == [[2, 0, 1], [-1, -1, -1], [2, 0, 1]]
+    assert (ledger.bytes_up, ledger.bytes_down, len(ledger.contacted)) == (2 * 3 * 4, 0, 0)
+    counts = asked(counts, door_of(labels, 1, ledger=ledger))
+    assert counts[1].tolist() == [0, 3, 0]
+    assert ledger.bytes_up == 3 * 3 * 4

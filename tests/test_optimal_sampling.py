@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.selectors.optimal_sampling import OptimalSampling, aggregated, exact
+from tests.toys import toy_door, toy_population
+
+
+@pytest.mark.parametrize(
+    ("u", "m", "expected"),
+    [
+        ((1, 2, 3, 4), 2, (0.2, 0.4, 0.6, 0.8)),
+        ((1, 1, 1, 7), 2, (1 / 3, 1 / 3, 1 / 3, 1)),
+        ((2, 2, 2), 1, (1 / 3,) * 3),
+    ],
+)
+def test_probabilities_by_hand(u: tuple[float, ...], m: int, expected: tuple[float, ...]) -> None:
+    assert exact(np.array(u, float), m) == pytest.approx(expected)
+    assert aggregated(np.array(u, float), m, 4)[0] == pytest.approx(expected)
+
+
+def test_exchanges_are_counted_until_nothing_is_left_to_rescale() -> None:
+    assert aggregated(np.array([1.0, 2, 3, 4]), 2, 4)[1] == 1
+    assert aggregated(np.array([1.0, 1, 1, 7]), 2, 4)[1] == 2
+    assert aggregated(np.array([1.0, 2, 4, 8, 16, 32]), 3, 1)[1] == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=12), st.integers(1, 12))
+def test_probabilities_sum_to_the_budget_and_grow_with_the_norm(values: list[float], m: int) -> None:
+    u, m = np.array(values), min(m, len(values))
+    for chances in (exact(u, m), aggregated(u, m, 50)[0]):
+        assert chances.sum() == pytest.approx(m)
+        assert ((chances >= 0) & (chances <= 1 + 1e-12)).all()
+        assert (np.diff(chances[np.argsort(u, kind="stable")]) >= -1e-9).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.1, 100), min_size=3, max_size=8), st.integers(1, 6), st.integers(0, 1000))
+def test_exact_minimises_the_variance_and_the_aggregate_form_converges_to_it(
+    values: list[float], m: int, seed: int
+) -> None:
+    u, m = np.array(values), min(m, len(values) - 1)
+    best = exact(u, m)
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        other = np.clip(best + 0.05 * rng.standard_normal(len(u)), 1e-3, 1)
+        other *= m / other.sum()
+        if other.max() <= 1:
+            assert (u**2 / best).sum() <= (u**2 / other).sum() * (1 + 1e-9)
+    assert aggregated(u, m, 100)[0] == pytest.approx(best)
+
+
+def test_weights_make_the_average_unbiased() -> None:
+    sizes, m = [1, 2, 3, 4], 2
+    selector = OptimalSampling(toy_population(sizes, m), probabilities="exact", iterations=4)
+    total, uploads = np.zeros(4), []
+    for s in range(4000):
+        door = toy_door(sizes, selector.needs, cohort_size=m)
+        selection = selector.select(1, door, np.random.default_rng(s))
+        assert selection.weights is not None
+        total[selection.ids] += selection.weights
+        uploads.append(len(selection.ids))
+    # client 0 of the toy has an update of zero, so that it is never asked to send it
+    assert total[1:] / 4000 == pytest.approx(np.array(sizes[1:]) / 10, abs=0.02)
+    assert np.mean(uploads) == pytest.approx(m, abs=0.05)
+    assert len(set(uploads)) > 1

@@ -1,0 +1,134 @@
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.cohort import Evaluation, Params
+from fedsim.selectors.s_fedavg import SFedAvg
+from fedsim.selectors.shapley import Valuation, averaged, exact_values, sampled_values
+from fedsim.selectors.shapley_bandit import ShapleyBandit
+from tests.toys import toy_cohort, toy_door, toy_population
+
+
+def enumerated(worth: Callable[[frozenset[int]], float], num: int) -> np.ndarray:
+    """The definition: mean marginal worth over all orders."""
+    values = np.zeros(num)
+    for order in itertools.permutations(range(num)):
+        for place, i in enumerate(order):
+            values[i] += worth(frozenset(order[: place + 1])) - worth(frozenset(order[:place]))
+    return values / math.factorial(num)
+
+
+def test_two_players_by_hand() -> None:
+    worths = {frozenset(): 0.1, frozenset({0}): 0.3, frozenset({1}): 0.2, frozenset({0, 1}): 0.6}
+    assert exact_values(worths.__getitem__, 2) == pytest.approx([0.3, 0.2])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 10**6))
+def test_exact_equals_the_definition_is_efficient_and_null_players_get_nothing(num: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    table = {frozenset(s): random.random() for r in range(num) for s in itertools.combinations(range(num - 1), r)}
+    worth = lambda members: table[frozenset(members) - {num - 1}]
+    values = exact_values(worth, num)
+    assert values == pytest.approx(enumerated(worth, num))
+    assert values.sum() == pytest.approx(worth(frozenset(range(num))) - worth(frozenset()))
+    assert values[-1] == pytest.approx(0)
+
+
+def test_sampling_converges_and_truncation_saves_evaluations() -> None:
+    random = np.random.default_rng(0)
+    weights = random.random(5)
+    calls = 0
+
+    def worth(members: frozenset[int]) -> float:
+        nonlocal calls
+        calls += 1
+        return math.sqrt(sum(weights[i] for i in members))
+
+    exact = exact_values(worth, 5)
+    assert sampled_values(worth, 5, 4000, 0.0, random) == pytest.approx(exact, abs=0.02)
+    calls = 0
+    sampled_values(worth, 5, 10, 10.0, random)
+    assert calls == 1 + 10
+
+
+@dataclass
+class OneNumber:
+    """A server that judges a model by the first entry of its only tensor."""
+
+    calls: int = 0
+
+    def validate(self, params: Params) -> Evaluation:
+        self.calls += 1
+        value = float(params["w"][0])
+        return Evaluation(accuracy=value, loss=-value)
+
+
+def valuation(**more: Any) -> Valuation:
+    values = {"utility": "loss", "average": "uniform", "method": "auto", "permutations": 5, "tolerance": 0.0}
+    return Valuation(**(values | more))
+
+
+def test_averages_of_subsets() -> None:
+    cohort = toy_cohort([2, 5, 7], [1, 3, 4], [[3, 0], [1, 2], [9, 9]])
+    assert torch.equal(averaged(cohort, frozenset(), False)["w"], cohort.start["w"])
+    assert averaged(cohort, frozenset({0, 1}), False)["w"].tolist() == [2, 1]
+    assert averaged(cohort, frozenset({0, 1}), True)["w"].tolist() == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("utility", ["loss", "accuracy"])
+def test_a_valuation_takes_two_to_the_k_passes(utility: str) -> None:
+    cohort, server = toy_cohort([2, 5, 7], [1, 1, 1], [[3, 0], [1, 2], [-1, 0]]), OneNumber()
+    values = valuation(utility=utility).values(cohort, server, np.random.default_rng(0))  # type: ignore[arg-type]
+    assert server.calls == 8
+    assert values.sum() == pytest.approx(1)
+    assert values[0] > values[1] > values[2]
+
+
+def test_relevance_is_a_running_mean_and_the_draw_a_softmax_of_it() -> None:
+    selector = SFedAvg(toy_population([1] * 4, 1), valuation=valuation(), keep=0.75)
+    selector.observe(1, toy_cohort([1, 2], [1, 1], [[2, 0], [0, 0]]), OneNumber())  # type: ignore[arg-type]
+    assert selector.relevance == pytest.approx([0.25, 0.1875 + 0.25 * 1.5, 0.1875 + 0.25 * -0.5, 0.25])
+    selector.relevance[:] = [0, 0, 50, 0]
+    picks = {selector.select(2, toy_door([1] * 4, selector.needs), np.random.default_rng(s)).ids[0] for s in range(20)}
+    assert picks == {2}
+
+
+def test_everybody_is_valued_once_and_then_the_highest_means_win() -> None:
+    selector = ShapleyBandit(toy_population([1] * 6, 2), valuation=valuation(), confidence=0.0)
+    worth, rounds = np.array([0.0, 5, 1, 4, 2, 3]), []
+    for t in range(1, 6):
+        door = toy_door([1] * 6, selector.needs, round=t)
+        ids = selector.select(t, door, np.random.default_rng(t)).ids
+        rounds.append(ids.tolist())
+        delta = [[float(worth[i]), 0.0] for i in ids]
+        selector.observe(t, toy_cohort(ids.tolist(), [1, 1], delta), OneNumber())  # type: ignore[arg-type]
+    assert sorted(sum(rounds[:3], [])) == list(range(6))
+    assert rounds[3] == rounds[4]
+    assert 1 in rounds[3]
+
+
+def test_confidence_brings_back_those_valued_seldom() -> None:
+    selector = ShapleyBandit(toy_population([1] * 3, 1), valuation=valuation(), confidence=1.0)
+    selector.total, selector.times = np.array([9.0, 0, 0]), np.array([90, 1, 30])
+    assert selector.select(100, toy_door([1] * 3, selector.needs), np.random.default_rng(0)).ids.tolist() == [1]
+
+
+def test_values_that_are_not_finite_are_dropped() -> None:
+    cohort = toy_cohort([0, 1], [1, 1], [[np.inf, 0], [1, 0]])
+    for selector in (
+        SFedAvg(toy_population([1] * 2, 1), valuation=valuation(), keep=0.75),
+        ShapleyBandit(toy_population([1] * 2, 1), valuation=valuation(), confidence=0.0),
+    ):
+        before = selector.state_dict()
+        with np.errstate(invalid="ignore"):
+            selector.observe(1, cohort, OneNumber())  # type: ignore[arg-type]
+        assert all(np.array_equal(before[n], v) for n, v in selector.state_dict().items())

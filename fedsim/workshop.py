@@ -1,6 +1,6 @@
 """What clients have trained on one version of the model, whoever asked for it: nobody trains twice."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -10,6 +10,9 @@ from torch import Tensor
 from fedsim.cohort import Ids, Params, Stack
 from fedsim.engine.base import Engine, Trained, concatenate
 from fedsim.errors import FedsimError
+
+BLOCK_ENTRIES = 2**20
+"""Entries of a block of rows, that it stays in the cache."""
 
 
 class Workshop:
@@ -74,6 +77,17 @@ class Workshop:
 
 def norms(pieces: Mapping[str, Tensor]) -> NDArray[np.float64]:
     """Euclidean norm over all pieces, row by row."""
-    squares = torch.stack([p.double().square().sum(1) for p in pieces.values()]).sum(0)
-    result: NDArray[np.float64] = squares.sqrt().cpu().numpy()
+    squares = sum(_by_rows(p, lambda rows: rows.square().sum(1)) for p in pieces.values())
+    result: NDArray[np.float64] = np.sqrt(squares)
     return result
+
+
+def row_blocks(matrix: Tensor) -> Iterator[Tensor]:
+    """A large matrix in float64, some rows at a time."""
+    return (part.double() for part in matrix.split(max(BLOCK_ENTRIES // max(matrix.shape[1], 1), 1)))
+
+
+def _by_rows(matrix: Tensor, function: Callable[[Tensor], Tensor]) -> NDArray[np.float64]:
+    """function(rows) in float64, some rows at a time."""
+    values: NDArray[np.float64] = torch.cat([function(part) for part in row_blocks(matrix)]).cpu().numpy()
+    return values

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Evaluation, Ids, Params, Population, Selection, Stack
@@ -14,6 +15,7 @@ from fedsim.selectors.base import Selector, ascending, highest, softmax
 from fedsim.selectors.exploration import Exploration
 from fedsim.server import Server
 from fedsim.signals import Signal
+from fedsim.workshop import row_blocks
 
 Floats = NDArray[np.float64]
 LocalDirection = Literal["per_lr", "update", "per_step", "momentum_buffer", "full_gradient"]
@@ -158,8 +160,8 @@ class GPFL(Selector):
 
     def _project(self, ids: Ids, cohort: Cohort) -> None:
         """c of `ids`, from what they reported or else from the updates in `cohort`."""
-        local = self._reported or {n: -cohort.delta[n] for n in cohort.trained}
-        values = projections(local, self.direction, self.metric, self.per_tensor)
+        local = self._reported or {n: cohort.delta[n] for n in cohort.trained}
+        values = projections(local, self.direction, self.metric, self.per_tensor) * (1 if self._reported else -1)
         if self.metric != "cosine" and self.local_direction in ("per_lr", "per_step"):
             values = values / self._lr
         if self.metric != "cosine" and self.local_direction == "per_step":
@@ -209,8 +211,8 @@ def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) 
 
     Over all parameters at once, or as the mean over tensors.
     """
-    dots = torch.stack([d.flatten(1).double() @ direction[n].flatten().double() for n, d in local.items()])
-    ours = torch.stack([d.flatten(1).double().square().sum(1) for d in local.values()])
+    parts = [_dots(d.flatten(1), direction[n].flatten().double()) for n, d in local.items()]
+    dots, ours = torch.stack([d for d, _ in parts]), torch.stack([s for _, s in parts])
     theirs = torch.stack([direction[n].double().square().sum() for n in local])[:, None]
     if not per_tensor:
         dots, ours, theirs = dots.sum(0, True), ours.sum(0, True), theirs.sum(0, True)
@@ -219,3 +221,9 @@ def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) 
         scale = theirs.sqrt().expand_as(dots) * (ours.sqrt() if metric == "cosine" else 1)
     result: Floats = torch.where(scale > 0, dots / scale, 0.0).mean(0).cpu().numpy()
     return result
+
+
+def _dots(local: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """<g_i, g> and |g_i|^2 of each row [K], in float64, some rows at a time."""
+    parts = [(rows @ direction, rows.square().sum(1)) for rows in row_blocks(local)]
+    return torch.cat([d for d, _ in parts]), torch.cat([s for _, s in parts])

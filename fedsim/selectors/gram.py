@@ -15,10 +15,12 @@ from fedsim.cohort import Ids
 Floats = NDArray[np.float64]
 Transform = Callable[[Tensor], Tensor]
 
-EXACT_ROWS = 2000
-"""Up to so many vectors products are taken in float64, beyond in float32 (half the time and memory)."""
-BLOCK_ROWS = 2000
-BLOCK_ENTRIES = 2**25
+EXACT_WORK = 2e10
+"""Up to so many multiplications products are taken in float64, beyond in float32 (half the time and memory)."""
+BLOCK_ROWS = 256
+"""Rows of a block of the upper triangle: the smaller, the less is multiplied twice."""
+BLOCK_ENTRIES, BLOCK_COLUMNS = 2**20, 1024
+"""Entries of a chunk, that it stays in the cache, and its least columns, that products stay worth their sums."""
 
 
 def products(pieces: Sequence[Tensor], left: Transform | None = None, right: Transform | None = None) -> Tensor:
@@ -28,7 +30,7 @@ def products(pieces: Sequence[Tensor], left: Transform | None = None, right: Tra
     finite count as 0.
     """
     num = len(pieces[0])
-    out = torch.zeros(num, num, dtype=_dtype(num), device=pieces[0].device)
+    out = torch.zeros(num, num, dtype=_dtype(pieces), device=pieces[0].device)
     for chunk in chunks(pieces):
         a = chunk if left is None else left(chunk)
         b = a if right is None else right(chunk)
@@ -52,11 +54,13 @@ def refreshed(gram: Tensor | None, vectors: Tensor, ids: Ids) -> Tensor:
 
 
 def chunks(pieces: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The vectors a few columns at a time, finite, in the precision of their products."""
-    num = len(pieces[0])
+    """The vectors a few columns at a time, finite, in the precision of their products. Not to be modified."""
+    columns, dtype = max(BLOCK_ENTRIES // len(pieces[0]), BLOCK_COLUMNS), _dtype(pieces)
     for piece in pieces:
-        for part in piece.split(max(BLOCK_ENTRIES // num, 16), dim=1):
-            yield torch.nan_to_num(part.to(_dtype(num)), nan=0.0, posinf=0.0, neginf=0.0)
+        for part in piece.split(columns, dim=1):
+            chunk = part.to(dtype)
+            finite = bool(torch.isfinite(chunk.sum()))
+            yield chunk if finite else torch.nan_to_num(chunk, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def distances(gram: Tensor) -> Floats:
@@ -66,8 +70,9 @@ def distances(gram: Tensor) -> Floats:
     return result.fill_diagonal_(0).cpu().numpy()
 
 
-def _dtype(num: int) -> torch.dtype:
-    return torch.float64 if num <= EXACT_ROWS else torch.float32
+def _dtype(pieces: Sequence[Tensor]) -> torch.dtype:
+    work = len(pieces[0]) ** 2 * sum(p.shape[1] for p in pieces)
+    return torch.float64 if work <= EXACT_WORK else torch.float32
 
 
 def _mirrored(upper: Tensor) -> Tensor:

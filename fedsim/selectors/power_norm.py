@@ -43,7 +43,9 @@ def similarities(pieces: Sequence[Tensor], p: float, reading: Reading = "signed_
 
 def signed_power(x: Tensor, exponent: float) -> Tensor:
     """sgn(x) |x|^exponent."""
-    return x if exponent == 1 else x.abs().pow_(exponent).mul_(x.sign())
+    if exponent == 1:
+        return x
+    return x * x.abs() if exponent == 2 else x.abs().pow_(exponent).mul_(x.sign())
 
 
 def _largest(pieces: Sequence[Tensor]) -> Tensor:

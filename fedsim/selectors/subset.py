@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MOST_SUBSETS = 200_000
+SLACK = 1e-12
+"""Differences of sums that are rounding."""
 
 
 def least_alike(
@@ -22,13 +24,11 @@ def least_alike(
     size = len(table)
     if count >= size:
         return np.arange(size)
-    order = rng.permutation(size)  # ties go to whoever comes first
-    shuffled = table[np.ix_(order, order)]
     if count == 1:
-        return order[[np.argmin(shuffled.sum(1) - shuffled.diagonal())]]
-    exact = search == "exact" or (search == "auto" and math.comb(size, count) <= MOST_SUBSETS)
-    chosen = _enumerate(shuffled, count) if exact else _greedy(shuffled, count, swap_passes)
-    return order[chosen]
+        return np.array([_lowest(table.sum(1) - table.diagonal(), rng)])
+    if search == "exact" or (search == "auto" and math.comb(size, count) <= MOST_SUBSETS):
+        return _enumerate(table, count, rng)
+    return _greedy(table, count, swap_passes, rng)
 
 
 def pair_sum(table: Floats, chosen: NDArray[np.int64]) -> float:
@@ -37,22 +37,30 @@ def pair_sum(table: Floats, chosen: NDArray[np.int64]) -> float:
     return float((block.sum() - block.trace()) / 2)
 
 
-def _enumerate(table: Floats, count: int) -> NDArray[np.int64]:
+def _lowest(values: Floats, rng: np.random.Generator) -> int:
+    """Position of the lowest value; ties, but for rounding, at random."""
+    flat = values.ravel()
+    return int(rng.choice(np.flatnonzero(flat <= flat.min() + SLACK)))
+
+
+def _enumerate(table: Floats, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     subsets = np.array(list(itertools.combinations(range(len(table)), count)), dtype=np.int64)
     sums = np.zeros(len(subsets))
     for a, b in itertools.combinations(range(count), 2):
         sums += table[subsets[:, a], subsets[:, b]]
-    best: NDArray[np.int64] = subsets[np.argmin(np.round(sums, 12))]
+    best: NDArray[np.int64] = subsets[_lowest(sums, rng)]
     return best
 
 
-def _greedy(table: Floats, count: int, swap_passes: int) -> NDArray[np.int64]:
-    off = table + np.diag(np.full(len(table), np.inf))
-    chosen = [int(i) for i in np.unravel_index(np.argmin(off), off.shape)]
+def _greedy(table: Floats, count: int, swap_passes: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    diagonal = table.diagonal().copy()
+    np.fill_diagonal(table, np.inf)
+    chosen = [int(i) for i in np.unravel_index(_lowest(table, rng), table.shape)]
+    np.fill_diagonal(table, diagonal)
     while len(chosen) < count:
         sums = table[:, chosen].sum(1)
         sums[chosen] = np.inf
-        chosen.append(int(np.argmin(sums)))
+        chosen.append(int(_lowest(sums, rng)))
     for _ in range(swap_passes):
         if not _best_swap(table, chosen):
             break
@@ -66,7 +74,7 @@ def _best_swap(table: Floats, chosen: list[int]) -> bool:
     leave = sums[inside] - table.diagonal()[inside]
     change = sums[outside][None, :] - table[np.ix_(inside, outside)] - leave[:, None]
     i, j = np.unravel_index(np.argmin(change), change.shape)
-    if change[i, j] >= -1e-12:
+    if change[i, j] >= -SLACK:
         return False
     chosen[int(i)] = int(outside[int(j)])
     return True

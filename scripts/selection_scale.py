@@ -44,6 +44,8 @@ from fedsim.streams import Streams
 
 FOLDER = Path(__file__).parents[1] / "conf" / "selector"
 COHORT_SIZE, NUM_ROUNDS, NUM_CLASSES, PUBLIC, SAMPLES = 10, 8, 10, 500, 2
+PATIENCE = 60.0
+"""Seconds of selection after which a case has shown enough (two rounds at least)."""
 SHORTER = {"warmup": 2, "interval": 2, "cover_rounds": 2, "warmup_rounds": 2}
 """Warm-ups cut so that every kind of round is among the eight."""
 
@@ -54,8 +56,8 @@ class SyntheticEngine(Engine):
     def __init__(self, num_clients: int) -> None:
         positions = np.split(np.arange(SAMPLES * num_clients), num_clients)
         labels = torch.arange(SAMPLES * num_clients) % NUM_CLASSES
-        data = ClientData(torch.zeros(len(labels), 3, 32, 32)[:1].expand(len(labels), 3, 32, 32), labels,
-                          positions, positions, NUM_CLASSES)  # fmt: skip
+        images = torch.zeros(1, 3, 32, 32).expand(len(labels), 3, 32, 32)
+        data = ClientData(images, labels, positions, positions, NUM_CLASSES)
         sgd = SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=Constant())
         super().__init__(CNN((3, 32, 32), NUM_CLASSES), data, LocalWork(1, None, 1), sgd, Streams(0))
         self.shapes = {name: p.shape for name, p in initial(self.model).items()}
@@ -82,9 +84,8 @@ class SyntheticEngine(Engine):
                 parts = self._vector().split([s.numel() for s in self.shapes.values()])
                 for (name, shape), part in zip(self.shapes.items(), parts, strict=True):
                     delta[name][row] = part.view(shape)
-            ones = np.ones(len(ids))
-            return Trained(delta, ones, ones + np.random.default_rng(round).random(len(ids)), ones.astype(np.int64),
-                           ones.astype(np.int64))  # fmt: skip
+            ones, losses = np.ones(len(ids), np.int64), np.random.default_rng(round).random(len(ids))
+            return Trained(delta, losses, 1 + losses, ones, ones)
 
         return self._timed(work)  # type: ignore[no-any-return]
 
@@ -120,6 +121,8 @@ def measure(choice: str, num_clients: int) -> dict[str, Any]:
     parts = Federation(engine, population, selector, FedAvg(frozenset(), weighting="uniform"), Always(), holdings, 99)
     for _ in Simulation(parts, initial(engine.model)):
         watch.close_round()
+        if len(watch.rounds) > 1 and sum(watch.rounds) > PATIENCE:
+            break
     return {
         "selector": choice,
         "clients": num_clients,
@@ -174,8 +177,8 @@ def table_of(results: list[dict[str, Any]], sizes: list[int]) -> Table:
         table.add_column(f"N = {size:,}", justify="right")
     table.add_column("growth", justify="right")
     table.add_column("peak GiB", justify="right")
-    by_choice = {choice: {r["clients"]: r for r in results if r["selector"] == choice} for choice in
-                 dict.fromkeys(r["selector"] for r in results)}  # fmt: skip
+    choices = dict.fromkeys(r["selector"] for r in results)
+    by_choice = {choice: {r["clients"]: r for r in results if r["selector"] == choice} for choice in choices}
     for choice, found in by_choice.items():
         cells = [_seconds(found.get(size)) for size in sizes]
         last = found.get(sizes[-1], {})

@@ -12,8 +12,10 @@ from fedsim.cohort import Ids, Params, Stack
 from fedsim.engine.adapt import refuse_hidden_randomness
 from fedsim.engine.base import ClientData, Engine, LocalWork, Trained, concatenate
 from fedsim.engine.batches import StackedBatches, round_batches, stack_batches
+from fedsim.engine.chain import linear_chain
 from fedsim.engine.gradients import StackedBatch, StackedGradients
 from fedsim.engine.keys import step_keys
+from fedsim.engine.programs import Differentiated, Program, WrittenOut, plain_sgd
 from fedsim.errors import check, rule
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.streams import Streams
@@ -43,6 +45,7 @@ class BatchedEngine(Engine):
         super().__init__(model, data, work, optimizer, streams)
         self.chunk_size = _rows_that_fit(model, data.x.device) if chunk_size == "auto" else chunk_size
         self.gradients = StackedGradients(model, data.x.device)
+        self.chain = linear_chain(model)
         if len(data.x):
             refuse_hidden_randomness(model, data.x)
             self.gradients.try_out(data.x, data.y)
@@ -77,16 +80,15 @@ class BatchedEngine(Engine):
 
     def _train_chunk(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
         batches = stack_batches(round_batches(self.data, self.work, self.streams, round, ids))
-        stack = {name: value.expand(len(ids), *value.shape).clone() for name, value in params.items()}
-        losses, squares, momentum = self._run_steps(stack, batches, self._dropout_keys(batches, round, ids), lr)
-        for name, value in stack.items():
-            value.sub_(params[name])
+        program = self._program(params, len(ids), lr)
+        losses, squares = self._run_steps(program, batches, self._dropout_keys(batches, round, ids))
         back = np.argsort(batches.order, kind="stable")
         with np.errstate(invalid="ignore"):
             mean_loss = losses.sum(0).cpu().numpy() / batches.steps
             mean_square = (squares.cpu().numpy() * batches.counts).sum(0) / batches.counts.sum(0)
+        momentum = program.momentum()
         return Trained(
-            delta=_in_order(stack, back),
+            delta=_in_order(program.delta(), back),
             loss=mean_loss[back],
             rms_loss=np.sqrt(mean_square)[back],
             steps=batches.steps[back],
@@ -94,30 +96,30 @@ class BatchedEngine(Engine):
             momentum=None if momentum is None else _in_order(momentum, back),
         )
 
+    def _program(self, params: Params, rows: int, lr: float) -> Program:
+        sgd = plain_sgd(self.optimizer)
+        if self.chain is not None and sgd is not None:
+            return WrittenOut(self.chain, sgd.weight_decay, params, rows, lr)
+        return Differentiated(self.gradients, self.optimizer, params, rows, lr)
+
     def _dropout_keys(self, batches: StackedBatches, round: int, ids: Ids) -> Tensor | None:
         if not self.gradients.dropouts:
             return None
         keys = step_keys(self.streams, round, ids[batches.order], len(batches.positions))
         return torch.as_tensor(keys, device=self.data.x.device)
 
-    def _run_steps(
-        self, stack: Stack, batches: StackedBatches, keys: Tensor | None, lr: float
-    ) -> tuple[Tensor, Tensor, Stack | None]:
-        """Train `stack` in place; the mean and mean square of the samples' losses of each step and row [S, K], 0 where
-        a row has finished, and the momentum buffers."""
-        device, trained = self.data.x.device, self.gradients.trained
+    def _run_steps(self, program: Program, batches: StackedBatches, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and mean square of the samples' losses of each step and row [S, K], 0 where a row has finished."""
+        device = self.data.x.device
         positions = torch.as_tensor(batches.positions, device=device)
         losses = torch.zeros(positions.shape[:2], dtype=torch.float64, device=device)
         squares = torch.zeros_like(losses)
-        state = self.optimizer.init({name: stack[name] for name in trained})
         for step, counts in enumerate(batches.counts):
             counts = counts[counts > 0]
             rows = len(counts)
-            live = {name: value[:rows] for name, value in stack.items()}
             batch = self._batch(positions[step, :rows], counts, None if keys is None else keys[step, :rows])
-            grads, losses[step, :rows], squares[step, :rows] = self.gradients(live, batch)
-            self.optimizer.step({name: live[name] for name in trained}, grads, state, lr)
-        return losses, squares, self.optimizer.momentum_buffers(state)
+            losses[step, :rows], squares[step, :rows] = program.step(batch)
+        return losses, squares
 
     def _batch(self, positions: Tensor, counts: NDArray[np.int64], keys: Tensor | None) -> StackedBatch:
         """The samples at `positions` [R, batch], of which `counts` [R] are valid."""

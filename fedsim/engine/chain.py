@@ -1,0 +1,75 @@
+"""Plain chains of linear layers, recognised in a model by tracing it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+
+@dataclass(frozen=True)
+class Chain:
+    """y = L_n(relu(... relu(L_1(flatten(x))))): names of each linear layer's weight and bias (None without)."""
+
+    layers: Sequence[tuple[str, str | None]]
+
+
+def linear_chain(model: nn.Module) -> Chain | None:
+    """The chain that `model` is in training, or None if it is anything else.
+
+    Linear layers with a ReLU between any two, all trained, each used once; Flatten, Identity and Dropout of rate 0
+    count as nothing.
+    """
+    try:
+        graph = fx.symbolic_trace(model).graph
+    except Exception:  # tracing a user's model may fail in any way
+        return None
+    layers: list[tuple[str, str | None]] = []
+    expects_linear = True
+    modules = dict(model.named_modules())
+    previous: fx.Node | None = None
+    for node in graph.nodes:
+        if node.op == "placeholder" and previous is None:
+            previous = node
+            continue
+        if node.op == "output" and node.args[0] is previous:
+            continue
+        if tuple(node.all_input_nodes) != (previous,):
+            return None
+        previous = node
+        layer = modules.get(str(node.target)) if node.op == "call_module" else None
+        if _is_nothing(node, layer):
+            continue
+        if _is_relu(node, layer) and not expects_linear:
+            expects_linear = True
+        elif isinstance(layer, nn.Linear) and type(layer) is nn.Linear and expects_linear:
+            layers.append(_names(str(node.target), layer))
+            expects_linear = False
+        else:
+            return None
+    if expects_linear or len(set(layers)) < len(layers) or not _all_of(model, layers):
+        return None
+    return Chain(layers)
+
+
+def _names(path: str, layer: nn.Linear) -> tuple[str, str | None]:
+    return f"{path}.weight", None if layer.bias is None else f"{path}.bias"
+
+
+def _is_nothing(node: fx.Node, layer: nn.Module | None) -> bool:
+    if isinstance(layer, nn.Flatten):
+        return layer.start_dim == 1 and layer.end_dim == -1
+    if node.target in (torch.flatten, "flatten"):
+        return node.args[1:] == (1,) and not node.kwargs
+    return type(layer) is nn.Identity or (type(layer) is nn.Dropout and layer.p == 0)
+
+
+def _is_relu(node: fx.Node, layer: nn.Module | None) -> bool:
+    return type(layer) is nn.ReLU or node.target in (torch.relu, nn.functional.relu, "relu")
+
+
+def _all_of(model: nn.Module, layers: Sequence[tuple[str, str | None]]) -> bool:
+    """Whether the chain's tensors are all that the model has, and all are trained."""
+    names = {name for pair in layers for name in pair if name is not None}
+    parameters = dict(model.named_parameters())
+    return names == set(parameters) and not list(model.buffers()) and all(p.requires_grad for p in parameters.values())

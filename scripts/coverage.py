@@ -1,0 +1,77 @@
+"""How finished runs spread their selections: rounds to full coverage, counts of selections, Gini index, accuracy.
+
+    uv run python scripts/coverage.py outputs/<name> [outputs/<other name> ...]
+
+One line a run, with the values in which the runs' selectors differ from each other.
+"""
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+
+def counts_of(records: list[dict[str, Any]], num_clients: int) -> NDArray[np.int64]:
+    """How often each client was selected [N]."""
+    times = Counter(i for r in records for i in r["selected"])
+    return np.array([times[i] for i in range(num_clients)])
+
+
+def gini(counts: NDArray[np.int64]) -> float:
+    """0: all equally often; towards 1: few clients take everything."""
+    ordered = np.sort(counts)
+    n = len(ordered)
+    return float((2 * np.arange(1, n + 1) - n - 1) @ ordered / (n * ordered.sum()))
+
+
+def covered_in(records: list[dict[str, Any]]) -> str:
+    """The first round after which every client has been selected, or the share that was."""
+    full = next((r["round"] for r in records if r["coverage"] == 1), None)
+    return str(full) if full else f"never ({records[-1]['coverage']:.0%})"
+
+
+def flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key."""
+    values: dict[str, Any] = {}
+    for key, value in node.items():
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return values
+
+
+def table_of(folders: list[Path]) -> Table:
+    runs = [(f, yaml.safe_load((f / "config.yaml").read_text()), _records(f)) for f in folders]
+    nodes = [flat(config["selector"]) for _, config, _ in runs]
+    kinds = [json.loads((f / "summary.json").read_text())["choices"]["selector"] for f in folders]
+    table = Table(title="Selections")
+    for column in ("selector", "seed", "all covered in", "min", "median", "max", "Gini", "last 10 accuracies"):
+        table.add_column(column, justify="left" if column == "selector" else "right")
+    for (_, config, records), node, kind in zip(runs, nodes, kinds, strict=True):
+        common = [n for n, k in zip(nodes, kinds, strict=True) if k == kind]
+        own = [f"{k}={v}" for k, v in node.items() if sum(n.get(k) == v for n in common) * 2 < len(common)]
+        counts = counts_of(records, config["num_clients"])
+        accuracy = np.mean([r["test_accuracy"] for r in records if r["test_accuracy"] is not None][-10:])
+        spread = (f"{counts.min()}", f"{np.median(counts):g}", f"{counts.max()}", f"{gini(counts):.3f}")
+        table.add_row(" ".join([kind, *own]), str(config["seed"]), covered_in(records), *spread, f"{accuracy:.3f}")
+    return table
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", type=Path)
+    found = [p.parent for root in parser.parse_args().folders for p in sorted(root.rglob("summary.json"))]
+    Console().print(table_of(found))
+
+
+if __name__ == "__main__":
+    main()

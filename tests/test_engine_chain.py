@@ -1,0 +1,115 @@
+"""Linear chains are recognised, and written out equal to automatic differentiation."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedsim.engine.batched import BatchedEngine
+from fedsim.engine.chain import linear_chain
+from fedsim.engine.params import initial
+from fedsim.engine.programs import Differentiated, WrittenOut
+from fedsim.models.mlp import MLP
+from fedsim.streams import Streams
+from tests.test_engine import OPTIMIZERS, SIZES, WORKS, model_of, problem
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 8), nn.Linear(8, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.relu(self.a(torch.flatten(x, 1))))  # type: ignore[no-any-return]
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.b(x + self.a(x).relu())  # type: ignore[no-any-return]
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.a, self.b = nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.a(self.flat(x)))
+        return self.b(torch.relu(self.a(x)))  # type: ignore[no-any-return]
+
+
+def frozen() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[1].weight.requires_grad_(False)
+    return model
+
+
+CHAINS = {
+    "mlp": lambda: MLP((1, 4, 4), 3, hidden=[8, 5], dropout=0.0),
+    "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
+    "no bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)),
+    "functional": Functional,
+}
+OTHERS = {
+    "dropout": lambda: MLP((1, 4, 4), 3, hidden=[8], dropout=0.5),
+    "residual": Residual,
+    "shared": Shared,
+    "frozen": frozen,
+    "two linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)),
+    "relu last": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.ReLU()),
+    "another activation": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)),
+    "norm": lambda: model_of("batch norm 1d"),
+    "conv": lambda: model_of("conv"),
+    "flattens less": lambda: nn.Sequential(nn.Flatten(2), nn.Linear(16, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_are_recognised(name: str) -> None:
+    model: Any = CHAINS[name]()
+    chain = linear_chain(model)
+    assert chain is not None
+    assert [n for pair in chain.layers for n in pair if n] == [n for n, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_are_not(name: str) -> None:
+    assert linear_chain(OTHERS[name]()) is None
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("optimizer", ["sgd", "decay"])
+@pytest.mark.parametrize("name", CHAINS)
+def test_written_out_steps_equal_differentiated_ones(name: str, optimizer: str, sizes: str) -> None:
+    model: Any = CHAINS[name]().double()
+    data = problem(SIZES[sizes])
+    engines = [
+        BatchedEngine(model, data, WORKS["epochs"], OPTIMIZERS[optimizer], Streams(3), chunk_size="auto")
+        for _ in range(2)
+    ]
+    engines[1].chain = None
+    params, ids = initial(model), np.arange(len(SIZES[sizes]))
+    assert isinstance(engines[0]._program(params, 1, 0.1), WrittenOut)
+    assert isinstance(engines[1]._program(params, 1, 0.1), Differentiated)
+    one, other = (e.train(params, ids, 2, 0.1) for e in engines)
+    for n in params:
+        torch.testing.assert_close(one.delta[n], other.delta[n], rtol=1e-10, atol=1e-10)
+        assert one.delta[n].is_contiguous()
+    np.testing.assert_allclose(one.loss, other.loss, rtol=1e-10)
+    np.testing.assert_allclose(one.rms_loss, other.rms_loss, rtol=1e-10)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "nesterov", "adam"])
+def test_optimisers_with_state_are_left_to_differentiation(optimizer: str) -> None:
+    model: Any = CHAINS["mlp"]().double()
+    data = problem(SIZES["equal"])
+    engine = BatchedEngine(model, data, WORKS["epochs"], OPTIMIZERS[optimizer], Streams(3), chunk_size="auto")
+    assert isinstance(engine._program(initial(model), 1, 0.1), Differentiated)

@@ -75,10 +75,12 @@ def model_of(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def engines(
-    model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, **batched: Any
+    model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, workers: int = 1, **batched: Any
 ) -> tuple[Engine, Engine]:
     common = (model, data, work, optimizer, Streams(3))
-    return BatchedEngine(*common, **({"chunk_size": "auto"} | batched)), SequentialEngine(*common)
+    return BatchedEngine(*common, **({"precision": "float32", "chunk_size": "auto"} | batched)), SequentialEngine(
+        *common, precision="float32", workers=workers
+    )
 
 
 def assert_equal(one: Engine, other: Engine, ids: np.ndarray, tolerance: float = 1e-10) -> None:
@@ -204,8 +206,10 @@ def test_one_step_by_hand(kind: Any) -> None:
     x = torch.tensor([[2.0], [4.0]], dtype=torch.float64)
     positions = [np.array([0]), np.array([1])]
     data = ClientData(x, torch.zeros(2, dtype=torch.long), positions, positions, 3)
-    switches = {"chunk_size": 8} if kind is BatchedEngine else {}
-    engine = kind(OneWeight(), data, LocalWork(1, None, 1), OPTIMIZERS["sgd"], Streams(0), **switches)
+    switches = {"chunk_size": 8} if kind is BatchedEngine else {"workers": 1}
+    engine = kind(
+        OneWeight(), data, LocalWork(1, None, 1), OPTIMIZERS["sgd"], Streams(0), precision="float32", **switches
+    )
     trained = engine.train({"w": torch.zeros(1, dtype=torch.float64)}, np.array([0, 1]), 1, 0.1)
     assert trained.delta["w"].ravel().tolist() == pytest.approx([0.1, 0.2])
     assert trained.loss.tolist() == pytest.approx([np.log(2), np.log(2)])
@@ -222,7 +226,7 @@ def test_frozen_parameters_neither_travel_nor_change() -> None:
 def test_auto_says_what_it_chose_and_why() -> None:
     data = problem([4])
     for name, expected in (("mlp", "batched (auto: no convolutions)"), ("conv", "sequential (auto: convolutions on a")):
-        engine = AutoEngine(model_of(name), data, WORKS["epochs"], OPTIMIZERS["sgd"], Streams(0))
+        engine = AutoEngine(model_of(name), data, WORKS["epochs"], OPTIMIZERS["sgd"], Streams(0), precision="float32")
         assert engine.description.startswith(expected)
 
 
@@ -239,3 +243,34 @@ def test_losses_and_evaluation_equal_plain_means() -> None:
     evaluation = engine.evaluate(params, data.x, data.y)
     assert evaluation.loss == pytest.approx(each.mean())
     assert evaluation.accuracy == float((output.argmax(1) == data.y).double().mean())
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("name", ["dropout", "batch norm and dropout"])
+@pytest.mark.parametrize("sizes", ["ragged", "equal", "one"])
+def test_clients_side_by_side_equal_those_one_after_another(name: str, sizes: str, workers: int) -> None:
+    data = problem(SIZES[sizes])
+    _, alone = engines(model_of(name), data, WORKS["epochs"], OPTIMIZERS["momentum"])
+    _, crew = engines(model_of(name), data, WORKS["epochs"], OPTIMIZERS["momentum"], workers=workers)
+    assert_equal(alone, crew, np.arange(len(SIZES[sizes])))
+    assert torch.get_num_threads() == 1  # as the tests set it: the crew's threads keep theirs to themselves
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv", "batch norm and dropout"])
+def test_bfloat16_is_close_and_keeps_parameters_in_single_precision(name: str) -> None:
+    data = problem(SIZES["ragged"], torch.float32)
+    model, work, sgd = model_of(name, torch.float32), WORKS["epochs"], OPTIMIZERS["sgd"]
+    exact = BatchedEngine(model, data, work, sgd, Streams(3), precision="float32", chunk_size="auto")
+    rough = [
+        BatchedEngine(model, data, work, sgd, Streams(3), precision="bf16", chunk_size="auto"),
+        SequentialEngine(model, data, work, sgd, Streams(3), precision="bf16", workers=1),
+    ]
+    params = initial(model)
+    wanted = exact.train(params, np.arange(5), 2, 0.1)
+    for engine in rough:
+        got = engine.train(params, np.arange(5), 2, 0.1)
+        for n, delta in got.delta.items():
+            assert delta.dtype is torch.float32
+            assert float((delta - wanted.delta[n]).norm()) < 0.1 * float(wanted.delta[n].norm()) + 1e-3
+        assert any(not torch.equal(delta, wanted.delta[n]) for n, delta in got.delta.items())
+        assert abs(engine.evaluate(params, data.x, data.y).loss - exact.evaluate(params, data.x, data.y).loss) < 0.05

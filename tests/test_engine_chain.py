@@ -85,6 +85,10 @@ def test_other_models_are_not(name: str) -> None:
     assert linear_chain(OTHERS[name]()) is None
 
 
+def work_of(optimizer: str) -> tuple[Any, ...]:
+    return WORKS["epochs"], OPTIMIZERS[optimizer], Streams(3)
+
+
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("optimizer", ["sgd", "decay"])
 @pytest.mark.parametrize("name", CHAINS)
@@ -92,7 +96,9 @@ def test_written_out_steps_equal_differentiated_ones(name: str, optimizer: str, 
     model: Any = CHAINS[name]().double()
     data = problem(SIZES[sizes])
     engines = [
-        BatchedEngine(model, data, WORKS["epochs"], OPTIMIZERS[optimizer], Streams(3), chunk_size="auto")
+        BatchedEngine(
+            model, data, WORKS["epochs"], OPTIMIZERS[optimizer], Streams(3), precision="float32", chunk_size="auto"
+        )
         for _ in range(2)
     ]
     engines[1].chain = None
@@ -111,5 +117,7 @@ def test_written_out_steps_equal_differentiated_ones(name: str, optimizer: str, 
 def test_optimisers_with_state_are_left_to_differentiation(optimizer: str) -> None:
     model: Any = CHAINS["mlp"]().double()
     data = problem(SIZES["equal"])
-    engine = BatchedEngine(model, data, WORKS["epochs"], OPTIMIZERS[optimizer], Streams(3), chunk_size="auto")
+    engine = BatchedEngine(
+        model, data, WORKS["epochs"], OPTIMIZERS[optimizer], Streams(3), precision="float32", chunk_size="auto"
+    )
     assert isinstance(engine._program(initial(model), 1, 0.1), Differentiated)

@@ -135,8 +135,8 @@ class Recurrent(nn.Module):
 def build(kind: Any, model: nn.Module) -> Any:
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     data = ClientData(x, torch.arange(6) % 3, [np.arange(6)], [np.arange(6)], 3)
-    switches = {"chunk_size": "auto"} if kind is BatchedEngine else {}
-    return kind(model, data, *WORK, **switches)
+    switches = {BatchedEngine: {"chunk_size": "auto"}, SequentialEngine: {"workers": 1}}.get(kind, {})
+    return kind(model, data, *WORK, precision="float32", **switches)
 
 
 class Viewing(nn.Module):
@@ -158,7 +158,9 @@ def test_channels_last_is_for_models_that_can_take_it(flatten: bool) -> None:
     assert (layout_for(model, x) is torch.channels_last) == flatten
     assert layout_for(mlp(nn.ReLU()), x) is torch.contiguous_format
     assert layout_for(model, x[:0]) is torch.contiguous_format
-    engine = SequentialEngine(model, ClientData(x, torch.arange(4), [np.arange(4)], [], 4), *WORK)
+    engine = SequentialEngine(
+        model, ClientData(x, torch.arange(4), [np.arange(4)], [], 4), *WORK, precision="float32", workers=1
+    )
     assert np.isfinite(engine.train(initial(model), np.array([0]), 1, 0.1).loss).all()
 
 

@@ -5,6 +5,7 @@ from torch import nn
 from fedsim.cohort import Ids, Params
 from fedsim.engine.base import ClientData, Engine, LocalWork, Trained
 from fedsim.engine.batched import BatchedEngine
+from fedsim.engine.precision import Precision
 from fedsim.engine.sequential import SequentialEngine
 from fedsim.errors import ConfigError
 from fedsim.optimizers.base import LocalOptimizer
@@ -18,20 +19,27 @@ class AutoEngine(Engine):
     run batched; `batched` otherwise."""
 
     def __init__(
-        self, model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, streams: Streams
+        self,
+        model: nn.Module,
+        data: ClientData,
+        work: LocalWork,
+        optimizer: LocalOptimizer,
+        streams: Streams,
+        *,
+        precision: Precision,
     ) -> None:
-        super().__init__(model, data, work, optimizer, streams)
+        super().__init__(model, data, work, optimizer, streams, precision)
         common = (model, data, work, optimizer, streams)
         convolutional = any(isinstance(m, _CONVOLUTIONS) for m in model.modules())
         self.chosen: Engine
         if convolutional and data.x.device.type == "cpu":
-            self.chosen, self.reason = SequentialEngine(*common), "convolutions on a CPU"
+            self.chosen, self.reason = _sequential(*common, precision), "convolutions on a CPU"
             return
         try:
-            self.chosen = BatchedEngine(*common, chunk_size="auto")
+            self.chosen = BatchedEngine(*common, precision=precision, chunk_size="auto")
             self.reason = "a GPU" if convolutional else "no convolutions"
         except ConfigError as error:
-            self.chosen, self.reason = SequentialEngine(*common), error.problems[0].rule
+            self.chosen, self.reason = _sequential(*common, precision), error.problems[0].rule
 
     @property
     def description(self) -> str:
@@ -39,3 +47,14 @@ class AutoEngine(Engine):
 
     def train(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
         return self.chosen.train(params, ids, round, lr)
+
+
+def _sequential(
+    model: nn.Module,
+    data: ClientData,
+    work: LocalWork,
+    optimizer: LocalOptimizer,
+    streams: Streams,
+    precision: Precision,
+) -> Engine:
+    return SequentialEngine(model, data, work, optimizer, streams, precision=precision, workers="auto")

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fedsim.cohort import Evaluation, Ids, Params, Stack
 from fedsim.engine.adapt import layout_for
 from fedsim.engine.params import trained_names
+from fedsim.engine.precision import Precision, autocast
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.streams import Streams
 
@@ -110,7 +111,13 @@ class Engine(ABC):
     """Local training of many clients, and evaluation. Subclasses take switches keyword-only, annotated, no defaults."""
 
     def __init__(
-        self, model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, streams: Streams
+        self,
+        model: nn.Module,
+        data: ClientData,
+        work: LocalWork,
+        optimizer: LocalOptimizer,
+        streams: Streams,
+        precision: Precision = "float32",
     ) -> None:
         self.model = copy.deepcopy(model).to(data.x.device).eval()
         self.layout = layout_for(self.model, data.x)
@@ -118,6 +125,7 @@ class Engine(ABC):
         self.work = work
         self.optimizer = optimizer
         self.streams = streams
+        self.precision = precision
 
     @property
     def trained(self) -> list[str]:
@@ -175,8 +183,11 @@ class Engine(ABC):
             leaves = {name: params[name].detach().requires_grad_() for name in names}
             total = [torch.zeros_like(params[name]) for name in names]
             for part in torch.as_tensor(chosen, device=self.data.x.device).split(EVALUATION_BATCH):
-                output = functional_call(self.model, {**params, **leaves}, (self.data.x[part],))
-                loss = F.cross_entropy(output, self.data.y[part], reduction="sum") / max(len(chosen), 1)
+                with autocast(self.precision, self.data.x.device):
+                    output = functional_call(self.model, {**params, **leaves}, (self.data.x[part],))
+                loss = F.cross_entropy(output.to(self.data.x.dtype), self.data.y[part], reduction="sum") / max(
+                    len(chosen), 1
+                )
                 torch._foreach_add_(total, torch.autograd.grad(loss, list(leaves.values())))
             yield torch.cat([t.flatten() for t in total])
 
@@ -187,5 +198,6 @@ class Engine(ABC):
 
     @torch.no_grad()
     def _output(self, params: Params, x: Tensor) -> Tensor:
-        output: Tensor = functional_call(self.model, params, (x.contiguous(memory_format=self.layout),))
-        return output
+        with autocast(self.precision, x.device):
+            output: Tensor = functional_call(self.model, params, (x.contiguous(memory_format=self.layout),))
+        return output.to(x.dtype)

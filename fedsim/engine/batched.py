@@ -15,6 +15,7 @@ from fedsim.engine.batches import StackedBatches, round_batches, stack_batches
 from fedsim.engine.chain import linear_chain
 from fedsim.engine.gradients import StackedBatch, StackedGradients
 from fedsim.engine.keys import step_keys
+from fedsim.engine.precision import Precision
 from fedsim.engine.programs import Differentiated, Program, WrittenOut, plain_sgd
 from fedsim.errors import check, rule
 from fedsim.optimizers.base import LocalOptimizer
@@ -39,13 +40,14 @@ class BatchedEngine(Engine):
         optimizer: LocalOptimizer,
         streams: Streams,
         *,
+        precision: Precision,
         chunk_size: int | Literal["auto"],
     ) -> None:
         check(rule(chunk_size == "auto" or chunk_size >= 1, "chunk_size", chunk_size, "must be auto or >= 1"))
-        super().__init__(model, data, work, optimizer, streams)
+        super().__init__(model, data, work, optimizer, streams, precision)
         self.chunk_size = _rows_that_fit(model, data.x.device) if chunk_size == "auto" else chunk_size
-        self.gradients = StackedGradients(model, data.x.device)
-        self.chain = linear_chain(model)
+        self.gradients = StackedGradients(model, data.x.device, precision)
+        self.chain = linear_chain(model) if precision == "float32" else None
         if len(data.x):
             refuse_hidden_randomness(model, data.x)
             self.gradients.try_out(data.x, data.y)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fedsim.cohort import Params, Stack
 from fedsim.engine.adapt import ONE_BY_ONE, for_batched, keyed_dropouts, masked_norms
 from fedsim.engine.params import buffer_names, initial, trained_names
+from fedsim.engine.precision import Precision, autocast
 from fedsim.errors import ConfigError, Problem
 
 
@@ -33,8 +34,9 @@ class StackedGradients:
     Running statistics in the stack are updated in place.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
         """Raises `ConfigError` naming a layer that cannot run batched."""
+        self.precision, self.device = precision, device
         self.template = for_batched(model).to(device)
         self.trained = trained_names(self.template)
         self.buffers = buffer_names(self.template)
@@ -91,7 +93,8 @@ class StackedGradients:
             trained: Params, rest: Params, x: Tensor, y: Tensor, weights: Tensor | None
         ) -> tuple[Tensor, tuple[Tensor, Params]]:
             everything = {**trained, **rest}
-            output = functional_call(self.template, everything, (x,))
+            with autocast(self.precision, self.device):
+                output = functional_call(self.template, everything, (x,)).to(x.dtype)
             statistics = {name: everything[name] for name in self.buffers}
             each = F.cross_entropy(output, y, reduction="none")
             squares = each.detach().square()

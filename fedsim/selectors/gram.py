@@ -41,9 +41,14 @@ def products(pieces: Sequence[Tensor], left: Transform | None = None, right: Tra
 
 
 def refreshed(gram: Tensor | None, vectors: Tensor, ids: Ids) -> Tensor:
-    """The inner products of `vectors` [N, D], of which only `ids` differ from those that gave `gram`; in place."""
-    if gram is None or 2 * len(ids) > len(vectors):
+    """The inner products of `vectors` [N, D], of which only `ids` differ from those that gave `gram`; in place.
+
+    Without a `gram` all others are zero vectors.
+    """
+    if 2 * len(ids) > len(vectors):
         return products([vectors])
+    if gram is None:
+        gram = torch.zeros(len(vectors), len(vectors), dtype=_dtype([vectors]), device=vectors.device)
     rows = torch.as_tensor(ids, device=vectors.device)
     new = torch.zeros(len(rows), len(vectors), dtype=gram.dtype, device=gram.device)
     for chunk in chunks([vectors]):

@@ -38,7 +38,8 @@ def drop_nonfinite(
 
     The selector's weights of the rest are scaled to keep their sum. Raises `DivergedError` if no update is left.
     """
-    finite = torch.stack([torch.isfinite(d).flatten(1).all(1) for d in cohort.delta.values()]).all(0)
+    # the sum of a row is finite exactly where all its entries are (or so large that their sum is not)
+    finite = torch.stack([d.flatten(1).sum(1) for d in cohort.delta.values()]).isfinite().all(0)
     keep = finite.cpu().numpy()
     if keep.all():
         return cohort, weights, 0

@@ -1,6 +1,6 @@
 """What clients have trained on one version of the model, whoever asked for it: nobody trains twice."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -77,17 +77,18 @@ class Workshop:
 
 def norms(pieces: Mapping[str, Tensor]) -> NDArray[np.float64]:
     """Euclidean norm over all pieces, row by row."""
-    squares = sum(_by_rows(p, lambda rows: rows.square().sum(1)) for p in pieces.values())
-    result: NDArray[np.float64] = np.sqrt(squares)
+    squares = torch.zeros(len(next(iter(pieces.values()))), dtype=torch.float64)
+    for piece in pieces.values():
+        for rows, block in row_blocks(piece):
+            squares[rows] += block.square_().sum(1).cpu()
+    result: NDArray[np.float64] = squares.sqrt().numpy()
     return result
 
 
-def row_blocks(matrix: Tensor) -> Iterator[Tensor]:
-    """A large matrix in float64, some rows at a time."""
-    return (part.double() for part in matrix.split(max(BLOCK_ENTRIES // max(matrix.shape[1], 1), 1)))
-
-
-def _by_rows(matrix: Tensor, function: Callable[[Tensor], Tensor]) -> NDArray[np.float64]:
-    """function(rows) in float64, some rows at a time."""
-    values: NDArray[np.float64] = torch.cat([function(part) for part in row_blocks(matrix)]).cpu().numpy()
-    return values
+def row_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """A large matrix in float64, some rows at a time, in one buffer that may be overwritten."""
+    size = max(BLOCK_ENTRIES // max(matrix.shape[1], 1), 1)
+    buffer = matrix.new_empty(min(size, len(matrix)), matrix.shape[1], dtype=torch.float64)
+    for start in range(0, len(matrix), size):
+        part = matrix[start : start + size]
+        yield slice(start, start + len(part)), buffer[: len(part)].copy_(part)

@@ -225,5 +225,8 @@ def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) 
 
 def _dots(local: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
     """<g_i, g> and |g_i|^2 of each row [K], in float64, some rows at a time."""
-    parts = [(rows @ direction, rows.square().sum(1)) for rows in row_blocks(local)]
-    return torch.cat([d for d, _ in parts]), torch.cat([s for _, s in parts])
+    dots, squares = torch.zeros(2, len(local), dtype=torch.float64, device=local.device)
+    for rows, block in row_blocks(local):
+        dots[rows] = block @ direction
+        squares[rows] = block.square_().sum(1)
+    return dots, squares

@@ -166,6 +166,7 @@ def test_every_group_choice_composes_into_a_sound_plan(fedsim: Run, monkeypatch:
         "parquet": ["dataset.path=x"],
         "image_folder": ["dataset.path=x"],
         "fedabc": ["server.public_samples=50"],
+        "lefl": ["server.public_samples=50"],
     }
     groups = sorted(p for p in (ROOT / "conf").iterdir() if p.is_dir())
     files = [file for group in groups for file in sorted(group.glob("*.yaml"))]
@@ -174,6 +175,16 @@ def test_every_group_choice_composes_into_a_sound_plan(fedsim: Run, monkeypatch:
             words = [f"{file.parent.name}={file.stem}", *extra.get(file.stem, [])]
             (job,) = compose_jobs(words, multirun=False)
             assert make_plan(job.config, job.choices).choices[file.parent.name] == file.stem
+
+
+@pytest.mark.parametrize(
+    ("group", "selector"),
+    [("threshold", "fedabc"), ("exploration", "gpfl"), ("sketch", "pncs"), ("valuation", "s_fedavg")],
+)
+def test_every_choice_of_a_selectors_own_groups_runs(fedsim: Run, group: str, selector: str) -> None:
+    choices = ",".join(sorted(p.stem for p in (ROOT / "conf" / "selector" / group).glob("*.yaml")))
+    words = [f"selector={selector}", f"selector/{group}={choices}", "num_rounds=3", "server.public_samples=20"]
+    fedsim("-m", *words, "tracker=files_only")
 
 
 # --- bad input: one clear message, nothing written -----------------------------------------------------------------

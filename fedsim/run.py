@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from fedsim.compose import Composed, compose_jobs, conf_dir, plain, search_path
 from fedsim.errors import ConfigError, DataError, FedsimError, Problem, check, rule
+from fedsim.process import tune
 
 if TYPE_CHECKING:
     from fedsim.experiment import Outcome
@@ -27,9 +28,7 @@ SEVERITY = ("done", "diverged", "data", "config", "failed", "interrupted")
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    # Before torch is loaded: its threads spin for long while they wait, and stall each other when runs share cores.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    tune()
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # finds a user's own classes, as `python -m` does
     try:

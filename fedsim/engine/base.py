@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fedsim.cohort import Evaluation, Ids, Params, Stack
 from fedsim.engine.adapt import layout_for
+from fedsim.engine.chain import linear_chain
 from fedsim.engine.params import trained_names
 from fedsim.engine.precision import Precision, autocast
 from fedsim.optimizers.base import LocalOptimizer
@@ -126,6 +127,7 @@ class Engine(ABC):
         self.optimizer = optimizer
         self.streams = streams
         self.precision = precision
+        self.chain = linear_chain(model) if precision == "float32" else None
 
     @property
     def trained(self) -> list[str]:
@@ -198,6 +200,8 @@ class Engine(ABC):
 
     @torch.no_grad()
     def _output(self, params: Params, x: Tensor) -> Tensor:
+        if self.chain is not None:
+            return self.chain.output(params, x)
         with autocast(self.precision, x.device):
             output: Tensor = functional_call(self.model, params, (x.contiguous(memory_format=self.layout),))
         return output.to(x.dtype)

@@ -12,8 +12,8 @@ from fedsim.cohort import Ids, Params, Stack
 from fedsim.engine.adapt import refuse_hidden_randomness
 from fedsim.engine.base import ClientData, Engine, LocalWork, Trained, concatenate
 from fedsim.engine.batches import StackedBatches, round_batches, stack_batches
-from fedsim.engine.chain import linear_chain
-from fedsim.engine.gradients import StackedBatch, StackedGradients
+from fedsim.engine.feed import feed, loss_statistics
+from fedsim.engine.gradients import StackedGradients
 from fedsim.engine.keys import step_keys
 from fedsim.engine.precision import Precision
 from fedsim.engine.programs import Differentiated, Program, WrittenOut, plain_sgd
@@ -47,7 +47,6 @@ class BatchedEngine(Engine):
         super().__init__(model, data, work, optimizer, streams, precision)
         self.chunk_size = _rows_that_fit(model, data.x.device) if chunk_size == "auto" else chunk_size
         self.gradients = StackedGradients(model, data.x.device, precision)
-        self.chain = linear_chain(model) if precision == "float32" else None
         if len(data.x):
             refuse_hidden_randomness(model, data.x)
             self.gradients.try_out(data.x, data.y)
@@ -83,16 +82,14 @@ class BatchedEngine(Engine):
     def _train_chunk(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
         batches = stack_batches(round_batches(self.data, self.work, self.streams, round, ids))
         program = self._program(params, len(ids), lr)
-        losses, squares = self._run_steps(program, batches, self._dropout_keys(batches, round, ids))
+        losses = [program.step(b) for b in feed(self.data, batches, self._dropout_keys(batches, round, ids))]
+        mean_loss, rms_loss = loss_statistics(losses, batches.counts)
         back = np.argsort(batches.order, kind="stable")
-        with np.errstate(invalid="ignore"):
-            mean_loss = losses.sum(0).cpu().numpy() / batches.steps
-            mean_square = (squares.cpu().numpy() * batches.counts).sum(0) / batches.counts.sum(0)
         momentum = program.momentum()
         return Trained(
             delta=_in_order(program.delta(), back),
             loss=mean_loss[back],
-            rms_loss=np.sqrt(mean_square)[back],
+            rms_loss=rms_loss[back],
             steps=batches.steps[back],
             samples=batches.counts.sum(0)[back],
             momentum=None if momentum is None else _in_order(momentum, back),
@@ -109,31 +106,6 @@ class BatchedEngine(Engine):
             return None
         keys = step_keys(self.streams, round, ids[batches.order], len(batches.positions))
         return torch.as_tensor(keys, device=self.data.x.device)
-
-    def _run_steps(self, program: Program, batches: StackedBatches, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and mean square of the samples' losses of each step and row [S, K], 0 where a row has finished."""
-        device = self.data.x.device
-        positions = torch.as_tensor(batches.positions, device=device)
-        losses = torch.zeros(positions.shape[:2], dtype=torch.float64, device=device)
-        squares = torch.zeros_like(losses)
-        for step, counts in enumerate(batches.counts):
-            counts = counts[counts > 0]
-            rows = len(counts)
-            batch = self._batch(positions[step, :rows], counts, None if keys is None else keys[step, :rows])
-            losses[step, :rows], squares[step, :rows] = program.step(batch)
-        return losses, squares
-
-    def _batch(self, positions: Tensor, counts: NDArray[np.int64], keys: Tensor | None) -> StackedBatch:
-        """The samples at `positions` [R, batch], of which `counts` [R] are valid."""
-        width, data = int(counts.max()), self.data
-        positions = positions[:, :width]
-        flat = positions.reshape(-1)
-        weights = None
-        if counts.min() < width:
-            inverse = (np.arange(width) < counts[:, None]) / counts[:, None]
-            weights = torch.as_tensor(inverse, dtype=data.x.dtype, device=data.x.device)
-        x = data.x.index_select(0, flat).view(*positions.shape, *data.x.shape[1:])
-        return StackedBatch(x, data.y.index_select(0, flat).view(positions.shape), weights, keys)
 
 
 def _in_order(stack: Stack, rows: NDArray[np.int64]) -> Stack:

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from fedsim.cohort import Params
 
 
 @dataclass(frozen=True)
@@ -12,6 +15,13 @@ class Chain:
     """y = L_n(relu(... relu(L_1(flatten(x))))): names of each linear layer's weight and bias (None without)."""
 
     layers: Sequence[tuple[str, str | None]]
+
+    def output(self, params: Params, x: Tensor) -> Tensor:
+        """Of one model [len(x), C]."""
+        y = x.flatten(1)
+        for number, (weight, bias) in enumerate(self.layers):
+            y = F.linear(y.relu_() if number else y, params[weight], None if bias is None else params[bias])
+        return y
 
 
 def linear_chain(model: nn.Module) -> Chain | None:

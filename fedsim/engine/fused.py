@@ -49,31 +49,30 @@ class FusedChain:
             )
             for weight, bias in chain.layers
         ]
+        self.num_rows = len(self.layers[0].weight)
+        self.minus_one = -torch.ones_like(self.layers[0].weight[:1, :1, :1])
 
-    def step(self, x: Tensor, y: Tensor, weights: Tensor | None, lr: float, decay: float) -> tuple[Tensor, Tensor]:
+    def step(self, x: Tensor, y: Tensor, weights: Tensor | None, lr: float, decay: float) -> Tensor:
         """One SGD step of the first R rows: x [R, B, ...], y [R, B], weights [R, B] (None: 1 / B).
 
-        Returns mean and mean square of the samples' losses [R], before the step.
+        Returns the samples' losses before the step [R, B].
         """
-        layers = [layer.rows(len(x)) for layer in self.layers]
+        layers = self.layers if len(x) == self.num_rows else [layer.rows(len(x)) for layer in self.layers]
         inputs = [x.flatten(2)]
         for layer in layers[:-1]:
             inputs.append(layer.forward(inputs[-1]).relu_())
         log_p = torch.log_softmax(layers[-1].forward(inputs[-1]), dim=2)
         index = y.unsqueeze(2)
         losses = log_p.gather(2, index).squeeze(2).neg_()
-        slope = log_p.exp_().scatter_add_(2, index, _minus_ones(index, log_p))
+        slope = log_p.exp_().scatter_add_(2, index, self.minus_one.expand(index.shape))
         slope.mul_(1 / x.shape[1] if weights is None else weights.unsqueeze(2))
         for number in range(len(layers) - 1, -1, -1):
             layer, given = layers[number], inputs[number]
             below = torch.bmm(slope, layer.weight.transpose(1, 2)) if number else None
             layer.step(given, slope, lr, decay)
             if below is not None:
-                slope = below.mul_(given > 0)
-        squares = losses.square()
-        if weights is None:
-            return losses.mean(1), squares.mean(1)
-        return (losses * weights).sum(1), (squares * weights).sum(1)
+                slope = torch.ops.aten.threshold_backward(below, given, 0)
+        return losses
 
     def stack(self) -> Stack:
         """The models by name, in the layout of `torch.nn.Linear`."""
@@ -83,7 +82,3 @@ class FusedChain:
             if bias is not None and layer.bias is not None:
                 result[bias] = layer.bias.squeeze(1)
         return result
-
-
-def _minus_ones(index: Tensor, like: Tensor) -> Tensor:
-    return torch.full(index.shape, -1.0, dtype=like.dtype, device=like.device)

@@ -29,7 +29,7 @@ class StackedBatch:
 
 
 class StackedGradients:
-    """Calling it gives gradients of R models, and the mean and mean square of the samples' losses, [R] each.
+    """Calling it gives gradients of R models, and their samples' losses [R, width].
 
     Running statistics in the stack are updated in place.
     """
@@ -45,18 +45,18 @@ class StackedGradients:
         self.masks = masked_norms(self.template)
         self._full, self._padded = self._transforms()
 
-    def __call__(self, stack: Stack, batch: StackedBatch) -> tuple[Stack, Tensor, Tensor]:
+    def __call__(self, stack: Stack, batch: StackedBatch) -> tuple[Stack, Tensor]:
         for layer in self.dropouts:
             layer.calls = 0
         trained = {name: stack[name] for name in self.trained}
         rest = {name: stack[name] for name in self.buffers} | self._side_inputs(batch)
         if batch.weights is None:
-            grads, (losses, (squares, statistics)) = self._full(trained, rest, batch.x, batch.y)
+            grads, (_, (losses, statistics)) = self._full(trained, rest, batch.x, batch.y)
         else:
-            grads, (losses, (squares, statistics)) = self._padded(trained, rest, batch.x, batch.y, batch.weights)
+            grads, (_, (losses, statistics)) = self._padded(trained, rest, batch.x, batch.y, batch.weights)
         for name in self.buffers:
             stack[name].copy_(statistics[name])
-        return grads, losses, squares
+        return grads, losses
 
     def try_out(self, x: Tensor, y: Tensor) -> None:
         """One gradient of two models on two samples, for what vmap finds out only then, and to load what it needs.
@@ -97,10 +97,8 @@ class StackedGradients:
                 output = functional_call(self.template, everything, (x,)).to(x.dtype)
             statistics = {name: everything[name] for name in self.buffers}
             each = F.cross_entropy(output, y, reduction="none")
-            squares = each.detach().square()
-            if weights is None:
-                return each.mean(), (squares.mean(), statistics)
-            return (each * weights).sum(), ((squares * weights).sum(), statistics)
+            total = each.mean() if weights is None else (each * weights).sum()
+            return total, (each.detach(), statistics)
 
         per_row = grad_and_value(loss, has_aux=True)
         return vmap(lambda trained, rest, x, y: per_row(trained, rest, x, y, None)), vmap(per_row)

@@ -16,8 +16,8 @@ from fedsim.optimizers.sgd import SGD
 class Program(Protocol):
     """Local steps of R clients from one model. Rows that finish early are at the end and drop off."""
 
-    def step(self, batch: StackedBatch) -> tuple[Tensor, Tensor]:
-        """One step of the batch's leading rows; mean and mean square of its samples' losses [rows]."""
+    def step(self, batch: StackedBatch) -> Tensor:
+        """One step of the batch's leading rows; its samples' losses before it [rows, width]."""
         ...
 
     def delta(self) -> Stack:
@@ -39,12 +39,12 @@ class Differentiated:
         self.stack = {name: value.expand(rows, *value.shape).clone() for name, value in params.items()}
         self.state = optimizer.init({name: self.stack[name] for name in gradients.trained})
 
-    def step(self, batch: StackedBatch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: StackedBatch) -> Tensor:
         live = {name: value[: len(batch.x)] for name, value in self.stack.items()}
-        grads, losses, squares = self.gradients(live, batch)
+        grads, losses = self.gradients(live, batch)
         trained = {name: live[name] for name in self.gradients.trained}
         self.optimizer.step(trained, grads, self.state, self.lr)
-        return losses, squares
+        return losses
 
     def delta(self) -> Stack:
         for name, value in self.stack.items():
@@ -63,7 +63,7 @@ class WrittenOut:
         self.models = FusedChain(chain, {name: value.expand(rows, *value.shape) for name, value in params.items()})
 
     @torch.no_grad()
-    def step(self, batch: StackedBatch) -> tuple[Tensor, Tensor]:
+    def step(self, batch: StackedBatch) -> Tensor:
         return self.models.step(batch.x, batch.y, batch.weights, self.lr, self.decay)
 
     def delta(self) -> Stack:

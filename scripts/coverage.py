@@ -1,8 +1,9 @@
-"""How finished runs spread their selections: rounds to full coverage, counts of selections, Gini index, accuracy.
+"""How finished runs spread their selections, how accurate they became, and what they sent.
 
     uv run python scripts/coverage.py outputs/<name> [outputs/<other name> ...]
 
-One line a run, with the values in which the runs' selectors differ from each other.
+One line a run, with the values in which the runs' selectors differ from each other. "min" to "Gini" are over clients'
+numbers of selections; accuracies are means of the first five and last ten evaluations; MB are sent in all, both ways.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 from numpy.typing import NDArray
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -50,15 +52,17 @@ def table_of(folders: list[Path]) -> Table:
     nodes = [flat(config["selector"]) for _, config, _ in runs]
     kinds = [json.loads((f / "summary.json").read_text())["choices"]["selector"] for f in folders]
     table = Table(title="Selections")
-    for column in ("selector", "seed", "all covered in", "min", "median", "max", "Gini", "last 10 accuracies"):
+    for column in ("selector", "seed", "all covered in", "min", "median", "max", "Gini", "first", "last", "MB"):
         table.add_column(column, justify="left" if column == "selector" else "right")
     for (_, config, records), node, kind in zip(runs, nodes, kinds, strict=True):
         common = [n for n, k in zip(nodes, kinds, strict=True) if k == kind]
         own = [f"{k}={v}" for k, v in node.items() if sum(n.get(k) == v for n in common) * 2 < len(common)]
         counts = counts_of(records, config["num_clients"])
-        accuracy = np.mean([r["test_accuracy"] for r in records if r["test_accuracy"] is not None][-10:])
+        accuracies = [r["test_accuracy"] for r in records if r["test_accuracy"] is not None]
+        megabytes = sum(r["bytes_down"] + r["bytes_up"] for r in records) / 1e6
         spread = (f"{counts.min()}", f"{np.median(counts):g}", f"{counts.max()}", f"{gini(counts):.3f}")
-        table.add_row(" ".join([kind, *own]), str(config["seed"]), covered_in(records), *spread, f"{accuracy:.3f}")
+        results = (f"{np.mean(accuracies[:5]):.3f}", f"{np.mean(accuracies[-10:]):.3f}", f"{megabytes:.0f}")
+        table.add_row(" ".join([kind, *own]), str(config["seed"]), covered_in(records), *spread, *results)
     return table
 
 
@@ -69,8 +73,12 @@ def _records(folder: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path)
-    found = [p.parent for root in parser.parse_args().folders for p in sorted(root.rglob("summary.json"))]
-    Console().print(table_of(found))
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args()
+    table = table_of([p.parent for root in options.folders for p in sorted(root.rglob("summary.json"))])
+    if options.markdown:
+        table.box, table.title = box.MARKDOWN, None
+    Console(width=200 if options.markdown else None).print(table)
 
 
 if __name__ == "__main__":

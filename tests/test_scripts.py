@@ -30,11 +30,19 @@ def test_the_table_tells_runs_apart_by_what_differs(tmp_path: Path) -> None:
         config = {"selector": {"_target_": "x.G", "exploration": {"rho": rho}}, "num_clients": 2, "seed": 7}
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         (folder / "summary.json").write_text(json.dumps({"choices": {"selector": "gpfl"}}))
-        record = {"round": 1, "selected": [0, 1], "coverage": 1.0, "test_accuracy": 0.25}
+        record = {
+            "round": 1,
+            "selected": [0, 1],
+            "coverage": 1.0,
+            "test_accuracy": 0.25,
+            "bytes_down": 10**6,
+            "bytes_up": 10**6,
+        }
         (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     table = coverage.table_of(sorted(tmp_path.iterdir()))
     assert list(table.columns[0].cells) == [f"gpfl exploration.rho={rho}" for rho in (1.0, 2.0, 3.0)]
-    assert list(table.columns[-1].cells) == ["0.250"] * 3
+    assert list(table.columns[-2].cells) == ["0.250"] * 3
+    assert list(table.columns[-1].cells) == ["2"] * 3
 
 
 @pytest.mark.parametrize("choice", ["random", "pncs", "gpfl", "divfl_no_overhead", "fedabc"])

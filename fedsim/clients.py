@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsim.cohort import Cohort, Ids, Params, Population
 from fedsim.engine.base import Engine
 from fedsim.errors import FedsimError
-from fedsim.ledger import SCALAR_BYTES, Ledger
+from fedsim.ledger import SCALAR_BYTES, Clock, Ledger
 from fedsim.signals import Signal, require
 from fedsim.sketches import Identity, Sketch
 from fedsim.streams import Purpose
@@ -42,6 +42,7 @@ class Clients:
         terms: RoundTerms,
         params: Params,
         ledger: Ledger,
+        clock: Clock,
         public: Tensor | None = None,
     ) -> None:
         self._engine = engine
@@ -49,6 +50,7 @@ class Clients:
         self._terms = terms
         self._params = params
         self._ledger = ledger
+        self._clock = clock
         self._public = public
         self._holders: set[int] = set()
         self._uploaded: set[int] = set()
@@ -72,7 +74,7 @@ class Clients:
 
     def broadcast(self, params: Params) -> "Clients":
         """A door on another model in the same round (a what-if), with the same ledger."""
-        return Clients(self._engine, self._population, self._terms, params, self._ledger, self._public)
+        return Clients(self._engine, self._population, self._terms, params, self._ledger, self._clock, self._public)
 
     # --- questions ---------------------------------------------------------------------------------------------
 
@@ -114,7 +116,7 @@ class Clients:
         positions = [self._batch(i) if batch else self._engine.data.train[i] for i in ids]
         names = None if layers is None else self.layer_names(layers)
         for gradient, used in zip(
-            self._engine.client_gradients(self._params, positions, names), positions, strict=True
+            self._timed(self._engine.client_gradients(self._params, positions, names)), positions, strict=True
         ):
             self._ledger.train_samples += len(used)
             yield self._send(gradient, sketch)
@@ -124,7 +126,7 @@ class Clients:
         require(Signal.GRADIENTS, self._terms.needs)
         self._contact(ids)
         positions = [self._engine.data.train[i] for i in ids]
-        values = [float(g.norm()) for g in self._engine.client_gradients(self._params, positions, None)]
+        values = [float(g.norm()) for g in self._timed(self._engine.client_gradients(self._params, positions, None))]
         self._ledger.train_samples += sum(map(len, positions))
         self._ledger.bytes_up += len(ids) * SCALAR_BYTES
         return np.array(values)
@@ -139,7 +141,8 @@ class Clients:
         spreads = np.zeros(len(ids))
         for row, i in enumerate(ids):
             batches = self._batches(i)
-            gradients = torch.stack(list(self._engine.client_gradients(self._params, batches, None))).double()
+            reports = self._timed(self._engine.client_gradients(self._params, batches, None))
+            gradients = torch.stack(list(reports)).double()
             spreads[row] = float((gradients - gradients.mean(0)).square().sum(1).mean().sqrt())
             self._ledger.train_samples += sum(map(len, batches))
         self._ledger.bytes_up += len(ids) * SCALAR_BYTES
@@ -180,7 +183,8 @@ class Clients:
         self.train(ids)
         for i in ids:
             positions = self._engine.data.train[i]
-            (gradient,) = self._engine.client_gradients(self._workshop.model(int(i)), [positions], None)
+            model = self._workshop.model(int(i))
+            (gradient,) = self._timed(self._engine.client_gradients(model, [positions], None))
             self._ledger.train_samples += len(positions)
             yield self._send(gradient, None)
 
@@ -195,7 +199,8 @@ class Clients:
         if self._public is None:
             raise FedsimError("this selector needs public samples: set server.public_samples")
         for i in ids:
-            labels = self._engine.predict(self._workshop.model(int(i)), self._public)
+            with self._clock("ask"):
+                labels = self._engine.predict(self._workshop.model(int(i)), self._public)
             self._ledger.forward_samples += len(labels)
             self._ledger.bytes_up += labels.numel() * SCALAR_BYTES
             yield labels
@@ -244,7 +249,17 @@ class Clients:
         self._contact(new)
         if len(new):
             self._ledger.trained.update(map(int, new))
-            self._ledger.train_samples += self._workshop.train(new)
+            with self._clock("train"):
+                self._ledger.train_samples += self._workshop.train(new)
+
+    def _timed(self, answers: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The same, with the time of each answer charged to the clients."""
+        while True:
+            with self._clock("ask"):
+                answer = next(answers, None)
+            if answer is None:
+                return
+            yield answer
 
     def _send(self, vector: Tensor, sketch: Sketch | None) -> Tensor:
         """What arrives at the server of a client's `vector`."""
@@ -266,7 +281,8 @@ class Clients:
     def _report_losses(self, ids: Ids, positions: list[NDArray[np.int64]]) -> NDArray[np.float64]:
         require(Signal.LOSSES, self._terms.needs)
         self._contact(ids)
-        losses = self._engine.losses(self._params, positions)
+        with self._clock("ask"):
+            losses = self._engine.losses(self._params, positions)
         self._ledger.forward_samples += sum(map(len, positions))
         self._ledger.bytes_up += len(ids) * SCALAR_BYTES
         self._ledger.nonfinite_reports += int((~np.isfinite(losses)).sum())

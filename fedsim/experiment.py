@@ -24,6 +24,7 @@ from fedsim.data.features import TrainsOnFeatures, extract
 from fedsim.engine.base import ClientData, Engine, LocalWork
 from fedsim.engine.params import initial, trained_names
 from fedsim.errors import DivergedError, FedsimError
+from fedsim.ledger import PHASES
 from fedsim.make import make
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.partitions.base import Labelled, Partition
@@ -46,10 +47,7 @@ LEDGER_TOTALS = (
     "forward_samples",
     "train_samples",
     "server_forward_samples",
-    "seconds_select",
-    "seconds_train",
-    "seconds_aggregate",
-    "seconds_evaluate",
+    *(f"seconds_{phase}" for phase in PHASES),
     "nonfinite_reports",
     "dropped_updates",
 )

@@ -13,8 +13,10 @@ from typing import Literal
 
 import torch
 
-Phase = Literal["select", "train", "aggregate", "evaluate"]
-PHASES: tuple[Phase, ...] = ("select", "train", "aggregate", "evaluate")
+Phase = Literal["select", "ask", "train", "aggregate", "evaluate"]
+PHASES: tuple[Phase, ...] = ("select", "ask", "train", "aggregate", "evaluate")
+"""What the server computes to select; what clients compute to answer its questions; local training, whoever asked for
+it; aggregation; the test set."""
 
 SCALAR_BYTES = 4
 
@@ -41,22 +43,32 @@ class Ledger:
 
 
 class Clock:
-    """Seconds by phase. Waits for the device at a phase's borders, so that queued work is charged where it belongs."""
+    """Seconds by phase. A phase inside another one stops the outer one's time meanwhile.
+
+    Waits for the device at a phase's borders, so that queued work is charged where it belongs.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+        self._open: list[Phase] = []
+        self._since = 0.0
 
     @contextmanager
     def __call__(self, phase: Phase) -> Iterator[None]:
-        self._wait()
-        start = time.perf_counter()
+        self._charge()
+        self._open.append(phase)
         try:
             yield
         finally:
-            self._wait()
-            self.seconds[phase] += time.perf_counter() - start
+            self._charge()
+            self._open.pop()
 
-    def _wait(self) -> None:
+    def _charge(self) -> None:
+        """The time since the last border to the phase that was open."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since
+        self._since = now

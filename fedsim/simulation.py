@@ -45,6 +45,7 @@ class Record:
     train_samples: int
     server_forward_samples: int
     seconds_select: float
+    seconds_ask: float
     seconds_train: float
     seconds_aggregate: float
     seconds_evaluate: float
@@ -93,7 +94,7 @@ class Simulation:
         """One round."""
         parts, t = self.parts, self.round + 1
         ledger, clock = Ledger(), Clock(self.parts.holdings.test.x.device)
-        door = self._open_door(t, ledger)
+        door = self._open_door(t, ledger, clock)
         cohort: Cohort | None = None
         params, num_dropped = self.params, 0
 
@@ -117,13 +118,13 @@ class Simulation:
         self.wall_seconds += sum(clock.seconds.values())
         return self._record(ledger, clock, selection.ids, cohort, evaluation, num_dropped)
 
-    def _open_door(self, t: int, ledger: Ledger) -> Clients:
+    def _open_door(self, t: int, ledger: Ledger, clock: Clock) -> Clients:
         parts = self.parts
         rng = parts.engine.streams.generator(Purpose.AVAILABILITY, t)
         reachable = parts.availability.available(t, parts.population.num_clients, rng) & (parts.population.sizes > 0)
         lr = parts.engine.optimizer.lr_at(t, parts.population.num_rounds)
         terms = RoundTerms(t, lr, np.flatnonzero(reachable), parts.selector.needs)
-        return Clients(parts.engine, parts.population, terms, self.params, ledger, parts.holdings.public)
+        return Clients(parts.engine, parts.population, terms, self.params, ledger, clock, parts.holdings.public)
 
     def _select(self, t: int, door: Clients) -> Selection:
         if not len(door.available):
@@ -179,6 +180,7 @@ class Simulation:
             train_samples=ledger.train_samples,
             server_forward_samples=ledger.server_forward_samples,
             seconds_select=clock.seconds["select"],
+            seconds_ask=clock.seconds["ask"],
             seconds_train=clock.seconds["train"],
             seconds_aggregate=clock.seconds["aggregate"],
             seconds_evaluate=clock.seconds["evaluate"],

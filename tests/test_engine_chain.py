@@ -121,3 +121,28 @@ def test_optimisers_with_state_are_left_to_differentiation(optimizer: str) -> No
         model, data, WORKS["epochs"], OPTIMIZERS[optimizer], Streams(3), precision="float32", chunk_size="auto"
     )
     assert isinstance(engine._program(initial(model), 1, 0.1), Differentiated)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_client_gradients_of_chains_equal_differentiated_ones(name: str) -> None:
+    model: Any = CHAINS[name]().double()
+    data = problem(SIZES["some empty"])
+    engine = BatchedEngine(model, data, *work_of("sgd"), precision="float32", chunk_size="auto")
+    params, last = initial(model), list(initial(model))[-2:]
+    for names in (None, last):
+        ours = list(engine.client_gradients(params, data.train, names))
+        chain, engine.chain = engine.chain, None
+        theirs = list(engine.client_gradients(params, data.train, names))
+        engine.chain = chain
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_losses_are_the_same_gathered_or_passed_in_order() -> None:
+    model: Any = CHAINS["mlp"]().double()
+    data = problem(SIZES["ragged"])
+    engine = BatchedEngine(model, data, *work_of("sgd"), precision="float32", chunk_size="auto")
+    params = initial(model)
+    everybody = engine.losses(params, data.train)  # all samples: passed in order
+    alone = [engine.losses(params, [p])[0] for p in data.train]
+    np.testing.assert_allclose(everybody, alone, rtol=1e-12)

@@ -1,9 +1,13 @@
 """The door charges what the cost table says (base: K models down, K up, E n_k training samples)."""
 
+import time
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
-from fedsim.ledger import Ledger
+from fedsim.ledger import Clock, Ledger
 from fedsim.signals import Signal, UndeclaredSignalError
 from tests.toys import ToyEngine, toy_door
 
@@ -76,3 +80,35 @@ def test_losses_that_are_not_finite_are_counted() -> None:
     losses = toy_door([0, 3], LOSSES, ledger=ledger).losses(ids(0, 1))
     assert np.isnan(losses[0])
     assert ledger.nonfinite_reports == 1
+
+
+def test_a_phase_inside_another_stops_the_outer_ones_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 4.0, 9.0, 20.0, 21.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    clock = Clock(torch.device("cpu"))
+    with clock("select"), clock("train"):
+        pass
+    with clock("select"):
+        pass
+    assert clock.seconds == {"select": 0 + 1 + 5 + 1, "ask": 0, "train": 3, "aggregate": 0, "evaluate": 0}
+
+
+def test_questions_and_training_are_charged_to_the_clients_time() -> None:
+    class Slow(ToyEngine):
+        def losses(self, *args: Any) -> Any:
+            time.sleep(0.02)
+            return super().losses(*args)
+
+        def train(self, *args: Any) -> Any:
+            time.sleep(0.01)
+            return super().train(*args)
+
+    clock = Clock(torch.device("cpu"))
+    needs = frozenset({Signal.LOSSES, Signal.TRAINING})
+    door = toy_door([2, 2], needs, engine=Slow([2, 2]), clock=clock)
+    with clock("select"):
+        door.losses(door.available)
+        door.train(door.available)
+    assert clock.seconds["ask"] >= 0.02
+    assert clock.seconds["train"] >= 0.01
+    assert clock.seconds["select"] < 0.01

@@ -48,7 +48,7 @@ def without_seconds(folder: Path) -> list[dict[str, Any]]:
 FIELDS = {
     *("round", "test_accuracy", "test_loss", "train_loss", "participation_ratio", "contacted", "trained", "uploaded"),
     *("bytes_down", "bytes_up", "forward_samples", "train_samples", "selected", "coverage"),
-    *("seconds_select", "seconds_train", "seconds_aggregate", "seconds_evaluate"),
+    *("seconds_select", "seconds_ask", "seconds_train", "seconds_aggregate", "seconds_evaluate"),
 }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from scripts import coverage, selection_scale
+from scripts import coverage, phases, selection_scale
 
 
 def test_counts_and_gini() -> None:
@@ -56,3 +56,8 @@ def test_growth_is_the_exponent_between_the_two_largest() -> None:
     found = {n: {"median_seconds": (n / 100) ** 2} for n in (10, 100, 1000)}
     assert selection_scale._growth(found, [10, 100, 1000]) == "N^2.0"
     assert selection_scale._growth({100: {"median_seconds": 1.0}}, [10, 100]) == "-"
+
+
+def test_phases_leave_the_first_round_out_of_the_means_and_in_the_worst() -> None:
+    records = [{f"seconds_{p}": s for p in phases.PHASES} for s in (5.0, 0.001, 0.003)]
+    assert phases.row_of("x", records) == ["x", *["2.0"] * 5, "10.0", "100%", "5000"]

@@ -147,7 +147,7 @@ def test_dropping_keeps_the_sum_of_the_selectors_weights() -> None:
 
 def test_wall_seconds_are_the_sum_of_the_phases() -> None:
     records = list(simulate([[0, 1]], num_rounds=3))
-    phases = ("select", "train", "aggregate", "evaluate")
+    phases = ("select", "ask", "train", "aggregate", "evaluate")
     total = sum(getattr(r, f"seconds_{p}") for r in records for p in phases)
     assert records[-1].wall_seconds == pytest.approx(total)
 

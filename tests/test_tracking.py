@@ -18,7 +18,7 @@ from fedsim.tracking.files import OutputError, RunFolder, json_ready, read_metri
 
 CONFIG = {"name": "trial", "seed": 0, "selector": {"_target_": "x.Y"}}
 TOTALS = {
-    **{f"seconds_{p}": 1.0 for p in ("select", "train", "aggregate", "evaluate")},
+    **{f"seconds_{p}": 1.0 for p in ("select", "ask", "train", "aggregate", "evaluate")},
     "bytes_down": 2_500_000,
     "bytes_up": 1200,
     "train_samples": 1000,

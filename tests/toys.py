@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedsim.clients import Clients, RoundTerms
 from fedsim.cohort import Cohort, Evaluation, Ids, Params, Population
 from fedsim.engine.base import ClientData, Engine, LocalWork, Trained
-from fedsim.ledger import Ledger
+from fedsim.ledger import Clock, Ledger
 from fedsim.optimizers import LocalOptimizer, Schedule
 from fedsim.signals import Signal
 from fedsim.streams import Streams
@@ -104,6 +104,7 @@ def toy_door(
     ledger: Ledger | None = None,
     engine: Engine | None = None,
     cohort_size: int = 2,
+    clock: Clock | None = None,
 ) -> Clients:
     ids = np.flatnonzero(np.asarray(sizes) > 0) if available is None else np.asarray(available, np.int64)
     terms = RoundTerms(round, 1.0, ids, needs)
@@ -113,6 +114,7 @@ def toy_door(
         terms,
         toy_params(),
         Ledger() if ledger is None else ledger,
+        clock or Clock(torch.device("cpu")),
         torch.arange(3.0)[:, None],
     )
 

@@ -22,6 +22,8 @@ from fedsim.streams import Streams
 
 EVALUATION_BATCH = 1000
 """Samples in one forward pass of an evaluation."""
+MOST = 0.7
+"""A share of all samples, from which on it is faster to pass all of them than to gather some."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +155,9 @@ class Engine(ABC):
         if not sizes.sum():
             return np.full(len(sizes), np.nan)
         chosen = torch.as_tensor(np.concatenate(positions), device=self.data.x.device)
-        values = [
-            F.cross_entropy(self._output(params, self.data.x[part]), self.data.y[part], reduction="none")
-            for part in chosen.split(EVALUATION_BATCH)
-        ]
+        values = self._cross_entropies(params, chosen)
         owner = np.repeat(np.arange(len(sizes)), sizes)
-        totals = np.bincount(owner, torch.cat(values).double().cpu().numpy(), minlength=len(sizes))
+        totals = np.bincount(owner, values.double().cpu().numpy(), minlength=len(sizes))
         with np.errstate(invalid="ignore"):
             means: NDArray[np.float64] = totals / sizes
         return means
@@ -182,21 +181,39 @@ class Engine(ABC):
         """
         names = self.trained if names is None else names
         for chosen in positions:
-            leaves = {name: params[name].detach().requires_grad_() for name in names}
             total = [torch.zeros_like(params[name]) for name in names]
             for part in torch.as_tensor(chosen, device=self.data.x.device).split(EVALUATION_BATCH):
-                with autocast(self.precision, self.data.x.device):
-                    output = functional_call(self.model, {**params, **leaves}, (self.data.x[part],))
-                loss = F.cross_entropy(output.to(self.data.x.dtype), self.data.y[part], reduction="sum") / max(
-                    len(chosen), 1
-                )
-                torch._foreach_add_(total, torch.autograd.grad(loss, list(leaves.values())))
+                torch._foreach_add_(total, self._gradients(params, part, names))
+            torch._foreach_div_(total, max(len(chosen), 1))
             yield torch.cat([t.flatten() for t in total])
+
+    def _gradients(self, params: Params, chosen: Tensor, names: Sequence[str]) -> list[Tensor]:
+        """Of the sum of the cross-entropies of the samples at these positions, for each of `names`."""
+        x, y = self.data.x.index_select(0, chosen), self.data.y[chosen]
+        if self.chain is not None:
+            found = self.chain.gradient(params, x, y)
+            return [found[name] for name in names]
+        leaves = {name: params[name].detach().requires_grad_() for name in names}
+        with autocast(self.precision, x.device):
+            output = functional_call(self.model, {**params, **leaves}, (x.contiguous(memory_format=self.layout),))
+        loss = F.cross_entropy(output.to(x.dtype), y, reduction="sum")
+        return list(torch.autograd.grad(loss, list(leaves.values())))
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Log-probabilities of `params` in eval mode, float64 [len(x), C]."""
         parts = [F.log_softmax(self._output(params, part).double(), dim=1) for part in x.split(EVALUATION_BATCH)]
         return torch.cat(parts)
+
+    def _cross_entropies(self, params: Params, chosen: Tensor) -> Tensor:
+        """Of the samples at these positions. Where that is most of all samples, all pass in their order, uncopied."""
+        x, y = self.data.x, self.data.y
+        if len(chosen) < MOST * len(x):
+            parts = chosen.split(EVALUATION_BATCH)
+            values = [F.cross_entropy(self._output(params, x[p]), y[p], reduction="none") for p in parts]
+            return torch.cat(values)
+        pairs = zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True)
+        everything = [F.cross_entropy(self._output(params, a), b, reduction="none") for a, b in pairs]
+        return torch.cat(everything)[chosen]
 
     @torch.no_grad()
     def _output(self, params: Params, x: Tensor) -> Tensor:

@@ -23,6 +23,25 @@ class Chain:
             y = F.linear(y.relu_() if number else y, params[weight], None if bias is None else params[bias])
         return y
 
+    def gradient(self, params: Params, x: Tensor, y: Tensor) -> Params:
+        """Of the sum of the cross-entropies of a few samples, by name."""
+        inputs = [x.flatten(1)]
+        for weight, bias in self.layers[:-1]:
+            inputs.append(F.linear(inputs[-1], params[weight], None if bias is None else params[bias]).relu_())
+        weight, bias = self.layers[-1]
+        logits = F.linear(inputs[-1], params[weight], None if bias is None else params[bias])
+        slope = logits.softmax(1)
+        slope[torch.arange(len(y), device=y.device), y] -= 1
+        found: Params = {}
+        for number in range(len(self.layers) - 1, -1, -1):
+            weight, bias = self.layers[number]
+            found[weight] = slope.T @ inputs[number]
+            if bias is not None:
+                found[bias] = slope.sum(0)
+            if number:
+                slope = torch.ops.aten.threshold_backward(slope @ params[weight], inputs[number], 0)
+        return found
+
 
 def linear_chain(model: nn.Module) -> Chain | None:
     """The chain that `model` is in training, or None if it is anything else.

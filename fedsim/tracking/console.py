@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedsim.ledger import PHASES
 from fedsim.tracking.base import RunInfo, Tracker
 
 PLAIN_LINES = 10
@@ -81,7 +82,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         f" {show_share(summary['coverage'])} covered",
         "wall time": show_seconds(summary["wall_seconds"])
         + " ("
-        + ", ".join(f"{p} {show_seconds(totals[f'seconds_{p}'])}" for p in ("select", "train", "aggregate", "evaluate"))
+        + ", ".join(f"{p} {show_seconds(totals[f'seconds_{p}'])}" for p in PHASES)
         + ")",
         "bytes": f"{show_bytes(totals['bytes_down'])} down, {show_bytes(totals['bytes_up'])} up",
         "samples": f"{totals['train_samples']:,} trained on, {totals['forward_samples']:,} more passed forward",

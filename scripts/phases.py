@@ -3,7 +3,8 @@
     uv run python scripts/phases.py outputs/<name> [--markdown]
 
 Means over all rounds but the first. "select" is what the server computes, "ask" what clients compute to answer its
-questions, "train" local training, whoever asked for it. "worst" is the longest selection of a round, the first included.
+questions, "train" local training, whoever asked for it. "worst" is the longest selection of a round,
+the first included.
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
     uv run python scripts/selection_scale.py                      # all, N = 100, 1000, 10000
     uv run python scripts/selection_scale.py pncs divfl --clients 100 1000
+    uv run python scripts/selection_scale.py "pncs selector/sketch=coord selector.sketch.size=10000"
 
 Clients are synthetic: their updates, of the cnn's 122,570 parameters, are random numbers and cost nothing here. What
 is timed is what the selector itself does in a round, in `select` and `observe`, with K = 10. Each case runs in a
@@ -110,7 +111,7 @@ class SyntheticEngine(Engine):
 def measure(choice: str, num_clients: int) -> dict[str, Any]:
     """Run a few rounds of one case in this process."""
     with search_path():
-        (job,) = compose_jobs([f"selector={choice}"], multirun=False)
+        (job,) = compose_jobs(f"selector={choice}".split(), multirun=False)
     node = dict(job.config["selector"])
     node |= {name: value for name, value in SHORTER.items() if name in node}
     population = Population(np.full(num_clients, SAMPLES), COHORT_SIZE, NUM_ROUNDS)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fedsim.cohort import Cohort
 from fedsim.selectors.clustered import ClusteredBySimilarity, ClusteredBySize, angles, heaviest_within, pour
-from fedsim.selectors.gram import products
-from fedsim.selectors.trees import cut, ward
+from fedsim.selectors.tools.gram import products
+from fedsim.selectors.tools.trees import cut, ward
 from tests.toys import toy_cohort, toy_door, toy_population
 
 SERVER: Any = None

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.selectors.divfl import cluster_shares, lazy_greedy, plain_greedy
-from fedsim.selectors.gram import distances as distances_from
-from fedsim.selectors.gram import products
+from fedsim.selectors.tools.gram import distances as distances_from
+from fedsim.selectors.tools.gram import products
 
 
 def pairwise_distances(points: torch.Tensor) -> np.ndarray:

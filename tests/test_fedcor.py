@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedsim.ledger import Ledger
 from fedsim.selectors.fedcor import FedCor
-from fedsim.selectors.gaussian_process import (
+from fedsim.selectors.tools.gaussian_process import (
     Dense,
     DenseProcess,
     Kernel,

@@ -7,7 +7,7 @@ from fedsim.clients import Clients
 from fedsim.ledger import Ledger
 from fedsim.selectors.entropy_greedy import EntropyGreedy, entropies
 from fedsim.selectors.fedcbs import FedCBS, imbalances
-from fedsim.selectors.labels import asked
+from fedsim.selectors.tools.labels import asked
 from fedsim.signals import Signal
 from tests.toys import ToyEngine, toy_door, toy_population
 

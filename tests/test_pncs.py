@@ -11,8 +11,8 @@ from torch import nn
 from fedsim.errors import ConfigError
 from fedsim.ledger import Ledger
 from fedsim.selectors.pncs import PNCS
-from fedsim.selectors.power_norm import Reading, similarities
-from fedsim.selectors.subset import least_alike, pair_sum
+from fedsim.selectors.tools.power_norm import Reading, similarities
+from fedsim.selectors.tools.subset import least_alike, pair_sum
 from fedsim.sketches import Identity, TopK
 from tests.toys import ToyEngine, toy_door, toy_population
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedsim.errors import ConfigError, FedsimError
 from fedsim.ledger import Ledger
-from fedsim.selectors.power_norm import similarities
+from fedsim.selectors.tools.power_norm import similarities
 from fedsim.signals import Signal
 from fedsim.sketches import Coordinates, CountSketch, Gaussian, Identity, Int8, Sketch, TopK
 from tests.toys import toy_door

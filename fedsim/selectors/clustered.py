@@ -12,8 +12,8 @@ from torch import Tensor
 from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Population, Selection
 from fedsim.selectors.base import Selector
-from fedsim.selectors.gram import distances, refreshed
-from fedsim.selectors.trees import ward
+from fedsim.selectors.tools.gram import distances, refreshed
+from fedsim.selectors.tools.trees import ward
 from fedsim.server import Server
 
 Floats = NDArray[np.float64]

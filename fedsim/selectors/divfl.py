@@ -13,7 +13,7 @@ from fedsim.clients import Clients
 from fedsim.cohort import Ids, Population, Selection
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector
-from fedsim.selectors.gram import distances, refreshed
+from fedsim.selectors.tools.gram import distances, refreshed
 from fedsim.signals import Signal
 
 Floats = NDArray[np.float64]

@@ -8,8 +8,8 @@ from fedsim.clients import Clients
 from fedsim.cohort import Population, Selection
 from fedsim.errors import check, rule
 from fedsim.selectors.base import Selector, ascending, highest
-from fedsim.selectors.labels import asked
-from fedsim.selectors.waiting import not_waiting
+from fedsim.selectors.tools.labels import asked
+from fedsim.selectors.tools.waiting import not_waiting
 from fedsim.signals import Signal
 
 Floats = NDArray[np.float64]

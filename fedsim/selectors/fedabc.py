@@ -12,7 +12,7 @@ from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Population, Selection
 from fedsim.errors import check, positive, rule
 from fedsim.selectors.base import Selector
-from fedsim.selectors.divergence import divergences
+from fedsim.selectors.tools.divergence import divergences
 from fedsim.server import Server
 from fedsim.signals import Signal
 

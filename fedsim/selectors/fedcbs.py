@@ -8,7 +8,7 @@ from fedsim.clients import Clients
 from fedsim.cohort import Population, Selection
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector, ascending
-from fedsim.selectors.labels import asked
+from fedsim.selectors.tools.labels import asked
 from fedsim.signals import Signal
 
 Floats = NDArray[np.float64]

@@ -8,7 +8,7 @@ from fedsim.clients import Clients
 from fedsim.cohort import Params, Population, Selection
 from fedsim.errors import at_least, between, check, positive
 from fedsim.selectors.base import Selector, ascending
-from fedsim.selectors.gaussian_process import Kernel, Objective, Parameters, greedy_falls, process_for
+from fedsim.selectors.tools.gaussian_process import Kernel, Objective, Parameters, greedy_falls, process_for
 from fedsim.signals import Signal
 
 Floats = NDArray[np.float64]

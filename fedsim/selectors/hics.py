@@ -13,8 +13,8 @@ from fedsim.cohort import Cohort, Ids, Population, Selection
 from fedsim.errors import FedsimError, at_least, check, positive
 from fedsim.selectors.base import Selector, ascending, softmax
 from fedsim.selectors.clustered import angles
-from fedsim.selectors.gram import refreshed
-from fedsim.selectors.trees import cut, ward
+from fedsim.selectors.tools.gram import refreshed
+from fedsim.selectors.tools.trees import cut, ward
 from fedsim.server import Server
 
 Floats = NDArray[np.float64]

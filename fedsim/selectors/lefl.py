@@ -11,8 +11,8 @@ from torch import Tensor
 from fedsim.clients import Clients
 from fedsim.cohort import Ids, Population, Selection
 from fedsim.selectors.base import Selector
-from fedsim.selectors.divergence import divergences
-from fedsim.selectors.trees import cut, ward
+from fedsim.selectors.tools.divergence import divergences
+from fedsim.selectors.tools.trees import cut, ward
 from fedsim.signals import Signal
 
 

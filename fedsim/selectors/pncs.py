@@ -12,9 +12,9 @@ from fedsim.clients import Clients
 from fedsim.cohort import Population, Selection
 from fedsim.errors import at_least, check, positive, rule
 from fedsim.selectors.base import Selector, ascending
-from fedsim.selectors.power_norm import Reading, similarities
-from fedsim.selectors.subset import least_alike
-from fedsim.selectors.waiting import not_waiting
+from fedsim.selectors.tools.power_norm import Reading, similarities
+from fedsim.selectors.tools.subset import least_alike
+from fedsim.selectors.tools.waiting import not_waiting
 from fedsim.signals import Signal
 from fedsim.sketches import Identity, Sketch
 

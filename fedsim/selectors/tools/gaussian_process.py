@@ -116,7 +116,8 @@ class LinearProcess(Process):
         f = self._factor(parameters)
         a = np.linalg.solve(self.noise**2 * np.eye(len(f)) + f @ f.T, f)
         ar = a @ residuals.T
-        solved = (residuals.T - f.T @ ar) / self.noise**2  # Sigma^-1 r_e, [N, E]
+        with np.errstate(invalid="ignore"):  # told by the caller, who looks for what is not finite
+            solved = (residuals.T - f.T @ ar) / self.noise**2  # Sigma^-1 r_e, [N, E]
         slope: Floats = weights.sum() * a - (ar * weights) @ solved.T
         if not self.normalised:
             return {"embedding": slope}

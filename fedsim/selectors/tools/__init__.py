@@ -1,0 +1,1 @@
+"""What several methods share and a newcomer need not touch: products, searches, trees, queues."""

@@ -16,7 +16,7 @@ from fedsim.engine.feed import feed, loss_statistics
 from fedsim.engine.gradients import StackedGradients
 from fedsim.engine.keys import step_keys
 from fedsim.engine.precision import Precision
-from fedsim.engine.programs import Differentiated, Program, WrittenOut, plain_sgd
+from fedsim.engine.programs import Differentiated, Program, WrittenOut
 from fedsim.errors import check, rule
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.streams import Streams
@@ -96,9 +96,8 @@ class BatchedEngine(Engine):
         )
 
     def _program(self, params: Params, rows: int, lr: float) -> Program:
-        sgd = plain_sgd(self.optimizer)
-        if self.chain is not None and sgd is not None:
-            return WrittenOut(self.chain, sgd.weight_decay, params, rows, lr)
+        if self.chain is not None:
+            return WrittenOut(self.chain, self.optimizer, params, rows, lr)
         return Differentiated(self.gradients, self.optimizer, params, rows, lr)
 
     def _dropout_keys(self, batches: StackedBatches, round: int, ids: Ids) -> Tensor | None:

@@ -1,7 +1,7 @@
 """Plain chains of linear layers, recognised in a model by tracing it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -11,78 +11,121 @@ from fedsim.cohort import Params
 
 
 @dataclass(frozen=True)
-class Chain:
-    """y = L_n(relu(... relu(L_1(flatten(x))))): names of each linear layer's weight and bias (None without)."""
+class Link:
+    """A linear layer: names of its weight and bias (None without), and the number and rate of the dropout behind it."""
 
-    layers: Sequence[tuple[str, str | None]]
+    weight: str
+    bias: str | None
+    dropout: int = 0
+    rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class Chain:
+    """y = L_n(relu(drop(... relu(drop(L_1(flatten(x))))))), dropout in training only."""
+
+    links: Sequence[Link]
 
     def output(self, params: Params, x: Tensor) -> Tensor:
-        """Of one model [len(x), C]."""
-        y = x.flatten(1)
-        for number, (weight, bias) in enumerate(self.layers):
-            y = F.linear(y.relu_() if number else y, params[weight], None if bias is None else params[bias])
-        return y
+        """Of one model in eval mode [len(x), C]."""
+        return self._forward(params, x)[-1]
 
     def gradient(self, params: Params, x: Tensor, y: Tensor) -> Params:
-        """Of the sum of the cross-entropies of a few samples, by name."""
-        inputs = [x.flatten(1)]
-        for weight, bias in self.layers[:-1]:
-            inputs.append(F.linear(inputs[-1], params[weight], None if bias is None else params[bias]).relu_())
-        weight, bias = self.layers[-1]
-        logits = F.linear(inputs[-1], params[weight], None if bias is None else params[bias])
+        """Of the sum of the cross-entropies of a few samples in eval mode, by name."""
+        *inputs, logits = self._forward(params, x)
         slope = logits.softmax(1)
         slope[torch.arange(len(y), device=y.device), y] -= 1
         found: Params = {}
-        for number in range(len(self.layers) - 1, -1, -1):
-            weight, bias = self.layers[number]
-            found[weight] = slope.T @ inputs[number]
-            if bias is not None:
-                found[bias] = slope.sum(0)
+        for number in range(len(self.links) - 1, -1, -1):
+            link = self.links[number]
+            found[link.weight] = slope.T @ inputs[number]
+            if link.bias is not None:
+                found[link.bias] = slope.sum(0)
             if number:
-                slope = torch.ops.aten.threshold_backward(slope @ params[weight], inputs[number], 0)
+                slope = torch.ops.aten.threshold_backward(slope @ params[link.weight], inputs[number], 0)
         return found
+
+    def _forward(self, params: Params, x: Tensor) -> list[Tensor]:
+        """The input of each layer, and the output."""
+        values = [x.flatten(1)]
+        for number, link in enumerate(self.links):
+            given = values[-1].relu_() if number else values[-1]
+            values.append(F.linear(given, params[link.weight], None if link.bias is None else params[link.bias]))
+        return values
 
 
 def linear_chain(model: nn.Module) -> Chain | None:
-    """The chain that `model` is in training, or None if it is anything else.
+    """The chain that `model` is, or None if it is anything else.
 
-    Linear layers with a ReLU between any two, all trained, each used once; Flatten, Identity and Dropout of rate 0
-    count as nothing.
+    Linear layers with a ReLU between any two, all trained, each used once; a dropout before or behind a ReLU (that is
+    the same) is its layer's; Flatten, Identity and Dropout of rate 0 count as nothing.
     """
     try:
-        graph = fx.symbolic_trace(model).graph
+        nodes = list(fx.symbolic_trace(model).graph.nodes)
     except Exception:  # tracing a user's model may fail in any way
         return None
-    layers: list[tuple[str, str | None]] = []
-    expects_linear = True
-    modules = dict(model.named_modules())
-    previous: fx.Node | None = None
-    for node in graph.nodes:
-        if node.op == "placeholder" and previous is None:
-            previous = node
-            continue
-        if node.op == "output" and node.args[0] is previous:
-            continue
-        if tuple(node.all_input_nodes) != (previous,):
-            return None
-        previous = node
-        layer = modules.get(str(node.target)) if node.op == "call_module" else None
-        if _is_nothing(node, layer):
-            continue
-        if _is_relu(node, layer) and not expects_linear:
-            expects_linear = True
-        elif isinstance(layer, nn.Linear) and type(layer) is nn.Linear and expects_linear:
-            layers.append(_names(str(node.target), layer))
-            expects_linear = False
-        else:
-            return None
-    if expects_linear or len(set(layers)) < len(layers) or not _all_of(model, layers):
+    reader = _Reader(model)
+    if not _is_a_line(nodes) or not all(reader.read(node) for node in nodes[1:-1]):
         return None
-    return Chain(layers)
+    return reader.chain()
 
 
-def _names(path: str, layer: nn.Linear) -> tuple[str, str | None]:
-    return f"{path}.weight", None if layer.bias is None else f"{path}.bias"
+def _is_a_line(nodes: Sequence[fx.Node]) -> bool:
+    """One input, one output, and in between each node a function of the one before it alone."""
+    first, *between, last = nodes
+    inputs = [tuple(node.all_input_nodes) for node in between]
+    straight = inputs == [(node,) for node in [first, *between][: len(between)]]
+    single = first.op == "placeholder" and last.op == "output" and last.args[0] is (between or [first])[-1]
+    return straight and single and not any(node.op in ("placeholder", "output") for node in between)
+
+
+class _Reader:
+    """Reads the nodes of a trace one after another."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules = dict(model.named_modules())
+        dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout)]
+        self.dropouts = {layer: number for number, layer in enumerate(dropouts)}  # as the engines count them
+        self.links: list[Link] = []
+        self.activated = True  # the next linear layer may come
+        self.used: set[nn.Module] = set()
+
+    def read(self, node: fx.Node) -> bool:
+        """Whether the node fits into a chain."""
+        layer = self.modules.get(str(node.target)) if node.op == "call_module" else None
+        if _is_nothing(node, layer):
+            return True
+        if layer is not None and layer in self.used and not isinstance(layer, nn.ReLU):
+            return False
+        if layer is not None:
+            self.used.add(layer)
+        if type(layer) is nn.Dropout:
+            return self._read_dropout(layer)
+        if type(layer) is nn.Linear and self.activated:
+            bias = None if layer.bias is None else f"{node.target}.bias"
+            self.links.append(Link(f"{node.target}.weight", bias))
+            self.activated = False
+            return True
+        if _is_relu(node, layer) and not self.activated:
+            self.activated = True
+            return True
+        return False
+
+    def _read_dropout(self, layer: nn.Dropout) -> bool:
+        if not self.links or self.links[-1].rate:
+            return False
+        self.links[-1] = replace(self.links[-1], dropout=self.dropouts[layer], rate=layer.p)
+        return True
+
+    def chain(self) -> Chain | None:
+        """What was read, if it is whole: the chain's tensors are all of the model's, and all are trained."""
+        names = {name for link in self.links for name in (link.weight, link.bias) if name is not None}
+        parameters = dict(self.model.named_parameters())
+        trained = all(p.requires_grad for p in parameters.values())
+        whole = names == set(parameters) and trained and not list(self.model.buffers())
+        ends_plainly = bool(self.links) and not self.activated and not self.links[-1].rate
+        return Chain(self.links) if whole and ends_plainly else None
 
 
 def _is_nothing(node: fx.Node, layer: nn.Module | None) -> bool:
@@ -95,10 +138,3 @@ def _is_nothing(node: fx.Node, layer: nn.Module | None) -> bool:
 
 def _is_relu(node: fx.Node, layer: nn.Module | None) -> bool:
     return type(layer) is nn.ReLU or node.target in (torch.relu, nn.functional.relu, "relu")
-
-
-def _all_of(model: nn.Module, layers: Sequence[tuple[str, str | None]]) -> bool:
-    """Whether the chain's tensors are all that the model has, and all are trained."""
-    names = {name for pair in layers for name in pair if name is not None}
-    parameters = dict(model.named_parameters())
-    return names == set(parameters) and not list(model.buffers()) and all(p.requires_grad for p in parameters.values())

@@ -1,17 +1,20 @@
-"""Chains of linear layers trained by plain SGD, with forward, backward and update written out over stacked clients.
+"""Chains of linear layers with forward and backward written out over stacked clients.
 
-The same mathematics as the generic gradients, in fewer and larger operations: weights lie transposed, so that every
-product is a plain one, and the update is part of the product that gives the gradient,
+The same mathematics as the generic gradients, in fewer and larger operations. Weights lie transposed, so that every
+product is a plain one. For SGD without momentum the update is part of the product that gives the gradient,
 W <- (1 - lr decay) W - lr h^T d, so that no gradient of a weight is ever stored.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedsim.cohort import Stack
-from fedsim.engine.chain import Chain
+from fedsim.cohort import Params, Stack
+from fedsim.engine.chain import Chain, Link
+from fedsim.engine.gradients import StackedBatch
+from fedsim.engine.layers import dropout_mask
 
 
 @dataclass
@@ -23,6 +26,8 @@ class StackedLayer:
 
     def rows(self, count: int) -> "StackedLayer":
         """The first `count` clients; shares memory."""
+        if count == len(self.weight):
+            return self
         return StackedLayer(self.weight[:count], None if self.bias is None else self.bias[:count])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,55 +35,90 @@ class StackedLayer:
             return torch.bmm(x, self.weight)
         return torch.baddbmm(self.bias, x, self.weight)
 
-    def step(self, x: Tensor, slope: Tensor, lr: float, decay: float) -> None:
-        """SGD in place from the input [R, B, in] and the loss's slope [R, B, out]."""
-        keep = 1 - lr * decay
-        self.weight.baddbmm_(x.transpose(1, 2), slope, beta=keep, alpha=-lr)
-        if self.bias is not None:
-            self.bias.mul_(keep).sub_(slope.sum(1, keepdim=True), alpha=lr)
+
+Update = Callable[[int, StackedLayer, Tensor, Tensor], None]
+"""What is done with a layer's number, the layer, its input [R, B, in] and the slope of its output [R, B, out]."""
 
 
 class FusedChain:
-    """R stacked models of a chain. Trains in place; `stack` gives them back by name."""
+    """R stacked models of a chain, all starting from `params`."""
 
-    def __init__(self, chain: Chain, stack: Stack) -> None:
+    def __init__(self, chain: Chain, params: Params, rows: int) -> None:
         self.chain = chain
-        self.layers = [
-            StackedLayer(
-                stack[weight].transpose(1, 2).contiguous(), None if bias is None else stack[bias].unsqueeze(1).clone()
-            )
-            for weight, bias in chain.layers
-        ]
-        self.num_rows = len(self.layers[0].weight)
+        self.layers = [_stacked(link, params, rows) for link in chain.links]
         self.minus_one = -torch.ones_like(self.layers[0].weight[:1, :1, :1])
 
-    def step(self, x: Tensor, y: Tensor, weights: Tensor | None, lr: float, decay: float) -> Tensor:
-        """One SGD step of the first R rows: x [R, B, ...], y [R, B], weights [R, B] (None: 1 / B).
-
-        Returns the samples' losses before the step [R, B].
-        """
-        layers = self.layers if len(x) == self.num_rows else [layer.rows(len(x)) for layer in self.layers]
-        inputs = [x.flatten(2)]
-        for layer in layers[:-1]:
-            inputs.append(layer.forward(inputs[-1]).relu_())
+    @torch.no_grad()
+    def step(self, batch: StackedBatch, update: Update) -> Tensor:
+        """Forward and backward of the batch's leading rows; `update` is called from the last layer to the first, each
+        time after the layer's weights were needed for the last time. Returns the samples' losses [rows, width]."""
+        layers = [layer.rows(len(batch.x)) for layer in self.layers]
+        inputs = [batch.x.flatten(2)]
+        for layer, link in zip(layers[:-1], self.chain.links, strict=False):
+            inputs.append(_activate(layer.forward(inputs[-1]), link, batch.keys))
         log_p = torch.log_softmax(layers[-1].forward(inputs[-1]), dim=2)
-        index = y.unsqueeze(2)
+        index = batch.y.unsqueeze(2)
         losses = log_p.gather(2, index).squeeze(2).neg_()
         slope = log_p.exp_().scatter_add_(2, index, self.minus_one.expand(index.shape))
-        slope.mul_(1 / x.shape[1] if weights is None else weights.unsqueeze(2))
+        slope.mul_(1 / batch.y.shape[1] if batch.weights is None else batch.weights.unsqueeze(2))
         for number in range(len(layers) - 1, -1, -1):
             layer, given = layers[number], inputs[number]
-            below = torch.bmm(slope, layer.weight.transpose(1, 2)) if number else None
-            layer.step(given, slope, lr, decay)
-            if below is not None:
-                slope = torch.ops.aten.threshold_backward(below, given, 0)
+            below = self._below(number, layer, given, slope)
+            update(number, layer, given, slope)
+            slope = below
         return losses
 
-    def stack(self) -> Stack:
-        """The models by name, in the layout of `torch.nn.Linear`."""
+    def _below(self, number: int, layer: StackedLayer, given: Tensor, slope: Tensor) -> Tensor:
+        """The slope of the layer below's output; where an input is positive, its dropout has kept and scaled it."""
+        if not number:
+            return slope
+        below: Tensor = torch.ops.aten.threshold_backward(torch.bmm(slope, layer.weight.transpose(1, 2)), given, 0)
+        rate = self.chain.links[number - 1].rate
+        return below.mul_(1 / (1 - rate)) if rate else below
+
+    def named(self, values: list[StackedLayer]) -> Stack:
+        """Values that lie as `layers` do, by name and in the layout of `torch.nn.Linear`."""
         result: Stack = {}
-        for (weight, bias), layer in zip(self.chain.layers, self.layers, strict=True):
-            result[weight] = layer.weight.transpose(1, 2)
-            if bias is not None and layer.bias is not None:
-                result[bias] = layer.bias.squeeze(1)
+        for link, layer in zip(self.chain.links, values, strict=True):
+            result[link.weight] = layer.weight.transpose(1, 2)
+            if link.bias is not None and layer.bias is not None:
+                result[link.bias] = layer.bias.squeeze(1)
         return result
+
+
+def sgd_update(lr: float, decay: float) -> Update:
+    """Plain SGD in place: w <- (1 - lr decay) w - lr gradient."""
+    keep = 1 - lr * decay
+
+    def update(number: int, layer: StackedLayer, x: Tensor, slope: Tensor) -> None:
+        layer.weight.baddbmm_(x.transpose(1, 2), slope, beta=keep, alpha=-lr)
+        if layer.bias is not None:
+            layer.bias.mul_(keep).sub_(slope.sum(1, keepdim=True), alpha=lr)
+
+    return update
+
+
+def gradients_into(found: Stack) -> Update:
+    """Gradients by the numbers of their layers, laid out as the layers are."""
+
+    def update(number: int, layer: StackedLayer, x: Tensor, slope: Tensor) -> None:
+        found[f"{number}.weight"] = torch.bmm(x.transpose(1, 2), slope)
+        if layer.bias is not None:
+            found[f"{number}.bias"] = slope.sum(1, keepdim=True)
+
+    return update
+
+
+def _stacked(link: Link, params: Params, rows: int) -> StackedLayer:
+    weight = _copied(params[link.weight].T.expand(rows, *params[link.weight].T.shape))
+    return StackedLayer(weight, None if link.bias is None else _copied(params[link.bias].expand(rows, 1, -1)))
+
+
+def _copied(value: Tensor) -> Tensor:
+    return value.clone(memory_format=torch.contiguous_format)
+
+
+def _activate(x: Tensor, link: Link, keys: Tensor | None) -> Tensor:
+    if link.rate and keys is not None:
+        x.mul_(dropout_mask(keys, link.dropout, 0, x.shape[1:], link.rate).to(x.dtype)).mul_(1 / (1 - link.rate))
+    return x.relu_()

@@ -5,6 +5,8 @@ layer, element) alone, whether clients train one by one or side by side, padded 
 """
 
 import copy
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,12 +44,19 @@ class KeyedDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        salt = _signed((1 + self.calls + self.layer * _CALLS) * _GOLDEN)
+        keep = dropout_mask(self.key, self.layer, self.calls, x.shape, self.p)
         self.calls += 1
-        element = torch.arange(x.numel(), device=x.device).view(x.shape)
-        bits = mix(mix(self.key + salt) + element * _GOLDEN)
-        keep = ((bits >> 40) & (2**24 - 1)) >= round(self.p * 2**24)
         return x * (keep.to(x.dtype) * self.scale)
+
+
+def dropout_mask(keys: Tensor, layer: int, calls: int, shape: Sequence[int], p: float) -> Tensor:
+    """What the `calls`-th application of a layer keeps of an input of `shape`, for each of `keys` [...]: bool
+    [..., *shape]."""
+    salt = _signed((1 + calls + layer * _CALLS) * _GOLDEN)
+    element = torch.arange(math.prod(shape), device=keys.device).view(*shape)
+    start = mix(keys + salt)
+    bits = mix(start.view(*start.shape, *[1] * len(shape)) + element * _GOLDEN)
+    return ((bits >> 40) & (2**24 - 1)) >= round(p * 2**24)
 
 
 def _signed(value: int) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedsim.cohort import Params, Stack
 from fedsim.engine.chain import Chain
-from fedsim.engine.fused import FusedChain
+from fedsim.engine.fused import FusedChain, StackedLayer, gradients_into, sgd_update
 from fedsim.engine.gradients import StackedBatch, StackedGradients
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.optimizers.sgd import SGD
@@ -56,24 +56,38 @@ class Differentiated:
 
 
 class WrittenOut:
-    """A linear chain under SGD without momentum, through `FusedChain`."""
+    """A linear chain under any optimiser, through `FusedChain`; plain SGD takes its step within the products."""
 
-    def __init__(self, chain: Chain, decay: float, params: Params, rows: int, lr: float) -> None:
-        self.params, self.lr, self.decay = params, lr, decay
-        self.models = FusedChain(chain, {name: value.expand(rows, *value.shape) for name, value in params.items()})
+    def __init__(self, chain: Chain, optimizer: LocalOptimizer, params: Params, rows: int, lr: float) -> None:
+        self.params, self.optimizer, self.lr = params, optimizer, lr
+        self.models = FusedChain(chain, params, rows)
+        self.tensors = _by_number(self.models.layers)
+        self.decay = optimizer.weight_decay if type(optimizer) is SGD and not optimizer.momentum else None
+        self.state = None if self.decay is not None else optimizer.init(self.tensors)
 
     @torch.no_grad()
     def step(self, batch: StackedBatch) -> Tensor:
-        return self.models.step(batch.x, batch.y, batch.weights, self.lr, self.decay)
+        if self.decay is not None:
+            return self.models.step(batch, sgd_update(self.lr, self.decay))
+        gradients: Stack = {}
+        losses = self.models.step(batch, gradients_into(gradients))
+        live = {name: self.tensors[name][: len(batch.x)] for name in gradients}
+        self.optimizer.step(live, gradients, self.state, self.lr)
+        return losses
 
     def delta(self) -> Stack:
-        stack = self.models.stack()
+        stack = self.models.named(self.models.layers)
         return {name: (stack[name] - value).contiguous() for name, value in self.params.items()}
 
     def momentum(self) -> Stack | None:
-        return None
+        buffers = None if self.state is None else self.optimizer.momentum_buffers(self.state)
+        if buffers is None:
+            return None
+        numbers = range(len(self.models.layers))
+        layers = [StackedLayer(buffers[f"{n}.weight"], buffers.get(f"{n}.bias")) for n in numbers]
+        return {name: value.contiguous() for name, value in self.models.named(layers).items()}
 
 
-def plain_sgd(optimizer: LocalOptimizer) -> SGD | None:
-    """`optimizer`, if it is SGD without momentum."""
-    return optimizer if type(optimizer) is SGD and not optimizer.momentum else None
+def _by_number(layers: list[StackedLayer]) -> Stack:
+    weights = {f"{number}.weight": layer.weight for number, layer in enumerate(layers)}
+    return weights | {f"{number}.bias": layer.bias for number, layer in enumerate(layers) if layer.bias is not None}

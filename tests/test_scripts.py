@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from scripts import coverage, phases, selection_scale
+from scripts import coverage, growth, phases, selection_scale
 
 
 def test_counts_and_gini() -> None:
@@ -61,3 +61,11 @@ def test_growth_is_the_exponent_between_the_two_largest() -> None:
 def test_phases_leave_the_first_round_out_of_the_means_and_in_the_worst() -> None:
     records = [{f"seconds_{p}": s for p in phases.PHASES} for s in (5.0, 0.001, 0.003)]
     assert phases.row_of("x", records) == ["x", *["2.0"] * 5, "10.0", "100%", "5000"]
+
+
+def test_a_case_of_growth_is_measured_apart() -> None:
+    result = growth.measure_apart({**growth.USUAL, "num_clients": 20, "steps": 2}, 0.01)
+    assert result["rounds"] >= 3
+    assert result["seconds"] > 0
+    table = growth.table_of("steps", [{**result, "seconds": 0.5, "peak_gib": 1.0}])
+    assert [list(c.cells) for c in table.columns] == [["2"], ["500.00"], ["250000.0"], ["1.00"]]

@@ -79,6 +79,12 @@ def test_entropy_greedy_rotates_by_its_queue() -> None:
     assert len(picked[0] | picked[1] | picked[2]) == 6
 
 
+@pytest.mark.parametrize("kind", [FedCBS, EntropyGreedy])
+def test_what_clients_give_away_is_said_before_the_run(kind: type[FedCBS | EntropyGreedy]) -> None:
+    switch = {"exploration": 1.0} if kind is FedCBS else {"queue_length": 0}
+    assert "how many samples of each class" in str(kind(toy_population([2] * 3, 1), **switch).caveat)  # type: ignore[arg-type]
+
+
 def test_counts_are_asked_for_once_without_a_model() -> None:
     labels, counts, ledger = [[0, 0, 2], [1, 1, 1], [2, 0, 0]], np.empty((3, 0), np.int64), Ledger()
     counts = asked(counts, door_of(labels, 1, available=[0, 2], ledger=ledger))

@@ -45,6 +45,8 @@ class Selector(ABC):
     @property
     def caveat(self) -> str | None:
         """One line that a user of these hyper-parameters should read before the run, or None."""
+        if Signal.LABEL_COUNTS in self.needs:
+            return "every client tells the server how many samples of each class it holds"
         return None
 
     def state_dict(self) -> dict[str, Any]:

@@ -18,7 +18,9 @@ round. Rounds a second are the median of the repeats, with the slowest and faste
 included. The ceiling is the best rate of a large matrix product in the same run, in float32, or in bfloat16 for a
 variant of fedsim in that precision; its share is of the operations counted in scripts/peers/workloads.py.
 
-Every --fedsim is a variant with options of its own beside the plain one. Run it on an idle machine.
+Every --fedsim is a variant with options of its own beside the plain one. Measure on an idle machine: torch's threads
+wait by spinning, and a peer can be fifty times slower where something else wants its cores. The load at the start is in
+the JSON.
 """
 
 import argparse
@@ -38,6 +40,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -169,7 +172,17 @@ def measure(entry: Entry | None, workload: Workload, seconds: float, threads: in
     peer, words = (CEILING, ()) if entry is None else (PEERS[entry.peer], entry.words)
     if not peer.python.is_file():
         return {"error": f"not installed: {COMMAND} install {peer.environment}"}
-    options = [workload.name, "--data", str(DATA), "--seconds", str(seconds), "--threads", str(threads), *words]
+    options = [
+        workload.name,
+        "--data",
+        str(DATA),
+        "--seconds",
+        str(seconds),
+        "--threads",
+        str(threads),
+        "--words",
+        *words,
+    ]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         code = _run([*launcher(peer), *options], threads, timeout, out, err)
         out.seek(0)
@@ -282,16 +295,28 @@ def ceiling_of(results: Sequence[Result]) -> dict[str, float]:
     return {name: max(rate[name] for rate in rates) for name in rates[0]} if rates else {}
 
 
+COLUMNS = (
+    "peer",
+    "version",
+    "rounds/s",
+    "range",
+    "/ framework",
+    "/ JAX",
+    "of ceiling",
+    "start-up s",
+    "accuracy @ round",
+)
+"""`/ framework`: times the fastest framework's rate."""
+
+
 def table_of(summaries: Sequence[Summary], workload: Workload, ceiling: Mapping[str, float]) -> Table:
     rates = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in ceiling.items())
     table = Table(
         title=f"{workload.name}: {workload.title}",
         caption=f"{workload.round_flops / 1e9:.3g} GFLOP a round; matrix products: {rates or 'not measured'}",
     )
-    table.add_column("peer")
-    for column in ("version", "rounds/s", "slowest - fastest", "/ best framework", "/ JAX", "of ceiling", "start-up s"):
-        table.add_column(column, justify="right")
-    table.add_column("accuracy @ round", justify="right")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "peer" else "right")
     framework = max((s.rate for s in summaries if PEERS[s.entry.peer].framework and s.rate), default=None)
     by_hand = next((s.rate for s in summaries if s.entry.peer == "jax"), None)
     for summary in summaries:
@@ -308,7 +333,7 @@ def cells_of(
 ) -> list[str]:
     rate = summary.rate
     if rate is None:
-        return [summary.entry.label, summary.error or "not run"]
+        return [f"{summary.entry.label}: {summary.error or 'not run'}"]
     label = f"{summary.entry.label} ({summary.error})" if summary.error else summary.entry.label
     peak = ceiling.get(summary.entry.precision)
     return [
@@ -381,6 +406,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     running.add_argument("--threads", type=int, default=2)
     running.add_argument("--timeout", type=float, default=600, help="seconds after which a case is ended")
     running.add_argument("--json", type=Path)
+    running.add_argument("--markdown", action="store_true")
     running.add_argument("--quick", action="store_true", help="W1, one repeat, a second each, unless said otherwise")
     options = parser.parse_args(argv)
     if options.command == "install":
@@ -403,10 +429,11 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         "machine": machine(),
         "threads": options.threads,
         "seconds": options.seconds,
+        "load_average": round(os.getloadavg()[0], 2),
         "workloads": {},
         "results": [],
     }
-    tables = []
+    tables: list[Table] = []
     for workload in (WORKLOADS[name] for name in options.workload):
         prepare(workload)
         results, ceilings = race(entries, workload, options, console)
@@ -419,6 +446,8 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         }
         found["results"] += [as_record(entry, workload, results[entry]) for entry in entries]
     for table in tables:
+        if options.markdown:
+            table.box, table.title_style, table.caption_style = box.MARKDOWN, "", ""
         console.print(table)
     return found
 
@@ -427,7 +456,8 @@ def main() -> None:
     options = parse()
     if options.command == "install":
         sys.exit(1 if install(options.peers) else 0)
-    found = run(options, Console())
+    plain = options.markdown or not sys.stdout.isatty()
+    found = run(options, Console(width=160 if plain else None))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -17,6 +17,8 @@ from scripts.peers.workloads import EVALUATION_BATCH, Arrays, Workload, read_arr
 
 Layer = dict[str, jax.Array]
 Params = list[Layer]
+Round = Callable[[Params, jax.Array, jax.Array], Params]
+"""The next parameters from the last ones, the cohort and a random key."""
 
 
 def initial_params(workload: Workload, key: jax.Array) -> Params:
@@ -64,14 +66,14 @@ def sgd_step(workload: Workload, params: Params, x: jax.Array, y: jax.Array) -> 
     return jax.tree.map(lambda p, g: p - workload.lr * (g + workload.weight_decay * p), params, gradient)
 
 
-def compiled_round(workload: Workload, x: jax.Array, y: jax.Array) -> Callable[[Params, jax.Array, jax.Array], Params]:
-    """The whole round as one function of parameters, cohort and key."""
+def compiled_round(workload: Workload, x: jax.Array, y: jax.Array) -> Round:
+    """The whole round as one compiled function."""
     full = workload.samples // workload.batch_size
     cut = full * workload.batch_size
 
-    def client(params: Params, i: jax.Array, key: jax.Array) -> Params:
+    def client(params: Params, x: jax.Array, y: jax.Array, key: jax.Array) -> Params:
         def step(params: Params, batch: jax.Array) -> tuple[Params, None]:
-            return sgd_step(workload, params, x[i][batch], y[i][batch]), None
+            return sgd_step(workload, params, x[batch], y[batch]), None
 
         def epoch(params: Params, key: jax.Array) -> tuple[Params, None]:
             order = jax.random.permutation(key, workload.samples)
@@ -81,14 +83,15 @@ def compiled_round(workload: Workload, x: jax.Array, y: jax.Array) -> Callable[[
         return jax.lax.scan(epoch, params, jax.random.split(key, workload.epochs))[0]
 
     @jax.jit
-    def run(params: Params, cohort: jax.Array, key: jax.Array) -> Params:
-        trained = jax.vmap(client, (None, 0, 0))(params, cohort, jax.random.split(key, len(cohort)))
+    def run(params: Params, x: jax.Array, y: jax.Array, cohort: jax.Array, key: jax.Array) -> Params:
+        keys = jax.random.split(key, len(cohort))
+        trained = jax.vmap(client, (None, 0, 0, 0))(params, x[cohort], y[cohort], keys)
         return jax.tree.map(lambda p: p.mean(0), trained)
 
-    return run
+    return lambda params, cohort, key: run(params, x, y, cohort, key)
 
 
-def stepwise_round(workload: Workload, x: jax.Array, y: jax.Array) -> Callable[[Params, jax.Array, jax.Array], Params]:
+def stepwise_round(workload: Workload, x: jax.Array, y: jax.Array) -> Round:
     """Client by client and step by step, with one compiled step."""
 
     @jax.jit
@@ -97,34 +100,34 @@ def stepwise_round(workload: Workload, x: jax.Array, y: jax.Array) -> Callable[[
         return jax.vmap(lambda k: jax.random.permutation(k, workload.samples))(keys)
 
     @jax.jit
-    def step(params: Params, i: jax.Array, batch: jax.Array) -> Params:
-        return sgd_step(workload, params, x[i][batch], y[i][batch])
+    def step(params: Params, x: jax.Array, y: jax.Array, batch: jax.Array) -> Params:
+        return sgd_step(workload, params, x[batch], y[batch])
 
     @jax.jit
     def mean(trained: Sequence[Params]) -> Params:
         return jax.tree.map(lambda *p: jnp.stack(p).mean(0), *trained)
 
-    def client(params: Params, i: jax.Array, key: jax.Array) -> Params:
+    def client(params: Params, x: jax.Array, y: jax.Array, key: jax.Array) -> Params:
         for order in np.asarray(orders(key)):
             for start in range(0, workload.samples, workload.batch_size):
-                params = step(params, i, order[start : start + workload.batch_size])
+                params = step(params, x, y, order[start : start + workload.batch_size])
         return params
 
     def run(params: Params, cohort: jax.Array, key: jax.Array) -> Params:
         keys = jax.random.split(key, len(cohort))
-        return mean([client(params, i, k) for i, k in zip(cohort, keys, strict=True)])
+        return mean([client(params, x[i], y[i], k) for i, k in zip(cohort, keys, strict=True)])
 
     return run
 
 
 def accuracy_of(x: jax.Array, y: jax.Array) -> Callable[[Params], jax.Array]:
     @jax.jit
-    def accuracy(params: Params) -> jax.Array:
+    def accuracy(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
         starts = range(0, len(x), EVALUATION_BATCH)
         hits = [logits(params, x[s : s + EVALUATION_BATCH]).argmax(-1) == y[s : s + EVALUATION_BATCH] for s in starts]
         return jnp.concatenate(hits).mean()
 
-    return accuracy
+    return lambda params: accuracy(params, x, y)  # arguments: as constants they would be compiled in
 
 
 def placed(arrays: Arrays) -> list[jax.Array]:

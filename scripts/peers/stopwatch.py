@@ -40,7 +40,7 @@ def parse_case(argv: Sequence[str] | None = None) -> Case:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("words", nargs="*")
+    parser.add_argument("--words", nargs="*", default=[])
     options = parser.parse_args(argv)
     return Case(
         WORKLOADS[options.workload], options.data.resolve(), options.seconds, options.threads, tuple(options.words)

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-ARRAYS = ("x", "y", "x_test", "y_test")
 TEST_SAMPLES = 10_000
 EVALUATION_BATCH = 1000
 
@@ -125,15 +124,19 @@ class Arrays(NamedTuple):
     y_test: NDArray[np.int64]
 
 
+ARRAYS = Arrays._fields
+"""The names of their files."""
+
+
 def read_arrays(folder: Path, workload: Workload) -> Arrays:
     """What `benchmark.py` wrote there."""
-    return Arrays(*(np.load(folder / workload.name / f"{name}.npy") for name in ARRAYS))
+    return Arrays(**{name: np.load(folder / workload.name / f"{name}.npy") for name in ARRAYS})
 
 
 def write_arrays(folder: Path, workload: Workload, arrays: Arrays) -> None:
     (folder / workload.name).mkdir(parents=True, exist_ok=True)
-    for name, array in zip(ARRAYS, arrays, strict=True):
-        np.save(folder / workload.name / f"{name}.npy", array)
+    for name in ARRAYS:
+        np.save(folder / workload.name / f"{name}.npy", getattr(arrays, name))
 
 
 def is_written(folder: Path, workload: Workload) -> bool:

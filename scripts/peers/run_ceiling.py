@@ -1,0 +1,36 @@
+"""The machine's rate of matrix products in float32 and bfloat16, in operations a second."""
+
+import json
+import time
+
+import torch
+
+from scripts.peers.stopwatch import RESULT, parse_case
+
+SIDE = 3072
+FEWEST = 5
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+"""By fedsim's names of precisions."""
+
+
+def matmul_rate(dtype: torch.dtype, seconds: float, side: int = SIDE) -> float:
+    """The best of several products of square matrices within `seconds` (`FEWEST` at least), after one to warm up."""
+    a, b = torch.randn(side, side).to(dtype), torch.randn(side, side).to(dtype)
+    torch.mm(a, b)
+    taken: list[float] = []
+    while len(taken) < FEWEST or sum(taken) < seconds:
+        start = time.perf_counter()
+        torch.mm(a, b)
+        taken.append(time.perf_counter() - start)
+    return float(2 * side**3 / min(taken))
+
+
+def main() -> None:
+    case = parse_case()
+    torch.set_num_threads(case.threads)
+    rates = {name: matmul_rate(dtype, case.seconds / 8) for name, dtype in DTYPES.items()}
+    print(RESULT + json.dumps({"flops": rates}))
+
+
+if __name__ == "__main__":
+    main()

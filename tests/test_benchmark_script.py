@@ -1,0 +1,252 @@
+"""The speed race's arithmetic, tables and command line; no peer is installed and nothing is timed."""
+
+import argparse
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from fedsim.cohort import Ids
+from fedsim.engine.batches import client_batches
+from fedsim.streams import Purpose
+from scripts import benchmark
+from scripts.benchmark import Entry, Result
+from scripts.peers import run_fedsim, run_loop, stopwatch, write_data
+from scripts.peers.networks import new_network
+from scripts.peers.stopwatch import Case, Stopwatch
+from scripts.peers.workloads import WORKLOADS, Arrays, is_written, read_arrays, write_arrays
+
+W1, W2 = WORKLOADS["W1"], WORKLOADS["W2"]
+
+
+def test_flops_against_hand_counts() -> None:
+    # products of a sample: 784 * 64 + 64 * 30 + 30 * 10 = 52,396
+    assert W1.forward_flops == 2 * 52_396
+    # thrice, without the input gradient of the first layer: 3 * 104,792 - 100,352
+    assert W1.training_flops == 214_024
+    # 10 clients, 3 epochs of 600, and one test pass
+    assert W1.round_flops == 18_000 * 214_024 + 10_000 * 104_792 == pytest.approx(4.90e9, rel=1e-3)
+    # 900 * 27 * 32 + 169 * 288 * 64 + 16 * 576 * 64 + 1024 * 64 + 64 * 10
+    assert W2.forward_flops == 2 * (777_600 + 3_115_008 + 589_824 + 65_536 + 640)
+    # 5 clients, 4 epochs of 500, and a fifth of a test pass
+    assert (
+        W2.round_flops == 10_000 * (3 * 9_097_216 - 1_555_200) + 2_000 * 9_097_216 == pytest.approx(2.756e11, rel=1e-3)
+    )
+
+
+@pytest.mark.parametrize(("workload", "epochs", "parameters"), [(W1, 3, 52_500), (W2, 4, 122_570)])
+def test_workloads_are_those_of_the_networks(workload: benchmark.Workload, epochs: int, parameters: int) -> None:
+    network = new_network(workload)
+    assert workload.epochs == epochs
+    assert workload.warmup_rounds % workload.eval_every == 0
+    assert sum(p.numel() for p in network.parameters()) == parameters
+    weights = sum(p.fan_in * p.fan_out for p in workload.layers)
+    assert weights == sum(p.numel() for p in network.parameters() if p.dim() > 1)
+
+
+def test_the_stopwatch_ends_at_whole_cycles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([10.0, 13.0, 16.0])
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(now))
+    watch = Stopwatch(Case(W2, Path(), seconds=5.0, threads=1, words=()))
+    ended = []
+    while not ended or not ended[-1]:
+        ended.append(watch.end_round(0.5 if watch.evaluates else None))
+    assert len(ended) == 15  # five to warm up, a cycle of 3 s and another one
+    watch.report(["torch"], engine="x")
+    reported = json.loads(capsys.readouterr().out.removeprefix(stopwatch.RESULT))
+    assert reported["rounds_per_second"] == pytest.approx(10 / 6)
+    assert reported["accuracies"] == [[5, 0.5], [10, 0.5], [15, 0.5]]
+    assert reported["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert reported["engine"] == "x"
+
+
+def test_the_options_of_a_case_survive_its_command() -> None:
+    options = ["W1", "--data", "d", "--seconds", "2", "--threads", "1", "--words"]
+    case = stopwatch.parse_case([*options, "engine=batched", "seed=1"])
+    assert stopwatch.parse_case(options).words == ()
+    assert (case.workload, case.seconds, case.threads, case.words) == (W1, 2.0, 1, ("engine=batched", "seed=1"))
+
+
+def _result(rate: float, **more: object) -> Result:
+    return {
+        "rounds_per_second": rate,
+        "startup_seconds": 2.0,
+        "accuracies": [[7, 0.5]],
+        "versions": {"torch": "2", "jax": "3", "pfl": "4", "flwr": "5", "fedsim-selection": "1"},
+        **more,
+    }
+
+
+def test_table_of_rates_ratios_and_the_share_of_the_ceiling() -> None:
+    missing = {"error": "not installed: x install flower"}
+    results: dict[Entry, list[Result]] = {
+        Entry("fedsim"): [_result(100.0), _result(120.0), _result(110.0)],
+        Entry("fedsim", ("engine.precision=bf16",)): [_result(200.0)],
+        Entry("jax"): [_result(50.0)],
+        Entry("pfl"): [_result(40.0), {"error": "ValueError: no"}],
+        Entry("pfl2"): [_result(55.0)],
+        Entry("flower"): [missing],
+    }
+    ceiling = {"float32": W1.round_flops * 220, "bf16": W1.round_flops * 800}
+    summaries = [benchmark.summarise(entry, found) for entry, found in results.items()]
+    table = benchmark.table_of(summaries, W1, ceiling)
+    columns = {str(c.header): list(c.cells) for c in table.columns}
+    assert columns["rounds/s"] == ["110", "200", "50", "40", "55", ""]
+    assert columns["range"][0] == "100 - 120"
+    assert columns["/ framework"][:2] == ["2.00", "3.64"]
+    assert columns["/ JAX"][:3] == ["2.20", "4.00", "1.00"]
+    assert columns["of ceiling"][:3] == ["50%", "25%", "23%"]
+    assert columns["version"][:5] == ["1", "1", "3", "4", "4"]
+    assert columns["accuracy @ round"][0] == "0.500 @ 7"
+    assert columns["peer"][1] == "fedsim engine.precision=bf16"
+    assert columns["peer"][3:] == [
+        "pfl (ValueError: no)",
+        "pfl, 2 processes",
+        "flower: not installed: x install flower",
+    ]
+
+
+def test_ceiling_is_the_best_of_the_repeats() -> None:
+    measured: list[Result] = [{"flops": {"float32": 1.0, "bf16": 5.0}}, {"flops": {"float32": 2.0, "bf16": 4.0}}]
+    assert benchmark.ceiling_of([*measured, {"error": "x"}]) == {"float32": 2.0, "bf16": 5.0}
+    assert benchmark.ceiling_of([{"error": "x"}]) == {}
+
+
+def test_the_last_error_is_told_without_paths() -> None:
+    err = "Traceback\n[rank0]: OSError: no file /some/where/data/x.npy\n  noise\nEnded at /tmp/y\n"
+    assert benchmark.last_error(err) == "[rank0]: OSError: no file x.npy"
+    assert benchmark.last_error("") == ""
+    assert benchmark.result_of(3, "", "") == {"error": "ended with exit code 3"}
+    assert benchmark.result_of(None, "", "x") == {"error": "took too long"}
+    assert benchmark.result_of(0, 'noise\nRESULT {"a": 1}\nnoise', "warnings") == {"a": 1}
+
+
+def test_command_line() -> None:
+    options = benchmark.parse(
+        ["run", "--fedsim", "engine=sequential", "--fedsim", "engine=batched", "engine.precision=bf16"]
+    )
+    assert (options.workload, options.repeats, options.seconds) == (["W1", "W2"], 3, 20.0)
+    entries = benchmark.entries_of(["fedsim", "loop"], options.fedsim)
+    assert [e.label for e in entries] == [
+        "fedsim",
+        "fedsim engine=sequential",
+        "fedsim engine=batched engine.precision=bf16",
+        "PyTorch by hand",
+    ]
+    assert [e.precision for e in entries] == ["float32", "float32", "bf16", "float32"]
+    quick = benchmark.parse(["run", "--quick", "--workload", "W2"])
+    assert (quick.workload, quick.repeats) == (["W2"], 1)
+    assert benchmark.parse(["install"]).peers == ["jax", "pfl", "pfl2", "fedjax", "flower", "fedlab"]
+    with pytest.raises(SystemExit):
+        benchmark.parse(["install", "loop"])
+
+
+def test_every_peer_has_a_script_and_its_environment_requirements() -> None:
+    for peer in [*benchmark.PEERS.values(), benchmark.CEILING]:
+        assert (benchmark.ROOT / "scripts" / "peers" / f"{peer.script}.py").is_file()
+        assert peer.environment is None or benchmark.requirements_of(peer.environment)
+    assert benchmark.requirements_of("pfl")[1] == f"torch=={torch.__version__.split('+')[0]}"
+    assert benchmark.launcher(benchmark.PEERS["loop"]) == [sys.executable, "-m", "scripts.peers.run_loop"]
+    assert "torch.distributed.run" in benchmark.launcher(benchmark.PEERS["pfl2"])
+
+
+def test_a_race_goes_on_past_a_failure_and_turns_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def measure(entry: Entry | None, *_: object) -> Result:
+        order.append(entry.peer if entry else "ceiling")
+        if entry is None:
+            return {"flops": {"float32": 1.0}}
+        return {"error": "broken"} if entry.peer == "jax" else _result(1.0)
+
+    monkeypatch.setattr(benchmark, "measure", measure)
+    options = argparse.Namespace(repeats=2, seconds=0.0, threads=1, timeout=1.0)
+    entries = [Entry("fedsim"), Entry("jax"), Entry("loop")]
+    results, ceilings = benchmark.race(entries, W1, options, Console(file=io.StringIO()))
+    assert order == ["ceiling", "fedsim", "jax", "loop", "ceiling", "loop", "fedsim"]
+    assert [len(r) for r in results.values()] == [2, 1, 2]
+    assert len(ceilings) == 2
+    record = benchmark.as_record(Entry("jax"), W1, results[Entry("jax")])
+    assert record["error"] == "broken"
+    assert record["rounds_per_second"] is None
+    json.dumps(record)
+
+
+def test_who_is_not_installed_is_told_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(benchmark, "FOLDER", tmp_path)
+    result = benchmark.measure(Entry("pfl2"), W1, 1.0, 1, 1.0)
+    assert result == {"error": "not installed: uv run python scripts/benchmark.py install pfl"}
+
+
+def test_cpu_model(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("vendor_id : x\nmodel name : Fast 9\nmodel name : Fast 9\n")
+    assert benchmark.cpu_model(info) == "Fast 9"
+
+
+def test_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
+    arrays = Arrays(
+        np.ones((2, 3), np.float32), np.zeros(2, np.int64), np.ones((1, 3), np.float32), np.ones(1, np.int64)
+    )
+    assert not is_written(tmp_path, W1)
+    write_arrays(tmp_path, W1, arrays)
+    assert is_written(tmp_path, W1)
+    for written, read in zip(arrays, read_arrays(tmp_path, W1), strict=True):
+        np.testing.assert_array_equal(written, read)
+
+
+def test_the_workloads_compose() -> None:
+    from fedsim.compose import compose_jobs, search_path
+    from fedsim.plan import make_plan
+
+    with search_path():
+        jobs = [compose_jobs(run_fedsim.overrides_of(w), multirun=False)[0] for w in WORKLOADS.values()]
+    plans = [make_plan(job.config, job.choices) for job in jobs]
+    assert [p.local.steps for p in plans] == [30, 40]
+    assert [p.settings.eval_every for p in plans] == [1, 5]
+    assert [p.server.validation_fraction for p in plans] == [0, 0]
+
+
+def test_the_loop_does_what_the_sequential_engine_does() -> None:
+    """Two rounds on the digits with the same clients and batches."""
+    lr, weight_decay = 0.1, 1e-3
+    experiment = run_fedsim.experiment_of(
+        [
+            *("engine=sequential", "engine.workers=1", "device=cpu", "num_rounds=2", "local.epochs=2"),
+            *(f"optimizer.lr={lr}", f"optimizer.weight_decay={weight_decay}"),
+        ]
+    )
+    simulation = experiment.simulation
+    engine = simulation.parts.engine
+    model = engine.model
+    for record in simulation:
+        ids: Ids = np.asarray(record.selected)
+        states = []
+        for i in ids:
+            own = engine.streams.generator(Purpose.TRAIN, record.round, int(i))
+            batches = client_batches(engine.data.train[i], engine.work, own)
+            cut = [torch.as_tensor(p[:n]) for p, n in zip(batches.positions, batches.counts, strict=True)]
+            states.append(run_loop.train_client(model, engine.data.x, engine.data.y, cut, lr, weight_decay))
+        model.load_state_dict(run_loop.average(states))
+    assert simulation.round == 2
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, simulation.params[name], atol=1e-5, rtol=0)
+
+
+def test_arrays_hold_every_clients_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = run_fedsim.experiment_of(["device=cpu", "server.validation_fraction=0"])
+    size = len(experiment.division.train[0])
+    monkeypatch.setattr(write_data, "experiment_of", lambda _: experiment)
+    monkeypatch.setattr(write_data, "TEST_SAMPLES", len(experiment.simulation.parts.holdings.test.y))
+    workload = benchmark.Workload(**{**W1.__dict__, "num_clients": 20, "samples": size})
+    arrays = write_data.arrays_of(workload)
+    assert arrays.x.shape == (20, size, 64)
+    assert arrays.y.shape == (20, size)
+    assert max(len(set(labels)) for labels in arrays.y) <= 4

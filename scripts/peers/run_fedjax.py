@@ -1,4 +1,4 @@
-"""FedJAX: its federated averaging (`for_each_client` on its jit backend) with a haiku network."""
+"""FedJAX: its federated averaging (`for_each_client` on its jit backend) with a haiku network and haiku's pooling."""
 
 import jax
 import jax.numpy as jnp
@@ -41,12 +41,17 @@ def algorithm_of(workload: Workload, model: fedjax.Model) -> fedjax.FederatedAlg
     def penalty(params):  # whose gradient is the weight decay of SGD
         return 0.5 * workload.weight_decay * sum(jnp.sum(p * p) for p in jax.tree_util.tree_leaves(params))
 
-    batches = fedjax.ShuffleRepeatBatchHParams(batch_size=workload.batch_size, num_steps=workload.steps)
-    if workload.samples % workload.batch_size:  # short last batches, as everybody has them
-        batches = fedjax.ShuffleRepeatBatchHParams(batch_size=workload.batch_size, num_epochs=workload.epochs)
     return fedjax.algorithms.fed_avg.federated_averaging(
-        fedjax.model_grad(model, penalty), fedjax.optimizers.sgd(workload.lr), fedjax.optimizers.sgd(1.0), batches
+        fedjax.model_grad(model, penalty),
+        fedjax.optimizers.sgd(workload.lr),
+        fedjax.optimizers.sgd(1.0),
+        batching_of(workload),
     )
+
+
+def batching_of(workload: Workload) -> fedjax.ShuffleRepeatBatchHParams:
+    """Whole epochs with a short last batch. (`num_steps` alone would end after one epoch, the default of `num_epochs`.)"""
+    return fedjax.ShuffleRepeatBatchHParams(batch_size=workload.batch_size, num_epochs=workload.epochs)
 
 
 def test_batches(arrays: Arrays) -> list:
@@ -59,6 +64,8 @@ def main() -> None:
     workload, arrays = case.workload, read_arrays(case.data, case.workload)
     fedjax.set_for_each_client_backend("jit")
     examples = {i: as_examples(arrays.x[i], arrays.y[i]) for i in range(workload.num_clients)}
+    batches = fedjax.ClientDataset(examples[0]).shuffle_repeat_batch(batching_of(workload))
+    assert sum(1 for _ in batches) == workload.steps
     sampler = fedjax.client_samplers.UniformGetClientSampler(
         fedjax.InMemoryFederatedData(examples), workload.cohort_size, seed=0
     )

@@ -54,7 +54,10 @@ def _convolved(layer: Layer, x: jax.Array) -> jax.Array:
 
 
 def _pooled(x: jax.Array) -> jax.Array:
-    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    """The maxima of 2x2 cells. `lax.reduce_window` has a gradient that takes twice as long as all the rest."""
+    height, width = x.shape[1] // 2, x.shape[2] // 2
+    cells = x[:, : 2 * height, : 2 * width].reshape(len(x), height, 2, width, 2, -1)
+    return cells.max((2, 4))
 
 
 def cross_entropy(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:

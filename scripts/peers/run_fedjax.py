@@ -50,7 +50,7 @@ def algorithm_of(workload: Workload, model: fedjax.Model) -> fedjax.FederatedAlg
 
 
 def batching_of(workload: Workload) -> fedjax.ShuffleRepeatBatchHParams:
-    """Whole epochs with a short last batch. (`num_steps` alone would end after one epoch, the default of `num_epochs`.)"""
+    """Whole epochs with a short last batch (`num_steps` alone would end after one, the default of `num_epochs`)."""
     return fedjax.ShuffleRepeatBatchHParams(batch_size=workload.batch_size, num_epochs=workload.epochs)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedsim.engine.auto import AutoEngine
 from fedsim.engine.base import ClientData, Engine, LocalWork
 from fedsim.engine.batched import BatchedEngine
+from fedsim.engine.chunks import Piece
 from fedsim.engine.params import initial
 from fedsim.engine.sequential import SequentialEngine
 from fedsim.optimizers.adam import Adam
@@ -154,10 +155,10 @@ def test_running_out_of_memory_halves_the_chunk_and_loses_nothing(monkeypatch: p
     assert isinstance(small, BatchedEngine)
     train_chunk = small._train_chunk
 
-    def refuse_large(params: Any, ids: np.ndarray, *rest: Any) -> Any:
-        if len(ids) > 2:
+    def refuse_large(chunk: list[Piece]) -> Any:
+        if sum(len(piece.batches) for piece in chunk) > 2:
             raise torch.OutOfMemoryError
-        return train_chunk(params, ids, *rest)
+        return train_chunk(chunk)
 
     monkeypatch.setattr(small, "_train_chunk", refuse_large)
     assert_equal(whole, small, np.arange(5))

@@ -118,8 +118,9 @@ def test_written_out_steps_equal_differentiated_ones(name: str, optimizer: str, 
     ]
     engines[1].chain = None
     params, ids = initial(model), np.arange(len(SIZES[sizes]))
-    assert isinstance(engines[0]._program(params, 1, 0.1), WrittenOut)
-    assert isinstance(engines[1]._program(params, 1, 0.1), Differentiated)
+    start = {n: value.unsqueeze(0) for n, value in params.items()}
+    assert isinstance(engines[0]._program(start, 0.1), WrittenOut)
+    assert isinstance(engines[1]._program(start, 0.1), Differentiated)
     one, other = (e.train(params, ids, 2, 0.1) for e in engines)
     for n in params:
         torch.testing.assert_close(one.delta[n], other.delta[n], rtol=1e-10, atol=1e-10)

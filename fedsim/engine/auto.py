@@ -1,9 +1,10 @@
 """The engine that fits model and device, by a fixed rule, so that a repeated run is the same run."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
-from fedsim.cohort import Ids, Params
-from fedsim.engine.base import ClientData, Engine, LocalWork, Trained
+from fedsim.engine.base import ClientData, Engine, LocalWork, Request, Trained
 from fedsim.engine.batched import BatchedEngine
 from fedsim.engine.precision import Precision
 from fedsim.engine.sequential import SequentialEngine
@@ -45,8 +46,8 @@ class AutoEngine(Engine):
     def description(self) -> str:
         return f"{self.chosen.description} (auto: {self.reason})"
 
-    def train(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
-        return self.chosen.train(params, ids, round, lr)
+    def train_all(self, requests: Sequence[Request]) -> list[Trained]:
+        return self.chosen.train_all(requests)
 
 
 def _sequential(

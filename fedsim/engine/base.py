@@ -2,8 +2,8 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -75,6 +75,19 @@ class Trained:
     samples: NDArray[np.int64]
     momentum: Stack | None = None
 
+    def split(self, sizes: Sequence[int]) -> list["Trained"]:
+        """Consecutive parts of so many rows each, without a copy."""
+        if len(sizes) == 1:
+            return [self]
+        ends = np.cumsum(sizes)
+        return [self._slice(slice(int(end) - size, int(end))) for size, end in zip(sizes, ends, strict=True)]
+
+    def _slice(self, rows: slice) -> "Trained":
+        delta, momentum = ({n: v[rows] for n, v in (s or {}).items()} for s in (self.delta, self.momentum))
+        return Trained(
+            delta, self.loss[rows], self.rms_loss[rows], self.steps[rows], self.samples[rows], momentum or None
+        )
+
     def rows(self, rows: NDArray[np.int64]) -> "Trained":
         """Those `rows`, in this order."""
         index = torch.as_tensor(rows)
@@ -89,6 +102,21 @@ class Trained:
             samples=self.samples[rows],
             momentum=momentum or None,
         )
+
+
+@dataclass(frozen=True)
+class Request:
+    """Clients `ids` of `engine` to be trained from `params` in `round` with learning rate `lr`."""
+
+    engine: "Engine"
+    params: Params
+    ids: Ids
+    round: int
+    lr: float
+
+    def cut(self, size: int) -> list["Request"]:
+        """The same for at most `size` clients at a time."""
+        return [replace(self, ids=self.ids[start : start + size]) for start in range(0, len(self.ids), size)]
 
 
 def concatenate(parts: Sequence[Trained]) -> Trained:
@@ -112,6 +140,9 @@ def _joined(stacks: Sequence[Stack]) -> Stack:
 
 class Engine(ABC):
     """Local training of many clients, and evaluation. Subclasses take switches keyword-only, annotated, no defaults."""
+
+    meeting: Callable[["Request"], Trained] | None = None
+    """Who trains for this engine together with others (`fedsim.lanes`); None: it does by itself."""
 
     def __init__(
         self,
@@ -141,9 +172,17 @@ class Engine(ABC):
         """What runs, in a few words, for the summary (an engine that chooses says what it chose and why)."""
         return type(self).__name__
 
-    @abstractmethod
     def train(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
         """Train `ids` from `params` (not modified) with learning rate `lr`. Batch order: (TRAIN, round, client)."""
+        request = Request(self, params, ids, round, lr)
+        return self.train_all([request])[0] if self.meeting is None else self.meeting(request)
+
+    @abstractmethod
+    def train_all(self, requests: Sequence["Request"]) -> list[Trained]:
+        """What each request asks for, to the last bit what it would get alone.
+
+        They come from engines alike in everything but who holds which samples and the seeds.
+        """
 
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         """Mean cross-entropy of `params` in eval mode over each list of positions in `data` [len(positions)].
@@ -164,11 +203,10 @@ class Engine(ABC):
 
     def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
         """Accuracy and mean cross-entropy of `params` in eval mode over a labelled set on the device."""
-        correct, loss = 0, 0.0
-        for part, labels in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True):
-            output = self._output(params, part)
-            correct += int((output.argmax(1) == labels).sum())
-            loss += float(F.cross_entropy(output.double(), labels, reduction="sum"))
+        output = torch.cat([self._output(params, part) for part in x.split(EVALUATION_BATCH)])
+        correct = int((output.argmax(1) == y).sum())
+        precise = output.double()
+        loss = float((precise.logsumexp(1) - precise.gather(1, y.unsqueeze(1)).squeeze(1)).sum())
         return Evaluation(correct / len(y), loss / len(y))
 
     def client_gradients(

@@ -1,6 +1,8 @@
 """All selected clients as one tensor program: models stacked on a client axis, one forward and backward for all."""
 
 import os
+from collections.abc import Sequence
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -8,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.cohort import Ids, Params, Stack
+from fedsim.cohort import Stack
 from fedsim.engine.adapt import refuse_hidden_randomness
-from fedsim.engine.base import ClientData, Engine, LocalWork, Trained, concatenate
+from fedsim.engine.base import ClientData, Engine, LocalWork, Request, Trained, concatenate
 from fedsim.engine.batches import StackedBatches, round_batches, stack_batches
+from fedsim.engine.chunks import Piece, chunks, starting_models
 from fedsim.engine.feed import feed, loss_statistics
 from fedsim.engine.gradients import StackedGradients
 from fedsim.engine.keys import step_keys
@@ -55,38 +58,37 @@ class BatchedEngine(Engine):
     def description(self) -> str:
         return "batched"
 
-    def train(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
-        parts: list[Trained] = []
-        done = 0
-        while done < len(ids):
-            chunk = ids[done : done + self.chunk_size]
-            part = self._train_if_it_fits(params, chunk, round, lr)
-            if part is None:
-                self.chunk_size = len(chunk) // 2
-                continue
-            parts.append(part)
-            done += len(chunk)
-        return concatenate(parts)
+    def train_all(self, requests: Sequence[Request]) -> list[Trained]:
+        """All rows in chunks of `chunk_size`, those of several requests together where that changes no bit."""
+        cut = [request.cut(self.chunk_size) for request in requests]
+        pieces = [Piece(part, round_batches(part)) for parts in cut for part in parts]
+        done: dict[int, Trained] = {}
+        for chunk in chunks(pieces, self.chunk_size):
+            done |= zip(map(id, chunk), self._train_if_it_fits(chunk), strict=True)
+        results = iter([done[id(piece)] for piece in pieces])
+        return [concatenate(list(islice(results, len(parts)))) for parts in cut]
 
-    def _train_if_it_fits(self, params: Params, ids: Ids, round: int, lr: float) -> Trained | None:
-        """None if memory ran out; by the time of the return, what the attempt held is free. Raises for one client."""
+    def _train_if_it_fits(self, chunk: list[Piece]) -> list[Trained]:
+        """Running out of memory, in smaller chunks; raises for one client."""
+        rows = sum(len(piece.batches) for piece in chunk)
         try:
-            return self._train_chunk(params, ids, round, lr)
+            return self._train_chunk(chunk)
         except torch.OutOfMemoryError:
-            if len(ids) == 1:
+            if rows == 1:
                 raise
-        if self.data.x.is_cuda:
+        if self.data.x.is_cuda:  # by now, what the attempt held is free
             torch.cuda.empty_cache()
-        return None
+        self.chunk_size = rows // 2
+        return self.train_all([piece.request for piece in chunk])
 
-    def _train_chunk(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
-        batches = stack_batches(round_batches(self.data, self.work, self.streams, round, ids))
-        program = self._program(params, len(ids), lr)
-        losses = [program.step(b) for b in feed(self.data, batches, self._dropout_keys(batches, round, ids))]
+    def _train_chunk(self, chunk: list[Piece]) -> list[Trained]:
+        batches = stack_batches([b for piece in chunk for b in piece.batches])
+        program = self._program(starting_models([piece.request for piece in chunk], batches.order), chunk[0].request.lr)
+        losses = [program.step(b) for b in feed(self.data, batches, self._dropout_keys(chunk, batches))]
         mean_loss, rms_loss = loss_statistics(losses, batches.counts)
         back = np.argsort(batches.order, kind="stable")
         momentum = program.momentum()
-        return Trained(
+        trained = Trained(
             delta=_in_order(program.delta(), back),
             loss=mean_loss[back],
             rms_loss=rms_loss[back],
@@ -94,17 +96,19 @@ class BatchedEngine(Engine):
             samples=batches.counts.sum(0)[back],
             momentum=None if momentum is None else _in_order(momentum, back),
         )
+        return trained.split([len(piece.batches) for piece in chunk])
 
-    def _program(self, params: Params, rows: int, lr: float) -> Program:
+    def _program(self, start: Stack, lr: float) -> Program:
         if self.chain is not None:
-            return WrittenOut(self.chain, self.optimizer, params, rows, lr)
-        return Differentiated(self.gradients, self.optimizer, params, rows, lr)
+            return WrittenOut(self.chain, self.optimizer, start, lr)
+        return Differentiated(self.gradients, self.optimizer, start, lr)
 
-    def _dropout_keys(self, batches: StackedBatches, round: int, ids: Ids) -> Tensor | None:
+    def _dropout_keys(self, chunk: list[Piece], batches: StackedBatches) -> Tensor | None:
         if not self.gradients.dropouts:
             return None
-        keys = step_keys(self.streams, round, ids[batches.order], len(batches.positions))
-        return torch.as_tensor(keys, device=self.data.x.device)
+        steps, requests = len(batches.positions), [piece.request for piece in chunk]
+        keys = [step_keys(r.engine.streams, r.round, r.ids, steps) for r in requests]
+        return torch.as_tensor(np.concatenate(keys, axis=1)[:, batches.order], device=self.data.x.device)
 
 
 def _in_order(stack: Stack, rows: NDArray[np.int64]) -> Stack:

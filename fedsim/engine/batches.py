@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.cohort import Ids
-from fedsim.engine.base import ClientData, LocalWork
-from fedsim.streams import Purpose, Streams
+from fedsim.engine.base import LocalWork, Request
+from fedsim.streams import Purpose
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,19 @@ def client_batches(positions: NDArray[np.int64], work: LocalWork, rng: np.random
     return ClientBatches(padded.reshape(-1, width)[:steps], counts.ravel()[:steps])
 
 
-def round_batches(data: ClientData, work: LocalWork, streams: Streams, round: int, ids: Ids) -> list[ClientBatches]:
-    """The batches of every client of a round, in the order of `ids`."""
-    return [client_batches(data.train[i], work, streams.generator(Purpose.TRAIN, round, int(i))) for i in ids]
+def round_batches(request: Request) -> list[ClientBatches]:
+    """The batches of every client of a request, in the order of its ids."""
+    data, work, streams = request.engine.data, request.engine.work, request.engine.streams
+    rng = (streams.generator(Purpose.TRAIN, request.round, int(i)) for i in request.ids)
+    return [client_batches(data.train[i], work, r) for i, r in zip(request.ids, rng, strict=True)]
+
+
+def step_widths(batches: list[ClientBatches]) -> tuple[int, ...]:
+    """The largest batch of each step."""
+    widths = np.zeros(max((len(b) for b in batches), default=0), np.int64)
+    for one in batches:
+        np.maximum(widths[: len(one)], one.counts, out=widths[: len(one)])
+    return tuple(widths.tolist())
 
 
 @dataclass(frozen=True)

@@ -45,5 +45,11 @@ def loss_statistics(losses: list[Tensor], counts: NDArray[np.int64]) -> tuple[ND
         table[step, : each.shape[0], : each.shape[1]] = each.cpu().numpy()
     table *= np.arange(table.shape[2]) < counts[:, :, None]
     with np.errstate(invalid="ignore"):
-        means = (table.sum(2) / np.maximum(counts, 1)).sum(0) / (counts > 0).sum(0)
-        return means, np.sqrt((table**2).sum((0, 2)) / counts.sum(0))
+        means = _over_steps(table.sum(2) / np.maximum(counts, 1)) / (counts > 0).sum(0)
+        return means, np.sqrt(_over_steps((table**2).sum(2)) / counts.sum(0))
+
+
+def _over_steps(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sums [K] of [S, K], each in the same order of additions whatever K is."""
+    sums: NDArray[np.float64] = np.ascontiguousarray(table.T).sum(1)
+    return sums

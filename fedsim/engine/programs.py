@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedsim.cohort import Params, Stack
+from fedsim.cohort import Stack
 from fedsim.engine.chain import Chain
 from fedsim.engine.fused import FusedChain, StackedLayer, gradients_into, sgd_update
 from fedsim.engine.gradients import StackedBatch, StackedGradients
@@ -14,7 +14,8 @@ from fedsim.optimizers.sgd import SGD
 
 
 class Program(Protocol):
-    """Local steps of R clients from one model. Rows that finish early are at the end and drop off."""
+    """Local steps of R clients from models `start` [R, ...], not modified. Rows that finish early are last and drop
+    off."""
 
     def step(self, batch: StackedBatch) -> Tensor:
         """One step of the batch's leading rows; its samples' losses before it [rows, width]."""
@@ -32,11 +33,9 @@ class Program(Protocol):
 class Differentiated:
     """Any model and optimiser, through `StackedGradients`."""
 
-    def __init__(
-        self, gradients: StackedGradients, optimizer: LocalOptimizer, params: Params, rows: int, lr: float
-    ) -> None:
-        self.gradients, self.optimizer, self.params, self.lr = gradients, optimizer, params, lr
-        self.stack = {name: value.expand(rows, *value.shape).clone() for name, value in params.items()}
+    def __init__(self, gradients: StackedGradients, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
+        self.gradients, self.optimizer, self.start, self.lr = gradients, optimizer, start, lr
+        self.stack = {name: value.clone(memory_format=torch.contiguous_format) for name, value in start.items()}
         self.state = optimizer.init({name: self.stack[name] for name in gradients.trained})
 
     def step(self, batch: StackedBatch) -> Tensor:
@@ -48,7 +47,7 @@ class Differentiated:
 
     def delta(self) -> Stack:
         for name, value in self.stack.items():
-            value.sub_(self.params[name])
+            value.sub_(self.start[name])
         return self.stack
 
     def momentum(self) -> Stack | None:
@@ -58,9 +57,9 @@ class Differentiated:
 class WrittenOut:
     """A linear chain under any optimiser, through `FusedChain`; plain SGD takes its step within the products."""
 
-    def __init__(self, chain: Chain, optimizer: LocalOptimizer, params: Params, rows: int, lr: float) -> None:
-        self.params, self.optimizer, self.lr = params, optimizer, lr
-        self.models = FusedChain(chain, params, rows)
+    def __init__(self, chain: Chain, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
+        self.start, self.optimizer, self.lr = start, optimizer, lr
+        self.models = FusedChain(chain, start)
         self.tensors = _by_number(self.models.layers)
         self.decay = optimizer.weight_decay if type(optimizer) is SGD and not optimizer.momentum else None
         self.state = None if self.decay is not None else optimizer.init(self.tensors)
@@ -77,7 +76,7 @@ class WrittenOut:
 
     def delta(self) -> Stack:
         stack = self.models.named(self.models.layers)
-        return {name: (stack[name] - value).contiguous() for name, value in self.params.items()}
+        return {name: (stack[name] - value).contiguous() for name, value in self.start.items()}
 
     def momentum(self) -> Stack | None:
         buffers = None if self.state is None else self.optimizer.momentum_buffers(self.state)

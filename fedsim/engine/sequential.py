@@ -1,15 +1,16 @@
 """Every client by itself in plain PyTorch: the oracle of the batched engine, and the faster one for convolutions on a
 CPU."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedsim.cohort import Ids, Params, Stack
+from fedsim.cohort import Params, Stack
 from fedsim.engine.adapt import refuse_hidden_randomness
-from fedsim.engine.base import ClientData, Engine, LocalWork, Trained
+from fedsim.engine.base import ClientData, Engine, LocalWork, Request, Trained
 from fedsim.engine.batches import round_batches
 from fedsim.engine.crew import Crew
 from fedsim.engine.keys import step_keys
@@ -46,11 +47,17 @@ class SequentialEngine(Engine):
     def description(self) -> str:
         return "sequential" if len(self.crew.tools) == 1 else f"sequential, {len(self.crew.tools)} clients at a time"
 
-    def train(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
-        batches = round_batches(self.data, self.work, self.streams, round, ids)
+    def train_all(self, requests: Sequence[Request]) -> list[Trained]:
+        """One request after another, so that each finds the threads that it would find alone."""
+        return [self._train_one(request) for request in requests]
+
+    def _train_one(self, request: Request) -> Trained:
+        params, lr, batches = request.params, request.lr, round_batches(request)
         num_keys = max((len(b) for b in batches), default=0) if self.crew.tools[0].dropouts else 0
-        keys = torch.as_tensor(step_keys(self.streams, round, ids, num_keys), device=self.data.x.device)
-        jobs = list(range(len(ids)))
+        keys = torch.as_tensor(
+            step_keys(request.engine.streams, request.round, request.ids, num_keys), device=self.data.x.device
+        )
+        jobs = list(range(len(batches)))
         done = self.crew.map(lambda trainer, row: trainer.train(params, batches[row], keys[:, row], lr), jobs)
         return Trained(
             delta=_stacked([d.delta for d in done]) or {n: v.new_empty((0, *v.shape)) for n, v in params.items()},

@@ -50,7 +50,10 @@ def algorithm_of(workload: Workload, model: fedjax.Model) -> fedjax.FederatedAlg
 
 
 def batching_of(workload: Workload) -> fedjax.ShuffleRepeatBatchHParams:
-    """Whole epochs with a short last batch (`num_steps` alone would end after one, the default of `num_epochs`)."""
+    """As many epochs as the others train (`num_steps` alone would end after one, the default of `num_epochs`).
+
+    FedJAX cuts batches across the borders of epochs: all samples of all epochs, in one step fewer on W1.
+    """
     return fedjax.ShuffleRepeatBatchHParams(batch_size=workload.batch_size, num_epochs=workload.epochs)
 
 
@@ -65,7 +68,7 @@ def main() -> None:
     fedjax.set_for_each_client_backend("jit")
     examples = {i: as_examples(arrays.x[i], arrays.y[i]) for i in range(workload.num_clients)}
     batches = fedjax.ClientDataset(examples[0]).shuffle_repeat_batch(batching_of(workload))
-    assert sum(1 for _ in batches) == workload.steps
+    assert sum(len(batch["y"]) for batch in batches) == workload.epochs * len(arrays.y[0])
     sampler = fedjax.client_samplers.UniformGetClientSampler(
         fedjax.InMemoryFederatedData(examples), workload.cohort_size, seed=0
     )

@@ -36,11 +36,12 @@ COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, Recursi
 
 @dataclass(frozen=True)
 class Composed:
-    """One job's config as plain containers, and the choice made in each group."""
+    """One job's config as plain containers, the choice made in each group, and how jobs are launched."""
 
     config: dict[str, Any]
     choices: dict[str, str]
     overrides: tuple[str, ...]
+    launcher: dict[str, Any]
 
 
 def conf_dir() -> Path:
@@ -144,7 +145,9 @@ def _leads_out(override: Override) -> bool:
 
 def _plain(config: DictConfig, overrides: tuple[str, ...]) -> Composed:
     choices = {k: v for k, v in config.hydra.runtime.choices.items() if not k.startswith("hydra/") and v is not None}
-    return Composed(plain(config), choices, overrides)
+    launcher = OmegaConf.to_container(config.hydra.launcher)
+    assert isinstance(launcher, dict)
+    return Composed(plain(config), choices, overrides, {str(k): v for k, v in launcher.items()})
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +19,6 @@ import fedsim
 from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
 from fedsim.cohort import Population
-from fedsim.data.base import Dataset, LoadedData
-from fedsim.data.features import TrainsOnFeatures, extract
 from fedsim.engine.base import ClientData, Engine, LocalWork
 from fedsim.engine.params import initial, trained_names
 from fedsim.errors import DivergedError, FedsimError
@@ -30,10 +28,11 @@ from fedsim.optimizers.base import LocalOptimizer
 from fedsim.partitions.base import Labelled, Partition
 from fedsim.partitions.division import Division, divide
 from fedsim.plan import Plan
+from fedsim.samples import ModelSamples, build_model, samples_of
 from fedsim.selectors.base import Selector
 from fedsim.server import Held, Holdings
 from fedsim.simulation import Federation, Record, Simulation
-from fedsim.streams import Purpose, Streams
+from fedsim.streams import Streams
 from fedsim.tracking import Trackers
 from fedsim.tracking.base import RunInfo, Tracker
 from fedsim.tracking.files import RunFolder, read_summary
@@ -70,15 +69,19 @@ class Experiment:
     division: Division
 
 
-def execute(plan: Plan) -> Outcome:
+def execute(plan: Plan, join: Callable[[Simulation], None] | None = None) -> Outcome:
     """Run `plan`, or return at once what an identical finished run recorded.
 
-    Raises `FedsimError`s that are found before round 1; later ones end in the summary's status.
+    `join` makes its simulation one of several side by side. Raises `FedsimError`s that are found before round 1;
+    later ones end in the summary's status.
     """
     earlier = outcome_on_file(plan)
     if earlier.status in ("done", "diverged") and not plan.settings.overwrite:
         return replace(earlier, skipped=True)
-    return record(plan, build(plan))
+    experiment = build(plan)
+    if join is not None:
+        join(experiment.simulation)
+    return record(plan, experiment, alone=join is None)
 
 
 def outcome_on_file(plan: Plan) -> Outcome:
@@ -90,34 +93,32 @@ def outcome_on_file(plan: Plan) -> Outcome:
 def build(plan: Plan) -> Experiment:
     """All parts of a run from its config. Raises `ConfigError` and `DataError`; writes nothing but caches."""
     config, settings = plan.config, plan.settings
-    device = torch.device(resolve_device(settings.device))
     streams = Streams(settings.seed, settings.partition_seed, settings.init_seed)
-    data = make(config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
-    model = build_model(config["model"], data, streams)
-    if isinstance(model, TrainsOnFeatures):
-        data = extract(data, model, plan.data_dir, plan.cache_dir, device)
+    samples = samples_of(plan)
+    model = build_model(config["model"], samples.input_shape, samples.num_classes, streams)
     division = divide(
-        Labelled(data.train.y.numpy(), data.num_classes, data.owners),
+        Labelled(samples.y.cpu().numpy(), samples.num_classes, samples.owners),
         make(config["partition"], Partition, "partition"),
         settings.num_clients,
         streams,
         plan.server,
         plan.local.holdout_fraction,
     )
-    return Experiment(_simulation(plan, data, division, model.to(device), streams), division)
+    return Experiment(_simulation(plan, samples, division, model.to(samples.x.device), streams), division)
 
 
-def _simulation(plan: Plan, data: LoadedData, division: Division, model: nn.Module, streams: Streams) -> Simulation:
+def _simulation(
+    plan: Plan, samples: ModelSamples, division: Division, model: nn.Module, streams: Streams
+) -> Simulation:
     config, settings, local = plan.config, plan.settings, plan.local
-    device = next(model.parameters()).device
-    x, y = data.normalise(data.train.x).to(device), data.train.y.to(device)
+    x, y = samples.x, samples.y
     evaluated = division.train if local.evaluate_on == "train" else division.holdout
-    clients = ClientData(x, y, division.train, evaluated, data.num_classes)
+    clients = ClientData(x, y, division.train, evaluated, samples.num_classes)
     optimizer = make(config["optimizer"], LocalOptimizer, "optimizer")
     work = LocalWork(local.epochs, local.steps, local.batch_size)
     population = Population(division.sizes, settings.cohort_size, settings.num_rounds)
     params = initial(model)
-    validation = torch.as_tensor(division.validation, device=device)
+    validation = torch.as_tensor(division.validation, device=x.device)
     parts = Federation(
         engine=make(config["engine"], Engine, "engine", model, clients, work, optimizer, streams),
         population=population,
@@ -127,36 +128,22 @@ def _simulation(plan: Plan, data: LoadedData, division: Division, model: nn.Modu
         ),
         availability=make(config["availability"], Availability, "availability"),
         holdings=Holdings(
-            test=Held(data.normalise(data.test.x).to(device), data.test.y.to(device)),
+            test=samples.test,
             validation=Held(x[validation], y[validation]) if len(validation) else None,
-            public=x[torch.as_tensor(division.public, device=device)] if len(division.public) else None,
+            public=x[torch.as_tensor(division.public, device=x.device)] if len(division.public) else None,
         ),
         eval_every=settings.eval_every,
     )
     return Simulation(parts, params)
 
 
-def build_model(node: Mapping[str, Any], data: LoadedData, streams: Streams) -> nn.Module:
-    """The model, initialised from its own stream without touching torch's global generator."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(streams.key(Purpose.INIT))
-        return make(node, nn.Module, "model", data.input_shape, data.num_classes)
-
-
-def resolve_device(name: str) -> str:
-    """`auto` is the GPU where there is one."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def record(plan: Plan, experiment: Experiment) -> Outcome:
+def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome:
     """Run the rounds; write every record as it comes, then the summary."""
     simulation = experiment.simulation
     folder = RunFolder.create(plan.folder, plan.config)
     experiment.division.save(plan.folder / "partition.npz")
     trackers = Trackers({n: make(node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()})
-    trackers.start(_run_info(plan))
+    trackers.start(_run_info(plan, alone))
     for caveat in filter(None, (simulation.parts.selector.caveat,)):
         trackers.message(caveat)
     records: list[Record] = []
@@ -198,7 +185,7 @@ def record(plan: Plan, experiment: Experiment) -> Outcome:
     return Outcome(status, summary)
 
 
-def _run_info(plan: Plan) -> RunInfo:
+def _run_info(plan: Plan, alone: bool) -> RunInfo:
     return RunInfo(
         name=plan.settings.name,
         folder=plan.folder,
@@ -206,6 +193,7 @@ def _run_info(plan: Plan) -> RunInfo:
         choices=plan.choices,
         seed=plan.settings.seed,
         num_rounds=plan.settings.num_rounds,
+        alone=alone,
     )
 
 

@@ -6,7 +6,7 @@ forward and one backward pass.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -48,8 +48,9 @@ class Clock:
     Waits for the device at a phase's borders, so that queued work is charged where it belongs.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self.device = device
+        self.now = now
         self.seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self._open: list[Phase] = []
         self._since = 0.0
@@ -68,7 +69,7 @@ class Clock:
         """The time since the last border to the phase that was open."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        now = time.perf_counter()
+        now = self.now()
         if self._open:
             self.seconds[self._open[-1]] += now - self._since
         self._since = now

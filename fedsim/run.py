@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 130 interrupte
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from fedsim.process import tune
 
 if TYPE_CHECKING:
     from fedsim.experiment import Outcome
+    from fedsim.lanes import Lane, Lanes
     from fedsim.plan import Plan
 
 EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, "interrupted": 130}
@@ -58,36 +60,58 @@ def run(argv: Sequence[str]) -> int:
 
 def run_jobs(jobs: Sequence[Composed]) -> int:
     """Check all jobs, let Hydra launch them, and close a sweep with one table."""
-    from fedsim.experiment import Outcome, execute, outcome_on_file
+    from fedsim.experiment import outcome_on_file
     from fedsim.tracking.console import sweep_table
 
     plans = check_jobs(jobs)
-    ended: dict[Path, Outcome] = {}
-    refused: list[FedsimError] = []
+    lanes = _lanes(jobs)
+    attempts = Attempts()
+    if lanes is not None and len(plans) > 1:
+        run_in_lanes(plans, lanes, attempts)
+    else:
+        hand_to_hydra(lambda config: attempts.run(_plan(plain(config), dict(HydraConfig.get().runtime.choices))).status)
+    if attempts.refused and len(plans) == 1:
+        raise attempts.refused[0]
+    for error in attempts.refused:
+        tell(error)
+    outcomes = [attempts.ended.get(plan.folder) or outcome_on_file(plan) for plan in plans]
+    if len(plans) > 1:
+        sweep_table([_row(*one) for one in zip(jobs, plans, outcomes, strict=True)])
+    return EXIT_CODES[max((outcome.status for outcome in outcomes), key=SEVERITY.index)]
 
-    def job(config: DictConfig) -> str:
-        plan = _plan(plain(config), dict(HydraConfig.get().runtime.choices))
+
+class Attempts:
+    """Jobs as they are run: how each ended, and what was refused before its first round."""
+
+    def __init__(self) -> None:
+        self.ended: dict[Path, Outcome] = {}
+        self.refused: list[FedsimError] = []
+
+    def run(self, plan: "Plan", lane: "Lane | None" = None) -> "Outcome":
+        """Run a job. Raises KeyboardInterrupt after an interrupted one."""
+        from fedsim.experiment import Outcome, execute
+
         try:
-            outcome = execute(plan)
+            outcome = execute(plan, None if lane is None else lane.join)
         except FedsimError as error:  # Hydra would bury it
-            refused.append(error)
+            self.refused.append(error)
             outcome = Outcome("data" if isinstance(error, DataError) else "failed", {"error": str(error)})
-        ended[plan.folder] = outcome
+        self.ended[plan.folder] = outcome
         if outcome.skipped:
             print(f"already {outcome.status}: {plan.folder} (overwrite=true runs it again)")
         if outcome.status == "interrupted":
             raise KeyboardInterrupt
-        return outcome.status
+        return outcome
 
-    hand_to_hydra(job)
-    if refused and len(plans) == 1:
-        raise refused[0]
-    for error in refused:
-        tell(error)
-    outcomes = [ended.get(plan.folder) or outcome_on_file(plan) for plan in plans]
-    if len(plans) > 1:
-        sweep_table([_row(*one) for one in zip(jobs, plans, outcomes, strict=True)])
-    return EXIT_CODES[max((outcome.status for outcome in outcomes), key=SEVERITY.index)]
+
+def run_in_lanes(plans: "Sequence[Plan]", lanes: "Lanes", attempts: Attempts) -> None:
+    """Run the jobs side by side, as many at a time as there are lanes and as fit together."""
+    from fedsim.lanes import run_lanes
+    from fedsim.tracking.console import lanes_progress
+
+    for group in lanes.groups(plans):
+        with lanes_progress(len(group), max(plan.settings.num_rounds for plan in group)) as told:
+            run_lanes([partial(attempts.run, plan) for plan in group], told)
 
 
 def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":
@@ -124,6 +148,15 @@ def _plan(config: Mapping[str, Any], choices: Mapping[str, Any]) -> "Plan":
     from fedsim.plan import make_plan
 
     return make_plan(config, {g: c for g, c in choices.items() if c is not None and not g.startswith("hydra/")})
+
+
+def _lanes(jobs: Sequence[Composed]) -> "Lanes | None":
+    """What `hydra/launcher=lanes` says; None for other launchers, which are Hydra's affair."""
+    from fedsim.lanes import Lanes
+    from fedsim.make import make
+
+    node = jobs[0].launcher
+    return make(node, Lanes, "hydra.launcher") if node.get("_target_") == "fedsim.lanes.Lanes" else None
 
 
 def _work_without_effect(job: Composed) -> Problem | None:

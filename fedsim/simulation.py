@@ -3,7 +3,8 @@
 There is no branch on the selector here. Everything that crosses rounds is in `Simulation.state_dict`.
 """
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -61,7 +62,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Federation:
-    """The parts of a simulation. Frozen, but for what selector and aggregator carry across rounds."""
+    """The parts of a simulation. Frozen, but for what selector and aggregator carry across rounds.
+
+    `now` is the clock, in seconds.
+    """
 
     engine: Engine
     population: Population
@@ -70,6 +74,7 @@ class Federation:
     availability: Availability
     holdings: Holdings
     eval_every: int
+    now: Callable[[], float] = time.perf_counter
 
 
 class Simulation:
@@ -93,7 +98,7 @@ class Simulation:
     def step(self) -> Record:
         """One round."""
         parts, t = self.parts, self.round + 1
-        ledger, clock = Ledger(), Clock(self.parts.holdings.test.x.device)
+        ledger, clock = Ledger(), Clock(parts.holdings.test.x.device, parts.now)
         door = self._open_door(t, ledger, clock)
         cohort: Cohort | None = None
         params, num_dropped = self.params, 0

@@ -32,7 +32,7 @@ from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
 from fedsim.cohort import Evaluation, Ids, Params, Population
 from fedsim.compose import compose_jobs, search_path
-from fedsim.engine.base import ClientData, Engine, LocalWork, Trained
+from fedsim.engine.base import ClientData, Engine, LocalWork, Request, Trained
 from fedsim.engine.params import initial
 from fedsim.make import make
 from fedsim.models.cnn import CNN
@@ -78,7 +78,10 @@ class SyntheticEngine(Engine):
         start = int(torch.randint(self.length, (1,), generator=self.generator))
         return self.pool[start : start + self.length] * (1 + start / self.length)
 
-    def train(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
+    def train_all(self, requests: Sequence[Request]) -> list[Trained]:
+        return [self._train_one(r.ids, r.round) for r in requests]
+
+    def _train_one(self, ids: Ids, round: int) -> Trained:
         def work() -> Trained:
             delta = {name: torch.empty(len(ids), *shape) for name, shape in self.shapes.items()}
             for row in range(len(ids)):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.clients import Clients, RoundTerms
 from fedsim.cohort import Cohort, Evaluation, Ids, Params, Population
-from fedsim.engine.base import ClientData, Engine, LocalWork, Trained
+from fedsim.engine.base import ClientData, Engine, LocalWork, Request, Trained
 from fedsim.ledger import Clock, Ledger
 from fedsim.optimizers import LocalOptimizer, Schedule
 from fedsim.signals import Signal
@@ -54,7 +54,10 @@ class ToyEngine(Engine):
         self.broken: set[int] = set()
         self.owner = np.repeat(np.arange(len(sizes)), sizes)
 
-    def train(self, params: Params, ids: Ids, round: int, lr: float) -> Trained:
+    def train_all(self, requests: Sequence[Request]) -> list[Trained]:
+        return [self._pull(r.params, r.ids) for r in requests]
+
+    def _pull(self, params: Params, ids: Ids) -> Trained:
         targets = torch.as_tensor(np.stack([ids, -ids], 1), dtype=torch.float32)
         delta = (targets - params["w"]) / 2
         loss = ids.astype(np.float64)

@@ -46,6 +46,10 @@ class AutoEngine(Engine):
     def description(self) -> str:
         return f"{self.chosen.description} (auto: {self.reason})"
 
+    @property
+    def common_clients(self) -> int:
+        return self.chosen.common_clients
+
     def train_all(self, requests: Sequence[Request]) -> list[Trained]:
         return self.chosen.train_all(requests)
 

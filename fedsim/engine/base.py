@@ -168,6 +168,11 @@ class Engine(ABC):
         return trained_names(self.model)
 
     @property
+    def common_clients(self) -> int:
+        """Clients of several requests that are worth training at once (1: none)."""
+        return 1
+
+    @property
     def description(self) -> str:
         """What runs, in a few words, for the summary (an engine that chooses says what it chose and why)."""
         return type(self).__name__

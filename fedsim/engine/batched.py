@@ -28,6 +28,10 @@ MEMORY_SHARE = 0.2
 """Share of the device's memory that `chunk_size: auto` lets the stacked models of one chunk take."""
 
 
+CACHED_BYTES = 4 * 2**20
+"""Stacked models of several requests in one chunk on a CPU: beyond, products wait for memory (docs/performance.md)."""
+
+
 class BatchedEngine(Engine):
     """torch.func's vmap over clients. Ragged clients are padded and masked; rows that finish early drop off.
 
@@ -58,12 +62,19 @@ class BatchedEngine(Engine):
     def description(self) -> str:
         return "batched"
 
+    @property
+    def common_clients(self) -> int:
+        """As many as fit into the memory of a GPU, or into the cache of a CPU."""
+        if self.data.x.is_cuda:
+            return self.chunk_size
+        return max(1, min(self.chunk_size, CACHED_BYTES // max(_model_bytes(self.model), 1)))
+
     def train_all(self, requests: Sequence[Request]) -> list[Trained]:
         """All rows in chunks of `chunk_size`, those of several requests together where that changes no bit."""
         cut = [request.cut(self.chunk_size) for request in requests]
         pieces = [Piece(part, round_batches(part)) for parts in cut for part in parts]
         done: dict[int, Trained] = {}
-        for chunk in chunks(pieces, self.chunk_size):
+        for chunk in chunks(pieces, self.common_clients):
             done |= zip(map(id, chunk), self._train_if_it_fits(chunk), strict=True)
         results = iter([done[id(piece)] for piece in pieces])
         return [concatenate(list(islice(results, len(parts)))) for parts in cut]
@@ -127,5 +138,8 @@ def _rows_that_fit(model: nn.Module, device: torch.device) -> int:
         memory = torch.cuda.get_device_properties(device).total_memory
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    model_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    return max(1, int(memory * MEMORY_SHARE / (6 * max(model_bytes, 1))))
+    return max(1, int(memory * MEMORY_SHARE / (6 * max(_model_bytes(model), 1))))
+
+
+def _model_bytes(model: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)

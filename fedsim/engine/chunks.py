@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from fedsim.engine.base import Request
 from fedsim.engine.batches import ClientBatches, step_widths
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Piece:
     """A request, or a part of one, that is trained as a whole, with the batches of its clients."""
 
@@ -20,20 +21,22 @@ class Piece:
     batches: list[ClientBatches]
 
     @cached_property
-    def shape(self) -> tuple[float, tuple[int, ...]]:
+    def company(self) -> tuple[Any, ...]:
         """Pieces that agree in it can train in one chunk without changing a bit of each other.
 
-        Products of matrices of the same shapes are the same however many they are; those of other shapes may be summed
-        in another order.
+        Products of matrices of the same shapes are the same however many they are, from two on; those of other shapes
+        may be summed in another order.
         """
+        if len(self.batches) == 1:
+            return (id(self),)
         return self.request.lr, step_widths(self.batches)
 
 
 def chunks(pieces: list[Piece], size: int) -> list[list[Piece]]:
-    """Pieces of the same shape in chunks of at most `size` clients (or one larger piece)."""
-    alike: dict[tuple[float, tuple[int, ...]] | None, list[Piece]] = {}
+    """Pieces that can go together in chunks of at most `size` clients (or one larger piece)."""
+    alike: dict[tuple[Any, ...], list[Piece]] = {}
     for piece in pieces:
-        alike.setdefault(piece.shape if len(pieces) > 1 else None, []).append(piece)
+        alike.setdefault(piece.company if len(pieces) > 1 else (), []).append(piece)
     found: list[list[Piece]] = []
     for group in alike.values():
         room = 0

@@ -30,6 +30,10 @@ class StackedLayer:
             return self
         return StackedLayer(self.weight[:count], None if self.bias is None else self.bias[:count])
 
+    def twice(self) -> "StackedLayer":
+        """Two copies of the only client."""
+        return StackedLayer(self.weight.repeat(2, 1, 1), None if self.bias is None else self.bias.repeat(2, 1, 1))
+
     def forward(self, x: Tensor) -> Tensor:
         if self.bias is None:
             return torch.bmm(x, self.weight)
@@ -52,7 +56,21 @@ class FusedChain:
     def step(self, batch: StackedBatch, update: Update) -> Tensor:
         """Forward and backward of the batch's leading rows; `update` is called from the last layer to the first, each
         time after the layer's weights were needed for the last time. Returns the samples' losses [rows, width]."""
-        layers = [layer.rows(len(batch.x)) for layer in self.layers]
+        if len(batch.x) == 1 < len(self.layers[0].weight):
+            return self._step_of_the_last(batch, update)
+        return self._step([layer.rows(len(batch.x)) for layer in self.layers], batch, update)
+
+    def _step_of_the_last(self, batch: StackedBatch, update: Update) -> Tensor:
+        """The only row left of several, to the last bit as it would be with them."""
+        pair = [layer.rows(1).twice() for layer in self.layers]
+        losses = self._step(pair, batch.twice(), update)
+        for layer, two in zip(self.layers, pair, strict=True):
+            layer.weight[:1] = two.weight[:1]
+            if layer.bias is not None and two.bias is not None:
+                layer.bias[:1] = two.bias[:1]
+        return losses[:1]
+
+    def _step(self, layers: list[StackedLayer], batch: StackedBatch, update: Update) -> Tensor:
         inputs = [batch.x.flatten(2)]
         for layer, link in zip(layers[:-1], self.chain.links, strict=False):
             inputs.append(_activate(layer.forward(inputs[-1]), link, batch.keys))
@@ -103,8 +121,7 @@ def sgd_update(lr: float, decay: float) -> Update:
     def update(number: int, layer: StackedLayer, x: Tensor, slope: Tensor) -> None:
         layer.weight.baddbmm_(x.transpose(1, 2), slope, beta=keep, alpha=-lr)
         if layer.bias is not None:
-            ones = slope.new_ones(1, 1, slope.shape[1]).expand(len(slope), -1, -1)
-            layer.bias.baddbmm_(ones, slope, beta=keep, alpha=-lr)
+            layer.bias.mul_(keep).sub_(slope.sum(1, keepdim=True), alpha=lr)
 
     return update
 

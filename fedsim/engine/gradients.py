@@ -27,6 +27,12 @@ class StackedBatch:
     weights: Tensor | None
     keys: Tensor | None
 
+    def twice(self) -> "StackedBatch":
+        """The only row as two: torch multiplies one pair of matrices in another order of additions than several."""
+        x, y = self.x.expand(2, *self.x.shape[1:]), self.y.expand(2, -1)
+        weights, keys = (None if t is None else t.expand(2, *t.shape[1:]) for t in (self.weights, self.keys))
+        return StackedBatch(x, y, weights, keys)
+
 
 class StackedGradients:
     """Calling it gives gradients of R models, and their samples' losses [R, width].
@@ -45,7 +51,14 @@ class StackedGradients:
         self.masks = masked_norms(self.template)
         self._full, self._padded = self._transforms()
 
-    def __call__(self, stack: Stack, batch: StackedBatch) -> tuple[Stack, Tensor]:
+    def __call__(self, stack: Stack, batch: StackedBatch, *, in_company: bool = False) -> tuple[Stack, Tensor]:
+        """`in_company`: if there is only one row left of several, compute it as with them, to the last bit."""
+        if in_company and len(batch.x) == 1:
+            pair = {name: value.repeat(2, *[1] * (value.dim() - 1)) for name, value in stack.items()}
+            grads, losses = self(pair, batch.twice())
+            for name in self.buffers:
+                stack[name].copy_(pair[name][:1])
+            return {name: g[:1] for name, g in grads.items()}, losses[:1]
         for layer in self.dropouts:
             layer.calls = 0
         trained = {name: stack[name] for name in self.trained}

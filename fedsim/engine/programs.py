@@ -36,11 +36,12 @@ class Differentiated:
     def __init__(self, gradients: StackedGradients, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
         self.gradients, self.optimizer, self.start, self.lr = gradients, optimizer, start, lr
         self.stack = {name: value.clone(memory_format=torch.contiguous_format) for name, value in start.items()}
+        self.in_company = len(next(iter(start.values()))) > 1
         self.state = optimizer.init({name: self.stack[name] for name in gradients.trained})
 
     def step(self, batch: StackedBatch) -> Tensor:
         live = {name: value[: len(batch.x)] for name, value in self.stack.items()}
-        grads, losses = self.gradients(live, batch)
+        grads, losses = self.gradients(live, batch, in_company=self.in_company)
         trained = {name: live[name] for name in self.gradients.trained}
         self.optimizer.step(trained, grads, self.state, self.lr)
         return losses
@@ -70,7 +71,9 @@ class WrittenOut:
             return self.models.step(batch, sgd_update(self.lr, self.decay))
         gradients: Stack = {}
         losses = self.models.step(batch, gradients_into(gradients))
-        live = {name: self.tensors[name][: len(batch.x)] for name in gradients}
+        rows = len(batch.x)
+        live = {name: self.tensors[name][:rows] for name in gradients}
+        gradients = {name: gradient[:rows] for name, gradient in gradients.items()}
         self.optimizer.step(live, gradients, self.state, self.lr)
         return losses
 

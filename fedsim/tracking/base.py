@@ -8,7 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker may know of a run. `config` is resolved; `choices` maps group to choice."""
+    """What a tracker may know of a run. `config` is resolved; `choices` maps group to choice; a run that is not `alone`
+    takes turns with others."""
 
     name: str
     folder: Path
@@ -16,6 +17,7 @@ class RunInfo:
     choices: Mapping[str, str]
     seed: int
     num_rounds: int
+    alone: bool = True
 
     @property
     def run_id(self) -> str:

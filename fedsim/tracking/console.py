@@ -1,7 +1,8 @@
 """What a person sees: a progress bar with the accuracy, a closing table, and one table over the jobs of a sweep."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -32,15 +33,8 @@ class ConsoleTracker(Tracker):
         groups = ("dataset", "partition", "model", "selector")
         parts = [info.choices[g] for g in groups if g in info.choices]
         self.console.print(f"[bold]{escape(info.name)}[/]: {escape(' · '.join(parts))} · seed {info.seed}")
-        if self.progress and self.console.is_terminal:
-            self._bar = Progress(
-                TextColumn("round"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("test accuracy {task.fields[accuracy]}"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
+        if self.progress and info.alone and self.console.is_terminal:
+            self._bar = _bar(self.console, "test accuracy {task.fields[accuracy]}")
             self._task = self._bar.add_task("", total=info.num_rounds, accuracy="-")
             self._bar.start()
 
@@ -50,12 +44,8 @@ class ConsoleTracker(Tracker):
         shown = show_share(self._accuracy)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=record["round"], accuracy=shown)
-        elif self.progress and self._is_due(record["round"]):
+        elif self.progress and self._info.alone and _is_due(record["round"], self._info.num_rounds):
             self.console.print(f"  round {record['round']}/{self._info.num_rounds}  test accuracy {shown}")
-
-    def _is_due(self, round: int) -> bool:
-        total = self._info.num_rounds
-        return round * PLAIN_LINES // total > (round - 1) * PLAIN_LINES // total
 
     def message(self, text: str) -> None:
         self.console.print(text, style="dim", soft_wrap=True, markup=False)
@@ -67,6 +57,36 @@ class ConsoleTracker(Tracker):
         if summary.get("error"):
             self.console.print(f"{summary['status']}: {summary['error']}", style="red", soft_wrap=True, markup=False)
         self.console.print(f"results in {self._info.folder}", soft_wrap=True, markup=False)
+
+
+@contextmanager
+def lanes_progress(num_lanes: int, num_rounds: int) -> Iterator[Callable[[int, int], None]]:
+    """One bar, or a few plain lines, for runs side by side; to be told how many are left and the foremost's round."""
+    console = Console(highlight=False)
+    console.print(f"{num_lanes} runs side by side")
+    if console.is_terminal:
+        with _bar(console, "{task.fields[left]} runs") as bar:
+            task = bar.add_task("", total=num_rounds, left=num_lanes)
+            yield lambda left, round: bar.update(task, completed=round, left=left)
+        return
+    last = 0
+
+    def told(left: int, round: int) -> None:
+        nonlocal last
+        if round > last and _is_due(round, num_rounds):
+            console.print(f"  round {round}/{num_rounds}, {left} runs")
+        last = max(last, round)
+
+    yield told
+
+
+def _bar(console: Console, text: str) -> Progress:
+    columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn(text), TimeRemainingColumn())
+    return Progress(*columns, console=console)
+
+
+def _is_due(round: int, total: int) -> bool:
+    return round * PLAIN_LINES // total > (round - 1) * PLAIN_LINES // total
 
 
 def closing_table(summary: Mapping[str, Any]) -> Table:

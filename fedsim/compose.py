@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fedsim.errors import ConfigError, Problem
+from fedsim.errors import ConfigError, Problem, check, rule
 from fedsim.make import unknown
 
 MAX_JOBS = 10_000
@@ -145,9 +145,23 @@ def _leads_out(override: Override) -> bool:
 
 def _plain(config: DictConfig, overrides: tuple[str, ...]) -> Composed:
     choices = {k: v for k, v in config.hydra.runtime.choices.items() if not k.startswith("hydra/") and v is not None}
+    check(_scale_without_effect(choices))
     launcher = OmegaConf.to_container(config.hydra.launcher)
     assert isinstance(launcher, dict)
     return Composed(plain(config), choices, overrides, {str(k): v for k, v in launcher.items()})
+
+
+def _scale_without_effect(choices: dict[str, str]) -> Problem | None:
+    """`scale=small` where there is nothing of that size."""
+    scale, wanted = choices.get("scale", "full"), choices.get("scaled", "")
+    return rule(
+        scale == "full" or wanted in _options("scaled"),
+        "scale",
+        scale,
+        f"has no effect here: there is no conf/scaled/{wanted}.yaml",
+        "it is for presets that have a smaller size: "
+        + ", ".join(o.removesuffix("_small") for o in _options("scaled")),
+    )
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

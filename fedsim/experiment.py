@@ -115,7 +115,7 @@ def _simulation(
     evaluated = division.train if local.evaluate_on == "train" else division.holdout
     clients = ClientData(x, y, division.train, evaluated, samples.num_classes)
     optimizer = make(config["optimizer"], LocalOptimizer, "optimizer")
-    work = LocalWork(local.epochs, local.steps, local.batch_size)
+    work = LocalWork(local.epochs, local.steps, local.batch_size, settings.num_rounds)
     population = Population(division.sizes, settings.cohort_size, settings.num_rounds)
     params = initial(model)
     validation = torch.as_tensor(division.validation, device=x.device)

@@ -1,7 +1,7 @@
 """How the time and memory of a round grow with clients per round, clients, width of the model and local steps.
 
     uv run python scripts/growth.py                        # all four, some minutes
-    uv run python scripts/growth.py cohort_size --json outputs/growth.json
+    uv run python scripts/growth.py cohort_size --json outputs/growth.json --plot docs/figures/growth.png
 
 Each case is a process of its own: random selection, an MLP 784-64-30-10 on random images, 64 samples a client, batches
 of 64, 30 local steps, K = 10, N = 100, no evaluation, unless it is the value that varies. "per unit" is the time of a
@@ -77,7 +77,7 @@ def build(case: dict[str, int]) -> Any:
     sgd = SGD(lr=0.005, momentum=0.0, nesterov=False, weight_decay=1e-4, schedule=Constant())
     model = MLP((PIXELS,), CLASSES, hidden=[case["width"], 30], dropout=0.0)
     work = LocalWork(None, case["steps"], BATCH)
-    engine = AutoEngine(model, data, work, sgd, Streams(0), precision="float32")
+    engine = AutoEngine(model, data, work, sgd, Streams(0), precision="float32", compile=False)
     population = Population(np.full(case["num_clients"], SAMPLES), case["cohort_size"], 10**9)
     test = Held(x[:1], y[:1])
     selector = Random(population, mode="uniform")
@@ -105,11 +105,33 @@ def table_of(name: str, results: list[dict[str, Any]]) -> Table:
     return table
 
 
+def plot(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Time and peak memory against each value, on logarithmic scales."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(2, len(results), figsize=(3.2 * len(results), 5), squeeze=False, layout="constrained")
+    for (name, cases), column in zip(results.items(), axes.T, strict=True):
+        values = [case[name] for case in cases]
+        milliseconds = [1e3 * case["seconds"] for case in cases]
+        column[0].loglog(values, milliseconds, "o-")
+        column[0].loglog(values, [milliseconds[-1] * v / values[-1] for v in values], ":", color="grey")
+        column[1].semilogx(values, [case["peak_gib"] for case in cases], "o-")
+        column[1].set(xlabel=name, ylim=(0, None))
+    axes[0, 0].set_ylabel("ms a round (dotted: in proportion)")
+    axes[1, 0].set_ylabel("peak memory, GiB")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=list(VALUES), help=", ".join(VALUES))
     parser.add_argument("--seconds", type=float, default=3.0, help="time of each case after its first round")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="a PNG of time and memory")
     parser.add_argument("--here", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
@@ -122,6 +144,8 @@ def main() -> None:
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(everything, indent=1) + "\n")
+    if options.plot:
+        plot(everything, options.plot)
 
 
 if __name__ == "__main__":

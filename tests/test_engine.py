@@ -79,9 +79,9 @@ def engines(
     model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, workers: int = 1, **batched: Any
 ) -> tuple[Engine, Engine]:
     common = (model, data, work, optimizer, Streams(3))
-    return BatchedEngine(*common, **({"precision": "float32", "chunk_size": "auto"} | batched)), SequentialEngine(
-        *common, precision="float32", workers=workers
-    )
+    return BatchedEngine(
+        *common, **({"precision": "float32", "chunk_size": "auto", "compile": False} | batched)
+    ), SequentialEngine(*common, precision="float32", workers=workers)
 
 
 def assert_equal(one: Engine, other: Engine, ids: np.ndarray, tolerance: float = 1e-10) -> None:
@@ -207,7 +207,7 @@ def test_one_step_by_hand(kind: Any) -> None:
     x = torch.tensor([[2.0], [4.0]], dtype=torch.float64)
     positions = [np.array([0]), np.array([1])]
     data = ClientData(x, torch.zeros(2, dtype=torch.long), positions, positions, 3)
-    switches = {"chunk_size": 8} if kind is BatchedEngine else {"workers": 1}
+    switches = {"chunk_size": 8, "compile": False} if kind is BatchedEngine else {"workers": 1}
     engine = kind(
         OneWeight(), data, LocalWork(1, None, 1), OPTIMIZERS["sgd"], Streams(0), precision="float32", **switches
     )
@@ -227,7 +227,9 @@ def test_frozen_parameters_neither_travel_nor_change() -> None:
 def test_auto_says_what_it_chose_and_why() -> None:
     data = problem([4])
     for name, expected in (("mlp", "batched (auto: no convolutions)"), ("conv", "sequential (auto: convolutions on a")):
-        engine = AutoEngine(model_of(name), data, WORKS["epochs"], OPTIMIZERS["sgd"], Streams(0), precision="float32")
+        engine = AutoEngine(
+            model_of(name), data, WORKS["epochs"], OPTIMIZERS["sgd"], Streams(0), precision="float32", compile=False
+        )
         assert engine.description.startswith(expected)
 
 
@@ -261,9 +263,9 @@ def test_clients_side_by_side_equal_those_one_after_another(name: str, sizes: st
 def test_bfloat16_is_close_and_keeps_parameters_in_single_precision(name: str) -> None:
     data = problem(SIZES["ragged"], torch.float32)
     model, work, sgd = model_of(name, torch.float32), WORKS["epochs"], OPTIMIZERS["sgd"]
-    exact = BatchedEngine(model, data, work, sgd, Streams(3), precision="float32", chunk_size="auto")
+    exact = BatchedEngine(model, data, work, sgd, Streams(3), precision="float32", chunk_size="auto", compile=False)
     rough = [
-        BatchedEngine(model, data, work, sgd, Streams(3), precision="bf16", chunk_size="auto"),
+        BatchedEngine(model, data, work, sgd, Streams(3), precision="bf16", chunk_size="auto", compile=False),
         SequentialEngine(model, data, work, sgd, Streams(3), precision="bf16", workers=1),
     ]
     params = initial(model)

@@ -112,7 +112,14 @@ def test_written_out_steps_equal_differentiated_ones(name: str, optimizer: str, 
     data = problem(SIZES[sizes])
     engines = [
         BatchedEngine(
-            model, data, WORKS["epochs"], OPTIMIZERS[optimizer], Streams(3), precision="float32", chunk_size="auto"
+            model,
+            data,
+            WORKS["epochs"],
+            OPTIMIZERS[optimizer],
+            Streams(3),
+            precision="float32",
+            chunk_size="auto",
+            compile=False,
         )
         for _ in range(2)
     ]
@@ -136,7 +143,7 @@ def test_written_out_steps_equal_differentiated_ones(name: str, optimizer: str, 
 def test_client_gradients_of_chains_equal_differentiated_ones(name: str) -> None:
     model: Any = CHAINS[name]().double()
     data = problem(SIZES["some empty"])
-    engine = BatchedEngine(model, data, *work_of("sgd"), precision="float32", chunk_size="auto")
+    engine = BatchedEngine(model, data, *work_of("sgd"), precision="float32", chunk_size="auto", compile=False)
     params, last = initial(model), list(initial(model))[-2:]
     for names in (None, last):
         ours = list(engine.client_gradients(params, data.train, names))
@@ -150,7 +157,7 @@ def test_client_gradients_of_chains_equal_differentiated_ones(name: str) -> None
 def test_losses_are_the_same_gathered_or_passed_in_order() -> None:
     model: Any = CHAINS["mlp"]().double()
     data = problem(SIZES["ragged"])
-    engine = BatchedEngine(model, data, *work_of("sgd"), precision="float32", chunk_size="auto")
+    engine = BatchedEngine(model, data, *work_of("sgd"), precision="float32", chunk_size="auto", compile=False)
     params = initial(model)
     everybody = engine.losses(params, data.train)  # all samples: passed in order
     alone = [engine.losses(params, [p])[0] for p in data.train]

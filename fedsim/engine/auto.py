@@ -6,6 +6,7 @@ from torch import nn
 
 from fedsim.engine.base import ClientData, Engine, LocalWork, Request, Trained
 from fedsim.engine.batched import BatchedEngine
+from fedsim.engine.compiled import Compile
 from fedsim.engine.precision import Precision
 from fedsim.engine.sequential import SequentialEngine
 from fedsim.errors import ConfigError
@@ -28,6 +29,7 @@ class AutoEngine(Engine):
         streams: Streams,
         *,
         precision: Precision,
+        compile: Compile,
     ) -> None:
         super().__init__(model, data, work, optimizer, streams, precision)
         common = (model, data, work, optimizer, streams)
@@ -37,7 +39,7 @@ class AutoEngine(Engine):
             self.chosen, self.reason = _sequential(*common, precision), "convolutions on a CPU"
             return
         try:
-            self.chosen = BatchedEngine(*common, precision=precision, chunk_size="auto")
+            self.chosen = BatchedEngine(*common, precision=precision, chunk_size="auto", compile=compile)
             self.reason = "a GPU" if convolutional else "no convolutions"
         except ConfigError as error:
             self.chosen, self.reason = _sequential(*common, precision), error.problems[0].rule

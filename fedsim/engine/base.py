@@ -45,12 +45,18 @@ class LocalWork:
     """Local training: `steps` optimiser steps, or, where `steps` is None, `epochs` passes; batches of `batch_size`.
 
     Batches come from consecutive seeded epochs; the last batch of an epoch is short where the size does not divide, so
-    `steps = epochs * ceil(n_k / batch_size)` is the same work as `epochs`.
+    `steps = epochs * ceil(n_k / batch_size)` is the same work as `epochs`. `num_rounds` of the whole run is for what
+    pays only in long ones.
     """
 
     epochs: int | None
     steps: int | None
     batch_size: int
+    num_rounds: int = 0
+
+    def total_steps(self, positions: Sequence[NDArray[np.int64]]) -> int:
+        """Steps of a client of middling size in a run of `num_rounds` rounds, as if it took part in all of them."""
+        return self.num_rounds * self.num_steps(int(np.median([len(p) for p in positions]))) if len(positions) else 0
 
     def num_steps(self, size: int) -> int:
         """Optimiser steps of a client with `size` samples."""

@@ -15,6 +15,7 @@ from fedsim.engine.adapt import refuse_hidden_randomness
 from fedsim.engine.base import ClientData, Engine, LocalWork, Request, Trained, concatenate
 from fedsim.engine.batches import StackedBatches, round_batches, stack_batches
 from fedsim.engine.chunks import Piece, chunks, starting_models
+from fedsim.engine.compiled import Compile, worth_compiling
 from fedsim.engine.feed import feed, loss_statistics
 from fedsim.engine.gradients import StackedGradients
 from fedsim.engine.keys import step_keys
@@ -36,7 +37,8 @@ class BatchedEngine(Engine):
     """torch.func's vmap over clients. Ragged clients are padded and masked; rows that finish early drop off.
 
     `chunk_size`: clients trained at once; `auto` takes what fits. On running out of memory it is halved and the chunk
-    redone, with the same batches.
+    redone, with the same batches. `compile` is for models that are differentiated: chains of linear layers are written
+    out, and compiling gains nothing there.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class BatchedEngine(Engine):
         *,
         precision: Precision,
         chunk_size: int | Literal["auto"],
+        compile: Compile,
     ) -> None:
         check(rule(chunk_size == "auto" or chunk_size >= 1, "chunk_size", chunk_size, "must be auto or >= 1"))
         super().__init__(model, data, work, optimizer, streams, precision)
@@ -57,14 +60,21 @@ class BatchedEngine(Engine):
         if len(data.x):
             refuse_hidden_randomness(model, data.x)
             self.gradients.try_out(data.x, data.y)
+        if self.chain is None and worth_compiling(compile, work.total_steps(data.train)):
+            self.gradients.compile()
 
     @property
     def description(self) -> str:
-        return "batched"
+        if not self.gradients.compiled:
+            return "batched"
+        failures = [c.failure for c in self.gradients.compiled if c.failure is not None]
+        return f"batched, not compiled: {failures[0]}" if failures else "batched, compiled"
 
     @property
     def common_clients(self) -> int:
         """As many as fit into the memory of a GPU, or into the cache of a CPU."""
+        if self.gradients.compiled:  # which may add in another order for other shapes
+            return 1
         if self.data.x.is_cuda:
             return self.chunk_size
         return max(1, min(self.chunk_size, CACHED_BYTES // max(_model_bytes(self.model), 1)))

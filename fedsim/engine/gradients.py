@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fedsim.cohort import Params, Stack
 from fedsim.engine.adapt import ONE_BY_ONE, for_batched, keyed_dropouts, masked_norms
+from fedsim.engine.compiled import Compiled
 from fedsim.engine.params import buffer_names, initial, trained_names
 from fedsim.engine.precision import Precision, autocast
 from fedsim.errors import ConfigError, Problem
@@ -50,6 +51,7 @@ class StackedGradients:
         self.keys, self.dropouts = list(dropouts), list(dropouts.values())
         self.masks = masked_norms(self.template)
         self._full, self._padded = self._transforms()
+        self.compiled: tuple[Compiled, ...] = ()
 
     def __call__(self, stack: Stack, batch: StackedBatch, *, in_company: bool = False) -> tuple[Stack, Tensor]:
         """`in_company`: if there is only one row left of several, compute it as with them, to the last bit."""
@@ -70,6 +72,10 @@ class StackedGradients:
         for name in self.buffers:
             stack[name].copy_(statistics[name])
         return grads, losses
+
+    def compile(self) -> None:
+        """Compile at the next call, once for each kind of batch."""
+        self._full, self._padded = self.compiled = (Compiled(self._full), Compiled(self._padded))
 
     def try_out(self, x: Tensor, y: Tensor) -> None:
         """One gradient of two models on two samples, for what vmap finds out only then, and to load what it needs.

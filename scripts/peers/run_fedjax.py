@@ -52,7 +52,7 @@ def algorithm_of(workload: Workload, model: fedjax.Model) -> fedjax.FederatedAlg
 def batching_of(workload: Workload) -> fedjax.ShuffleRepeatBatchHParams:
     """As many epochs as the others train (`num_steps` alone would end after one, the default of `num_epochs`).
 
-    FedJAX cuts batches across the borders of epochs: all samples of all epochs, in one step fewer on W1.
+    FedJAX cuts full batches across the borders of epochs: on W1 29 steps with 1,856 samples in place of 30 with 1,800.
     """
     return fedjax.ShuffleRepeatBatchHParams(batch_size=workload.batch_size, num_epochs=workload.epochs)
 
@@ -67,8 +67,6 @@ def main() -> None:
     workload, arrays = case.workload, read_arrays(case.data, case.workload)
     fedjax.set_for_each_client_backend("jit")
     examples = {i: as_examples(arrays.x[i], arrays.y[i]) for i in range(workload.num_clients)}
-    batches = fedjax.ClientDataset(examples[0]).shuffle_repeat_batch(batching_of(workload))
-    assert sum(len(batch["y"]) for batch in batches) == workload.epochs * len(arrays.y[0])
     sampler = fedjax.client_samplers.UniformGetClientSampler(
         fedjax.InMemoryFederatedData(examples), workload.cohort_size, seed=0
     )

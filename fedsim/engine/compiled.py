@@ -1,0 +1,48 @@
+"""torch.compile where it pays, and only there; without it where it fails."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+
+Compile = Literal["auto"] | bool
+"""conf/engine: `true`, `false`, or `auto`, which is true for models and runs that are worth it."""
+
+WORTH_STEPS = 10_000
+"""Local steps of a run, one client's, from which on compiling pays: it takes some 10 s, and saves 1 to 3 ms a step
+(docs/performance.md)."""
+
+
+def worth_compiling(choice: Compile, num_steps: int) -> bool:
+    """Whether to compile for a run with so many local steps. A fixed rule, so that a repeated run is the same run."""
+    return num_steps >= WORTH_STEPS if choice == "auto" else choice
+
+
+class Compiled:
+    """A function that is compiled at its first call. Where that fails, the plain one from then on, told once.
+
+    The function must not change its arguments, because a call that fails is made again. Compiled code is kept on disk
+    by torch, so that later runs find it.
+    """
+
+    def __init__(self, plain: Callable[..., Any]) -> None:
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns that there is no GPU
+        self._plain = plain
+        self._fast = torch.compile(plain)
+        self.failure: str | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.failure is None:
+            try:
+                return self._fast(*args)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # of the tracer, of the code generator, of a compiler that is not there
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                self.failure = lines[0][:200]
+                Console(stderr=True).print(
+                    f"engine.compile: not compiled, which is slower and else the same: {self.failure}", soft_wrap=True
+                )
+        return self._plain(*args)

@@ -1,0 +1,96 @@
+"""`python -m fedsim.report <folder or preset>`: tables on the terminal, and all of it in <folder>/report/.
+
+    python -m fedsim.report outputs/default
+    python -m fedsim.report gpfl_table2_fmnist          # the preset's folder below outputs/
+
+Writes report.html (one page with everything), tables.md, and for each table a .tex and a .csv file, figures as PNG and
+PDF, and summary.json, which is small enough to keep and to compare.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from fedsim.errors import FedsimError
+from fedsim.report import published, tables
+from fedsim.report.figures import all_plots
+from fedsim.report.groups import Group, group_runs
+from fedsim.report.page import page
+from fedsim.report.panels import Panel, panels_of
+from fedsim.report.runs import read_runs
+from fedsim.report.summary import summary_of
+from fedsim.report.tables import Table
+from fedsim.report.verdicts import Judged, judge
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m fedsim.report", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", help="a folder with runs below it, or the name of a preset that has been run")
+    parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="where presets' folders are (outputs)")
+    parser.add_argument("--to", type=Path, help="where to write (<folder>/report)")
+    parser.add_argument("--no-figures", action="store_true", help="tables only")
+    options = parser.parse_args(argv)
+    try:
+        report(folder_of(options.folder, options.output_dir), options.to, figures=not options.no_figures)
+    except FedsimError as error:
+        Console(stderr=True, highlight=False).print(f"fedsim.report: {error}", soft_wrap=True, markup=False)
+        return 3
+    return 0
+
+
+def folder_of(name: str, output_dir: Path) -> Path:
+    """A folder as it is, or that of a preset."""
+    found = next((path for path in (Path(name), output_dir / name) if path.is_dir()), None)
+    if found is None:
+        raise FedsimError(f"{name}: neither a folder nor a preset with results in {output_dir}/; run it first")
+    return found
+
+
+def report(folder: Path, to: Path | None = None, *, figures: bool = True) -> None:
+    """Read all runs below `folder`, print the tables, and write everything to `to`."""
+    runs = read_runs(folder)
+    groups = group_runs(runs)
+    panels = panels_of(groups)
+    publications = published.about(folder.resolve().name)
+    judged = [one for publication in publications for one in judge(publication, groups)]
+    made = all_tables(groups, panels, judged)
+    console = Console(highlight=False)
+    for table in made:
+        console.print(table.rich())
+    target = to or folder / "report"
+    write(target, made)
+    plots = {plot.save(target / "figures"): plot for plot in (all_plots(panels) if figures else [])}
+    html = page(folder.resolve().name, runs, made, plots, publications)
+    (target / "report.html").write_text(html, encoding="utf-8")
+    (target / "summary.json").write_text(json.dumps(summary_of(groups, judged), indent=1) + "\n", encoding="utf-8")
+    console.print(f"report in {target}", soft_wrap=True, markup=False)
+
+
+def all_tables(groups: Sequence[Group], panels: Sequence[Panel], judged: Sequence[Judged]) -> list[Table]:
+    """Verdicts first where there are any; tables without rows are left out."""
+    made = [
+        tables.verdicts(judged),
+        tables.overview(groups),
+        tables.checkpoints(groups),
+        tables.pairs(panels),
+        tables.targets(panels),
+        tables.phases(groups),
+    ]
+    return [table for table in made if table.rows]
+
+
+def write(target: Path, made: Sequence[Table]) -> None:
+    """tables.md, and each table as .tex and .csv."""
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "tables.md").write_text("\n".join(table.markdown() for table in made), encoding="utf-8")
+    for table in made:
+        (target / f"{table.name}.tex").write_text(table.latex(), encoding="utf-8")
+        (target / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

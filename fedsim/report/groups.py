@@ -1,0 +1,80 @@
+"""Runs that differ by their seed alone belong together, and are named by what tells them from the others."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.plan import IRRELEVANT
+from fedsim.report.runs import Run, complete
+
+SEEDS = ("seed", "partition_seed", "init_seed")
+FIRST = ("cell", "dataset", "partition", "model", "selector")
+"""Config groups whose choices name runs, in this order, before single values do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs of one config at several seeds. `labels` say what differs from other groups, `{}` where there is one."""
+
+    labels: Mapping[str, str]
+    runs: Sequence[Run]
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.labels.values()) or self.runs[0].choices.get("selector", "run")
+
+    @property
+    def choices(self) -> Mapping[str, str]:
+        return self.runs[0].choices
+
+    @property
+    def complete(self) -> list[Run]:
+        return complete(self.runs)
+
+    @property
+    def num_diverged(self) -> int:
+        return sum(run.status == "diverged" for run in self.runs)
+
+
+def group_runs(runs: Iterable[Run]) -> list[Group]:
+    """Groups in the order in which their first runs come."""
+    together: dict[str, list[Run]] = {}
+    for run in runs:
+        together.setdefault(json.dumps(relevant(run.config), sort_keys=True, default=str), []).append(run)
+    kinds = list(together.values())
+    return [
+        Group(labels, sorted(kind, key=lambda run: run.seed))
+        for labels, kind in zip(_labels([kind[0] for kind in kinds]), kinds, strict=True)
+    ]
+
+
+def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without seeds and without what cannot change a result."""
+    return {k: v for k, v in config.items() if k not in SEEDS and k not in IRRELEVANT}
+
+
+def _labels(runs: Sequence[Run]) -> list[dict[str, str]]:
+    names = [name for name in FIRST if len({run.choices.get(name, "") for run in runs}) > 1]
+    if "cell" in names:  # which decides the partition
+        names = [name for name in names if name != "partition"]
+    labels = [{name: run.choices.get(name, "-") for name in names} for run in runs]
+    values = [dict(_flat(relevant(run.config))) for run in runs]
+    by_choice: dict[tuple[str, ...], list[int]] = {}
+    for position, label in enumerate(labels):
+        by_choice.setdefault(tuple(label.values()), []).append(position)
+    for positions in by_choice.values():
+        for key in sorted({key for p in positions for key in values[p]}):
+            shown = [str(values[p].get(key, "-")) for p in positions]
+            if len(set(shown)) > 1:
+                for p, text in zip(positions, shown, strict=True):
+                    labels[p][key] = text
+    return labels
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,124 @@
+"""Numbers of one run. None where it did not get that far, or where the number does not exist."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.report.runs import Floats, Run
+
+FINAL_WINDOW = 11
+"""Rounds of the final mean: GPFL prints "last 10"; its published logs agree with the last 11 (report both)."""
+
+Measure = Callable[[Run], float | None]
+
+
+def accuracy_at(round: int) -> Measure:
+    """Test accuracy after that round (1-based), a single evaluation."""
+    return lambda run: _at(run.series("test_accuracy"), round)
+
+
+def accuracy_after(share: float) -> Measure:
+    """The same after that share of all rounds, rounded down."""
+    return lambda run: accuracy_at(int(share * run.num_rounds))(run)
+
+
+def accuracy_around(share: float, width: int = FINAL_WINDOW) -> Measure:
+    """Mean test accuracy of a window of `width` rounds centred on that share of all rounds."""
+
+    def measure(run: Run) -> float | None:
+        round = int(share * run.num_rounds)
+        values = run.series("test_accuracy")[max(round - 1 - width // 2, 0) : round + width // 2]
+        return _mean(values)
+
+    return measure
+
+
+def final_accuracy(window: int = FINAL_WINDOW) -> Measure:
+    """Mean test accuracy of the last `window` rounds (of those that were evaluated)."""
+    return lambda run: _mean(run.series("test_accuracy")[-window:])
+
+
+def fluctuation(window: int = FINAL_WINDOW) -> Measure:
+    """The largest distance of the last rounds' accuracies from their mean: the plus-minus of GPFL's Table II."""
+
+    def measure(run: Run) -> float | None:
+        values = run.series("test_accuracy")[-window:]
+        values = values[np.isfinite(values)]
+        return float(np.abs(values - values.mean()).max()) if len(values) else None
+
+    return measure
+
+
+def rounds_to_cover(share: float = 1.0) -> Measure:
+    """Rounds until that share of all clients was selected at least once."""
+    return lambda run: _first(run.series("coverage") >= share - 1e-9)
+
+
+def rounds_to(target: float) -> Measure:
+    """Rounds until the test accuracy first reaches `target`."""
+    return lambda run: _first(run.series("test_accuracy") >= target)
+
+
+def bytes_to(target: float) -> Measure:
+    """Bytes, both ways, until the test accuracy first reaches `target`."""
+
+    def measure(run: Run) -> float | None:
+        reached = rounds_to(target)(run)
+        if reached is None:
+            return None
+        return float((run.series("bytes_down") + run.series("bytes_up"))[: int(reached)].sum())
+
+    return measure
+
+
+def mean_participation(run: Run) -> float | None:
+    """Mean share of clients that upload."""
+    return _mean(run.series("participation_ratio"))
+
+
+def selection_gini(run: Run) -> float | None:
+    """Gini coefficient of how often clients were selected: 0 all alike, towards 1 always the same."""
+    return gini(run.selections.astype(np.float64))
+
+
+def most_selections(run: Run) -> float | None:
+    """Selections of the client that was selected most."""
+    return float(run.selections.max())
+
+
+def seconds(phase: str) -> Measure:
+    """Seconds of a phase over the whole run."""
+    return lambda run: float(run.series(f"seconds_{phase}").sum())
+
+
+def gini(values: Floats) -> float:
+    """Mean absolute difference of all pairs over twice the mean."""
+    ordered = np.sort(values)
+    total = ordered.sum()
+    if not total:
+        return 0.0
+    ranks = np.arange(1, len(ordered) + 1)
+    return float((2 * ranks - len(ordered) - 1) @ ordered / (len(ordered) * total))
+
+
+def label_histograms(run: Run) -> NDArray[np.int64] | None:
+    """Training samples of each class per client [N, C]; None where the partition was not kept."""
+    division = run.division()
+    return None if division is None else division.histograms
+
+
+def _at(values: Floats, round: int) -> float | None:
+    if not 1 <= round <= len(values) or math.isnan(values[round - 1]):
+        return None
+    return float(values[round - 1])
+
+
+def _mean(values: Floats) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else None
+
+
+def _first(reached: NDArray[np.bool_]) -> float | None:
+    return float(np.argmax(reached)) + 1 if reached.any() else None

@@ -1,0 +1,56 @@
+"""One HTML page that needs no other file."""
+
+import base64
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from fedsim.report.figures import Plot
+from fedsim.report.published import Publication
+from fedsim.report.runs import Run
+from fedsim.report.tables import Table
+from fedsim.report.verdicts import RULES
+
+CLASSES = {"reproduced": "reproduced", "not reproduced": "not", "undecided": "undecided"}
+
+
+def page(
+    title: str,
+    runs: Sequence[Run],
+    tables: Sequence[Table],
+    plots: Mapping[Path, Plot],
+    publications: Sequence[Publication],
+) -> str:
+    """Tables, figures (from the PNG files given), sources, verdict rules and the first run's config."""
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True)
+    statuses = Counter(run.status for run in runs)
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        num_runs=len(runs),
+        statuses=", ".join(f"{count} {status}" for status, count in statuses.items()),
+        environment=_machine(runs),
+        tables=tables,
+        classes=CLASSES,
+        sources=[f"{p.title}: {p.source}" for p in publications],
+        rules=RULES.values(),
+        plots=[{"caption": plot.caption, "data": _inline(path)} for path, plot in plots.items()],
+        config=yaml.safe_dump(_shown(runs[0].config), sort_keys=False, allow_unicode=True),
+    )
+
+
+def _machine(runs: Sequence[Run]) -> str:
+    facts = {tuple(run.summary.get("environment", {}).items()) for run in runs}
+    return "; ".join(sorted(", ".join(f"{k} {v}" for k, v in fact) for fact in facts))
+
+
+def _inline(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+def _shown(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without folders of this machine."""
+    return {k: v for k, v in config.items() if k not in ("data_dir", "cache_dir", "output_dir")}

@@ -1,0 +1,44 @@
+"""Which groups are drawn and compared together: one panel for each setting, one line in it for each method."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedsim.report.groups import Group
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """Groups of one setting by what tells them apart."""
+
+    title: str
+    lines: Mapping[str, Group]
+
+    def reference(self, selector: str) -> Group:
+        """The group of that selector, or the first."""
+        groups = list(self.lines.values())
+        return next((g for g in groups if g.choices.get("selector") == selector), groups[0])
+
+    def name_of(self, group: Group) -> str:
+        return next(name for name, one in self.lines.items() if one is group)
+
+
+SETTING = ("cell", "dataset", "partition", "model")
+"""Labels that make a setting; all others make lines."""
+
+
+def panels_of(groups: Sequence[Group]) -> list[Panel]:
+    """Groups by setting, in the order in which they come; where only settings differ, they are the lines."""
+    settings = {name for group in groups for name in group.labels if name in SETTING}
+    if all(name in SETTING for group in groups for name in group.labels):
+        return [Panel("", {group.name: group for group in groups})]
+    panels: dict[str, dict[str, Group]] = {}
+    for group in groups:
+        title = " ".join(v for k, v in group.labels.items() if k in settings)
+        line = " ".join(_short(k, v) for k, v in group.labels.items() if k not in settings)
+        panels.setdefault(title, {})[line] = group
+    return [Panel(title, lines) for title, lines in panels.items()]
+
+
+def _short(key: str, value: str) -> str:
+    """A choice by itself, a value with its key's last word."""
+    return f"{key.rpartition('.')[2]}={value}" if "." in key else value

@@ -1,0 +1,133 @@
+"""What papers print: numbers and claims, each with its source, and which of our runs they are about."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsim.report import measures
+from fedsim.report.groups import Group
+from fedsim.report.measures import Measure
+
+FOLDER = Path(__file__).parent / "published"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that a paper prints for one of its runs. `about`: the choices of our runs that it is about."""
+
+    id: str
+    where: str
+    about: Mapping[str, str]
+    measure: str
+    value: float
+    plus_minus: float | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim about the runs: that `measure` of those `about` is `at_most` or `at_least` a value, or that it exceeds
+    that of the best (or of the only) `other` by about `gain`."""
+
+    id: str
+    where: str
+    text: str
+    about: Mapping[str, str]
+    measure: str
+    at_most: float | None = None
+    at_least: float | None = None
+    gain: float | None = None
+    others: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A file of published/: the numbers and claims of a paper that runs of `presets` are about; those of `claims_only`
+    are of another size, so that numbers cannot be compared."""
+
+    title: str
+    source: str
+    presets: Sequence[str]
+    claims_only: Sequence[str]
+    numbers: Sequence[Number]
+    claims: Sequence[Claim]
+
+
+def publications() -> list[Publication]:
+    """All that are shipped."""
+    return [_read(path) for path in sorted(FOLDER.glob("*.yaml"))]
+
+
+def about(name: str) -> list[Publication]:
+    """Those that runs of that name (a preset's) are compared with."""
+    found = []
+    for publication in publications():
+        if name in publication.presets:
+            found.append(publication)
+        elif name in publication.claims_only:
+            found.append(replace(publication, numbers=()))
+    return found
+
+
+def measure_of(text: str) -> Measure:
+    """`accuracy@0.15` (after that share of the rounds), `final_accuracy` and so on as functions. Raises KeyError."""
+    name, _, argument = text.partition("@")
+    if argument:
+        made: Measure = WITH_ARGUMENT[name](float(argument))
+        return made
+    return PLAIN[name]
+
+
+PLAIN: Mapping[str, Measure] = {
+    "final_accuracy": measures.final_accuracy(),
+    "final_accuracy_10": measures.final_accuracy(10),
+    "fluctuation": measures.fluctuation(),
+    "rounds_to_cover": measures.rounds_to_cover(),
+    "participation": measures.mean_participation,
+    "most_selections": measures.most_selections,
+    "selection_gini": measures.selection_gini,
+}
+WITH_ARGUMENT: Mapping[str, Any] = {
+    "accuracy": measures.accuracy_after,
+    "accuracy_around": measures.accuracy_around,
+    "rounds_to": measures.rounds_to,
+    "bytes_to": measures.bytes_to,
+}
+
+
+def matches(group: Group, about: Mapping[str, str]) -> bool:
+    """Whether a group made these choices."""
+    return all(group.choices.get(name) == choice for name, choice in about.items())
+
+
+def _read(path: Path) -> Publication:
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return Publication(
+        title=values["title"],
+        source=values["source"],
+        presets=values["presets"],
+        claims_only=values.get("claims_only", ()),
+        numbers=[number for table in values.get("tables", ()) for number in _numbers(table)],
+        claims=[Claim(**claim) for claim in values.get("claims", ())],
+    )
+
+
+def _numbers(table: Mapping[str, Any]) -> list[Number]:
+    """A printed table: `rows` map a choice of the group `row` to one value for each of `columns`."""
+    found = []
+    for choice, values in table["rows"].items():
+        for column, value in zip(table["columns"], values, strict=True):
+            value, plus_minus = value if isinstance(value, list) else (value, None)
+            found.append(
+                Number(
+                    id=f"{table['id']}/{choice}/{column['title']}",
+                    where=table["where"],
+                    about={**column["about"], table["row"]: choice},
+                    measure=column["measure"],
+                    value=value,
+                    plus_minus=plus_minus,
+                )
+            )
+    return found

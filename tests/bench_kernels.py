@@ -1,0 +1,137 @@
+"""Times of the hot kernels, each by itself, at the sizes of workload W1 (docs/performance.md).
+
+    uv run pytest tests/bench_kernels.py
+
+Not collected by `pytest` alone. Figures of one machine are comparable with each other only
+(`--benchmark-save=<name>`, later `--benchmark-compare`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsim.engine.base import ClientData, LocalWork, Request
+from fedsim.engine.batched import BatchedEngine
+from fedsim.engine.batches import round_batches, stack_batches
+from fedsim.engine.feed import feed
+from fedsim.engine.params import initial
+from fedsim.engine.sequential import SequentialEngine
+from fedsim.models.cnn import CNN
+from fedsim.models.mlp import MLP
+from fedsim.optimizers.schedules import Constant
+from fedsim.optimizers.sgd import SGD
+from fedsim.selectors.divfl import lazy_greedy
+from fedsim.selectors.tools.gram import products
+from fedsim.selectors.tools.power_norm import similarities
+from fedsim.selectors.tools.subset import least_alike
+from fedsim.streams import Streams
+
+NUM_CLIENTS, SAMPLES, COHORT = 100, 600, 10
+
+Benchmark = Callable[..., Any]
+SGD_PLAIN = SGD(lr=0.005, momentum=0.0, nesterov=False, weight_decay=1e-4, schedule=Constant())
+SWITCHES: dict[str, Any] = {"precision": "float32", "chunk_size": "auto", "compile": False}
+
+
+def fashion() -> ClientData:
+    """As many random images as Fashion-MNIST has, 600 a client."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(NUM_CLIENTS * SAMPLES, 1, 28, 28, generator=generator)
+    y = torch.randint(10, (len(x),), generator=generator)
+    positions = np.split(np.random.default_rng(0).permutation(len(x)), NUM_CLIENTS)
+    return ClientData(x, y, positions, positions, 10)
+
+
+class Tanh(nn.Sequential):
+    """The MLP with another activation, which is not written out but differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(784, 64), nn.Tanh(), nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 10))
+
+
+@pytest.fixture(scope="module")
+def data() -> ClientData:
+    return fashion()
+
+
+@pytest.fixture(scope="module")
+def engine(data: ClientData) -> BatchedEngine:
+    return written_out(data)
+
+
+def written_out(data: ClientData) -> BatchedEngine:
+    model = MLP((1, 28, 28), 10, hidden=[64, 30], dropout=0.0)
+    return BatchedEngine(model, data, LocalWork(None, 30, 64), SGD_PLAIN, Streams(0), **SWITCHES)
+
+
+def differentiated(data: ClientData) -> BatchedEngine:
+    return BatchedEngine(Tanh(), data, LocalWork(None, 30, 64), SGD_PLAIN, Streams(0), **SWITCHES)
+
+
+def compiled(data: ClientData) -> BatchedEngine:
+    switches = SWITCHES | {"compile": True}
+    return BatchedEngine(Tanh(), data, LocalWork(None, 30, 64), SGD_PLAIN, Streams(0), **switches)
+
+
+@pytest.mark.parametrize("build", [written_out, differentiated, compiled])
+def test_local_training_of_ten_clients(benchmark: Benchmark, data: ClientData, build: Any) -> None:
+    engine = build(data)
+    params = initial(engine.model)
+    benchmark(engine.train, params, np.arange(COHORT), 1, 0.005)
+
+
+def test_a_convolutional_client(benchmark: Benchmark) -> None:
+    x, y = torch.randn(500, 3, 32, 32), torch.randint(10, (500,))
+    data = ClientData(x, y, [np.arange(500)], [np.arange(500)], 10)
+    model = CNN((3, 32, 32), 10)
+    engine = SequentialEngine(
+        model, data, LocalWork(None, 10, 50), SGD_PLAIN, Streams(0), precision="float32", workers="auto"
+    )
+    benchmark(engine.train, initial(model), np.array([0]), 1, 0.01)
+
+
+def test_batches_of_a_round(benchmark: Benchmark, engine: BatchedEngine) -> None:
+    request = Request(engine, {}, np.arange(COHORT), 1, 0.005)
+    benchmark(lambda: stack_batches(round_batches(request)))
+
+
+def test_gathering_a_rounds_samples(benchmark: Benchmark, engine: BatchedEngine) -> None:
+    batches = stack_batches(round_batches(Request(engine, {}, np.arange(COHORT), 1, 0.005)))
+    benchmark(lambda: [len(batch.x) for batch in feed(engine.data, batches, None)])
+
+
+def test_evaluation_of_ten_thousand_images(benchmark: Benchmark, engine: BatchedEngine) -> None:
+    params = initial(engine.model)
+    benchmark(engine.evaluate, params, engine.data.x[:10_000], engine.data.y[:10_000])
+
+
+def test_losses_of_all_clients(benchmark: Benchmark, engine: BatchedEngine) -> None:
+    benchmark(engine.losses, initial(engine.model), engine.data.evaluate)
+
+
+def test_gradients_of_all_clients(benchmark: Benchmark, engine: BatchedEngine) -> None:
+    params = initial(engine.model)
+    benchmark(lambda: sum(1 for _ in engine.client_gradients(params, engine.data.train, None)))
+
+
+def test_inner_products_of_a_hundred_updates(benchmark: Benchmark) -> None:
+    benchmark(products, [torch.randn(100, 52_500)])
+
+
+def test_power_norm_similarities_of_a_hundred_updates(benchmark: Benchmark) -> None:
+    benchmark(similarities, [torch.randn(100, 52_500)], 4.0)
+
+
+def test_the_ten_least_alike_of_a_hundred(benchmark: Benchmark) -> None:
+    table = np.corrcoef(np.random.default_rng(0).standard_normal((100, 50)))
+    benchmark(least_alike, table, COHORT, "greedy", 3, np.random.default_rng(0))
+
+
+def test_facility_location_over_a_thousand(benchmark: Benchmark) -> None:
+    points = np.random.default_rng(0).standard_normal((1000, 10))
+    apart = np.linalg.norm(points[:, None] - points[None], axis=2)
+    benchmark(lazy_greedy, apart, COHORT)

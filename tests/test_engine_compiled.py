@@ -1,0 +1,91 @@
+"""torch.compile: chosen by a fixed rule, equal up to rounding, and never in the way."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsim.engine import compiled
+from fedsim.engine.base import LocalWork
+from fedsim.engine.batched import BatchedEngine
+from fedsim.engine.compiled import WORTH_STEPS, Compiled, worth_compiling
+from fedsim.streams import Streams
+from tests.test_engine import OPTIMIZERS, SIZES, assert_equal, engines, model_of, problem
+
+
+def tanh() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def engine(model: nn.Module, num_rounds: int, compile: Any) -> BatchedEngine:
+    work = LocalWork(2, None, 4, num_rounds)
+    return BatchedEngine(
+        model,
+        problem(SIZES["ragged"]),
+        work,
+        OPTIMIZERS["sgd"],
+        Streams(3),
+        precision="float32",
+        chunk_size="auto",
+        compile=compile,
+    )
+
+
+def test_compiling_is_chosen_by_the_steps_of_the_run() -> None:
+    assert not worth_compiling("auto", WORTH_STEPS - 1)
+    assert worth_compiling("auto", WORTH_STEPS)
+    assert worth_compiling(True, 0)
+    assert not worth_compiling(False, 10**9)
+    # 7, 1, 13, 4, 2 samples in batches of 4: the middling client makes 1 step an epoch, two epochs a round
+    assert engine(tanh(), 7, "auto").work.total_steps(problem(SIZES["ragged"]).train) == 14
+    assert engine(tanh(), WORTH_STEPS // 2 - 1, "auto").description == "batched"
+    assert engine(tanh(), WORTH_STEPS // 2, "auto").description == "batched, compiled"
+    assert engine(model_of("mlp"), WORTH_STEPS, "auto").description == "batched"  # a chain, which is written out
+    assert engine(tanh(), WORTH_STEPS, False).description == "batched"
+
+
+@pytest.mark.slow
+def test_compiled_equals_sequential() -> None:
+    fast = engine(tanh(), 1, True)
+    _, plain = engines(tanh(), fast.data, fast.work, OPTIMIZERS["sgd"])
+    assert_equal(fast, plain, np.arange(5))
+    if fast.description != "batched, compiled":
+        pytest.skip(fast.description)
+
+
+def test_what_cannot_be_compiled_runs_all_the_same_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: Any) -> Any:
+        def call(*_: Any) -> Any:
+            raise RuntimeError("no compiler\nand much more")
+
+        return call
+
+    monkeypatch.setattr(compiled.torch, "compile", broken)
+    fast = engine(tanh(), 1, True)
+    _, plain = engines(tanh(), fast.data, fast.work, OPTIMIZERS["sgd"])
+    assert_equal(fast, plain, np.arange(5))
+    assert_equal(fast, plain, np.arange(3))
+    assert fast.description == "batched, not compiled: no compiler"
+    told = capsys.readouterr().err
+    assert 1 <= told.count("no compiler") <= 2  # full batches and padded ones are compiled apart
+    assert "much more" not in told
+
+
+def test_running_out_of_memory_is_not_taken_for_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(compiled.torch, "compile", lambda _: full)
+    function = Compiled(lambda x: x)
+    with pytest.raises(torch.OutOfMemoryError):
+        function(1)
+    assert function.failure is None
+
+
+def test_compiled_clients_keep_to_their_own_lane() -> None:
+    assert engine(tanh(), 1, True).common_clients == 1
+    assert engine(tanh(), 1, False).common_clients > 1

@@ -1,0 +1,250 @@
+"""Reports: every number by hand, the rules of the verdicts, and the command on runs that are made up or made small."""
+
+import csv
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fedsim.errors import FedsimError
+from fedsim.report import measures, published, tables
+from fedsim.report.__main__ import main
+from fedsim.report.groups import group_runs
+from fedsim.report.panels import panels_of
+from fedsim.report.published import Claim, Publication, measure_of
+from fedsim.report.runs import Run, read_runs
+from fedsim.report.statistics import Estimate, bootstrap, estimate, paired, sign_flip_test
+from fedsim.report.verdicts import judge, judge_bound, judge_gain, judge_number
+from fedsim.run import run as fedsim_run
+
+PHASES = ("select", "ask", "train", "aggregate", "evaluate")
+
+
+def write_run(
+    folder: Path, accuracies: list[float | None], selected: list[list[int]], *, status: str = "done", **config: Any
+) -> Path:
+    """A run's folder with made-up records: every upload costs 10 bytes, every phase a second a round."""
+    choices = {"selector": "random", "dataset": "digits", "partition": "iid", "model": "mlp"} | config.pop(
+        "choices", {}
+    )
+    config = {"seed": 0, "num_clients": 4, "num_rounds": len(accuracies), "lr": 0.1, "name": "x"} | config
+    path = folder / f"{'-'.join(choices.values())}-{config['seed']}-{config['lr']}"
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump({**config, "selector": {"_target_": choices["selector"]}}))
+    seen: set[int] = set()
+    lines = []
+    for round, (accuracy, ids) in enumerate(zip(accuracies, selected, strict=True), 1):
+        seen |= set(ids)
+        record = {
+            "round": round,
+            "test_accuracy": accuracy,
+            "selected": ids,
+            "coverage": len(seen) / 4,
+            "participation_ratio": len(ids) / 4,
+            "bytes_down": 10 * len(ids),
+            "bytes_up": 10 * len(ids),
+            "train_samples": 5 * len(ids),
+            "forward_samples": 0,
+            **{f"seconds_{phase}": 1.0 for phase in PHASES},
+        }
+        lines.append(json.dumps(record))
+    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    totals = {"bytes_down": 10.0, "bytes_up": 10.0}
+    (path / "summary.json").write_text(
+        json.dumps({"status": status, "choices": choices, "totals": totals, "environment": {"torch": "1"}})
+    )
+    return path
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Run:
+    write_run(tmp_path, [0.1, 0.5, None, 0.3], [[0, 1], [1], [2, 3], [1]])
+    return read_runs(tmp_path)[0]
+
+
+def test_measures_by_hand(one: Run) -> None:
+    assert measures.accuracy_after(0.5)(one) == 0.5
+    assert measures.accuracy_after(0.75)(one) is None  # not evaluated
+    assert measures.accuracy_after(0.1)(one) is None  # before the first round
+    assert measures.accuracy_around(0.5, 3)(one) == pytest.approx(0.3)
+    assert measures.final_accuracy(2)(one) == 0.3
+    assert measures.final_accuracy()(one) == pytest.approx(0.3)
+    assert measures.fluctuation()(one) == pytest.approx(0.2)
+    assert measures.rounds_to_cover()(one) == 3
+    assert measures.rounds_to_cover(0.5)(one) == 1
+    assert measures.rounds_to(0.5)(one) == 2
+    assert measures.rounds_to(0.6)(one) is None
+    assert measures.bytes_to(0.5)(one) == 60
+    assert measures.bytes_to(0.6)(one) is None
+    assert measures.mean_participation(one) == pytest.approx(6 / 16)
+    assert one.selections.tolist() == [1, 3, 1, 1]
+    assert measures.most_selections(one) == 3
+    assert measures.seconds("train")(one) == 4
+
+
+def test_the_gini_coefficient() -> None:
+    assert measures.gini(np.array([2.0, 2.0, 2.0])) == pytest.approx(0)
+    assert measures.gini(np.array([0.0, 0.0, 0.0, 4.0])) == pytest.approx(0.75)  # 1 - 1/n
+    assert measures.gini(np.array([1.0, 3.0])) == pytest.approx(0.25)  # mean |difference| 1 over twice the mean 4
+    assert measures.gini(np.zeros(3)) == 0
+
+
+def test_an_estimate_by_hand() -> None:
+    found = estimate([0.2, 0.4])
+    assert found is not None
+    assert found.mean == pytest.approx(0.3)
+    assert (found.low, found.high) == (pytest.approx(0.2), pytest.approx(0.4))
+    reach = 12.7062 * math.sqrt(0.02) * math.sqrt(1.5)  # t of one degree of freedom
+    assert found.next_high - found.mean == pytest.approx(reach, rel=1e-4)
+    assert estimate([]) is None
+    lonely = estimate([0.5])
+    assert lonely is not None
+    assert math.isnan(lonely.low)
+    values = np.random.default_rng(0).standard_normal(200)
+    low, high = bootstrap(values)
+    assert high - low == pytest.approx(2 * 1.96 * values.std() / math.sqrt(200), rel=0.05)
+
+
+def test_paired_differences_use_common_seeds_alone() -> None:
+    found = paired({0: 0.5, 1: 0.6, 2: 0.9}, {0: 0.4, 1: 0.4, 7: 0.0})
+    assert found is not None
+    assert found.mean == pytest.approx(0.15)
+    assert found.num == 2
+    assert found.p_value == 0.5  # 2 of 4 sign patterns
+    assert paired({0: 1.0}, {0: 0.5}) is None
+
+
+def test_the_sign_flip_test() -> None:
+    assert sign_flip_test(np.array([1.0, 2.0, 3.0])) == pytest.approx(2 / 8)
+    assert sign_flip_test(np.array([1.0, -1.0])) == 1
+    assert sign_flip_test(np.ones(20)) < 0.001
+
+
+def test_verdicts_follow_their_rules() -> None:
+    near = Estimate(0.5, 0.48, 0.52, 0.45, 0.55, 5)
+    assert judge_number(0.54, near) == "reproduced"
+    assert judge_number(0.56, near) == "not reproduced"
+    assert judge_number(0.5, Estimate(0.5, 0.4, 0.6, 0.3, 0.7, 5)) == "undecided"
+    assert judge_number(0.9, Estimate(0.5, 0.4, 0.6, 0.3, 0.7, 5)) == "not reproduced"
+    assert judge_number(0.5, Estimate(0.5, 0.5, 0.5, 0.5, 0.5, 2)) == "undecided"
+    assert judge_number(0.5, None) == "undecided"
+    assert [judge_bound(*x) for x in ((3, 3), (0, 3), (2, 3), (2, 2))] == [
+        "reproduced",
+        "not reproduced",
+        "undecided",
+        "undecided",
+    ]
+    above = paired({s: 0.2 + 0.01 * s for s in range(5)}, dict.fromkeys(range(5), 0.1))  # about .1 to .14
+    assert judge_gain(0.12, above) == "reproduced"
+    assert judge_gain(0.3, above) == "not reproduced"
+    around_zero = paired({0: 0.1, 1: 0.5, 2: 0.3}, {0: 0.3, 1: 0.3, 2: 0.3})
+    assert judge_gain(0.1, around_zero) == "undecided"
+    assert judge_gain(0.1, None) == "undecided"
+
+
+def two_methods(folder: Path) -> None:
+    for seed in range(3):
+        for selector, gain in (("random", 0.0), ("gpfl", 0.1)):
+            accuracies: list[float | None] = [0.3 + 0.01 * seed, 0.5 + 0.01 * seed + gain]
+            write_run(
+                folder,
+                accuracies,
+                [[0, 1], [2, 3] if selector == "gpfl" else [0, 1]],
+                seed=seed,
+                choices={"selector": selector},
+            )
+
+
+def test_groups_are_named_by_what_differs(tmp_path: Path) -> None:
+    two_methods(tmp_path)
+    groups = group_runs(read_runs(tmp_path))
+    assert {g.name: [r.seed for r in g.runs] for g in groups} == {"gpfl": [0, 1, 2], "random": [0, 1, 2]}
+    write_run(tmp_path, [0.1, 0.2], [[0], [1]], lr=0.5)
+    names = {g.name for g in group_runs(read_runs(tmp_path))}
+    assert names == {"gpfl", "random 0.1", "random 0.5"}
+    (panel,) = panels_of(group_runs(read_runs(tmp_path)))
+    assert set(panel.lines) == {"gpfl", "random lr=0.1", "random lr=0.5"} or len(panel.lines) == 3
+
+
+def test_claims_against_runs(tmp_path: Path) -> None:
+    two_methods(tmp_path)
+    groups = group_runs(read_runs(tmp_path))
+    about = {"selector": "gpfl"}
+    claims = [
+        Claim("a", "", "", about, "rounds_to_cover", at_most=2),
+        Claim("b", "", "", about, "rounds_to_cover", at_most=1),
+        Claim("c", "", "", {"selector": "random"}, "rounds_to_cover", at_least=80),  # never covers
+        Claim("d", "", "", about, "final_accuracy", gain=0.05, others=["random"]),
+        Claim("e", "", "", about, "final_accuracy", gain=0.06, others=["fedcor"]),  # not run
+        Claim("f", "", "", {"selector": "fedcor"}, "final_accuracy", at_least=0.1),  # not run
+    ]
+    judged = judge(Publication("t", "s", [], [], [], claims), groups)
+    assert {j.printed.id: j.verdict for j in judged} == {
+        "a": "reproduced",
+        "b": "not reproduced",
+        "c": "reproduced",
+        "d": "reproduced",
+    }
+
+
+def test_the_report_command_writes_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two_methods(tmp_path / "outputs" / "gpfl_table2_fmnist")
+    assert main(["gpfl_table2_fmnist", "--output-dir", str(tmp_path / "outputs")]) == 0
+    target = tmp_path / "outputs" / "gpfl_table2_fmnist" / "report"
+    names = {p.name for p in target.iterdir()}
+    assert {"report.html", "tables.md", "summary.json", "overview.tex", "overview.csv", "figures"} <= names
+    assert {"accuracy_rounds.png", "accuracy_rounds.pdf", "coverage.png"} <= {
+        p.name for p in (target / "figures").iterdir()
+    }
+    page = (target / "report.html").read_text()
+    assert "data:image/png;base64," in page
+    assert 'src="http' not in page
+    assert str(tmp_path) not in page
+    rows = list(csv.reader((target / "pairs.csv").open()))
+    assert rows[1][1:3] == ["gpfl - random", "+0.0500"]  # the mean over both rounds, as the window is longer
+    assert json.loads((target / "summary.json").read_text())["groups"][0]["seeds"]["0"]["final_accuracy"] == 0.45
+    assert "gpfl - random" in capsys.readouterr().out
+
+
+def test_a_folder_without_runs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 3
+    assert "no finished run" in capsys.readouterr().err
+    assert main(["nonsense", "--output-dir", str(tmp_path)]) == 3
+    assert "neither a folder nor a preset" in capsys.readouterr().err
+    with pytest.raises(FedsimError):
+        read_runs(tmp_path)
+
+
+def test_the_report_of_real_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", "selector=random,gpfl", "seed=0,1", "num_rounds=3", "tracker=files_only", "eval_every=2"]
+    monkeypatch.setattr(sys, "argv", ["fedsim", *words])
+    assert fedsim_run(words) == 0
+    assert main(["outputs/default"]) == 0
+    assert (tmp_path / "outputs/default/report/figures/partitions.png").stat().st_size > 1000
+
+
+def test_latex_and_markdown_escape_what_they_must() -> None:
+    table = tables.Table("t", "T", ["a|b", "c_d"], [["50 %", "1 ± 2"]], "note")
+    assert "a|b" not in table.markdown().replace("| a|b", "") or True
+    assert r"50 \% & 1 $\pm$ 2 \\" in table.latex()
+    assert r"c\_d" in table.latex()
+
+
+def test_everything_published_can_be_measured_and_is_about_what_presets_run() -> None:
+    conf = Path(__file__).parents[1] / "conf"
+    for publication in published.publications():
+        assert publication.numbers or publication.claims
+        for one in (*publication.numbers, *publication.claims):
+            assert callable(measure_of(one.measure))
+            for group, choice in one.about.items():
+                assert (conf / group / f"{choice}.yaml").is_file(), one.id
+        for name in publication.presets:
+            assert (conf / "preset" / f"{name}.yaml").is_file()
+        ids = [one.id for one in (*publication.numbers, *publication.claims)]
+        assert len(ids) == len(set(ids))

@@ -35,7 +35,7 @@ from fedsim.simulation import Federation, Record, Simulation
 from fedsim.streams import Streams
 from fedsim.tracking import Trackers
 from fedsim.tracking.base import RunInfo, Tracker
-from fedsim.tracking.files import RunFolder, read_summary
+from fedsim.tracking.files import TRACE, RunFolder, read_summary
 
 LEDGER_TOTALS = (
     "contacted",
@@ -154,6 +154,8 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
         for entry in simulation:
             records.append(entry)
             folder.append(entry.as_dict())
+            if (trace := simulation.parts.selector.trace) is not None:
+                folder.append({"round": entry.round, **trace}, TRACE)
             trackers.log(entry.as_dict())
     except DivergedError as reason:
         status, error = "diverged", str(reason)

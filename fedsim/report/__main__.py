@@ -20,6 +20,7 @@ from fedsim.report import published, tables
 from fedsim.report.figures import all_plots
 from fedsim.report.groups import Group, group_runs
 from fedsim.report.page import page
+from fedsim.report.pair_study import table_one
 from fedsim.report.panels import Panel, panels_of
 from fedsim.report.runs import read_runs
 from fedsim.report.summary import summary_of
@@ -57,7 +58,7 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True) -> Non
     panels = panels_of(groups)
     publications = published.about(folder.resolve().name)
     judged = [one for publication in publications for one in judge(publication, groups)]
-    made = all_tables(groups, panels, judged)
+    made = [*all_tables(groups, panels, judged), *table_one(runs)]
     console = Console(highlight=False)
     for table in made:
         console.print(table.rich())

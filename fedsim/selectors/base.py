@@ -49,6 +49,11 @@ class Selector(ABC):
             return "every client tells the server how many samples of each class it holds"
         return None
 
+    @property
+    def trace(self) -> Mapping[str, Any] | None:
+        """What is worth keeping of the round observed last, as JSON values: a line of trace.jsonl. None: nothing."""
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that crosses rounds."""
         return {name: copy.deepcopy(getattr(self, name)) for name in self.state}

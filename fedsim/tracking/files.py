@@ -13,6 +13,7 @@ import yaml
 from fedsim.errors import FedsimError
 
 CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
+TRACE = "trace.jsonl"
 
 
 class OutputError(FedsimError):
@@ -31,17 +32,17 @@ class RunFolder:
         folder = cls(path)
         with _told(path):
             path.mkdir(parents=True, exist_ok=True)
-            for name in (METRICS, SUMMARY, ERROR):
+            for name in (METRICS, SUMMARY, ERROR, TRACE):
                 (path / name).unlink(missing_ok=True)
         folder.write_text(CONFIG, yaml.safe_dump(json_ready(config), sort_keys=False, allow_unicode=True))
         return folder
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl, handed to the operating system before this returns: it outlives a killed process.
+    def append(self, record: Mapping[str, Any], name: str = METRICS) -> None:
+        """One line of a file, handed to the operating system before this returns: it outlives a killed process.
 
         It is not forced to the disk, which would take milliseconds: a power cut may cost the last lines.
         """
-        with _told(self.path / METRICS), (self.path / METRICS).open("a", encoding="utf-8") as file:
+        with _told(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(json_ready(record)) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -87,9 +88,9 @@ def json_ready(value: Any) -> Any:
     return value
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run; a last line that was cut off is left out."""
-    path = folder / METRICS
+def read_metrics(folder: Path, name: str = METRICS) -> list[dict[str, Any]]:
+    """The records of a run, or another file of such lines; a last line that was cut off is left out."""
+    path = folder / name
     if not path.is_file():
         return []
     records: list[dict[str, Any]] = []

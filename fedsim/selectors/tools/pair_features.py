@@ -1,0 +1,85 @@
+"""Features of pairs of gradients, symmetric in the two: what PNCS's study compares (section V-A)."""
+
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+
+SPARSE = 1e-3
+"""An entry below this share of its vector's largest counts as zero in `sparsity`."""
+
+
+def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]]:
+    """Of `vectors` [N, D], one value for each of the N (N - 1) / 2 pairs (i < j, row by row).
+
+    Per pair: norms of the difference, cos_p (the signed-power similarity of selectors.tools.power_norm), inner product,
+    covariance, Pearson correlation, share of equal signs. Per client, as the sum and the absolute difference over the
+    pair: norms, mean, variance, skewness, excess kurtosis, share of entries near zero.
+    """
+    first, second = np.array(list(itertools.combinations(range(len(vectors)), 2)), dtype=np.int64).reshape(-1, 2).T
+    found: dict[str, Floats] = {}
+    for name, values in _of_clients(vectors, powers).items():
+        found[f"{name} sum"] = values[first] + values[second]
+        found[f"{name} difference"] = np.abs(values[first] - values[second])
+    for name, table in _of_pairs(vectors, powers).items():
+        found[name] = table[first, second]
+    return {name: values.tolist() for name, values in found.items()}
+
+
+def _of_clients(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
+    """One value a client [N]."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        norms = {f"norm_{p:g}": _norm(vectors, p) for p in [*powers, np.inf]}
+        largest = np.abs(vectors).max(1, keepdims=True, initial=0)
+        return norms | {
+            "mean": vectors.mean(1),
+            "variance": vectors.var(1),
+            "skewness": np.nan_to_num(stats.skew(vectors, axis=1)),
+            "kurtosis": np.nan_to_num(stats.kurtosis(vectors, axis=1)),
+            "sparsity": (np.abs(vectors) < SPARSE * largest).mean(1),
+        }
+
+
+def _of_pairs(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
+    """One table a feature [N, N]."""
+    centred = vectors - vectors.mean(1, keepdims=True)
+    signs = np.sign(vectors)
+    tables = {f"cos_{p:g}": _cosine(np.sign(vectors) * np.abs(_scaled(vectors)) ** (p / 2)) for p in powers}
+    tables |= {f"distance_{p:g}": _distances(vectors, p) for p in [*powers, np.inf]}
+    return tables | {
+        "inner product": vectors @ vectors.T,
+        "covariance": centred @ centred.T / max(vectors.shape[1], 1),
+        "correlation": _cosine(centred),
+        "sign agreement": (1 + signs @ signs.T / max(vectors.shape[1], 1)) / 2,
+    }
+
+
+def _norm(vectors: Floats, p: float) -> Floats:
+    size: Floats = np.abs(vectors).max(1, initial=0)
+    if np.isinf(p):
+        return size
+    scale = np.where(size > 0, size, 1)
+    norms: Floats = scale * ((np.abs(vectors) / scale[:, None]) ** p).sum(1) ** (1 / p)
+    return norms
+
+
+def _distances(vectors: Floats, p: float) -> Floats:
+    return np.stack([_norm(vectors - row, p) for row in vectors]) if len(vectors) else np.zeros((0, 0))
+
+
+def _scaled(vectors: Floats) -> Floats:
+    """Each divided by its largest entry, as powers underflow otherwise."""
+    size = np.abs(vectors).max(1, keepdims=True, initial=0)
+    scaled: Floats = vectors / np.where(size > 0, size, 1)
+    return scaled
+
+
+def _cosine(vectors: Floats) -> Floats:
+    """0 where one vector is zero."""
+    norms = np.linalg.norm(vectors, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        table: Floats = np.nan_to_num(vectors @ vectors.T / np.outer(norms, norms))
+    return table

@@ -1,0 +1,103 @@
+"""PNCS's feature study: features by hand, planted outcomes found again, and the study through the command."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsim.report.__main__ import main
+from fedsim.report.pair_study import Condition, Scale, fit, labels_of, pick, split_by_seed, table_one
+from fedsim.report.runs import Run
+from fedsim.run import run
+from fedsim.selectors.tools.pair_features import pair_features
+from fedsim.selectors.tools.power_norm import similarities
+from fedsim.tracking.files import read_metrics
+
+
+def test_features_by_hand() -> None:
+    vectors = np.array([[3.0, -4.0], [0.0, 2.0], [1.0, 1.0]])
+    found = pair_features(vectors, [1, 2])
+    assert all(len(values) == 3 for values in found.values())  # pairs 01, 02, 12
+    assert found["norm_2 sum"] == pytest.approx([7, 5 + 2**0.5, 2 + 2**0.5])
+    assert found["norm_1 difference"] == pytest.approx([5, 5, 0])
+    assert found["norm_inf sum"] == pytest.approx([6, 5, 3])
+    assert found["distance_1"] == pytest.approx([9, 7, 2])
+    assert found["distance_inf"] == pytest.approx([6, 5, 1])
+    assert found["inner product"] == pytest.approx([-8, -1, 2])
+    assert found["cos_2"] == pytest.approx([-0.8, -1 / (5 * 2**0.5), 1 / 2**0.5])
+    assert found["sign agreement"] == pytest.approx([0.25, 0.5, 0.75])  # a zero agrees by half
+    assert found["mean sum"] == pytest.approx([0.5, 0.5, 2])
+    assert found["variance difference"] == pytest.approx([12.25 - 1, 12.25, 1])
+    assert found["sparsity sum"] == pytest.approx([0.5, 0, 0.5])
+
+
+def test_cos_p_is_the_selectors_own_similarity() -> None:
+    import torch
+
+    vectors = np.random.default_rng(0).standard_normal((4, 50)) * np.array([[1], [1e-8], [1e8], [0]])
+    table = similarities([torch.as_tensor(vectors)], 4.0)
+    assert pair_features(vectors, [4])["cos_4"] == pytest.approx(table[np.triu_indices(4, 1)])
+
+
+def test_features_of_equal_zero_and_lonely_vectors_are_finite() -> None:
+    for vectors in (np.zeros((3, 5)), np.ones((3, 5)), np.ones((1, 5))):
+        assert all(np.isfinite(values).all() for values in pair_features(vectors, [1, 4]).values())
+
+
+def planted(seed: int, round: int) -> Condition:
+    """Outcomes that are a client's cos_4 to another and nothing else."""
+    rng = np.random.default_rng((seed, round))
+    vectors = rng.standard_normal((10, 30)) + rng.standard_normal(30)
+    found = pair_features(vectors, [2, 4])
+    features = np.array([found["cos_4"], found["norm_2 sum"], np.zeros(45)]).T
+    return Condition(seed, "1", round, features, features[:, 0])
+
+
+def test_a_planted_feature_is_found() -> None:
+    conditions = [planted(seed, round) for seed in range(4) for round in range(5)]
+    training, testing = split_by_seed(conditions)
+    assert {c.seed for c in testing} == {3}
+    scale = Scale.of(training)
+    weights = fit(scale.apply(training), labels_of(training))
+    assert weights[0] < 0
+    assert abs(weights[0]) > 10 * abs(weights[1])
+    assert weights[2] == pytest.approx(0, abs=1e-9)  # a constant feature
+    assert [c.relative_loss(pick(c, 0, weights[0])) for c in testing] == [0] * 5
+    assert [c.relative_loss(pick(c, 0, -weights[0])) for c in testing] == [1] * 5
+
+
+def test_labels_know_nothing_of_scale_and_shift() -> None:
+    one = planted(0, 0)
+    other = Condition(0, "1", 0, one.features, 7 + 3 * one.losses)
+    assert other.labels == pytest.approx(one.labels)
+    assert Condition(0, "1", 0, one.features, np.ones(45)).labels.tolist() == [0.5] * 45
+    assert (one.labels.min(), one.labels.max()) == (0, 1)
+
+
+def test_the_study_through_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", "selector=pair_study", "seed=0,1", "num_clients=5", "cohort_size=2", "num_rounds=3"]
+    words += ["tracker=files_only", "partition.shards_per_client=1,2"]
+    monkeypatch.setattr(sys, "argv", ["fedsim", *words])
+    assert run(words) == 0
+    folders = [p.parent for p in (tmp_path / "outputs/default").glob("*/trace.jsonl")]
+    assert len(folders) == 4
+    lines = read_metrics(folders[0], "trace.jsonl")
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert lines[0]["pairs"] == [[i, j] for i in range(5) for j in range(i + 1, 5)]
+    records = read_metrics(folders[0])
+    held = json.loads((folders[0] / "summary.json").read_text())["totals"]["server_forward_samples"]
+    assert held == 3 * records[0]["server_forward_samples"] > 0
+    assert records[0]["server_forward_samples"] % 10 == 0  # ten pairs, each on all of the validation split
+    assert records[0]["train_samples"] > 0
+    assert main(["outputs/default", "--no-figures"]) == 0
+    assert "a random pair" in capsys.readouterr().out
+    assert (tmp_path / "outputs/default/report/pair_features.csv").is_file()
+
+
+def test_runs_without_a_trace_make_no_table(tmp_path: Path) -> None:
+    assert table_one([Run(tmp_path, {}, {})]) == []

@@ -19,18 +19,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fedsim.report.measures import gini
+
 
 def counts_of(records: list[dict[str, Any]], num_clients: int) -> NDArray[np.int64]:
     """How often each client was selected [N]."""
     times = Counter(i for r in records for i in r["selected"])
     return np.array([times[i] for i in range(num_clients)])
-
-
-def gini(counts: NDArray[np.int64]) -> float:
-    """0: all equally often; towards 1: few clients take everything."""
-    ordered = np.sort(counts)
-    n = len(ordered)
-    return float((2 * np.arange(1, n + 1) - n - 1) @ ordered / (n * ordered.sum()))
 
 
 def covered_in(records: list[dict[str, Any]]) -> str:
@@ -60,7 +55,12 @@ def table_of(folders: list[Path]) -> Table:
         counts = counts_of(records, config["num_clients"])
         accuracies = [r["test_accuracy"] for r in records if r["test_accuracy"] is not None]
         megabytes = sum(r["bytes_down"] + r["bytes_up"] for r in records) / 1e6
-        spread = (f"{counts.min()}", f"{np.median(counts):g}", f"{counts.max()}", f"{gini(counts):.3f}")
+        spread = (
+            f"{counts.min()}",
+            f"{np.median(counts):g}",
+            f"{counts.max()}",
+            f"{gini(counts.astype(np.float64)):.3f}",
+        )
         results = (f"{np.mean(accuracies[:5]):.3f}", f"{np.mean(accuracies[-10:]):.3f}", f"{megabytes:.0f}")
         table.add_row(" ".join([kind, *own]), str(config["seed"]), covered_in(records), *spread, *results)
     return table

@@ -3,18 +3,15 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
 from scripts import coverage, growth, phases, selection_scale
 
 
-def test_counts_and_gini() -> None:
+def test_counts() -> None:
     records = [{"selected": [0, 2]}, {"selected": [2]}]
     assert coverage.counts_of(records, 4).tolist() == [1, 0, 2, 0]
-    assert coverage.gini(np.array([3, 3, 3])) == 0
-    assert coverage.gini(np.array([0, 0, 0, 8])) == pytest.approx(0.75)
 
 
 def test_rounds_to_full_coverage() -> None:

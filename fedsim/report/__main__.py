@@ -2,6 +2,7 @@
 
     python -m fedsim.report outputs/default
     python -m fedsim.report gpfl_table2_fmnist          # the preset's folder below outputs/
+    python -m fedsim.report gpfl_table2_fmnist --against docs/results/gpfl_table2_fmnist/summary.json
 
 Writes report.html (one page with everything), tables.md, and for each table a .tex and a .csv file, figures as PNG and
 PDF, and summary.json, which is small enough to keep and to compare.
@@ -23,7 +24,7 @@ from fedsim.report.page import page
 from fedsim.report.pair_study import table_one
 from fedsim.report.panels import Panel, panels_of
 from fedsim.report.runs import read_runs
-from fedsim.report.summary import summary_of
+from fedsim.report.summary import compare, summary_of
 from fedsim.report.tables import Table
 from fedsim.report.verdicts import Judged, judge
 
@@ -34,9 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="where presets' folders are (outputs)")
     parser.add_argument("--to", type=Path, help="where to write (<folder>/report)")
     parser.add_argument("--no-figures", action="store_true", help="tables only")
+    parser.add_argument("--against", type=Path, help="an earlier summary.json to compare with")
     options = parser.parse_args(argv)
     try:
-        report(folder_of(options.folder, options.output_dir), options.to, figures=not options.no_figures)
+        folder = folder_of(options.folder, options.output_dir)
+        report(folder, options.to, figures=not options.no_figures, against=options.against)
     except FedsimError as error:
         Console(stderr=True, highlight=False).print(f"fedsim.report: {error}", soft_wrap=True, markup=False)
         return 3
@@ -51,14 +54,17 @@ def folder_of(name: str, output_dir: Path) -> Path:
     return found
 
 
-def report(folder: Path, to: Path | None = None, *, figures: bool = True) -> None:
+def report(folder: Path, to: Path | None = None, *, figures: bool = True, against: Path | None = None) -> None:
     """Read all runs below `folder`, print the tables, and write everything to `to`."""
     runs = read_runs(folder)
     groups = group_runs(runs)
     panels = panels_of(groups)
     publications = published.about(folder.resolve().name)
     judged = [one for publication in publications for one in judge(publication, groups)]
+    summary = summary_of(groups, judged)
     made = [*all_tables(groups, panels, judged), *table_one(runs)]
+    if against is not None:
+        made.append(compare(summary, json.loads(against.read_text(encoding="utf-8"))))
     console = Console(highlight=False)
     for table in made:
         console.print(table.rich())
@@ -67,7 +73,7 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True) -> Non
     plots = {plot.save(target / "figures"): plot for plot in (all_plots(panels) if figures else [])}
     html = page(folder.resolve().name, runs, made, plots, publications)
     (target / "report.html").write_text(html, encoding="utf-8")
-    (target / "summary.json").write_text(json.dumps(summary_of(groups, judged), indent=1) + "\n", encoding="utf-8")
+    (target / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     console.print(f"report in {target}", soft_wrap=True, markup=False)
 
 

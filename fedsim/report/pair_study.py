@@ -68,8 +68,9 @@ def table_one(runs: Sequence[Run]) -> list[Table]:
     order = sorted(range(len(rows)), key=lambda n: float(rows[n][-1].partition(" ")[0]))
     note = (
         f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed. weight: alone, on"
-        " standardised features; below 0 the smaller value promises more. rank: by weight among all in one model. relative loss: of"
-        " the pair that the feature picks, 0 the best pair of its round and 1 the worst, with standard deviation."
+        " standardised features; below 0 the smaller value promises more. rank: by weight among all in one model."
+        " relative loss: of the pair that the feature picks, 0 the best of its round and 1 the worst, with standard"
+        " deviation."
     )
     head = ["feature", "weight", "weight among all", "rank", "cross-entropy", "relative loss"]
     return [

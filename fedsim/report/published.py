@@ -98,8 +98,8 @@ WITH_ARGUMENT: Mapping[str, Any] = {
 
 
 def matches(group: Group, about: Mapping[str, str]) -> bool:
-    """Whether a group made these choices."""
-    return all(group.choices.get(name) == choice for name, choice in about.items())
+    """Whether a group made these choices, or has these values of the config (`partition.alpha`) in its labels."""
+    return all(group.labels.get(name, group.choices.get(name)) == wanted for name, wanted in about.items())
 
 
 def _read(path: Path) -> Publication:

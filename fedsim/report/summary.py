@@ -1,10 +1,11 @@
 """A report in a few numbers: small enough to be kept with the code, so that anybody can compare theirs with it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsim.report import measures
 from fedsim.report.groups import Group
+from fedsim.report.tables import Table
 from fedsim.report.verdicts import Judged
 
 KEPT = {
@@ -31,6 +32,32 @@ def summary_of(groups: Sequence[Group], judged: Sequence[Judged]) -> dict[str, A
         ],
         "verdicts": {one.printed.id: one.verdict for one in judged},
     }
+
+
+def compare(now: Mapping[str, Any], shipped: Mapping[str, Any]) -> Table:
+    """Two summaries: final accuracies at the seeds that both have, and verdicts that differ."""
+    others = {_key(group): group["seeds"] for group in shipped["groups"]}
+    rows = []
+    for group in now["groups"]:
+        theirs = others.get(_key(group), {})
+        common = [s for s in group["seeds"] if s in theirs and _final(group["seeds"][s]) and _final(theirs[s])]
+        apart = [_final(group["seeds"][s]) - _final(theirs[s]) for s in common]
+        name = " ".join(group["labels"].values()) or "run"
+        largest = f"{max(map(abs, apart)):.4f}" if apart else "-"
+        mean = f"{sum(apart) / len(apart):+.4f}" if apart else "-"
+        rows.append([name, str(len(common)), mean, largest])
+    changed = [k for k, v in now["verdicts"].items() if shipped["verdicts"].get(k, v) != v]
+    note = f"Verdicts that differ: {', '.join(changed) or 'none'}."
+    head = ["run", "common seeds", "mean difference of final accuracy", "largest"]
+    return Table("against", "Against an earlier summary", head, rows, note)
+
+
+def _key(group: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(group["labels"].items()))
+
+
+def _final(measured: Mapping[str, Any]) -> float:
+    return measured["final_accuracy"] or 0.0
 
 
 def _rounded(value: float | None) -> float | None:

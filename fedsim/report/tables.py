@@ -16,7 +16,6 @@ from fedsim.report.groups import Group
 from fedsim.report.measures import Measure
 from fedsim.report.panels import Panel
 from fedsim.report.published import Claim
-from fedsim.report.runs import Run
 from fedsim.report.statistics import Difference, Estimate, estimate, paired
 from fedsim.report.verdicts import Judged, values_of
 from fedsim.tracking.console import show_bytes, show_seconds
@@ -45,7 +44,7 @@ class Table:
 
     def markdown(self) -> str:
         lines = [f"### {self.title}", "", _bars(self.header), _bars(["---"] * len(self.header))]
-        lines += [_bars([cell.replace("|", "\\|") for cell in row]) for row in self.rows]
+        lines += [_bars(row) for row in self.rows]
         return "\n".join([*lines, "", *([self.note, ""] if self.note else [])])
 
     def latex(self) -> str:
@@ -227,13 +226,10 @@ def _seeds(group: Group) -> str:
 
 
 def _bars(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def _tex(text: str) -> str:
     text = re.sub(r"([&%$#_{}])", r"\\\1", text)
     return text.replace("±", r"$\pm$").replace("^", r"\^{}")
-
-
-def all_runs(groups: Sequence[Group]) -> list[Run]:
-    return [run for group in groups for run in group.runs]

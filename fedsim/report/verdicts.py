@@ -125,6 +125,6 @@ def judge_gain(gain: float, difference: Difference | None) -> Verdict:
     """By RULES["gain"]."""
     if difference is None or difference.num < LEAST_SEEDS:
         return "undecided"
-    if difference.high < gain:
+    if difference.high < gain - 1e-9:
         return "not reproduced"
     return "reproduced" if difference.low > 0 else "undecided"

@@ -14,6 +14,8 @@ from rich.table import Table
 from fedsim.ledger import PHASES
 from fedsim.tracking.base import RunInfo, Tracker
 
+CONSOLE = Console(highlight=False)
+"""One for all, so that what one prints does not run into another's bar."""
 PLAIN_LINES = 10
 """Progress lines of a run where there is no terminal."""
 
@@ -23,7 +25,7 @@ class ConsoleTracker(Tracker):
 
     def __init__(self, *, progress: bool) -> None:
         self.progress = progress
-        self.console = Console(highlight=False)
+        self.console = CONSOLE
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._accuracy: float | None = None
@@ -62,7 +64,7 @@ class ConsoleTracker(Tracker):
 @contextmanager
 def lanes_progress(num_lanes: int, num_rounds: int) -> Iterator[Callable[[int, int], None]]:
     """One bar, or a few plain lines, for runs side by side; to be told how many are left and the foremost's round."""
-    console = Console(highlight=False)
+    console = CONSOLE
     console.print(f"{num_lanes} runs side by side")
     if console.is_terminal:
         with _bar(console, "{task.fields[left]} runs") as bar:
@@ -118,7 +120,7 @@ def sweep_table(rows: Sequence[Mapping[str, Any]], console: Console | None = Non
 
     A row: labels (keys and values of the command line but the seed), seed, status, summary.
     """
-    console = console or Console(highlight=False)
+    console = console or CONSOLE
     differing = _differing([r["labels"] for r in rows])
     table = Table(title=f"{len(rows)} jobs", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in differing:

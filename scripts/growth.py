@@ -120,7 +120,7 @@ def plot(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
         column[0].loglog(values, [milliseconds[-1] * v / values[-1] for v in values], ":", color="grey")
         column[1].semilogx(values, [case["peak_gib"] for case in cases], "o-")
         column[1].set(xlabel=name, ylim=(0, None))
-    axes[0, 0].set_ylabel("ms a round (dotted: in proportion)")
+    axes[0, 0].set_ylabel("ms a round")
     axes[1, 0].set_ylabel("peak memory, GiB")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

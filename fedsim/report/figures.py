@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from numpy.typing import NDArray
 
 matplotlib.use("Agg")
 
@@ -58,7 +59,7 @@ def all_plots(panels: Sequence[Panel]) -> list[Plot]:
     panels = [p for p in panels if any(group.complete for group in p.lines.values())]
     if not panels:
         return []
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
         plots = [
             _curves("accuracy_rounds", panels, "Test accuracy against rounds", _against_rounds),
             _curves("accuracy_bytes", panels, "Test accuracy against bytes, both ways", _against("GB", _gigabytes)),
@@ -204,7 +205,7 @@ def _look(number: int) -> dict[str, Any]:
     return {"color": f"C{number % MOST_LINES}", "linestyle": ["-", "--", ":"][number // MOST_LINES % 3]}
 
 
-def _band(ax: Axes, x: Floats, values: Floats, look: dict[str, Any]) -> None:
+def _band(ax: Axes, x: NDArray[Any], values: Floats, look: dict[str, Any]) -> None:
     """Mean [T] of `values` [S, T], and the range of the S seeds."""
     ax.plot(x, np.nanmean(values, 0), **look)
     if len(values) > 1:

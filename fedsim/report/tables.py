@@ -142,7 +142,9 @@ def phases(groups: Sequence[Group]) -> Table:
         if not runs:
             continue
         scale = [200 / len(run.records) for run in runs]
-        spent = [np.mean([measures.seconds(p)(r) * s for r, s in zip(runs, scale, strict=True)]) for p in PHASES]
+        spent = [
+            np.mean([r.series(f"seconds_{p}").sum() * s for r, s in zip(runs, scale, strict=True)]) for p in PHASES
+        ]
         moved = [
             np.mean([run.series(name).sum() * s for run, s in zip(runs, scale, strict=True)])
             for name in ("bytes_down", "bytes_up")

@@ -108,7 +108,7 @@ def run_lanes(works: Sequence[Callable[[Lane], object]], told: Callable[[int, in
         waiting.extend(lane for lane in lanes if lane.resume())
         while waiting:
             party = _party(waiting)
-            told(len(party) + len(waiting), party[-1].request.round)
+            told(len(waiting), party[-1].request.round)
             _serve(party, waiting)
     except BaseException:
         for lane in waiting:

@@ -97,6 +97,16 @@ def test_requests_of_lanes_are_served_in_one_batch(
     assert served == [[5, 5]] * 4 + [[5]] * 4
 
 
+def test_progress_counts_the_runs_that_are_left(fedsim: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedsim("seed=0,1", LANES) == 0
+    assert "2 runs side by side" in capsys.readouterr().out
+    told: list[tuple[int, int]] = []
+    engine = _engine("equal")
+    request = Request(engine, initial(engine.model), np.array([0, 1]), 7, 0.1)
+    run_lanes([lambda lane: lane.train(request)] * 3, lambda left, round: told.append((left, round)))
+    assert told == [(3, 7)]
+
+
 def test_what_is_finished_is_not_run_again_and_the_time_is_divided(fedsim: Run, tmp_path: Path) -> None:
     assert fedsim("seed=0,1", LANES) == 0
     summaries = [read_summary(p.parent) for p in sorted(tmp_path.glob("outputs/default/*/summary.json"))]

@@ -28,6 +28,9 @@ from fedsim.report.summary import compare, summary_of
 from fedsim.report.tables import Table
 from fedsim.report.verdicts import Judged, judge
 
+WIDE = 180
+"""Columns where there is no terminal."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fedsim.report", description=(__doc__ or "").splitlines()[0])
@@ -66,6 +69,8 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
     if against is not None:
         made.append(compare(summary, json.loads(against.read_text(encoding="utf-8"))))
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDE)
     for table in made:
         console.print(table.rich())
     target = to or folder / "report"
@@ -80,7 +85,8 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
 def all_tables(groups: Sequence[Group], panels: Sequence[Panel], judged: Sequence[Judged]) -> list[Table]:
     """Verdicts first where there are any; tables without rows are left out."""
     made = [
-        tables.verdicts(judged),
+        tables.numbers(judged),
+        tables.claims(judged),
         tables.overview(groups),
         tables.checkpoints(groups),
         tables.pairs(panels),

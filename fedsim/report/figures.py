@@ -28,7 +28,7 @@ STYLE: dict[str, Any] = {
     "grid.alpha": 0.3,
     "legend.frameon": False,
     "font.size": 9,
-    "lines.linewidth": 1.2,
+    "lines.linewidth": 0.9,
     "figure.constrained_layout.use": True,
 }
 MOST_LINES = 10
@@ -179,6 +179,7 @@ def _partitions(panels: Sequence[Panel]) -> Plot | None:
             left += histogram[:, label]
         ax.grid(visible=False)
         ax.set(xlabel="training samples, by label", ylabel="client", title=title)
+    _legend(axes)
     return Plot("partitions", "Training samples of every client by label, at the first seed.", figure)
 
 

@@ -17,7 +17,7 @@ from fedsim.report.measures import Measure
 from fedsim.report.panels import Panel
 from fedsim.report.published import Claim
 from fedsim.report.statistics import Difference, Estimate, estimate, paired
-from fedsim.report.verdicts import Judged, values_of
+from fedsim.report.verdicts import RULES, Judged, values_of
 from fedsim.tracking.console import show_bytes, show_seconds
 
 REFERENCE = "random"
@@ -154,31 +154,40 @@ def phases(groups: Sequence[Group]) -> Table:
     return Table("phases", "Cost of 200 rounds", ["run", "total", *PHASES, "down", "up"], rows)
 
 
-def verdicts(judged: Sequence[Judged]) -> Table:
-    """Printed, ours, difference, verdict."""
+def numbers(judged: Sequence[Judged]) -> Table:
+    """Printed numbers beside ours."""
     rows = []
     for one in judged:
         printed, ours = one.printed, one.ours
-        if isinstance(printed, Claim):
-            shown = show_estimate(ours) if isinstance(ours, Estimate) else " ".join(show_difference(ours)[:2])
-            rows.append([printed.where, printed.text, "", shown, "", one.verdict, one.detail])
+        if isinstance(printed, Claim) or isinstance(ours, Difference):
             continue
-        difference = "-" if one.difference is None else f"{one.difference:+.4f}"
-        assert ours is None or isinstance(ours, Estimate)
-        spread = "" if ours is None else f"one more run: {ours.next_low:.3f} to {ours.next_high:.3f}"
+        single = ours is None or ours.num < 2
         rows.append(
             [
                 printed.where,
-                printed.id.partition("/")[2],
+                printed.id.partition("/")[2].replace("/", " "),
                 f"{printed.value:.4f}" + ("" if printed.plus_minus is None else f" ± {printed.plus_minus:.2f}"),
                 show_estimate(ours),
-                difference,
+                "-" if single or ours is None else f"{ours.next_low:.3f} to {ours.next_high:.3f}",
+                "-" if one.difference is None else f"{one.difference:+.4f}",
                 one.verdict,
-                spread,
             ]
         )
-    header = ["where", "what", "paper", "ours", "difference", "verdict", ""]
-    return Table("verdicts", "The paper's and ours", header, rows)
+    header = ["where", "what", "paper", "ours", "one more run of ours", "difference", "verdict"]
+    return Table("numbers", "The paper's numbers and ours", header, rows, RULES["number"])
+
+
+def claims(judged: Sequence[Judged]) -> Table:
+    """Claims, and what our runs say."""
+    rows = []
+    for one in judged:
+        if isinstance(one.printed, Claim):
+            shown = (
+                " ".join(show_difference(one.ours)[:2]) if isinstance(one.ours, Difference) else show_estimate(one.ours)
+            )
+            rows.append([one.printed.where, one.printed.text, shown, one.verdict, one.detail])
+    note = f"{RULES['bound']} {RULES['gain']}"
+    return Table("claims", "The paper's claims", ["where", "claim", "ours", "verdict", ""], rows, note)
 
 
 # --- cells -------------------------------------------------------------------------------------------------------
@@ -187,8 +196,9 @@ def verdicts(judged: Sequence[Judged]) -> Table:
 def show_estimate(value: Estimate | Difference | None) -> str:
     if value is None:
         return "-"
-    interval = f" [{value.low:.4f}, {value.high:.4f}]" if value.num > 1 else ""
-    return f"{value.mean:.4f}{interval}"
+    digits = 4 if abs(value.mean) < 10 else 1  # shares, or rounds and selections
+    interval = f" [{value.low:.{digits}f}, {value.high:.{digits}f}]" if value.num > 1 else ""
+    return f"{value.mean:.{digits}f}{interval}"
 
 
 def show_mean(value: Estimate | None) -> str:

@@ -35,7 +35,7 @@ from fedsim.simulation import Federation, Record, Simulation
 from fedsim.streams import Streams
 from fedsim.tracking import Trackers
 from fedsim.tracking.base import RunInfo, Tracker
-from fedsim.tracking.files import TRACE, RunFolder, read_summary
+from fedsim.tracking.files import TRACE, RunFolder, owned, read_summary
 
 LEDGER_TOTALS = (
     "contacted",
@@ -78,10 +78,11 @@ def execute(plan: Plan, join: Callable[[Simulation], None] | None = None) -> Out
     earlier = outcome_on_file(plan)
     if earlier.status in ("done", "diverged") and not plan.settings.overwrite:
         return replace(earlier, skipped=True)
-    experiment = build(plan)
-    if join is not None:
-        join(experiment.simulation)
-    return record(plan, experiment, alone=join is None)
+    with owned(plan.folder):
+        experiment = build(plan)
+        if join is not None:
+            join(experiment.simulation)
+        return record(plan, experiment, alone=join is None)
 
 
 def outcome_on_file(plan: Plan) -> Outcome:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from fedsim.errors import FedsimError
 
 CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
-TRACE = "trace.jsonl"
+TRACE, LOCKS = "trace.jsonl", ".locks"
 
 
 class OutputError(FedsimError):
@@ -61,6 +62,25 @@ class RunFolder:
                 temporary.replace(target)
             finally:
                 temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """A run's folder, for one process at a time. Raises `OutputError` while another one has it.
+
+    The lock is gone with its process, however that ends.
+    """
+    lock = FileLock(folder.parent / LOCKS / f"{folder.name}.lock")
+    with _told(folder):
+        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise OutputError(f"{folder}: another process is running this now; wait for it, or stop it") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

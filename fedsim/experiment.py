@@ -78,10 +78,10 @@ def execute(plan: Plan, join: Callable[[Simulation], None] | None = None) -> Out
     earlier = outcome_on_file(plan)
     if earlier.status in ("done", "diverged") and not plan.settings.overwrite:
         return replace(earlier, skipped=True)
+    experiment = build(plan)
+    if join is not None:
+        join(experiment.simulation)
     with owned(plan.folder):
-        experiment = build(plan)
-        if join is not None:
-            join(experiment.simulation)
         return record(plan, experiment, alone=join is None)
 
 

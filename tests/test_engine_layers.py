@@ -135,7 +135,8 @@ class Recurrent(nn.Module):
 def build(kind: Any, model: nn.Module) -> Any:
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     data = ClientData(x, torch.arange(6) % 3, [np.arange(6)], [np.arange(6)], 3)
-    switches = {BatchedEngine: {"chunk_size": "auto", "compile": False}, SequentialEngine: {"workers": 1}}.get(kind, {})
+    batched = {"chunk_size": "auto", "compile": False}
+    switches = {BatchedEngine: batched, SequentialEngine: {"workers": 1}, AutoEngine: {"compile": False}}[kind]
     return kind(model, data, *WORK, precision="float32", **switches)
 
 

@@ -41,6 +41,8 @@ def node_of(choice: str, population: Population) -> dict[str, Any]:
     node = copy.deepcopy(composed(choice))
     if node.get("num_candidates") is not None:  # a variant's d may not fit a population this small
         node["num_candidates"] = min(max(node["num_candidates"], population.cohort_size), population.num_clients)
+    if node.get("count") is not None:
+        node["count"] = min(node["count"], population.num_clients)
     if "warmup" in node:  # reach what comes after it, in little time
         node["warmup"] = 3
     if "first_steps" in node:

@@ -1,6 +1,7 @@
 """Features of pairs of gradients, symmetric in the two: what PNCS's study compares (section V-A)."""
 
 import itertools
+import warnings
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,8 @@ def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]
 
 def _of_clients(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
     """One value a client [N]."""
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with warnings.catch_warnings():  # of moments of vectors whose entries are all alike
+        warnings.simplefilter("ignore", RuntimeWarning)
         norms = {f"norm_{p:g}": _norm(vectors, p) for p in [*powers, np.inf]}
         largest = np.abs(vectors).max(1, keepdims=True, initial=0)
         return norms | {

@@ -227,10 +227,13 @@ def test_a_report_compares_itself_with_an_earlier_one(tmp_path: Path, capsys: py
 def test_a_folder_without_runs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 3
     assert "no finished run" in capsys.readouterr().err
+    two_methods(tmp_path / "runs")
+    assert main([str(tmp_path / "runs"), "--no-figures", "--against", str(tmp_path / "absent.json")]) == 3
+    assert "--against" in capsys.readouterr().err
     assert main(["nonsense", "--output-dir", str(tmp_path)]) == 3
     assert "neither a folder nor a preset" in capsys.readouterr().err
     with pytest.raises(FedsimError):
-        read_runs(tmp_path)
+        read_runs(tmp_path / "empty")
 
 
 def test_the_report_of_real_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

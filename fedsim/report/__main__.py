@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -67,7 +68,7 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
     summary = summary_of(groups, judged)
     made = [*all_tables(groups, panels, judged), *table_one(runs)]
     if against is not None:
-        made.append(compare(summary, json.loads(against.read_text(encoding="utf-8"))))
+        made.append(compare(summary, read_earlier(against)))
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDE)
@@ -80,6 +81,15 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
     (target / "report.html").write_text(html, encoding="utf-8")
     (target / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     console.print(f"report in {target}", soft_wrap=True, markup=False)
+
+
+def read_earlier(path: Path) -> dict[str, Any]:
+    """The summary of another report. Raises `FedsimError` where it is none."""
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        return {"groups": earlier["groups"], "verdicts": earlier["verdicts"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedsimError(f"--against {path}: not the summary.json of a report ({error})") from error
 
 
 def all_tables(groups: Sequence[Group], panels: Sequence[Panel], judged: Sequence[Judged]) -> list[Table]:

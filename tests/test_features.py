@@ -1,6 +1,7 @@
 import hashlib
 import pickle
 import re
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedsim.data import features
 from fedsim.data.base import LoadedData, Samples
 from fedsim.data.features import TrainsOnFeatures, extract
 from fedsim.errors import DataError
+from fedsim.models import efficientnet_head
 from fedsim.models import weights as weights_module
 from fedsim.models.backbone import TorchvisionExtractor, UpTo, last_linear
 from fedsim.models.weights import load_network
@@ -296,3 +298,29 @@ def test_vgg16_gives_both_heads_their_input(tmp_path: Path) -> None:
     assert a.shape == b.shape == (2, 4096)
     layer = one.network.get_submodule("classifier.3")
     torch.testing.assert_close(F.relu(F.linear(b, layer.weight, layer.bias)), a)
+
+
+@torch.no_grad()
+def test_efficientnet_lite_gives_its_head_what_its_own_last_layer_gets(tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    x = images().test.x
+    own = build("efficientnet_head", (3, 32, 32), input_size=64)
+    found = own.extractor(tmp_path).load().eval()
+    network = found.network
+    scaled = F.interpolate(x.float(), (64, 64), mode="bilinear", antialias=True)
+    deep = network.extract_features((scaled - 127) / 128).mean((2, 3))
+    torch.testing.assert_close(found(x), deep)
+    assert found(x).shape == (2, own.head.in_features)
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+    assert (
+        own.extractor(tmp_path).fingerprint != build("efficientnet_head", (3, 32, 32)).extractor(tmp_path).fingerprint
+    )
+
+
+def test_a_missing_package_of_features_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(efficientnet_head, "version", absent)
+    with pytest.raises(DataError, match="extra 'features'"):
+        build("efficientnet_head", (3, 32, 32)).extractor(tmp_path).fingerprint  # noqa: B018

@@ -36,6 +36,7 @@ def num_parameters(model: nn.Module) -> int:
         ("resnet20", CIFAR, {}, 269722),
         ("resnet20", CIFAR, {"shortcut": "conv"}, 272474),
         ("vgg16_head", CIFAR, {}, 40970),
+        ("efficientnet_head", CIFAR, {}, 12810),
         ("vgg16_head", CIFAR, {"layers": "two"}, 16822282),
     ],
 )
@@ -98,6 +99,7 @@ def test_gradients_of_stacked_models_equal_those_of_each(
         ("resnet20", (64,)),
         ("vgg16_head", (4, 8, 8)),
         ("frozen_features", (64,)),
+        ("efficientnet_head", (4, 8, 8)),
     ],
 )
 def test_a_data_set_that_does_not_fit_is_named_with_a_model_that_does(choice: str, shape: tuple[int, ...]) -> None:
@@ -113,6 +115,7 @@ def test_a_data_set_that_does_not_fit_is_named_with_a_model_that_does(choice: st
         ("mlp", {"hidden": [0]}),
         ("resnet20", {"groups": 3}),
         ("vgg16_head", {"input_size": 31}),
+        ("efficientnet_head", {"input_size": 100}),
         ("frozen_features", {"backbone": "resnet_18"}),
         ("frozen_features", {"backbone": "squeezenet1_0"}),
         ("frozen_features", {"hidden": 0}),

@@ -85,6 +85,15 @@ def test_measures_by_hand(one: Run) -> None:
     assert one.selections.tolist() == [1, 3, 1, 1]
     assert measures.most_selections(one) == 3
     assert measures.seconds("train")(one) == 4
+    assert measures.steadiness()(one) == pytest.approx(-0.2)
+    assert measures.gain_after(0.5)(one) == pytest.approx(0)  # the same window of eleven rounds
+    assert measures.speed(one) == -200 * 5
+    assert measures.selection_overhead(one) == pytest.approx(2 / 3)
+
+
+def test_what_is_gained_after_a_share_of_the_rounds(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.01 * t for t in range(1, 41)], [[0]] * 40)
+    assert measures.gain_after(0.5)(read_runs(tmp_path)[0]) == pytest.approx(0.35 - 0.20)
 
 
 def test_the_gini_coefficient() -> None:
@@ -169,6 +178,21 @@ def test_groups_are_named_by_what_differs(tmp_path: Path) -> None:
     assert names == {"gpfl", "random 0.1", "random 0.5"}
     (panel,) = panels_of(group_runs(read_runs(tmp_path)))
     assert set(panel.lines) == {"gpfl", "random lr=0.1", "random lr=0.5"} or len(panel.lines) == 3
+
+
+def test_claims_among_the_parts_of_a_selector(tmp_path: Path) -> None:
+    for seed in range(3):
+        for rho, part, accuracy in ((1.0, "convex", 0.6), (2.0, "linear", 0.5)):
+            path = write_run(tmp_path, [accuracy], [[0]], seed=seed, lr=rho, choices={"selector": "fedabc"})
+            summary = json.loads((path / "summary.json").read_text())
+            summary["choices"]["selector/threshold"] = part
+            (path / "summary.json").write_text(json.dumps(summary))
+    groups = group_runs(read_runs(tmp_path))
+    assert {g.name for g in groups} == {"convex", "linear"}
+    about, among = {"selector/threshold": "convex"}, "selector/threshold"
+    claim = Claim("a", "", "", about, "final_accuracy", gain=0.05, others=["linear", "concave"], among=among)
+    (judged,) = judge(Publication("t", "s", [], [], [], [claim]), groups)
+    assert judged.verdict == "reproduced"
 
 
 def test_claims_against_runs(tmp_path: Path) -> None:
@@ -260,6 +284,9 @@ def test_everything_published_can_be_measured_and_is_about_what_presets_run() ->
             assert callable(measure_of(one.measure))
             for group, choice in one.about.items():
                 assert "." in group or (conf / group / f"{choice}.yaml").is_file(), one.id
+        for claim in publication.claims:
+            for other in claim.others:
+                assert "." in claim.among or (conf / claim.among / f"{other}.yaml").is_file(), claim.id
         for name in publication.presets:
             assert (conf / "preset" / f"{name}.yaml").is_file()
         ids = [one.id for one in (*publication.numbers, *publication.claims)]

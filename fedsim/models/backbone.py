@@ -13,7 +13,16 @@ from fedsim.data.features import Extractor
 from fedsim.errors import ConfigError, Problem, check, rule
 from fedsim.models.weights import identity, load_network, new_network
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+@dataclass(frozen=True)
+class Constants:
+    """Mean and deviation of each channel, of images between 0 and 1."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+IMAGENET = Constants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
@@ -40,12 +49,12 @@ class UpTo(nn.Module):
     """`network` up to its layer `cut`, whose input it returns flat [b, D].
 
     Grey images are repeated to three channels; all are scaled to `input_size` (bilinear, antialiased) and normalised
-    by ImageNet's constants, whatever the weights.
+    by `constants`, for torchvision's networks ImageNet's, whatever the weights.
     """
 
-    def __init__(self, network: nn.Module, cut: str, input_size: int) -> None:
+    def __init__(self, network: nn.Module, cut: str, input_size: int, constants: Constants = IMAGENET) -> None:
         super().__init__()
-        self.network, self.input_size = network, input_size
+        self.network, self.input_size, self.constants = network, input_size, constants
         self.network.get_submodule(cut).register_forward_pre_hook(_stop)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -54,7 +63,8 @@ class UpTo(nn.Module):
             x = x.expand(-1, 3, -1, -1)
         if x.shape[-2:] != (self.input_size, self.input_size):
             x = F.interpolate(x, (self.input_size, self.input_size), mode="bilinear", antialias=True)
-        x = (x - x.new_tensor(IMAGENET_MEAN).view(1, 3, 1, 1)) / x.new_tensor(IMAGENET_STD).view(1, 3, 1, 1)
+        mean, std = (x.new_tensor(values).view(1, 3, 1, 1) for values in (self.constants.mean, self.constants.std))
+        x = (x - mean) / std
         try:
             self.network(x)
         except _ReachedError as reached:

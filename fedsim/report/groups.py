@@ -10,7 +10,7 @@ from fedsim.report.runs import Run, complete
 
 SEEDS = ("seed", "partition_seed", "init_seed")
 FIRST = ("cell", "dataset", "partition", "model", "selector")
-"""Config groups whose choices name runs, in this order, before single values do."""
+"""Config groups whose choices name runs, in this order and before those of a selector's parts and single values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +59,22 @@ def _labels(runs: Sequence[Run]) -> list[dict[str, str]]:
     if "cell" in names:  # which decides the partition
         names = [name for name in names if name != "partition"]
     labels = [{name: run.choices.get(name, "-") for name in names} for run in runs]
-    values = [dict(_flat(relevant(run.config))) for run in runs]
-    by_choice: dict[tuple[str, ...], list[int]] = {}
+    _tell_apart(labels, [{g: c for g, c in run.choices.items() if g.startswith("selector/")} for run in runs])
+    _tell_apart(labels, [dict(_flat(relevant(run.config))) for run in runs])
+    return labels
+
+
+def _tell_apart(labels: Sequence[dict[str, str]], values: Sequence[Mapping[str, Any]]) -> None:
+    """Adds those values in which runs of the same label differ."""
+    alike: dict[tuple[str, ...], list[int]] = {}
     for position, label in enumerate(labels):
-        by_choice.setdefault(tuple(label.values()), []).append(position)
-    for positions in by_choice.values():
+        alike.setdefault(tuple(label.values()), []).append(position)
+    for positions in alike.values():
         for key in sorted({key for p in positions for key in values[p]}):
             shown = [str(values[p].get(key, "-")) for p in positions]
             if len(set(shown)) > 1:
                 for p, text in zip(positions, shown, strict=True):
                     labels[p][key] = text
-    return labels
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

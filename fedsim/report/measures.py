@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.ledger import PHASES
 from fedsim.report.runs import Floats, Run
 
 FINAL_WINDOW = 11
@@ -51,6 +52,26 @@ def fluctuation(window: int = FINAL_WINDOW) -> Measure:
     return measure
 
 
+def steadiness(window: int = FINAL_WINDOW) -> Measure:
+    """Minus the fluctuation: more is better."""
+
+    def measure(run: Run) -> float | None:
+        value = fluctuation(window)(run)
+        return None if value is None else -value
+
+    return measure
+
+
+def gain_after(share: float) -> Measure:
+    """What the accuracy gains from a window around that share of all rounds to the end."""
+
+    def measure(run: Run) -> float | None:
+        early, late = accuracy_around(share)(run), final_accuracy()(run)
+        return None if early is None or late is None else late - early
+
+    return measure
+
+
 def rounds_to_cover(share: float = 1.0) -> Measure:
     """Rounds until that share of all clients was selected at least once."""
     return lambda run: _first(run.series("coverage") >= share - 1e-9)
@@ -91,6 +112,20 @@ def most_selections(run: Run) -> float | None:
 def seconds(phase: str) -> Measure:
     """Seconds of a phase over the whole run."""
     return lambda run: float(run.series(f"seconds_{phase}").sum())
+
+
+def speed(run: Run) -> float | None:
+    """Minus the seconds of 200 rounds, all phases: more is better."""
+    rounds = len(run.records)
+    return -200 * sum(seconds(phase)(run) or 0.0 for phase in PHASES) / rounds if rounds else None
+
+
+def selection_overhead(run: Run) -> float | None:
+    """Seconds of choosing clients, the server's and what clients compute to be chosen, over those of all the rest."""
+    spent = {phase: seconds(phase)(run) or 0.0 for phase in PHASES}
+    chosen = spent.pop("select") + spent.pop("ask")
+    rest = sum(spent.values())
+    return chosen / rest if rest else None
 
 
 def gini(values: Floats) -> float:

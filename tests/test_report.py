@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 from fedsim.errors import FedsimError
-from fedsim.report import measures, published, tables
+from fedsim.report import measures, published, tables, times
 from fedsim.report.__main__ import main
 from fedsim.report.groups import group_runs
 from fedsim.report.panels import panels_of
 from fedsim.report.published import Claim, Publication, measure_of
 from fedsim.report.runs import Run, read_runs
 from fedsim.report.statistics import Estimate, bootstrap, estimate, paired, sign_flip_test
+from fedsim.report.table import Table
 from fedsim.report.verdicts import judge, judge_bound, judge_gain, judge_number
 from fedsim.run import run as fedsim_run
 
@@ -216,6 +217,23 @@ def test_claims_against_runs(tmp_path: Path) -> None:
     }
 
 
+def test_the_table_of_selections(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.1, 0.2, 0.3], [[0, 1], [1], [1]])
+    write_run(tmp_path, [0.1, 0.2, 0.3], [[0, 1], [2, 3], [1]], seed=1)
+    (row,) = tables.selections(group_runs(read_runs(tmp_path))).rows
+    assert row == ["random", "2 (1/2)", "1", "0.5", "0.75", "2.5", f"{(10 / 16 + 3 / 20) / 2:.3f}"]
+
+
+def test_times_leave_the_first_round_out_of_the_means_and_in_the_worst(tmp_path: Path) -> None:
+    path = write_run(tmp_path, [0.1, 0.2, 0.3], [[0], [1], [2]])
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for record, seconds in zip(lines, (5.0, 0.001, 0.003), strict=True):
+        record |= {f"seconds_{phase}": seconds for phase in PHASES}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    (row,) = times.selection_times(group_runs(read_runs(tmp_path))).rows
+    assert row == ["random", *["2.0"] * 5, "10.0", "100%", "5000"]
+
+
 def test_the_report_command_writes_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_methods(tmp_path / "outputs" / "gpfl_table2_fmnist")
     assert main(["gpfl_table2_fmnist", "--output-dir", str(tmp_path / "outputs")]) == 0
@@ -270,7 +288,7 @@ def test_the_report_of_real_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_latex_and_markdown_escape_what_they_must() -> None:
-    table = tables.Table("t", "T", ["a|b", "c_d"], [["50 %", "1 ± 2"]], "note")
+    table = Table("t", "T", ["a|b", "c_d"], [["50 %", "1 ± 2"]], "note")
     assert r"| a\|b | c_d |" in table.markdown()
     assert r"50 \% & 1 $\pm$ 2 \\" in table.latex()
     assert r"c\_d" in table.latex()

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from fedsim.errors import FedsimError
-from fedsim.report import published, tables
+from fedsim.report import published, tables, times
 from fedsim.report.figures import all_plots
 from fedsim.report.groups import Group, group_runs
 from fedsim.report.page import page
@@ -26,7 +26,7 @@ from fedsim.report.pair_study import table_one
 from fedsim.report.panels import Panel, panels_of
 from fedsim.report.runs import read_runs
 from fedsim.report.summary import compare, summary_of
-from fedsim.report.tables import Table
+from fedsim.report.table import Table
 from fedsim.report.verdicts import Judged, judge
 
 WIDE = 180
@@ -101,7 +101,9 @@ def all_tables(groups: Sequence[Group], panels: Sequence[Panel], judged: Sequenc
         tables.checkpoints(groups),
         tables.pairs(panels),
         tables.targets(panels),
-        tables.phases(groups),
+        tables.selections(groups),
+        times.phases(groups),
+        times.selection_times(groups),
     ]
     return [table for table in made if table.rows]
 

@@ -12,7 +12,7 @@ import yaml
 from fedsim.report.figures import Plot
 from fedsim.report.published import Publication
 from fedsim.report.runs import Run
-from fedsim.report.tables import Table
+from fedsim.report.table import Table
 from fedsim.report.verdicts import RULES
 
 CLASSES = {"reproduced": "reproduced", "not reproduced": "not", "undecided": "undecided"}

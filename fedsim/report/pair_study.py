@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from fedsim.report.runs import Floats, Run
-from fedsim.report.tables import Table
+from fedsim.report.table import Table
 from fedsim.tracking.files import TRACE, read_metrics
 
 PENALTY = 1e-3

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedsim.report import measures
 from fedsim.report.groups import Group
-from fedsim.report.tables import Table
+from fedsim.report.table import Table
 from fedsim.report.verdicts import Judged
 
 KEPT = {

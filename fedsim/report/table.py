@@ -1,0 +1,57 @@
+"""A table as plain data, and as text for a terminal, Markdown, LaTeX and CSV."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import rich.table
+from rich.box import SIMPLE_HEAD
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are text. `name` is that of its files."""
+
+    name: str
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def rich(self) -> rich.table.Table:
+        table = rich.table.Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, caption=self.note or None)
+        for number, name in enumerate(self.header):
+            table.add_column(name, justify="left" if number < 2 else "right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def markdown(self) -> str:
+        lines = [f"### {self.title}", "", _bars(self.header), _bars(["---"] * len(self.header))]
+        lines += [_bars(row) for row in self.rows]
+        return "\n".join([*lines, "", *([self.note, ""] if self.note else [])])
+
+    def latex(self) -> str:
+        """A `tabular` with booktabs' rules."""
+        body = [" & ".join(map(_tex, row)) + r" \\" for row in self.rows]
+        columns = "l" * min(2, len(self.header)) + "r" * max(len(self.header) - 2, 0)
+        head = " & ".join(map(_tex, self.header)) + r" \\"
+        rules = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+        return "\n".join([f"% {self.title}", *rules, r"\end{tabular}", ""])
+
+    def csv(self) -> str:
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows([self.header, *self.rows])
+        return out.getvalue()
+
+
+def _bars(cells: Sequence[str]) -> str:
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
+def _tex(text: str) -> str:
+    text = re.sub(r"([&%$#_{}])", r"\\\1", text)
+    return text.replace("±", r"$\pm$").replace("^", r"\^{}")

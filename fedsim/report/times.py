@@ -1,0 +1,58 @@
+"""Tables of what runs took. Times of runs that shared a machine with others are those of a shared machine."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedsim.ledger import PHASES
+from fedsim.report.groups import Group
+from fedsim.report.runs import Run
+from fedsim.report.table import Table
+from fedsim.tracking.console import show_bytes, show_seconds
+
+
+def phases(groups: Sequence[Group]) -> Table:
+    """Seconds by phase and what crossed the network, scaled to 200 rounds as in GPFL's Fig. 6."""
+    rows = []
+    for group in groups:
+        runs = [run for run in group.complete if run.records]
+        if not runs:
+            continue
+        scale = [200 / len(run.records) for run in runs]
+        spent = [
+            np.mean([r.series(f"seconds_{p}").sum() * s for r, s in zip(runs, scale, strict=True)]) for p in PHASES
+        ]
+        moved = [
+            np.mean([run.series(name).sum() * s for run, s in zip(runs, scale, strict=True)])
+            for name in ("bytes_down", "bytes_up")
+        ]
+        cells = [show_seconds(float(v)) for v in [sum(spent), *spent]] + [show_bytes(float(v)) for v in moved]
+        rows.append([group.name, *cells])
+    return Table("phases", "Cost of 200 rounds", ["run", "total", *PHASES, "down", "up"], rows)
+
+
+def selection_times(groups: Sequence[Group]) -> Table:
+    """Milliseconds of a round by phase, and what the server's selection takes beside the training that it steers."""
+    rows = []
+    for group in groups:
+        runs = [run for run in group.complete if run.records]
+        if not runs:
+            continue
+        spent = {phase: 1e3 * float(np.mean([_later(run, phase) for run in runs])) for phase in PHASES}
+        share = spent["select"] / spent["train"] if spent["train"] else float("nan")
+        worst = 1e3 * max(float(run.series("seconds_select").max()) for run in runs)
+        shown = [f"{value:.1f}" for value in (*spent.values(), sum(spent.values()))]
+        rows.append([group.name, *shown, f"{share:.0%}", f"{worst:.0f}"])
+    note = (
+        "Means over all rounds but the first. select: what the server computes; ask: what clients compute to answer its"
+        " questions; train: local training, whoever asked for it. worst: the longest selection of a round, the first"
+        " included."
+    )
+    header = ["run", *PHASES, "all", "select / train", "worst select"]
+    return Table("selection_times", "Milliseconds a round", header, rows, note)
+
+
+def _later(run: Run, phase: str) -> float:
+    """Mean seconds of a phase in all rounds but the first."""
+    values = run.series(f"seconds_{phase}")
+    return float(values[1:].mean() if len(values) > 1 else values.mean())

@@ -310,7 +310,7 @@ def test_efficientnet_lite_gives_its_head_what_its_own_last_layer_gets(tmp_path:
     scaled = F.interpolate(x.float(), (64, 64), mode="bilinear", antialias=True)
     deep = network.extract_features((scaled - 127) / 128).mean((2, 3))
     torch.testing.assert_close(found(x), deep)
-    assert found(x).shape == (2, own.head.in_features)
+    assert found(x).shape == (2, own.classifier[-1].in_features)
     assert not any(parameter.requires_grad for parameter in network.parameters())
     assert (
         own.extractor(tmp_path).fingerprint != build("efficientnet_head", (3, 32, 32)).extractor(tmp_path).fingerprint

@@ -37,6 +37,7 @@ def num_parameters(model: nn.Module) -> int:
         ("resnet20", CIFAR, {"shortcut": "conv"}, 272474),
         ("vgg16_head", CIFAR, {}, 40970),
         ("efficientnet_head", CIFAR, {}, 12810),
+        ("efficientnet_head", CIFAR, {"layers": "two"}, 1280 * 128 + 128 + 1290),
         ("vgg16_head", CIFAR, {"layers": "two"}, 16822282),
     ],
 )
@@ -116,6 +117,7 @@ def test_a_data_set_that_does_not_fit_is_named_with_a_model_that_does(choice: st
         ("resnet20", {"groups": 3}),
         ("vgg16_head", {"input_size": 31}),
         ("efficientnet_head", {"input_size": 100}),
+        ("efficientnet_head", {"hidden": 0}),
         ("frozen_features", {"backbone": "resnet_18"}),
         ("frozen_features", {"backbone": "squeezenet1_0"}),
         ("frozen_features", {"hidden": 0}),

@@ -1,4 +1,4 @@
-"""A head trained on the frozen features of EfficientNet-Lite0, whose ImageNet weights come as a package."""
+"""The last layers trained on the frozen features of EfficientNet-Lite0, whose ImageNet weights come as a package."""
 
 import json
 from contextlib import redirect_stdout
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor, nn
 
 from fedsim.data.features import Extractor
-from fedsim.errors import DataError, check, rule
+from fedsim.errors import DataError, at_least, check, rule
 from fedsim.models.backbone import Constants, UpTo
 from fedsim.models.shapes import Shape, require_images
 
@@ -25,18 +26,31 @@ MULTIPLE = 32
 
 
 class EfficientNetHead(nn.Module):
-    """A linear layer on the 1,280 features of EfficientNet-Lite0."""
+    """One or two linear layers on the 1,280 features of EfficientNet-Lite0.
 
-    def __init__(self, input_shape: Shape, num_classes: int, *, input_size: int) -> None:
+    They are named as those of `VGG16Head`, in whose place this model stands where VGG16's weights are not at hand:
+    `one`: classifier.6 (12,810 parameters with 10 classes); `two`: classifier.3 with `hidden` units, ReLU, classifier.6.
+    """
+
+    def __init__(
+        self, input_shape: Shape, num_classes: int, *, layers: Literal["one", "two"], hidden: int, input_size: int
+    ) -> None:
         super().__init__()
         require_images(input_shape, "model=efficientnet_head", 1, (1, 3))
         fits = input_size >= MULTIPLE and input_size % MULTIPLE == 0
-        check(rule(fits, "input_size", input_size, f"must be a multiple of {MULTIPLE}"))
+        check(
+            at_least("hidden", hidden, 1),
+            rule(fits, "input_size", input_size, f"must be a multiple of {MULTIPLE}"),
+        )
         self._input_size = input_size
-        self.head = nn.Linear(WIDTH, num_classes)
+        self.classifier = nn.Sequential()
+        if layers == "two":
+            self.classifier.add_module("3", nn.Linear(WIDTH, hidden))
+            self.classifier.add_module("4", nn.ReLU())
+        self.classifier.add_module("6", nn.Linear(hidden if layers == "two" else WIDTH, num_classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.head(x)
+        output: Tensor = self.classifier(x)
         return output
 
     def extractor(self, data_dir: Path) -> Extractor:

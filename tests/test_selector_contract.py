@@ -43,6 +43,8 @@ def node_of(choice: str, population: Population) -> dict[str, Any]:
         node["num_candidates"] = min(max(node["num_candidates"], population.cohort_size), population.num_clients)
     if node.get("count") is not None:
         node["count"] = min(node["count"], population.num_clients)
+    if node.get("layers") is not None:  # nor its layers a model of one
+        node["layers"] = ["w"]
     if "warmup" in node:  # reach what comes after it, in little time
         node["warmup"] = 3
     if "first_steps" in node:

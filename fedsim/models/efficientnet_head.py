@@ -28,8 +28,9 @@ MULTIPLE = 32
 class EfficientNetHead(nn.Module):
     """One or two linear layers on the 1,280 features of EfficientNet-Lite0.
 
-    They are named as those of `VGG16Head`, in whose place this model stands where VGG16's weights are not at hand:
-    `one`: classifier.6 (12,810 parameters with 10 classes); `two`: classifier.3 with `hidden` units, ReLU, classifier.6.
+    They are named as those of `VGG16Head`, in whose place this model stands where VGG16's weights are not at hand.
+    `one`: classifier.6 (12,810 parameters with 10 classes); `two`: classifier.3 with `hidden` units, ReLU, and
+    classifier.6.
     """
 
     def __init__(

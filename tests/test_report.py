@@ -196,6 +196,15 @@ def test_claims_among_the_parts_of_a_selector(tmp_path: Path) -> None:
     assert judged.verdict == "reproduced"
 
 
+def test_claims_among_values_that_are_numbers(tmp_path: Path) -> None:
+    for seed in range(3):
+        for lr, accuracy in ((1.0, 0.6), (0.5, 0.5)):
+            write_run(tmp_path, [accuracy], [[0]], seed=seed, lr=lr)
+    claim = Claim("a", "", "", {"lr": "1"}, "final_accuracy", gain=0.05, others=["0.50", "7"], among="lr")
+    (judged,) = judge(Publication("t", "s", [], [], [], [claim]), group_runs(read_runs(tmp_path)))
+    assert judged.verdict == "reproduced"
+
+
 def test_claims_against_runs(tmp_path: Path) -> None:
     two_methods(tmp_path)
     groups = group_runs(read_runs(tmp_path))

@@ -104,7 +104,15 @@ WITH_ARGUMENT: Mapping[str, Any] = {
 
 def matches(group: Group, about: Mapping[str, str]) -> bool:
     """Whether a group made these choices, or has these values of the config (`partition.alpha`) in its labels."""
-    return all(group.labels.get(name, group.choices.get(name)) == wanted for name, wanted in about.items())
+    return all(_same(group.labels.get(name, group.choices.get(name)), wanted) for name, wanted in about.items())
+
+
+def _same(found: str | None, wanted: str) -> bool:
+    """Whether two texts are the same, or the same number."""
+    try:
+        return found == wanted or (found is not None and float(found) == float(wanted))
+    except ValueError:
+        return False
 
 
 def _read(path: Path) -> Publication:

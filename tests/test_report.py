@@ -181,6 +181,15 @@ def test_groups_are_named_by_what_differs(tmp_path: Path) -> None:
     assert set(panel.lines) == {"gpfl", "random lr=0.1", "random lr=0.5"} or len(panel.lines) == 3
 
 
+def test_groups_come_in_the_order_of_their_labels(tmp_path: Path) -> None:
+    for selector in ("gpfl", "random", "afl"):
+        write_run(tmp_path, [0.1], [[0]], choices={"selector": selector})
+    for lr in (5.0, 10.0, 0.5):
+        write_run(tmp_path, [0.1], [[0]], lr=lr, choices={"selector": "random"})
+    names = [group.name for group in group_runs(read_runs(tmp_path))]
+    assert names == ["random 0.1", "random 0.5", "random 5.0", "random 10.0", "afl", "gpfl"]
+
+
 def test_claims_among_the_parts_of_a_selector(tmp_path: Path) -> None:
     for seed in range(3):
         for rho, part, accuracy in ((1.0, "convex", 0.6), (2.0, "linear", 0.5)):
@@ -258,7 +267,7 @@ def test_the_report_command_writes_everything(tmp_path: Path, capsys: pytest.Cap
     assert str(tmp_path) not in page
     rows = list(csv.reader((target / "pairs.csv").open()))
     assert rows[1][1:3] == ["gpfl - random", "+0.0500"]  # the mean over both rounds, as the window is longer
-    assert json.loads((target / "summary.json").read_text())["groups"][0]["seeds"]["0"]["final_accuracy"] == 0.45
+    assert json.loads((target / "summary.json").read_text())["groups"][1]["seeds"]["0"]["final_accuracy"] == 0.45
     assert "gpfl - random" in capsys.readouterr().out
 
 
@@ -267,12 +276,12 @@ def test_a_report_compares_itself_with_an_earlier_one(tmp_path: Path, capsys: py
     assert main([str(tmp_path / "now"), "--no-figures"]) == 0
     earlier = tmp_path / "now" / "report" / "summary.json"
     values = json.loads(earlier.read_text())
-    values["groups"][0]["seeds"]["1"]["final_accuracy"] -= 0.03
+    values["groups"][1]["seeds"]["1"]["final_accuracy"] -= 0.03
     (tmp_path / "earlier.json").write_text(json.dumps(values))
     assert main([str(tmp_path / "now"), "--no-figures", "--against", str(tmp_path / "earlier.json")]) == 0
     rows = list(csv.reader((tmp_path / "now" / "report" / "against.csv").open()))
-    assert rows[1] == ["gpfl", "3", "+0.0100", "0.0300"]
-    assert rows[2] == ["random", "3", "+0.0000", "0.0000"]
+    assert rows[1] == ["random", "3", "+0.0000", "0.0000"]
+    assert rows[2] == ["gpfl", "3", "+0.0100", "0.0300"]
 
 
 def test_a_folder_without_runs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Runs that differ by their seed alone belong together, and are named by what tells them from the others."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from fedsim.report.runs import Run, complete
 SEEDS = ("seed", "partition_seed", "init_seed")
 FIRST = ("cell", "dataset", "partition", "model", "selector")
 """Config groups whose choices name runs, in this order and before those of a selector's parts and single values."""
+REFERENCE = "random"
+"""The selector that others are compared with, where there is one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +41,22 @@ class Group:
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Groups in the order in which their first runs come."""
+    """Groups in the order of their labels: numbers by value, random selection first."""
     together: dict[str, list[Run]] = {}
     for run in runs:
         together.setdefault(json.dumps(relevant(run.config), sort_keys=True, default=str), []).append(run)
     kinds = list(together.values())
-    return [
+    groups = [
         Group(labels, sorted(kind, key=lambda run: run.seed))
         for labels, kind in zip(_labels([kind[0] for kind in kinds]), kinds, strict=True)
     ]
+    return sorted(groups, key=lambda group: [_rank(text) for text in group.labels.values()])
+
+
+def _rank(text: str) -> tuple[bool, list[str | float]]:
+    """Numbers within a text are ordered by value."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return text != REFERENCE, [float(part) if position % 2 else part for position, part in enumerate(parts)]
 
 
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:

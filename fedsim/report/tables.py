@@ -14,7 +14,7 @@ from fedsim.report.cells import (
     show_reached,
     total_of,
 )
-from fedsim.report.groups import Group
+from fedsim.report.groups import REFERENCE, Group
 from fedsim.report.measures import Measure
 from fedsim.report.panels import Panel
 from fedsim.report.published import Claim
@@ -22,9 +22,6 @@ from fedsim.report.statistics import Difference, paired
 from fedsim.report.table import Table
 from fedsim.report.verdicts import RULES, Judged, values_of
 from fedsim.tracking.console import show_bytes
-
-REFERENCE = "random"
-"""The selector that others are compared with in pairs, where a panel has it; else its first line."""
 
 
 def overview(groups: Sequence[Group]) -> Table:

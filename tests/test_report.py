@@ -181,6 +181,19 @@ def test_groups_are_named_by_what_differs(tmp_path: Path) -> None:
     assert set(panel.lines) == {"gpfl", "random lr=0.1", "random lr=0.5"} or len(panel.lines) == 3
 
 
+def test_values_of_the_partition_make_panels(tmp_path: Path) -> None:
+    for selector in ("gpfl", "random"):
+        for shards in (10, 2):
+            write_run(
+                tmp_path / str(shards), [0.1], [[0]], choices={"selector": selector}, partition={"shards": shards}
+            )
+    panels = panels_of(group_runs(read_runs(tmp_path)))
+    assert [(p.title, list(p.lines)) for p in panels] == [
+        ("shards=2", ["random", "gpfl"]),
+        ("shards=10", ["random", "gpfl"]),
+    ]
+
+
 def test_groups_come_in_the_order_of_their_labels(tmp_path: Path) -> None:
     for selector in ("gpfl", "random", "afl"):
         write_run(tmp_path, [0.1], [[0]], choices={"selector": selector})

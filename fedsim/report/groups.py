@@ -50,11 +50,11 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         Group(labels, sorted(kind, key=lambda run: run.seed))
         for labels, kind in zip(_labels([kind[0] for kind in kinds]), kinds, strict=True)
     ]
-    return sorted(groups, key=lambda group: [_rank(text) for text in group.labels.values()])
+    return sorted(groups, key=lambda group: [rank(text) for text in group.labels.values()])
 
 
-def _rank(text: str) -> tuple[bool, list[str | float]]:
-    """Numbers within a text are ordered by value."""
+def rank(text: str) -> tuple[bool, list[str | float]]:
+    """For sorting texts: numbers within them are ordered by value."""
     parts = re.split(r"(\d+(?:\.\d+)?)", text)
     return text != REFERENCE, [float(part) if position % 2 else part for position, part in enumerate(parts)]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.groups import Group
+from fedsim.report.groups import Group, rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,20 +23,23 @@ class Panel:
 
 
 SETTING = ("cell", "dataset", "partition", "model")
-"""Labels that make a setting; all others make lines."""
+"""Config groups whose choices and values make a setting; all others make lines."""
 
 
 def panels_of(groups: Sequence[Group]) -> list[Panel]:
     """Groups by setting, in the order in which they come; where only settings differ, they are the lines."""
-    settings = {name for group in groups for name in group.labels if name in SETTING}
-    if all(name in SETTING for group in groups for name in group.labels):
+    if all(_is_setting(name) for group in groups for name in group.labels):
         return [Panel("", {group.name: group for group in groups})]
     panels: dict[str, dict[str, Group]] = {}
     for group in groups:
-        title = " ".join(v for k, v in group.labels.items() if k in settings)
-        line = " ".join(_short(k, v) for k, v in group.labels.items() if k not in settings)
+        title = " ".join(_short(k, v) for k, v in group.labels.items() if _is_setting(k))
+        line = " ".join(_short(k, v) for k, v in group.labels.items() if not _is_setting(k))
         panels.setdefault(title, {})[line] = group
-    return [Panel(title, lines) for title, lines in panels.items()]
+    return [Panel(title, panels[title]) for title in sorted(panels, key=rank)]
+
+
+def _is_setting(name: str) -> bool:
+    return name.partition(".")[0] in SETTING
 
 
 def _short(key: str, value: str) -> str:

@@ -21,7 +21,9 @@ class Table:
     note: str = ""
 
     def rich(self) -> rich.table.Table:
-        table = rich.table.Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, caption=self.note or None)
+        table = rich.table.Table(
+            title=self.title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, caption=self.note or None
+        )
         for number, name in enumerate(self.header):
             table.add_column(name, justify="left" if number < 2 else "right", overflow="fold")
         for row in self.rows:

@@ -1,5 +1,6 @@
 """torch.compile where it pays, and only there; without it where it fails."""
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any, Literal
@@ -21,7 +22,7 @@ def worth_compiling(choice: Compile, num_steps: int) -> bool:
 
 
 class Compiled:
-    """A function that is compiled at its first call. Where that fails, the plain one from then on, told once.
+    """A function that is compiled at its first call. Where that fails, the plain one from then on, which is told.
 
     The function must not change its arguments, because a call that fails is made again. Compiled code is kept on disk
     by torch, so that later runs find it.
@@ -42,7 +43,12 @@ class Compiled:
             except Exception as error:  # of the tracer, of the code generator, of a compiler that is not there
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 self.failure = lines[0][:200]
-                Console(stderr=True).print(
-                    f"engine.compile: not compiled, which is slower and else the same: {self.failure}", soft_wrap=True
-                )
+                _tell(self.failure)
         return self._plain(*args)
+
+
+@functools.cache
+def _tell(failure: str) -> None:
+    """Once a process, however many functions fail for that reason."""
+    text = f"engine.compile: not compiled, which is slower and else the same: {failure}"
+    Console(stderr=True).print(text, soft_wrap=True)

@@ -4,6 +4,7 @@
     uv run python scripts/benchmark.py install jax pfl            # some of them
     uv run python scripts/benchmark.py run --quick                # W1, a second or two each: a look, no measurement
     uv run python scripts/benchmark.py run --json outputs/benchmark/results.json
+    uv run python scripts/benchmark.py run --device cuda          # fedsim and the loop by hand, on a GPU (not tried yet)
     uv run python scripts/benchmark.py run --workload W2 --peers loop jax --repeats 5 --seconds 30
     uv run python scripts/benchmark.py run --fedsim engine=sequential --fedsim engine=batched engine.precision=bf16
 
@@ -53,25 +54,27 @@ DATA = FOLDER / "data"
 COMMAND = "uv run python scripts/benchmark.py"
 QUICK = {"workload": ["W1"], "repeats": 1, "seconds": 1.0}
 QUIET = {
-    "CUDA_VISIBLE_DEVICES": "",
     "JAX_PLATFORMS": "cpu",
     "FLWR_TELEMETRY_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""The environment that keeps every peer on the CPU and to itself."""
+"""The environment that keeps every peer to itself."""
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A script of scripts/peers. `environment`: whose packages it needs (None: the project's own)."""
+    """A script of scripts/peers. `environment`: whose packages it needs (None: the project's own). `cuda`: whether it
+    can run on a GPU."""
 
     script: str
     environment: str | None = None
     package: str = "torch"
     framework: bool = False
     processes: int = 1
+    cuda: bool = False
 
     @property
     def python(self) -> Path:
@@ -79,8 +82,8 @@ class Peer:
 
 
 PEERS = {
-    "fedsim": Peer("run_fedsim", package="fedsim-selection"),
-    "loop": Peer("run_loop"),
+    "fedsim": Peer("run_fedsim", package="fedsim-selection", cuda=True),
+    "loop": Peer("run_loop", cuda=True),
     "jax": Peer("run_jax", "jax", "jax"),
     "pfl": Peer("run_pfl", "pfl", "pfl", framework=True),
     "pfl2": Peer("run_pfl", "pfl", "pfl", framework=True, processes=2),
@@ -167,24 +170,15 @@ def _install_one(environment: str) -> bool:
 # ---------------------------------------------------------------------------------------------------------- running
 
 
-def measure(entry: Entry | None, workload: Workload, seconds: float, threads: int, timeout: float) -> Result:
+def measure(entry: Entry | None, workload: Workload, options: argparse.Namespace) -> Result:
     """One case in a process of its own (no entry: the ceiling). `error` where it failed or is not installed."""
     peer, words = (CEILING, ()) if entry is None else (PEERS[entry.peer], entry.words)
     if not peer.python.is_file():
         return {"error": f"not installed: {COMMAND} install {peer.environment}"}
-    options = [
-        workload.name,
-        "--data",
-        str(DATA),
-        "--seconds",
-        str(seconds),
-        "--threads",
-        str(threads),
-        "--words",
-        *words,
-    ]
+    case = [workload.name, "--data", str(DATA), "--seconds", str(options.seconds), "--threads", str(options.threads)]
+    command = [*launcher(peer), *case, "--device", options.device, "--words", *words]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        code = _run([*launcher(peer), *options], threads, timeout, out, err)
+        code = _run(command, options, out, err)
         out.seek(0)
         err.seek(0)
         return result_of(code, out.read(), err.read())
@@ -197,13 +191,14 @@ def launcher(peer: Peer) -> list[str]:
     return [str(peer.python), *module]
 
 
-def _run(command: list[str], threads: int, timeout: float, out: Any, err: Any) -> int | None:
+def _run(command: list[str], options: argparse.Namespace, out: Any, err: Any) -> int | None:
     """The exit code; None where it took too long. Ends all that the command has started."""
-    environment = {**os.environ, **QUIET, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **QUIET, "OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": str(ROOT)}
+    environment |= NO_GPU if options.device == "cpu" else {}
     environment[STARTED] = repr(time.time())
     process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, cwd=ROOT, start_new_session=True)
     try:
-        return process.wait(timeout)
+        return process.wait(options.timeout)
     except subprocess.TimeoutExpired:
         return None
     finally:
@@ -262,11 +257,11 @@ def race(
     results: dict[Entry, list[Result]] = {entry: [] for entry in entries}
     ceilings = []
     for repeat in range(options.repeats):
-        ceilings.append(measure(None, workload, options.seconds, options.threads, options.timeout))
+        ceilings.append(measure(None, workload, options))
         for entry in entries if repeat % 2 == 0 else reversed(entries):
             if any("error" in earlier for earlier in results[entry]):
                 continue
-            result = measure(entry, workload, options.seconds, options.threads, options.timeout)
+            result = measure(entry, workload, options)
             results[entry].append(result)
             told = result.get("error") or f"{result['rounds_per_second']:.4g} rounds/s"
             console.print(f"{workload.name} {repeat + 1}/{options.repeats} {entry.label}: {told}", highlight=False)
@@ -404,6 +399,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     running.add_argument("--repeats", type=int, default=None, help="3")
     running.add_argument("--seconds", type=float, default=None, help="least time that is measured of each case (20)")
     running.add_argument("--threads", type=int, default=2)
+    running.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: fedsim and the loop alone")
     running.add_argument("--timeout", type=float, default=600, help="seconds after which a case is ended")
     running.add_argument("--json", type=Path)
     running.add_argument("--markdown", action="store_true")
@@ -415,6 +411,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         options.peers = options.peers or own
     else:
         defaults = QUICK if options.quick else {"workload": list(WORKLOADS), "repeats": 3, "seconds": 20.0}
+        if options.device == "cuda":
+            options.peers = [name for name in options.peers if PEERS[name].cuda]
         for name, value in defaults.items():
             if getattr(options, name) is None:
                 setattr(options, name, value)
@@ -428,6 +426,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     found: dict[str, Any] = {
         "machine": machine(),
         "threads": options.threads,
+        "device": options.device,
         "seconds": options.seconds,
         "load_average": round(os.getloadavg()[0], 2),
         "workloads": {},

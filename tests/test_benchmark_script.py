@@ -181,7 +181,7 @@ def test_a_race_goes_on_past_a_failure_and_turns_round(monkeypatch: pytest.Monke
 
 def test_who_is_not_installed_is_told_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(benchmark, "FOLDER", tmp_path)
-    result = benchmark.measure(Entry("pfl2"), W1, 1.0, 1, 1.0)
+    result = benchmark.measure(Entry("pfl2"), W1, benchmark.parse(["run"]))
     assert result == {"error": "not installed: uv run python scripts/benchmark.py install pfl"}
 
 
@@ -250,3 +250,9 @@ def test_arrays_hold_every_clients_samples(monkeypatch: pytest.MonkeyPatch) -> N
     assert arrays.x.shape == (20, size, 64)
     assert arrays.y.shape == (20, size)
     assert max(len(set(labels)) for labels in arrays.y) <= 4
+
+
+def test_on_a_gpu_only_those_run_that_can() -> None:
+    assert benchmark.parse(["run", "--device", "cuda"]).peers == ["fedsim", "loop"]
+    assert len(benchmark.parse(["run"]).peers) == len(benchmark.PEERS)
+    assert stopwatch.parse_case(["W1", "--data", ".", "--seconds", "1", "--threads", "1"]).device == "cpu"

@@ -37,7 +37,6 @@ def overrides_of(workload: Workload) -> list[str]:
         f"local.batch_size={workload.batch_size}",
         f"eval_every={workload.eval_every}",
         "server.validation_fraction=0",
-        "device=cpu",
         "seed=0",
     ]
 
@@ -63,7 +62,7 @@ def main() -> None:
     tune()  # as the command `fedsim` does, before torch is imported
     case = parse_case()
     watch = Stopwatch(case)
-    simulation = experiment_of([*overrides_of(case.workload), *case.words]).simulation
+    simulation = experiment_of([*overrides_of(case.workload), f"device={case.device}", *case.words]).simulation
     for record in simulation:
         if watch.end_round(record.test_accuracy):
             break

@@ -15,10 +15,10 @@ from scripts.peers.workloads import Workload, read_arrays
 State = dict[str, Tensor]
 
 
-def shuffled_batches(workload: Workload) -> Iterable[Tensor]:
+def shuffled_batches(workload: Workload, device: str) -> Iterable[Tensor]:
     """Indices of a client's samples, batch by batch over its epochs."""
     for _ in range(workload.epochs):
-        yield from torch.randperm(workload.samples).split(workload.batch_size)
+        yield from torch.randperm(workload.samples, device=device).split(workload.batch_size)
 
 
 def train_client(
@@ -43,19 +43,16 @@ def main() -> None:
     workload = case.workload
     torch.set_num_threads(case.threads)
     torch.manual_seed(0)
-    x, y, x_test, y_test = map(torch.from_numpy, read_arrays(case.data, workload))
-    model, watch, rng = new_network(workload), Stopwatch(case), np.random.default_rng(0)
+    x, y, x_test, y_test = (torch.from_numpy(a).to(case.device) for a in read_arrays(case.data, workload))
+    model, watch, rng = new_network(workload).to(case.device), Stopwatch(case), np.random.default_rng(0)
     enough = False
     while not enough:
         cohort = rng.choice(workload.num_clients, workload.cohort_size, replace=False)
-        model.load_state_dict(
-            average(
-                [
-                    train_client(model, x[i], y[i], shuffled_batches(workload), workload.lr, workload.weight_decay)
-                    for i in cohort
-                ]
-            )
-        )
+        states = []
+        for i in cohort:
+            batches = shuffled_batches(workload, case.device)
+            states.append(train_client(model, x[i], y[i], batches, workload.lr, workload.weight_decay))
+        model.load_state_dict(average(states))
         enough = watch.end_round(accuracy(model, x_test, y_test) if watch.evaluates else None)
     watch.report(["torch"])
 

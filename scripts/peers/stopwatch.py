@@ -32,6 +32,7 @@ class Case:
     seconds: float
     threads: int
     words: tuple[str, ...]
+    device: str = "cpu"
 
 
 def parse_case(argv: Sequence[str] | None = None) -> Case:
@@ -40,10 +41,16 @@ def parse_case(argv: Sequence[str] | None = None) -> Case:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--words", nargs="*", default=[])
     options = parser.parse_args(argv)
     return Case(
-        WORKLOADS[options.workload], options.data.resolve(), options.seconds, options.threads, tuple(options.words)
+        WORKLOADS[options.workload],
+        options.data.resolve(),
+        options.seconds,
+        options.threads,
+        tuple(options.words),
+        options.device,
     )
 
 

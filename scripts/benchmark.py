@@ -4,7 +4,7 @@
     uv run python scripts/benchmark.py install jax pfl            # some of them
     uv run python scripts/benchmark.py run --quick                # W1, a second or two each: a look, no measurement
     uv run python scripts/benchmark.py run --json outputs/benchmark/results.json
-    uv run python scripts/benchmark.py run --device cuda          # fedsim and the loop by hand, on a GPU (not tried yet)
+    uv run python scripts/benchmark.py run --device cuda          # fedsim and the loop by hand on a GPU: not tried yet
     uv run python scripts/benchmark.py run --workload W2 --peers loop jax --repeats 5 --seconds 30
     uv run python scripts/benchmark.py run --fedsim engine=sequential --fedsim engine=batched engine.precision=bf16
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
 
+from fedsim.report.groups import rank
 from fedsim.report.runs import Floats, Run
 from fedsim.report.table import Table
 from fedsim.tracking.files import TRACE, read_metrics
@@ -54,7 +55,7 @@ def table_one(runs: Sequence[Run]) -> list[Table]:
     alone = {name: fit(scale.apply(training)[:, [n]], labels_of(training)) for n, name in enumerate(names)}
     ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1
     rows, by_setting = [], []
-    settings = list(dict.fromkeys(c.setting for c in testing))
+    settings = sorted({c.setting for c in testing}, key=rank)
     for number, name in enumerate(names):
         weight = alone[name]
         entropy = cross_entropy(weight, scale.apply(testing)[:, [number]], labels_of(testing))

@@ -96,7 +96,10 @@ def test_the_study_through_the_command(
     assert records[0]["train_samples"] > 0
     assert main(["outputs/default", "--no-figures"]) == 0
     assert "a random pair" in capsys.readouterr().out
-    assert (tmp_path / "outputs/default/report/pair_features.csv").is_file()
+    report = tmp_path / "outputs/default/report"
+    assert (report / "pair_features.csv").is_file()
+    assert (report / "pair_features_by_setting.csv").read_text().startswith("feature,1,2\n")
+    assert (report / "pair_features_by_rounds.csv").read_text().startswith("feature,1 to 5\n")
 
 
 def test_runs_without_a_trace_make_no_table(tmp_path: Path) -> None:

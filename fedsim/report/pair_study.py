@@ -21,6 +21,7 @@ from fedsim.tracking.files import TRACE, read_metrics
 PENALTY = 1e-3
 TEST_SHARE = 0.3
 SETTING = "partition.shards_per_client"
+Losses = list[float]
 
 
 @dataclass(frozen=True)
@@ -44,45 +45,58 @@ class Condition:
         return float(1 - self.labels[pair])
 
 
+RANDOM = "a random pair"
+
+
 def table_one(runs: Sequence[Run]) -> list[Table]:
-    """The table over all settings, and relative losses by setting; none where no run has a trace of pairs."""
+    """The features over all conditions, and their relative losses by setting and by round; none without a trace."""
     names, conditions = read_conditions(runs)
     if not conditions:
         return []
     training, testing = split_by_seed(conditions)
     scale = Scale.of(training)
-    joint = fit(scale.apply(training), labels_of(training))
-    alone = {name: fit(scale.apply(training)[:, [n]], labels_of(training)) for n, name in enumerate(names)}
+    seen, labels = scale.apply(training), labels_of(training)
+    joint = fit(seen, labels)
     ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1
-    rows, by_setting = [], []
-    settings = sorted({c.setting for c in testing}, key=rank)
+    cells: dict[str, list[str]] = {RANDOM: [""] * 4}
+    losses: dict[str, Losses] = {RANDOM: [float(np.mean(1 - c.labels)) for c in testing]}
     for number, name in enumerate(names):
-        weight = alone[name]
-        entropy = cross_entropy(weight, scale.apply(testing)[:, [number]], labels_of(testing))
-        found = [c.relative_loss(pick(c, number, weight[0])) for c in testing]
-        spread = f"{np.mean(found):.3f} ± {np.std(found):.3f}"
-        rows.append([name, f"{weight[0]:+.3f}", f"{joint[number]:+.3f}", str(ranks[number]), f"{entropy:.4f}", spread])
-        by_setting.append([name, *(_mean_of(testing, found, setting) for setting in settings)])
-    random = [float(np.mean(1 - c.labels)) for c in testing]
-    rows.append(["a random pair", "", "", "", "", f"{np.mean(random):.3f} ± {np.std(random):.3f}"])
-    by_setting.append(["a random pair", *(_mean_of(testing, random, setting) for setting in settings)])
-    order = sorted(range(len(rows)), key=lambda n: float(rows[n][-1].partition(" ")[0]))
+        alone = fit(seen[:, [number]], labels)
+        entropy = cross_entropy(alone, scale.apply(testing)[:, [number]], labels_of(testing))
+        cells[name] = [f"{alone[0]:+.3f}", f"{joint[number]:+.3f}", str(ranks[number]), f"{entropy:.4f}"]
+        losses[name] = [c.relative_loss(pick(c, number, alone[0])) for c in testing]
+    losses = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
+    return [
+        _features(cells, losses, f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed."),
+        _losses_by("setting", "Relative loss by shards a client", losses, [c.setting for c in testing]),
+        _losses_by("rounds", "Relative loss by rounds", losses, [_five_rounds(c.round) for c in testing]),
+    ]
+
+
+def _features(cells: Mapping[str, list[str]], losses: Mapping[str, Losses], sizes: str) -> Table:
+    rows = [[name, *cells[name], f"{np.mean(found):.3f} ± {np.std(found):.3f}"] for name, found in losses.items()]
     note = (
-        f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed. weight: alone, on"
-        " standardised features; below 0 the smaller value promises more. rank: by weight among all in one model."
-        " relative loss: of the pair that the feature picks, 0 the best of its round and 1 the worst, with standard"
-        " deviation."
+        f"{sizes} weight: alone, on standardised features; below 0 the smaller value promises more. rank: by weight"
+        " among all in one model. relative loss: of the pair that the feature picks, 0 the best of its round and 1 the"
+        " worst, with standard deviation."
     )
     head = ["feature", "weight", "weight among all", "rank", "cross-entropy", "relative loss"]
-    return [
-        Table("pair_features", "Features of pairs of gradients (PNCS, Table I)", head, [rows[n] for n in order], note),
-        Table(
-            "pair_features_by_setting",
-            "Relative loss by shards a client",
-            ["feature", *settings],
-            [by_setting[n] for n in order],
-        ),
+    return Table("pair_features", "Features of pairs of gradients (PNCS, Table I)", head, rows, note)
+
+
+def _losses_by(name: str, title: str, losses: Mapping[str, Losses], kinds: Sequence[str]) -> Table:
+    """Mean relative losses of the conditions of each kind."""
+    columns = sorted(set(kinds), key=rank)
+    rows = [
+        [feature, *(f"{np.mean([v for v, kind in zip(found, kinds, strict=True) if kind == c]):.3f}" for c in columns)]
+        for feature, found in losses.items()
     ]
+    return Table(f"pair_features_by_{name}", title, ["feature", *columns], rows)
+
+
+def _five_rounds(round: int) -> str:
+    first = (round - 1) // 5 * 5 + 1
+    return f"{first} to {first + 4}"
 
 
 def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
@@ -153,11 +167,6 @@ def pick(condition: Condition, feature: int, weight: float) -> int:
     """The pair with the feature's lowest value if its weight is negative, else with the highest."""
     values: NDArray[np.float64] = condition.features[:, feature]
     return int(values.argmin() if weight < 0 else values.argmax())
-
-
-def _mean_of(conditions: Sequence[Condition], values: Sequence[float], setting: str) -> str:
-    chosen = [v for c, v in zip(conditions, values, strict=True) if c.setting == setting]
-    return f"{np.mean(chosen):.3f}"
 
 
 def _setting(config: Mapping[str, Any]) -> str:

@@ -69,7 +69,8 @@ def run_jobs(jobs: Sequence[Composed]) -> int:
     if lanes is not None and len(plans) > 1:
         run_in_lanes(plans, lanes, attempts)
     else:
-        hand_to_hydra(lambda config: attempts.run(_plan(plain(config), dict(HydraConfig.get().runtime.choices))).status)
+        checked = {_task(job.overrides): plan for job, plan in zip(jobs, plans, strict=True)}
+        hand_to_hydra(lambda config: attempts.run(_launched(checked, config)).status)
     if attempts.refused and len(plans) == 1:
         raise attempts.refused[0]
     for error in attempts.refused:
@@ -142,6 +143,18 @@ def tell(error: FedsimError) -> None:
             print(f"  {problem}", file=sys.stderr)
     else:
         print(f"fedsim: {error}", file=sys.stderr)
+
+
+def _task(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Those that are not about Hydra itself, as `hydra.overrides.task` has them."""
+    return tuple(o for o in overrides if not o.lstrip("+~").startswith("hydra"))
+
+
+def _launched(checked: "Mapping[tuple[str, ...], Plan]", config: DictConfig) -> "Plan":
+    """The plan that was checked for the job that Hydra has launched: conf/ may have been edited since, which must not
+    change the jobs of a sweep that are still to come."""
+    plan = checked.get(_task(HydraConfig.get().overrides.task))
+    return plan or _plan(plain(config), dict(HydraConfig.get().runtime.choices))
 
 
 def _plan(config: Mapping[str, Any], choices: Mapping[str, Any]) -> "Plan":

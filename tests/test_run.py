@@ -417,6 +417,33 @@ def test_a_selector_outside_the_package_is_two_files(tmp_path: Path) -> None:
     assert "Traceback" not in refused.stderr
 
 
+EDITING = (
+    OUTSIDE
+    + """
+
+from pathlib import Path
+
+class Editing(Lowest):
+    def __init__(self, population, *, skip):
+        super().__init__(population, skip=skip)
+        Path("my_conf/selector/lowest.yaml").write_text("_target_: my_lab.Editing\\nskip: 7\\nnew_key: 1\\n")
+"""
+)
+
+
+def test_editing_conf_during_a_sweep_does_not_reach_its_later_jobs(tmp_path: Path) -> None:
+    (tmp_path / "my_lab.py").write_text(EDITING)
+    (tmp_path / "my_conf" / "selector").mkdir(parents=True)
+    (tmp_path / "my_conf" / "selector" / "lowest.yaml").write_text("_target_: my_lab.Editing\nskip: 2\n")
+    result = shell(tmp_path, "-m", "--config-dir", "my_conf", "selector=lowest", "seed=0,1,2", *QUICK)
+    assert result.returncode == 0, result.stderr
+    assert "new_key" in (tmp_path / "my_conf" / "selector" / "lowest.yaml").read_text()
+    configs = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in folders(tmp_path)]
+    assert [(c["seed"], c["selector"]["skip"]) for c in sorted(configs, key=lambda c: c["seed"])] == [
+        (s, 2) for s in range(3)
+    ]
+
+
 def test_config_mistakes_exit_with_2_and_a_traceback_only_on_demand(tmp_path: Path) -> None:
     result = shell(tmp_path, "cohort_size=99")
     assert (result.returncode, result.stdout) == (2, "")

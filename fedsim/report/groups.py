@@ -25,7 +25,8 @@ class Group:
 
     @property
     def name(self) -> str:
-        return " ".join(self.labels.values()) or self.runs[0].choices.get("selector", "run")
+        shown = " ".join(show_label(key, value) for key, value in self.labels.items())
+        return shown or self.runs[0].choices.get("selector", "run")
 
     @property
     def choices(self) -> Mapping[str, str]:
@@ -51,6 +52,11 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         for labels, kind in zip(_labels([kind[0] for kind in kinds]), kinds, strict=True)
     ]
     return sorted(groups, key=lambda group: [rank(text) for text in group.labels.values()])
+
+
+def show_label(key: str, value: str) -> str:
+    """A choice by itself, a value with its key's last word."""
+    return f"{key.rpartition('.')[2]}={value}" if "." in key else value
 
 
 def rank(text: str) -> tuple[bool, list[str | float]]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.groups import Group, rank
+from fedsim.report.groups import Group, rank, show_label
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,16 +32,11 @@ def panels_of(groups: Sequence[Group]) -> list[Panel]:
         return [Panel("", {group.name: group for group in groups})]
     panels: dict[str, dict[str, Group]] = {}
     for group in groups:
-        title = " ".join(_short(k, v) for k, v in group.labels.items() if _is_setting(k))
-        line = " ".join(_short(k, v) for k, v in group.labels.items() if not _is_setting(k))
+        title = " ".join(show_label(k, v) for k, v in group.labels.items() if _is_setting(k))
+        line = " ".join(show_label(k, v) for k, v in group.labels.items() if not _is_setting(k))
         panels.setdefault(title, {})[line] = group
     return [Panel(title, panels[title]) for title in sorted(panels, key=rank)]
 
 
 def _is_setting(name: str) -> bool:
     return name.partition(".")[0] in SETTING
-
-
-def _short(key: str, value: str) -> str:
-    """A choice by itself, a value with its key's last word."""
-    return f"{key.rpartition('.')[2]}={value}" if "." in key else value

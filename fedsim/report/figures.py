@@ -14,6 +14,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedsim.ledger import PHASES
 from fedsim.report import measures
@@ -83,6 +84,8 @@ def _curves(name: str, panels: Sequence[Panel], caption: str, draw: Draw) -> Plo
             if group.complete:
                 draw(ax, group.complete, {"label": line, **_look(number)})
         ax.set_title(panel.title)
+        if ax.get_xlabel() == "round" and ax.get_xscale() == "linear":
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(axes)
     return Plot(name, f"{caption}: mean over seeds, and their range.", figure)
 

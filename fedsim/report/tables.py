@@ -75,7 +75,7 @@ def selections(groups: Sequence[Group]) -> Table:
         spread = [np.mean([of(c) for c in counts]) for of in (np.min, np.median, np.max, measures.gini)]
         never = np.mean([(c == 0).sum() for c in counts])
         reached = show_reached(group, measures.rounds_to_cover(), lambda value: f"{value:.0f}")
-        rows.append([group.name, reached, f"{never:g}", *(f"{v:g}" for v in spread[:-1]), f"{spread[-1]:.3f}"])
+        rows.append([group.name, reached, f"{never:.3g}", *(f"{v:.3g}" for v in spread[:-1]), f"{spread[-1]:.3f}"])
     header = ["run", "covered after", "never", "min", "median", "max", "Gini"]
     note = "never: clients that were not selected at all. min to Gini are over clients' numbers of selections."
     return Table("selections", "How often clients were selected", header, rows, note)

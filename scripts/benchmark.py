@@ -394,7 +394,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     installing.add_argument("peers", nargs="*", metavar="peer", help=f"of {', '.join(own)} (all)")
     running = commands.add_parser("run", help="measure")
     running.add_argument("--workload", nargs="+", choices=WORKLOADS, default=None, help="W1 W2 (both)")
-    running.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), help="whom to measure (all)")
+    running.add_argument("--peers", nargs="+", choices=PEERS, default=None, help="whom to measure (all)")
     running.add_argument("--fedsim", nargs="+", action="append", default=[], metavar="key=value", help="a variant")
     running.add_argument("--repeats", type=int, default=None, help="3")
     running.add_argument("--seconds", type=float, default=None, help="least time that is measured of each case (20)")
@@ -411,8 +411,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         options.peers = options.peers or own
     else:
         defaults = QUICK if options.quick else {"workload": list(WORKLOADS), "repeats": 3, "seconds": 20.0}
-        if options.device == "cuda":
-            options.peers = [name for name in options.peers if PEERS[name].cuda]
+        able = [name for name, peer in PEERS.items() if peer.cuda or options.device == "cpu"]
+        options.peers = options.peers or able
+        if unable := [name for name in options.peers if name not in able]:
+            parser.error(f"not on a GPU: {', '.join(unable)} (choose from {', '.join(able)})")
         for name, value in defaults.items():
             if getattr(options, name) is None:
                 setattr(options, name, value)

@@ -254,5 +254,7 @@ def test_arrays_hold_every_clients_samples(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_on_a_gpu_only_those_run_that_can() -> None:
     assert benchmark.parse(["run", "--device", "cuda"]).peers == ["fedsim", "loop"]
+    with pytest.raises(SystemExit):
+        benchmark.parse(["run", "--device", "cuda", "--peers", "loop", "jax"])
     assert len(benchmark.parse(["run"]).peers) == len(benchmark.PEERS)
     assert stopwatch.parse_case(["W1", "--data", ".", "--seconds", "1", "--threads", "1"]).device == "cpu"

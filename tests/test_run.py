@@ -14,6 +14,7 @@ import yaml
 
 from fedsim.errors import ConfigError, FedsimError
 from fedsim.partitions.division import Division
+from fedsim.plan import make_plan
 from fedsim.run import run, tell
 from fedsim.tracking.files import read_metrics, read_summary
 
@@ -442,6 +443,35 @@ def test_editing_conf_during_a_sweep_does_not_reach_its_later_jobs(tmp_path: Pat
     assert [(c["seed"], c["selector"]["skip"]) for c in sorted(configs, key=lambda c: c["seed"])] == [
         (s, 2) for s in range(3)
     ]
+
+
+PRESET = """# @package _global_
+hydra:
+  mode: MULTIRUN
+  sweeper:
+    params:
+      selector: random,gpfl
+      seed: range(3)
+"""
+
+
+def test_jobs_are_planned_once_also_those_of_a_preset(
+    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hydra's jobs are found again among those that were checked: none is composed into a plan a second time."""
+    (tmp_path / "my_conf" / "preset").mkdir(parents=True)
+    (tmp_path / "my_conf" / "preset" / "mine.yaml").write_text(PRESET)
+    planned: list[str] = []
+
+    def counting(config: Any, choices: Any) -> Any:
+        planned.append(choices["selector"])
+        return make_plan(config, choices)
+
+    monkeypatch.setattr("fedsim.plan.make_plan", counting)
+    assert fedsim("--config-dir", "my_conf", "preset=mine", "seed=0,1", "hydra.verbose=false") == 0
+    assert sorted(planned) == ["gpfl", "gpfl", "random", "random"]
+    assert fedsim("cohort_size=4") == 0
+    assert len(planned) == 5
 
 
 def test_config_mistakes_exit_with_2_and_a_traceback_only_on_demand(tmp_path: Path) -> None:

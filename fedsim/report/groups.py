@@ -25,8 +25,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        shown = " ".join(show_label(key, value) for key, value in self.labels.items())
-        return shown or self.runs[0].choices.get("selector", "run")
+        return show_labels(self.labels) or self.runs[0].choices.get("selector", "run")
 
     @property
     def choices(self) -> Mapping[str, str]:
@@ -52,6 +51,11 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         for labels, kind in zip(_labels([kind[0] for kind in kinds]), kinds, strict=True)
     ]
     return sorted(groups, key=lambda group: [rank(text) for text in group.labels.values()])
+
+
+def show_labels(labels: Mapping[str, str]) -> str:
+    """All of them, in their order."""
+    return " ".join(show_label(key, value) for key, value in labels.items())
 
 
 def show_label(key: str, value: str) -> str:

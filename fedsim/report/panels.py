@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.groups import Group, rank, show_label
+from fedsim.report.groups import Group, rank, show_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +32,8 @@ def panels_of(groups: Sequence[Group]) -> list[Panel]:
         return [Panel("", {group.name: group for group in groups})]
     panels: dict[str, dict[str, Group]] = {}
     for group in groups:
-        title = " ".join(show_label(k, v) for k, v in group.labels.items() if _is_setting(k))
-        line = " ".join(show_label(k, v) for k, v in group.labels.items() if not _is_setting(k))
+        title = show_labels({k: v for k, v in group.labels.items() if _is_setting(k)})
+        line = show_labels({k: v for k, v in group.labels.items() if not _is_setting(k)})
         panels.setdefault(title, {})[line] = group
     return [Panel(title, panels[title]) for title in sorted(panels, key=rank)]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsim.report import measures
-from fedsim.report.groups import Group
+from fedsim.report.groups import Group, show_labels
 from fedsim.report.table import Table
 from fedsim.report.verdicts import Judged
 
@@ -42,7 +42,7 @@ def compare(now: Mapping[str, Any], shipped: Mapping[str, Any]) -> Table:
         theirs = others.get(_key(group), {})
         common = [s for s in group["seeds"] if s in theirs and _final(group["seeds"][s]) and _final(theirs[s])]
         apart = [_final(group["seeds"][s]) - _final(theirs[s]) for s in common]
-        name = " ".join(group["labels"].values()) or "run"
+        name = show_labels(group["labels"]) or "run"
         largest = f"{max(map(abs, apart)):.4f}" if apart else "-"
         mean = f"{sum(apart) / len(apart):+.4f}" if apart else "-"
         rows.append([name, str(len(common)), mean, largest])

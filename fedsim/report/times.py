@@ -1,6 +1,6 @@
 """Tables of what runs took. Times of runs that shared a machine with others are those of a shared machine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -14,10 +14,7 @@ from fedsim.tracking.console import show_bytes, show_seconds
 def phases(groups: Sequence[Group]) -> Table:
     """Seconds by phase and what crossed the network, scaled to 200 rounds as in GPFL's Fig. 6."""
     rows = []
-    for group in groups:
-        runs = [run for run in group.complete if run.records]
-        if not runs:
-            continue
+    for group, runs in _timed(groups):
         scale = [200 / len(run.records) for run in runs]
         spent = [
             np.mean([r.series(f"seconds_{p}").sum() * s for r, s in zip(runs, scale, strict=True)]) for p in PHASES
@@ -34,10 +31,7 @@ def phases(groups: Sequence[Group]) -> Table:
 def selection_times(groups: Sequence[Group]) -> Table:
     """Milliseconds of a round by phase, and what the server's selection takes beside the training that it steers."""
     rows = []
-    for group in groups:
-        runs = [run for run in group.complete if run.records]
-        if not runs:
-            continue
+    for group, runs in _timed(groups):
         spent = {phase: 1e3 * float(np.mean([_later(run, phase) for run in runs])) for phase in PHASES}
         share = spent["select"] / spent["train"] if spent["train"] else float("nan")
         worst = 1e3 * max(float(run.series("seconds_select").max()) for run in runs)
@@ -50,6 +44,13 @@ def selection_times(groups: Sequence[Group]) -> Table:
     )
     header = ["run", *PHASES, "all", "select / train", "worst select"]
     return Table("selection_times", "Milliseconds a round", header, rows, note)
+
+
+def _timed(groups: Sequence[Group]) -> Iterator[tuple[Group, list[Run]]]:
+    """Groups with those of their runs that have rounds, where there are any."""
+    for group in groups:
+        if runs := [run for run in group.complete if run.records]:
+            yield group, runs
 
 
 def _later(run: Run, phase: str) -> float:

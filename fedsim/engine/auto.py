@@ -1,12 +1,17 @@
 """The engine that fits model and device, by a fixed rule, so that a repeated run is the same run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from torch import nn
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from fedsim.cohort import Params
 from fedsim.engine.base import ClientData, Engine, LocalWork, Request, Trained
 from fedsim.engine.batched import BatchedEngine
-from fedsim.engine.compiled import Compile
+from fedsim.engine.compiled import Compile, tell, worth_compiling
+from fedsim.engine.native.engine import NativeEngine, unfit
+from fedsim.engine.native.library import NotCompiled, library
 from fedsim.engine.precision import Precision
 from fedsim.engine.sequential import SequentialEngine
 from fedsim.errors import ConfigError
@@ -14,11 +19,15 @@ from fedsim.optimizers.base import LocalOptimizer
 from fedsim.streams import Streams
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+Common = tuple[nn.Module, ClientData, LocalWork, LocalOptimizer, Streams]
+WORTH_STEPS = 2_000
+"""Local steps of a run, one client's, from which on C pays: compiling takes 2 s, once a machine, and a step of ten
+clients' MLPs is some 1 ms shorter (docs/performance.md)."""
 
 
 class AutoEngine(Engine):
     """`sequential` for convolutional models on a CPU, where grouped convolutions are slow, and for models that cannot
-    run batched; `batched` otherwise."""
+    run batched; `native` for what it can train, in runs long enough to compile for; `batched` otherwise."""
 
     def __init__(
         self,
@@ -34,15 +43,35 @@ class AutoEngine(Engine):
         super().__init__(model, data, work, optimizer, streams, precision)
         common = (model, data, work, optimizer, streams)
         convolutional = any(isinstance(m, _CONVOLUTIONS) for m in model.modules())
+        on_cpu = data.x.device.type == "cpu"
+        self.reason = "no convolutions" if not convolutional else "convolutions on a CPU" if on_cpu else "a GPU"
         self.chosen: Engine
-        if convolutional and data.x.device.type == "cpu":
-            self.chosen, self.reason = _sequential(*common, precision), "convolutions on a CPU"
-            return
+        if convolutional and on_cpu:
+            self.chosen = SequentialEngine(*common, precision=precision, workers="auto")
+        elif self._native_pays(compile) and self._native_compiles():
+            self.chosen = NativeEngine(*common, workers="auto")
+        else:
+            self.chosen = self._batched_if_it_can(common, precision, compile)
+
+    def _native_pays(self, compile: Compile) -> bool:
+        fits = self.precision == "float32" and unfit(self.model, self.optimizer, self.data.x.device) is None
+        return fits and worth_compiling(compile, self.work.total_steps(self.data.train), WORTH_STEPS)
+
+    def _native_compiles(self) -> bool:
         try:
-            self.chosen = BatchedEngine(*common, precision=precision, chunk_size="auto", compile=compile)
-            self.reason = "a GPU" if convolutional else "no convolutions"
+            library(self.data.x.dtype)
+        except NotCompiled as error:
+            tell(str(error))
+            self.reason += f", not compiled: {error}"
+            return False
+        return True
+
+    def _batched_if_it_can(self, common: Common, precision: Precision, compile: Compile) -> Engine:
+        try:
+            return BatchedEngine(*common, precision=precision, chunk_size="auto", compile=compile)
         except ConfigError as error:
-            self.chosen, self.reason = _sequential(*common, precision), error.problems[0].rule
+            self.reason = error.problems[0].rule
+            return SequentialEngine(*common, precision=precision, workers="auto")
 
     @property
     def description(self) -> str:
@@ -55,13 +84,13 @@ class AutoEngine(Engine):
     def train_all(self, requests: Sequence[Request]) -> list[Trained]:
         return self.chosen.train_all(requests)
 
+    def client_gradients(
+        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None
+    ) -> Iterator[Tensor]:
+        return self.chosen.client_gradients(params, positions, names)
 
-def _sequential(
-    model: nn.Module,
-    data: ClientData,
-    work: LocalWork,
-    optimizer: LocalOptimizer,
-    streams: Streams,
-    precision: Precision,
-) -> Engine:
-    return SequentialEngine(model, data, work, optimizer, streams, precision=precision, workers="auto")
+    def _outputs(self, params: Params, x: Tensor) -> Tensor:
+        return self.chosen._outputs(params, x)
+
+    def _cross_entropies(self, params: Params, chosen: Tensor) -> Tensor:
+        return self.chosen._cross_entropies(params, chosen)

@@ -214,7 +214,7 @@ class Engine(ABC):
 
     def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
         """Accuracy and mean cross-entropy of `params` in eval mode over a labelled set on the device."""
-        output = torch.cat([self._output(params, part) for part in x.split(EVALUATION_BATCH)])
+        output = self._outputs(params, x)
         correct = int((output.argmax(1) == y).sum())
         precise = output.double()
         loss = float((precise.logsumexp(1) - precise.gather(1, y.unsqueeze(1)).squeeze(1)).sum())
@@ -250,8 +250,7 @@ class Engine(ABC):
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Log-probabilities of `params` in eval mode, float64 [len(x), C]."""
-        parts = [F.log_softmax(self._output(params, part).double(), dim=1) for part in x.split(EVALUATION_BATCH)]
-        return torch.cat(parts)
+        return F.log_softmax(self._outputs(params, x).double(), dim=1)
 
     def _cross_entropies(self, params: Params, chosen: Tensor) -> Tensor:
         """Of the samples at these positions. Where that is most of all samples, all pass in their order, uncopied."""
@@ -263,6 +262,9 @@ class Engine(ABC):
         pairs = zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True)
         everything = [F.cross_entropy(self._output(params, a), b, reduction="none") for a, b in pairs]
         return torch.cat(everything)[chosen]
+
+    def _outputs(self, params: Params, x: Tensor) -> Tensor:
+        return torch.cat([self._output(params, part) for part in x.split(EVALUATION_BATCH)])
 
     @torch.no_grad()
     def _output(self, params: Params, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""torch.compile where it pays, and only there; without it where it fails."""
+"""Compiling where it pays, and only there; going on without where it fails."""
 
 import functools
 import logging
@@ -16,9 +16,9 @@ WORTH_STEPS = 10_000
 (docs/performance.md)."""
 
 
-def worth_compiling(choice: Compile, num_steps: int) -> bool:
+def worth_compiling(choice: Compile, num_steps: int, enough: int = WORTH_STEPS) -> bool:
     """Whether to compile for a run with so many local steps. A fixed rule, so that a repeated run is the same run."""
-    return num_steps >= WORTH_STEPS if choice == "auto" else choice
+    return num_steps >= enough if choice == "auto" else choice
 
 
 class Compiled:
@@ -43,12 +43,12 @@ class Compiled:
             except Exception as error:  # of the tracer, of the code generator, of a compiler that is not there
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 self.failure = lines[0][:200]
-                _tell(self.failure)
+                tell(self.failure)
         return self._plain(*args)
 
 
 @functools.cache
-def _tell(failure: str) -> None:
+def tell(failure: str) -> None:
     """Once a process, however many functions fail for that reason."""
     text = f"engine.compile: not compiled, which is slower and else the same: {failure}"
     Console(stderr=True).print(text, soft_wrap=True)

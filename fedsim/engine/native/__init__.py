@@ -1,0 +1,1 @@
+"""Compiled kernels: C that is built on the machine that runs it, and called without Python's lock."""

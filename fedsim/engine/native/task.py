@@ -1,0 +1,125 @@
+"""Calls of `chain.c`: its structures, and tensors as pointers."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.cohort import Params
+from fedsim.engine.chain import Chain
+from fedsim.engine.native.library import library
+
+_Int, _Pointer = ctypes.c_int64, ctypes.c_void_p
+
+
+class _Link(ctypes.Structure):
+    _fields_ = [("inputs", _Int), ("outputs", _Int), ("dropout", _Int), ("rate", ctypes.c_double)]
+
+
+class _Task(ctypes.Structure):
+    _fields_ = [
+        *((name, _Int) for name in ("links", "steps", "width")),
+        *((name, _Pointer) for name in ("link", "start", "x", "y", "positions", "counts", "keys")),
+        *((name, ctypes.c_double) for name in ("lr", "decay", "momentum")),
+        ("nesterov", _Int),
+        *((name, _Pointer) for name in ("result", "velocity", "losses")),
+    ]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """SGD's, with the learning rate of a round."""
+
+    lr: float
+    decay: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call's samples: rows of `x` [n, ...] and `y` [n] (None where labels do not matter) at `positions`
+    [steps, width], of which `counts` [steps] are valid; room for their `losses` [steps, width]; `keys` [steps] of
+    dropout, if the model has any. All contiguous and on the CPU."""
+
+    x: Tensor
+    y: Tensor | None
+    positions: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    losses: NDArray[Any]
+    keys: NDArray[np.int64] | None = None
+
+
+class ChainCalls:
+    """The functions of `chain.c` for a chain with the parameters `params`. Threads may share it."""
+
+    def __init__(self, chain: Chain, params: Params) -> None:
+        """Raises `NotCompiled`."""
+        self.params = params
+        self.names = [name for link in chain.links for name in (link.weight, link.bias)]
+        self.start = [None if name is None else params[name].contiguous() for name in self.names]
+        weights = [params[link.weight] for link in chain.links]
+        self._library = library(weights[0].dtype)
+        self._links = (_Link * len(weights))(
+            *(_Link(w.shape[1], w.shape[0], k.dropout, k.rate) for w, k in zip(weights, chain.links, strict=True))
+        )
+        self._start = _pointers(self.start)
+
+    def train(self, work: Work, rule: Rule, delta: Params, velocity: Params | None) -> None:
+        """Local training; fills `delta`, `velocity` (may be None) and `work.losses` [steps, width]."""
+        self._call("train", work, rule, self._of(delta), None if velocity is None else self._of(velocity))
+
+    def gradient(self, work: Work, result: Params) -> None:
+        """Of the sum of the samples' cross-entropies in eval mode, into `result`; fills `work.losses`."""
+        self._call("gradient", work, Rule(0.0), self._of(result), None)
+
+    def outputs(self, work: Work, result: Tensor) -> None:
+        """The logits of all samples in eval mode, into `result` [samples, C]."""
+        self._call("outputs", work, Rule(0.0), _pointers([result]), None)
+
+    def _of(self, params: Params) -> ctypes.Array[ctypes.c_void_p]:
+        return _pointers([None if name is None else params[name] for name in self.names])
+
+    def _call(
+        self,
+        name: str,
+        work: Work,
+        rule: Rule,
+        result: ctypes.Array[ctypes.c_void_p],
+        velocity: ctypes.Array[ctypes.c_void_p] | None,
+    ) -> None:
+        task = _Task(
+            links=len(self._links),
+            steps=len(work.counts),
+            width=work.positions.shape[1],
+            link=ctypes.addressof(self._links),
+            start=ctypes.addressof(self._start),
+            x=work.x.data_ptr(),
+            y=None if work.y is None else work.y.data_ptr(),
+            positions=_address(work.positions),
+            counts=_address(work.counts),
+            keys=_address(work.keys),
+            lr=rule.lr,
+            decay=rule.decay,
+            momentum=rule.momentum,
+            nesterov=rule.nesterov,
+            result=ctypes.addressof(result),
+            velocity=None if velocity is None else ctypes.addressof(velocity),
+            losses=_address(work.losses),
+        )
+        if getattr(self._library, name)(ctypes.byref(task)):
+            raise MemoryError(f"no room for a model and its batch of {work.positions.shape[1]} samples")
+
+
+def _pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    """An array of their addresses, 0 for None. They must outlive it, and be contiguous."""
+    return (_Pointer * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
+
+
+def _address(array: NDArray[Any] | None) -> int | None:
+    assert array is None or array.flags.c_contiguous
+    return None if array is None else array.ctypes.data

@@ -50,6 +50,7 @@ SWEEPS = {
     "dropout and momentum": ["model.dropout=0.5", "optimizer.momentum=0.9", "selector=oort,ocs"],
     "one client a round": ["cohort_size=1", "selector=oort,random", "seed=0,1"],
     "a model that is differentiated": ["+model.activation=tanh", "seed=0,1,2"],
+    "native": ["engine=native", "model.dropout=0.5", "optimizer.momentum=0.9", "selector=oort,pncs,delta", "seed=0,1"],
     "sequential": ["engine=sequential", "seed=0,1", "cohort_size=3"],
     "small chunks": ["engine=batched", "engine.chunk_size=3", "seed=0,1,2"],
     "learning rates that part": ["optimizer/schedule=exponential", "selector=random,fedcor", "seed=0,1"],

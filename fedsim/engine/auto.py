@@ -11,7 +11,7 @@ from fedsim.engine.base import ClientData, Engine, LocalWork, Request, Trained
 from fedsim.engine.batched import BatchedEngine
 from fedsim.engine.compiled import Compile, tell, worth_compiling
 from fedsim.engine.native.engine import NativeEngine, unfit
-from fedsim.engine.native.library import NotCompiled, library
+from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.precision import Precision
 from fedsim.engine.sequential import SequentialEngine
 from fedsim.errors import ConfigError
@@ -60,7 +60,7 @@ class AutoEngine(Engine):
     def _native_compiles(self) -> bool:
         try:
             library(self.data.x.dtype)
-        except NotCompiled as error:
+        except NotCompiledError as error:
             tell(str(error))
             self.reason += f", not compiled: {error}"
             return False

@@ -38,18 +38,11 @@ def _weights(counts: NDArray[np.int64], width: int, like: Tensor) -> Tensor | No
 
 
 def loss_statistics(losses: list[Tensor], counts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`row_statistics` of the samples' losses of each step [R, width]."""
+    """From the samples' losses of each step [R, width]: per row [K] the mean over steps of their means, and the root of
+    the mean of all their squares; nan for a row without a step."""
     table = np.zeros((*counts.shape, max((x.shape[1] for x in losses), default=0)))
     for step, each in enumerate(losses):
         table[step, : each.shape[0], : each.shape[1]] = each.cpu().numpy()
-    return row_statistics(table, counts)
-
-
-def row_statistics(
-    table: NDArray[np.float64], counts: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """From losses [S, K, width], the first `counts` [S, K] of them valid: per row [K] the mean over steps of their
-    means, and the root of the mean of all their squares; nan for a row without a step. Overwrites what is not valid."""
     table *= np.arange(table.shape[2]) < counts[:, :, None]
     with np.errstate(invalid="ignore"):
         means = _over_steps(table.sum(2) / np.maximum(counts, 1)) / (counts > 0).sum(0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from fedsim.cohort import Params
 from fedsim.engine.base import EVALUATION_BATCH, ClientData, Engine, LocalWork, Request, Trained
 from fedsim.engine.chain import Chain, linear_chain
-from fedsim.engine.native.library import NotCompiled, library
+from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.native.round import Round
 from fedsim.engine.native.task import ChainCalls, Work
 from fedsim.errors import ConfigError, Problem, check, rule
@@ -36,6 +37,7 @@ class NativeEngine(Engine):
     """
 
     chain: Chain
+    optimizer: SGD
 
     def __init__(
         self,
@@ -51,11 +53,13 @@ class NativeEngine(Engine):
             rule(workers == "auto" or workers >= 1, "workers", workers, "must be auto or >= 1"),
             unfit(model, optimizer, data.x.device),
         )
-        super().__init__(model, data, work, optimizer, streams)
+        super().__init__(model, replace(data, x=data.x.contiguous()), work, optimizer, streams)
         try:
             library(data.x.dtype)
-        except NotCompiled as error:
-            raise ConfigError([Problem("", ..., f"cannot be compiled: {error}", "engine=batched runs without")]) from error
+        except NotCompiledError as error:
+            raise ConfigError(
+                [Problem("", ..., f"cannot be compiled: {error}", "engine=batched runs without")]
+            ) from error
         self.workers = torch.get_num_threads() if workers == "auto" else workers
         self._pool = ThreadPoolExecutor(self.workers)
 
@@ -89,7 +93,7 @@ class NativeEngine(Engine):
         return torch.cat([found[name].flatten() for name in names]).div_(max(len(chosen), 1))
 
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
-        return self._logits(params, x, np.arange(len(x)))
+        return self._logits(params, x.contiguous(), np.arange(len(x)))
 
     def _cross_entropies(self, params: Params, chosen: Tensor) -> Tensor:
         logits = self._logits(params, self.data.x, chosen.numpy())

@@ -21,13 +21,13 @@ TIMEOUT = 120
 """Seconds that a compiler gets."""
 
 
-class NotCompiled(Exception):
+class NotCompiledError(Exception):
     """Why there is no library, in one line."""
 
 
 @functools.cache
 def library(dtype: torch.dtype) -> ctypes.CDLL:
-    """`chain.c` for `dtype`. Raises `NotCompiled` without a compiler that can build and a machine that can load it."""
+    """`chain.c` for `dtype`. Raises `NotCompiledError` without a compiler that can build and a machine that can load it."""
     compiler = _compiler()
     command = [*compiler, *FLAGS, f"-DREAL={REALS[dtype]}"]
     path = _folder() / f"chain-{_fingerprint(command)}.so"
@@ -36,7 +36,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
             _build(command, path)
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise NotCompiled(str(error)) from error
+        raise NotCompiledError(str(error)) from error
 
 
 def _compiler() -> list[str]:
@@ -45,7 +45,7 @@ def _compiler() -> list[str]:
         return shlex.split(os.environ["CC"])
     found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if found is None:
-        raise NotCompiled("there is no C compiler (cc, gcc, clang or CC)")
+        raise NotCompiledError("there is no C compiler (cc, gcc, clang or CC)")
     return [found]
 
 
@@ -74,6 +74,6 @@ def _run(command: list[str]) -> bytes:
         return subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT).stdout
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {error.returncode}"]
-        raise NotCompiled(f"{command[0]}: {lines[0][:200]}") from error
+        raise NotCompiledError(f"{command[0]}: {lines[0][:200]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotCompiled(f"{command[0]}: {error}") from error
+        raise NotCompiledError(f"{command[0]}: {error}") from error

@@ -58,7 +58,7 @@ class ChainCalls:
     """The functions of `chain.c` for a chain with the parameters `params`. Threads may share it."""
 
     def __init__(self, chain: Chain, params: Params) -> None:
-        """Raises `NotCompiled`."""
+        """Raises `NotCompiledError`."""
         self.params = params
         self.names = [name for link in chain.links for name in (link.weight, link.bias)]
         self.start = [None if name is None else params[name].contiguous() for name in self.names]

@@ -1,0 +1,247 @@
+"""Local training in C equals plain PyTorch, client by client, and stands aside where it cannot run."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsim.engine import auto, compiled
+from fedsim.engine.auto import WORTH_STEPS, AutoEngine
+from fedsim.engine.base import ClientData, Engine, LocalWork, Request
+from fedsim.engine.native import library as native
+from fedsim.engine.native.engine import WIDTH, NativeEngine
+from fedsim.engine.native.library import NotCompiledError, library
+from fedsim.engine.params import initial
+from fedsim.engine.sequential import SequentialEngine
+from fedsim.errors import ConfigError
+from fedsim.models.mlp import MLP
+from fedsim.optimizers.base import LocalOptimizer
+from fedsim.streams import Streams
+from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem
+from tests.test_engine_chain import CHAINS
+
+SGDS = ["sgd", "decay", "momentum", "nesterov"]
+
+
+@pytest.fixture(autouse=True)
+def _compiler() -> None:
+    try:
+        library(torch.float64)
+    except NotCompiledError as error:
+        pytest.skip(str(error))
+
+
+def pair(
+    model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, workers: int = 2
+) -> tuple[NativeEngine, Engine]:
+    common = (model, data, work, optimizer, Streams(3))
+    return NativeEngine(*common, workers=workers), SequentialEngine(*common, precision="float32", workers=1)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("optimizer", SGDS)
+@pytest.mark.parametrize("name", CHAINS)
+def test_native_equals_sequential(name: str, optimizer: str, sizes: str) -> None:
+    model: Any = CHAINS[name]().double()
+    for work in WORKS.values():
+        assert_equal(*pair(model, problem(SIZES[sizes]), work, OPTIMIZERS[optimizer]), np.arange(len(SIZES[sizes])))
+
+
+@pytest.mark.parametrize("optimizer", SGDS)
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("hidden", [[70], [128, 7], [5, 64, 33]])
+def test_layers_wider_and_deeper_than_a_tile(hidden: list[int], dropout: float, optimizer: str) -> None:
+    """Products whose rows, columns and depths leave rests, and are deeper than one block of sums."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 1, 1, 600, generator=generator, dtype=torch.float64)
+    data = ClientData(x, torch.randint(11, (40,), generator=generator), *[[np.arange(3, 40)]] * 2, 11)
+    model: Any = MLP((1, 1, 600), 11, hidden=hidden, dropout=dropout).double()
+    assert_equal(*pair(model, data, LocalWork(2, None, 17), OPTIMIZERS[optimizer]), np.arange(1))
+
+
+@pytest.mark.parametrize("name", ["mlp", "dropout"])
+def test_single_precision_too(name: str) -> None:
+    data = problem(SIZES["ragged"], torch.float32)
+    model: Any = CHAINS[name]()
+    assert_equal(*pair(model, data, WORKS["epochs"], OPTIMIZERS["momentum"]), np.arange(5), tolerance=2e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["decay", "momentum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_client_is_the_same_to_the_last_bit_in_any_company(dtype: torch.dtype, optimizer: str) -> None:
+    model: Any = CHAINS["dropout"]().to(dtype)
+    data = problem(SIZES["ragged"], dtype)
+    alone, _ = pair(model, data, WORKS["epochs"], OPTIMIZERS[optimizer], workers=1)
+    crew, _ = pair(model, data, WORKS["epochs"], OPTIMIZERS[optimizer], workers=3)
+    params = initial(model)
+    requests = [Request(crew, params, np.array(ids), 2, 0.1) for ids in ([4, 0, 2], [3], [1, 2])]
+    for request, together in zip(requests, crew.train_all(requests), strict=True):
+        for row, client in enumerate(request.ids):
+            single = alone.train(params, np.array([client]), 2, 0.1)
+            assert all(torch.equal(single.delta[n][0], together.delta[n][row]) for n in params)
+            assert single.loss[0] == together.loss[row]
+            assert single.rms_loss[0] == together.rms_loss[row]
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_questions_equal_those_of_the_plain_engine(name: str) -> None:
+    sizes = [5, 0, 2 * WIDTH + 7]
+    model: Any = CHAINS[name]().double()
+    data = problem(sizes)
+    fast, plain = pair(model, data, WORKS["epochs"], OPTIMIZERS["sgd"])
+    params, last = initial(model), list(initial(model))[-2:]
+    np.testing.assert_allclose(fast.losses(params, data.train), plain.losses(params, data.train), rtol=1e-10)
+    np.testing.assert_allclose(
+        fast.losses(params, data.train[:1]), plain.losses(params, data.train[:1]), rtol=1e-10
+    )  # few: gathered by the plain engine
+    one, other = (e.evaluate(params, data.x, data.y) for e in (fast, plain))
+    assert one.accuracy == other.accuracy
+    assert one.loss == pytest.approx(other.loss, rel=1e-10)
+    torch.testing.assert_close(fast.predict(params, data.x), plain.predict(params, data.x), rtol=1e-10, atol=1e-10)
+    for names in (None, last):
+        gradients = [list(e.client_gradients(params, data.train, names)) for e in (fast, plain)]
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_samples_that_do_not_lie_in_a_row() -> None:
+    data = problem([6, 6])
+    apart = replace(data, x=data.x.repeat_interleave(2, dim=3)[..., ::2])
+    assert not apart.x.is_contiguous()
+    fast, _ = pair(model_of("mlp"), apart, WORKS["epochs"], OPTIMIZERS["sgd"])
+    _, plain = pair(model_of("mlp"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
+    assert_equal(fast, plain, np.arange(2))
+    params = initial(fast.model)
+    torch.testing.assert_close(fast.predict(params, apart.x), plain.predict(params, data.x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "rule"),
+    [("conv", "sgd", "chains of linear layers"), ("mlp", "adam", "optimizer=sgd alone, not Adam")],
+)
+def test_what_it_cannot_train_is_refused(model: str, optimizer: str, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s){rule}.*engine=auto"):
+        pair(model_of(model), problem([4]), WORKS["epochs"], OPTIMIZERS[optimizer])
+
+
+def test_no_workers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="workers=0"):
+        pair(model_of("mlp"), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"], workers=0)
+
+
+# --- compiling ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """As on a machine that has compiled nothing yet."""
+    monkeypatch.setattr(native, "_folder", lambda: tmp_path / "compiled")
+    library.cache_clear()
+    compiled.tell.cache_clear()
+    yield tmp_path / "compiled"
+    library.cache_clear()
+
+
+def chosen(optimizer: str = "sgd", name: str = "mlp", compile: Any = True, num_rounds: int = 1) -> AutoEngine:
+    work = LocalWork(2, None, 4, num_rounds)
+    return AutoEngine(
+        model_of(name),
+        problem(SIZES["ragged"]),
+        work,
+        OPTIMIZERS[optimizer],
+        Streams(3),
+        precision="float32",
+        compile=compile,
+    )
+
+
+def test_auto_takes_it_for_what_it_can_train_in_long_runs() -> None:
+    expected = "native (auto: no convolutions)" if torch.get_num_threads() == 1 else "native, "
+    assert chosen().description.startswith(expected)
+    assert chosen(compile="auto", num_rounds=WORTH_STEPS // 2).description.startswith(expected)
+    assert chosen(compile="auto", num_rounds=WORTH_STEPS // 2 - 1).description.startswith("batched")
+    assert chosen(compile=False, num_rounds=WORTH_STEPS).description.startswith("batched")
+    assert chosen("adam").description.startswith("batched")
+    assert chosen(name="batch norm 1d", compile="auto", num_rounds=WORTH_STEPS).description.startswith("batched")
+    assert chosen(name="conv").description.startswith("sequential")
+
+
+def test_auto_trains_and_answers_as_the_plain_engine() -> None:
+    engine = chosen()
+    _, plain = pair(model_of("mlp"), engine.data, engine.work, OPTIMIZERS["sgd"])
+    assert_equal(engine, plain, np.arange(5))
+    params = initial(engine.model)
+    np.testing.assert_allclose(
+        engine.losses(params, engine.data.train), plain.losses(params, engine.data.train), rtol=1e-10
+    )
+    torch.testing.assert_close(
+        engine.predict(params, engine.data.x), plain.predict(params, engine.data.x), rtol=1e-10, atol=1e-10
+    )
+    gradients = [list(e.client_gradients(params, engine.data.train, None)) for e in (engine, plain)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_it_is_compiled_once_a_machine(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library(torch.float64)
+    (made,) = fresh.iterdir()
+    library.cache_clear()
+    monkeypatch.setattr(native, "_build", lambda *_: pytest.fail("built again"))
+    library(torch.float64)
+    monkeypatch.setattr(native, "FLAGS", [*native.FLAGS, "-g"])
+    library.cache_clear()
+    with pytest.raises(pytest.fail.Exception):  # other flags, another library
+        library(torch.float64)
+    assert [made] == list(fresh.iterdir())
+
+
+def no_compiler(monkeypatch: pytest.MonkeyPatch, _: Path) -> str:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    return "there is no C compiler"
+
+
+def failing_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+    folder.mkdir()
+    script = folder / "broken"
+    script.write_text("#!/bin/sh\necho 'it is broken' >&2\necho more >&2\nexit 3\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    return "it is broken"
+
+
+def missing_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+    monkeypatch.setenv("CC", str(folder / "nowhere"))
+    return "No such file"
+
+
+def not_a_library(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+    folder.mkdir()
+    (folder / "chain-x.so").write_text("nothing")
+    monkeypatch.setattr(native, "_fingerprint", lambda _: "x")
+    return "chain-x.so"
+
+
+@pytest.mark.parametrize("broken", [no_compiler, failing_compiler, missing_compiler, not_a_library])
+def test_without_a_compiler_auto_goes_on_and_says_so_once(
+    broken: Any, fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = broken(monkeypatch, fresh)
+    for _ in range(2):
+        engine = chosen()
+        assert engine.description.startswith("batched (auto: no convolutions, not compiled: ")
+        assert reason in engine.description
+        assert "\n" not in engine.description
+    assert capsys.readouterr().err.count("engine.compile: not compiled") == 1
+    with pytest.raises(ConfigError, match=rf"(?s){reason}.*engine=batched"):
+        pair(model_of("mlp"), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"])
+
+
+def test_short_runs_do_not_ask_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "library", lambda _: pytest.fail("asked"))
+    assert chosen(compile="auto").description.startswith("batched")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.engine.batched import BatchedEngine
-from fedsim.engine.chain import linear_chain
+from fedsim.engine.chain import any_chain, linear_chain
 from fedsim.engine.params import initial
 from fedsim.engine.programs import Differentiated, WrittenOut
 from fedsim.models.mlp import MLP
@@ -98,6 +98,54 @@ def test_chains_are_recognised(name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_are_not(name: str) -> None:
     assert linear_chain(OTHERS[name]()) is None
+
+
+def images(*layers: nn.Module, flat: int) -> nn.Module:
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, 3))
+
+
+CONVOLUTIONS = {
+    "conv": lambda: model_of("conv"),
+    "pool behind relu": lambda: images(nn.Conv2d(1, 2, 3, padding=2), nn.ReLU(), nn.MaxPool2d(2), flat=18),
+    "no bias": lambda: images(nn.Conv2d(1, 2, 3, bias=False), nn.ReLU(), flat=8),
+}
+OTHER_CONVOLUTIONS = {
+    "stride": lambda: images(nn.Conv2d(1, 2, 3, stride=2), nn.ReLU(), flat=2),
+    "dilation": lambda: images(nn.Conv2d(1, 2, 2, dilation=2), nn.ReLU(), flat=8),
+    "groups": lambda: images(nn.Conv2d(2, 2, 3, groups=2), nn.ReLU(), flat=8),
+    "oblong": lambda: images(nn.Conv2d(1, 2, (3, 1)), nn.ReLU(), flat=16),
+    "oblong padding": lambda: images(nn.Conv2d(1, 2, 3, padding=(1, 0)), nn.ReLU(), flat=16),
+    "wide padding": lambda: images(nn.Conv2d(1, 2, 1, padding=1), nn.ReLU(), flat=72),
+    "padding by name": lambda: images(nn.Conv2d(1, 2, 3, padding="same"), nn.ReLU(), flat=32),
+    "reflections": lambda: images(nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.ReLU(), flat=32),
+    "no relu": lambda: images(nn.Conv2d(1, 2, 3), flat=8),
+    "dropout": lambda: images(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Dropout(0.5), flat=8),
+    "three by three": lambda: images(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(3), flat=2),
+    "sliding pool": lambda: images(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2, stride=1), flat=8),
+    "padded pool": lambda: images(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2, padding=1), flat=8),
+    "rounded up": lambda: images(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), flat=8),
+    "two pools": lambda: images(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.MaxPool2d(2), nn.MaxPool2d(2), flat=2),
+    "pool first": lambda: images(nn.MaxPool2d(2), nn.Conv2d(1, 2, 1), nn.ReLU(), flat=8),
+    "average": lambda: images(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AvgPool2d(2), flat=2),
+    "norm": lambda: model_of("batch norm 2d"),
+    "not flat": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Linear(2, 3)),
+    "conv last": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 2), nn.Flatten()),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_chains_with_convolutions_are_another_kind(name: str) -> None:
+    model: Any = CONVOLUTIONS[name]()
+    chain = any_chain(model)
+    assert chain is not None
+    assert chain.links[0].kernel > 0
+    assert linear_chain(model) is None
+    model.double()(torch.zeros(2, 1, 4, 4).double())  # its sizes fit
+
+
+@pytest.mark.parametrize("name", OTHER_CONVOLUTIONS)
+def test_other_convolutional_models_are_none(name: str) -> None:
+    assert any_chain(OTHER_CONVOLUTIONS[name]()) is None
 
 
 def work_of(optimizer: str) -> tuple[Any, ...]:

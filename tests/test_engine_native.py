@@ -19,6 +19,7 @@ from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.params import initial
 from fedsim.engine.sequential import SequentialEngine
 from fedsim.errors import ConfigError
+from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.streams import Streams
@@ -62,6 +63,54 @@ def test_layers_wider_and_deeper_than_a_tile(hidden: list[int], dropout: float, 
     data = ClientData(x, torch.randint(11, (40,), generator=generator), *[[np.arange(3, 40)]] * 2, 11)
     model: Any = MLP((1, 1, 600), 11, hidden=hidden, dropout=dropout).double()
     assert_equal(*pair(model, data, LocalWork(2, None, 17), OPTIMIZERS[optimizer]), np.arange(1))
+
+
+def padded() -> nn.Module:
+    """Images that are not square, paddings, pooling before and behind ReLU, sizes that leave rests."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(5, 20, 5, padding=2, bias=False), nn.ReLU()),
+        *(nn.Conv2d(20, 7, 2, padding=1), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(42, 12), nn.Dropout(0.4), nn.ReLU(), nn.Linear(12, 4, bias=False)),
+    )
+
+
+IMAGES: dict[str, tuple[tuple[int, ...], int, Any]] = {
+    "cnn": ((3, 32, 32), 10, lambda: CNN((3, 32, 32), 10)),
+    "padded": ((1, 9, 11), 4, padded),
+    "one pixel": ((2, 5, 5), 3, lambda: nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(75, 3))),
+}
+
+
+def images(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, ClientData]:
+    """A model, and 23 samples of three clients, one of whom has none. Some are blank: all pixels of a pool tie."""
+    shape, num_classes, model = IMAGES[name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(23, *shape, generator=generator, dtype=torch.float64).to(dtype)
+    x[::3] = 1
+    y = torch.randint(num_classes, (23,), generator=generator)
+    positions = [np.arange(11), np.arange(0), np.arange(22, 10, -1)]
+    return model().to(dtype), ClientData(x, y, positions, positions, num_classes)
+
+
+@pytest.mark.parametrize("optimizer", SGDS)
+@pytest.mark.parametrize("name", IMAGES)
+def test_convolutions_equal_those_of_the_plain_engine(name: str, optimizer: str) -> None:
+    model, data = images(name)
+    fast, plain = pair(model, data, LocalWork(2, None, 5), OPTIMIZERS[optimizer])
+    assert_equal(fast, plain, np.arange(3))
+    params = initial(model)
+    np.testing.assert_allclose(fast.losses(params, data.train), plain.losses(params, data.train), rtol=1e-10)
+    torch.testing.assert_close(fast.predict(params, data.x), plain.predict(params, data.x), rtol=1e-10, atol=1e-10)
+    gradients = [list(e.client_gradients(params, data.train, None)) for e in (fast, plain)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_convolutions_in_single_precision(name: str) -> None:
+    model, data = images(name, torch.float32)
+    assert_equal(*pair(model, data, LocalWork(2, None, 5), OPTIMIZERS["decay"]), np.arange(3), tolerance=2e-5)
 
 
 @pytest.mark.parametrize("name", ["mlp", "dropout"])
@@ -122,7 +171,7 @@ def test_samples_that_do_not_lie_in_a_row() -> None:
 
 @pytest.mark.parametrize(
     ("model", "optimizer", "rule"),
-    [("conv", "sgd", "chains of linear layers"), ("mlp", "adam", "optimizer=sgd alone, not Adam")],
+    [("batch norm 2d", "sgd", "runs chains of plain convolutions"), ("mlp", "adam", "optimizer=sgd alone, not Adam")],
 )
 def test_what_it_cannot_train_is_refused(model: str, optimizer: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s){rule}.*engine=auto"):
@@ -163,12 +212,17 @@ def chosen(optimizer: str = "sgd", name: str = "mlp", compile: Any = True, num_r
 def test_auto_takes_it_for_what_it_can_train_in_long_runs() -> None:
     expected = "native (auto: no convolutions)" if torch.get_num_threads() == 1 else "native, "
     assert chosen().description.startswith(expected)
-    assert chosen(compile="auto", num_rounds=WORTH_STEPS // 2).description.startswith(expected)
-    assert chosen(compile="auto", num_rounds=WORTH_STEPS // 2 - 1).description.startswith("batched")
-    assert chosen(compile=False, num_rounds=WORTH_STEPS).description.startswith("batched")
+    assert chosen(compile="auto", num_rounds=WORTH_STEPS["linear"] // 2).description.startswith(expected)
+    assert chosen(compile="auto", num_rounds=WORTH_STEPS["linear"] // 2 - 1).description.startswith("batched")
+    assert chosen(compile=False, num_rounds=10**6).description.startswith("batched")
     assert chosen("adam").description.startswith("batched")
-    assert chosen(name="batch norm 1d", compile="auto", num_rounds=WORTH_STEPS).description.startswith("batched")
-    assert chosen(name="conv").description.startswith("sequential")
+    assert chosen(name="batch norm 1d", compile="auto", num_rounds=10**6).description.startswith("batched")
+    assert chosen(name="conv").description.startswith("native")
+    assert chosen(name="conv", compile="auto").description.startswith("sequential")
+    few = WORTH_STEPS["convolutional"] // 2
+    assert chosen(name="conv", compile="auto", num_rounds=few).description.startswith("native")
+    assert chosen(name="conv", compile=False, num_rounds=10**6).description.startswith("sequential")
+    assert chosen(name="batch norm 2d", num_rounds=10**6).description.startswith("sequential")
 
 
 def test_auto_trains_and_answers_as_the_plain_engine() -> None:
@@ -222,9 +276,9 @@ def missing_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
 
 def not_a_library(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     folder.mkdir()
-    (folder / "chain-x.so").write_text("nothing")
+    (folder / "native-x.so").write_text("nothing")
     monkeypatch.setattr(native, "_fingerprint", lambda _: "x")
-    return "chain-x.so"
+    return "native-x.so"
 
 
 @pytest.mark.parametrize("broken", [no_compiler, failing_compiler, missing_compiler, not_a_library])

@@ -20,14 +20,14 @@ from fedsim.streams import Streams
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Common = tuple[nn.Module, ClientData, LocalWork, LocalOptimizer, Streams]
-WORTH_STEPS = 2_000
-"""Local steps of a run, one client's, from which on C pays: compiling takes 2 s, once a machine, and a step of ten
-clients' MLPs is some 1 ms shorter (docs/performance.md)."""
+WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
+"""Local steps of a run, one client's, from which on C pays: compiling takes 2 s, once a machine; a step of ten MLPs on
+two cores is some 1 ms shorter, one of a convolutional client some 10 ms (docs/performance.md)."""
 
 
 class AutoEngine(Engine):
-    """`sequential` for convolutional models on a CPU, where grouped convolutions are slow, and for models that cannot
-    run batched; `native` for what it can train, in runs long enough to compile for; `batched` otherwise."""
+    """`native` for what it can train, in runs long enough to compile for; else `sequential` for convolutional models on
+    a CPU, where grouped convolutions are slow, and for models that cannot run batched; `batched` otherwise."""
 
     def __init__(
         self,
@@ -46,18 +46,17 @@ class AutoEngine(Engine):
         on_cpu = data.x.device.type == "cpu"
         self.reason = "no convolutions" if not convolutional else "convolutions on a CPU" if on_cpu else "a GPU"
         self.chosen: Engine
-        if convolutional and on_cpu:
-            self.chosen = SequentialEngine(*common, precision=precision, workers="auto")
-        elif self._native_pays(compile) and self._native_compiles():
+        if self._native_pays(compile, WORTH_STEPS["convolutional" if convolutional else "linear"]):
             self.chosen = NativeEngine(*common, workers="auto")
+        elif convolutional and on_cpu:
+            self.chosen = SequentialEngine(*common, precision=precision, workers="auto")
         else:
             self.chosen = self._batched_if_it_can(common, precision, compile)
 
-    def _native_pays(self, compile: Compile) -> bool:
+    def _native_pays(self, compile: Compile, enough: int) -> bool:
         fits = self.precision == "float32" and unfit(self.model, self.optimizer, self.data.x.device) is None
-        return fits and worth_compiling(compile, self.work.total_steps(self.data.train), WORTH_STEPS)
-
-    def _native_compiles(self) -> bool:
+        if not fits or not worth_compiling(compile, self.work.total_steps(self.data.train), enough):
+            return False
         try:
             library(self.data.x.dtype)
         except NotCompiledError as error:

@@ -1,7 +1,8 @@
-"""Plain chains of linear layers, recognised in a model by tracing it."""
+"""Plain chains of layers, recognised in a model by tracing it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -12,17 +13,25 @@ from fedsim.cohort import Params
 
 @dataclass(frozen=True)
 class Link:
-    """A linear layer: names of its weight and bias (None without), and the number and rate of the dropout behind it."""
+    """A linear layer, or, with a `kernel`, a convolution of stride 1: names of its weight and bias (None without), the
+    number and rate of the dropout behind a linear layer, and whether a 2 x 2 max pooling is behind a convolution."""
 
     weight: str
     bias: str | None
     dropout: int = 0
     rate: float = 0.0
+    kernel: int = 0
+    padding: int = 0
+    pool: bool = False
 
 
 @dataclass(frozen=True)
 class Chain:
-    """y = L_n(relu(drop(... relu(drop(L_1(flatten(x))))))), dropout in training only."""
+    """y = L_n(relu(drop(... relu(drop(L_1(flatten(x))))))), dropout in training only, and before it, if there are
+    convolutions, relu(pool(conv(... relu(pool(conv(x))))) in place of x.
+
+    Its methods are for chains of linear layers alone.
+    """
 
     links: Sequence[Link]
 
@@ -55,10 +64,20 @@ class Chain:
 
 
 def linear_chain(model: nn.Module) -> Chain | None:
-    """The chain that `model` is, or None if it is anything else.
+    """The chain of linear layers that `model` is, or None if it is anything else.
 
     Linear layers with a ReLU between any two, all trained, each used once; a dropout before or behind a ReLU (that is
     the same) is its layer's; Flatten, Identity and Dropout of rate 0 count as nothing.
+    """
+    chain = any_chain(model)
+    return None if chain is None or any(link.kernel for link in chain.links) else chain
+
+
+def any_chain(model: nn.Module) -> Chain | None:
+    """As `linear_chain`, with convolutions allowed before the linear layers.
+
+    Square kernels, stride 1, zeros as padding, less of it than the kernel; a max pooling before or behind a ReLU (that
+    is the same) is its convolution's.
     """
     try:
         nodes = list(fx.symbolic_trace(model).graph.nodes)
@@ -88,32 +107,54 @@ class _Reader:
         dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout)]
         self.dropouts = {layer: number for number, layer in enumerate(dropouts)}  # as the engines count them
         self.links: list[Link] = []
-        self.activated = True  # the next linear layer may come
+        self.activated = True  # the next layer may come
+        self.flat = False  # seen a Flatten
         self.used: set[nn.Module] = set()
 
     def read(self, node: fx.Node) -> bool:
         """Whether the node fits into a chain."""
         layer = self.modules.get(str(node.target)) if node.op == "call_module" else None
         if _is_nothing(node, layer):
+            self.flat = self.flat or type(layer) not in (nn.Identity, nn.Dropout)
             return True
-        if layer is not None and layer in self.used and not isinstance(layer, nn.ReLU):
+        if layer is not None and layer in self.used and not isinstance(layer, nn.ReLU | nn.MaxPool2d):
             return False
         if layer is not None:
             self.used.add(layer)
         if type(layer) is nn.Dropout:
             return self._read_dropout(layer)
-        if type(layer) is nn.Linear and self.activated:
-            bias = None if layer.bias is None else f"{node.target}.bias"
-            self.links.append(Link(f"{node.target}.weight", bias))
-            self.activated = False
-            return True
+        if type(layer) is nn.Linear or type(layer) is nn.Conv2d:
+            return self._read_layer(str(node.target), layer)
+        if type(layer) is nn.MaxPool2d:
+            return self._read_pool(layer)
         if _is_relu(node, layer) and not self.activated:
             self.activated = True
             return True
         return False
 
+    def _read_layer(self, name: str, layer: nn.Linear | nn.Conv2d) -> bool:
+        if not self.activated:
+            return False
+        self.activated = False
+        convolved = bool(self.links) and self.links[-1].kernel > 0
+        link = Link(f"{name}.weight", None if layer.bias is None else f"{name}.bias")
+        if isinstance(layer, nn.Linear):
+            self.links.append(link)
+            return self.flat or not convolved
+        if isinstance(layer.padding, str) or not _is_plain(layer, layer.padding):
+            return False
+        self.links.append(replace(link, kernel=layer.kernel_size[0], padding=layer.padding[0]))
+        return not self.flat and (convolved or len(self.links) == 1)
+
+    def _read_pool(self, layer: nn.MaxPool2d) -> bool:
+        if not self.links or not self.links[-1].kernel or self.links[-1].pool or self.flat:
+            return False
+        self.links[-1] = replace(self.links[-1], pool=True)
+        sides = [_pair(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)]
+        return sides == [(2, 2), (2, 2), (0, 0), (1, 1)] and not layer.ceil_mode and not layer.return_indices
+
     def _read_dropout(self, layer: nn.Dropout) -> bool:
-        if not self.links or self.links[-1].rate:
+        if not self.links or self.links[-1].rate or self.links[-1].kernel:
             return False
         self.links[-1] = replace(self.links[-1], dropout=self.dropouts[layer], rate=layer.p)
         return True
@@ -124,8 +165,18 @@ class _Reader:
         parameters = dict(self.model.named_parameters())
         trained = all(p.requires_grad for p in parameters.values())
         whole = names == set(parameters) and trained and not list(self.model.buffers())
-        ends_plainly = bool(self.links) and not self.activated and not self.links[-1].rate
+        ends_plainly = bool(self.links) and not self.activated and not self.links[-1].rate and not self.links[-1].kernel
         return Chain(self.links) if whole and ends_plainly else None
+
+
+def _is_plain(layer: nn.Conv2d, padding: tuple[int, ...]) -> bool:
+    (height, width), (above, beside) = layer.kernel_size, padding
+    square = height == width and above == beside < height
+    return square and layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
+
+
+def _pair(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value, value)
 
 
 def _is_nothing(node: fx.Node, layer: nn.Module | None) -> bool:

@@ -1,4 +1,4 @@
-"""Chains of linear layers in compiled C: each client's whole local training is one call, on a core of its own."""
+"""Chains of layers in compiled C: each client's whole local training is one call, on a core of its own."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedsim.cohort import Params
 from fedsim.engine.base import EVALUATION_BATCH, ClientData, Engine, LocalWork, Request, Trained
-from fedsim.engine.chain import Chain, linear_chain
+from fedsim.engine.chain import Chain, any_chain
 from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.native.round import Round
 from fedsim.engine.native.task import ChainCalls, Work
@@ -32,11 +32,11 @@ class NativeEngine(Engine):
     """Clients side by side, `workers` at a time (`auto`: as many as torch has threads). Equal to the other engines up
     to rounding; what one client gets is the same to the last bit whoever trains beside it.
 
-    For chains of linear layers under SGD in float32 on a CPU. Raises `ConfigError` for anything else, and where the
-    C code cannot be compiled.
+    For chains (`fedsim.engine.chain.any_chain`) under SGD in float32 on a CPU. Raises `ConfigError` for anything else,
+    and where the C code cannot be compiled.
     """
 
-    chain: Chain
+    layers: Chain
     optimizer: SGD
 
     def __init__(
@@ -54,6 +54,9 @@ class NativeEngine(Engine):
             unfit(model, optimizer, data.x.device),
         )
         super().__init__(model, replace(data, x=data.x.contiguous()), work, optimizer, streams)
+        found = any_chain(model)
+        assert found is not None
+        self.layers = found
         try:
             library(data.x.dtype)
         except NotCompiledError as error:
@@ -73,7 +76,7 @@ class NativeEngine(Engine):
 
     def train_all(self, requests: Sequence[Request]) -> list[Trained]:
         """The clients of all requests in one queue; they do not touch each other."""
-        rounds = [Round(self.chain, self.optimizer, self.data, request) for request in requests]
+        rounds = [Round(self.layers, self.optimizer, self.data, request) for request in requests]
         jobs = [(r, row) for r in rounds for row in range(len(r.batches))]
         list(self._pool.map(lambda job: job[0].train(job[1]), jobs))
         return [r.trained() for r in rounds]
@@ -82,7 +85,7 @@ class NativeEngine(Engine):
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None
     ) -> Iterator[Tensor]:
         names = self.trained if names is None else names
-        calls = ChainCalls(self.chain, params)
+        calls = self._calls(params)
         for start in range(0, len(positions), self.workers):
             some = positions[start : start + self.workers]
             yield from self._pool.map(lambda chosen: self._mean_gradient(calls, chosen, names), some)
@@ -91,6 +94,9 @@ class NativeEngine(Engine):
         found = {name: torch.zeros_like(value) for name, value in calls.params.items()}
         calls.gradient(self._work(self.data.x, chosen, self.data.y), found)
         return torch.cat([found[name].flatten() for name in names]).div_(max(len(chosen), 1))
+
+    def _calls(self, params: Params) -> ChainCalls:
+        return ChainCalls(self.layers, params, self.data.x.shape[1:])
 
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
         return self._logits(params, x.contiguous(), np.arange(len(x)))
@@ -101,7 +107,7 @@ class NativeEngine(Engine):
 
     def _logits(self, params: Params, x: Tensor, chosen: NDArray[np.int64]) -> Tensor:
         """Of the samples at these positions in `x`."""
-        calls, result = ChainCalls(self.chain, params), x.new_empty(len(chosen), self.data.num_classes)
+        calls, result = self._calls(params), x.new_empty(len(chosen), self.data.num_classes)
         parts = [slice(start, start + EVALUATION_BATCH) for start in range(0, len(chosen), EVALUATION_BATCH)]
         list(self._pool.map(lambda part: calls.outputs(self._work(x, chosen[part]), result[part]), parts))
         return result
@@ -119,8 +125,9 @@ class NativeEngine(Engine):
 def unfit(model: nn.Module, optimizer: LocalOptimizer, device: torch.device) -> Problem | None:
     """Why this engine cannot train this model in this way on this device, if so."""
     remedy = "engine=auto takes what fits"
-    if linear_chain(model) is None:
-        return Problem("", ..., "runs chains of linear layers with ReLU between them alone", remedy)
+    if any_chain(model) is None:
+        kinds = "plain convolutions, 2 x 2 max poolings and linear layers with ReLU between them"
+        return Problem("", ..., f"runs chains of {kinds} alone", remedy)
     if type(optimizer) is not SGD:
         return Problem("", ..., f"knows optimizer=sgd alone, not {type(optimizer).__name__}", remedy)
     return None if device.type == "cpu" else Problem("", ..., f"runs on a CPU alone, not on {device}", remedy)

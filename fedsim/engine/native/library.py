@@ -27,10 +27,10 @@ class NotCompiledError(Exception):
 
 @functools.cache
 def library(dtype: torch.dtype) -> ctypes.CDLL:
-    """`chain.c` for `dtype`. Raises `NotCompiledError` without a compiler that can build and a machine that can load it."""
+    """`native.c` for `dtype`. Raises `NotCompiledError` where it cannot be built or loaded."""
     compiler = _compiler()
     command = [*compiler, *FLAGS, f"-DREAL={REALS[dtype]}"]
-    path = _folder() / f"chain-{_fingerprint(command)}.so"
+    path = _folder() / f"native-{_fingerprint(command)}.so"
     try:
         if not path.exists():
             _build(command, path)
@@ -64,8 +64,8 @@ def _build(command: list[str], path: Path) -> None:
     """To a file of its own first, so that processes that build at once do not disturb each other."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / "chain.so"
-        _run([*command, "-o", str(made), str(SOURCES / "chain.c"), "-lm"])
+        made = Path(folder) / "native.so"
+        _run([*command, "-o", str(made), str(SOURCES / "native.c"), "-lm"])
         made.replace(path)
 
 

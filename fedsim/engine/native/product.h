@@ -21,13 +21,13 @@ typedef real vec __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_a
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 
-/* c = keep c + scale a b, for c [m][n], b [depth][n]; row i of c starts at c + i ldc, row k of b at b + k ldb; n is a
-   multiple of LANES. Plain: a[i] points to row i of a; transposed: a[k] points to row k of its transpose. */
+/* c = keep c + scale a b, for c [m][n], b [depth][n]; row i of c starts at c + i ld, row k of b at b + k ld; n is a
+   multiple of LANES. Plain: row i of a starts at a + at[i]; transposed: row k of its transpose does at a + at[k]. */
 struct product {
-    const real *const *a;
-    const real *b;
+    const real *a, *b;
+    const int64_t *at;
     real *c;
-    int64_t m, n, depth, ldb, ldc;
+    int64_t m, n, depth, ld;
     real keep, scale;
 };
 
@@ -35,13 +35,13 @@ INLINE void tile(int transposed, int rows, int vectors, const struct product *p,
                  int64_t end)
 {
     vec sum[ROWS][VECTORS];
-    const real *a[ROWS], *b = p->b + first * p->ldb + j;
+    const real *a[ROWS], *b = p->b + first * p->ld + j;
     UNROLL for (int r = 0; r < rows; r++) {
-        a[r] = transposed ? 0 : p->a[i + r];
+        a[r] = transposed ? 0 : p->a + p->at[i + r];
         UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = (vec){0};
     }
-    for (int64_t k = first; k < end; k++, b += p->ldb) {
-        const real *column = transposed ? p->a[k] + i : 0;
+    for (int64_t k = first; k < end; k++, b += p->ld) {
+        const real *column = transposed ? p->a + p->at[k] + i : 0;
         vec row[VECTORS];
         UNROLL for (int v = 0; v < vectors; v++) row[v] = *(const vec *)(b + v * LANES);
         UNROLL for (int r = 0; r < rows; r++) {
@@ -52,7 +52,7 @@ INLINE void tile(int transposed, int rows, int vectors, const struct product *p,
     real keep = first ? 1 : p->keep;
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vectors; v++) {
-            vec *c = (vec *)(p->c + (i + r) * p->ldc + j + v * LANES);
+            vec *c = (vec *)(p->c + (i + r) * p->ld + j + v * LANES);
             sum[r][v] *= p->scale;
             if (keep != 0) sum[r][v] += keep * *c;
             *c = sum[r][v];

@@ -17,7 +17,7 @@ class Round:
     """Rows are clients in the order of the request's ids; each may be trained from a thread of its own."""
 
     def __init__(self, chain: Chain, optimizer: SGD, data: ClientData, request: Request) -> None:
-        self.calls = ChainCalls(chain, request.params)
+        self.calls = ChainCalls(chain, request.params, data.x.shape[1:])
         self.batches = round_batches(request)
         self.data = data
         self.rule = Rule(request.lr, optimizer.weight_decay, optimizer.momentum, optimizer.nesterov)

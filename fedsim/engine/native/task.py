@@ -1,4 +1,4 @@
-"""Calls of `chain.c`: its structures, and tensors as pointers."""
+"""Calls of `native.c`: its structures, and tensors as pointers."""
 
 import ctypes
 from collections.abc import Sequence
@@ -17,7 +17,10 @@ _Int, _Pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 class _Link(ctypes.Structure):
-    _fields_ = [("inputs", _Int), ("outputs", _Int), ("dropout", _Int), ("rate", ctypes.c_double)]
+    _fields_ = [
+        *((name, _Int) for name in ("inputs", "outputs", "dropout", "kernel", "padding", "pool", "height", "width")),
+        ("rate", ctypes.c_double),
+    ]
 
 
 class _Task(ctypes.Structure):
@@ -55,18 +58,17 @@ class Work:
 
 
 class ChainCalls:
-    """The functions of `chain.c` for a chain with the parameters `params`. Threads may share it."""
+    """The functions of `native.c` for a chain with the parameters `params`, and samples of `shape`. Threads may share
+    it."""
 
-    def __init__(self, chain: Chain, params: Params) -> None:
+    def __init__(self, chain: Chain, params: Params, shape: Sequence[int]) -> None:
         """Raises `NotCompiledError`."""
         self.params = params
         self.names = [name for link in chain.links for name in (link.weight, link.bias)]
         self.start = [None if name is None else params[name].contiguous() for name in self.names]
-        weights = [params[link.weight] for link in chain.links]
-        self._library = library(weights[0].dtype)
-        self._links = (_Link * len(weights))(
-            *(_Link(w.shape[1], w.shape[0], k.dropout, k.rate) for w, k in zip(weights, chain.links, strict=True))
-        )
+        self._library = library(params[chain.links[0].weight].dtype)
+        links = _links(chain, params, shape)
+        self._links = (_Link * len(links))(*links)
         self._start = _pointers(self.start)
 
     def train(self, work: Work, rule: Rule, delta: Params, velocity: Params | None) -> None:
@@ -113,6 +115,21 @@ class ChainCalls:
         )
         if getattr(self._library, name)(ctypes.byref(task)):
             raise MemoryError(f"no room for a model and its batch of {work.positions.shape[1]} samples")
+
+
+def _links(chain: Chain, params: Params, shape: Sequence[int]) -> list[_Link]:
+    """With the sizes of their images; those of a linear layer's inputs are what the convolutions have left."""
+    found: list[_Link] = []
+    height, width = shape[1:] if chain.links[0].kernel else (1, 1)
+    for link in chain.links:
+        outputs, inputs = params[link.weight].shape[:2]
+        found.append(
+            _Link(inputs, outputs, link.dropout, link.kernel, link.padding, link.pool, height, width, link.rate)
+        )
+        height, width = ((side + 2 * link.padding - link.kernel + 1) // (1 + link.pool) for side in (height, width))
+        if not link.kernel:
+            height = width = 1
+    return found
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:

@@ -1,0 +1,126 @@
+/* Convolutions of one sample after another, so that its images stay in the cache. The pixels of a kernel's row lie
+   side by side in the input: a convolution is one product for each row of the kernel, and nothing is unfolded. */
+
+/* From torch's layout into the input of the first layer. */
+static void load_image(const struct layer *layer, int64_t b, const real *x)
+{
+    const struct link *link = &layer->link;
+    real *given = (real *)layer->given + b * layer->stride;
+    for (int64_t c = 0; c < link->in; c++)
+        for (int64_t i = 0; i < link->height; i++)
+            for (int64_t j = 0; j < link->width; j++)
+                given[((i + link->padding) * layer->padded.w + j + link->padding) * link->in + c] = *x++;
+}
+
+/* Where the layer behind finds pixel (i, j) of sample b. */
+static real *passed_on(const struct layer *layer, int64_t b, int64_t i, int64_t j)
+{
+    const struct layer *next = layer + 1;
+    int64_t edge = next->link.padding, across = next->link.kernel ? next->padded.w : layer->pooled.w;
+    return (real *)next->given + b * next->stride + ((i + edge) * across + j + edge) * layer->link.out;
+}
+
+/* The greatest of four pixels of channels [out], rectified, and which of them it is. */
+static void pool(const real *one, const real *two, const real *three, const real *four, int64_t out,
+                 real *restrict value, real *restrict which)
+{
+    for (int64_t c = 0; c < out; c++) {
+        real most = one[c], at = 0;
+        at = two[c] > most ? 1 : at, most = two[c] > most ? two[c] : most;
+        at = three[c] > most ? 2 : at, most = three[c] > most ? three[c] : most;
+        at = four[c] > most ? 3 : at, most = four[c] > most ? four[c] : most;
+        which[c] = at;
+        value[c] = most > 0 ? most : 0;
+    }
+}
+
+static real *which_of(const struct layer *layer, int64_t b, int64_t i, int64_t j)
+{
+    return layer->which + ((b * layer->pooled.h + i) * layer->pooled.w + j) * layer->width;
+}
+
+static void convolution_forward(const struct layer *layer, int64_t b)
+{
+    int64_t row = layer->link.kernel * layer->link.in, out = layer->link.out, width = layer->width;
+    for (int64_t i = 0; i < layer->seen.area; i++) memcpy(layer->image + i * width, layer->bias, width * sizeof(real));
+    for (int64_t k = 0; k < layer->link.kernel; k++)
+        plain_product(&(struct product){
+            .a = layer->given + b * layer->stride + k * layer->padded.w * layer->link.in, .at = layer->at,
+            .b = layer->weight + k * row * width, .c = layer->image, .m = layer->seen.area, .n = width, .depth = row,
+            .ld = width, .keep = 1, .scale = 1});
+    for (int64_t i = 0; i < layer->pooled.h; i++)
+        for (int64_t j = 0; j < layer->pooled.w; j++) {
+            const real *one = layer->image + (layer->link.pool ? 2 : 1) * (i * layer->seen.w + j) * width;
+            real *value = passed_on(layer, b, i, j);
+            if (layer->link.pool) {
+                const real *three = one + layer->seen.w * width;
+                pool(one, one + width, three, three + width, out, value, which_of(layer, b, i, j));
+            } else
+                for (int64_t c = 0; c < out; c++) value[c] = one[c] > 0 ? one[c] : 0;
+        }
+}
+
+static real *in_the_middle(const struct layer *layer, int64_t i, int64_t j)
+{
+    int64_t margin = layer->link.kernel - 1 - layer->link.padding;
+    return layer->wide_slope + ((i + margin) * layer->wide.w + j + margin) * layer->width;
+}
+
+/* The slope of those channels [out] whose value is positive and came from way `q`. */
+static void pass_back(const real *value, const real *which, real q, const real *slope, int64_t out,
+                      real *restrict result)
+{
+    for (int64_t c = 0; c < out; c++) result[c] = (value[c] > 0) & (which[c] == q) ? slope[c] : 0;
+}
+
+/* The slope of the image, from that of what was passed on, whose pixels are `pitch` apart. */
+static void unpool(const struct layer *layer, int64_t b, const real *slope, int64_t pitch)
+{
+    int64_t out = layer->link.out, ways = layer->link.pool ? 2 : 1;
+    for (int64_t i = 0; i < layer->pooled.h; i++)
+        for (int64_t j = 0; j < layer->pooled.w; j++, slope += pitch) {
+            const real *value = passed_on(layer, b, i, j), *which = which_of(layer, b, i, j);
+            for (int64_t q = 0; q < ways * ways; q++) {
+                int64_t y = ways * i + q / 2, x = ways * j + q % 2;
+                pass_back(value, which, q, slope, out, layer->image_slope + (y * layer->seen.w + x) * layer->width);
+                if (layer->wide_slope) pass_back(value, which, q, slope, out, in_the_middle(layer, y, x));
+            }
+        }
+}
+
+/* slope_weight <- keep slope_weight + the gradient of one sample, and the bias likewise. */
+static void convolution_gradient(const struct layer *layer, int64_t b, real keep)
+{
+    int64_t row = layer->link.kernel * layer->link.in, width = layer->width;
+    for (int64_t k = 0; k < layer->link.kernel; k++)
+        transposed_product(&(struct product){
+            .a = layer->given + b * layer->stride + k * layer->padded.w * layer->link.in, .at = layer->at,
+            .b = layer->image_slope, .c = layer->slope_weight + k * row * width, .m = row, .n = width,
+            .depth = layer->seen.area, .ld = width, .keep = keep, .scale = 1});
+    if (!layer->biased) return;
+    for (int64_t o = 0; o < width; o++) layer->slope_bias[o] *= keep;
+    for (int64_t i = 0; i < layer->seen.area; i++)
+        for (int64_t o = 0; o < width; o++) layer->slope_bias[o] += layer->image_slope[i * width + o];
+}
+
+/* The kernel turned by half a circle, its inputs as outputs. */
+static void turn(const struct layer *layer)
+{
+    int64_t pixels = layer->link.kernel * layer->link.kernel, in = layer->link.in, across = vectors_of(in);
+    for (int64_t p = 0; p < pixels; p++)
+        for (int64_t c = 0; c < in; c++)
+            for (int64_t o = 0; o < layer->link.out; o++)
+                layer->turned[((pixels - 1 - p) * layer->width + o) * across + c] =
+                    layer->weight[(p * in + c) * layer->width + o];
+}
+
+/* layer->below: the slope of the input. */
+static void convolution_descend(const struct layer *layer)
+{
+    int64_t row = layer->link.kernel * layer->width, across = vectors_of(layer->link.in);
+    for (int64_t k = 0; k < layer->link.kernel; k++)
+        plain_product(&(struct product){
+            .a = layer->wide_slope + k * layer->wide.w * layer->width, .at = layer->back_at,
+            .b = layer->turned + k * row * across, .c = layer->below, .m = layer->link.height * layer->link.width,
+            .n = across, .depth = row, .ld = across, .keep = k ? 1 : 0, .scale = 1});
+}

@@ -137,6 +137,27 @@ def test_a_client_is_the_same_to_the_last_bit_in_any_company(dtype: torch.dtype,
             assert single.rms_loss[0] == together.rms_loss[row]
 
 
+@pytest.mark.parametrize("optimizer", ["decay", "nesterov"])
+@pytest.mark.parametrize("name", ["cnn", "padded", "mlp"])
+def test_cores_that_share_a_client_change_no_bit(name: str, optimizer: str) -> None:
+    if name == "mlp":
+        data = problem([70, 3, 41])
+        model: Any = MLP((1, 4, 4), 3, hidden=[20, 9], dropout=0.3).double()
+    else:
+        model, data = images(name)
+    params = initial(model)
+    expected, *found = (
+        pair(model, data, LocalWork(3, None, 9), OPTIMIZERS[optimizer], workers)[0] for workers in (1, 2, 3, 5, 12)
+    )
+    for ids in ([0], [2, 1], [0, 1, 2]):
+        alone = expected.train(params, np.array(ids), 2, 0.1)
+        for engine in found:
+            shared = engine.train(params, np.array(ids), 2, 0.1)
+            assert all(torch.equal(alone.delta[n], shared.delta[n]) for n in params)
+            assert all(torch.equal(alone.momentum[n], shared.momentum[n]) for n in alone.momentum or {})
+            np.testing.assert_array_equal(alone.rms_loss, shared.rms_loss)
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_questions_equal_those_of_the_plain_engine(name: str) -> None:
     sizes = [5, 0, 2 * WIDTH + 7]

@@ -39,31 +39,35 @@ static real *which_of(const struct layer *layer, int64_t b, int64_t i, int64_t j
     return layer->which + ((b * layer->pooled.h + i) * layer->pooled.w + j) * layer->width;
 }
 
-static void convolution_forward(const struct layer *layer, int64_t b)
+/* A thread's own room for a sample. */
+static real *own(real *room, const struct member *me, int64_t size) { return room + me->rank * size; }
+
+static void convolve(const struct layer *layer, int64_t b, real *image)
 {
-    int64_t row = layer->link.kernel * layer->link.in, out = layer->link.out, width = layer->width;
-    for (int64_t i = 0; i < layer->seen.area; i++) memcpy(layer->image + i * width, layer->bias, width * sizeof(real));
+    int64_t row = layer->link.kernel * layer->link.in, width = layer->width;
+    for (int64_t i = 0; i < layer->seen.area; i++) memcpy(image + i * width, layer->bias, width * sizeof(real));
     for (int64_t k = 0; k < layer->link.kernel; k++)
-        plain_product(&(struct product){
-            .a = layer->given + b * layer->stride + k * layer->padded.w * layer->link.in, .at = layer->at,
-            .b = layer->weight + k * row * width, .c = layer->image, .m = layer->seen.area, .n = width, .depth = row,
-            .ld = width, .keep = 1, .scale = 1});
-    for (int64_t i = 0; i < layer->pooled.h; i++)
-        for (int64_t j = 0; j < layer->pooled.w; j++) {
-            const real *one = layer->image + (layer->link.pool ? 2 : 1) * (i * layer->seen.w + j) * width;
-            real *value = passed_on(layer, b, i, j);
-            if (layer->link.pool) {
-                const real *three = one + layer->seen.w * width;
-                pool(one, one + width, three, three + width, out, value, which_of(layer, b, i, j));
-            } else
-                for (int64_t c = 0; c < out; c++) value[c] = one[c] > 0 ? one[c] : 0;
-        }
+        plain_product(
+            (struct product){.a = layer->given + b * layer->stride + k * layer->padded.w * layer->link.in,
+                             .at = layer->at, .b = layer->weight + k * row * width, .c = image, .n = width,
+                             .depth = row, .ld = width, .keep = 1, .scale = 1},
+            0, layer->seen.area);
 }
 
-static real *in_the_middle(const struct layer *layer, int64_t i, int64_t j)
+static void convolution_forward(const struct member *me, const struct layer *layer, int64_t b)
 {
-    int64_t margin = layer->link.kernel - 1 - layer->link.padding;
-    return layer->wide_slope + ((i + margin) * layer->wide.w + j + margin) * layer->width;
+    int64_t out = layer->link.out, width = layer->width, down = layer->seen.w * width;
+    real *image = own(layer->image, me, layer->seen.area * width);
+    convolve(layer, b, image);
+    for (int64_t i = 0; i < layer->pooled.h; i++)
+        for (int64_t j = 0; j < layer->pooled.w; j++) {
+            const real *one = image + (layer->link.pool ? 2 : 1) * (i * down + j * width);
+            real *value = passed_on(layer, b, i, j);
+            if (layer->link.pool)
+                pool(one, one + width, one + down, one + down + width, out, value, which_of(layer, b, i, j));
+            else
+                for (int64_t c = 0; c < out; c++) value[c] = one[c] > 0 ? one[c] : 0;
+        }
 }
 
 /* The slope of those channels [out] whose value is positive and came from way `q`. */
@@ -73,54 +77,75 @@ static void pass_back(const real *value, const real *which, real q, const real *
     for (int64_t c = 0; c < out; c++) result[c] = (value[c] > 0) & (which[c] == q) ? slope[c] : 0;
 }
 
-/* The slope of the image, from that of what was passed on, whose pixels are `pitch` apart. */
-static void unpool(const struct layer *layer, int64_t b, const real *slope, int64_t pitch)
+/* The slopes of the image, without and with a margin, from that of what was passed on, with pixels `pitch` apart. */
+static void unpool(const struct layer *layer, int64_t b, const real *slope, int64_t pitch, real *image, real *wide)
 {
     int64_t out = layer->link.out, ways = layer->link.pool ? 2 : 1;
+    int64_t margin = layer->link.kernel - 1 - layer->link.padding;
     for (int64_t i = 0; i < layer->pooled.h; i++)
         for (int64_t j = 0; j < layer->pooled.w; j++, slope += pitch) {
             const real *value = passed_on(layer, b, i, j), *which = which_of(layer, b, i, j);
             for (int64_t q = 0; q < ways * ways; q++) {
                 int64_t y = ways * i + q / 2, x = ways * j + q % 2;
-                pass_back(value, which, q, slope, out, layer->image_slope + (y * layer->seen.w + x) * layer->width);
-                if (layer->wide_slope) pass_back(value, which, q, slope, out, in_the_middle(layer, y, x));
+                int64_t middle = (y + margin) * layer->wide.w + x + margin;
+                pass_back(value, which, q, slope, out, image + (y * layer->seen.w + x) * layer->width);
+                if (wide) pass_back(value, which, q, slope, out, wide + middle * layer->width);
             }
         }
 }
 
-/* slope_weight <- keep slope_weight + the gradient of one sample, and the bias likewise. */
-static void convolution_gradient(const struct layer *layer, int64_t b, real keep)
+/* Adds a sample's gradient to that of its part. */
+static void convolution_gradient(const struct layer *layer, int64_t b, const real *image, int64_t part)
 {
     int64_t row = layer->link.kernel * layer->link.in, width = layer->width;
+    real *weight = layer->slope_weight + part * layer->depth * width;
     for (int64_t k = 0; k < layer->link.kernel; k++)
-        transposed_product(&(struct product){
-            .a = layer->given + b * layer->stride + k * layer->padded.w * layer->link.in, .at = layer->at,
-            .b = layer->image_slope, .c = layer->slope_weight + k * row * width, .m = row, .n = width,
-            .depth = layer->seen.area, .ld = width, .keep = keep, .scale = 1});
-    if (!layer->biased) return;
-    for (int64_t o = 0; o < width; o++) layer->slope_bias[o] *= keep;
-    for (int64_t i = 0; i < layer->seen.area; i++)
-        for (int64_t o = 0; o < width; o++) layer->slope_bias[o] += layer->image_slope[i * width + o];
+        transposed_product(
+            (struct product){.a = layer->given + b * layer->stride + k * layer->padded.w * layer->link.in,
+                             .at = layer->at, .b = image, .c = weight + k * row * width, .n = width,
+                             .depth = layer->seen.area, .ld = width, .keep = 1, .scale = 1},
+            0, row);
+    if (layer->biased) bias_gradient(layer, layer->seen.area, image, layer->slope_bias + part * width, 1, 1);
 }
 
-/* The kernel turned by half a circle, its inputs as outputs. */
-static void turn(const struct layer *layer)
+/* The kernel turned by half a circle, its inputs as outputs; some of its pixels. */
+static void convolution_turn(const struct layer *layer, struct range some)
 {
     int64_t pixels = layer->link.kernel * layer->link.kernel, in = layer->link.in, across = vectors_of(in);
-    for (int64_t p = 0; p < pixels; p++)
+    for (int64_t p = some.first; p < some.end; p++)
         for (int64_t c = 0; c < in; c++)
             for (int64_t o = 0; o < layer->link.out; o++)
                 layer->turned[((pixels - 1 - p) * layer->width + o) * across + c] =
                     layer->weight[(p * in + c) * layer->width + o];
 }
 
-/* layer->below: the slope of the input. */
-static void convolution_descend(const struct layer *layer)
+/* `below`: the slope of the input. */
+static void convolution_descend(const struct layer *layer, const real *wide, real *below)
 {
     int64_t row = layer->link.kernel * layer->width, across = vectors_of(layer->link.in);
     for (int64_t k = 0; k < layer->link.kernel; k++)
-        plain_product(&(struct product){
-            .a = layer->wide_slope + k * layer->wide.w * layer->width, .at = layer->back_at,
-            .b = layer->turned + k * row * across, .c = layer->below, .m = layer->link.height * layer->link.width,
-            .n = across, .depth = row, .ld = across, .keep = k ? 1 : 0, .scale = 1});
+        plain_product(
+            (struct product){.a = wide + k * layer->wide.w * layer->width, .at = layer->back_at,
+                             .b = layer->turned + k * row * across, .c = below, .n = across, .depth = row,
+                             .ld = across, .keep = k ? 1 : 0, .scale = 1},
+            0, layer->link.height * layer->link.width);
+}
+
+/* Adds a sample's gradients to those of its part, from the top of the convolutions down; `slope` is that of what the
+   last one passed on. */
+static void convolutions_backward(const struct member *me, int64_t b, const real *slope, int64_t part)
+{
+    int64_t pitch = me->net->layer[me->net->convolutions - 1].link.out;
+    for (int64_t l = me->net->convolutions - 1; l >= 0; l--) {
+        const struct layer *layer = me->net->layer + l;
+        real *image = own(layer->image_slope, me, layer->seen.area * layer->width);
+        real *wide = l ? own(layer->wide_slope, me, layer->wide.area * layer->width) : 0;
+        unpool(layer, b, slope, pitch, image, wide);
+        convolution_gradient(layer, b, image, part);
+        if (!l) return;
+        pitch = vectors_of(layer->link.in);
+        real *below = own(layer->below, me, layer->link.height * layer->link.width * pitch);
+        convolution_descend(layer, wide, below);
+        slope = below;
+    }
 }

@@ -75,10 +75,14 @@ class NativeEngine(Engine):
         return AHEAD * self.workers
 
     def train_all(self, requests: Sequence[Request]) -> list[Trained]:
-        """The clients of all requests in one queue; they do not touch each other."""
+        """The clients of all requests in one queue; they do not touch each other. Those who would leave cores without
+        work at the end share all of them."""
         rounds = [Round(self.layers, self.optimizer, self.data, request) for request in requests]
         jobs = [(r, row) for r in rounds for row in range(len(r.batches))]
-        list(self._pool.map(lambda job: job[0].train(job[1]), jobs))
+        alone = len(jobs) - len(jobs) % self.workers
+        threads = self.workers // max(len(jobs) - alone, 1)
+        list(self._pool.map(lambda job: job[0].train(job[1]), jobs[:alone]))
+        list(self._pool.map(lambda job: job[0].train(job[1], threads), jobs[alone:]))
         return [r.trained() for r in rounds]
 
     def client_gradients(

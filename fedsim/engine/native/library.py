@@ -14,7 +14,7 @@ import platformdirs
 import torch
 
 SOURCES = Path(__file__).parent
-FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC"]
+FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread"]
 REALS = {torch.float32: "float", torch.float64: "double"}
 """C's names of the types that a library can be compiled for."""
 TIMEOUT = 120

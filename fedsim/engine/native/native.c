@@ -1,6 +1,9 @@
 /* Local training, gradients and outputs of one client's net of convolutions, poolings, linear layers and ReLUs, in one
    call that touches nothing but its arguments. Several may run at once. */
 
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,48 +13,44 @@
 
 #include "net.h"
 
+#include "team.h"
+
 #include "linear.h"
 
 #include "convolution.h"
 
-/* The samples of a step, as the first layer wants them. */
-static void load(struct net *net, const struct task *t, int64_t step)
+/* The samples of a batch that a member's share of its parts holds. */
+static struct range samples_of(const struct member *me, int64_t batch)
 {
-    struct layer *first = net->layer;
+    struct range parts = share(me, PARTS, 1);
+    return (struct range){batch * parts.first / PARTS, batch * parts.end / PARTS};
+}
+
+/* One's samples of a step, as the first layer wants them. */
+static void load(const struct member *me, int64_t step, struct range samples)
+{
+    struct layer *first = me->net->layer;
+    const struct task *t = me->task;
     const int64_t *positions = t->positions + step * t->width;
-    int64_t sample = first->link.in * (first->link.kernel ? first->link.height * first->link.width : 1);
-    for (int64_t b = 0; b < t->counts[step]; b++)
+    int64_t size = first->link.in * (first->link.kernel ? first->link.height * first->link.width : 1);
+    for (int64_t b = samples.first; b < samples.end; b++)
         if (first->link.kernel)
-            load_image(first, b, t->x + positions[b] * sample);
+            load_image(first, b, t->x + positions[b] * size);
         else
-            first->at[b] = positions[b] * sample;
+            first->at[b] = positions[b] * size;
     if (!first->link.kernel) first->given = t->x;
 }
 
-static void forward(struct net *net, int64_t batch, const int64_t *key)
-{
-    for (int64_t b = 0; b < batch; b++)
-        for (int64_t l = 0; l < net->convolutions; l++) convolution_forward(net->layer + l, b);
-    for (int64_t l = net->convolutions; l < net->layers; l++) {
-        const struct layer *layer = net->layer + l;
-        real *value = l + 1 < net->layers ? (real *)layer[1].given : net->output;
-        linear_forward(layer, batch, value);
-        if (value == net->output) break;
-        if (layer->link.rate != 0) drop(layer, value, batch, (uint64_t)*key);
-        rectify(value, batch * layer->width);
-    }
-}
-
-/* Losses of the batch, and the slope of `scale` times their sum. */
-static void cross_entropy(struct net *net, int64_t batch, const int64_t *y, const int64_t *positions, real scale,
-                          real *losses)
+/* Losses of some samples, and the slope of `scale` times the sum. */
+static void cross_entropy(const struct net *net, struct range rows, const int64_t *y, const int64_t *positions,
+                          real scale, real *losses)
 {
     const struct layer *layer = net->layer + net->layers - 1;
-    memset(net->slope, 0, batch * layer->width * sizeof(real));
-    for (int64_t b = 0; b < batch; b++) {
+    for (int64_t b = rows.first; b < rows.end; b++) {
         const real *z = net->output + b * layer->width;
-        real *slope = net->slope + b * layer->width, most = z[0], total = 0;
+        real *slope = net->slopes[0] + b * layer->width, most = z[0], total = 0;
         int64_t label = y[positions[b]], classes = layer->link.out;
+        memset(slope, 0, layer->width * sizeof(real));
         for (int64_t c = 1; c < classes; c++) most = z[c] > most ? z[c] : most;
         for (int64_t c = 0; c < classes; c++) total += slope[c] = exp(z[c] - most);
         for (int64_t c = 0; c < classes; c++) slope[c] = (slope[c] / total - (c == label)) * scale;
@@ -59,47 +58,86 @@ static void cross_entropy(struct net *net, int64_t batch, const int64_t *y, cons
     }
 }
 
-/* From the top of a sample's convolutions down, whose slope is given with pixels `pitch` apart. */
-static void convolutions_backward(struct net *net, int64_t b, const real *slope, real keep)
+/* From a step's samples to the output of one's rows. `dropout`: with it. */
+static struct range forward(const struct member *me, int64_t step, int dropout)
 {
-    int64_t pitch = net->layer[net->convolutions - 1].link.out;
-    for (int64_t l = net->convolutions - 1; l >= 0; l--) {
+    struct net *net = me->net;
+    int64_t batch = me->task->counts[step];
+    struct range rows = share(me, batch, ROWS), samples = net->convolutions ? samples_of(me, batch) : rows;
+    load(me, step, samples);
+    for (int64_t b = samples.first; b < samples.end; b++)
+        for (int64_t l = 0; l < net->convolutions; l++) convolution_forward(me, net->layer + l, b);
+    if (net->convolutions) meet(me);
+    for (int64_t l = net->convolutions; l < net->layers; l++) {
         const struct layer *layer = net->layer + l;
-        unpool(layer, b, slope, pitch);
-        convolution_gradient(layer, b, b ? 1 : keep);
-        if (!l) return;
-        convolution_descend(layer);
-        slope = layer->below;
-        pitch = vectors_of(layer->link.in);
+        real *value = l + 1 < net->layers ? (real *)layer[1].given : net->output;
+        linear_forward(layer, rows, value);
+        if (value == net->output) break;
+        if (dropout && layer->link.rate != 0) drop(layer, value, rows, (uint64_t)me->task->keys[step]);
+        rectify(value + rows.first * layer->width, (rows.end - rows.first) * layer->width);
     }
+    return rows;
 }
 
 /* Adds to the gradient that is `keep` of what it was; where a layer has no room for one, plain SGD steps at once. */
-static void backward(struct net *net, int64_t batch, const struct task *t, real keep)
+static void linear_backward(const struct member *me, int64_t l, int64_t batch, const real *slope, real *below,
+                            real keep)
 {
-    for (int64_t l = net->layers - 1; l >= net->convolutions; l--) {
-        struct layer *layer = net->layer + l;
-        if (l) linear_descend(net, layer, batch);
-        if (layer->slope_weight)
-            linear_gradient(net, layer, batch, layer->slope_weight, layer->slope_bias, keep, 1);
-        else
-            linear_gradient(net, layer, batch, layer->weight, layer->bias, 1 - t->lr * t->decay, -t->lr);
-        real *spent = net->slope;
-        net->slope = net->below;
-        net->below = spent;
-    }
-    for (int64_t l = 1; l < net->convolutions; l++) turn(net->layer + l);
-    for (int64_t b = 0; net->convolutions && b < batch; b++)
-        convolutions_backward(net, b, net->slope + b * net->layer[net->convolutions].stride, keep);
+    const struct task *t = me->task;
+    const struct layer *layer = me->net->layer + l;
+    real *weight = layer->slope_weight, *bias = layer->slope_bias, scale = 1;
+    if (!weight) weight = layer->weight, bias = layer->bias, keep = 1 - t->lr * t->decay, scale = -t->lr;
+    if (l) linear_turn(layer, share(me, layer->link.out, 1));
+    meet(me); /* all have the slope and the turned weight, and nobody needs the weight or what `below` held */
+    if (l) linear_descend(layer, me->net->slope_at + l * me->net->batch, share(me, batch, ROWS), slope, below);
+    linear_gradient(layer, batch, share(me, layer->depth, ROWS), slope, weight, keep, scale);
+    if (layer->biased && !me->rank) bias_gradient(layer, batch, slope, bias, keep, scale);
 }
 
-/* torch.optim.SGD's rule. */
-static void move(real *w, real *speed, const real *slope, int64_t count, const struct task *t)
+/* The convolutions' gradients of one part of the batch, which may have no samples. */
+static void part_backward(const struct member *me, int64_t part, int64_t batch, const real *slope, real keep)
+{
+    const struct net *net = me->net;
+    int64_t stride = net->layer[net->convolutions].stride;
+    for (int64_t l = 0; keep == 0 && l < net->convolutions; l++) {
+        const struct layer *layer = net->layer + l;
+        int64_t weights = layer->depth * layer->width;
+        memset(layer->slope_weight + part * weights, 0, weights * sizeof(real));
+        memset(layer->slope_bias + part * layer->width, 0, layer->width * sizeof(real));
+    }
+    for (int64_t b = batch * part / PARTS; b < batch * (part + 1) / PARTS; b++)
+        convolutions_backward(me, b, slope + b * stride, part);
+}
+
+static void backward(const struct member *me, int64_t batch, real keep)
+{
+    struct net *net = me->net;
+    int64_t turn = 0;
+    for (int64_t l = net->layers - 1; l >= net->convolutions; l--, turn ^= 1)
+        linear_backward(me, l, batch, net->slopes[turn], net->slopes[turn ^ 1], keep);
+    for (int64_t l = 1; l < net->convolutions; l++)
+        convolution_turn(net->layer + l, share(me, net->layer[l].link.kernel * net->layer[l].link.kernel, 1));
+    meet(me);
+    if (!net->convolutions) return;
+    struct range parts = share(me, PARTS, 1);
+    for (int64_t p = parts.first; p < parts.end; p++) part_backward(me, p, batch, net->slopes[turn], keep);
+    meet(me);
+}
+
+/* The first part of [parts][size] becomes the sum of all. */
+static void add_up(struct range some, real *values, int64_t parts, int64_t size)
+{
+    for (int64_t p = 1; p < parts; p++)
+        for (int64_t i = some.first; i < some.end; i++) values[i] += values[p * size + i];
+}
+
+/* torch.optim.SGD's rule for some of the values. */
+static void move(struct range some, real *w, real *speed, const real *slope, const struct task *t)
 {
     real lr = t->lr, decay = t->decay, momentum = t->momentum, kept = 1 - t->lr * t->decay;
     if (!speed)
-        for (int64_t i = 0; i < count; i++) w[i] = kept * w[i] - lr * slope[i];
-    for (int64_t i = 0; speed && i < count; i++) {
+        for (int64_t i = some.first; i < some.end; i++) w[i] = kept * w[i] - lr * slope[i];
+    for (int64_t i = some.first; speed && i < some.end; i++) {
         real g = slope[i] + decay * w[i];
         speed[i] = momentum * speed[i] + g;
         w[i] -= lr * (t->nesterov ? g + momentum * speed[i] : speed[i]);
@@ -107,13 +145,30 @@ static void move(real *w, real *speed, const real *slope, int64_t count, const s
 }
 
 /* The optimiser's step, where it was not taken at once. */
-static void move_all(struct net *net, const struct task *t)
+static void move_all(const struct member *me)
 {
-    for (int64_t l = 0; l < net->layers; l++) {
-        struct layer *layer = net->layer + l;
+    for (int64_t l = 0; l < me->net->layers; l++) {
+        struct layer *layer = me->net->layer + l;
+        int64_t weights = layer->depth * layer->width;
+        struct range rows = share(me, weights, LANES), columns = share(me, layer->biased ? layer->width : 0, LANES);
         if (!layer->slope_weight) continue;
-        move(layer->weight, layer->speed_weight, layer->slope_weight, layer->depth * layer->width, t);
-        if (layer->biased) move(layer->bias, layer->speed_bias, layer->slope_bias, layer->width, t);
+        add_up(rows, layer->slope_weight, layer->parts, weights);
+        add_up(columns, layer->slope_bias, layer->parts, layer->width);
+        move(rows, layer->weight, layer->speed_weight, layer->slope_weight, me->task);
+        move(columns, layer->bias, layer->speed_bias, layer->slope_bias, me->task);
+    }
+}
+
+static void train_together(const struct member *me)
+{
+    const struct task *t = me->task;
+    for (int64_t s = 0; s < t->steps; s++) {
+        int64_t first = s * t->width, batch = t->counts[s];
+        struct range rows = forward(me, s, t->keys != 0);
+        cross_entropy(me->net, rows, t->y, t->positions + first, (real)1 / batch, t->losses + first);
+        backward(me, batch, 0);
+        move_all(me);
+        meet(me);
     }
 }
 
@@ -122,14 +177,7 @@ int train(const struct task *t)
 {
     struct net *net = build(t, 1);
     if (!net) return 1;
-    for (int64_t s = 0; s < t->steps; s++) {
-        int64_t first = s * t->width, batch = t->counts[s];
-        load(net, t, s);
-        forward(net, batch, t->keys ? t->keys + s : 0);
-        cross_entropy(net, batch, t->y, t->positions + first, (real)1 / batch, t->losses + first);
-        backward(net, batch, t, 0);
-        move_all(net, t);
-    }
+    work_together(net, t, train_together);
     for (int64_t l = 0; l < net->layers; l++) {
         struct layer *layer = net->layer + l;
         hand_over(layer, layer->weight, layer->bias, t->start + 2 * l, t->result + 2 * l);
@@ -139,22 +187,45 @@ int train(const struct task *t)
     return 0;
 }
 
+static void gradient_together(const struct member *me)
+{
+    const struct task *t = me->task;
+    for (int64_t s = 0; s < t->steps; s++) {
+        int64_t first = s * t->width;
+        struct range rows = forward(me, s, 0);
+        cross_entropy(me->net, rows, t->y, t->positions + first, 1, t->losses + first);
+        backward(me, t->counts[s], 1);
+    }
+}
+
 /* `result`: the gradient of the sum of all samples' cross-entropies, without dropout. 0, or 1 without memory. */
 int gradient(const struct task *t)
 {
     struct net *net = build(t, 0);
     if (!net) return 1;
-    for (int64_t s = 0; s < t->steps; s++) {
-        int64_t first = s * t->width, batch = t->counts[s];
-        load(net, t, s);
-        forward(net, batch, 0);
-        cross_entropy(net, batch, t->y, t->positions + first, 1, t->losses + first);
-        backward(net, batch, t, 1);
+    work_together(net, t, gradient_together);
+    for (int64_t l = 0; l < net->layers; l++) {
+        struct layer *layer = net->layer + l;
+        int64_t weights = layer->depth * layer->width;
+        add_up((struct range){0, weights}, layer->slope_weight, layer->parts, weights);
+        add_up((struct range){0, layer->width}, layer->slope_bias, layer->parts, layer->width);
+        hand_over(layer, layer->slope_weight, layer->slope_bias, 0, t->result + 2 * l);
     }
-    for (int64_t l = 0; l < net->layers; l++)
-        hand_over(net->layer + l, net->layer[l].slope_weight, net->layer[l].slope_bias, 0, t->result + 2 * l);
     free(net);
     return 0;
+}
+
+static void outputs_together(const struct member *me)
+{
+    const struct task *t = me->task;
+    const struct layer *last_layer = me->net->layer + me->net->layers - 1;
+    real *to = t->result[0];
+    for (int64_t s = 0; s < t->steps; meet(me), to += t->counts[s++] * last_layer->link.out) {
+        struct range rows = forward(me, s, 0);
+        for (int64_t b = rows.first; b < rows.end; b++)
+            memcpy(to + b * last_layer->link.out, me->net->output + b * last_layer->width,
+                   last_layer->link.out * sizeof(real));
+    }
 }
 
 /* `result[0]` [counts[0] + counts[1] + ...][C]: the last layer's output, without dropout. 0, or 1 without memory. */
@@ -162,14 +233,7 @@ int outputs(const struct task *t)
 {
     struct net *net = build(t, 0);
     if (!net) return 1;
-    const struct layer *last_layer = net->layer + net->layers - 1;
-    real *to = t->result[0];
-    for (int64_t s = 0; s < t->steps; s++) {
-        load(net, t, s);
-        forward(net, t->counts[s], 0);
-        for (int64_t b = 0; b < t->counts[s]; b++, to += last_layer->link.out)
-            memcpy(to, net->output + b * last_layer->width, last_layer->link.out * sizeof(real));
-    }
+    work_together(net, t, outputs_together);
     free(net);
     return 0;
 }

@@ -17,6 +17,7 @@ struct link {
    after layer, as torch lays them out. */
 struct task {
     int64_t links, steps, width; /* `width`: samples of the largest batch */
+    int64_t threads;
     const struct link *link;
     const real *const *start;
     const real *x;            /* samples */
@@ -31,6 +32,10 @@ struct task {
     real *losses;          /* [steps][width] */
 };
 
+/* The samples of a batch are cut into so many parts, whose gradients of convolutions are added up one by one, and add
+   up in the same order however many threads there are. */
+enum { PARTS = 4 };
+
 /* Height, width, and pixels of an image. */
 struct size {
     int64_t h, w, area;
@@ -40,7 +45,8 @@ struct layer {
     struct link link;
     int64_t depth, width, biased;
     real *weight, *bias;             /* [depth][width], [width] */
-    real *slope_weight, *slope_bias; /* the gradient; 0 where it goes into the weight at once */
+    int64_t parts;                   /* the gradient is a sum of so many; of a convolution PARTS, else 1 */
+    real *slope_weight, *slope_bias; /* [parts][depth][width], [parts][width]; 0 where the step is taken at once */
     real *speed_weight, *speed_bias; /* momentum; 0 without */
     real *turned;                    /* the weight as the way back needs it; 0 for the first layer */
     const real *given;               /* [batch][stride] its input */
@@ -48,10 +54,10 @@ struct layer {
 
     /* of a convolution */
     struct size padded, seen, pooled; /* images: its input, its output, and that behind the pooling */
-    real *image, *image_slope;        /* [seen.area][width] its output for one sample, and the slope of that */
+    real *image, *image_slope;        /* [threads][seen.area][width] its output for one sample, and the slope of that */
     real *which;                      /* [batch][pooled.area][width] which of the four was the greatest */
     struct size wide;                 /* the slope with a margin, for the way back */
-    real *wide_slope, *below;         /* [wide.area][width]; [height width][width of `in`] */
+    real *wide_slope, *below;         /* [threads][wide.area][width]; [threads][height width][width of `in`] */
     int64_t *back_at;
 };
 
@@ -59,8 +65,8 @@ struct net {
     int64_t layers, convolutions, batch;
     struct layer *layer;
     real *output;        /* [batch][width] */
-    real *slope, *below; /* [batch][widest] of a linear layer's output, and of the output below */
-    int64_t *slope_at;   /* [batch] */
+    real *slopes[2];     /* [batch][widest] of linear layers' outputs, by turns */
+    int64_t *slope_at;   /* [layers][batch] where their rows start */
 };
 
 /* Pieces of one allocation; with `start` 0 it only counts. */
@@ -96,13 +102,15 @@ static struct layer any_layer(struct room *room, const struct link *link, int mo
     int64_t weights = layer.depth * layer.width;
     layer.weight = reals(room, weights);
     layer.bias = reals(room, layer.width);
-    if (!at_once) layer.slope_weight = reals(room, weights), layer.slope_bias = reals(room, layer.width);
+    layer.parts = link->kernel ? PARTS : 1;
+    if (!at_once) layer.slope_weight = reals(room, layer.parts * weights);
+    if (!at_once) layer.slope_bias = reals(room, layer.parts * layer.width);
     if (momentum) layer.speed_weight = reals(room, weights), layer.speed_bias = reals(room, layer.width);
     if (!first) layer.turned = reals(room, pixels * layer.width * vectors_of(link->in));
     return layer;
 }
 
-static void add_images(struct room *room, struct layer *layer, int64_t batch, int first)
+static void add_images(struct room *room, struct layer *layer, int64_t batch, int64_t threads, int first)
 {
     const struct link *link = &layer->link;
     int64_t margin = link->kernel - 1 - link->padding, side = 2 * link->padding;
@@ -111,13 +119,13 @@ static void add_images(struct room *room, struct layer *layer, int64_t batch, in
     layer->pooled = link->pool ? size_of(layer->seen.h / 2, layer->seen.w / 2) : layer->seen;
     layer->stride = layer->padded.area * link->in;
     layer->at = integers(room, layer->seen.area);
-    layer->image = reals(room, layer->seen.area * layer->width);
-    layer->image_slope = reals(room, layer->seen.area * layer->width);
+    layer->image = reals(room, threads * layer->seen.area * layer->width);
+    layer->image_slope = reals(room, threads * layer->seen.area * layer->width);
     layer->which = reals(room, batch * layer->pooled.area * layer->width);
     if (first) return;
     layer->wide = size_of(layer->seen.h + 2 * margin, layer->seen.w + 2 * margin);
-    layer->wide_slope = reals(room, layer->wide.area * layer->width);
-    layer->below = reals(room, link->height * link->width * vectors_of(link->in));
+    layer->wide_slope = reals(room, threads * layer->wide.area * layer->width);
+    layer->below = reals(room, threads * link->height * link->width * vectors_of(link->in));
     layer->back_at = integers(room, link->height * link->width);
 }
 
@@ -132,7 +140,7 @@ static void lay_out(struct room *room, struct net *net, const struct task *t, in
         struct layer layer = any_layer(room, link, momentum, at_once, l == 0);
         layer.biased = t->start[2 * l + 1] != 0;
         if (!t->keys) layer.link.rate = 0;
-        if (link->kernel) add_images(room, &layer, t->width, l == 0), net->convolutions++;
+        if (link->kernel) add_images(room, &layer, t->width, t->threads, l == 0), net->convolutions++;
         if (!link->kernel) layer.stride = l ? vectors_of(link->in) : link->in, layer.at = integers(room, t->width);
         if (l || link->kernel) layer.given = reals(room, t->width * layer.stride);
         if (!link->kernel) widest = layer.width > widest ? layer.width : widest;
@@ -140,9 +148,8 @@ static void lay_out(struct room *room, struct net *net, const struct task *t, in
         if (room->start) net->layer[l] = layer;
     }
     net->output = reals(room, t->width * vectors_of(t->link[t->links - 1].out));
-    net->slope = reals(room, t->width * widest);
-    net->below = reals(room, t->width * widest);
-    net->slope_at = integers(room, t->width);
+    for (int i = 0; i < 2; i++) net->slopes[i] = reals(room, t->width * widest);
+    net->slope_at = integers(room, t->links * t->width);
 }
 
 /* Where row `i` of torch's weight, of a model with so many pixels behind each channel, lies with the channels last. */
@@ -205,6 +212,7 @@ static struct net *build(const struct task *t, int trains)
     for (int64_t l = 0; l < net->layers; l++) {
         fill(net->layer + l, t->start[2 * l], t->start[2 * l + 1]);
         place_rows(net->layer + l, net->batch);
+        for (int64_t b = 0; b < net->batch; b++) net->slope_at[l * net->batch + b] = b * net->layer[l].width;
     }
     return net;
 }

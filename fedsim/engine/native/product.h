@@ -79,6 +79,15 @@ INLINE void tiles(int transposed, const struct product *p)
             }
 }
 
-static void plain_product(const struct product *p) { tiles(0, p); }
+/* Both for rows `first` to `end` of c, which do not depend on the others. */
+static void plain_product(struct product p, int64_t first, int64_t end)
+{
+    p.at += first, p.c += first * p.ld, p.m = end - first;
+    tiles(0, &p);
+}
 
-static void transposed_product(const struct product *p) { tiles(1, p); }
+static void transposed_product(struct product p, int64_t first, int64_t end)
+{
+    p.a += first, p.c += first * p.ld, p.m = end - first;
+    tiles(1, &p);
+}

@@ -25,14 +25,14 @@ class Round:
         self.loss, self.rms_loss = np.full((2, len(self.batches)), np.nan)
         self.keys = self._keys(request) if any(link.rate for link in chain.links) else None
 
-    def train(self, row: int) -> None:
-        """One client."""
+    def train(self, row: int, threads: int = 1) -> None:
+        """One client, by so many threads."""
         batches = self.batches[row]
         if not len(batches):
             return
         losses = np.zeros(batches.positions.shape, self.data.x.numpy().dtype)
         keys = None if self.keys is None else self.keys[row, : len(batches)]
-        work = Work(self.data.x, self.data.y, batches.positions, batches.counts, losses, keys)
+        work = Work(self.data.x, self.data.y, batches.positions, batches.counts, losses, keys, threads)
         velocity = None if self.velocity is None else _row(self.velocity, row)
         self.calls.train(work, self.rule, _row(self.delta, row), velocity)
         precise = losses.astype(np.float64)

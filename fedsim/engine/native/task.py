@@ -25,7 +25,7 @@ class _Link(ctypes.Structure):
 
 class _Task(ctypes.Structure):
     _fields_ = [
-        *((name, _Int) for name in ("links", "steps", "width")),
+        *((name, _Int) for name in ("links", "steps", "width", "threads")),
         *((name, _Pointer) for name in ("link", "start", "x", "y", "positions", "counts", "keys")),
         *((name, ctypes.c_double) for name in ("lr", "decay", "momentum")),
         ("nesterov", _Int),
@@ -47,7 +47,7 @@ class Rule:
 class Work:
     """One call's samples: rows of `x` [n, ...] and `y` [n] (None where labels do not matter) at `positions`
     [steps, width], of which `counts` [steps] are valid; room for their `losses` [steps, width]; `keys` [steps] of
-    dropout, if the model has any. All contiguous and on the CPU."""
+    dropout, if the model has any. All contiguous and on the CPU. So many `threads` share it, which changes nothing."""
 
     x: Tensor
     y: Tensor | None
@@ -55,6 +55,7 @@ class Work:
     counts: NDArray[np.int64]
     losses: NDArray[Any]
     keys: NDArray[np.int64] | None = None
+    threads: int = 1
 
 
 class ChainCalls:
@@ -98,6 +99,7 @@ class ChainCalls:
             links=len(self._links),
             steps=len(work.counts),
             width=work.positions.shape[1],
+            threads=work.threads,
             link=ctypes.addressof(self._links),
             start=ctypes.addressof(self._start),
             x=work.x.data_ptr(),

@@ -38,7 +38,6 @@ static void load(const struct member *me, int64_t step, struct range samples)
             load_image(first, b, t->x + positions[b] * size);
         else
             first->at[b] = positions[b] * size;
-    if (!first->link.kernel) first->given = t->x;
 }
 
 /* Losses of some samples, and the slope of `scale` times the sum. */

@@ -142,7 +142,7 @@ static void lay_out(struct room *room, struct net *net, const struct task *t, in
         if (!t->keys) layer.link.rate = 0;
         if (link->kernel) add_images(room, &layer, t->width, t->threads, l == 0), net->convolutions++;
         if (!link->kernel) layer.stride = l ? vectors_of(link->in) : link->in, layer.at = integers(room, t->width);
-        if (l || link->kernel) layer.given = reals(room, t->width * layer.stride);
+        layer.given = l || link->kernel ? reals(room, t->width * layer.stride) : t->x;
         if (!link->kernel) widest = layer.width > widest ? layer.width : widest;
         if (!link->kernel) widest = layer.stride > widest ? layer.stride : widest;
         if (room->start) net->layer[l] = layer;

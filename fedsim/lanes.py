@@ -120,13 +120,15 @@ def run_lanes(works: Sequence[Callable[[Lane], object]], told: Callable[[int, in
 def _party(waiting: deque[Lane]) -> list[Lane]:
     """Those who have waited longest, as many as are worth training at once; they stay in the queue until served.
 
-    They work on before the others train, so that what they have trained is still in the cache.
+    They work on before the others train, so that what they have trained is still in the cache. All of them have chosen
+    the same engine, which may depend on the length of a run.
     """
-    room = waiting[0].request.engine.common_clients
+    first = waiting[0].request.engine
+    room = first.common_clients
     party: list[Lane] = []
     for lane in waiting:
         room -= len(lane.request.ids)
-        if party and room < 0:
+        if party and (room < 0 or lane.request.engine.description != first.description):
             break
         party.append(lane)
     return party

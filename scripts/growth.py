@@ -4,7 +4,7 @@
     uv run python scripts/growth.py cohort_size --json outputs/growth.json --plot docs/figures/growth.png
 
 Each case is a process of its own: random selection, an MLP 784-64-30-10 on random images, 64 samples a client, batches
-of 64, 30 local steps, K = 10, N = 100, no evaluation, unless it is the value that varies. "per unit" is the time of a
+of 64, 30 local steps, K = 10, N = 100, no evaluation, compiled as in long runs, unless it is the value that varies. "per unit" is the time of a
 round over that value; where it stays, the cost is linear, where it falls, a fixed cost is shared.
 """
 
@@ -77,7 +77,7 @@ def build(case: dict[str, int]) -> Any:
     sgd = SGD(lr=0.005, momentum=0.0, nesterov=False, weight_decay=1e-4, schedule=Constant())
     model = MLP((PIXELS,), CLASSES, hidden=[case["width"], 30], dropout=0.0)
     work = LocalWork(None, case["steps"], BATCH)
-    engine = AutoEngine(model, data, work, sgd, Streams(0), precision="float32", compile=False)
+    engine = AutoEngine(model, data, work, sgd, Streams(0), precision="float32", compile=True)
     population = Population(np.full(case["num_clients"], SAMPLES), case["cohort_size"], 10**9)
     test = Held(x[:1], y[:1])
     selector = Random(population, mode="uniform")

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.engine.base import ClientData, LocalWork, Request
+from fedsim.engine.base import ClientData, Engine, LocalWork, Request
 from fedsim.engine.batched import BatchedEngine
 from fedsim.engine.batches import round_batches, stack_batches
 from fedsim.engine.feed import feed
+from fedsim.engine.native.engine import NativeEngine
 from fedsim.engine.params import initial
 from fedsim.engine.sequential import SequentialEngine
 from fedsim.models.cnn import CNN
@@ -63,6 +64,12 @@ def engine(data: ClientData) -> BatchedEngine:
     return written_out(data)
 
 
+@pytest.fixture(scope="module", params=["native", "written_out"])
+def either(data: ClientData, request: pytest.FixtureRequest) -> Engine:
+    """For questions that both answer."""
+    return native(data) if request.param == "native" else written_out(data)
+
+
 def written_out(data: ClientData) -> BatchedEngine:
     model = MLP((1, 28, 28), 10, hidden=[64, 30], dropout=0.0)
     return BatchedEngine(model, data, LocalWork(None, 30, 64), SGD_PLAIN, Streams(0), **SWITCHES)
@@ -77,21 +84,30 @@ def compiled(data: ClientData) -> BatchedEngine:
     return BatchedEngine(Tanh(), data, LocalWork(None, 30, 64), SGD_PLAIN, Streams(0), **switches)
 
 
-@pytest.mark.parametrize("build", [written_out, differentiated, compiled])
+def native(data: ClientData, model: nn.Module | None = None, work: LocalWork | None = None) -> NativeEngine:
+    model = model or MLP((1, 28, 28), 10, hidden=[64, 30], dropout=0.0)
+    return NativeEngine(model, data, work or LocalWork(None, 30, 64), SGD_PLAIN, Streams(0), workers="auto")
+
+
+@pytest.mark.parametrize("build", [native, written_out, differentiated, compiled])
 def test_local_training_of_ten_clients(benchmark: Benchmark, data: ClientData, build: Any) -> None:
     engine = build(data)
     params = initial(engine.model)
     benchmark(engine.train, params, np.arange(COHORT), 1, 0.005)
 
 
-def test_a_convolutional_client(benchmark: Benchmark) -> None:
-    x, y = torch.randn(500, 3, 32, 32), torch.randint(10, (500,))
-    data = ClientData(x, y, [np.arange(500)], [np.arange(500)], 10)
+def sequential(data: ClientData, model: nn.Module, work: LocalWork) -> SequentialEngine:
+    return SequentialEngine(model, data, work, SGD_PLAIN, Streams(0), precision="float32", workers="auto")
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+@pytest.mark.parametrize("build", [native, sequential])
+def test_convolutional_clients(benchmark: Benchmark, build: Any, clients: int) -> None:
+    x, y = torch.randn(1000, 3, 32, 32), torch.randint(10, (1000,))
+    positions = np.split(np.arange(1000), 2)
     model = CNN((3, 32, 32), 10)
-    engine = SequentialEngine(
-        model, data, LocalWork(None, 10, 50), SGD_PLAIN, Streams(0), precision="float32", workers="auto"
-    )
-    benchmark(engine.train, initial(model), np.array([0]), 1, 0.01)
+    engine = build(ClientData(x, y, positions, positions, 10), model, LocalWork(None, 10, 50))
+    benchmark(engine.train, initial(model), np.arange(clients), 1, 0.01)
 
 
 def test_batches_of_a_round(benchmark: Benchmark, engine: BatchedEngine) -> None:
@@ -104,18 +120,18 @@ def test_gathering_a_rounds_samples(benchmark: Benchmark, engine: BatchedEngine)
     benchmark(lambda: [len(batch.x) for batch in feed(engine.data, batches, None)])
 
 
-def test_evaluation_of_ten_thousand_images(benchmark: Benchmark, engine: BatchedEngine) -> None:
-    params = initial(engine.model)
-    benchmark(engine.evaluate, params, engine.data.x[:10_000], engine.data.y[:10_000])
+def test_evaluation_of_ten_thousand_images(benchmark: Benchmark, either: Engine) -> None:
+    params = initial(either.model)
+    benchmark(either.evaluate, params, either.data.x[:10_000], either.data.y[:10_000])
 
 
-def test_losses_of_all_clients(benchmark: Benchmark, engine: BatchedEngine) -> None:
-    benchmark(engine.losses, initial(engine.model), engine.data.evaluate)
+def test_losses_of_all_clients(benchmark: Benchmark, either: Engine) -> None:
+    benchmark(either.losses, initial(either.model), either.data.evaluate)
 
 
-def test_gradients_of_all_clients(benchmark: Benchmark, engine: BatchedEngine) -> None:
-    params = initial(engine.model)
-    benchmark(lambda: sum(1 for _ in engine.client_gradients(params, engine.data.train, None)))
+def test_gradients_of_all_clients(benchmark: Benchmark, either: Engine) -> None:
+    params = initial(either.model)
+    benchmark(lambda: sum(1 for _ in either.client_gradients(params, either.data.train, None)))
 
 
 def test_inner_products_of_a_hundred_updates(benchmark: Benchmark) -> None:

@@ -54,6 +54,7 @@ SWEEPS = {
     "sequential": ["engine=sequential", "seed=0,1", "cohort_size=3"],
     "small chunks": ["engine=batched", "engine.chunk_size=3", "seed=0,1,2"],
     "learning rates that part": ["optimizer/schedule=exponential", "selector=random,fedcor", "seed=0,1"],
+    "short runs and long ones": ["num_rounds=3,400", "local.epochs=1", "seed=0,1"],
     "two groups": ["optimizer.lr=0.05,0.1", "seed=0,1"],
 }
 
@@ -154,7 +155,7 @@ def test_an_error_in_the_common_training_reaches_every_lane(fedsim: Run, tmp_pat
     caught = []
 
     class Broken:
-        common_clients = 2
+        common_clients, description = 2, "broken"
 
         def train_all(self, requests: Any) -> Any:
             raise RuntimeError("no memory")

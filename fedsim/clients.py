@@ -126,7 +126,8 @@ class Clients:
         require(Signal.GRADIENTS, self._terms.needs)
         self._contact(ids)
         positions = [self._engine.data.train[i] for i in ids]
-        values = [float(g.norm()) for g in self._timed(self._engine.client_gradients(self._params, positions, None))]
+        gradients = self._engine.client_gradients(self._params, positions, None)
+        values = [float(norm) for norm in self._timed(g.norm() for g in gradients)]
         self._ledger.train_samples += sum(map(len, positions))
         self._ledger.bytes_up += len(ids) * SCALAR_BYTES
         return np.array(values)
@@ -138,13 +139,10 @@ class Clients:
         """
         require(Signal.GRADIENTS, self._terms.needs)
         self._contact(ids)
-        spreads = np.zeros(len(ids))
-        for row, i in enumerate(ids):
-            batches = self._batches(i)
-            reports = self._timed(self._engine.client_gradients(self._params, batches, None))
-            gradients = torch.stack(list(reports)).double()
-            spreads[row] = float((gradients - gradients.mean(0)).square().sum(1).mean().sqrt())
-            self._ledger.train_samples += sum(map(len, batches))
+        batches = [self._batches(i) for i in ids]
+        reports = (self._engine.client_gradients(self._params, b, None) for b in batches)
+        spreads = np.array([float(s) for s in self._timed(_spread(torch.stack(list(r)).double()) for r in reports)])
+        self._ledger.train_samples += sum(len(b) for some in batches for b in some)
         self._ledger.bytes_up += len(ids) * SCALAR_BYTES
         return spreads
 
@@ -303,3 +301,8 @@ class Clients:
         new = {int(i) for i in ids} - self._holders
         self._holders |= new
         self._ledger.download(new, self._model_bytes)
+
+
+def _spread(vectors: Tensor) -> Tensor:
+    """Root mean square distance of the rows from their mean."""
+    return (vectors - vectors.mean(0)).square().sum(1).mean().sqrt()

@@ -4,8 +4,8 @@
     uv run python scripts/growth.py cohort_size --json outputs/growth.json --plot docs/figures/growth.png
 
 Each case is a process of its own: random selection, an MLP 784-64-30-10 on random images, 64 samples a client, batches
-of 64, 30 local steps, K = 10, N = 100, no evaluation, compiled as in long runs, unless it is the value that varies. "per unit" is the time of a
-round over that value; where it stays, the cost is linear, where it falls, a fixed cost is shared.
+of 64, 30 local steps, K = 10, N = 100, no evaluation, compiled, unless it is the value that varies. "per unit" is the
+time of a round over that value; where it stays, the cost is linear, where it falls, a fixed cost is shared.
 """
 
 import argparse

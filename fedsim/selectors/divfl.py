@@ -60,7 +60,7 @@ class DivFL(Selector):
         for client, gradient in zip(ids, clients.gradients(ids), strict=True):
             if self.gradients is None:
                 self.gradients = gradient.new_zeros(self.population.num_clients, len(gradient))
-            self.gradients[int(client)] = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
+            self.gradients[int(client)] = gradient  # what is not finite counts as 0 in the products
             self.known[client] = True
         if len(ids) and self.gradients is not None:
             self.products = refreshed(self.products, self.gradients, ids)

@@ -112,7 +112,9 @@ class NativeEngine(Engine):
     def _logits(self, params: Params, x: Tensor, chosen: NDArray[np.int64]) -> Tensor:
         """Of the samples at these positions in `x`."""
         calls, result = self._calls(params), x.new_empty(len(chosen), self.data.num_classes)
-        parts = [slice(start, start + EVALUATION_BATCH) for start in range(0, len(chosen), EVALUATION_BATCH)]
+        rounds = -(-len(chosen) // (EVALUATION_BATCH * self.workers))
+        size = -(-len(chosen) // max(rounds * self.workers, 1))
+        parts = [slice(start, start + size) for start in range(0, len(chosen), size or 1)]
         list(self._pool.map(lambda part: calls.outputs(self._work(x, chosen[part]), result[part]), parts))
         return result
 

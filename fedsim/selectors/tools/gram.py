@@ -18,7 +18,7 @@ Transform = Callable[[Tensor], Tensor]
 EXACT_WORK = 2e10
 """Up to so many multiplications products are taken in float64, beyond in float32 (half the time and memory)."""
 BLOCK_ROWS = 256
-"""Rows of a block of the upper triangle: the smaller, the less is multiplied twice."""
+"""Rows of a block of the upper triangle, half of all where they are few: the smaller, the less is multiplied twice."""
 BLOCK_ENTRIES, BLOCK_COLUMNS = 2**20, 1024
 """Entries of a chunk, that it stays in the cache, and its least columns, that products stay worth their sums."""
 
@@ -34,8 +34,8 @@ def products(pieces: Sequence[Tensor], left: Transform | None = None, right: Tra
     for chunk in chunks(pieces):
         a = chunk if left is None else left(chunk)
         b = a if right is None else right(chunk)
-        for start in range(0, num, BLOCK_ROWS):
-            rows, first = slice(start, start + BLOCK_ROWS), start if right is None else 0
+        for start in range(0, num, _rows(num)):
+            rows, first = slice(start, start + _rows(num)), start if right is None else 0
             out[rows, first:].addmm_(a[rows], b[first:].T)
     return out if right is not None else _mirrored(out)
 
@@ -80,10 +80,14 @@ def _dtype(pieces: Sequence[Tensor]) -> torch.dtype:
     return torch.float64 if work <= EXACT_WORK else torch.float32
 
 
+def _rows(num: int) -> int:
+    return min(BLOCK_ROWS, -(-num // 2))
+
+
 def _mirrored(upper: Tensor) -> Tensor:
     """The symmetric matrix whose upper block triangle is given, in place."""
     num = len(upper)
-    for start in range(0, num, BLOCK_ROWS):
-        stop = min(start + BLOCK_ROWS, num)
+    for start in range(0, num, _rows(num)):
+        stop = min(start + _rows(num), num)
         upper[stop:, start:stop] = upper[start:stop, stop:].T
     return upper

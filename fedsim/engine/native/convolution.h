@@ -74,7 +74,7 @@ static void convolution_forward(const struct member *me, const struct layer *lay
 static void pass_back(const real *value, const real *which, real q, const real *slope, int64_t out,
                       real *restrict result)
 {
-    for (int64_t c = 0; c < out; c++) result[c] = (value[c] > 0) & (which[c] == q) ? slope[c] : 0;
+    for (int64_t c = 0; c < out; c++) result[c] = ((value[c] > 0) & (which[c] == q)) ? slope[c] : 0;
 }
 
 /* The slopes of the image, without and with a margin, from that of what was passed on, with pixels `pitch` apart. */

@@ -90,7 +90,9 @@ def images(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Cl
     x[::3] = 1
     y = torch.randint(num_classes, (23,), generator=generator)
     positions = [np.arange(11), np.arange(0), np.arange(22, 10, -1)]
-    return model().to(dtype), ClientData(x, y, positions, positions, num_classes)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return model().to(dtype), ClientData(x, y, positions, positions, num_classes)
 
 
 @pytest.mark.parametrize("optimizer", SGDS)
@@ -109,14 +111,17 @@ def test_convolutions_equal_those_of_the_plain_engine(name: str, optimizer: str)
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_convolutions_in_single_precision(name: str) -> None:
+    """Two steps: in more, roundings tip the scales between pixels of a pool that are nearly equal."""
     model, data = images(name, torch.float32)
-    assert_equal(*pair(model, data, LocalWork(2, None, 5), OPTIMIZERS["decay"]), np.arange(3), tolerance=2e-5)
+    assert_equal(*pair(model, data, LocalWork(None, 2, 5), OPTIMIZERS["decay"]), np.arange(3), tolerance=2e-5)
 
 
 @pytest.mark.parametrize("name", ["mlp", "dropout"])
 def test_single_precision_too(name: str) -> None:
     data = problem(SIZES["ragged"], torch.float32)
-    model: Any = CHAINS[name]()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model: Any = CHAINS[name]()
     assert_equal(*pair(model, data, WORKS["epochs"], OPTIMIZERS["momentum"]), np.arange(5), tolerance=2e-5)
 
 
@@ -197,6 +202,38 @@ def test_samples_that_do_not_lie_in_a_row() -> None:
 def test_what_it_cannot_train_is_refused(model: str, optimizer: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s){rule}.*engine=auto"):
         pair(model_of(model), problem([4]), WORKS["epochs"], OPTIMIZERS[optimizer])
+
+
+@pytest.mark.parametrize(
+    ("model", "rule"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(15, 3)), "1.weight is for 15 inputs, not for 16"),
+        (nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)), "0.weight is for 2 inputs"),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(9, 3)), "3.weight is for 9 inputs"),
+        (nn.Sequential(nn.Conv2d(1, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)), "3.weight .* of 0 x 0 pixels"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), "output for each of 3 classes, not 2"),
+    ],
+)
+def test_models_that_do_not_fit_the_data_never_reach_c(model: nn.Module, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        pair(model.double(), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"])
+
+
+def test_other_samples_never_reach_c() -> None:
+    fast, _ = pair(model_of("mlp"), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"])
+    params = initial(fast.model)
+    for x in (torch.zeros(2, 1, 4, 3).double(), torch.zeros(2, 1, 4, 4)):
+        with pytest.raises(ValueError, match="samples are"):
+            fast.predict(params, x)
+
+
+def test_more_outputs_than_classes() -> None:
+    model: Any = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).double()
+    data = problem(SIZES["ragged"])
+    fast, plain = pair(model, data, WORKS["epochs"], OPTIMIZERS["sgd"])
+    assert_equal(fast, plain, np.arange(5))
+    params = initial(model)
+    torch.testing.assert_close(fast.predict(params, data.x), plain.predict(params, data.x), rtol=1e-10, atol=1e-10)
 
 
 def test_no_workers_are_refused() -> None:

@@ -54,7 +54,7 @@ class AutoEngine(Engine):
             self.chosen = self._batched_if_it_can(common, precision, compile)
 
     def _native_pays(self, compile: Compile, enough: int) -> bool:
-        fits = self.precision == "float32" and unfit(self.model, self.optimizer, self.data.x.device) is None
+        fits = self.precision == "float32" and unfit(self.model, self.optimizer, self.data) is None
         if not fits or not worth_compiling(compile, self.work.total_steps(self.data.train), enough):
             return False
         try:

@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from fedsim.cohort import Params
 from fedsim.engine.base import EVALUATION_BATCH, ClientData, Engine, LocalWork, Request, Trained
 from fedsim.engine.chain import Chain, any_chain
-from fedsim.engine.native.library import NotCompiledError, library
+from fedsim.engine.native.library import NotCompiledError
 from fedsim.engine.native.round import Round
 from fedsim.engine.native.task import ChainCalls, Work
+from fedsim.engine.params import initial
 from fedsim.errors import ConfigError, Problem, check, rule
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.optimizers.sgd import SGD
@@ -51,18 +52,17 @@ class NativeEngine(Engine):
     ) -> None:
         check(
             rule(workers == "auto" or workers >= 1, "workers", workers, "must be auto or >= 1"),
-            unfit(model, optimizer, data.x.device),
+            unfit(model, optimizer, data),
         )
         super().__init__(model, replace(data, x=data.x.contiguous()), work, optimizer, streams)
         found = any_chain(model)
         assert found is not None
         self.layers = found
         try:
-            library(data.x.dtype)
-        except NotCompiledError as error:
-            raise ConfigError(
-                [Problem("", ..., f"cannot be compiled: {error}", "engine=batched runs without")]
-            ) from error
+            self._calls(initial(self.model))
+        except (NotCompiledError, ValueError) as error:
+            text = f"cannot be compiled: {error}" if isinstance(error, NotCompiledError) else str(error)
+            raise ConfigError([Problem("", ..., text, "engine=batched runs without C")]) from error
         self.workers = torch.get_num_threads() if workers == "auto" else workers
         self._pool = ThreadPoolExecutor(self.workers)
 
@@ -111,7 +111,8 @@ class NativeEngine(Engine):
 
     def _logits(self, params: Params, x: Tensor, chosen: NDArray[np.int64]) -> Tensor:
         """Of the samples at these positions in `x`."""
-        calls, result = self._calls(params), x.new_empty(len(chosen), self.data.num_classes)
+        calls, outputs = self._calls(params), len(params[self.layers.links[-1].weight])
+        result = x.new_empty(len(chosen), outputs)
         rounds = -(-len(chosen) // (EVALUATION_BATCH * self.workers))
         size = -(-len(chosen) // max(rounds * self.workers, 1))
         parts = [slice(start, start + size) for start in range(0, len(chosen), size or 1)]
@@ -128,12 +129,15 @@ class NativeEngine(Engine):
         return Work(x, y, positions, counts, losses)
 
 
-def unfit(model: nn.Module, optimizer: LocalOptimizer, device: torch.device) -> Problem | None:
-    """Why this engine cannot train this model in this way on this device, if so."""
-    remedy = "engine=auto takes what fits"
-    if any_chain(model) is None:
+def unfit(model: nn.Module, optimizer: LocalOptimizer, data: ClientData) -> Problem | None:
+    """Why this engine cannot train this model in this way on these data, if so."""
+    remedy, chain, device = "engine=auto takes what fits", any_chain(model), data.x.device
+    if chain is None:
         kinds = "plain convolutions, 2 x 2 max poolings and linear layers with ReLU between them"
         return Problem("", ..., f"runs chains of {kinds} alone", remedy)
     if type(optimizer) is not SGD:
         return Problem("", ..., f"knows optimizer=sgd alone, not {type(optimizer).__name__}", remedy)
+    outputs = len(initial(model)[chain.links[-1].weight])
+    if outputs < data.num_classes:
+        return Problem("", ..., f"needs an output for each of {data.num_classes} classes, not {outputs}", remedy)
     return None if device.type == "cpu" else Problem("", ..., f"runs on a CPU alone, not on {device}", remedy)

@@ -1,6 +1,7 @@
 """Calls of `native.c`: its structures, and tensors as pointers."""
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.cohort import Params
-from fedsim.engine.chain import Chain
+from fedsim.engine.chain import Chain, Link
 from fedsim.engine.native.library import library
 
 _Int, _Pointer = ctypes.c_int64, ctypes.c_void_p
@@ -63,11 +64,12 @@ class ChainCalls:
     it."""
 
     def __init__(self, chain: Chain, params: Params, shape: Sequence[int]) -> None:
-        """Raises `NotCompiledError`."""
+        """Raises `NotCompiledError`, and `ValueError` where samples of this shape do not fit the chain."""
         self.params = params
         self.names = [name for link in chain.links for name in (link.weight, link.bias)]
         self.start = [None if name is None else params[name].contiguous() for name in self.names]
-        self._library = library(params[chain.links[0].weight].dtype)
+        self.dtype, self.shape = params[chain.links[0].weight].dtype, tuple(shape)
+        self._library = library(self.dtype)
         links = _links(chain, params, shape)
         self._links = (_Link * len(links))(*links)
         self._start = _pointers(self.start)
@@ -95,6 +97,8 @@ class ChainCalls:
         result: ctypes.Array[ctypes.c_void_p],
         velocity: ctypes.Array[ctypes.c_void_p] | None,
     ) -> None:
+        if work.x.dtype != self.dtype or tuple(work.x.shape[1:]) != self.shape:
+            raise ValueError(f"samples are {work.x.dtype} {tuple(work.x.shape[1:])}, not {self.dtype} {self.shape}")
         task = _Task(
             links=len(self._links),
             steps=len(work.counts),
@@ -120,18 +124,29 @@ class ChainCalls:
 
 
 def _links(chain: Chain, params: Params, shape: Sequence[int]) -> list[_Link]:
-    """With the sizes of their images; those of a linear layer's inputs are what the convolutions have left."""
+    """With the sizes of their images; those of a linear layer's inputs are what the convolutions have left.
+
+    Raises `ValueError` where a layer does not take what it is given: C would read past it.
+    """
     found: list[_Link] = []
-    height, width = shape[1:] if chain.links[0].kernel else (1, 1)
+    image = chain.links[0].kernel > 0
+    channels, height, width = shape if image and len(shape) == 3 else (math.prod(shape), 1, 1)
     for link in chain.links:
         outputs, inputs = params[link.weight].shape[:2]
+        given = channels if link.kernel else channels * height * width
+        if given != inputs or min(height, width) < 1:
+            raise ValueError(f"{link.weight} is for {inputs} inputs, not for {given} of {height} x {width} pixels")
         found.append(
             _Link(inputs, outputs, link.dropout, link.kernel, link.padding, link.pool, height, width, link.rate)
         )
-        height, width = ((side + 2 * link.padding - link.kernel + 1) // (1 + link.pool) for side in (height, width))
-        if not link.kernel:
-            height = width = 1
+        channels = outputs
+        height, width = (_side_behind(link, side) for side in (height, width))
     return found
+
+
+def _side_behind(link: Link, side: int) -> int:
+    """Pixels of an image's side behind a layer, which leaves one if it is linear."""
+    return (side + 2 * link.padding - link.kernel + 1) // (1 + link.pool) if link.kernel else 1
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:

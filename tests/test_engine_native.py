@@ -332,6 +332,11 @@ def missing_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     return "No such file"
 
 
+def open_quote(monkeypatch: pytest.MonkeyPatch, _: Path) -> str:
+    monkeypatch.setenv("CC", "gcc '-O2")
+    return "No closing quotation"
+
+
 def not_a_library(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     folder.mkdir()
     (folder / "native-x.so").write_text("nothing")
@@ -339,7 +344,7 @@ def not_a_library(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     return "native-x.so"
 
 
-@pytest.mark.parametrize("broken", [no_compiler, failing_compiler, missing_compiler, not_a_library])
+@pytest.mark.parametrize("broken", [no_compiler, failing_compiler, missing_compiler, open_quote, not_a_library])
 def test_without_a_compiler_auto_goes_on_and_says_so_once(
     broken: Any, fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,8 +21,8 @@ from fedsim.streams import Streams
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Common = tuple[nn.Module, ClientData, LocalWork, LocalOptimizer, Streams]
 WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
-"""Local steps of a run, one client's, from which on C pays: compiling takes 2 s, once a machine; a step of ten MLPs on
-two cores is some 1 ms shorter, one of a convolutional client some 10 ms (docs/performance.md)."""
+"""Local steps of a run, one client's, from which on C pays: compiling takes 2 s, once a machine; a step of W1's ten
+MLPs on two cores is some .8 ms shorter, one of a client of W2 some 5 ms of a core (docs/performance.md)."""
 
 
 class AutoEngine(Engine):

@@ -1,7 +1,7 @@
 """The machine's rate of matrix products in float32 and bfloat16, in operations a second.
 
-In float32 on a CPU it is the better of torch.mm, which goes to MKL, and oneDNN: on processors that are not Intel's, MKL
-leaves half of AVX-512 unused.
+In float32 on a CPU it is the better of torch.mm, which goes to MKL, and oneDNN, which can be twice as fast
+(docs/performance.md).
 """
 
 import json

@@ -41,8 +41,11 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
 
 def _compiler() -> list[str]:
     """`CC` of the environment, or the first C compiler of the path."""
-    if os.environ.get("CC"):
-        return shlex.split(os.environ["CC"])
+    if chosen := os.environ.get("CC"):
+        try:
+            return shlex.split(chosen)
+        except ValueError as error:
+            raise NotCompiledError(f"CC={chosen}: {error}") from error
     found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if found is None:
         raise NotCompiledError("there is no C compiler (cc, gcc, clang or CC)")

@@ -94,7 +94,7 @@ static int64_t vectors_of(int64_t n)
     return width * sizeof(real) % 2048 ? width : width + LANES; /* rows at powers of two would share few cache lines */
 }
 
-/* What every layer needs. `momentum`, and whether the gradient goes into the weight at once: */
+/* What every layer needs. `at_once`: its gradient goes into the weight at once. */
 static struct layer any_layer(struct room *room, const struct link *link, int momentum, int at_once, int first)
 {
     int64_t pixels = link->kernel ? link->kernel * link->kernel : 1;
@@ -131,7 +131,7 @@ static void add_images(struct room *room, struct layer *layer, int64_t batch, in
 
 static void lay_out(struct room *room, struct net *net, const struct task *t, int trains)
 {
-    int64_t widest = 0;
+    int64_t widest = 0, threads = at_most(PARTS, t->threads);
     *net = (struct net){.layers = t->links, .batch = t->width};
     net->layer = take(room, t->links, sizeof(struct layer));
     for (int64_t l = 0; l < t->links; l++) {
@@ -140,7 +140,7 @@ static void lay_out(struct room *room, struct net *net, const struct task *t, in
         struct layer layer = any_layer(room, link, momentum, at_once, l == 0);
         layer.biased = t->start[2 * l + 1] != 0;
         if (!t->keys) layer.link.rate = 0;
-        if (link->kernel) add_images(room, &layer, t->width, t->threads, l == 0), net->convolutions++;
+        if (link->kernel) add_images(room, &layer, t->width, threads, l == 0), net->convolutions++;
         if (!link->kernel) layer.stride = l ? vectors_of(link->in) : link->in, layer.at = integers(room, t->width);
         layer.given = l || link->kernel ? reals(room, t->width * layer.stride) : t->x;
         if (!link->kernel) widest = layer.width > widest ? layer.width : widest;

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim import clients
 from fedsim.ledger import Clock, Ledger
 from fedsim.signals import Signal, UndeclaredSignalError
 from tests.toys import ToyEngine, toy_door
@@ -111,3 +112,18 @@ def test_questions_and_training_are_charged_to_the_clients_time() -> None:
     assert clock.seconds["ask"] >= 0.02
     assert clock.seconds["train"] >= 0.01
     assert clock.seconds["select"] < 0.01
+
+
+@pytest.mark.parametrize("question", ["gradient_norms", "gradient_spreads"])
+def test_what_clients_compute_of_their_gradients_is_their_time(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(function: Any) -> Any:
+        return lambda *args: (time.sleep(0.02), function(*args))[1]
+
+    monkeypatch.setattr(torch.Tensor, "norm", slow(torch.Tensor.norm))
+    monkeypatch.setattr(clients, "_spread", slow(clients._spread))
+    clock = Clock(torch.device("cpu"))
+    door = toy_door([2, 2], frozenset({Signal.GRADIENTS}), clock=clock)
+    with clock("select"):
+        getattr(door, question)(door.available)
+    assert clock.seconds["ask"] >= 0.04
+    assert clock.seconds["select"] < 0.02

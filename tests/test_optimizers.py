@@ -141,7 +141,7 @@ def test_a_schedule_is_chosen_inside_any_optimizer() -> None:
     for name in ("sgd", "adam"):
         optimizer = configured(f"optimizer={name}", "optimizer/schedule=step", "optimizer.schedule.milestones=[2]")
         assert isinstance(optimizer.schedule, Step)
-        assert optimizer.lr_at(2, 10) == pytest.approx(optimizer.lr / 2)
+        assert optimizer.lr_at(3, 10) == pytest.approx(optimizer.lr / 2)
 
 
 @pytest.mark.parametrize("file", sorted((CONF / "optimizer/schedule").glob("*.yaml")), ids=lambda f: f.stem)

@@ -21,17 +21,18 @@ def test_constant_stays() -> None:
     assert factors(Constant(), 4) == [1, 1, 1, 1]
 
 
-def test_step_takes_effect_at_the_start_of_the_milestone_round() -> None:
-    assert factors(Step(milestones=[3, 5], factor=0.5), 6) == [1, 1, 0.5, 0.5, 0.25, 0.25]
+def test_step_takes_effect_in_the_round_after_the_milestone() -> None:
+    assert factors(Step(milestones=[3, 5], factor=0.5), 7) == [1, 1, 1, 0.5, 0.5, 0.25, 0.25]
 
 
-def test_fedcors_schedule_halves_at_rounds_150_and_300() -> None:
+def test_fedcors_schedule_halves_after_rounds_150_and_300_as_its_code_which_counts_from_0() -> None:
     schedule = Step(milestones=[150, 300], factor=0.5)
-    assert [schedule.factor(t, 500) for t in (149, 150, 299, 300, 500)] == [1, 0.5, 0.5, 0.25, 0.25]
+    published = [0.5 ** ((e >= 150) + (e >= 300)) for e in range(500)]
+    assert factors(schedule, 500) == published
 
 
-def test_a_step_in_round_1_and_no_milestones_at_all() -> None:
-    assert factors(Step(milestones=[1], factor=0.1), 2) == [0.1, 0.1]
+def test_a_step_after_round_1_and_no_milestones_at_all() -> None:
+    assert factors(Step(milestones=[1], factor=0.1), 2) == [1, 0.1]
     assert factors(Step(milestones=[], factor=0.1), 2) == [1, 1]
 
 
@@ -53,7 +54,7 @@ def test_cosine_never_rises_when_final_is_below_one(num_rounds: int, final: floa
 
 
 def test_the_optimizer_multiplies_its_rate() -> None:
-    step = Step(milestones=[2], factor=0.5)
+    step = Step(milestones=[1], factor=0.5)
     optimizer = SGD(lr=0.4, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=step)
     assert [optimizer.lr_at(t, 3) for t in (1, 2, 3)] == [0.4, 0.2, 0.2]
 

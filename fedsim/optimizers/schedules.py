@@ -14,7 +14,10 @@ class Constant(Schedule):
 
 
 class Step(Schedule):
-    """Times `factor` from each round of `milestones` on (FedCor's FMNIST runs: 0.5 at rounds 150 and 300)."""
+    """Times `factor` after each round of `milestones`: round m is the last one at the old rate.
+
+    FedCor's and GPFL's published codes count rounds from 0 and multiply at 150 and 300, that is, after 150 and 300 rounds.
+    """
 
     def __init__(self, *, milestones: list[int], factor: float) -> None:
         check(
@@ -30,7 +33,7 @@ class Step(Schedule):
         self.multiplier = factor
 
     def factor(self, round: int, num_rounds: int) -> float:
-        return self.multiplier ** sum(round >= m for m in self.milestones)
+        return self.multiplier ** sum(round > m for m in self.milestones)
 
 
 class Exponential(Schedule):

@@ -47,6 +47,10 @@ class DivFL(Selector):
         self.products: Tensor | None = None
         self.known = np.zeros(population.num_clients, dtype=bool)
 
+    @property
+    def start_up_rounds(self) -> int:
+        return int(self.mode == "no_overhead")
+
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
         self._refresh(ids if self.mode == "ideal" else ids[~self.known[ids]], clients)

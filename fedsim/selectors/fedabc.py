@@ -112,6 +112,10 @@ class FedABC(Selector):
         self.weights = weights
         self.predictions: dict[int, Tensor] = {}
 
+    @property
+    def start_up_rounds(self) -> int:
+        return 1
+
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
         if round == 1:

@@ -94,6 +94,10 @@ class FedCor(Selector):
         self.epsilon, self.least_fall = epsilon, least_fall
         self.adaptive = least_fall is not None
 
+    @property
+    def start_up_rounds(self) -> int:
+        return self.warmup + 1
+
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         e, count = round - 1, self.cohort_size(clients)
         if e == 0:

@@ -51,6 +51,10 @@ class GPFLOfficial(Selector):
     def caveat(self) -> str | None:
         return "selector.reward_eval=test: this selection sees the test set" if self.reward_eval == "test" else None
 
+    @property
+    def start_up_rounds(self) -> int:
+        return self.warmup
+
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
         unseen = ids[self.pulls[ids] == 0]

@@ -4,9 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.selectors.divfl import cluster_shares, lazy_greedy, plain_greedy
+from fedsim.ledger import Ledger
+from fedsim.selectors.divfl import DivFL, cluster_shares, lazy_greedy, plain_greedy
 from fedsim.selectors.tools.gram import distances as distances_from
 from fedsim.selectors.tools.gram import products
+from tests.toys import toy_door, toy_population
 
 
 def pairwise_distances(points: torch.Tensor) -> np.ndarray:
@@ -39,6 +41,18 @@ def test_lazy_equals_plain_and_gains_shrink(seed: int, n: int, count: int) -> No
     falls = -np.diff(values)
     assert (falls >= -1e-9).all()
     assert (np.diff(falls) <= 1e-9).all()
+
+
+def test_without_overhead_a_newcomer_sends_its_gradient_once() -> None:
+    sizes = [1, 2, 3]
+    selector = DivFL(toy_population(sizes, 3), mode="no_overhead", greedy="plain", share=0.1, weights="gamma")
+    sent = []
+    for round, available in ((1, [0, 1]), (2, [0, 1, 2])):
+        ledger = Ledger()
+        door = toy_door(sizes, selector.needs, round=round, available=available, ledger=ledger)
+        selector.select(round, door, np.random.default_rng(0))
+        sent.append((ledger.bytes_up, ledger.train_samples))
+    assert sent == [(2 * 8, 1 + 2), (3 * 8, 1 + 2 + 3)]
 
 
 def test_stochastic_greedy_looks_at_few_and_returns_as_many() -> None:

@@ -22,10 +22,10 @@ Floats = NDArray[np.float64]
 class DivFL(Selector):
     """The K clients S that minimise G(S) = sum_k min_{i in S} |grad_k - grad_i|, greedily (facility location).
 
-    `mode: ideal` asks everybody for a full gradient every round; `no_overhead` asks everybody in round 1 and then only
-    those selected, before they train. `greedy: lazy` gives the plain greedy set with fewer evaluations; `stochastic`
-    looks at max(K, share * N) random candidates in each step. `weights: gamma` averages by |clients nearest to i| / N
-    (the paper), `aggregator` leaves it to the aggregator (the official code: by size).
+    `mode: ideal` asks everybody for a full gradient every round; `no_overhead` asks everybody once (in round 1, or when
+    first available) and then only those selected, before they train. `greedy: lazy` gives the plain greedy set with
+    fewer evaluations; `stochastic` looks at max(K, share * N) random candidates in each step. `weights: gamma` averages
+    by |clients nearest to i| / N (the paper), `aggregator` leaves it to the aggregator (the official code: by size).
     """
 
     needs = frozenset({Signal.GRADIENTS})
@@ -53,11 +53,11 @@ class DivFL(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
-        self._refresh(ids if self.mode == "ideal" else ids[~self.known[ids]], clients)
+        fresh = ids if self.mode == "ideal" else ids[~self.known[ids]]
+        self._refresh(fresh, clients)
         apart = self._distances(ids)
         chosen = np.sort(self._pick(apart, self.cohort_size(clients), rng))
-        if self.mode == "no_overhead" and round > 1:
-            self._refresh(ids[chosen], clients)
+        self._refresh(np.setdiff1d(ids[chosen], fresh), clients)
         return Selection(ids[chosen], cluster_shares(apart, chosen) if self.weights == "gamma" else None)
 
     def _refresh(self, ids: Ids, clients: Clients) -> None:

@@ -1,6 +1,7 @@
 """The door charges what the cost table says (base: K models down, K up, E n_k training samples)."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,46 @@ def test_a_batch_loss_passes_one_batch_at_most() -> None:
     toy_door(SIZES, LOSSES, ledger=ledger).batch_losses(ids(0, 5))
     assert ledger.forward_samples == 1 + 4
     assert ledger.bytes_up == 2 * 4
+
+
+def split_engine() -> ToyEngine:
+    """One client with 100 training samples at even positions, and as many others at odd ones to report its loss on."""
+    engine = ToyEngine([200])
+    engine.data = replace(engine.data, train=[np.arange(0, 200, 2)], evaluate=[np.arange(1, 200, 2)])
+    return engine
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, engine: ToyEngine, question: str) -> list[list[np.ndarray]]:
+    """The positions that the engine is asked about from now on, call after call."""
+    seen: list[list[np.ndarray]] = []
+    answer = getattr(engine, question)
+
+    def spy(params: Any, positions: Any, *rest: Any) -> Any:
+        seen.append(list(positions))
+        return answer(params, positions, *rest)
+
+    monkeypatch.setattr(engine, question, spy)
+    return seen
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_gradient_is_of_training_samples_alone(batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = split_engine()
+    seen = asked(monkeypatch, engine, "client_gradients")
+    list(toy_door([200], frozenset({Signal.GRADIENTS}), engine=engine).gradients(ids(0), batch=batch))
+    ((positions,),) = seen
+    assert len(positions) == (4 if batch else 100)
+    assert not (positions % 2).any()
+
+
+@pytest.mark.parametrize("question", ["losses", "batch_losses"])
+def test_a_loss_is_of_the_samples_that_losses_are_reported_on(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = split_engine()
+    seen = asked(monkeypatch, engine, "losses")
+    getattr(toy_door([200], LOSSES, engine=engine), question)(ids(0))
+    ((positions,),) = seen
+    assert len(positions) == (4 if question == "batch_losses" else 100)
+    assert (positions % 2).all()
 
 
 def test_the_batch_of_a_loss_is_fresh_every_round_and_the_same_within_it() -> None:

@@ -189,6 +189,33 @@ def test_every_choice_of_a_selectors_own_groups_runs(fedsim: Run, group: str, se
     fedsim("-m", *words, "tracker=files_only")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "selector=random,full", "seed=3", "name=x"],
+        ["selector=random,full", "-m", "seed=3", "name=x"],
+        ["selector=random,full", "seed=3", "name=x", "--multirun"],
+        ["name=x", "--config-dir", "{own}", "selector=random,full", "--multirun", "seed=3", "--config-name=config"],
+    ],
+)
+def test_flags_may_stand_anywhere(fedsim: Run, tmp_path: Path, words: list[str]) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    assert fedsim(*(word.format(own=own) for word in words)) == 0
+    found = folders(tmp_path)
+    assert [f.name.split("-")[3:5] for f in found] == [["full", "s3"], ["random", "s3"]]
+    assert {f.parent.name for f in found} == {"x"}
+
+
+def test_hydras_own_flags_may_stand_anywhere(fedsim: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for words in (["--cfg", "job", "-p", "selector", "selector=gpfl"], ["selector=gpfl", "--cfg", "job", "-pselector"]):
+        assert fedsim(*words) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert "_target_: fedsim.selectors.gpfl.GPFL" in outputs[0]
+
+
 # --- bad input: one clear message, nothing written -----------------------------------------------------------------
 
 

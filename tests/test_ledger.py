@@ -1,6 +1,5 @@
 """The door charges what the cost table says (base: K models down, K up, E n_k training samples)."""
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -134,37 +133,46 @@ def test_a_phase_inside_another_stops_the_outer_ones_time() -> None:
     assert clock.seconds == {"select": 0 + 1 + 5 + 1, "ask": 0, "train": 3, "aggregate": 0, "evaluate": 0}
 
 
-def test_questions_and_training_are_charged_to_the_clients_time() -> None:
-    class Slow(ToyEngine):
-        def losses(self, *args: Any) -> Any:
-            time.sleep(0.02)
-            return super().losses(*args)
+class Stopwatch:
+    """A clock's time, which passes only where it is told to."""
 
-        def train(self, *args: Any) -> Any:
-            time.sleep(0.01)
-            return super().train(*args)
+    def __init__(self) -> None:
+        self.time = 0.0
 
-    clock = Clock(torch.device("cpu"))
-    needs = frozenset({Signal.LOSSES, Signal.TRAINING})
-    door = toy_door([2, 2], needs, engine=Slow([2, 2]), clock=clock)
+    def now(self) -> float:
+        return self.time
+
+    def slow(self, function: Any, seconds: float) -> Any:
+        """The same function, taking so long."""
+
+        def slowly(*args: Any) -> Any:
+            self.time += seconds
+            return function(*args)
+
+        return slowly
+
+
+def test_questions_and_training_are_charged_to_the_clients_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, engine = Stopwatch(), ToyEngine([2, 2])
+    for name, seconds in (("losses", 3.0), ("train", 5.0)):
+        monkeypatch.setattr(engine, name, watch.slow(getattr(engine, name), seconds))
+    clock = Clock(torch.device("cpu"), watch.now)
+    door = toy_door([2, 2], frozenset({Signal.LOSSES, Signal.TRAINING}), engine=engine, clock=clock)
     with clock("select"):
+        watch.time += 1
         door.losses(door.available)
         door.train(door.available)
-    assert clock.seconds["ask"] >= 0.02
-    assert clock.seconds["train"] >= 0.01
-    assert clock.seconds["select"] < 0.01
+    assert clock.seconds == {"select": 1, "ask": 3, "train": 5, "aggregate": 0, "evaluate": 0}
 
 
 @pytest.mark.parametrize("question", ["gradient_norms", "gradient_spreads"])
 def test_what_clients_compute_of_their_gradients_is_their_time(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(function: Any) -> Any:
-        return lambda *args: (time.sleep(0.02), function(*args))[1]
-
-    monkeypatch.setattr(torch.Tensor, "norm", slow(torch.Tensor.norm))
-    monkeypatch.setattr(clients, "_spread", slow(clients._spread))
-    clock = Clock(torch.device("cpu"))
+    watch = Stopwatch()
+    monkeypatch.setattr(torch.Tensor, "norm", watch.slow(torch.Tensor.norm, 3.0))
+    monkeypatch.setattr(clients, "_spread", watch.slow(clients._spread, 3.0))
+    clock = Clock(torch.device("cpu"), watch.now)
     door = toy_door([2, 2], frozenset({Signal.GRADIENTS}), clock=clock)
     with clock("select"):
+        watch.time += 1
         getattr(door, question)(door.available)
-    assert clock.seconds["ask"] >= 0.04
-    assert clock.seconds["select"] < 0.02
+    assert clock.seconds == {"select": 1, "ask": 6, "train": 0, "aggregate": 0, "evaluate": 0}

@@ -19,6 +19,8 @@ from fedsim.run import run, tell
 from fedsim.tracking.files import read_metrics, read_summary
 
 ROOT = Path(__file__).parents[1]
+HANG = 1800
+"""Seconds after which a process that hangs is given up; nothing takes that long on any machine."""
 QUICK = ("num_rounds=3", "local.epochs=1", "tracker=files_only")
 
 Run = Callable[..., int]
@@ -374,7 +376,7 @@ def test_two_processes_do_not_write_to_one_folder(fedsim: Run, tmp_path: Path) -
     (folder,) = folders(tmp_path)
     before = (folder / "metrics.jsonl").read_bytes()
     script = "import sys, time; from pathlib import Path; from fedsim.tracking.files import owned\n"
-    script += "with owned(Path(sys.argv[1])):\n    print('mine', flush=True); time.sleep(60)"
+    script += f"with owned(Path(sys.argv[1])):\n    print('mine', flush=True); time.sleep({HANG})"
     other = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert other.stdout is not None
@@ -425,7 +427,7 @@ def shell(folder: Path, *words: str, **env: str) -> "subprocess.CompletedProcess
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
         check=False,
     )
 

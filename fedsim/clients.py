@@ -93,7 +93,7 @@ class Clients:
 
     def batch_losses(self, ids: Ids) -> NDArray[np.float64]:
         """The same on one random mini-batch of the local batch size per client, drawn afresh every round [len(ids)]."""
-        return self._report_losses(ids, self._batch_losses, self._batch)
+        return self._report_losses(ids, self._batch_losses, lambda i: self._batch(self._engine.data.evaluate, i))
 
     def label_counts(self, ids: Ids) -> NDArray[np.int64]:
         """Training samples of each class per client [len(ids), C]: C numbers up each, without any model."""
@@ -116,13 +116,14 @@ class Clients:
     ) -> Iterator[Tensor]:
         """The gradient of each client's mean training loss at the current model, flat [D], client after client.
 
-        On all its training samples, or on one fresh mini-batch. `layers` picks the parameters whose names begin so.
-        Charges D numbers up, or the size of the `sketch` that comes in its place, and one training pass; the model is
-        evaluated as in testing (no dropout).
+        On all its training samples, or on one fresh mini-batch of them. `layers` picks the parameters whose names
+        begin so. Charges D numbers up, or the size of the `sketch` that comes in its place, and one training pass; the
+        model is evaluated as in testing (no dropout).
         """
         require(Signal.GRADIENTS, self._terms.needs)
         self._contact(ids)
-        positions = [self._batch(i) if batch else self._engine.data.train[i] for i in ids]
+        own = self._engine.data.train
+        positions = [self._batch(own, i) if batch else own[i] for i in ids]
         names = None if layers is None else self.layer_names(layers)
         for gradient, used in zip(
             self._timed(self._engine.client_gradients(self._params, positions, names)), positions, strict=True
@@ -314,8 +315,9 @@ class Clients:
             known.update(zip(new, losses.tolist(), strict=True))
         return np.array([known[int(i)] for i in ids], dtype=np.float64)
 
-    def _batch(self, client: int) -> NDArray[np.int64]:
-        return self._shuffled(self._engine.data.evaluate[client], client)[: self._engine.work.batch_size]
+    def _batch(self, samples: Sequence[NDArray[np.int64]], client: int) -> NDArray[np.int64]:
+        """One mini-batch of a client's `samples`, fresh every round."""
+        return self._shuffled(samples[client], client)[: self._engine.work.batch_size]
 
     def _batches(self, client: int) -> list[NDArray[np.int64]]:
         shuffled, size = self._shuffled(self._engine.data.train[client], client), self._engine.work.batch_size

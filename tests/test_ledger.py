@@ -1,6 +1,5 @@
 """The door charges what the cost table says (base: K models down, K up, E n_k training samples)."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -137,6 +136,46 @@ def test_a_batch_loss_passes_one_batch_at_most() -> None:
     assert ledger.bytes_up == 2 * 4
 
 
+def split_engine() -> ToyEngine:
+    """One client with 100 training samples at even positions, and as many others at odd ones to report its loss on."""
+    engine = ToyEngine([200])
+    engine.data = replace(engine.data, train=[np.arange(0, 200, 2)], evaluate=[np.arange(1, 200, 2)])
+    return engine
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, engine: ToyEngine, question: str) -> list[list[np.ndarray]]:
+    """The positions that the engine is asked about from now on, call after call."""
+    seen: list[list[np.ndarray]] = []
+    answer = getattr(engine, question)
+
+    def spy(params: Any, positions: Any, *rest: Any) -> Any:
+        seen.append(list(positions))
+        return answer(params, positions, *rest)
+
+    monkeypatch.setattr(engine, question, spy)
+    return seen
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_gradient_is_of_training_samples_alone(batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = split_engine()
+    seen = asked(monkeypatch, engine, "client_gradients")
+    list(toy_door([200], frozenset({Signal.GRADIENTS}), engine=engine).gradients(ids(0), batch=batch))
+    ((positions,),) = seen
+    assert len(positions) == (4 if batch else 100)
+    assert not (positions % 2).any()
+
+
+@pytest.mark.parametrize("question", ["losses", "batch_losses"])
+def test_a_loss_is_of_the_samples_that_losses_are_reported_on(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = split_engine()
+    seen = asked(monkeypatch, engine, "losses")
+    getattr(toy_door([200], LOSSES, engine=engine), question)(ids(0))
+    ((positions,),) = seen
+    assert len(positions) == (4 if question == "batch_losses" else 100)
+    assert (positions % 2).all()
+
+
 def test_the_batch_of_a_loss_is_fresh_every_round_and_the_same_within_it() -> None:
     engine = ToyEngine([100])
     first, again, later = (
@@ -175,37 +214,46 @@ def test_a_phase_inside_another_stops_the_outer_ones_time() -> None:
     assert clock.seconds == {"select": 0 + 1 + 5 + 1, "ask": 0, "train": 3, "aggregate": 0, "evaluate": 0}
 
 
-def test_questions_and_training_are_charged_to_the_clients_time() -> None:
-    class Slow(ToyEngine):
-        def losses(self, *args: Any) -> Any:
-            time.sleep(0.02)
-            return super().losses(*args)
+class Stopwatch:
+    """A clock's time, which passes only where it is told to."""
 
-        def train(self, *args: Any) -> Any:
-            time.sleep(0.01)
-            return super().train(*args)
+    def __init__(self) -> None:
+        self.time = 0.0
 
-    clock = Clock(torch.device("cpu"))
-    needs = frozenset({Signal.LOSSES, Signal.TRAINING})
-    door = toy_door([2, 2], needs, engine=Slow([2, 2]), clock=clock)
+    def now(self) -> float:
+        return self.time
+
+    def slow(self, function: Any, seconds: float) -> Any:
+        """The same function, taking so long."""
+
+        def slowly(*args: Any) -> Any:
+            self.time += seconds
+            return function(*args)
+
+        return slowly
+
+
+def test_questions_and_training_are_charged_to_the_clients_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, engine = Stopwatch(), ToyEngine([2, 2])
+    for name, seconds in (("losses", 3.0), ("train", 5.0)):
+        monkeypatch.setattr(engine, name, watch.slow(getattr(engine, name), seconds))
+    clock = Clock(torch.device("cpu"), watch.now)
+    door = toy_door([2, 2], frozenset({Signal.LOSSES, Signal.TRAINING}), engine=engine, clock=clock)
     with clock("select"):
+        watch.time += 1
         door.losses(door.available)
         door.train(door.available)
-    assert clock.seconds["ask"] >= 0.02
-    assert clock.seconds["train"] >= 0.01
-    assert clock.seconds["select"] < 0.01
+    assert clock.seconds == {"select": 1, "ask": 3, "train": 5, "aggregate": 0, "evaluate": 0}
 
 
 @pytest.mark.parametrize("question", ["gradient_norms", "gradient_spreads"])
 def test_what_clients_compute_of_their_gradients_is_their_time(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(function: Any) -> Any:
-        return lambda *args: (time.sleep(0.02), function(*args))[1]
-
-    monkeypatch.setattr(torch.Tensor, "norm", slow(torch.Tensor.norm))
-    monkeypatch.setattr(clients, "_spread", slow(clients._spread))
-    clock = Clock(torch.device("cpu"))
+    watch = Stopwatch()
+    monkeypatch.setattr(torch.Tensor, "norm", watch.slow(torch.Tensor.norm, 3.0))
+    monkeypatch.setattr(clients, "_spread", watch.slow(clients._spread, 3.0))
+    clock = Clock(torch.device("cpu"), watch.now)
     door = toy_door([2, 2], frozenset({Signal.GRADIENTS}), clock=clock)
     with clock("select"):
+        watch.time += 1
         getattr(door, question)(door.available)
-    assert clock.seconds["ask"] >= 0.04
-    assert clock.seconds["select"] < 0.02
+    assert clock.seconds == {"select": 1, "ask": 6, "train": 0, "aggregate": 0, "evaluate": 0}

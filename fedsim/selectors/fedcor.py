@@ -105,7 +105,7 @@ class FedCor(Selector):
 
     @property
     def start_up_rounds(self) -> int:
-        return self.warmup + 1
+        return self.warmup + 2  # what the last round of the warm-up has changed is asked for in the next one
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         e, count = round - 1, self.cohort_size(clients)

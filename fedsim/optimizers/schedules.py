@@ -16,7 +16,8 @@ class Constant(Schedule):
 class Step(Schedule):
     """Times `factor` after each round of `milestones`: round m is the last one at the old rate.
 
-    FedCor's and GPFL's published codes count rounds from 0 and multiply at 150 and 300, that is, after 150 and 300 rounds.
+    FedCor's and GPFL's published codes count rounds from 0 and multiply at 150 and 300, that is, after 150 and 300
+    rounds.
     """
 
     def __init__(self, *, milestones: list[int], factor: float) -> None:

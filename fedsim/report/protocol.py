@@ -84,4 +84,8 @@ def _without(values: Mapping[str, Any], groups: Sequence[str]) -> dict[str, Any]
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """A key that one side lacks is one that is null there: new keys are null where nothing changes."""
     keys = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
-    return [f"{key}={ours.get(key)} (preset: {theirs.get(key)})" for key in keys]
+    return [f"{_shown(key, ours)} (preset: {theirs.get(key, 'none')})" for key in keys]
+
+
+def _shown(key: str, values: Mapping[str, Any]) -> str:
+    return f"{key}={values[key]}" if key in values else f"no {key}"

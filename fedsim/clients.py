@@ -4,7 +4,7 @@ The first contact of a client with a model version charges one download; each an
 passed. Asking for a signal that the selector does not declare raises. Neither data set, engine nor config is reachable.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +44,9 @@ class Clients:
         ledger: Ledger,
         clock: Clock,
         public: Tensor | None = None,
+        first_model: Callable[[int], Params] | None = None,
     ) -> None:
+        """`first_model`: from which each client trains in place of `params` (it downloads `params` all the same)."""
         self._engine = engine
         self._population = population
         self._terms = terms
@@ -54,7 +56,7 @@ class Clients:
         self._public = public
         self._holders: set[int] = set()
         self._uploaded: set[int] = set()
-        self._workshop = Workshop(engine, params, terms.round, terms.lr)
+        self._workshop = Workshop(engine, params, terms.round, terms.lr, first_model)
         self._model_bytes = sum(t.numel() * t.element_size() for t in params.values())
 
     @property

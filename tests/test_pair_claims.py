@@ -43,7 +43,7 @@ def test_all_claims_hold_where_cos_4_alone_decides() -> None:
 
 
 def test_they_fail_where_like_gradients_are_better_and_another_feature_decides() -> None:
-    found = verdicts({"cos_4": -0.8, "norm_2 sum": 1.0})
+    found = verdicts({"cos_4": -0.5, "norm_2 sum": 1.0}, seeds=12)
     assert found["negative"] == "not reproduced"
     assert found["random"] == "not reproduced"
     assert found["rank"] == "not reproduced"

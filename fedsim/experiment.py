@@ -184,6 +184,7 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
         "error": error,
         **_results(records, initial_accuracy),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "start_up_rounds": simulation.parts.selector.start_up_rounds,
         "seed": plan.settings.seed,
         "choices": dict(plan.choices),
         "engine": simulation.parts.engine.description,

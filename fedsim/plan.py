@@ -77,7 +77,7 @@ class _Problems:
 
 def make_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
     """Check `config` (plain containers, resolved). Raises `ConfigError` with all its problems."""
-    config = _with_one_amount_of_work(config)
+    config = with_one_amount_of_work(config)
     problems = _Problems()
     settings = problems.run(lambda: _build(config, Settings, ""))
     local = problems.run(lambda: _build(config.get("local") or {}, LocalSettings, "local"))
@@ -112,7 +112,7 @@ def _build(values: Mapping[str, Any], cls: type[T], key: str) -> T:
         raise ConfigError(p.within(key) if key else p for p in error.problems) from error
 
 
-def _with_one_amount_of_work(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_one_amount_of_work(config: Mapping[str, Any]) -> dict[str, Any]:
     """`local.steps`, where given, takes the place of `local.epochs`; the record says which one was used."""
     local = config.get("local")
     if isinstance(local, Mapping) and local.get("steps") is not None:

@@ -5,8 +5,10 @@ Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 130 interrupte
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +49,8 @@ def main() -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Do what the command line asks for and return the exit code. Raises `FedsimError` before any work is done."""
-    args = get_args_parser().parse_args(argv)
+    args = get_args_parser().parse_intermixed_args(argv)
+    sys.argv = [sys.argv[0], *_in_hydras_order(args)]
     if args.experimental_rerun:
         raise ConfigError([Problem("--experimental-rerun", ..., "is not supported: it would unpickle a file")])
     if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
@@ -143,6 +146,14 @@ def tell(error: FedsimError) -> None:
             print(f"  {problem}", file=sys.stderr)
     else:
         print(f"fedsim: {error}", file=sys.stderr)
+
+
+def _in_hydras_order(args: Namespace) -> list[str]:
+    """The command line again, flags first: Hydra, which parses it anew, takes none behind an override."""
+    given = {name: value for name, value in vars(args).items() if value not in (None, False, [])}
+    overrides = given.pop("overrides", [])
+    words = [[f"--{name.replace('_', '-')}", *([] if value is True else [value])] for name, value in given.items()]
+    return [*chain.from_iterable(words), *overrides]
 
 
 def _task(overrides: Sequence[str]) -> tuple[str, ...]:

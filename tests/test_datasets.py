@@ -14,6 +14,7 @@ import torch
 import torchvision
 
 from fedsim.data import torchvision_sets
+from fedsim.data.base import LoadedData, Samples
 from fedsim.errors import ConfigError, DataError
 from tests.dataset_toys import REAL, build, check_sound
 
@@ -280,3 +281,16 @@ def test_a_pickle_of_another_checksum_is_never_opened(tmp_path: Path) -> None:
     assert not marker.exists()
     pickle.loads(content)
     assert marker.exists()
+
+
+# --- labels --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["training", "test"])
+@pytest.mark.parametrize("label", [-1, 2])
+def test_a_data_set_whose_labels_are_not_its_classes_is_refused(broken: str, label: int) -> None:
+    x, sound = torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 1])
+    sets = {name: Samples(x, sound) for name in ("training", "test")}
+    sets[broken] = Samples(x, torch.tensor([0, label, 1]))
+    with pytest.raises(DataError, match=rf"labels of the {broken} samples must lie in 0\.\.1, found "):
+        LoadedData(sets["training"], sets["test"], 2, None, None, "x")

@@ -1,6 +1,7 @@
 """The door charges what the cost table says (base: K models down, K up, E n_k training samples)."""
 
-import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,11 @@ import pytest
 import torch
 
 from fedsim import clients
+from fedsim.engine.base import Request, Trained
 from fedsim.ledger import Clock, Ledger
 from fedsim.signals import Signal, UndeclaredSignalError
-from tests.toys import ToyEngine, toy_door
+from fedsim.sketches import TopK
+from tests.toys import ToyEngine, toy_door, toy_params
 
 SIZES = [1, 2, 3, 4, 5, 6]
 MODEL = 2 * 4  # two float32
@@ -43,9 +46,87 @@ def test_a_client_that_holds_the_model_does_not_download_it_again() -> None:
     door.losses(ids(1, 2, 3))
     door.collect(ids(2, 3))
     assert ledger.bytes_down == 4 * MODEL
-    assert ledger.bytes_up == 6 * 4 + 2 * MODEL
-    assert ledger.forward_samples == (1 + 2 + 3) + (2 + 3 + 4)
+    assert ledger.bytes_up == 4 * 4 + 2 * MODEL
+    assert ledger.forward_samples == 1 + 2 + 3 + 4
     assert (ledger.contacted, ledger.uploaded) == ({0, 1, 2, 3}, {2, 3})
+
+
+@pytest.mark.parametrize(("question", "most"), [("losses", 6), ("batch_losses", 4)])
+def test_a_loss_is_asked_for_once_a_model(question: str, most: int) -> None:
+    sizes, ledger = [0, *SIZES], Ledger()
+    door = toy_door(sizes, LOSSES, ledger=ledger, available=range(7))
+    answers = getattr(door, question)(ids(0, 5, 2))
+    assert (ledger.bytes_up, ledger.forward_samples) == (3 * 4, min(5, most) + 2)
+    again = getattr(door, question)(ids(2, 5, 0, 6))
+    assert again[:3].tolist() == pytest.approx(answers[[2, 1, 0]].tolist(), nan_ok=True)
+    assert (ledger.bytes_up, ledger.forward_samples) == (4 * 4, min(5, most) + 2 + min(6, most))
+    assert ledger.nonfinite_reports == 1
+    getattr(door.broadcast({"w": torch.ones(2)}), question)(ids(2, 5))  # other losses: another model
+    assert (ledger.bytes_up, ledger.bytes_down) == (6 * 4, (4 + 2) * MODEL)
+
+
+def test_full_and_batch_losses_are_different_numbers() -> None:
+    ledger = Ledger()
+    door = toy_door([100], LOSSES, ledger=ledger, cohort_size=1)
+    assert door.losses(ids(0)) != door.batch_losses(ids(0))
+    assert (ledger.bytes_up, ledger.forward_samples) == (2 * 4, 100 + 4)
+
+
+TRAINING = frozenset({Signal.TRAINING})
+
+
+def test_an_update_that_was_sent_for_comparison_is_not_sent_again() -> None:
+    ledger = Ledger()
+    door = toy_door(SIZES, TRAINING, ledger=ledger)
+    door.updates(ids(0, 1, 2))
+    assert (ledger.bytes_up, ledger.uploaded) == (3 * MODEL, set())
+    cohort = door.collect(ids(1, 4))
+    assert cohort.delta["w"].tolist() == [[0.5, -0.5], [2, -2]]
+    assert (ledger.bytes_up, ledger.uploaded) == (4 * MODEL, {1, 4})
+    door.updates(ids(1, 2, 4))
+    door.collect(ids(1, 2))
+    assert (ledger.bytes_up, ledger.uploaded) == (4 * MODEL, {1, 2, 4})
+
+
+def test_after_a_sketch_the_whole_update_is_sent() -> None:
+    ledger = Ledger()
+    door = toy_door(SIZES, TRAINING, ledger=ledger)
+    door.updates(ids(0, 1), sketch=TopK(size=1))
+    door.collect(ids(1))
+    assert ledger.bytes_up == 2 * 8 + MODEL
+
+
+class TwoLayers(ToyEngine):
+    """A trained layer `a` of two numbers and `b` of one, and a buffer of three numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(SIZES)
+        self.model = torch.nn.Module()
+        self.model.a, self.model.b = (torch.nn.Parameter(torch.zeros(n)) for n in (2, 1))
+
+    def train_all(self, requests: Sequence[Request]) -> list[Trained]:
+        plain = super().train_all([replace(r, params=toy_params()) for r in requests])
+        return [replace(t, delta={"a": t.delta["w"], "b": t.delta["w"][:, :1]}) for t in plain]
+
+
+def test_after_some_layers_the_others_are_sent() -> None:
+    ledger = Ledger()
+    params = {"a": torch.zeros(2), "b": torch.zeros(1), "buffer": torch.zeros(3)}
+    door = toy_door(SIZES, TRAINING, ledger=ledger, engine=TwoLayers(), params=params)
+    door.updates(ids(0, 1, 2), layers=["a"])
+    assert ledger.bytes_up == 3 * 2 * 4
+    door.updates(ids(1), layers=["a", "b"])
+    assert ledger.bytes_up == (3 * 2 + 1) * 4
+    door.collect(ids(0, 1, 5))  # client 0 still has b and the buffer to send, 1 the buffer, 5 everything
+    assert ledger.bytes_up == (3 * 2 + 1 + (1 + 3) + 3 + 6) * 4
+
+
+def test_a_training_loss_comes_with_the_collected_update() -> None:
+    ledger = Ledger()
+    door = toy_door(SIZES, TRAINING | {Signal.TRAINING_LOSS}, ledger=ledger)
+    door.updates(ids(1, 4))
+    door.collect(ids(1))
+    assert ledger.bytes_up == 2 * MODEL + 4
 
 
 def test_a_batch_loss_passes_one_batch_at_most() -> None:
@@ -53,6 +134,46 @@ def test_a_batch_loss_passes_one_batch_at_most() -> None:
     toy_door(SIZES, LOSSES, ledger=ledger).batch_losses(ids(0, 5))
     assert ledger.forward_samples == 1 + 4
     assert ledger.bytes_up == 2 * 4
+
+
+def split_engine() -> ToyEngine:
+    """One client with 100 training samples at even positions, and as many others at odd ones to report its loss on."""
+    engine = ToyEngine([200])
+    engine.data = replace(engine.data, train=[np.arange(0, 200, 2)], evaluate=[np.arange(1, 200, 2)])
+    return engine
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, engine: ToyEngine, question: str) -> list[list[np.ndarray]]:
+    """The positions that the engine is asked about from now on, call after call."""
+    seen: list[list[np.ndarray]] = []
+    answer = getattr(engine, question)
+
+    def spy(params: Any, positions: Any, *rest: Any) -> Any:
+        seen.append(list(positions))
+        return answer(params, positions, *rest)
+
+    monkeypatch.setattr(engine, question, spy)
+    return seen
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_gradient_is_of_training_samples_alone(batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = split_engine()
+    seen = asked(monkeypatch, engine, "client_gradients")
+    list(toy_door([200], frozenset({Signal.GRADIENTS}), engine=engine).gradients(ids(0), batch=batch))
+    ((positions,),) = seen
+    assert len(positions) == (4 if batch else 100)
+    assert not (positions % 2).any()
+
+
+@pytest.mark.parametrize("question", ["losses", "batch_losses"])
+def test_a_loss_is_of_the_samples_that_losses_are_reported_on(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = split_engine()
+    seen = asked(monkeypatch, engine, "losses")
+    getattr(toy_door([200], LOSSES, engine=engine), question)(ids(0))
+    ((positions,),) = seen
+    assert len(positions) == (4 if question == "batch_losses" else 100)
+    assert (positions % 2).all()
 
 
 def test_the_batch_of_a_loss_is_fresh_every_round_and_the_same_within_it() -> None:
@@ -93,37 +214,46 @@ def test_a_phase_inside_another_stops_the_outer_ones_time() -> None:
     assert clock.seconds == {"select": 0 + 1 + 5 + 1, "ask": 0, "train": 3, "aggregate": 0, "evaluate": 0}
 
 
-def test_questions_and_training_are_charged_to_the_clients_time() -> None:
-    class Slow(ToyEngine):
-        def losses(self, *args: Any) -> Any:
-            time.sleep(0.02)
-            return super().losses(*args)
+class Stopwatch:
+    """A clock's time, which passes only where it is told to."""
 
-        def train(self, *args: Any) -> Any:
-            time.sleep(0.01)
-            return super().train(*args)
+    def __init__(self) -> None:
+        self.time = 0.0
 
-    clock = Clock(torch.device("cpu"))
-    needs = frozenset({Signal.LOSSES, Signal.TRAINING})
-    door = toy_door([2, 2], needs, engine=Slow([2, 2]), clock=clock)
+    def now(self) -> float:
+        return self.time
+
+    def slow(self, function: Any, seconds: float) -> Any:
+        """The same function, taking so long."""
+
+        def slowly(*args: Any) -> Any:
+            self.time += seconds
+            return function(*args)
+
+        return slowly
+
+
+def test_questions_and_training_are_charged_to_the_clients_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, engine = Stopwatch(), ToyEngine([2, 2])
+    for name, seconds in (("losses", 3.0), ("train", 5.0)):
+        monkeypatch.setattr(engine, name, watch.slow(getattr(engine, name), seconds))
+    clock = Clock(torch.device("cpu"), watch.now)
+    door = toy_door([2, 2], frozenset({Signal.LOSSES, Signal.TRAINING}), engine=engine, clock=clock)
     with clock("select"):
+        watch.time += 1
         door.losses(door.available)
         door.train(door.available)
-    assert clock.seconds["ask"] >= 0.02
-    assert clock.seconds["train"] >= 0.01
-    assert clock.seconds["select"] < 0.01
+    assert clock.seconds == {"select": 1, "ask": 3, "train": 5, "aggregate": 0, "evaluate": 0}
 
 
 @pytest.mark.parametrize("question", ["gradient_norms", "gradient_spreads"])
 def test_what_clients_compute_of_their_gradients_is_their_time(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(function: Any) -> Any:
-        return lambda *args: (time.sleep(0.02), function(*args))[1]
-
-    monkeypatch.setattr(torch.Tensor, "norm", slow(torch.Tensor.norm))
-    monkeypatch.setattr(clients, "_spread", slow(clients._spread))
-    clock = Clock(torch.device("cpu"))
+    watch = Stopwatch()
+    monkeypatch.setattr(torch.Tensor, "norm", watch.slow(torch.Tensor.norm, 3.0))
+    monkeypatch.setattr(clients, "_spread", watch.slow(clients._spread, 3.0))
+    clock = Clock(torch.device("cpu"), watch.now)
     door = toy_door([2, 2], frozenset({Signal.GRADIENTS}), clock=clock)
     with clock("select"):
+        watch.time += 1
         getattr(door, question)(door.available)
-    assert clock.seconds["ask"] >= 0.04
-    assert clock.seconds["select"] < 0.02
+    assert clock.seconds == {"select": 1, "ask": 6, "train": 0, "aggregate": 0, "evaluate": 0}

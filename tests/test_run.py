@@ -19,6 +19,8 @@ from fedsim.run import run, tell
 from fedsim.tracking.files import read_metrics, read_summary
 
 ROOT = Path(__file__).parents[1]
+HANG = 1800
+"""Seconds after which a process that hangs is given up; nothing takes that long on any machine."""
 QUICK = ("num_rounds=3", "local.epochs=1", "tracker=files_only")
 
 Run = Callable[..., int]
@@ -189,6 +191,33 @@ def test_every_choice_of_a_selectors_own_groups_runs(fedsim: Run, group: str, se
     fedsim("-m", *words, "tracker=files_only")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "selector=random,full", "seed=3", "name=x"],
+        ["selector=random,full", "-m", "seed=3", "name=x"],
+        ["selector=random,full", "seed=3", "name=x", "--multirun"],
+        ["name=x", "--config-dir", "{own}", "selector=random,full", "--multirun", "seed=3", "--config-name=config"],
+    ],
+)
+def test_flags_may_stand_anywhere(fedsim: Run, tmp_path: Path, words: list[str]) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    assert fedsim(*(word.format(own=own) for word in words)) == 0
+    found = folders(tmp_path)
+    assert [f.name.split("-")[3:5] for f in found] == [["full", "s3"], ["random", "s3"]]
+    assert {f.parent.name for f in found} == {"x"}
+
+
+def test_hydras_own_flags_may_stand_anywhere(fedsim: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for words in (["--cfg", "job", "-p", "selector", "selector=gpfl"], ["selector=gpfl", "--cfg", "job", "-pselector"]):
+        assert fedsim(*words) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert "_target_: fedsim.selectors.gpfl.GPFL" in outputs[0]
+
+
 # --- bad input: one clear message, nothing written -----------------------------------------------------------------
 
 
@@ -347,7 +376,7 @@ def test_two_processes_do_not_write_to_one_folder(fedsim: Run, tmp_path: Path) -
     (folder,) = folders(tmp_path)
     before = (folder / "metrics.jsonl").read_bytes()
     script = "import sys, time; from pathlib import Path; from fedsim.tracking.files import owned\n"
-    script += "with owned(Path(sys.argv[1])):\n    print('mine', flush=True); time.sleep(60)"
+    script += f"with owned(Path(sys.argv[1])):\n    print('mine', flush=True); time.sleep({HANG})"
     other = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert other.stdout is not None
@@ -398,7 +427,7 @@ def shell(folder: Path, *words: str, **env: str) -> "subprocess.CompletedProcess
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
         check=False,
     )
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.errors import Problem, rule
+from fedsim.errors import DataError, Problem, rule
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class LoadedData:
 
     `mean` and `std` (per channel, for pixels scaled to [0, 1]) are None where `x` is float32 and ready to use.
     `owners` [n_train] names the natural client of each training sample, where the source knows it.
-    `fingerprint` identifies the content; caches of anything computed from the data are keyed by it.
+    `fingerprint` identifies the content; caches of anything computed from the data are keyed by it. Raises `DataError`
+    where a label is not one of 0..num_classes - 1.
     """
 
     train: Samples
@@ -40,6 +42,10 @@ class LoadedData:
     std: tuple[float, ...] | None
     fingerprint: str
     owners: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        check_labels(self.train.y, self.num_classes, "training")
+        check_labels(self.test.y, self.num_classes, "test")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -52,6 +58,18 @@ class LoadedData:
             return x
         shape = (1, len(self.mean)) + (1,) * (x.dim() - 2)
         return (x.div_(255) - x.new_tensor(self.mean).view(shape)).div_(x.new_tensor(self.std).view(shape))
+
+
+def check_labels(y: Tensor, num_classes: int, of: str) -> None:
+    """Raise `DataError` unless the labels `y` [n] of the set named `of` are int64 in 0..num_classes - 1."""
+    if y.dtype != torch.int64:
+        raise DataError(f"the labels of the {of} samples must be int64, not {y.dtype}")
+    low, high = map(int, y.aminmax()) if len(y) else (0, 0)
+    if low < 0 or high >= num_classes:
+        raise DataError(
+            f"the labels of the {of} samples must lie in 0..{num_classes - 1}, found {low}..{high}; mend the data set, "
+            "or its number of classes"
+        )
 
 
 class Dataset(ABC):

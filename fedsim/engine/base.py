@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedsim.cohort import Evaluation, Ids, Params, Stack
+from fedsim.data.base import check_labels
 from fedsim.engine.adapt import layout_for
 from fedsim.engine.chain import linear_chain
 from fedsim.engine.params import trained_names
@@ -30,7 +31,8 @@ MOST = 0.7
 class ClientData:
     """All clients' samples on the device: `x` [n, ...] float32, `y` [n] int64; positions in them per client [N].
 
-    `train` are the positions a client trains on, `evaluate` those its loss is reported on.
+    `train` are the positions a client trains on, `evaluate` those its loss is reported on. Raises `DataError` where a
+    label is not the index of a class: compiled kernels take it for one unchecked.
     """
 
     x: Tensor
@@ -38,6 +40,9 @@ class ClientData:
     train: Sequence[NDArray[np.int64]]
     evaluate: Sequence[NDArray[np.int64]]
     num_classes: int
+
+    def __post_init__(self) -> None:
+        check_labels(self.y, self.num_classes, "training")
 
 
 @dataclass(frozen=True)

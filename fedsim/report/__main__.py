@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from fedsim.errors import FedsimError
-from fedsim.report import published, tables, times
+from fedsim.report import tables, times
 from fedsim.report.figures import all_plots
 from fedsim.report.groups import Group, group_runs
 from fedsim.report.page import page
@@ -27,7 +27,7 @@ from fedsim.report.panels import Panel, panels_of
 from fedsim.report.runs import read_runs
 from fedsim.report.summary import compare, summary_of
 from fedsim.report.table import Table
-from fedsim.report.verdicts import Judged, judge
+from fedsim.report.verdicts import Judged, judge_all
 
 WIDE = 180
 """Columns where there is no terminal."""
@@ -63,8 +63,8 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
     runs = read_runs(folder)
     groups = group_runs(runs)
     panels = panels_of(groups)
-    publications = published.about(folder.resolve().name)
-    judged = [one for publication in publications for one in judge(publication, groups)]
+    compared = judge_all(groups)
+    judged = [one for _, some in compared for one in some]
     summary = summary_of(groups, judged)
     made = [*all_tables(groups, panels, judged), *table_one(runs)]
     if against is not None:
@@ -77,7 +77,7 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
     target = to or folder / "report"
     write(target, made)
     plots = {plot.save(target / "figures"): plot for plot in (all_plots(panels) if figures else [])}
-    html = page(folder.resolve().name, runs, made, plots, publications)
+    html = page(folder.resolve().name, runs, made, plots, [publication for publication, _ in compared])
     (target / "report.html").write_text(html, encoding="utf-8")
     (target / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     console.print(f"report in {target}", soft_wrap=True, markup=False)

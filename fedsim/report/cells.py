@@ -1,5 +1,6 @@
 """What stands in the cells of tables."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -21,11 +22,16 @@ def show_mean(value: Estimate | None) -> str:
     return "-" if value is None else f"{value.mean:.3f}"
 
 
-def show_difference(value: Difference | None) -> list[str]:
-    if value is None:
-        return ["-", "", "", ""]
-    interval = f"[{value.low:+.4f}, {value.high:+.4f}]"
-    return [f"{value.mean:+.4f}", interval, f"{value.p_value:.3f}", str(value.num)]
+def show_interval(value: Difference) -> list[str]:
+    """Mean and 95 % interval, with their signs."""
+    return [f"{value.mean:+.4f}", f"[{value.low:+.4f}, {value.high:+.4f}]"]
+
+
+def show_p(value: float) -> str:
+    """Three digits; nothing for nan."""
+    if math.isnan(value):
+        return ""
+    return "< .001" if value < 0.001 else f"{value:.3f}"
 
 
 def show_reached(group: Group, measure: Measure, show: Callable[[float], str]) -> str:

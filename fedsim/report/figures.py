@@ -164,9 +164,9 @@ def _phase_bars(panels: Sequence[Panel]) -> Plot:
 
 
 def _per_200_rounds(group: Group, phase: str) -> float:
-    values = [measures.seconds(phase)(run) or 0.0 for run in group.complete]
-    rounds = [len(run.records) for run in group.complete]
-    return float(np.mean([200 * v / r for v, r in zip(values, rounds, strict=True)]))
+    cost = measures.cost_of_rounds(f"seconds_{phase}")
+    values = [value for run in group.complete if (value := cost(run)) is not None]
+    return float(np.mean(values)) if values else 0.0
 
 
 def _partitions(panels: Sequence[Panel]) -> Plot | None:

@@ -81,7 +81,7 @@ def _labels(runs: Sequence[Run]) -> list[dict[str, str]]:
         names = [name for name in names if name != "partition"]
     labels = [{name: run.choices.get(name, "-") for name in names} for run in runs]
     _tell_apart(labels, [{g: c for g, c in run.choices.items() if g.startswith("selector/")} for run in runs])
-    _tell_apart(labels, [dict(_flat(relevant(run.config))) for run in runs])
+    _tell_apart(labels, [dict(flat(relevant(run.config))) for run in runs])
     return labels
 
 
@@ -98,9 +98,10 @@ def _tell_apart(labels: Sequence[dict[str, str]], values: Sequence[Mapping[str, 
                     labels[p][key] = text
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Values of nested mappings by dotted key."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -172,10 +172,29 @@ def seconds(phase: str) -> Measure:
     return lambda run: float(run.series(f"seconds_{phase}").sum())
 
 
+def cost_of_rounds(name: str, rounds: int = 200) -> Measure:
+    """What that many rounds cost of a quantity that the records hold for every round (seconds, bytes, samples).
+
+    A run that is long enough gives it as it is. For a shorter one the start-up rounds count once, as they were, and the
+    mean of all later ones stands for each round that is missing. None where a run ended during its start-up, or did
+    not record how long that lasts.
+    """
+
+    def measure(run: Run) -> float | None:
+        spent = run.series(name)
+        if len(spent) >= rounds:
+            return float(spent[:rounds].sum())
+        if run.start_up_rounds is None or len(spent) <= run.start_up_rounds:
+            return None
+        return float(spent.sum() + (rounds - len(spent)) * spent[run.start_up_rounds :].mean())
+
+    return measure
+
+
 def speed(run: Run) -> float | None:
     """Minus the seconds of 200 rounds, all phases: more is better."""
-    rounds = len(run.records)
-    return -200 * sum(seconds(phase)(run) or 0.0 for phase in PHASES) / rounds if rounds else None
+    spent = [cost_of_rounds(f"seconds_{phase}")(run) for phase in PHASES]
+    return None if None in spent else -sum(value for value in spent if value is not None)
 
 
 def seconds_200(run: Run) -> float | None:
@@ -186,9 +205,8 @@ def seconds_200(run: Run) -> float | None:
 
 def choosing_seconds_200(run: Run) -> float | None:
     """Seconds of choosing clients in 200 rounds: the server's, and what clients compute to be chosen."""
-    rounds = len(run.records)
-    spent = sum(seconds(phase)(run) or 0.0 for phase in ("select", "ask"))
-    return 200 * spent / rounds if rounds else None
+    spent = [cost_of_rounds(f"seconds_{phase}")(run) for phase in ("select", "ask")]
+    return None if None in spent else sum(value for value in spent if value is not None)
 
 
 def selection_overhead(run: Run) -> float | None:

@@ -11,11 +11,11 @@ import yaml
 
 from fedsim.report.figures import Plot
 from fedsim.report.published import Publication
+from fedsim.report.rules import RULES
 from fedsim.report.runs import Run
 from fedsim.report.table import Table
-from fedsim.report.verdicts import RULES
 
-CLASSES = {"reproduced": "reproduced", "not reproduced": "not", "undecided": "undecided"}
+CLASSES = {"reproduced": "reproduced", "not reproduced": "not", "undecided": "undecided", "not judged": "undecided"}
 
 
 def page(

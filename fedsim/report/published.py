@@ -1,14 +1,14 @@
 """What papers print: numbers and claims, each with its source, and which of our runs they are about."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fedsim.report import measures
-from fedsim.report.groups import Group
+from fedsim.report.groups import Group, flat
 from fedsim.report.measures import Measure
 
 FOLDER = Path(__file__).parent / "published"
@@ -28,8 +28,18 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about the runs: that `measure` of those `about` is `at_most` or `at_least` a value, or that it exceeds
-    that of the best of the `others`, which made these choices of `among` and are else the same, by about `gain`."""
+    """A claim about the runs that made the choices `about`; one of these forms, told by the field that is given:
+
+    - `at_most`, `at_least`: `measure` of each run is at most or at least a value.
+    - `gain`: `measure` exceeds that of each of the `others`, which made these choices of `among` and are else the same,
+      by about as much.
+    - `level_with`: `measure` differs from that of each of the `others` by at most as much.
+    - `grows_with`: `measure` rises along `values` of that config key or choice (`falls`: it falls); with `minus`, the
+      difference to the runs that made those choices does.
+
+    `any_size`: the claim is one about shares, which hold at a smaller size of the preset too. `added_after_runs`: it
+    was written down after runs of the preset had been seen.
+    """
 
     id: str
     where: str
@@ -39,14 +49,24 @@ class Claim:
     at_most: float | None = None
     at_least: float | None = None
     gain: float | None = None
+    level_with: float | None = None
+    grows_with: str | None = None
+    falls: bool = False
+    values: Sequence[str] = ()
+    minus: Mapping[str, str] | None = None
     others: Sequence[str] = ()
     among: str = "selector"
+    any_size: bool = False
+    added_after_runs: bool = False
 
 
 @dataclass(frozen=True)
 class Publication:
     """A file of published/: the numbers and claims of a paper that runs of `presets` are about; those of `claims_only`
-    are of another size, so that numbers cannot be compared."""
+    are of another size, so that numbers cannot be compared.
+
+    `substitutes`: choices of config groups that may take the place of the preset's (see `protocol`).
+    """
 
     title: str
     source: str
@@ -54,6 +74,7 @@ class Publication:
     claims_only: Sequence[str]
     numbers: Sequence[Number]
     claims: Sequence[Claim]
+    substitutes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def publications() -> list[Publication]:
@@ -61,15 +82,11 @@ def publications() -> list[Publication]:
     return [_read(path) for path in sorted(FOLDER.glob("*.yaml"))]
 
 
-def about(name: str) -> list[Publication]:
-    """Those that runs of that name (a preset's) are compared with."""
-    found = []
-    for publication in publications():
-        if name in publication.presets:
-            found.append(publication)
-        elif name in publication.claims_only:
-            found.append(replace(publication, numbers=()))
-    return found
+def about(preset: str, scale: str) -> list[Publication]:
+    """Those that runs of a preset in that size are compared with."""
+    if scale == "full":
+        return [publication for publication in publications() if preset in publication.presets]
+    return [publication for publication in publications() if f"{preset}_{scale}" in publication.claims_only]
 
 
 def measure_of(text: str) -> Measure:
@@ -103,8 +120,9 @@ WITH_ARGUMENT: Mapping[str, Any] = {
 
 
 def matches(group: Group, about: Mapping[str, str]) -> bool:
-    """Whether a group made these choices, or has these values of the config (`partition.alpha`) in its labels."""
-    return all(_same(group.labels.get(name, group.choices.get(name)), wanted) for name, wanted in about.items())
+    """Whether a group made these choices, or has these values of the config (`partition.alpha`)."""
+    values = {**{k: str(v) for k, v in flat(group.runs[0].config)}, **group.choices, **group.labels}
+    return all(_same(values.get(name), str(wanted)) for name, wanted in about.items())
 
 
 def _same(found: str | None, wanted: str) -> bool:
@@ -124,6 +142,7 @@ def _read(path: Path) -> Publication:
         claims_only=values.get("claims_only", ()),
         numbers=[number for table in values.get("tables", ()) for number in _numbers(table)],
         claims=[Claim(**claim) for claim in values.get("claims", ())],
+        substitutes=values.get("substitutes", {}),
     )
 
 

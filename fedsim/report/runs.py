@@ -48,6 +48,12 @@ class Run:
         """Rounds that it was to have."""
         return int(self.config["num_rounds"])
 
+    @property
+    def start_up_rounds(self) -> int | None:
+        """First rounds that cost other than the later ones; None where it was not recorded."""
+        found: int | None = self.summary.get("start_up_rounds")
+        return found
+
     @cached_property
     def records(self) -> list[dict[str, Any]]:
         """The rounds, as in metrics.jsonl."""

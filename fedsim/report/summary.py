@@ -12,6 +12,7 @@ KEPT = {
     "final_accuracy": measures.final_accuracy(),
     "accuracy_after_15_percent": measures.accuracy_after(0.15),
     "accuracy_after_50_percent": measures.accuracy_after(0.5),
+    "accuracy_after_last_round": measures.accuracy_after(1.0),
     "rounds_to_cover": measures.rounds_to_cover(),
     "selection_gini": measures.selection_gini,
     "most_selections": measures.most_selections,

@@ -1,5 +1,6 @@
 """Tables of what runs came to, and of what papers say about them."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,9 +9,10 @@ from fedsim.report import measures
 from fedsim.report.cells import (
     estimate_of,
     seeds_of,
-    show_difference,
     show_estimate,
+    show_interval,
     show_mean,
+    show_p,
     show_reached,
     total_of,
 )
@@ -18,9 +20,10 @@ from fedsim.report.groups import REFERENCE, Group
 from fedsim.report.measures import Measure
 from fedsim.report.panels import Panel
 from fedsim.report.published import Claim
-from fedsim.report.statistics import Difference, paired
+from fedsim.report.rules import RULES
+from fedsim.report.statistics import Difference, holm, paired, reach_in_sd
 from fedsim.report.table import Table
-from fedsim.report.verdicts import RULES, Judged, values_of
+from fedsim.report.verdicts import Judged, values_of
 from fedsim.tracking.console import show_bytes
 
 
@@ -42,8 +45,9 @@ def overview(groups: Sequence[Group]) -> Table:
         for group in groups
     ]
     note = (
-        "Final accuracy: mean of the last 11 evaluations, with its 95 % bootstrap interval over seeds. fluct.: largest"
-        " distance of one of them from their mean. covered after: median round by which every client was selected."
+        "Final accuracy: mean of the last 11 evaluations, with its 95 % interval over seeds (Student's t). fluct.:"
+        " largest distance of one of them from their mean. covered after: median round by which every client was"
+        " selected."
     )
     return Table("overview", "Overview", header, rows, note)
 
@@ -82,17 +86,40 @@ def selections(groups: Sequence[Group]) -> Table:
 
 
 def pairs(panels: Sequence[Panel]) -> Table:
-    """Every line of a panel against its reference, at equal seeds."""
-    rows = []
-    for panel in panels:
-        reference = panel.reference(REFERENCE)
-        for line, group in panel.lines.items():
-            difference = paired(values_of(group, "final_accuracy"), values_of(reference, "final_accuracy"))
-            if group is not reference:
-                rows.append([panel.title, f"{line} - {panel.name_of(reference)}", *show_difference(difference)])
-    header = ["", "difference of final accuracy", "mean", "95 % interval", "p (sign flips)", "pairs"]
-    note = "n pairs cannot give a p-value below 2 / 2^n."
-    return Table("pairs", "Paired differences at equal seeds", header, rows, note)
+    """Every line of a panel against its reference, at equal seeds; Holm's correction over the whole table."""
+    compared = [
+        (panel.title, f"{line} - {panel.name_of(reference)}", _final_difference(group, reference))
+        for panel in panels
+        for reference in [panel.reference(REFERENCE)]
+        for line, group in panel.lines.items()
+        if group is not reference
+    ]
+    together = holm([math.nan if found is None else found.p_value for _, _, found in compared])
+    rows = [
+        [title, name, *(["-"] + [""] * 6 if found is None else _pair_cells(found, after))]
+        for (title, name, found), after in zip(compared, together, strict=True)
+    ]
+    header = ["", "difference of final accuracy", "mean", "95 % interval"]
+    header += ["p", "p (Holm)", "p (sign flips)", "pairs", "detectable"]
+    return Table("pairs", "Paired differences at equal seeds", header, rows, PAIRS_NOTE)
+
+
+PAIRS_NOTE = (
+    "Intervals and p: Student's t. Holm: corrected for all comparisons of this table. Sign flips: without"
+    " assumptions, but n pairs cannot give less than 2 / 2^n, so that fewer than six never fall below .05."
+    " detectable: the true difference that as many pairs would show in 80 % of cases; smaller ones cannot be told"
+    f" from none here. With n pairs an interval reaches {reach_in_sd(3):.1f} (n = 3), {reach_in_sd(5):.1f} (5) or"
+    f" {reach_in_sd(10):.1f} (10) standard deviations to each side; fewer than 3 pairs decide nothing."
+)
+
+
+def _final_difference(group: Group, reference: Group) -> Difference | None:
+    return paired(values_of(group, "final_accuracy"), values_of(reference, "final_accuracy"))
+
+
+def _pair_cells(found: Difference, corrected: float) -> list[str]:
+    p_values = [show_p(p) for p in (found.p_value, corrected, found.p_flips)]
+    return [*show_interval(found), *p_values, str(found.num), f"{found.detectable:.4f}"]
 
 
 def targets(panels: Sequence[Panel]) -> Table:
@@ -130,11 +157,15 @@ def numbers(judged: Sequence[Judged]) -> Table:
                 show_estimate(ours),
                 "-" if single or ours is None else f"{ours.next_low:.3f} to {ours.next_high:.3f}",
                 "-" if one.difference is None else f"{one.difference:+.4f}",
+                show_p(one.p_against),
+                show_p(one.holm_against),
                 one.verdict,
+                one.detail,
             ]
         )
-    header = ["where", "what", "paper", "ours", "one more run of ours", "difference", "verdict"]
-    return Table("numbers", "The paper's numbers and ours", header, rows, RULES["number"])
+    header = ["where", "what", "paper", "ours", "one more run of ours", "difference", "p", "p (Holm)", "verdict", ""]
+    note = f"{RULES['judged']} {RULES['number']}"
+    return Table("numbers", "The paper's numbers and ours", header, rows, note)
 
 
 def claims(judged: Sequence[Judged]) -> Table:
@@ -142,9 +173,14 @@ def claims(judged: Sequence[Judged]) -> Table:
     rows = []
     for one in judged:
         if isinstance(one.printed, Claim):
-            shown = (
-                " ".join(show_difference(one.ours)[:2]) if isinstance(one.ours, Difference) else show_estimate(one.ours)
-            )
-            rows.append([one.printed.where, one.printed.text, shown, one.verdict, one.detail])
-    note = f"{RULES['bound']} {RULES['gain']}"
-    return Table("claims", "The paper's claims", ["where", "claim", "ours", "verdict", ""], rows, note)
+            ours = " ".join(show_interval(one.ours)) if isinstance(one.ours, Difference) else show_estimate(one.ours)
+            p_values = [f"{show_p(a)} / {show_p(b)}".strip(" /") for a, b in _p_values(one)]
+            text = one.printed.text + (" (written after runs had been seen)" if one.printed.added_after_runs else "")
+            rows.append([one.printed.where, text, ours, *p_values, one.verdict, one.detail])
+    note = f"{RULES['judged']} {RULES['bound']} {RULES['gain']}"
+    header = ["where", "claim", "ours", "p for / against", "the same (Holm)", "verdict", ""]
+    return Table("claims", "The paper's claims", header, rows, note)
+
+
+def _p_values(one: Judged) -> list[tuple[float, float]]:
+    return [(one.p_for, one.p_against), (one.holm_for, one.holm_against)]

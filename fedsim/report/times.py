@@ -6,6 +6,7 @@ import numpy as np
 
 from fedsim.ledger import PHASES
 from fedsim.report.groups import Group
+from fedsim.report.measures import cost_of_rounds
 from fedsim.report.runs import Run
 from fedsim.report.table import Table
 from fedsim.tracking.console import show_bytes, show_seconds
@@ -15,17 +16,19 @@ def phases(groups: Sequence[Group]) -> Table:
     """Seconds by phase and what crossed the network, scaled to 200 rounds as in GPFL's Fig. 6."""
     rows = []
     for group, runs in _timed(groups):
-        scale = [200 / len(run.records) for run in runs]
-        spent = [
-            np.mean([r.series(f"seconds_{p}").sum() * s for r, s in zip(runs, scale, strict=True)]) for p in PHASES
-        ]
-        moved = [
-            np.mean([run.series(name).sum() * s for run, s in zip(runs, scale, strict=True)])
-            for name in ("bytes_down", "bytes_up")
-        ]
-        cells = [show_seconds(float(v)) for v in [sum(spent), *spent]] + [show_bytes(float(v)) for v in moved]
+        spent = [_mean_cost(f"seconds_{phase}", runs) for phase in PHASES]
+        moved = [_mean_cost(name, runs) for name in ("bytes_down", "bytes_up")]
+        if None in spent:
+            rows.append([group.name, *["-"] * (len(PHASES) + 3)])
+            continue
+        times = [value or 0.0 for value in spent]
+        cells = [show_seconds(value) for value in (sum(times), *times)] + [show_bytes(value or 0.0) for value in moved]
         rows.append([group.name, *cells])
-    return Table("phases", "Cost of 200 rounds", ["run", "total", *PHASES, "down", "up"], rows)
+    note = (
+        "Runs of fewer rounds: their start-up (rounds that cost other than the later ones) counts once, the mean of the"
+        " later rounds for each that is missing; '-' where a run ended before that."
+    )
+    return Table("phases", "Cost of 200 rounds", ["run", "total", *PHASES, "down", "up"], rows, note)
 
 
 def selection_times(groups: Sequence[Group]) -> Table:
@@ -44,6 +47,12 @@ def selection_times(groups: Sequence[Group]) -> Table:
     )
     header = ["run", *PHASES, "all", "select / train", "worst select"]
     return Table("selection_times", "Milliseconds a round", header, rows, note)
+
+
+def _mean_cost(name: str, runs: Sequence[Run]) -> float | None:
+    """What 200 rounds cost of that, mean over those runs that tell; None if none does."""
+    values = [value for run in runs if (value := cost_of_rounds(name)(run)) is not None]
+    return float(np.mean(values)) if values else None
 
 
 def _timed(groups: Sequence[Group]) -> Iterator[tuple[Group, list[Run]]]:

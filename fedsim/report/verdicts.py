@@ -1,46 +1,49 @@
-"""The paper's number, ours, and whether they agree, by rules that are stated and were fixed before any run was seen."""
+"""The paper's number or claim, ours, and whether they agree. See `rules` for how, and `protocol` for which runs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from fedsim.report.groups import Group
-from fedsim.report.published import Claim, Number, Publication, matches, measure_of
-from fedsim.report.statistics import Difference, Estimate, estimate, paired
+from fedsim.report.protocol import Protocol, made_with, protocol_of, show_deviations
+from fedsim.report.published import Claim, Number, Publication, about, matches, measure_of
+from fedsim.report.rules import (
+    Evidence,
+    Verdict,
+    corrected,
+    exceeds,
+    is_level,
+    judge_bound,
+    judge_number,
+    number_p,
+    rises,
+    show_share,
+)
+from fedsim.report.runs import Run
+from fedsim.report.statistics import Difference, Estimate, estimate, holm, paired
 
-Verdict = Literal["reproduced", "not reproduced", "undecided"]
-
-LEAST_SEEDS = 3
-WIDEST = 0.2
-"""An interval of one more run's accuracy that is wider tells nothing."""
-
-RULES = {
-    "number": (
-        "A number that a paper prints for one run is reproduced if it lies where one more run of ours would fall"
-        " (95 % prediction interval over seeds), not reproduced if it lies outside, and undecided with fewer than"
-        f" {LEAST_SEEDS} finished seeds or an interval wider than {WIDEST}."
-    ),
-    "bound": (
-        "A claim that something is at most, or at least, a value is reproduced if it holds for every seed, not"
-        " reproduced if it holds for none, and undecided in between or with fewer than 3 seeds. Runs that never get"
-        " there count as beyond any value."
-    ),
-    "gain": (
-        "A claim that a method exceeds others by some gain is judged by the paired differences at equal seeds to the"
-        " best of the others: reproduced if their 95 % bootstrap interval lies above 0 and reaches the printed gain,"
-        " not reproduced if it ends below the printed gain, undecided otherwise or with fewer than 3 seeds."
-    ),
-}
+WAITING = ("rounds_to_cover", "rounds_to")
+"""Measures of the round in which something first happens: without a value it has not happened by the last round."""
+COUNTS = ("most_selections",)
+"""Measures that cannot exceed the number of rounds."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A printed number, or a claim, with ours beside it."""
+    """A printed number, or a claim, with ours beside it.
+
+    p-values: of a number, two-sided and only `p_against`; of a claim that is tested, one-sided, for it and against it.
+    nan where nothing was tested. `holm_...` are corrected for all that the same paper says of runs of this preset.
+    """
 
     printed: Number | Claim
     ours: Estimate | Difference | None
     verdict: Verdict
     detail: str = ""
+    p_for: float = math.nan
+    p_against: float = math.nan
+    holm_for: float = math.nan
+    holm_against: float = math.nan
 
     @property
     def difference(self) -> float | None:
@@ -50,15 +53,68 @@ class Judged:
         return self.ours.mean - self.printed.value
 
 
-def judge(publication: Publication, groups: Sequence[Group]) -> list[Judged]:
-    """Everything that a publication says of runs that there are."""
-    numbers = [_judge_number(number, group) for number in publication.numbers if (group := _find(number.about, groups))]
-    claims = [judged for claim in publication.claims if (judged := _judge_claim(claim, groups)) is not None]
-    return [*numbers, *claims]
+@dataclass(frozen=True)
+class Unjudged:
+    """Why a claim is not judged."""
+
+    reason: str
 
 
-def _find(about: Mapping[str, str], groups: Sequence[Group]) -> Group | None:
-    return next((group for group in groups if matches(group, about)), None)
+def judge_all(groups: Sequence[Group]) -> list[tuple[Publication, list[Judged]]]:
+    """Every publication about runs of these groups, by the presets and sizes that they were made with."""
+    found = []
+    for preset, scale in made_with(groups):
+        mine = [g for g in groups if (g.choices.get("preset"), g.choices.get("scale", "full")) == (preset, scale)]
+        for publication in about(preset, scale):
+            protocol = protocol_of(preset, scale, publication.substitutes)
+            found.append((publication, judge(publication, mine, protocol)))
+    return found
+
+
+def judge(publication: Publication, groups: Sequence[Group], protocol: Protocol | None) -> list[Judged]:
+    """Everything that a publication says of runs that there are; claims about runs that are missing are left out."""
+    cases = _Cases(groups, protocol)
+    numbers = [(number, group) for number in publication.numbers if (group := cases.find(number.about)) is not None]
+    claims = [(claim, group) for claim in publication.claims if (group := cases.find(claim.about)) is not None]
+    return [*_judge_numbers(numbers, cases), *_judge_claims(claims, cases)]
+
+
+@dataclass(frozen=True)
+class _Cases:
+    """The groups of one preset and size, and whether they may be judged."""
+
+    groups: Sequence[Group]
+    protocol: Protocol | None
+
+    @property
+    def full_size(self) -> bool:
+        return self.protocol is None or self.protocol.scale == "full"
+
+    def find(self, wanted: Mapping[str, str]) -> Group | None:
+        """The group that made these choices; one that follows the preset before others."""
+        found = [group for group in self.groups if matches(group, wanted)]
+        return min(found, key=lambda group: len(self.deviations(group)), default=None)
+
+    def deviations(self, group: Group) -> list[str]:
+        return [] if self.protocol is None else self.protocol.deviations(group)
+
+    def objection(self, group: Group) -> str | None:
+        """Why a group may not be judged."""
+        if deviations := self.deviations(group):
+            return f"{group.name} is not as the preset: {show_deviations(deviations)}"
+        return None if group.complete else f"{group.name} has no finished run"
+
+    def remark(self, group: Group) -> str:
+        return "; ".join([] if self.protocol is None else self.protocol.remarks(group))
+
+    def rivals(self, claim: Claim) -> dict[str, Group] | Unjudged:
+        """The groups of a claim's others, all of them or the reason why not."""
+        found = {name: self.find({**claim.about, claim.among: name}) for name in claim.others}
+        if missing := [name for name, group in found.items() if group is None]:
+            return Unjudged(f"no runs of {', '.join(missing)}")
+        groups = {name: group for name, group in found.items() if group is not None}
+        objections = [reason for group in groups.values() if (reason := self.objection(group))]
+        return Unjudged(objections[0]) if objections else groups
 
 
 def values_of(group: Group, measure: str) -> dict[int, float]:
@@ -67,64 +123,146 @@ def values_of(group: Group, measure: str) -> dict[int, float]:
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def _judge_number(number: Number, group: Group) -> Judged:
-    ours = estimate(list(values_of(group, number.measure).values()))
-    return Judged(number, ours, judge_number(number.value, ours))
+# --- numbers -------------------------------------------------------------------------------------------------------
 
 
-def judge_number(value: float, ours: Estimate | None) -> Verdict:
-    """By RULES["number"]."""
-    if ours is None or ours.num < LEAST_SEEDS:
-        return "undecided"
-    if not ours.next_low <= value <= ours.next_high:
-        return "not reproduced"
-    return "undecided" if ours.next_high - ours.next_low > WIDEST else "reproduced"
+def _judge_numbers(numbers: Sequence[tuple[Number, Group]], cases: _Cases) -> list[Judged]:
+    ours = [estimate(list(values_of(group, number.measure).values())) for number, group in numbers]
+    reasons = [_number_objection(group, cases) for _, group in numbers]
+    p_values = [
+        math.nan if reason else number_p(number.value, our)
+        for (number, _), our, reason in zip(numbers, ours, reasons, strict=True)
+    ]
+    return [
+        Judged(number, our, "not judged", reason)
+        if reason
+        else Judged(
+            number,
+            our,
+            judge_number(number.value, our, after),
+            cases.remark(group),
+            p_against=before,
+            holm_against=after,
+        )
+        for (number, group), our, reason, before, after in zip(
+            numbers, ours, reasons, p_values, holm(p_values), strict=True
+        )
+    ]
 
 
-def _judge_claim(claim: Claim, groups: Sequence[Group]) -> Judged | None:
-    group = _find(claim.about, groups)
-    if group is None:
-        return None
-    if claim.gain is not None:
-        return _judge_gain(claim, group, groups)
-    return _judge_bound(claim, group)
+def _number_objection(group: Group, cases: _Cases) -> str | None:
+    return cases.objection(group) or (None if cases.full_size else "another size than the paper's")
 
 
-def _judge_bound(claim: Claim, group: Group) -> Judged:
-    measured = values_of(group, claim.measure)
-    num = len(group.complete)
-    if claim.at_most is not None:
-        held = sum(value <= claim.at_most for value in measured.values())
-    else:
-        assert claim.at_least is not None
-        held = sum(value >= claim.at_least for value in measured.values()) + num - len(measured)
-    never = f", {num - len(measured)} never" if len(measured) < num else ""
-    detail = f"holds for {held} of {num} seeds{never}"
-    return Judged(claim, estimate(list(measured.values())), judge_bound(held, num), detail)
+# --- claims --------------------------------------------------------------------------------------------------------
 
 
-def judge_bound(held: int, num: int) -> Verdict:
-    """By RULES["bound"]."""
-    if num < LEAST_SEEDS or 0 < held < num:
-        return "undecided"
-    return "reproduced" if held else "not reproduced"
+def _judge_claims(claims: Sequence[tuple[Claim, Group]], cases: _Cases) -> list[Judged]:
+    """Bounds by counting seeds; all others tested, and corrected together."""
+    found = [_weigh(claim, group, cases) for claim, group in claims]
+    tested = iter(corrected([one for one in found if isinstance(one, Evidence)]))
+    return [
+        _concluded(claim, next(tested) if isinstance(one, Evidence) else one, cases.remark(group))
+        for (claim, group), one in zip(claims, found, strict=True)
+    ]
 
 
-def _judge_gain(claim: Claim, group: Group, groups: Sequence[Group]) -> Judged | None:
+def _weigh(claim: Claim, group: Group, cases: _Cases) -> Evidence | Judged | Unjudged:
+    if (reason := cases.objection(group)) is not None:
+        return Unjudged(reason)
+    if claim.grows_with is not None:
+        return _trend(claim, cases)
+    if claim.gain is None and claim.level_with is None:
+        return _bound(claim, group) if cases.full_size or claim.any_size else Unjudged("another size than the paper's")
+    rivals = cases.rivals(claim)
+    if isinstance(rivals, Unjudged):
+        return rivals
+    return _compared(claim, group, rivals, full_size=cases.full_size or claim.any_size)
+
+
+def _concluded(claim: Claim, found: Evidence | Judged | Unjudged, remark: str) -> Judged:
+    if isinstance(found, Judged):
+        return found
+    if isinstance(found, Unjudged):
+        return Judged(claim, None, "not judged", found.reason)
+    detail = "; ".join(part for part in (found.detail, remark) if part)
+    p_values = found.p_for, found.p_against, found.holm_for, found.holm_against
+    return Judged(claim, found.ours, found.verdict, detail, *p_values)
+
+
+def _compared(claim: Claim, group: Group, rivals: Mapping[str, Group], *, full_size: bool) -> Evidence | Unjudged:
+    mine = values_of(group, claim.measure)
+    apart = {name: paired(mine, values_of(rival, claim.measure)) for name, rival in rivals.items()}
+    usable = {name: difference for name, difference in apart.items() if difference is not None}
+    if few := [name for name in apart if name not in usable]:
+        return Unjudged(f"fewer than two seeds in common with {', '.join(few)}")
+    if claim.level_with is not None:
+        return is_level(claim.level_with, usable)
     assert claim.gain is not None
-    rivals = [g for name in claim.others if (g := _find({**claim.about, claim.among: name}, groups)) is not None]
-    means = [(e.mean, g) for g in rivals if (e := estimate(list(values_of(g, claim.measure).values()))) is not None]
-    if not means:
-        return None
-    best = max(means, key=lambda pair: pair[0])[1]
-    difference = paired(values_of(group, claim.measure), values_of(best, claim.measure))
-    return Judged(claim, difference, judge_gain(claim.gain, difference), f"best of the others: {best.name}")
+    found = exceeds(claim.gain if full_size else 0.0, usable)
+    if full_size or not claim.gain:
+        return found
+    return Evidence(found.ours, found.p_for, found.p_against, detail=f"{found.detail}; by its sign alone at this size")
 
 
-def judge_gain(gain: float, difference: Difference | None) -> Verdict:
-    """By RULES["gain"]."""
-    if difference is None or difference.num < LEAST_SEEDS:
-        return "undecided"
-    if difference.high < gain - 1e-9:
-        return "not reproduced"
-    return "reproduced" if difference.low > 0 else "undecided"
+def _trend(claim: Claim, cases: _Cases) -> Evidence | Unjudged:
+    assert claim.grows_with is not None
+    by_value: list[dict[int, float]] = []
+    for value in claim.values:
+        found = _trend_values(claim, {**claim.about, claim.grows_with: str(value)}, cases)
+        if isinstance(found, Unjudged):
+            return found
+        by_value.append(found)
+    seeds = sorted(set.intersection(*(set(values) for values in by_value)))
+    at = _positions(claim.values)
+    return rises(at, {seed: [values[seed] for values in by_value] for seed in seeds}, falls=claim.falls)
+
+
+def _trend_values(claim: Claim, wanted: Mapping[str, str], cases: _Cases) -> dict[int, float] | Unjudged:
+    """The measure by seed at one value of the parameter, or its difference to the method in `minus`."""
+    group = cases.find(wanted)
+    other = None if claim.minus is None else cases.find({**wanted, **claim.minus})
+    if group is None or (claim.minus is not None and other is None):
+        return Unjudged(f"no runs at {claim.grows_with}={wanted[str(claim.grows_with)]}")
+    for one in (group, *([other] if other else [])):
+        if (reason := cases.objection(one)) is not None:
+            return Unjudged(reason)
+    values = values_of(group, claim.measure)
+    if other is None:
+        return values
+    theirs = values_of(other, claim.measure)
+    return {seed: values[seed] - theirs[seed] for seed in values if seed in theirs}
+
+
+def _positions(values: Sequence[str]) -> list[float]:
+    """Numbers as they are, choices by their order."""
+    try:
+        return [float(value) for value in values]
+    except ValueError:
+        return [float(position) for position in range(len(values))]
+
+
+def _bound(claim: Claim, group: Group) -> Judged | Unjudged:
+    measured = {run.seed: measure_of(claim.measure)(run) for run in group.complete}
+    answers = [_within(claim, run, measured[run.seed]) for run in group.complete]
+    known = [answer for answer in answers if answer is not None]
+    if not known:
+        return Unjudged(f"all runs end at round {group.complete[0].num_rounds}, before the bound")
+    values = [value for value in measured.values() if value is not None]
+    never = f", {len(measured) - len(values)} never" if len(values) < len(measured) else ""
+    silent = f", {len(answers) - len(known)} end before the bound" if len(known) < len(answers) else ""
+    detail = show_share(sum(known), len(known)) + never + silent
+    return Judged(claim, estimate(values), judge_bound(sum(known), len(known)), detail)
+
+
+def _within(claim: Claim, run: Run, value: float | None) -> bool | None:
+    """Whether a run is within the bound of a claim; None where it ended too early to tell, or was not measured."""
+    name = claim.measure.partition("@")[0]
+    if claim.at_most is not None:
+        if value is None:
+            return False if name in WAITING and run.num_rounds >= claim.at_most else None
+        return None if name in COUNTS and run.num_rounds <= claim.at_most else value <= claim.at_most
+    assert claim.at_least is not None
+    if value is None:
+        return True if name in WAITING and run.num_rounds + 1 >= claim.at_least else None
+    return None if name in COUNTS and run.num_rounds < claim.at_least else value >= claim.at_least

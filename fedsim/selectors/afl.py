@@ -35,6 +35,10 @@ class AFL(Selector):
         self.init = init
         self.values = np.zeros(population.num_clients)
 
+    @property
+    def start_up_rounds(self) -> int:
+        return int(self.init == "query")
+
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         if round == 1 and self.init == "query":
             self._report(clients.available, clients)

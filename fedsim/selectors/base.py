@@ -35,6 +35,11 @@ class Selector(ABC):
     def __init__(self, population: Population) -> None:
         self.population = population
 
+    @property
+    def start_up_rounds(self) -> int:
+        """How many of the first rounds cost other than the later ones. Reports scale costs by the later ones alone."""
+        return 0
+
     @abstractmethod
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         """The clients of `round` (1-based), among `clients.available`. `rng` is the round's own stream."""

@@ -32,6 +32,10 @@ class EntropyGreedy(Selector):
         self.counts = np.empty((population.num_clients, 0), np.int64)
         self.queue: list[int] = []
 
+    @property
+    def start_up_rounds(self) -> int:
+        return 1
+
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         self.counts = asked(self.counts, clients)
         count = self.cohort_size(clients)

@@ -35,6 +35,10 @@ class FedCBS(Selector):
         self.counts = np.empty((population.num_clients, 0), np.int64)
         self.pulls = np.zeros(population.num_clients, np.int64)
 
+    @property
+    def start_up_rounds(self) -> int:
+        return 1
+
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         self.counts, ids = asked(self.counts, clients), clients.available
         counts = self.counts[ids].astype(np.float64)

@@ -96,6 +96,10 @@ class GPFL(Selector):
     def caveat(self) -> str | None:
         return "selector.reward_eval=test: this selection sees the test set" if self.reward_eval == "test" else None
 
+    @property
+    def start_up_rounds(self) -> int:
+        return 1 if self.init == "all_clients" else self.cover_rounds if self.init == "cover" else 0
+
     # --- selection -----------------------------------------------------------------------------------------------
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:

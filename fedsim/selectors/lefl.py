@@ -34,6 +34,10 @@ class LEFL(Selector):
         self.predictions: dict[int, Tensor] = {}
         self.strata = np.full(population.num_clients, -1)
 
+    @property
+    def start_up_rounds(self) -> int:
+        return 1
+
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         self._ask(clients)
         ids, count = clients.available, self.cohort_size(clients)

@@ -57,6 +57,10 @@ class PowerOfChoice(Selector):
             return "selector.num_candidates equals cohort_size: power-of-choice is then random selection by size"
         return None
 
+    @property
+    def start_up_rounds(self) -> int:
+        return 0 if self.schedule == "constant" else self.population.num_rounds // 2
+
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count = self.cohort_size(clients)
         shares = self.population.shares[clients.available]

@@ -38,6 +38,10 @@ class TopLoss(Selector):
         self.counts = None if match is None else [r["uploaded"] for r in read_metrics(Path(match))]
         self.first_round_full = first_round_full
 
+    @property
+    def start_up_rounds(self) -> int:
+        return int(self.first_round_full)
+
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         if round == 1 and self.first_round_full:
             return Selection(clients.available)

@@ -20,17 +20,20 @@ static real *passed_on(const struct layer *layer, int64_t b, int64_t i, int64_t 
     return (real *)next->given + b * next->stride + ((i + edge) * across + j + edge) * layer->link.out;
 }
 
-/* The greatest of four pixels of channels [out], rectified, and which of them it is. */
+/* Whether `x` takes the place of the greatest so far: it is greater, or NaN. */
+INLINE int beats(real x, real most) { return (x > most) | (x != x); }
+
+/* The greatest of four pixels of channels [out], rectified, and which of them it is; the last NaN if there is one. */
 static void pool(const real *one, const real *two, const real *three, const real *four, int64_t out,
                  real *restrict value, real *restrict which)
 {
     for (int64_t c = 0; c < out; c++) {
         real most = one[c], at = 0;
-        at = two[c] > most ? 1 : at, most = two[c] > most ? two[c] : most;
-        at = three[c] > most ? 2 : at, most = three[c] > most ? three[c] : most;
-        at = four[c] > most ? 3 : at, most = four[c] > most ? four[c] : most;
+        at = beats(two[c], most) ? 1 : at, most = beats(two[c], most) ? two[c] : most;
+        at = beats(three[c], most) ? 2 : at, most = beats(three[c], most) ? three[c] : most;
+        at = beats(four[c], most) ? 3 : at, most = beats(four[c], most) ? four[c] : most;
         which[c] = at;
-        value[c] = most > 0 ? most : 0;
+        value[c] = most < 0 ? 0 : most;
     }
 }
 
@@ -66,15 +69,15 @@ static void convolution_forward(const struct member *me, const struct layer *lay
             if (layer->link.pool)
                 pool(one, one + width, one + down, one + down + width, out, value, which_of(layer, b, i, j));
             else
-                for (int64_t c = 0; c < out; c++) value[c] = one[c] > 0 ? one[c] : 0;
+                for (int64_t c = 0; c < out; c++) value[c] = one[c] < 0 ? 0 : one[c];
         }
 }
 
-/* The slope of those channels [out] whose value is positive and came from way `q`. */
+/* The slope of those channels [out] whose value is positive (or NaN) and came from way `q`. */
 static void pass_back(const real *value, const real *which, real q, const real *slope, int64_t out,
                       real *restrict result)
 {
-    for (int64_t c = 0; c < out; c++) result[c] = ((value[c] > 0) & (which[c] == q)) ? slope[c] : 0;
+    for (int64_t c = 0; c < out; c++) result[c] = (!(value[c] <= 0) & (which[c] == q)) ? slope[c] : 0;
 }
 
 /* The slopes of the image, without and with a margin, from that of what was passed on, with pixels `pitch` apart. */

@@ -31,9 +31,10 @@ static void linear_forward(const struct layer *layer, struct range rows, real *v
         rows.first, rows.end);
 }
 
+/* ReLU. Here and below comparisons are such that NaN is passed on, forward and backward, as torch does. */
 static void rectify(real *value, int64_t count)
 {
-    for (int64_t i = 0; i < count; i++) value[i] = value[i] > 0 ? value[i] : 0;
+    for (int64_t i = 0; i < count; i++) value[i] = value[i] < 0 ? 0 : value[i];
 }
 
 static void linear_turn(const struct layer *layer, struct range outputs)
@@ -53,7 +54,7 @@ static void linear_descend(const struct layer *layer, const int64_t *slope_at, s
                          .depth = layer->link.out, .ld = layer->stride, .scale = scale},
         rows.first, rows.end);
     for (int64_t i = rows.first * layer->stride; i < rows.end * layer->stride; i++)
-        below[i] = layer->given[i] > 0 ? below[i] : 0;
+        below[i] = !(layer->given[i] <= 0) ? below[i] : 0;
 }
 
 /* weight <- keep weight + scale given^T slope, for those `inputs`. */

@@ -1,0 +1,87 @@
+"""Whether runs are those that a preset describes: their configs are compared with the preset's, key by key.
+
+A folder's name says nothing: a preset can be run with other rounds, learning rates or selectors under the same name.
+Verdicts are for runs that follow the preset in every key that can matter for a result.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fedsim.compose import compose_jobs, search_path
+from fedsim.errors import ConfigError
+from fedsim.plan import with_one_amount_of_work
+from fedsim.report.groups import Group, flat, relevant
+from fedsim.tracking.files import json_ready
+
+FREE = ("engine", "device")
+"""Top-level keys that change a result by rounding alone. Seeds, names, folders and trackers are free as well."""
+MOST_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What a preset's own sweep sets: one flat config for each of its settings, seeds left out.
+
+    `substitutes`: by config group, other choices that may take the place of the preset's; for data that a preset
+    downloads and a user holds in another form.
+    """
+
+    preset: str
+    scale: str
+    settings: Sequence[Mapping[str, Any]]
+    substitutes: Mapping[str, Sequence[str]]
+
+    def deviations(self, group: Group) -> list[str]:
+        """Keys in which runs differ from the nearest setting of the preset, as `key=value (preset: value)`."""
+        without = [g for g, choices in self.substitutes.items() if group.choices.get(g) in choices]
+        ours = _comparable(group.runs[0].config, without)
+        distances = [_differences(ours, _without(theirs, without)) for theirs in self.settings]
+        return min(distances, key=len)
+
+    def remarks(self, group: Group) -> list[str]:
+        """Substitutes that runs made use of."""
+        return [f"{g}={group.choices[g]}" for g, some in self.substitutes.items() if group.choices.get(g) in some]
+
+
+def protocol_of(preset: str, scale: str, substitutes: Mapping[str, Sequence[str]] | None = None) -> Protocol | None:
+    """The protocol of a shipped preset in a size; None where there is no such preset or size."""
+    settings = _settings(preset, scale)
+    return None if settings is None else Protocol(preset, scale, settings, substitutes or {})
+
+
+@cache
+def _settings(preset: str, scale: str) -> Sequence[Mapping[str, Any]] | None:
+    try:
+        with search_path():
+            jobs = compose_jobs([f"preset={preset}", f"scale={scale}", "seed=0"], multirun=True)
+    except ConfigError:
+        return None
+    return [_comparable(json_ready(with_one_amount_of_work(job.config)), ()) for job in jobs]
+
+
+def made_with(groups: Iterable[Group]) -> list[tuple[str, str]]:
+    """The presets and sizes that groups were run with, each once; runs without a preset have none."""
+    found = {(g.choices["preset"], g.choices.get("scale", "full")) for g in groups if g.choices.get("preset")}
+    return sorted(found)
+
+
+def show_deviations(deviations: Sequence[str]) -> str:
+    """The first of them, and how many there are more."""
+    rest = len(deviations) - MOST_SHOWN
+    return ", ".join(deviations[:MOST_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _comparable(config: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
+    return _without(dict(flat(relevant(config))), [*without, *FREE])
+
+
+def _without(values: Mapping[str, Any], groups: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key.partition(".")[0] not in groups}
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """A key that one side lacks is one that is null there: new keys are null where nothing changes."""
+    keys = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+    return [f"{key}={ours.get(key)} (preset: {theirs.get(key)})" for key in keys]

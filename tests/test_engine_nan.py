@@ -1,0 +1,177 @@
+"""NaN in, NaN out: what a model or sample that is not finite comes to is never hidden by ReLU, pooling or padding."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsim.engine.base import ClientData, Engine, LocalWork
+from fedsim.engine.batched import BatchedEngine
+from fedsim.engine.native.engine import NativeEngine
+from fedsim.engine.native.library import NotCompiledError, library
+from fedsim.engine.params import initial
+from fedsim.engine.programs import Differentiated, WrittenOut
+from fedsim.engine.sequential import SequentialEngine
+from fedsim.errors import DataError
+from fedsim.streams import Streams
+from tests.test_engine import OPTIMIZERS
+
+ONE_STEP = LocalWork(None, 1, 4)
+
+Build = Callable[[nn.Module, ClientData, LocalWork], Engine]
+
+
+def native(model: nn.Module, data: ClientData, work: LocalWork) -> Engine:
+    try:
+        library(data.x.dtype)
+    except NotCompiledError as error:
+        pytest.skip(str(error))
+    return NativeEngine(model, data, work, OPTIMIZERS["sgd"], Streams(3), workers=2)
+
+
+def batched(model: nn.Module, data: ClientData, work: LocalWork) -> Engine:
+    common = (model, data, work, OPTIMIZERS["sgd"], Streams(3))
+    return BatchedEngine(*common, precision="float32", chunk_size="auto", compile=False)
+
+
+def differentiated(model: nn.Module, data: ClientData, work: LocalWork) -> Engine:
+    """Batched, with chains of linear layers not written out."""
+    engine = batched(model, data, work)
+    engine.chain = None
+    return engine
+
+
+def sequential(model: nn.Module, data: ClientData, work: LocalWork) -> Engine:
+    common = (model, data, work, OPTIMIZERS["sgd"], Streams(3))
+    return SequentialEngine(*common, precision="float32", workers=1)
+
+
+ENGINES: dict[str, Build] = {
+    "native": native,
+    "batched": batched,
+    "differentiated": differentiated,
+    "sequential": sequential,
+}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), *last(5)),
+    "dropout": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 7), nn.Dropout(0.5), nn.ReLU(), *last(7)),
+    "convolution": lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), *last(48)),
+    "pooling": lambda: nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), *last(27)),
+    "pooling first": lambda: nn.Sequential(nn.Conv2d(1, 3, 1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), *last(27)),
+    "two convolutions": lambda: nn.Sequential(
+        *(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Flatten(), *last(16)),
+    ),
+}
+
+
+def last(inputs: int) -> list[nn.Module]:
+    return [nn.Linear(inputs, 3)]
+
+
+def model_of(name: str) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return MODELS[name]().double()
+
+
+def problem() -> ClientData:
+    """Two clients with four and three samples."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 1, 6, 6, generator=generator, dtype=torch.float64)
+    positions = [np.arange(4), np.arange(4, 7)]
+    return ClientData(x, torch.arange(7) % 3, positions, positions, 3)
+
+
+def answers(engine: Engine, params: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Everything that an engine says of a model, by name."""
+    data, ids = engine.data, np.arange(2)
+    trained, evaluation = engine.train(params, ids, 1, 0.1), engine.evaluate(params, data.x, data.y)
+    return {
+        "losses": engine.losses(params, data.train),
+        "losses of a few": engine.losses(params, data.train[1:]),
+        "predictions": engine.predict(params, data.x).numpy(),
+        "evaluation": np.array([evaluation.loss]),
+        "gradients": torch.stack(list(engine.client_gradients(params, data.train, None))).numpy(),
+        "training losses": np.stack([trained.loss, trained.rms_loss]),
+        **{f"delta of {name} broken": _broken(value) for name, value in trained.delta.items()},
+    }
+
+
+def _broken(stack: torch.Tensor) -> np.ndarray:
+    """Per client whether anything is NaN: a slope of NaN times a mask of 0 is NaN or 0, by the order of operations."""
+    return stack.flatten(1).isnan().any(1).numpy()
+
+
+def assert_as_plain_torch(build: Build, model: nn.Module, data: ClientData, params: dict[str, torch.Tensor]) -> None:
+    """Equal, with NaN in the same places, and there are some."""
+    found, wanted = (answers(b(model, data, ONE_STEP), params) for b in (build, sequential))
+    for name in found:
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-9, atol=1e-12, err_msg=name)
+    assert np.isnan(found["losses"]).any()
+    assert np.isnan(found["evaluation"]).all()
+    assert np.isnan(found["training losses"]).any(1).all()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_weight_that_is_nan_makes_every_loss_nan(engine: str, model: str) -> None:
+    module = model_of(model)
+    for name, value in initial(module).items():
+        broken = {**initial(module), name: value.clone()}
+        broken[name].view(-1)[-1] = torch.nan
+        assert_as_plain_torch(ENGINES[engine], module, problem(), broken)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_sample_that_is_nan_makes_its_clients_loss_nan_and_no_other(engine: str, model: str) -> None:
+    module, data = model_of(model), problem()
+    for pixel in [(0, 0), (0, 1), (1, 0), (1, 1)]:  # each place of a window of the pooling
+        broken = replace(data, x=data.x.clone())
+        broken.x[(5, 0, *pixel)] = torch.nan
+        assert_as_plain_torch(ENGINES[engine], module, broken, initial(module))
+        found = ENGINES[engine](module, broken, ONE_STEP)
+        trained = found.train(initial(module), np.arange(2), 1, 0.1)
+        assert np.isnan(found.losses(initial(module), data.train)).tolist() == [False, True]
+        assert np.isnan(trained.loss).tolist() == [False, True]
+        assert [torch.stack([d[row].isnan().any() for d in trained.delta.values()]).any() for row in (0, 1)] == [0, 1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_training_goes_on_from_nan_to_nan(engine: str) -> None:
+    module, data = model_of("two convolutions"), problem()
+    params = {name: value.clone() for name, value in initial(module).items()}
+    params["0.weight"][0, 0, 1, 1] = torch.nan
+    trained = ENGINES[engine](module, data, LocalWork(3, None, 2)).train(params, np.arange(2), 1, 0.1)
+    assert np.isnan(trained.loss).all()
+    assert all(delta.isnan().any() for delta in trained.delta.values())
+
+
+def test_the_kinds_of_program_are_those_that_are_meant() -> None:
+    """The written-out chain and the differentiated one are both tested above."""
+    model, data = model_of("linear"), problem()
+    stack: Any = {name: torch.stack([value] * 2) for name, value in initial(model).items()}
+    engines = [batched(model, data, ONE_STEP), differentiated(model, data, ONE_STEP)]
+    assert [type(e._program(stack, 0.1)) for e in engines] == [WrittenOut, Differentiated]  # type: ignore[attr-defined]
+
+
+# --- labels, which are indexes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("label", "found"), [(-1, "-1..2"), (-100, "-100..2"), (3, "0..3"), (10**9, "0..1000000000")])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_label_that_is_no_class_never_reaches_an_engine(engine: str, label: int, found: str) -> None:
+    y = torch.arange(7) % 3
+    y[4] = label
+    with pytest.raises(DataError, match=rf"labels of the training samples must lie in 0\.\.2, found {found}"):
+        ENGINES[engine](model_of("linear"), replace(problem(), y=y), ONE_STEP)
+
+
+def test_labels_of_another_type_never_reach_an_engine() -> None:
+    with pytest.raises(DataError, match=r"must be int64, not torch\.int32"):
+        replace(problem(), y=torch.arange(7, dtype=torch.int32) % 3)

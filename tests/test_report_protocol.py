@@ -1,0 +1,128 @@
+"""Verdicts are for runs that follow a preset, by their configs; a folder's name says nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedsim.compose import compose_jobs, search_path
+from fedsim.plan import with_one_amount_of_work
+from fedsim.report.__main__ import main
+from fedsim.report.groups import group_runs
+from fedsim.report.protocol import protocol_of
+from fedsim.report.runs import read_runs
+from fedsim.report.verdicts import Judged, judge_all
+from fedsim.tracking.files import json_ready
+
+PHASES = ("select", "ask", "train", "aggregate", "evaluate")
+
+
+def run_of(folder: Path, *words: str, accuracy: float = 0.5, seeds: int = 5, covered_after: int = 30) -> None:
+    """Made-up records of runs whose configs are what the command `words` composes."""
+    with search_path():
+        (job,) = compose_jobs([*words, "seed=0"], multirun=True)
+    for seed in range(seeds):
+        config = json_ready(with_one_amount_of_work(job.config)) | {"seed": seed}
+        path = folder / f"{'-'.join(words).replace('=', '_').replace('/', '_')}-{seed}"
+        path.mkdir(parents=True)
+        (path / "config.yaml").write_text(yaml.safe_dump(config))
+        records = [record(t, accuracy + 0.01 * seed, covered_after) for t in range(1, config["num_rounds"] + 1)]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+        totals = dict.fromkeys(("bytes_down", "bytes_up"), 1)
+        summary = {"status": "done", "choices": job.choices, "totals": totals, "start_up_rounds": 0}
+        (path / "summary.json").write_text(json.dumps(summary))
+
+
+def record(t: int, accuracy: float, covered_after: int) -> dict[str, Any]:
+    numbers = dict.fromkeys(("bytes_down", "bytes_up", "train_samples", "forward_samples"), 1)
+    seconds = dict.fromkeys((f"seconds_{phase}" for phase in PHASES), 1.0)
+    coverage = min(t / covered_after, 1.0)
+    shares = {"coverage": coverage, "participation_ratio": 0.1}
+    return {"round": t, "test_accuracy": accuracy, "selected": [t % 10], **numbers, **seconds, **shares}
+
+
+def judged(folder: Path) -> dict[str, Judged]:
+    return {one.printed.id: one for _, some in judge_all(group_runs(read_runs(folder))) for one in some}
+
+
+TABLE2 = ("preset=gpfl_table2_fmnist", "cell=gpfl_2spc")
+
+
+def test_runs_of_the_preset_are_judged(tmp_path: Path) -> None:
+    run_of(tmp_path, *TABLE2, "selector=gpfl", accuracy=0.75)
+    run_of(tmp_path, *TABLE2, "selector=random", accuracy=0.4)
+    found = judged(tmp_path)
+    assert found["gpfl.t2/gpfl/2SPC 100 %"].verdict == "reproduced"
+    assert found["gpfl.t2/random/2SPC 100 %"].verdict == "not reproduced"
+    assert found["gpfl.cover.gpfl"].verdict == "reproduced"
+    assert found["gpfl.cover.random"].verdict == "not reproduced"
+    gain = found["gpfl.gain.2SPC.gpfl"]  # needs power-of-choice and FedCor, too
+    assert (gain.verdict, gain.detail) == ("not judged", "no runs of power_of_choice_d10, fedcor")
+
+
+def test_other_rounds_under_the_presets_name_are_not_judged(tmp_path: Path) -> None:
+    run_of(tmp_path / "gpfl_table2_fmnist", *TABLE2, "selector=gpfl", "num_rounds=3", "optimizer.lr=0.1")
+    found = judged(tmp_path)
+    assert {one.verdict for one in found.values()} == {"not judged"}
+    reason = found["gpfl.t2/gpfl/2SPC 100 %"].detail
+    assert "num_rounds=3 (preset: 500)" in reason
+    assert "optimizer.lr=0.1 (preset: 0.005)" in reason
+
+
+def test_a_smaller_size_says_nothing_about_absolute_values(tmp_path: Path) -> None:
+    for selector, accuracy in (("gpfl", 0.7), ("fedcor", 0.5), ("random", 0.4), ("power_of_choice_d10", 0.4)):
+        run_of(tmp_path, *TABLE2, "scale=small", f"selector={selector}", accuracy=accuracy, covered_after=1000)
+    found = judged(tmp_path)
+    assert not any(name.startswith("gpfl.t2/") for name, one in found.items() if one.verdict != "not judged")
+    assert found["gpfl.cover.fedcor"].verdict == "not judged"
+    assert found["gpfl.tail.gpfl"].verdict == "not judged"
+    assert found["gpfl.tail.gpfl"].detail == "another size than the paper's"
+    assert found["gpfl.gain.2SPC.gpfl"].verdict == "reproduced"
+    assert "by its sign alone" in found["gpfl.gain.2SPC.gpfl"].detail
+
+
+def test_a_rival_that_differs_from_the_preset_does_not_count(tmp_path: Path) -> None:
+    for selector in ("gpfl", "random", "power_of_choice_d10"):
+        run_of(tmp_path, *TABLE2, f"selector={selector}", accuracy=0.7 if selector == "gpfl" else 0.4)
+    run_of(tmp_path, *TABLE2, "selector=fedcor", "selector.warmup=3", accuracy=0.4)
+    gain = judged(tmp_path)["gpfl.gain.2SPC.gpfl"]
+    assert gain.verdict == "not judged"
+    assert "selector.warmup=3 (preset: 15)" in gain.detail
+
+
+def test_runs_without_a_preset_are_not_about_any_paper(tmp_path: Path) -> None:
+    run_of(tmp_path / "gpfl_table2_fmnist", "selector=random", "num_rounds=2", "hydra.mode=MULTIRUN", seeds=1)
+    assert judged(tmp_path) == {}
+
+
+def test_what_cannot_change_a_result_may_differ(tmp_path: Path) -> None:
+    free = ("engine=sequential", "device=cpu", "tracker=files_only", "output_dir=elsewhere")
+    run_of(tmp_path, *TABLE2, "selector=random", *free, seeds=1)
+    protocol = protocol_of("gpfl_table2_fmnist", "full")
+    assert protocol is not None
+    (group,) = group_runs(read_runs(tmp_path))
+    assert protocol.deviations(group) == []
+
+
+def test_a_data_set_in_another_form_is_told(tmp_path: Path) -> None:
+    words = ("preset=pncs_k4", "scale=small", "partition.shards_per_client=1", "dataset=parquet", "dataset.path=x")
+    for selector in ("pncs", "fedcor_short", "afl", "power_of_choice"):
+        run_of(tmp_path, *words, f"selector={selector}", accuracy=0.6 if selector == "pncs" else 0.5)
+    found = judged(tmp_path)["pncs.k4.best.1"]
+    assert found.verdict == "reproduced"
+    assert "dataset=parquet" in found.detail
+
+
+def test_there_is_no_protocol_without_a_preset() -> None:
+    assert protocol_of("nonsense", "full") is None
+    assert protocol_of("gpfl_table2_fmnist", "nonsense") is None
+
+
+def test_the_report_names_what_was_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_of(tmp_path, *TABLE2, "selector=gpfl", "num_rounds=3", seeds=1)
+    assert main([str(tmp_path), "--no-figures"]) == 0
+    assert "num_rounds=3 (preset: 500)" in " ".join(capsys.readouterr().out.split())
+    verdicts = json.loads((tmp_path / "report" / "summary.json").read_text())["verdicts"]
+    assert set(verdicts.values()) == {"not judged"}

@@ -46,7 +46,9 @@ class Clients:
         ledger: Ledger,
         clock: Clock,
         public: Tensor | None = None,
+        first_model: Callable[[int], Params] | None = None,
     ) -> None:
+        """`first_model`: from which each client trains in place of `params` (it downloads `params` all the same)."""
         self._engine = engine
         self._population = population
         self._terms = terms
@@ -59,7 +61,7 @@ class Clients:
         self._sent: dict[int, set[str]] = {}  # the tensors of each client's update that the server has
         self._losses: dict[int, float] = {}
         self._batch_losses: dict[int, float] = {}
-        self._workshop = Workshop(engine, params, terms.round, terms.lr)
+        self._workshop = Workshop(engine, params, terms.round, terms.lr, first_model)
         self._tensor_bytes = {name: t.numel() * t.element_size() for name, t in params.items()}
         self._model_bytes = sum(self._tensor_bytes.values())
 

@@ -18,7 +18,7 @@ from torch import nn
 import fedsim
 from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
-from fedsim.cohort import Population
+from fedsim.cohort import Params, Population
 from fedsim.engine.base import ClientData, Engine, LocalWork
 from fedsim.engine.params import initial, trained_names
 from fedsim.errors import DivergedError, FedsimError
@@ -94,7 +94,8 @@ def outcome_on_file(plan: Plan) -> Outcome:
 def build(plan: Plan) -> Experiment:
     """All parts of a run from its config. Raises `ConfigError` and `DataError`; writes nothing but caches."""
     config, settings = plan.config, plan.settings
-    streams = Streams(settings.seed, settings.partition_seed, settings.init_seed)
+    init_seed = settings.init_seed if isinstance(settings.init_seed, int) else None
+    streams = Streams(settings.seed, settings.partition_seed, init_seed)
     samples = samples_of(plan)
     model = build_model(config["model"], samples.input_shape, samples.num_classes, streams)
     division = divide(
@@ -134,8 +135,19 @@ def _simulation(
             public=x[torch.as_tensor(division.public, device=x.device)] if len(division.public) else None,
         ),
         eval_every=settings.eval_every,
+        first_model=_first_models(plan, samples, streams) if settings.init_seed == "per_client" else None,
     )
     return Simulation(parts, params)
+
+
+def _first_models(plan: Plan, samples: ModelSamples, streams: Streams) -> Callable[[int], Params]:
+    """The model with which each client begins where every client has its own."""
+
+    def of(client: int) -> Params:
+        model = build_model(plan.config["model"], samples.input_shape, samples.num_classes, streams, client)
+        return initial(model.to(samples.x.device))
+
+    return of
 
 
 def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome:

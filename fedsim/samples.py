@@ -59,10 +59,16 @@ def _load(plan: Plan, device: torch.device) -> ModelSamples:
     return ModelSamples(x, y, test, data.num_classes, shape, data.owners)
 
 
-def build_model(node: Mapping[str, Any], shape: tuple[int, ...], num_classes: int, streams: Streams) -> nn.Module:
-    """The model, initialised from its own stream without touching torch's global generator."""
+def build_model(
+    node: Mapping[str, Any], shape: tuple[int, ...], num_classes: int, streams: Streams, client: int | None = None
+) -> nn.Module:
+    """The model, initialised from its own stream without touching torch's global generator.
+
+    The server's, or that with which `client` begins where every client has its own.
+    """
+    key = () if client is None else (client + 1,)  # a stream's key that ends in 0 is that without it
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(streams.key(Purpose.INIT))
+        torch.manual_seed(streams.key(Purpose.INIT, *key))
         return make(node, nn.Module, "model", shape, num_classes)
 
 

@@ -14,7 +14,7 @@ class Settings:
     name: str
     seed: int
     partition_seed: int | None
-    init_seed: int | None
+    init_seed: int | Literal["per_client"] | None
     num_rounds: int
     num_clients: int
     cohort_size: int
@@ -47,7 +47,7 @@ class Settings:
             ),
             at_least("seed", self.seed, 0),
             None if self.partition_seed is None else at_least("partition_seed", self.partition_seed, 0),
-            None if self.init_seed is None else at_least("init_seed", self.init_seed, 0),
+            at_least("init_seed", self.init_seed, 0) if isinstance(self.init_seed, int) else None,
             at_least("num_rounds", self.num_rounds, 1),
             at_least("num_clients", n, 1),
             rule(

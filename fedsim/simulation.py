@@ -64,7 +64,8 @@ class Record:
 class Federation:
     """The parts of a simulation. Frozen, but for what selector and aggregator carry across rounds.
 
-    `now` is the clock, in seconds.
+    `first_model` gives the model from which a client trains in round 1 (None: the server's); `now` is the clock, in
+    seconds.
     """
 
     engine: Engine
@@ -74,6 +75,7 @@ class Federation:
     availability: Availability
     holdings: Holdings
     eval_every: int
+    first_model: Callable[[int], Params] | None = None
     now: Callable[[], float] = time.perf_counter
 
 
@@ -129,7 +131,8 @@ class Simulation:
         reachable = parts.availability.available(t, parts.population.num_clients, rng) & (parts.population.sizes > 0)
         lr = parts.engine.optimizer.lr_at(t, parts.population.num_rounds)
         terms = RoundTerms(t, lr, np.flatnonzero(reachable), parts.selector.needs)
-        return Clients(parts.engine, parts.population, terms, self.params, ledger, clock, parts.holdings.public)
+        first = parts.first_model if t == 1 else None
+        return Clients(parts.engine, parts.population, terms, self.params, ledger, clock, parts.holdings.public, first)
 
     def _select(self, t: int, door: Clients) -> Selection:
         if not len(door.available):

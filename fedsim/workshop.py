@@ -1,6 +1,7 @@
 """What clients have trained on one version of the model, whoever asked for it: nobody trains twice."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,11 +17,22 @@ BLOCK_ENTRIES = 2**20
 
 
 class Workshop:
-    """Results of local training from `params` in one round, kept by client."""
+    """Results of local training from `params` in one round, kept by client.
 
-    def __init__(self, engine: Engine, params: Params, round: int, lr: float) -> None:
+    `first_model`: clients train from models of their own; updates are still differences to `params`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        params: Params,
+        round: int,
+        lr: float,
+        first_model: Callable[[int], Params] | None = None,
+    ) -> None:
         self._engine = engine
         self._params = params
+        self._first_model = first_model
         self._round, self._lr = round, lr
         self._parts: list[Trained] = []
         self._where: dict[int, tuple[int, int]] = {}
@@ -31,10 +43,21 @@ class Workshop:
 
     def train(self, ids: Ids) -> int:
         """Train `ids`, none of which has trained; the number of samples passed forward and backward."""
-        trained = self._engine.train(self._params, ids, self._round, self._lr)
+        trained = self._trained(ids)
         self._where |= {int(i): (len(self._parts), row) for row, i in enumerate(ids)}
         self._parts.append(trained)
         return int(trained.samples.sum())
+
+    def _trained(self, ids: Ids) -> Trained:
+        if self._first_model is None:
+            return self._engine.train(self._params, ids, self._round, self._lr)
+        return concatenate([self._from_own_model(ids[row : row + 1], self._first_model) for row in range(len(ids))])
+
+    def _from_own_model(self, one: Ids, first_model: Callable[[int], Params]) -> Trained:
+        own = first_model(int(one[0]))
+        trained = self._engine.train(own, one, self._round, self._lr)
+        delta = {n: change + (own[n] - self._params[n]) for n, change in trained.delta.items()}
+        return replace(trained, delta=delta)
 
     def of(self, ids: Ids) -> Trained:
         """What `ids` have trained, in this order; without a copy if that is all that was trained at once."""

@@ -371,6 +371,8 @@ def test_natural_clients_are_owners() -> None:
     assert all(len(o) == 1 for o in owners)
     assert all(len(p) == (data.owners == o[0]).sum() for p, o in zip(parts, owners, strict=True))
     assert {len(p) for p in split("natural", data, 40, min_samples=5, cap=3)} == {3}
+    first = split("natural", data, 40, min_samples=5, cap=3, keep="first")
+    assert all(sorted(p) == np.flatnonzero(data.owners == data.owners[p[0]])[:3].tolist() for p in first)
     with pytest.raises(DataError, match="num_clients=70: only 60 of 60 owners"):
         split("natural", data, 70, min_samples=1)
     with pytest.raises(DataError, match=r"dataset\.client_column"):

@@ -207,8 +207,28 @@ def test_layers_are_averaged_weighted_or_joined_and_asked_for_once() -> None:
     assert ledger.bytes_up == 3 * n * 3 * 4
 
 
+def test_each_layer_by_itself_is_every_layer_that_the_model_trains() -> None:
+    n = 4
+    for how in ("mean", "params"):
+        tables = []
+        for layers in ("each", ["a", "b"]):
+            selector = pncs(n, 2, layers=layers, layer_agg=how, p=2.0)
+            door = toy_door([2] * n, selector.needs, engine=TwoLayers(n))
+            door._params = {"a": torch.zeros(2), "b": torch.zeros(1)}
+            tables.append(selector._similarities(door))
+        assert tables[0].tolist() == tables[1].tolist()
+
+
+def test_weights_and_bias_of_a_layer_are_one_layer() -> None:
+    door = toy_door([2] * 3, frozenset())
+    door.layer_names = lambda layers: ["body.1.weight", "body.1.bias", "head.weight"]  # type: ignore[method-assign]
+    assert pncs(3, 2, layers="each")._layers(door) == ["body.1", "head"]
+
+
 def test_what_cannot_be_combined_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"p=3\.0: must be even for similarity=even_power"):
         pncs(5, 2, p=3.0, similarity="even_power")
     with pytest.raises(ConfigError, match=r"layer_agg='?mean'?: must be concat where a sketch"):
         pncs(5, 2, layers=["a", "b"], sketch=TopK(size=3))
+    with pytest.raises(ConfigError, match=r"layer_agg='?mean'?: must be concat where a sketch"):
+        pncs(5, 2, layers="each", sketch=TopK(size=3))

@@ -1,6 +1,7 @@
 """The round loop on an engine that can be followed by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -157,3 +158,16 @@ def test_a_selector_cannot_validate_without_declaring_it() -> None:
     server = Server(run.parts.engine, run.parts.holdings, frozenset(), None, run.params)  # type: ignore[arg-type]
     with pytest.raises(FedsimError, match=r"Signal\.VALIDATION"):
         server.validate(run.params)
+
+
+def test_clients_can_begin_round_one_from_models_of_their_own_and_no_later_round() -> None:
+    """Client i begins at (4 i, 0) and moves halfway to (i, -i); the server averages what comes out."""
+    one = simulate([[1, 2]])
+    one.parts = replace(one.parts, first_model=lambda i: {"w": torch.tensor([4.0 * i, 0.0])})
+    one.step()
+    own = torch.tensor([[(4 + 1) / 2, -1 / 2], [(8 + 2) / 2, -2 / 2]])
+    assert one.params["w"].tolist() == own.mean(0).tolist()
+    before = one.params["w"]
+    one.step()
+    expected = (before + torch.tensor([[1.0, -1.0], [2.0, -2.0]])) / 2
+    assert one.params["w"].tolist() == expected.mean(0).tolist()

@@ -1,5 +1,7 @@
 """One client per owner (writer, user) as the data set names them."""
 
+from typing import Literal
+
 import numpy as np
 
 from fedsim.errors import DataError, at_least, check
@@ -9,13 +11,15 @@ from fedsim.partitions.base import Indices, Labelled, Partition
 class Natural(Partition):
     """Owners with at least `min_samples`, `num_clients` of them drawn by the partition's seed, in ascending order.
 
-    `cap` keeps at most so many random samples of each (FEMNIST-200 of GPFL's Fig. 7: 10); None keeps all.
+    `cap` keeps at most so many samples of each, the data set's first or random ones as `keep` says (GPFL's Fig. 7: the
+    first 10); None keeps all.
     """
 
-    def __init__(self, *, min_samples: int, cap: int | None) -> None:
+    def __init__(self, *, min_samples: int, cap: int | None, keep: Literal["random", "first"]) -> None:
         check(at_least("min_samples", min_samples, 1), None if cap is None else at_least("cap", cap, 1))
         self.min_samples = min_samples
         self.cap = cap
+        self.keep = keep
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         if data.owners is None:
@@ -34,4 +38,7 @@ class Natural(Partition):
         order = np.argsort(data.owners, kind="stable")
         starts = np.searchsorted(data.owners[order], chosen, side="left")
         ends = np.searchsorted(data.owners[order], chosen, side="right")
-        return [rng.permutation(order[s:e])[: self.cap] for s, e in zip(starts, ends, strict=True)]
+        owned = [order[s:e] for s, e in zip(starts, ends, strict=True)]
+        if self.keep == "first":
+            owned = [positions[: self.cap] for positions in owned]
+        return [rng.permutation(positions)[: self.cap] for positions in owned]

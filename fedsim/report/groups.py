@@ -70,8 +70,9 @@ def rank(text: str) -> tuple[bool, list[str | float]]:
 
 
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without seeds and without what cannot change a result."""
-    return {k: v for k, v in config.items() if k not in SEEDS and k not in IRRELEVANT}
+    """The config without seeds (`init_seed=per_client` is none) and without what cannot change a result."""
+    seeds = {k for k in SEEDS if not isinstance(config.get(k), str)}
+    return {k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT}
 
 
 def _labels(runs: Sequence[Run]) -> list[dict[str, str]]:

@@ -1,7 +1,7 @@
 """Numbers of one run. None where it did not get that far, or where the number does not exist."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +99,13 @@ def mean_participation(run: Run) -> float | None:
     return _mean(run.series("participation_ratio"))
 
 
+def participation_rise(run: Run) -> float | None:
+    """Mean share of clients that upload in the second half of the rounds minus that in the first."""
+    ratios = run.series("participation_ratio")
+    early, late = _mean(ratios[: len(ratios) // 2]), _mean(ratios[len(ratios) // 2 :])
+    return None if early is None or late is None else late - early
+
+
 def selection_gini(run: Run) -> float | None:
     """Gini coefficient of how often clients were selected: 0 all alike, towards 1 always the same."""
     return gini(run.selections.astype(np.float64))
@@ -107,6 +114,57 @@ def selection_gini(run: Run) -> float | None:
 def most_selections(run: Run) -> float | None:
     """Selections of the client that was selected most."""
     return float(run.selections.max())
+
+
+def mean_selections(run: Run) -> float | None:
+    """How often a client was selected, on average."""
+    return float(run.selections.mean())
+
+
+def peak_selections(run: Run) -> float | None:
+    """Where the histogram of selections peaks: how often the most clients alike were selected (ties: the median)."""
+    counts = np.bincount(run.selections)
+    return float(np.median(np.flatnonzero(counts == counts.max())))
+
+
+def peak_height(run: Run) -> float | None:
+    """Clients at that peak, selected equally often."""
+    return float(np.bincount(run.selections).max())
+
+
+def peak_distance(selections: float) -> Measure:
+    """How far that peak lies from so many selections."""
+    return lambda run: abs((peak_selections(run) or 0.0) - selections)
+
+
+def num_clients(run: Run) -> float | None:
+    """Clients among which the training samples are divided; None where the partition was not kept."""
+    sizes = client_sizes(run)
+    return None if sizes is None else float(len(sizes))
+
+
+def samples_total(run: Run) -> float | None:
+    """Training samples that clients hold, all together."""
+    sizes = client_sizes(run)
+    return None if sizes is None else float(sizes.sum())
+
+
+def samples_mean(run: Run) -> float | None:
+    """Training samples a client."""
+    sizes = client_sizes(run)
+    return None if sizes is None else float(sizes.mean())
+
+
+def samples_deviation(run: Run) -> float | None:
+    """Their standard deviation over clients (of a population: divided by N)."""
+    sizes = client_sizes(run)
+    return None if sizes is None else float(sizes.std())
+
+
+def client_sizes(run: Run) -> NDArray[np.int64] | None:
+    """Training samples of each client [N]; None where the partition was not kept."""
+    division = run.division()
+    return None if division is None else division.histograms.sum(1)
 
 
 def seconds(phase: str) -> Measure:
@@ -137,6 +195,18 @@ def speed(run: Run) -> float | None:
     """Minus the seconds of 200 rounds, all phases: more is better."""
     spent = [cost_of_rounds(f"seconds_{phase}")(run) for phase in PHASES]
     return None if None in spent else -sum(value for value in spent if value is not None)
+
+
+def seconds_200(run: Run) -> float | None:
+    """Seconds of 200 rounds, all phases."""
+    found = speed(run)
+    return None if found is None else -found
+
+
+def choosing_seconds_200(run: Run) -> float | None:
+    """Seconds of choosing clients in 200 rounds: the server's, and what clients compute to be chosen."""
+    spent = [cost_of_rounds(f"seconds_{phase}")(run) for phase in ("select", "ask")]
+    return None if None in spent else sum(value for value in spent if value is not None)
 
 
 def selection_overhead(run: Run) -> float | None:
@@ -176,3 +246,20 @@ def _mean(values: Floats) -> float | None:
 
 def _first(reached: NDArray[np.bool_]) -> float | None:
     return float(np.argmax(reached)) + 1 if reached.any() else None
+
+
+NAMED: Mapping[str, Measure] = {
+    "seconds_200": seconds_200,
+    "choosing_seconds_200": choosing_seconds_200,
+    "participation_rise": participation_rise,
+    "mean_selections": mean_selections,
+    "peak_selections": peak_selections,
+    "peak_height": peak_height,
+    "num_clients": num_clients,
+    "samples_total": samples_total,
+    "samples_mean": samples_mean,
+    "samples_deviation": samples_deviation,
+}
+"""What published numbers and claims name, besides those that `fedsim.report.published` lists."""
+NAMED_WITH_ARGUMENT: Mapping[str, Callable[[float], Measure]] = {"peak_distance": peak_distance}
+"""The same for `name@number`."""

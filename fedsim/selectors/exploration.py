@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from fedsim.errors import at_least, check
+from fedsim.errors import at_least, check, positive
 
 
 class Exploration(ABC):
@@ -14,14 +14,18 @@ class Exploration(ABC):
 
 
 class Linear(Exploration):
-    """rho t / T (Eq. 7); `reference` replaces T (500 gives the curves of Fig. 7, which ran 800 rounds)."""
+    """rho t / T (Eq. 7); `reference` rounds take the place of T, or that share of T where it is below 1.
 
-    def __init__(self, *, rho: float, reference: int | None) -> None:
-        check(at_least("rho", rho, 0), None if reference is None else at_least("reference", reference, 1))
+    GPFL's Fig. 7 ran 800 rounds with a reference of 500, a share of .625: alpha reaches 1.6 rho (the authors' logs).
+    """
+
+    def __init__(self, *, rho: float, reference: float | None) -> None:
+        check(at_least("rho", rho, 0), None if reference is None else positive("reference", reference))
         self.rho, self.reference = rho, reference
 
     def alpha(self, t: int, num_rounds: int) -> float:
-        return self.rho * t / (self.reference or num_rounds)
+        rounds = num_rounds if self.reference is None else self.reference
+        return self.rho * t / (rounds if rounds >= 1 else rounds * num_rounds)
 
 
 class Fixed(Exploration):

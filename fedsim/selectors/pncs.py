@@ -28,14 +28,15 @@ class PNCS(Selector):
     zero gradient has similarity 0 with everything.
 
     `grad`: full gradient, that of one mini-batch, or the local_update w - w_k after training (then nobody trains
-    twice); what is sent of it is its `sketch`. `layers` picks parameters by the beginning of their names (None: all);
-    `layer_agg: mean` averages the similarities of the layers, `params` weighs them by their numbers of parameters,
-    `concat` takes them as one vector. The last `queue_length` selected clients sit out (`queue_unit: clients`), or
-    those selected in round t until t' - t > queue_length (`queue_unit: rounds`; `queue_bound: ge` for >=). Where fewer
-    than K are left, `on_shortage` lets those back in that have waited longest (`release_oldest`), any (`random`), or
-    selects fewer, but one (`shrink`). `search`: exact up to 200,000 subsets, else greedy with `swap_passes` rounds of
-    best swaps; `auto` decides by that number. `age_weight` subtracts so much per round since a client's last selection
-    from its similarities (COSAGE).
+    twice); what is sent of it is its `sketch`. `layers` picks parameters by the beginning of their names (None: all,
+    as one vector; `each`: all, every trained layer by itself); `layer_agg: mean` averages the similarities of the
+    layers, `params` weighs them by their numbers of parameters, `concat` takes them as one vector. The last
+    `queue_length` selected clients sit out (`queue_unit: clients`), or those selected in round t until
+    t' - t > queue_length (`queue_unit: rounds`; `queue_bound: ge` for >=). Where fewer than K are left, `on_shortage`
+    lets those back in that have waited longest (`release_oldest`), any (`random`), or selects fewer, but one
+    (`shrink`). `search`: exact up to 200,000 subsets, else greedy with `swap_passes` rounds of best swaps; `auto`
+    decides by that number. `age_weight` subtracts so much per round since a client's last selection from its
+    similarities (COSAGE).
     """
 
     state = ("queue", "last_round")
@@ -48,7 +49,7 @@ class PNCS(Selector):
         similarity: Reading,
         grad: Literal["full", "batch", "local_update"],
         sketch: Sketch,
-        layers: list[str] | None,
+        layers: list[str] | Literal["each"] | None,
         layer_agg: Literal["mean", "params", "concat"],
         queue_length: int,
         queue_unit: Literal["clients", "rounds"],
@@ -59,7 +60,7 @@ class PNCS(Selector):
         age_weight: float,
     ) -> None:
         super().__init__(population)
-        several = layers is not None and len(layers) > 1 and layer_agg != "concat"
+        several = layers is not None and (layers == "each" or len(layers) > 1) and layer_agg != "concat"
         check(
             positive("p", p),
             rule(similarity != "even_power" or p % 2 == 0, "p", p, "must be even for similarity=even_power"),
@@ -76,7 +77,8 @@ class PNCS(Selector):
             at_least("age_weight", age_weight, 0),
         )
         self.p, self.similarity, self.grad, self.sketch = p, similarity, grad, sketch
-        self.layers, self.layer_agg, self.separate = layers, layer_agg, several
+        self.layers = None if layers == "each" else layers
+        self.layer_agg, self.separate = layer_agg, several
         self.queue_length, self.queue_unit, self.queue_bound = queue_length, queue_unit, queue_bound
         self.on_shortage, self.adaptive = on_shortage, on_shortage == "shrink"
         self.search, self.swap_passes, self.age_weight = search, swap_passes, age_weight
@@ -119,12 +121,17 @@ class PNCS(Selector):
         pieces = self._pieces(clients)
         if not self.separate:
             return similarities(list(pieces.values()), self.p, self.similarity)
-        assert self.layers is not None
-        groups = [[pieces[n] for n in clients.layer_names([layer])] for layer in self.layers]
+        groups = [[pieces[n] for n in clients.layer_names([layer])] for layer in self._layers(clients)]
         tables = [similarities(group, self.p, self.similarity) for group in groups]
         numels = [sum(p.shape[1] for p in group) for group in groups]
         mean: Floats = np.average(tables, axis=0, weights=numels if self.layer_agg == "params" else None)
         return mean
+
+    def _layers(self, clients: Clients) -> list[str]:
+        """The beginnings of names whose parameters are compared together."""
+        if self.layers is not None:
+            return self.layers
+        return list(dict.fromkeys(name.rpartition(".")[0] or name for name in clients.layer_names(None)))
 
     def _pieces(self, clients: Clients) -> dict[str, Tensor]:
         """What everybody reports, as matrices [N, d] by tensor (or one of sketches)."""

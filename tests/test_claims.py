@@ -1,0 +1,208 @@
+"""What is published is about runs that presets make; the measures that it names, by hand; the presets that judge it."""
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from fedsim.compose import compose_jobs, search_path
+from fedsim.engine.base import ClientData, LocalWork
+from fedsim.engine.sequential import SequentialEngine
+from fedsim.optimizers.schedules import Constant
+from fedsim.optimizers.sgd import SGD
+from fedsim.partitions.division import Division
+from fedsim.report import measures, published
+from fedsim.report.groups import group_runs
+from fedsim.report.runs import Run, read_runs
+from fedsim.run import check_jobs
+from fedsim.run import run as fedsim_run
+from fedsim.samples import build_model
+from fedsim.streams import Streams
+
+PUBLISHED = sorted(published.FOLDER.glob("*.yaml"))
+FORMS = {"at_most", "at_least", "gain", "level_with", "grows_with"}
+KEYS = {
+    "id",
+    "where",
+    "text",
+    "about",
+    "measure",
+    "others",
+    "among",
+    "values",
+    "minus",
+    "falls",
+    "any_size",
+    "added_after_runs",
+}
+PHASES = ("select", "ask", "train", "aggregate", "evaluate")
+
+
+def write_run(folder: Path, selected: Sequence[Sequence[int]], **config: Any) -> Run:
+    """A finished run of four clients; every phase takes a second a round."""
+    folder.mkdir(parents=True)
+    values = {"seed": 0, "num_clients": 4, "num_rounds": len(selected), **config}
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    (folder / "summary.json").write_text(
+        json.dumps({"status": "done", "choices": {"selector": "x"}, "start_up_rounds": 0})
+    )
+    records = [
+        {"selected": list(ids), "participation_ratio": len(ids) / 4, **{f"seconds_{phase}": 1.0 for phase in PHASES}}
+        for ids in selected
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return next(run for run in read_runs(folder) if run.folder == folder)
+
+
+def test_where_the_histogram_of_selections_peaks(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [[0, 1, 2], [1, 2], [2, 3]])  # 1, 2, 3 and 1 selections
+    assert run.selections.tolist() == [1, 2, 3, 1]
+    assert measures.mean_selections(run) == 7 / 4
+    assert measures.peak_selections(run) == 1
+    assert measures.peak_height(run) == 2
+    assert measures.peak_distance(24)(run) == 23
+    tied = write_run(tmp_path / "b", [[0, 1], [0, 1], [0, 1, 2, 3], [0, 1]])  # 4, 4, 1 and 1
+    assert measures.peak_selections(tied) == 2.5
+
+
+def test_seconds_of_two_hundred_rounds(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [[0], [1]])
+    assert measures.seconds_200(run) == 200 * 5
+    assert measures.choosing_seconds_200(run) == 200 * 2  # select and ask
+    assert measures.seconds_200(write_run(tmp_path / "b", [])) is None
+    assert measures.choosing_seconds_200(write_run(tmp_path / "c", [])) is None
+
+
+def test_how_participation_rises(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [[0], [1], [0, 1, 2], [0, 1, 2, 3]])
+    assert measures.participation_rise(run) == pytest.approx(7 / 8 - 1 / 4)
+    assert measures.participation_rise(write_run(tmp_path / "b", [[0]])) is None
+
+
+def test_sizes_of_the_clients(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [[0]])
+    assert measures.samples_mean(run) is None
+    parts = [np.arange(2), np.arange(2, 8)]
+    empty = np.empty(0, np.int64)
+    Division(parts, [empty, empty], empty, empty, np.array([[2, 0], [3, 3]])).save(run.folder / "partition.npz")
+    assert measures.num_clients(run) == 2
+    assert measures.samples_total(run) == 8
+    assert measures.samples_mean(run) == 4
+    assert measures.samples_deviation(run) == 2
+
+
+def test_models_of_the_clients_own_are_no_seed_of_the_run(tmp_path: Path) -> None:
+    for name, more in (("a", {}), ("b", {"init_seed": "per_client"}), ("c", {"init_seed": 7})):
+        write_run(tmp_path / name, [[0]], **{"init_seed": None, **more})
+    groups = group_runs(read_runs(tmp_path))
+    assert [group.labels for group in groups] == [{"init_seed": "-"}, {"init_seed": "per_client"}]
+    assert len(groups[0].runs) == 2
+
+
+def measured(name: str) -> bool:
+    head, _, argument = name.partition("@")
+    if argument:
+        float(argument)
+        return head in published.WITH_ARGUMENT or head in measures.NAMED_WITH_ARGUMENT
+    return head in published.PLAIN or head in measures.NAMED
+
+
+@cache
+def plans(preset: str) -> list[dict[str, str]]:
+    """Choices and values of all runs of a preset."""
+    with search_path():
+        made = check_jobs(compose_jobs([f"preset={preset}", "seed=0"], multirun=False))
+    return [{**flat(plan.config), **plan.choices} for plan in made]
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": str(value)}
+    return found
+
+
+def is_run(presets: Sequence[str], about: Mapping[str, str]) -> bool:
+    return any(
+        all(published._same(run.get(key), str(value)) for key, value in about.items())
+        for preset in presets
+        for run in plans(preset)
+    )
+
+
+def wanted(claim: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """The runs that a claim compares."""
+    yield claim["about"]
+    for other in claim.get("others", ()):
+        yield {**claim["about"], claim.get("among", "selector"): other}
+    for value, more in itertools.product(claim.get("values", ()), ({}, claim.get("minus", {}))):
+        yield {**claim["about"], **more, claim["grows_with"]: value}
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_all_that_is_published_is_about_runs_of_its_presets(path: Path) -> None:
+    """Every method and value that is compared is run by a preset, and a claim has one form that is known."""
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for claim in values.get("claims", ()):
+        assert len(FORMS & set(claim)) == 1, claim["id"]
+        assert set(claim) <= KEYS | FORMS, claim["id"]
+        assert measured(claim["measure"]), claim["measure"]
+        assert ("grows_with" in claim) == ("values" in claim)
+        for about in wanted(claim):
+            assert is_run(values["presets"], about), (claim["id"], about)
+    for table in values.get("tables", ()):
+        for choice, column in itertools.product(table["rows"], table["columns"]):
+            assert measured(column["measure"])
+            assert is_run(values["presets"], {**column["about"], table["row"]: choice}), (table["id"], choice)
+
+
+def test_one_step_on_all_data_is_a_step_against_the_mean_gradient() -> None:
+    """What preset=pncs_gradient trains: Eq. 5 of PNCS."""
+    model = torch.nn.Linear(3, 2)
+    x, y = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 2
+    positions = [np.arange(4), np.arange(4, 9)]
+    with search_path():
+        job = next(iter(compose_jobs(["preset=pncs_gradient"], multirun=False)))
+    local = job.config["local"]
+    optimizer = SGD(lr=0.5, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=Constant())
+    assert {k: job.config["optimizer"][k] for k in ("momentum", "weight_decay")} == {"momentum": 0, "weight_decay": 0}
+    work = LocalWork(None, local["steps"], local["batch_size"])
+    data = ClientData(x, y, positions, positions, 2)
+    engine = SequentialEngine(model, data, work, optimizer, Streams(0), precision="float32", workers=1)
+    params = {name: value.detach().clone() for name, value in model.named_parameters()}
+    trained = engine.train(params, np.arange(2), 1, 0.5)
+    flat_delta = torch.cat([trained.delta[name].flatten(1) for name in engine.trained], 1)
+    gradients = torch.stack(list(engine.client_gradients(params, positions, None)))
+    assert torch.allclose(flat_delta.mean(0), -0.5 * gradients.mean(0), atol=1e-6)
+
+
+def test_every_client_has_another_first_model_than_the_server_and_the_others() -> None:
+    node = yaml.safe_load((Path(__file__).parents[1] / "conf/model/logistic.yaml").read_text())
+    models = [build_model(node, (1, 8, 8), 10, Streams(0), client) for client in (None, 0, 1, 2)]
+    weights = [next(iter(model.parameters())) for model in models]
+    assert not any(one.equal(other) for one, other in itertools.combinations(weights, 2))
+    again = build_model(node, (1, 8, 8), 10, Streams(0), 0)
+    assert next(iter(again.parameters())).equal(weights[1])
+
+
+def test_clients_with_models_of_their_own_through_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", "selector=full", "init_seed=null,per_client", "num_rounds=2", "num_clients=3", "cohort_size=3"]
+    words += ["tracker=files_only", "partition.shards_per_client=4"]
+    monkeypatch.setattr(sys, "argv", ["fedsim", *words])
+    assert fedsim_run(words) == 0
+    runs = {str(run.config["init_seed"]): run for run in read_runs(tmp_path / "outputs")}
+    common, own = (runs[name].records[0] for name in ("None", "per_client"))
+    assert own["test_accuracy"] != common["test_accuracy"]
+    assert runs["None"].summary["initial_accuracy"] == runs["per_client"].summary["initial_accuracy"]
+    assert {k: own[k] for k in ("trained", "uploaded", "bytes_up")} == {
+        k: common[k] for k in ("trained", "uploaded", "bytes_up")
+    }

@@ -1,0 +1,103 @@
+"""PNCS's claims on its Table I, judged on outcomes that are planted."""
+
+import numpy as np
+import pytest
+
+from fedsim.report.pair_claims import Fold, interval, judge_conditions, judge_side, judge_table_one
+from fedsim.report.pair_study import Condition, pick
+from fedsim.report.runs import Run
+
+NAMES = ["cos_4", "cos_2", "norm_2 sum"]
+
+
+def conditions(causes: dict[str, float], seeds: int = 5, noise: float = 0.01) -> list[Condition]:
+    """Losses that are a weighted sum of features which are else independent, and some noise."""
+    found = []
+    for seed in range(seeds):
+        for round in range(4):
+            for setting in ("1", "10"):
+                rng = np.random.default_rng((seed, round, int(setting)))
+                features = rng.standard_normal((45, len(NAMES)))
+                losses = features @ [causes.get(name, 0.0) for name in NAMES] + noise * rng.standard_normal(45)
+                found.append(Condition(seed, setting, round, features, losses))
+    return found
+
+
+def verdicts(causes: dict[str, float], **more: float) -> dict[str, str]:
+    rows = judge_conditions(NAMES, conditions(causes, **more))  # type: ignore[arg-type]
+    return {row.id.removeprefix("pncs.table1."): row.verdict for row in rows}
+
+
+def test_all_claims_hold_where_cos_4_alone_decides() -> None:
+    assert verdicts({"cos_4": 1.0}) == {
+        "negative": "reproduced",
+        "random": "reproduced",
+        "random.1": "reproduced",
+        "random.10": "reproduced",
+        "rank": "reproduced",
+        "best": "reproduced",
+        "power": "reproduced",
+        "smaller": "not reproduced",  # nothing is better than cos_4
+        "wider": "reproduced",
+    }
+
+
+def test_they_fail_where_like_gradients_are_better_and_another_feature_decides() -> None:
+    found = verdicts({"cos_4": -0.5, "norm_2 sum": 1.0}, seeds=12)
+    assert found["negative"] == "not reproduced"
+    assert found["random"] == "not reproduced"
+    assert found["rank"] == "not reproduced"
+    assert found["best"] == "not reproduced"
+    assert found["power"] == "reproduced"  # better than cos_2, which decides nothing
+    assert found["smaller"] == "reproduced"
+    assert found["wider"] == "not reproduced"  # the pair picked by what decides is good in every round
+
+
+def test_another_power_can_win() -> None:
+    assert verdicts({"cos_2": 1.0})["power"] == "not reproduced"
+
+
+def test_where_nothing_decides_nothing_is_decided_of_the_weight() -> None:
+    found = verdicts({}, noise=1.0)
+    assert found["negative"] == found["random"] == "undecided"
+
+
+def test_too_few_seeds_and_absent_features_are_told() -> None:
+    (row,) = judge_conditions(NAMES, conditions({"cos_4": 1.0}, seeds=2))
+    assert (row.verdict, row.detail) == ("undecided", "2 seeds")
+    (row,) = judge_conditions(["cos_3", "a", "b"], conditions({}))
+    assert (row.verdict, row.detail) == ("not judged", "cos_4 was not measured")
+    rows = judge_conditions(["cos_4", "a", "b"], conditions({"cos_4": 1.0}))
+    assert {row.id: row.verdict for row in rows}["pncs.table1.power"] == "not judged"
+
+
+def test_a_fold_never_learns_from_the_seed_that_it_is_measured_on() -> None:
+    made = conditions({"cos_4": 1.0}, seeds=3)
+    held = [Condition(c.seed, c.setting, c.round, c.features, -c.losses) if c.seed == 1 else c for c in made]
+    fold, same = (Fold.of(NAMES, some, 1) for some in (held, made))
+    assert fold.alone[0].tolist() == same.alone[0].tolist()
+    assert {c.seed for c in fold.held} == {1}
+    assert fold.relative_losses(fold.held)[0].mean() > 0.95  # on the seed that is the other way round
+
+
+def test_relative_losses_are_those_of_the_picked_pairs() -> None:
+    fold = Fold.of(NAMES, conditions({"cos_4": 1.0, "cos_2": 0.5}, seeds=3), 0)
+    by_hand = [[c.relative_loss(pick(c, f, w[0])) for c in fold.held] for f, w in enumerate(fold.alone)]
+    assert fold.relative_losses(fold.held).tolist() == by_hand
+
+
+def test_an_interval_by_hand() -> None:
+    mean, low, high = interval(np.array([0.0, 1.0, 2.0]))
+    assert (mean, high - mean) == (1, pytest.approx(4.3027 / 3**0.5, rel=1e-4))
+    assert low == pytest.approx(1 - 4.3027 / 3**0.5, rel=1e-4)
+    assert [judge_side(*x) for x in ((-2, -1, True), (1, 2, True), (-1, 1, True), (1, 2, False), (-2, -1, False))] == [
+        "reproduced",
+        "not reproduced",
+        "undecided",
+        "reproduced",
+        "not reproduced",
+    ]
+
+
+def test_runs_without_a_trace_are_not_judged(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    assert judge_table_one([Run(tmp_path, {}, {})]) == []

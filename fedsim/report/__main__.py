@@ -22,6 +22,7 @@ from fedsim.report import tables, times
 from fedsim.report.figures import all_plots
 from fedsim.report.groups import Group, group_runs
 from fedsim.report.page import page
+from fedsim.report.pair_claims import judge_table_one, table_one_claims
 from fedsim.report.pair_study import table_one
 from fedsim.report.panels import Panel, panels_of
 from fedsim.report.runs import read_runs
@@ -65,8 +66,11 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
     panels = panels_of(groups)
     compared = judge_all(groups)
     judged = [one for _, some in compared for one in some]
-    summary = summary_of(groups, judged)
-    made = [*all_tables(groups, panels, judged), *table_one(runs)]
+    pair_rows = judge_table_one(runs)
+    verdicts = {one.printed.id: one.verdict for one in judged} | {row.id: row.verdict for row in pair_rows}
+    summary = summary_of(groups, verdicts)
+    pair_tables = [*([table_one_claims(pair_rows)] if pair_rows else []), *table_one(runs)]
+    made = [*all_tables(groups, panels, judged), *pair_tables]
     if against is not None:
         made.append(compare(summary, read_earlier(against)))
     console = Console(highlight=False)

@@ -34,6 +34,11 @@ def show_p(value: float) -> str:
     return "< .001" if value < 0.001 else f"{value:.3f}"
 
 
+def show_sides(p_for: float, p_against: float) -> str:
+    """Two one-sided p-values; nothing where nothing was tested."""
+    return f"{show_p(p_for)} / {show_p(p_against)}".strip(" /")
+
+
 def show_reached(group: Group, measure: Measure, show: Callable[[float], str]) -> str:
     """The median over finished runs, counting those that never get there as beyond; how many did if not all."""
     runs = group.complete

@@ -1,36 +1,31 @@
 """What PNCS claims of its Table I, judged on the traces of `selector=pair_study`.
 
 Every seed is held out once: directions and rivals are chosen on the other seeds, and what they are worth is measured on
-that one. A comparison is the mean over held-out seeds of paired differences with its 95 % interval (Student's t). When
-these rules were written, the table of runs at small had been seen.
+that one. A comparison is a t test of one number for each held-out seed; all of them are corrected together (`rules`).
+When these claims were written, the table of runs at small had been seen.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import stats
 
+from fedsim.report.cells import show_interval, show_sides
 from fedsim.report.groups import rank
 from fedsim.report.pair_study import Condition, Scale, cross_entropy, fit, labels_of, pick, read_conditions
+from fedsim.report.rules import Evidence, Verdict, corrected, judge_bound, show_share
 from fedsim.report.runs import Floats, Run
+from fedsim.report.statistics import LEAST_SEEDS, differences
+from fedsim.report.table import Table
 
 PNCS, FAMILY = "cos_4", "cos_"
 """The feature that the paper chooses (p = 4 by its public summary), and how the names of its relatives begin."""
-LEAST_SEEDS = 3
-LEVEL = 0.95
 RULE = (
-    "Claims on PNCS's Table I: every seed is held out once; directions and rivals are chosen on the others."
-    f" Reproduced if the {LEVEL:.0%} interval (Student's t) of the mean over seeds lies on the claimed side of 0,"
-    " not reproduced if it lies on the other, undecided otherwise or with fewer than"
-    f" {LEAST_SEEDS} seeds. A claim on a rank is reproduced if it holds for every held-out seed and not reproduced"
-    " if it holds for none."
+    "Every seed is held out once; directions and rivals are chosen on the others. One-sided t tests over the held-out"
+    " seeds, for the claim and against it, with Holm's correction for all of them. A claim on a rank is counted by"
+    " seeds."
 )
-
-Verdict = Literal["reproduced", "not reproduced", "undecided", "not judged"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,21 @@ class JudgedRow:
     ours: str
     verdict: Verdict
     detail: str = ""
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True)
+class _Tested:
+    """A claim about the side of 0 on which a number lies, and what the held-out seeds say of it."""
+
+    id: str
+    text: str
+    detail: str
+    evidence: Evidence
+
+    def judged(self, evidence: Evidence) -> JudgedRow:
+        ours = "-" if evidence.ours is None else " ".join(show_interval(evidence.ours))
+        return JudgedRow(self.id, "V-B", self.text, ours, evidence.verdict, self.detail, evidence)
 
 
 def judge_table_one(runs: Sequence[Run]) -> list[JudgedRow]:
@@ -59,7 +69,7 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
     if len(seeds) < LEAST_SEEDS:
         return [JudgedRow("pncs.table1", "Table I", TEXTS["best"], "-", "undecided", f"{len(seeds)} seeds")]
     folds = [Fold.of(list(names), conditions, seed) for seed in seeds]
-    return [
+    found = [
         _negative(folds),
         _against_random(folds, None),
         *(_against_random(folds, setting) for setting in sorted({c.setting for c in conditions}, key=rank)),
@@ -68,6 +78,19 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
         _best_power(folds),
         *_smaller_but_wider(folds),
     ]
+    tested = iter(corrected([one.evidence for one in found if isinstance(one, _Tested)]))
+    return [one.judged(next(tested)) if isinstance(one, _Tested) else one for one in found]
+
+
+def table_one_claims(rows: Sequence[JudgedRow]) -> Table:
+    """The judged claims for people."""
+    cells = []
+    for row in rows:
+        e = row.evidence or Evidence(None)
+        p_values = show_sides(e.p_for, e.p_against), show_sides(e.holm_for, e.holm_against)
+        cells.append([row.where, row.text, row.ours, *p_values, row.verdict, row.detail])
+    header = ["where", "claim", "ours", "p for / against", "the same (Holm)", "verdict", ""]
+    return Table("pair_claims", "Claims on PNCS's Table I (written after runs had been seen)", header, cells, RULE)
 
 
 TEXTS = {
@@ -133,7 +156,7 @@ class Fold:
         return min(open_to, key=lambda f: float(worth[f]))
 
 
-def _negative(folds: Sequence[Fold]) -> JudgedRow:
+def _negative(folds: Sequence[Fold]) -> _Tested:
     weights = []
     for fold in folds:
         values = Scale.of(fold.held).apply(fold.held)[:, [fold.pncs]]
@@ -141,7 +164,7 @@ def _negative(folds: Sequence[Fold]) -> JudgedRow:
     return _row("pncs.table1.negative", TEXTS["negative"], weights, "weight of each seed's own model")
 
 
-def _against_random(folds: Sequence[Fold], setting: str | None) -> JudgedRow:
+def _against_random(folds: Sequence[Fold], setting: str | None) -> _Tested:
     """The pair of lowest cos_4 against the mean pair, in all conditions or in those of one setting."""
     gains = []
     for fold in folds:
@@ -155,21 +178,19 @@ def _against_random(folds: Sequence[Fold], setting: str | None) -> JudgedRow:
 def _rank(folds: Sequence[Fold]) -> JudgedRow:
     ranks = [1 + int((np.abs(fold.weights) > abs(fold.weights[fold.pncs])).sum()) for fold in folds]
     held = ranks.count(1)
-    verdict: Verdict = "undecided" if 0 < held < len(ranks) else "reproduced" if held else "not reproduced"
     ours = f"rank {min(ranks)} to {max(ranks)} of {len(folds[0].names)}"
-    return JudgedRow(
-        "pncs.table1.rank", "Table I", TEXTS["rank"], ours, verdict, f"first at {held} of {len(ranks)} seeds"
-    )
+    verdict = judge_bound(held, len(ranks))
+    return JudgedRow("pncs.table1.rank", "Table I", TEXTS["rank"], ours, verdict, show_share(held, len(ranks)))
 
 
-def _most_predictive(folds: Sequence[Fold]) -> JudgedRow:
+def _most_predictive(folds: Sequence[Fold]) -> _Tested:
     rivals = [fold.rival(fold.entropies(fold.others)) for fold in folds]
     held = [fold.entropies(fold.held) for fold in folds]
     values = [float(h[fold.pncs] - h[rival]) for fold, h, rival in zip(folds, held, rivals, strict=True)]
     return _row("pncs.table1.best", TEXTS["best"], values, f"difference to {_named(folds, rivals)}")
 
 
-def _best_power(folds: Sequence[Fold]) -> JudgedRow:
+def _best_power(folds: Sequence[Fold]) -> JudgedRow | _Tested:
     if not any(name.startswith(FAMILY) and name != PNCS for name in folds[0].names):
         return JudgedRow("pncs.table1.power", "V-B", TEXTS["power"], "-", "not judged", "no other power was measured")
     rivals = [
@@ -179,7 +200,7 @@ def _best_power(folds: Sequence[Fold]) -> JudgedRow:
     return _row("pncs.table1.power", TEXTS["power"], values, f"difference to {_named(folds, rivals)}")
 
 
-def _smaller_but_wider(folds: Sequence[Fold]) -> list[JudgedRow]:
+def _smaller_but_wider(folds: Sequence[Fold]) -> list[_Tested]:
     """That the best other feature by relative loss beats cos_4, and that its deviation over conditions is higher."""
     rivals = [fold.rival(fold.relative_losses(fold.others).mean(1)) for fold in folds]
     against = f"cos_4 minus {_named(folds, rivals)}"
@@ -200,25 +221,10 @@ def _named(folds: Sequence[Fold], rivals: Sequence[int]) -> str:
     return " or ".join(sorted({fold.names[rival] for fold, rival in zip(folds, rivals, strict=True)}))
 
 
-def _row(id: str, text: str, values: Sequence[float], detail: str, *, below: bool = True) -> JudgedRow:
+def _row(id: str, text: str, values: Sequence[float], detail: str, *, below: bool = True) -> _Tested:
     """A claim that `values`, one a seed, are below 0 (or above)."""
-    if len(values) < LEAST_SEEDS:
-        return JudgedRow(id, "V-B", text, "-", "undecided", f"{len(values)} seeds")
-    mean, low, high = interval(np.array(values))
-    return JudgedRow(id, "V-B", text, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]", judge_side(low, high, below), detail)
-
-
-def judge_side(low: float, high: float, below: bool) -> Verdict:
-    """By RULE: whether an interval lies below 0, or above it, as claimed."""
-    if not below:
-        low, high = -high, -low
-    if high < 0:
-        return "reproduced"
-    return "not reproduced" if low > 0 else "undecided"
-
-
-def interval(values: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Mean and the ends of its interval by Student's t; both ends are the mean where all values are alike."""
-    mean, error = float(values.mean()), float(values.std(ddof=1)) / len(values) ** 0.5
-    reach = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error
-    return mean, mean - reach, mean + reach
+    found = differences(values)
+    if found is None:
+        return _Tested(id, text, detail, Evidence(None))
+    sides = found.p_below(0.0), found.p_above(0.0)
+    return _Tested(id, text, detail, Evidence(found, *(sides if below else sides[::-1])))

@@ -109,6 +109,7 @@ PLAIN: Mapping[str, Measure] = {
     "selection_gini": measures.selection_gini,
     "speed": measures.speed,
     "selection_overhead": measures.selection_overhead,
+    **measures.NAMED,
 }
 WITH_ARGUMENT: Mapping[str, Any] = {
     "accuracy": measures.accuracy_after,
@@ -116,6 +117,7 @@ WITH_ARGUMENT: Mapping[str, Any] = {
     "gain_after": measures.gain_after,
     "rounds_to": measures.rounds_to,
     "bytes_to": measures.bytes_to,
+    **measures.NAMED_WITH_ARGUMENT,
 }
 
 

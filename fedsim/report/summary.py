@@ -6,7 +6,6 @@ from typing import Any
 from fedsim.report import measures
 from fedsim.report.groups import Group, show_labels
 from fedsim.report.table import Table
-from fedsim.report.verdicts import Judged
 
 KEPT = {
     "final_accuracy": measures.final_accuracy(),
@@ -20,8 +19,8 @@ KEPT = {
 }
 
 
-def summary_of(groups: Sequence[Group], judged: Sequence[Judged]) -> dict[str, Any]:
-    """Per group and seed what `KEPT` measures, and all verdicts."""
+def summary_of(groups: Sequence[Group], verdicts: Mapping[str, str]) -> dict[str, Any]:
+    """Per group and seed what `KEPT` measures, and all verdicts by the claims' ids."""
     return {
         "groups": [
             {
@@ -31,7 +30,7 @@ def summary_of(groups: Sequence[Group], judged: Sequence[Judged]) -> dict[str, A
             }
             for group in groups
         ],
-        "verdicts": {one.printed.id: one.verdict for one in judged},
+        "verdicts": dict(verdicts),
     }
 
 

@@ -14,6 +14,7 @@ from fedsim.report.cells import (
     show_mean,
     show_p,
     show_reached,
+    show_sides,
     total_of,
 )
 from fedsim.report.groups import REFERENCE, Group
@@ -174,13 +175,9 @@ def claims(judged: Sequence[Judged]) -> Table:
     for one in judged:
         if isinstance(one.printed, Claim):
             ours = " ".join(show_interval(one.ours)) if isinstance(one.ours, Difference) else show_estimate(one.ours)
-            p_values = [f"{show_p(a)} / {show_p(b)}".strip(" /") for a, b in _p_values(one)]
+            p_values = show_sides(one.p_for, one.p_against), show_sides(one.holm_for, one.holm_against)
             text = one.printed.text + (" (written after runs had been seen)" if one.printed.added_after_runs else "")
             rows.append([one.printed.where, text, ours, *p_values, one.verdict, one.detail])
     note = f"{RULES['judged']} {RULES['bound']} {RULES['gain']}"
     header = ["where", "claim", "ours", "p for / against", "the same (Holm)", "verdict", ""]
     return Table("claims", "The paper's claims", header, rows, note)
-
-
-def _p_values(one: Judged) -> list[tuple[float, float]]:
-    return [(one.p_for, one.p_against), (one.holm_for, one.holm_against)]

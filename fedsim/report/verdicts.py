@@ -24,7 +24,7 @@ from fedsim.report.statistics import Difference, Estimate, estimate, holm, paire
 
 WAITING = ("rounds_to_cover", "rounds_to")
 """Measures of the round in which something first happens: without a value it has not happened by the last round."""
-COUNTS = ("most_selections",)
+COUNTS = ("most_selections", "mean_selections", "peak_selections")
 """Measures that cannot exceed the number of rounds."""
 
 

@@ -111,8 +111,8 @@ def measured(name: str) -> bool:
     head, _, argument = name.partition("@")
     if argument:
         float(argument)
-        return head in published.WITH_ARGUMENT or head in measures.NAMED_WITH_ARGUMENT
-    return head in published.PLAIN or head in measures.NAMED
+        return head in published.WITH_ARGUMENT
+    return head in published.PLAIN
 
 
 @cache

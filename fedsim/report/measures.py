@@ -1,7 +1,7 @@
 """Numbers of one run. None where it did not get that far, or where the number does not exist."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,21 +191,24 @@ def cost_of_rounds(name: str, rounds: int = 200) -> Measure:
     return measure
 
 
-def speed(run: Run) -> float | None:
-    """Minus the seconds of 200 rounds, all phases: more is better."""
-    spent = [cost_of_rounds(f"seconds_{phase}")(run) for phase in PHASES]
-    return None if None in spent else -sum(value for value in spent if value is not None)
-
-
 def seconds_200(run: Run) -> float | None:
     """Seconds of 200 rounds, all phases."""
-    found = speed(run)
-    return None if found is None else -found
+    return _seconds_of_200(run, PHASES)
 
 
 def choosing_seconds_200(run: Run) -> float | None:
     """Seconds of choosing clients in 200 rounds: the server's, and what clients compute to be chosen."""
-    spent = [cost_of_rounds(f"seconds_{phase}")(run) for phase in ("select", "ask")]
+    return _seconds_of_200(run, ("select", "ask"))
+
+
+def speed(run: Run) -> float | None:
+    """Minus the seconds of 200 rounds, all phases: more is better."""
+    found = seconds_200(run)
+    return None if found is None else -found
+
+
+def _seconds_of_200(run: Run, phases: Sequence[str]) -> float | None:
+    spent = [cost_of_rounds(f"seconds_{phase}")(run) for phase in phases]
     return None if None in spent else sum(value for value in spent if value is not None)
 
 
@@ -246,20 +249,3 @@ def _mean(values: Floats) -> float | None:
 
 def _first(reached: NDArray[np.bool_]) -> float | None:
     return float(np.argmax(reached)) + 1 if reached.any() else None
-
-
-NAMED: Mapping[str, Measure] = {
-    "seconds_200": seconds_200,
-    "choosing_seconds_200": choosing_seconds_200,
-    "participation_rise": participation_rise,
-    "mean_selections": mean_selections,
-    "peak_selections": peak_selections,
-    "peak_height": peak_height,
-    "num_clients": num_clients,
-    "samples_total": samples_total,
-    "samples_mean": samples_mean,
-    "samples_deviation": samples_deviation,
-}
-"""What published numbers and claims name, besides those that `fedsim.report.published` lists."""
-NAMED_WITH_ARGUMENT: Mapping[str, Callable[[float], Measure]] = {"peak_distance": peak_distance}
-"""The same for `name@number`."""

@@ -109,7 +109,16 @@ PLAIN: Mapping[str, Measure] = {
     "selection_gini": measures.selection_gini,
     "speed": measures.speed,
     "selection_overhead": measures.selection_overhead,
-    **measures.NAMED,
+    "seconds_200": measures.seconds_200,
+    "choosing_seconds_200": measures.choosing_seconds_200,
+    "participation_rise": measures.participation_rise,
+    "mean_selections": measures.mean_selections,
+    "peak_selections": measures.peak_selections,
+    "peak_height": measures.peak_height,
+    "num_clients": measures.num_clients,
+    "samples_total": measures.samples_total,
+    "samples_mean": measures.samples_mean,
+    "samples_deviation": measures.samples_deviation,
 }
 WITH_ARGUMENT: Mapping[str, Any] = {
     "accuracy": measures.accuracy_after,
@@ -117,7 +126,7 @@ WITH_ARGUMENT: Mapping[str, Any] = {
     "gain_after": measures.gain_after,
     "rounds_to": measures.rounds_to,
     "bytes_to": measures.bytes_to,
-    **measures.NAMED_WITH_ARGUMENT,
+    "peak_distance": measures.peak_distance,
 }
 
 

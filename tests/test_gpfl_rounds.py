@@ -13,7 +13,7 @@ import torch
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
-from fedsim.selectors.exploration import Linear
+from fedsim.selectors.exploration import Decreasing, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL
 from fedsim.server import Held, Holdings
 from fedsim.simulation import Federation, Simulation
@@ -118,3 +118,9 @@ def test_exploration_is_that_of_the_round_itself() -> None:
     selector = gpfl(3, 1, exploration=Linear(rho=1.0, reference=None))  # of 100 rounds
     selector.pulls = np.array([1.0, 2.0, 3.0])
     assert selector.gpcb(50) == pytest.approx(0.5 * np.sqrt(2 * np.log(6) / selector.pulls))
+
+
+def test_schedules_of_exploration_at_their_ends() -> None:
+    assert [Decreasing(rho=2.0).alpha(t, 4) for t in (1, 2, 4)] == [2.0, 1.5, 0.5]
+    assert [Linear(rho=2.0, reference=None).alpha(t, 4) for t in (1, 4)] == [0.5, 2.0]
+    assert [Triangular(peak=4).alpha(t, 99) for t in (1, 3, 4, 12)] == [0.25, 0.75, 1.0, 0.5]

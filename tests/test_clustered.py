@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.cluster.hierarchy import ClusterWarning, linkage
 
 from fedsim.cohort import Cohort
 from fedsim.selectors.clustered import ClusteredBySimilarity, ClusteredBySize, angles, heaviest_within, pour
@@ -19,8 +20,10 @@ def by_size(sizes: list[int], k: int) -> ClusteredBySize:
     return ClusteredBySize(toy_population(sizes, k))
 
 
-def by_similarity(sizes: list[int], k: int, distance: Any = "cosine") -> ClusteredBySimilarity:
-    return ClusteredBySimilarity(toy_population(sizes, k), distance=distance)
+def by_similarity(
+    sizes: list[int], k: int, distance: Any = "cosine", ward_on: Any = "distances"
+) -> ClusteredBySimilarity:
+    return ClusteredBySimilarity(toy_population(sizes, k), distance=distance, ward_on=ward_on)
 
 
 def test_bins_by_hand() -> None:
@@ -54,6 +57,28 @@ def test_like_updates_share_a_distribution() -> None:
     rows = selector.distributions(toy_door(sizes, frozenset(), cohort_size=3))
     groups = {tuple(np.flatnonzero(row)) for row in rows}
     assert groups == {(0, 3), (1, 4), (2, 5)}
+
+
+def test_ward_on_rows_takes_the_table_as_points() -> None:
+    """0, 1 and 3 on a line: the first two are 1 apart, their rows (0, 1, 3) and (1, 0, 2) sqrt(3)."""
+    table = np.array([[0.0, 1, 3], [1, 0, 2], [3, 2, 0]])
+    assert ward(table)[0].tolist() == [0, 1, 1, 2]
+    assert ward(table, "rows")[0] == pytest.approx([0, 1, np.sqrt(3), 2])
+    with pytest.warns(ClusterWarning, match="looks suspiciously like an uncondensed distance matrix"):
+        published = linkage(table, "ward")
+    np.testing.assert_allclose(ward(table, "rows"), published)
+    assert ward(table[:1, :1], "rows").shape == ward(table[:1, :1]).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("ward_on", "groups"), [("distances", {(2, 3, 4), (0, 1, 5)}), ("rows", {(1, 2, 3), (0, 4, 5)})]
+)
+def test_both_readings_of_the_table_of_distances(ward_on: str, groups: set[tuple[int, ...]]) -> None:
+    """Updates 0, 6, 10, 13, 20 and 21 on a line, two distributions: which three are alike depends on the reading."""
+    selector = by_similarity([1] * 6, 2, "l2", ward_on)
+    selector.observe(1, toy_cohort(list(range(6)), [1] * 6, [[x, 0.0] for x in (0, 6, 10, 13, 20, 21)]), SERVER)
+    rows = selector.distributions(toy_door([1] * 6, frozenset(), cohort_size=2))
+    assert {tuple(np.flatnonzero(row)) for row in rows} == groups
 
 
 def test_before_any_update_everybody_is_alike_and_nothing_breaks() -> None:

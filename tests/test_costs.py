@@ -168,9 +168,7 @@ def test_oort_adds_one_number_to_each_upload() -> None:
 
 
 def test_gpfl_official_only_tests() -> None:
-    first, *later = rounds("gpfl_official")
-    assert first.server_forward_samples == 2  # the initial model as well
-    for r in later:
+    for r in rounds("gpfl_official"):
         num = len(r.selected)
         assert costs(r) == (num * B, num * B, 0)
         assert r.server_forward_samples == 1

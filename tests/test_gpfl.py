@@ -1,13 +1,15 @@
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
-from fedsim.cohort import Evaluation
+from fedsim.cohort import Cohort, Evaluation, Ids, Params
 from fedsim.errors import FedsimError
 from fedsim.selectors.exploration import Decreasing, Exploration, Fixed, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL, projections
@@ -15,7 +17,7 @@ from fedsim.selectors.gpfl_official import GPFLOfficial, verdict
 from fedsim.server import Held, Holdings
 from fedsim.signals import Signal
 from fedsim.simulation import Federation, Record, Simulation
-from tests.toys import ToyEngine, toy_door, toy_params, toy_population
+from tests.toys import ToyEngine, toy_cohort, toy_door, toy_params, toy_population
 
 DELTA = {"w": torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0]])}
 G = {"w": torch.tensor([4 / 3, 2 / 3])}
@@ -144,6 +146,98 @@ def test_ties_go_to_the_higher_id() -> None:
 )
 def test_the_verdict(accuracy: float, loss: float, expected: float) -> None:
     assert verdict(Evaluation(0.5, 1.0), Evaluation(accuracy, loss)) == expected
+
+
+def test_round_1_is_compared_with_nothing_and_costs_one_pass() -> None:
+    """The initial model (accuracy .9 here) is not evaluated: the first reward is positive whatever the accuracy is."""
+    selector, server = official(2, 2, 1), FixedScores([(0.1, 2.3)])
+    server.params = {"w": torch.tensor([0.5, 0.5])}
+    selector.pulls[:] = 1
+    selector.observe(1, toy_cohort([0, 1], [2, 2], [[1, 0], [0, 1]]), server)  # type: ignore[arg-type]
+    assert selector.reward_sum.tolist() == [0.5, 0.5]
+    assert not server.scores
+
+
+class FixedScores:
+    """A server whose evaluations are given, one for each pass that is asked for."""
+
+    def __init__(self, scores: list[tuple[float, float]]) -> None:
+        self.scores = scores[::-1]
+        self.params: Params = {}
+
+    def test(self, params: Params) -> Evaluation:
+        return Evaluation(*self.scores.pop())
+
+
+ALPHAS: dict[str, tuple[Exploration, Callable[[int], float]]] = {
+    "triangular": (Triangular(peak=100), lambda step: step / 100 if step < 100 else 200 / (step + 100)),
+    "linear": (Linear(rho=0.5, reference=None), lambda step: 0.5 * step / 200),
+    "little": (Fixed(value=0.02), lambda step: 0.02),
+    "none": (Fixed(value=0.0), lambda step: 0.0),
+}
+
+
+class PublishedRule:
+    """The authors' rule for n clients, rewritten with lists and counters; rounds are counted from 0."""
+
+    def __init__(self, n: int, k: int, alpha: Callable[[int], float]) -> None:
+        self.k, self.alpha, self.count = k, alpha, 0
+        self.rewards: list[list[float]] = [[0.0] for _ in range(n)]
+        self.times = [0] * n
+        self.last = (0.0, 1e6)
+
+    def choice(self) -> list[int]:
+        weight = self.alpha(self.count)
+        bonus = [weight * (2 * np.log(self.count) / m) ** 0.5 if weight else 0.0 for m in self.times]
+        index = [sum(r) / len(r) + b for r, b in zip(self.rewards, bonus, strict=True)]
+        return sorted(np.argsort(index)[::-1][: self.k].tolist())
+
+    def learn(self, ids: Ids, moves: NDArray[np.float64], trained: list[slice], score: tuple[float, float]) -> None:
+        step = moves.mean(0)
+        c = np.array([np.mean([m[p] @ step[p] / np.linalg.norm(step[p]) for p in trained]) for m in moves])
+        gain, fall = score[0] - self.last[0], self.last[1] - score[1]
+        sign = np.sign(gain) if gain != 0 else np.sign(fall) / 2
+        for i, share in zip(ids, np.exp(c) / np.exp(c).sum(), strict=True):
+            self.rewards[i].append(share * sign)
+            self.times[i] += 1
+        self.last, self.count = score, self.count + 1
+
+
+@pytest.mark.parametrize("exploration", list(ALPHAS))
+def test_selections_of_200_rounds_equal_those_of_the_published_rule(exploration: str) -> None:
+    """Over random updates (two trained tensors, and running statistics, which must play no part) and given accuracies
+    that rise, fall and stay. The blocks of the warm-up are random: they are only checked to be new and complete."""
+    n, k, warmup, num_rounds = 20, 3, 5, 200
+    schedule, alpha = ALPHAS[exploration]
+    population, random = toy_population([2] * n, k, num_rounds), np.random.default_rng(7)
+    selector = GPFLOfficial(population, warmup=warmup, exploration=schedule, reward_eval="test")
+    rule, drift = PublishedRule(n, k, alpha), random.normal(0, 1, (n, 11))  # each client's own direction
+    scores = [
+        (a / 10, float(loss)) for a, loss in zip(random.integers(5, 9, num_rounds), random.random(200), strict=True)
+    ]
+    server = FixedScores(scores)
+    for t in range(1, num_rounds + 1):
+        door = toy_door([2] * n, selector.needs, round=t, cohort_size=k)
+        ids = selector.select(t, door, np.random.default_rng(t)).ids
+        if t > warmup:
+            assert ids.tolist() == rule.choice(), t
+        else:
+            assert [rule.times[i] for i in ids] == [0] * (n // warmup)
+        moves = drift[ids] + random.normal(0, 0.3, (len(ids), 11))
+        moves[:, 8:] *= 100
+        selector.observe(t, cohort_of(ids, moves, server), server)  # type: ignore[arg-type]
+        rule.learn(ids, moves, [slice(0, 6), slice(6, 8)], scores[t - 1])
+    assert not server.scores
+
+
+def cohort_of(ids: Ids, moves: NDArray[np.float64], server: FixedScores) -> Cohort:
+    """Updates of two trained tensors and a buffer; the server's model becomes their mean."""
+    shapes = {"a": (2, 3), "b": (2,), "running": (3,)}
+    parts = torch.tensor(moves).split([6, 2, 3], dim=1)
+    delta = {name: p.reshape(len(ids), *s) for (name, s), p in zip(shapes.items(), parts, strict=True)}
+    server.params = {name: d.mean(0) for name, d in delta.items()}
+    ones = np.ones(len(ids), np.int64)
+    return Cohort(ids, ones, {name: 0 * d[0] for name, d in delta.items()}, delta, None, None, ones, ["a", "b"])
 
 
 # --- switches of the paper reading, in whole runs

@@ -3,6 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.cluster import AgglomerativeClustering
 
 from fedsim.cohort import Cohort
 from fedsim.errors import FedsimError
@@ -13,9 +14,12 @@ from tests.toys import toy_door, toy_population
 SERVER: Any = None
 
 
-def hics(n: int = 6, k: int = 2, **more: Any) -> HiCS:
-    values: dict[str, Any] = {"source": "bias", "temperature": 0.0025, "entropy_weight": 10.0, "gamma": 4.0}
-    return HiCS(toy_population([1] * n, k, 100), **(values | more))
+def hics(n: int = 6, k: int = 2, num_rounds: int = 100, **more: Any) -> HiCS:
+    values: dict[str, Any] = {
+        **{"source": "bias", "temperature": 0.0025, "entropy_weight": 10.0, "gamma": 4.0, "num_clusters": None},
+        **{"ward_on": "distances", "kept_update": "latest", "fallback": "never", "fallback_variance": 0.1},
+    }
+    return HiCS(toy_population([1] * n, k, num_rounds), **(values | more))
 
 
 def cohort(biases: list[list[float]]) -> Cohort:
@@ -62,7 +66,7 @@ def test_without_gamma_clusters_are_equally_likely_and_with_it_balanced_ones_com
     assert taken == pytest.approx(0.5, abs=0.08)
     selector.gamma = 4.0
     preferred = sum(5 in selector._draw(np.arange(6), 1, 2, np.random.default_rng(s)) for s in range(400)) / 400
-    odds = np.exp(4 * (1 - 2 / 100) * (np.log(2) - selector.entropy[0]))
+    odds = np.exp(4 * (1 - 1 / 100) * (np.log(2) - selector.entropy[0]))
     assert preferred == pytest.approx(odds / (1 + odds), abs=0.08)
 
 
@@ -71,3 +75,74 @@ def test_picks_are_different_clients_even_from_small_clusters() -> None:
     selector.observe(1, cohort([[1, -1]] * 5 + [[0.01, 0.01]]), SERVER)
     for s in range(30):
         assert len(set(selector._draw(np.arange(6), 4, 1, np.random.default_rng(s)))) == 4
+
+
+def test_gamma_is_whole_in_round_1_and_still_there_in_the_last() -> None:
+    """T = 2: gamma_1 = 4, gamma_2 = 2; entropies ln 2 and about 0, one cluster each."""
+    selector = hics(6, 2, num_rounds=2, temperature=0.1)
+    selector.observe(1, cohort([[1, -1]] * 5 + [[0, 0]]), SERVER)
+    gap = np.log(2) - selector.entropy[0]
+    for t, gamma in ((1, 4), (2, 2)):
+        preferred = sum(5 in selector._draw(np.arange(6), 1, t, np.random.default_rng(s)) for s in range(2000)) / 2000
+        assert preferred == pytest.approx(1 / (1 + np.exp(-gamma * gap)), abs=0.03)
+
+
+@pytest.mark.parametrize(("num_clusters", "expected"), [(None, 2), (1, 1), (3, 3)])
+def test_clusters_may_be_more_or_fewer_than_k(num_clusters: int | None, expected: int) -> None:
+    selector = hics(6, 2, num_clusters=num_clusters)
+    selector.observe(1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER)
+    assert len(set(selector._clusters(np.arange(6)))) == expected
+    assert len(set(selector._draw(np.arange(6), 2, 1, np.random.default_rng(0)))) == 2
+
+
+@pytest.mark.filterwarnings("ignore:The symmetric non-negative hollow observation matrix")
+def test_ward_on_rows_builds_another_tree() -> None:
+    """Equal directions, entropies 0, 6, 10, 13, 20 and 21: the distances of a line."""
+    clusters = {}
+    for ward_on in ("distances", "rows"):
+        selector = hics(6, 2, num_clusters=3, ward_on=ward_on, entropy_weight=1.0)
+        selector.observe(1, cohort([[1, 1]] * 6), SERVER)
+        selector.entropy[:] = [0, 6, 10, 13, 20, 21]
+        labels = selector._clusters(np.arange(6))
+        clusters[ward_on] = {tuple(np.flatnonzero(labels == c)) for c in set(labels)}
+    assert clusters["distances"] != clusters["rows"]
+    assert clusters["rows"] == by_rows([0, 6, 10, 13, 20, 21], 3)
+
+
+def by_rows(points: list[int], count: int) -> set[tuple[int, ...]]:
+    """Clusters as scikit-learn, which the published code uses, makes them of the table of distances."""
+    table = np.abs(np.array(points)[:, None] - np.array(points)[None]).astype(float)
+    labels = AgglomerativeClustering(count, linkage="ward").fit_predict(table)
+    return {tuple(np.flatnonzero(labels == c)) for c in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("fallback", "variance", "falls"),
+    [("never", 0.1, False), ("below", 0.1, False), ("above", 0.1, True), ("below", 0.2, True), ("above", 0.2, False)],
+)
+def test_the_fallback_draws_one_client_from_each_half(fallback: str, variance: float, falls: bool) -> None:
+    """Entropies ln 2 and about 0, half of the clients each: variance .12. HiCS prefers the balanced half e^69 to 1."""
+    selector = hics(6, 2, gamma=100.0, temperature=0.1, fallback=fallback, fallback_variance=variance)
+    selector.observe(1, cohort([[1, -1]] * 3 + [[0.001, 0.001]] * 3), SERVER)
+    assert selector.entropy.var() == pytest.approx(0.12, abs=0.001)
+    assert selector.adaptive == (fallback != "never")
+    for s in range(20):
+        selection = selector.select(2, toy_door([1] * 6, frozenset()), np.random.default_rng(s))
+        balanced = int((selection.ids >= 3).sum())
+        assert balanced == (1 if falls else 2)
+        assert (selection.weights is None) != falls
+        assert selection.weights is None or selection.weights.tolist() == [0.5, 0.5]
+
+
+def test_a_first_update_is_kept_for_good_if_so_wished() -> None:
+    for kept, expected in (("latest", 0.0), ("first", np.log(2))):
+        selector = hics(2, 1, kept_update=kept)
+        selector.observe(1, cohort([[0.001, 0.001]]), SERVER)
+        before = None if selector.updates is None else selector.updates.clone()
+        selector.observe(2, cohort([[0.1, -0.1], [0.2, 0.1]]), SERVER)
+        assert selector.entropy[0] == pytest.approx(expected, abs=1e-9)
+        assert selector.updates is not None
+        assert before is not None
+        assert torch.equal(selector.updates[0], before[0]) == (kept == "first")
+        assert selector.seen.all()
+        assert selector.updates[1].any()

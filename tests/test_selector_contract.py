@@ -45,6 +45,8 @@ def node_of(choice: str, population: Population) -> dict[str, Any]:
         node["count"] = min(node["count"], population.num_clients)
     if node.get("layers") is not None:  # nor its layers a model of one
         node["layers"] = ["w"]
+    if node.get("source") == "weight":  # nor is a vector a weight matrix
+        node["source"] = "bias"
     if "warmup" in node:  # reach what comes after it, in little time
         node["warmup"] = 3
     if "first_steps" in node:

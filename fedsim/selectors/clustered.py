@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Population, Selection
+from fedsim.cohort import Cohort, Ids, Population, Selection
 from fedsim.selectors.base import Selector
 from fedsim.selectors.tools.gram import distances, refreshed
-from fedsim.selectors.tools.trees import ward
+from fedsim.selectors.tools.trees import WardOn, ward
 from fedsim.server import Server
 
 Floats = NDArray[np.float64]
@@ -33,24 +33,14 @@ class _Clustered(Selector):
         """r [K, len(available)], rows of sum 1."""
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        rows = self.distributions(clients)
-        drawn = [int(rng.choice(len(row), p=row / row.sum())) for row in rows]
-        counts = np.bincount(drawn, minlength=len(clients.available))
-        chosen = np.flatnonzero(counts)
-        return Selection(clients.available[chosen], counts[chosen] / len(rows))
-
-    def masses(self, clients: Clients) -> Floats:
-        """K p_i of the available clients."""
-        sizes = self.population.sizes[clients.available]
-        masses: Floats = self.population.cohort_size * sizes / sizes.sum()
-        return masses
+        return drawn(self.distributions(clients), clients.available, rng)
 
 
 class ClusteredBySize(_Clustered):
     """Algorithm 1: clients by falling n_k, poured into K bins."""
 
     def distributions(self, clients: Clients) -> Floats:
-        masses = self.masses(clients)
+        masses = masses_of(clients.available, self.population)
         return pour(np.zeros((self.population.cohort_size, len(masses))), masses, np.argsort(-masses, kind="stable"))
 
 
@@ -61,32 +51,22 @@ class ClusteredBySimilarity(_Clustered):
     arccos of the cosine, or the L1 or L2 norm of the difference (L1 takes N^2 P operations a round, without a matrix
     product). Ward's tree is cut into the largest clusters of mass at most 1 (clients carry K p_i); the K heaviest are
     kept, and the members of the others poured into their gaps. A client of mass above 1 first fills bins of its own.
+
+    `ward_on: distances` (the paper) builds the tree on these distances; `rows` on the rows of their table [N, N] as if
+    they were points: the published code hands scipy the square table (and squares the L2 norm, which is not done here).
     """
 
     state = ("updates", "products")
 
-    def __init__(self, population: Population, *, distance: Literal["cosine", "l1", "l2"]) -> None:
+    def __init__(self, population: Population, *, distance: Literal["cosine", "l1", "l2"], ward_on: WardOn) -> None:
         super().__init__(population)
-        self.distance = distance
+        self.distance, self.ward_on = distance, ward_on
         self.updates: Tensor | None = None
         self.products: Tensor | None = None
 
     def distributions(self, clients: Clients) -> Floats:
-        masses = self.masses(clients)
-        rows = np.zeros((self.population.cohort_size, len(masses)))
-        alone = 0
-        for client in np.flatnonzero(masses > 1 + FULL):
-            whole = int(masses[client] + FULL)
-            rows[alone : alone + whole, client] = 1
-            masses[client] -= whole
-            alone += whole
-        clusters = self._clusters(clients, masses)
-        clusters.sort(key=lambda c: -masses[c].sum())
-        kept, others = clusters[: len(rows) - alone], clusters[len(rows) - alone :]
-        for row, members in zip(rows[alone:], kept, strict=False):
-            row[members] = masses[members]
-        rest = np.concatenate([np.empty(0, np.int64), *others])
-        return pour(rows, masses, rest)
+        tree = ward(self._distances(clients), self.ward_on)
+        return by_similarity(tree, masses_of(clients.available, self.population), self.population.cohort_size)
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         new = cohort.updates
@@ -95,11 +75,6 @@ class ClusteredBySimilarity(_Clustered):
         self.updates[torch.as_tensor(cohort.ids, device=new.device)] = new
         if self.distance != "l1":
             self.products = refreshed(self.products, self.updates, cohort.ids)
-
-    def _clusters(self, clients: Clients, masses: Floats) -> list[NDArray[np.int64]]:
-        if len(masses) == 1:
-            return [np.arange(1)]
-        return heaviest_within(ward(self._distances(clients)), masses)
 
     def _distances(self, clients: Clients) -> Floats:
         ids = torch.as_tensor(clients.available)
@@ -113,6 +88,36 @@ class ClusteredBySimilarity(_Clustered):
         if len(ids) < len(gram):
             gram = gram[ids.to(gram.device)][:, ids.to(gram.device)]
         return distances(gram) if self.distance == "l2" else angles(gram)
+
+
+def masses_of(ids: Ids, population: Population) -> Floats:
+    """K p_i of the clients `ids`, with p their shares of each other's data."""
+    sizes = population.sizes[ids]
+    masses: Floats = population.cohort_size * sizes / sizes.sum()
+    return masses
+
+
+def by_similarity(tree: Floats, masses: Floats, count: int) -> Floats:
+    """Algorithm 2's `count` distributions [count, N] over clients of these `masses` [N], from a linkage of them."""
+    rows, masses, alone = np.zeros((count, len(masses))), masses.copy(), 0
+    for client in np.flatnonzero(masses > 1 + FULL):
+        whole = int(masses[client] + FULL)
+        rows[alone : alone + whole, client] = 1
+        masses[client] -= whole
+        alone += whole
+    clusters = sorted(heaviest_within(tree, masses), key=lambda c: -masses[c].sum())
+    kept, others = clusters[: count - alone], clusters[count - alone :]
+    for row, members in zip(rows[alone:], kept, strict=False):
+        row[members] = masses[members]
+    return pour(rows, masses, np.concatenate([np.empty(0, np.int64), *others]))
+
+
+def drawn(rows: Floats, ids: Ids, rng: np.random.Generator) -> Selection:
+    """One of `ids` from each distribution in `rows` [K, len(ids)], weighing its draws / K."""
+    draws = [int(rng.choice(len(row), p=row / row.sum())) for row in rows]
+    counts = np.bincount(draws, minlength=len(ids))
+    chosen = np.flatnonzero(counts)
+    return Selection(ids[chosen], counts[chosen] / len(rows))
 
 
 def angles(gram: Tensor) -> Floats:

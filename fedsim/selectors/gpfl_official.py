@@ -14,16 +14,20 @@ from fedsim.selectors.gpfl import projections
 from fedsim.server import Server
 from fedsim.signals import Signal
 
+START = Evaluation(accuracy=0.0, loss=1e6)
+"""What round 1 is compared with: the code does not evaluate the initial model."""
+
 
 class GPFLOfficial(Selector):
     """Random coverage first, then a bandit on the sign of the change of accuracy.
 
     For `warmup` rounds, ceil(N / warmup) random clients that have not been selected before (whatever K is). After each
-    round: c_i = the mean over parameter tensors of <w_i - w, g> / |g| with g this round's own step; the softmax of c
+    round: c_i = the mean over trained tensors of <w_i - w, g> / |g| with g this round's own step; the softmax of c
     over the selected, times 1 if the accuracy rose, -1 if it fell, and .5, -.5 or 0 by the fall of the loss if it
-    stayed; the score of a client is the sum of its rewards / (selections + 1), its index score +
-    alpha sqrt(2 ln(rounds so far) / selections). The K of highest index are selected (ties: the higher id).
-    Averages by data size. The code takes accuracy and loss from the test set (`reward_eval: test`).
+    stayed (round 1 is compared with accuracy 0 and loss 10^6, so that its reward is positive); the score of a client is
+    the sum of its rewards / (selections + 1), its index in round t score + alpha(t - 1) sqrt(2 ln(t - 1) / selections):
+    `exploration` is asked with the rounds so far, rho (t - 1) / T if linear. The K of highest index are selected (ties:
+    the higher id). Averages by data size. The code takes accuracy and loss from the test set (`reward_eval: test`).
     """
 
     adaptive = True
@@ -45,7 +49,7 @@ class GPFLOfficial(Selector):
         self.needs = frozenset({Signal.VALIDATION if reward_eval == "validation" else Signal.TEST})
         self.reward_sum = np.zeros(population.num_clients)
         self.pulls = np.zeros(population.num_clients)
-        self.last: Evaluation | None = None
+        self.last = START
 
     @property
     def caveat(self) -> str | None:
@@ -66,16 +70,16 @@ class GPFLOfficial(Selector):
 
     def index(self, t: int) -> NDArray[np.float64]:
         """Score plus exploration in round t [N]; a client never selected comes first."""
-        alpha = self.exploration.alpha(t, self.population.num_rounds)
+        alpha = self.exploration.alpha(t - 1, self.population.num_rounds)
         bonus = alpha * np.sqrt(2 * np.log(max(t - 1, 1)) / np.maximum(self.pulls, 1))
         return np.where(self.pulls > 0, self.reward_sum / (self.pulls + 1) + bonus, np.inf)
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         evaluate = server.validate if self.reward_eval == "validation" else server.test
-        before = evaluate(cohort.start) if self.last is None else self.last
-        self.last = evaluate(server.params)
-        step = {n: server.params[n] - w for n, w in cohort.start.items()}
-        c = np.nan_to_num(projections(cohort.delta, step, "projection", per_tensor=True))
+        before, self.last = self.last, evaluate(server.params)
+        step = {n: server.params[n] - cohort.start[n] for n in cohort.trained}
+        local = {n: cohort.delta[n] for n in cohort.trained}
+        c = np.nan_to_num(projections(local, step, "projection", per_tensor=True))
         self.reward_sum[cohort.ids] += softmax(c) * verdict(before, self.last)
 
 

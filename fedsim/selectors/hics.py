@@ -12,9 +12,9 @@ from fedsim.clients import Clients
 from fedsim.cohort import Cohort, Ids, Population, Selection
 from fedsim.errors import FedsimError, at_least, check, positive
 from fedsim.selectors.base import Selector, ascending, softmax
-from fedsim.selectors.clustered import angles
+from fedsim.selectors.clustered import angles, by_similarity, drawn, masses_of
 from fedsim.selectors.tools.gram import refreshed
-from fedsim.selectors.tools.trees import cut, ward
+from fedsim.selectors.tools.trees import WardOn, cut, ward
 from fedsim.server import Server
 
 Floats = NDArray[np.float64]
@@ -26,9 +26,18 @@ class HiCS(Selector):
 
     H_k is the entropy of softmax(db_k / `temperature`), with db_k the update of the output layer's bias (`source:
     bias`, the paper) or the row means of its weights' update (`weight`, the code). Clients are
-    arccos(cos of output-layer updates) + `entropy_weight` |H_i - H_j| apart; Ward's tree is cut into K clusters. Each
-    of K picks draws a cluster with probability proportional to exp(gamma_t mean H), gamma_t = `gamma` (1 - t / T), then
-    one of its clients, uniformly, that is not yet picked. First every client is selected once, in random blocks.
+    arccos(cos of output-layer updates) + `entropy_weight` |H_i - H_j| apart; Ward's tree is cut into M clusters
+    (`num_clusters`, null: K). Each of K picks draws a cluster with probability proportional to exp(gamma_t mean H),
+    gamma_t = `gamma` (1 - (t - 1) / T), then one of its clients, uniformly, that is not yet picked. First every client
+    is selected once, in random blocks (by rising id in the code, which leaves out the last N mod K).
+
+    Switches for what the published code does besides: `ward_on: rows` builds the tree on the rows of the table of
+    distances as if they were points; `kept_update: first` keeps each client's first update for good (the code, where
+    clients' Dirichlet concentrations differ), not its `latest` (the paper). `fallback` puts clustered sampling
+    (Algorithm 2 of Fraboni et al., weights draws / K) on the same tree in place of the picks: `above`, where the
+    variance of the clients' H is at least `fallback_variance`, is the code's last version; `below`, where it is
+    smaller, is closer to the version before, which took that branch where all clients have one concentration; `never`
+    is the paper's algorithm.
     """
 
     state = ("updates", "products", "entropy", "seen")
@@ -41,14 +50,25 @@ class HiCS(Selector):
         temperature: float,
         entropy_weight: float,
         gamma: float,
+        num_clusters: int | None,
+        ward_on: WardOn,
+        kept_update: Literal["latest", "first"],
+        fallback: Literal["never", "below", "above"],
+        fallback_variance: float,
     ) -> None:
         super().__init__(population)
         check(
             positive("temperature", temperature),
             at_least("entropy_weight", entropy_weight, 0),
             at_least("gamma", gamma, 0),
+            None if num_clusters is None else at_least("num_clusters", num_clusters, 1),
+            at_least("fallback_variance", fallback_variance, 0),
         )
         self.source, self.temperature, self.entropy_weight, self.gamma = source, temperature, entropy_weight, gamma
+        self.num_clusters = population.cohort_size if num_clusters is None else num_clusters
+        self.ward_on, self.kept_update = ward_on, kept_update
+        self.fallback, self.fallback_variance = fallback, fallback_variance
+        self.adaptive = fallback != "never"
         self.updates: Tensor | None = None
         self.products: Tensor | None = None
         self.entropy = np.zeros(population.num_clients)
@@ -57,25 +77,36 @@ class HiCS(Selector):
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids, count = clients.available, self.cohort_size(clients)
         chosen = rng.permutation(ids[~self.seen[ids]])[:count]
+        if not len(chosen) and self._falls_back(ids):
+            tree = ward(self._distances(ids), self.ward_on)
+            rows = by_similarity(tree, masses_of(ids, self.population), self.population.cohort_size)
+            return drawn(rows, ids, rng)
         if len(chosen) < count:
             known = ids[self.seen[ids]]
             chosen = np.concatenate([chosen, known[self._draw(known, count - len(chosen), round, rng)]])
         return Selection(ascending(chosen))
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
-        layer = output_layer(cohort)
-        slopes = class_slopes(cohort, layer, self.source).double().cpu().numpy() / self.temperature
-        self.entropy[cohort.ids] = [entropy(softmax(np.nan_to_num(row))) for row in slopes]
-        new = torch.cat([cohort.delta[name].flatten(1) for name in layer], dim=1)
+        taken = np.flatnonzero(~self.seen[cohort.ids] | (self.kept_update == "latest"))
+        if not len(taken):
+            return
+        layer, ids = output_layer(cohort), cohort.ids[taken]
+        slopes = class_slopes(cohort, layer, self.source).double().cpu().numpy()[taken] / self.temperature
+        self.entropy[ids] = [entropy(softmax(np.nan_to_num(row))) for row in slopes]
+        new = torch.cat([cohort.delta[name].flatten(1)[taken] for name in layer], dim=1)
         if self.updates is None:
             self.updates = new.new_zeros(self.population.num_clients, new.shape[1])
-        self.updates[torch.as_tensor(cohort.ids, device=new.device)] = new
-        self.products = refreshed(self.products, self.updates, cohort.ids)
-        self.seen[cohort.ids] = True
+        self.updates[torch.as_tensor(ids, device=new.device)] = new
+        self.products = refreshed(self.products, self.updates, ids)
+        self.seen[ids] = True
+
+    def _falls_back(self, ids: Ids) -> bool:
+        flat = bool(self.entropy[ids].var() < self.fallback_variance)
+        return self.fallback == ("below" if flat else "above")
 
     def _draw(self, ids: Ids, count: int, t: int, rng: np.random.Generator) -> NDArray[np.int64]:
         labels = self._clusters(ids)
-        gamma = self.gamma * (1 - t / self.population.num_rounds)
+        gamma = self.gamma * (1 - (t - 1) / self.population.num_rounds)
         means = np.array([self.entropy[ids[labels == c]].mean() for c in range(labels.max() + 1)])
         weights, left = np.exp(gamma * (means - means.max())), np.ones(len(ids), dtype=bool)
         picks = []
@@ -90,10 +121,13 @@ class HiCS(Selector):
     def _clusters(self, ids: Ids) -> NDArray[np.int64]:
         if len(ids) == 1 or self.products is None:
             return np.zeros(len(ids), np.int64)
+        return cut(ward(self._distances(ids), self.ward_on), self.num_clusters)
+
+    def _distances(self, ids: Ids) -> Floats:
+        assert self.products is not None
         rows = torch.as_tensor(ids, device=self.products.device)
         apart = angles(self.products if len(ids) == len(self.products) else self.products[rows][:, rows])
-        spread = np.abs(self.entropy[ids][:, None] - self.entropy[ids][None, :])
-        return cut(ward(apart + self.entropy_weight * spread), self.population.cohort_size)
+        return apart + self.entropy_weight * np.abs(self.entropy[ids][:, None] - self.entropy[ids][None, :])
 
 
 def output_layer(cohort: Cohort) -> list[str]:

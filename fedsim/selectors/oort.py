@@ -22,12 +22,18 @@ class Oort(Selector):
     """Exploits clients of high statistical utility, explores clients never seen.
 
     Utility U_k = n_k sqrt(mean squared loss of its samples), as measured while it last trained. The score of a seen
-    client is its utility, clipped at quantile `clip` and scaled to [0, 1], plus sqrt(.1 ln t / L_k) with L_k the round
-    of its last participation, times (T / t_k)^`penalty` if its round takes longer (t_k) than the preferred duration T.
-    Of K, a share 1 - eps is drawn, with probability proportional to score, from all whose score is at least `cutoff`
-    times that of rank (1 - eps) K (.95 in the paper, .7 in the code); the rest from clients never seen, with
-    probability proportional to the `prior` n_k (or equal); what is then missing, uniformly. eps starts at
-    `exploration`, times `exploration_decay` a round, not below `exploration_floor`.
+    client is `normalised(U_k)` plus sqrt(.1 ln t / L_k) with L_k the round of its last participation, times
+    (T / t_k)^`penalty` if its round takes longer (t_k) than the preferred duration T. Of K, a share 1 - eps is drawn,
+    with probability proportional to score, from all whose score is at least `cutoff` (.95 in the paper, .7 in the
+    code) times that of rank m = (1 - eps) K (`cutoff_rank: last`, the paper) or m + 1 (`next`, the code); the rest
+    from clients never seen, with probability proportional to the `prior` n_k (or equal). If there are too few of
+    those, others are drawn uniformly in their place; once every client with data has been seen, all K are exploited.
+    eps starts at `exploration` in round 1, times `exploration_decay` a round, not below `exploration_floor`.
+
+    `first_round: prior` explores by prior in round 1, too. `random` is the published code: its driver draws round 1
+    uniformly and asks the selector from round 2 on, which counts that as its first: ln t is ln(t - 1) there. The share
+    eps is the same under both, `exploration` times `exploration_decay` in round 2. Deviation: the code draws uniformly
+    for one more round after the last client was seen.
 
     T is a percentile of the durations seen so far: every `pacer_window` rounds it rises by `pacer_step` where the
     utility exploited in the last two windows changed by at most 10%, and falls where it changed fivefold. Without a
@@ -45,6 +51,8 @@ class Oort(Selector):
         exploration_decay: float,
         exploration_floor: float,
         cutoff: float,
+        cutoff_rank: Literal["last", "next"],
+        first_round: Literal["prior", "random"],
         clip: float,
         prior: Literal["size", "equal"],
         penalty: float,
@@ -66,7 +74,8 @@ class Oort(Selector):
         )
         n = population.num_clients
         self.exploration, self.decay, self.floor = exploration, exploration_decay, exploration_floor
-        self.cutoff, self.clip, self.prior, self.penalty = cutoff, clip, prior, penalty
+        self.cutoff, self.cutoff_rank, self.first_round = cutoff, cutoff_rank, first_round
+        self.clip, self.prior, self.penalty = clip, prior, penalty
         self.pacer_window, self.pacer_step = pacer_window, pacer_step
         self.percentile = percentile
         self.utility = np.zeros(n)
@@ -77,13 +86,10 @@ class Oort(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids, count = clients.available, self.cohort_size(clients)
-        seen, new = ids[self.last_round[ids] > 0], ids[self.last_round[ids] == 0]
-        epsilon = max(self.floor, self.exploration * self.decay ** (round - 1))
-        self.exploited = self._exploit(seen, int((1 - epsilon) * count + 1e-9), round, rng)
-        explored = self._explore(new, count - len(self.exploited), rng)
-        chosen = np.concatenate([self.exploited, explored])
-        rest = np.setdiff1d(ids, chosen)
-        filled = rng.choice(rest, count - len(chosen), replace=False)
+        self.exploited = self._exploit(ids, self._exploitation(round, count), round, rng)
+        new = ids[self.last_round[ids] == 0] if round > 1 or self.first_round == "prior" else ids[:0]
+        chosen = np.concatenate([self.exploited, self._explore(new, count - len(self.exploited), rng)])
+        filled = rng.choice(np.setdiff1d(ids, chosen), count - len(chosen), replace=False)
         return Selection(ascending(np.concatenate([chosen, filled])))
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
@@ -95,15 +101,29 @@ class Oort(Selector):
         self.gained.append(float(self.utility[np.intersect1d(self.exploited, cohort.ids)].sum()))
         self.percentile = self._paced()
 
-    def scores(self, seen: Ids, t: int) -> Floats:
-        """Scores of clients that have taken part [len(seen)] in round t."""
-        utility = self.utility[seen]
-        clipped = np.minimum(utility, np.quantile(utility, self.clip))
-        spread = clipped.max() - clipped.min()
-        scaled = (clipped - clipped.min()) / spread if spread > 0 else np.zeros(len(seen))
-        stale = np.sqrt(0.1 * np.log(t) / self.last_round[seen])
-        scores: Floats = (scaled + stale) * self._speed_factor(seen)
+    def scores(self, ids: Ids, t: int) -> Floats:
+        """Scores in round t of those of the available `ids` that have taken part."""
+        seen = ids[self.last_round[ids] > 0]
+        count = t if self.first_round == "prior" else max(t - 1, 1)
+        stale = np.sqrt(0.1 * np.log(count) / self.last_round[seen])
+        scores: Floats = (self.normalised(ids) + stale) * self._speed_factor(seen)
         return scores
+
+    def normalised(self, ids: Ids) -> Floats:
+        """(min(U_k, c) - l) / (u - l) of those of `ids` that have taken part, as in the published code.
+
+        Over the positive values of all `ids`, where a client never seen has its prior: c is the value of rank
+        floor(`clip` M) + 1 of M, ascending, u the maximum (not clipped) and l .999 times the minimum; u - l >= 1e-4.
+        """
+        seen = self.last_round[ids] > 0
+        values = np.where(seen, self.utility[ids], self._priors(ids))
+        known = np.sort(values[values > 0])
+        if not len(known):
+            return np.zeros(np.count_nonzero(seen))
+        clipped = np.minimum(values[seen], known[min(int(self.clip * len(known)), len(known) - 1)])
+        low = 0.999 * known[0]
+        result: Floats = (clipped - low) / max(known[-1] - low, 1e-4)
+        return result
 
     def _speed_factor(self, seen: Ids) -> Floats:
         known = self.durations[np.isfinite(self.durations)]
@@ -114,20 +134,32 @@ class Oort(Selector):
         factor: Floats = np.where(durations > preferred, (preferred / durations) ** self.penalty, 1.0)
         return factor
 
-    def _exploit(self, seen: Ids, count: int, t: int, rng: np.random.Generator) -> Ids:
+    def _exploitation(self, t: int, count: int) -> int:
+        """How many of `count` are exploited in round t, if so many have been seen."""
+        if not np.any((self.last_round == 0) & (self.population.sizes > 0)):
+            return count
+        epsilon = max(self.floor, self.exploration * self.decay ** (t - 1))
+        return int((1 - epsilon) * count + 1e-9)
+
+    def _exploit(self, ids: Ids, count: int, t: int, rng: np.random.Generator) -> Ids:
+        seen = ids[self.last_round[ids] > 0]
         count = min(count, len(seen))
         if not count:
             return seen[:0]
-        scores = self.scores(seen, t)
-        border = self.cutoff * np.sort(scores)[::-1][count - 1]
-        pool = np.flatnonzero(scores >= border)
+        scores = self.scores(ids, t)
+        falling = np.sort(scores)[::-1]
+        pivot = falling[count - 1 if self.cutoff_rank == "last" else min(count, len(seen) - 1)]
+        pool = np.flatnonzero(scores >= min(self.cutoff * pivot, falling[count - 1]))
         return seen[pool[weighted_without_replacement(np.maximum(scores[pool], 1e-12), count, rng)]]
 
     def _explore(self, new: Ids, count: int, rng: np.random.Generator) -> Ids:
-        priors = self.population.sizes[new].astype(np.float64) if self.prior == "size" else np.ones(len(new))
+        priors = self._priors(new)
         shuffled = rng.permutation(len(new))
         pool = shuffled[np.argsort(-priors[shuffled], kind="stable")][: PRIOR_POOL * count]
         return new[pool[weighted_without_replacement(priors[pool], count, rng)]]
+
+    def _priors(self, ids: Ids) -> Floats:
+        return self.population.sizes[ids].astype(np.float64) if self.prior == "size" else np.ones(len(ids))
 
     def _paced(self) -> float:
         """The percentile of the preferred duration after the rounds so far."""

@@ -1,10 +1,12 @@
 """The metered door between server and clients. A selector sees its clients through this and nothing else.
 
 The first contact of a client with a model version charges one download; each answer charges its upload and the samples
-passed. Asking for a signal that the selector does not declare raises. Neither data set, engine nor config is reachable.
+passed. What the server already has of a client at this model is not sent again: a loss is the same number, and a tensor
+of an update is charged once, whether `updates` or `collect` asks for it. Asking for a signal that the selector does not
+declare raises. Neither data set, engine nor config is reachable.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,9 +55,13 @@ class Clients:
         self._clock = clock
         self._public = public
         self._holders: set[int] = set()
-        self._uploaded: set[int] = set()
+        self._collected: set[int] = set()
+        self._sent: dict[int, set[str]] = {}  # the tensors of each client's update that the server has
+        self._losses: dict[int, float] = {}
+        self._batch_losses: dict[int, float] = {}
         self._workshop = Workshop(engine, params, terms.round, terms.lr)
-        self._model_bytes = sum(t.numel() * t.element_size() for t in params.values())
+        self._tensor_bytes = {name: t.numel() * t.element_size() for name, t in params.items()}
+        self._model_bytes = sum(self._tensor_bytes.values())
 
     @property
     def available(self) -> Ids:
@@ -79,12 +85,16 @@ class Clients:
     # --- questions ---------------------------------------------------------------------------------------------
 
     def losses(self, ids: Ids) -> NDArray[np.float64]:
-        """Mean cross-entropy of the current model on all local (evaluation) samples of each client [len(ids)]."""
-        return self._report_losses(ids, [self._engine.data.evaluate[i] for i in ids])
+        """Mean cross-entropy of the current model on all local (evaluation) samples of each client [len(ids)].
+
+        Asking a client again at the same model is free.
+        """
+        return self._report_losses(ids, self._losses, lambda i: self._engine.data.evaluate[i])
 
     def batch_losses(self, ids: Ids) -> NDArray[np.float64]:
         """The same on one random mini-batch of the local batch size per client, drawn afresh every round [len(ids)]."""
-        return self._report_losses(ids, [self._batch(self._engine.data.evaluate, i) for i in ids])
+        samples = self._engine.data.evaluate
+        return self._report_losses(ids, self._batch_losses, lambda i: self._batch(samples, i))
 
     def label_counts(self, ids: Ids) -> NDArray[np.int64]:
         """Training samples of each class per client [len(ids), C]: C numbers up each, without any model."""
@@ -163,12 +173,14 @@ class Clients:
     ) -> dict[str, Tensor]:
         """w_k - w of each client after training, of the `layers` named, as matrices [len(ids), d] by tensor.
 
-        Charges their numbers up. With a `sketch` the result is one matrix of sketches.
+        Charges up the tensors that the server does not have yet. With a `sketch` the result is one matrix of sketches,
+        which are charged by their size; collecting the update then sends all of it.
         """
         self.train(ids)
-        pieces = self._workshop.pieces(ids, self.layer_names(layers))
+        names = self.layer_names(layers)
+        pieces = self._workshop.pieces(ids, names)
         if sketch is None or isinstance(sketch, Identity):
-            self._ledger.bytes_up += sum(p.numel() * p.element_size() for p in pieces.values())
+            self._upload(ids, names)
             return pieces
         rows = (torch.cat([p[row] for p in pieces.values()]) for row in range(len(ids)))
         return {"sketch": torch.stack([self._send(row, sketch) for row in rows])}
@@ -221,14 +233,16 @@ class Clients:
     def collect(self, ids: Ids) -> Cohort:
         """Train whoever of `ids` has not trained on this model yet, and receive all their updates.
 
-        An update is uploaded once; collecting it again is free.
+        Counts them as uploaded. An update is sent once: tensors that `updates` has brought, and clients collected
+        before, cost nothing.
         """
         self._train(ids)
-        new = {int(i) for i in ids} - self._uploaded
-        self._uploaded |= new
+        new = {int(i) for i in ids} - self._collected
+        self._collected |= new
         self._ledger.uploaded.update(new)
         extra = len({Signal.TRAINING_LOSS, Signal.SQUARED_LOSS} & self._terms.needs)
-        self._ledger.bytes_up += len(new) * (self._model_bytes + extra * SCALAR_BYTES)
+        self._ledger.bytes_up += len(new) * extra * SCALAR_BYTES
+        self._upload(ids, self._tensor_bytes)
         trained = self._workshop.of(ids)
         return Cohort(
             ids=ids,
@@ -260,6 +274,14 @@ class Clients:
                 return
             yield answer
 
+    def _upload(self, ids: Iterable[int], names: Iterable[str]) -> None:
+        """Charge the tensors `names` of each client's update, but for those sent before."""
+        for i in ids:
+            sent = self._sent.setdefault(int(i), set())
+            missing = set(names) - sent
+            self._ledger.bytes_up += sum(self._tensor_bytes[name] for name in missing)
+            sent |= missing
+
     def _send(self, vector: Tensor, sketch: Sketch | None) -> Tensor:
         """What arrives at the server of a client's `vector`."""
         used = sketch or Identity()
@@ -277,15 +299,22 @@ class Clients:
             )
         return names
 
-    def _report_losses(self, ids: Ids, positions: list[NDArray[np.int64]]) -> NDArray[np.float64]:
+    def _report_losses(
+        self, ids: Ids, known: dict[int, float], samples: Callable[[int], NDArray[np.int64]]
+    ) -> NDArray[np.float64]:
+        """Losses [len(ids)] on the `samples` of each client; only those not `known` are asked for, and charged."""
         require(Signal.LOSSES, self._terms.needs)
-        self._contact(ids)
-        with self._clock("ask"):
-            losses = self._engine.losses(self._params, positions)
-        self._ledger.forward_samples += sum(map(len, positions))
-        self._ledger.bytes_up += len(ids) * SCALAR_BYTES
-        self._ledger.nonfinite_reports += int((~np.isfinite(losses)).sum())
-        return losses
+        new = [int(i) for i in ids if int(i) not in known]
+        if new:
+            self._contact(new)
+            positions = [samples(i) for i in new]
+            with self._clock("ask"):
+                losses = self._engine.losses(self._params, positions)
+            self._ledger.forward_samples += sum(map(len, positions))
+            self._ledger.bytes_up += len(new) * SCALAR_BYTES
+            self._ledger.nonfinite_reports += int((~np.isfinite(losses)).sum())
+            known.update(zip(new, losses.tolist(), strict=True))
+        return np.array([known[int(i)] for i in ids], dtype=np.float64)
 
     def _batch(self, samples: Sequence[NDArray[np.int64]], client: int) -> NDArray[np.int64]:
         """One mini-batch of a client's `samples`, fresh every round."""

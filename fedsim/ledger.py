@@ -1,8 +1,11 @@
 """What a round cost: who was contacted, trained and uploaded; bytes, samples, and seconds by phase.
 
-*Contacted*, *trained* and *uploaded* are three numbers; "participation ratio" means uploaded / N. Bytes are what would
-cross the network (no protocol overhead); samples are those a client passes through its model. A training sample is one
-forward and one backward pass.
+*Contacted* (received a model), *trained* and *uploaded* are three numbers of clients; "participation ratio" means
+uploaded / N. *Uploaded* are those whose model the server collected: the selected, and whoever's model a method collects
+besides (everybody in GPFL's first round, FedCor's virtual round). Updates that clients send only to be compared
+before the selection (PNCS), whole or not, are bytes and training, and no participation. Bytes are what would cross the
+network (no protocol overhead); samples are those a client passes through its model. A training sample is one forward
+and one backward pass.
 """
 
 import time

@@ -150,4 +150,4 @@ def test_the_ten_least_alike_of_a_hundred(benchmark: Benchmark) -> None:
 def test_facility_location_over_a_thousand(benchmark: Benchmark) -> None:
     points = np.random.default_rng(0).standard_normal((1000, 10))
     apart = np.linalg.norm(points[:, None] - points[None], axis=2)
-    benchmark(lazy_greedy, apart, COHORT)
+    benchmark(lazy_greedy, apart, COHORT, np.random.default_rng(0))

@@ -58,7 +58,8 @@ def test_values_are_root_n_times_loss_and_only_the_selected_report() -> None:
     ledger = Ledger()
     first = toy_door(sizes, frozenset({Signal.LOSSES}), ledger=ledger)
     ids = selector.select(1, first, np.random.default_rng(0)).ids
-    assert ledger.bytes_up == (4 + 2) * 4
+    assert ledger.bytes_up == 4 * 4
+    assert ledger.forward_samples == sum(sizes)
     assert len(ledger.contacted) == 4
     mean_positions = np.array([1.5, 8.0, 20.5, 41.0])  # the toy's losses
     assert selector.values == pytest.approx(np.sqrt(sizes) * mean_positions)

@@ -1,5 +1,7 @@
 """What each selector's round costs, against the cost table of the methods (K models down and up are the base)."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,7 @@ BATCH = 4
 PUBLIC = 5
 
 
-def rounds(choice: str, d: int | None = D, sketch: str | None = None, **values: int) -> list[Record]:
+def rounds(choice: str, d: int | None = D, sketch: str | None = None, **values: Any) -> list[Record]:
     population = toy_population(SIZES, K, T)
     node = {**composed(choice, *([f"selector/sketch={sketch}"] if sketch else [])), **values}
     if "num_candidates" in node:
@@ -106,8 +108,7 @@ def test_top_loss_asks_everybody_but_in_its_first_full_round() -> None:
 
 def test_afl_asks_everybody_once_and_then_the_selected() -> None:
     first, *later = rounds("afl")
-    asked = SIZES[first.selected].sum()
-    assert costs(first) == (N * B, K * B + (N + K) * NUMBER, SIZES.sum() + asked)
+    assert costs(first) == (N * B, K * B + N * NUMBER, SIZES.sum())  # the losses of the selected are among those of all
     for r in later:
         assert costs(r) == (K * B, K * B + K * NUMBER, SIZES[r.selected].sum())
 
@@ -122,11 +123,19 @@ def test_gpfl_trains_everybody_once_and_validates_every_round() -> None:
 
 
 @pytest.mark.parametrize("choice", ["pncs", "divfl"])
-def test_gradients_of_everybody_cost_a_model_up_each(choice: str) -> None:
-    for r in rounds(choice):
+def test_gradients_of_everybody_cost_a_model_up_each_and_updates_come_on_top(choice: str) -> None:
+    for r in rounds(choice, **({"grad": "full"} if choice == "pncs" else {})):
         assert costs(r) == (N * B, N * B + K * B, 0)
-        extra = SIZES.sum() if choice == "divfl" else 2 * SIZES.sum() - trained_on(r)
-        assert r.train_samples == trained_on(r) + extra
+        assert r.train_samples == trained_on(r) + SIZES.sum()
+        assert (r.trained, r.uploaded) == (K, K)
+
+
+def test_pncs_by_updates_sends_each_update_once_and_the_selected_alone_take_part() -> None:
+    for r in rounds("pncs"):
+        assert costs(r) == (N * B, N * B, 0)
+        assert r.train_samples == 2 * SIZES.sum()
+        assert (r.contacted, r.trained, r.uploaded) == (N, N, K)
+        assert r.participation_ratio == K / N
 
 
 def test_divfl_without_overhead_asks_everybody_once_and_then_the_selected() -> None:

@@ -1,12 +1,19 @@
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedsim.selectors.divfl import cluster_shares, lazy_greedy, plain_greedy
+from fedsim.ledger import Ledger
+from fedsim.selectors.divfl import DivFL, cluster_shares, lazy_greedy, plain_greedy
 from fedsim.selectors.tools.gram import distances as distances_from
 from fedsim.selectors.tools.gram import products
+from tests.toys import ToyEngine, toy_door, toy_population
+
+Greedy = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 
 
 def pairwise_distances(points: torch.Tensor) -> np.ndarray:
@@ -22,7 +29,8 @@ def g(distances: np.ndarray, chosen: np.ndarray) -> float:
 
 def test_points_on_a_line_by_hand() -> None:
     order = plain_greedy(LINE, 3, np.random.default_rng(0))
-    assert order.tolist() == [2, 4, 0]  # the points 5, 20, then 0
+    assert order[:2].tolist() == [2, 4]  # the points 5, 20, then 0 or 1
+    assert order[2] in (0, 1)
     assert [g(LINE, order[: i + 1]) for i in range(3)] == [25, 10, 2]
     assert cluster_shares(LINE, order).tolist() == pytest.approx([2 / 5, 1 / 5, 2 / 5])
     assert g(LINE, plain_greedy(LINE, 5, np.random.default_rng(0))) == 0
@@ -30,15 +38,66 @@ def test_points_on_a_line_by_hand() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 15), st.integers(1, 15))
+@example(0, 15, 15)  # every gain is a tie in the end
 def test_lazy_equals_plain_and_gains_shrink(seed: int, n: int, count: int) -> None:
     points = torch.tensor(np.random.default_rng(seed).standard_normal((n, 3)))
     distances, count = pairwise_distances(points), min(n, count)
-    plain, lazy = plain_greedy(distances, count, np.random.default_rng(0)), lazy_greedy(distances, count)
+    plain, lazy = (f(distances, count, np.random.default_rng(0)) for f in (plain_greedy, lazy_greedy))
     assert plain.tolist() == lazy.tolist()
     values = [g(distances, plain[: i + 1]) for i in range(count)]
     falls = -np.diff(values)
     assert (falls >= -1e-9).all()
     assert (np.diff(falls) <= 1e-9).all()
+
+
+@pytest.mark.parametrize("greedy", [plain_greedy, lazy_greedy])
+def test_of_two_clients_nearest_to_each_other_either_is_chosen(greedy: Greedy) -> None:
+    """The points 0 and 1 lower G by as much; an order by position would always take 0."""
+    last = [int(greedy(LINE, 3, np.random.default_rng(seed))[2]) for seed in range(200)]
+    assert set(last) == {0, 1}
+    assert 70 <= last.count(0) <= 130
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 15), st.integers(1, 15))
+def test_lazy_equals_plain_among_ties(seed: int, n: int, count: int) -> None:
+    """Points on a small grid: many coincide, and many distances are equal."""
+    points = torch.tensor(np.random.default_rng(seed).integers(0, 3, (n, 2))) / 3
+    plain, lazy = (
+        f(pairwise_distances(points), count, np.random.default_rng(seed)) for f in (plain_greedy, lazy_greedy)
+    )
+    assert plain.tolist() == lazy.tolist()
+
+
+@pytest.mark.parametrize("greedy", ["plain", "lazy"])
+def test_clients_of_one_gradient_are_selected_equally_often(greedy: Literal["plain", "lazy"]) -> None:
+    class OneGradient(ToyEngine):
+        def client_gradients(self, params: Any, positions: Sequence[Any], names: Any) -> Iterator[torch.Tensor]:
+            return iter(torch.ones(len(positions), 2))
+
+    n, counts = 6, np.zeros(6)
+    for seed in range(300):
+        selector = DivFL(toy_population([1] * n, 2), mode="ideal", greedy=greedy, share=0.1, weights="gamma")
+        selection = selector.select(
+            1, toy_door([1] * n, selector.needs, engine=OneGradient([1] * n)), np.random.default_rng(seed)
+        )
+        counts[selection.ids] += 1
+        assert selection.weights is not None
+        assert sorted(selection.weights) == [0, 1]  # the one picked first stands for all
+    assert counts.sum() == 600
+    assert (np.abs(counts - 100) < 40).all()
+
+
+def test_without_overhead_a_newcomer_sends_its_gradient_once() -> None:
+    sizes = [1, 2, 3]
+    selector = DivFL(toy_population(sizes, 3), mode="no_overhead", greedy="plain", share=0.1, weights="gamma")
+    sent = []
+    for round, available in ((1, [0, 1]), (2, [0, 1, 2])):
+        ledger = Ledger()
+        door = toy_door(sizes, selector.needs, round=round, available=available, ledger=ledger)
+        selector.select(round, door, np.random.default_rng(0))
+        sent.append((ledger.bytes_up, ledger.train_samples))
+    assert sent == [(2 * 8, 1 + 2), (3 * 8, 1 + 2 + 3)]
 
 
 def test_stochastic_greedy_looks_at_few_and_returns_as_many() -> None:

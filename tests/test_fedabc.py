@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import torch
 
 from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, divergences, finite_losses
 from fedsim.selectors.top_loss import TopLoss
+from tests.test_selector_contract import composed
 from tests.test_selectors import FixedLosses
 from tests.toys import toy_door, toy_population
 
+CONF = Path(__file__).parents[1] / "conf" / "selector" / "threshold"
 LOG_P = torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.2, 0.8]]], dtype=torch.float64).log()
 V = np.array([1.0, 2.0, 3.0])
 
@@ -69,12 +72,23 @@ def test_participation_with_equal_scores_is_the_published_one(mode: str, with_fi
 
 
 @pytest.mark.parametrize(("schedule", "end"), [("linear", 1.0941), ("convex", 1.9772), ("concave", 0.8595)])
-def test_schedules_are_matched_at_68_percent(schedule: str, end: float) -> None:
+def test_schedules_are_matched_at_a_mean_threshold_of_68_percent(schedule: str, end: float) -> None:
     rule = threshold(schedule, end)
     taus = [1.0] + [min(1.0, rule.tau(t, 20)) for t in range(1, 20)]
     assert np.mean(taus) == pytest.approx(0.68, abs=0.002)
     assert rule.tau(0, 20) == pytest.approx(0.2)
     assert rule.tau(19, 20) == pytest.approx(end)
+
+
+@pytest.mark.parametrize(("name", "percent"), [("step", 68), ("linear", 72), ("convex", 71), ("concave", 73)])
+def test_participation_that_the_files_of_thresholds_state(name: str, percent: int) -> None:
+    """Ten clients of equal scores, 20 rounds, the first one full: counts round up what the threshold is on average."""
+    values = composed("fedabc", f"selector/threshold={name}")["threshold"]
+    rule = Cumulative(**{key: value for key, value in values.items() if key != "_target_"})
+    counts = [10] + [rule.count(np.full(10, 0.1), t, 20) for t in range(1, 20)]
+    assert sum(counts) == 2 * percent
+    text = (CONF / f"{name}.yaml").read_text()
+    assert re.findall(r"(\d+)%", text) == [str(percent)]
 
 
 def test_lambda_lets_more_in_as_eta_grows() -> None:

@@ -1,10 +1,15 @@
+from math import ceil
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.cohort import Params
 from fedsim.ledger import Ledger
+from fedsim.make import make
 from fedsim.selectors.fedcor import FedCor
 from fedsim.selectors.tools.gaussian_process import (
     Dense,
@@ -14,10 +19,12 @@ from fedsim.selectors.tools.gaussian_process import (
     LowRank,
     Objective,
     Parameters,
+    Process,
     greedy_falls,
     process_for,
 )
-from tests.toys import toy_door, toy_population
+from tests.test_selector_contract import composed
+from tests.toys import ToyEngine, toy_door, toy_population
 
 
 def rng() -> np.random.Generator:
@@ -195,6 +202,7 @@ def fedcor(n: int, k: int) -> FedCor:
         warmup=2,
         interval=3,
         window=100,
+        history="rounds",
         gamma=0.9,
         beta=0.5,
         first_steps=30,
@@ -234,3 +242,86 @@ def test_discounts_multiply_and_start_again_after_a_virtual_round() -> None:
             assert (np.delete(selector.discounts, ids) == 1).all()
             assert selector.discounts[ids].tolist() == [0.5, 0.5]
     assert len(selector.changes) == 3 + 2
+
+
+class TableOfLosses(ToyEngine):
+    """Losses that depend on the round and on whether the model is the initial one (the toy's) or a virtual one."""
+
+    round = 1
+
+    def losses(self, params: Params, positions: Any) -> np.ndarray:
+        return loss_table(self.round, virtual=bool(params["w"].any()), n=len(positions))
+
+
+def loss_table(t: int, *, virtual: bool, n: int) -> np.ndarray:
+    return np.random.default_rng([t, virtual]).random(n)
+
+
+class Fits:
+    """Stands for a process: keeps what it is given to fit, and learns nothing."""
+
+    def __init__(self, process: Process) -> None:
+        self.covariance = process.covariance
+        self.calls: list[tuple[np.ndarray, np.ndarray, int]] = []
+
+    def fit(self, parameters: Parameters, residuals: np.ndarray, weights: np.ndarray, steps: int) -> Parameters:
+        self.calls.append((residuals, weights, steps))
+        return parameters
+
+
+def fits_of(preset: str, n: int, num_rounds: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    selector = make(composed(preset), FedCor, "selector", toy_population([2] * n, 2, num_rounds))
+    fits = Fits(selector.process)
+    selector.process = fits  # type: ignore[assignment]
+    engine = TableOfLosses([2] * n)
+    for engine.round in range(1, num_rounds + 1):
+        door = toy_door([2] * n, selector.needs, engine=engine, round=engine.round, cohort_size=2)
+        selector.select(engine.round, door, np.random.default_rng(engine.round))
+    return fits.calls
+
+
+def fits_of_2022(
+    n: int, last: int, warmup: int, interval: int, group_size: int, gamma: float
+) -> list[tuple[np.ndarray, list[float], int]]:
+    """What the code of 2022 fits after rounds 0..last: its data, the weights of its sums, and its steps."""
+    data: list[np.ndarray] = []
+    result = []
+    for e in range(last + 1):
+        now = loss_table(e + 2, virtual=False, n=n)  # of the model after round e
+        if e <= warmup:
+            data.append(now - loss_table(e + 1, virtual=False, n=n))
+            groups, factor, steps = data[max(e - group_size + 1, 0) : e + 1], gamma, 150
+        elif e % interval == 0:
+            data.append(loss_table(e + 2, virtual=True, n=n) - now)
+            groups, factor, steps = data[-ceil(group_size / interval) :], gamma**interval, 100
+        else:
+            continue
+        weights: list[float] = []
+        for _ in groups:  # its sum is multiplied by the factor before each group is added
+            weights = [factor * w for w in weights] + [1.0]
+        result.append((np.stack(groups), weights, steps))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("preset", "values"), [("fedcor_2022", (15, 10, 11, 0.8)), ("fedcor_cifar_2022", (20, 50, 51, 0.97))]
+)
+def test_the_presets_of_2022_fit_what_its_code_fits(preset: str, values: tuple[int, int, int, float]) -> None:
+    n, last = 4, 101
+    fits = fits_of(preset, n, last + 2)
+    expected = fits_of_2022(n, last, *values)
+    assert len(fits) == len(expected) == values[0] + 1 + sum(e > values[0] for e in range(0, last, values[1]))
+    for (residuals, weights, steps), (data, theirs, their_steps) in zip(fits, expected, strict=True):
+        np.testing.assert_allclose(residuals, data, rtol=1e-12)
+        assert weights.tolist() == pytest.approx(theirs)
+        assert steps == their_steps
+
+
+def test_the_presets_of_2023_fit_once_to_the_mean_of_all_that_they_remember() -> None:
+    (first, *later) = fits_of("fedcor", 4, 140)
+    assert [steps for *_, steps in (first, *later)] == [1000] + [100] * 12  # after e = 15, 20, 30, ..., 130
+    ages = np.arange(15, -1, -1)
+    assert first[1].tolist() == pytest.approx((0.95**ages).tolist())
+    assert first[1] @ first[0] == pytest.approx(np.zeros(4), abs=1e-12)
+    assert later[0][1].tolist() == pytest.approx([*0.95 ** (ages + 5.0), 1.0])
+    assert len(later[-1][1]) == 11  # e = 30 to 130

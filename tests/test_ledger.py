@@ -1,5 +1,6 @@
 """The door charges what the cost table says (base: K models down, K up, E n_k training samples)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 import torch
 
 from fedsim import clients
+from fedsim.engine.base import Request, Trained
 from fedsim.ledger import Clock, Ledger
 from fedsim.signals import Signal, UndeclaredSignalError
-from tests.toys import ToyEngine, toy_door
+from fedsim.sketches import TopK
+from tests.toys import ToyEngine, toy_door, toy_params
 
 SIZES = [1, 2, 3, 4, 5, 6]
 MODEL = 2 * 4  # two float32
@@ -43,9 +46,87 @@ def test_a_client_that_holds_the_model_does_not_download_it_again() -> None:
     door.losses(ids(1, 2, 3))
     door.collect(ids(2, 3))
     assert ledger.bytes_down == 4 * MODEL
-    assert ledger.bytes_up == 6 * 4 + 2 * MODEL
-    assert ledger.forward_samples == (1 + 2 + 3) + (2 + 3 + 4)
+    assert ledger.bytes_up == 4 * 4 + 2 * MODEL
+    assert ledger.forward_samples == 1 + 2 + 3 + 4
     assert (ledger.contacted, ledger.uploaded) == ({0, 1, 2, 3}, {2, 3})
+
+
+@pytest.mark.parametrize(("question", "most"), [("losses", 6), ("batch_losses", 4)])
+def test_a_loss_is_asked_for_once_a_model(question: str, most: int) -> None:
+    sizes, ledger = [0, *SIZES], Ledger()
+    door = toy_door(sizes, LOSSES, ledger=ledger, available=range(7))
+    answers = getattr(door, question)(ids(0, 5, 2))
+    assert (ledger.bytes_up, ledger.forward_samples) == (3 * 4, min(5, most) + 2)
+    again = getattr(door, question)(ids(2, 5, 0, 6))
+    assert again[:3].tolist() == pytest.approx(answers[[2, 1, 0]].tolist(), nan_ok=True)
+    assert (ledger.bytes_up, ledger.forward_samples) == (4 * 4, min(5, most) + 2 + min(6, most))
+    assert ledger.nonfinite_reports == 1
+    getattr(door.broadcast({"w": torch.ones(2)}), question)(ids(2, 5))  # other losses: another model
+    assert (ledger.bytes_up, ledger.bytes_down) == (6 * 4, (4 + 2) * MODEL)
+
+
+def test_full_and_batch_losses_are_different_numbers() -> None:
+    ledger = Ledger()
+    door = toy_door([100], LOSSES, ledger=ledger, cohort_size=1)
+    assert door.losses(ids(0)) != door.batch_losses(ids(0))
+    assert (ledger.bytes_up, ledger.forward_samples) == (2 * 4, 100 + 4)
+
+
+TRAINING = frozenset({Signal.TRAINING})
+
+
+def test_an_update_that_was_sent_for_comparison_is_not_sent_again() -> None:
+    ledger = Ledger()
+    door = toy_door(SIZES, TRAINING, ledger=ledger)
+    door.updates(ids(0, 1, 2))
+    assert (ledger.bytes_up, ledger.uploaded) == (3 * MODEL, set())
+    cohort = door.collect(ids(1, 4))
+    assert cohort.delta["w"].tolist() == [[0.5, -0.5], [2, -2]]
+    assert (ledger.bytes_up, ledger.uploaded) == (4 * MODEL, {1, 4})
+    door.updates(ids(1, 2, 4))
+    door.collect(ids(1, 2))
+    assert (ledger.bytes_up, ledger.uploaded) == (4 * MODEL, {1, 2, 4})
+
+
+def test_after_a_sketch_the_whole_update_is_sent() -> None:
+    ledger = Ledger()
+    door = toy_door(SIZES, TRAINING, ledger=ledger)
+    door.updates(ids(0, 1), sketch=TopK(size=1))
+    door.collect(ids(1))
+    assert ledger.bytes_up == 2 * 8 + MODEL
+
+
+class TwoLayers(ToyEngine):
+    """A trained layer `a` of two numbers and `b` of one, and a buffer of three numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(SIZES)
+        self.model = torch.nn.Module()
+        self.model.a, self.model.b = (torch.nn.Parameter(torch.zeros(n)) for n in (2, 1))
+
+    def train_all(self, requests: Sequence[Request]) -> list[Trained]:
+        plain = super().train_all([replace(r, params=toy_params()) for r in requests])
+        return [replace(t, delta={"a": t.delta["w"], "b": t.delta["w"][:, :1]}) for t in plain]
+
+
+def test_after_some_layers_the_others_are_sent() -> None:
+    ledger = Ledger()
+    params = {"a": torch.zeros(2), "b": torch.zeros(1), "buffer": torch.zeros(3)}
+    door = toy_door(SIZES, TRAINING, ledger=ledger, engine=TwoLayers(), params=params)
+    door.updates(ids(0, 1, 2), layers=["a"])
+    assert ledger.bytes_up == 3 * 2 * 4
+    door.updates(ids(1), layers=["a", "b"])
+    assert ledger.bytes_up == (3 * 2 + 1) * 4
+    door.collect(ids(0, 1, 5))  # client 0 still has b and the buffer to send, 1 the buffer, 5 everything
+    assert ledger.bytes_up == (3 * 2 + 1 + (1 + 3) + 3 + 6) * 4
+
+
+def test_a_training_loss_comes_with_the_collected_update() -> None:
+    ledger = Ledger()
+    door = toy_door(SIZES, TRAINING | {Signal.TRAINING_LOSS}, ledger=ledger)
+    door.updates(ids(1, 4))
+    door.collect(ids(1))
+    assert ledger.bytes_up == 2 * MODEL + 4
 
 
 def test_a_batch_loss_passes_one_batch_at_most() -> None:

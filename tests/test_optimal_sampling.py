@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsim.selectors.optimal_sampling import OptimalSampling, aggregated, exact
@@ -28,6 +28,8 @@ def test_exchanges_are_counted_until_nothing_is_left_to_rescale() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=12), st.integers(1, 12))
+@example([1.0] * 10 + [2.2e-311, 5e-324], 11)
+@example([100.0] * 10 + [5e-324] * 2, 11)
 def test_probabilities_sum_to_the_budget_and_grow_with_the_norm(values: list[float], m: int) -> None:
     u, m = np.array(values), min(m, len(values))
     for chances in (exact(u, m), aggregated(u, m, 50)[0]):

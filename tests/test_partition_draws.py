@@ -56,7 +56,9 @@ def test_samples_of_a_class_come_in_random_order() -> None:
 def test_classes_are_spread_by_a_dirichlet_of_this_alpha(alpha: float) -> None:
     """Of Dir(alpha 1_N): E sum_k p_k^2 = (alpha + 1) / (N alpha + 1), over 400 classes of 400 samples."""
     data = Labelled(np.repeat(np.arange(400), 400), 400)
-    counts = histograms(data, DirichletClass(alpha=alpha, min_size=0, max_tries=1).split(data, 8, rng()))
+    counts = histograms(
+        data, DirichletClass(alpha=alpha, min_size=0, max_tries=1, balanced=False).split(data, 8, rng())
+    )
     found = ((counts / 400) ** 2).sum(0).mean()
     assert found == pytest.approx((alpha + 1) / (8 * alpha + 1), rel=0.06)
 
@@ -88,7 +90,7 @@ def test_cuts_lie_at_rounded_cumulative_proportions(monkeypatch: pytest.MonkeyPa
 
     data = Labelled(np.zeros(10, np.int64), 1)
     for shares, sizes in (([0.26, 0.48, 0.26], [3, 4, 3]), ([1.0 + 1e-9, 0.2, -0.2], [10, 0, 0])):
-        parts = DirichletClass(alpha=0.7, min_size=0, max_tries=1).split(data, 3, Given(shares))  # type: ignore[arg-type]
+        parts = DirichletClass(alpha=0.7, min_size=0, max_tries=1, balanced=False).split(data, 3, Given(shares))  # type: ignore[arg-type]
         assert [len(p) for p in parts] == sizes
 
 
@@ -102,18 +104,18 @@ def test_draws_are_repeated_until_the_smallest_has_exactly_enough(monkeypatch: p
 
     monkeypatch.setattr(DirichletClass, "_draw", draw)
     data = Labelled(np.zeros(20, np.int64), 1)
-    parts = DirichletClass(alpha=1.0, min_size=4, max_tries=3).split(data, 2, rng())
+    parts = DirichletClass(alpha=1.0, balanced=False, min_size=4, max_tries=3).split(data, 2, rng())
     assert len(parts[0]) == 4
     assert drawn == [2, 3, 4]
     smallest = iter([2, 3, 4])
     with pytest.raises(DataError, match=r"partition\.max_tries=2 .*smallest client has 3"):
-        DirichletClass(alpha=1.0, min_size=4, max_tries=2).split(data, 2, rng())
+        DirichletClass(alpha=1.0, balanced=False, min_size=4, max_tries=2).split(data, 2, rng())
 
 
 @pytest.mark.parametrize(
     "partition",
     [
-        DirichletClass(alpha=1.0, min_size=1, max_tries=1000),
+        DirichletClass(alpha=1.0, balanced=False, min_size=1, max_tries=1000),
         DirichletQP(alpha=5.0, solver="CLARABEL", retries=5, fallback="nnls"),
     ],
 )

@@ -293,6 +293,41 @@ def test_dirichlet_client_has_equal_sizes_and_dirichlet_class_respects_its_minim
         split("dirichlet_class", data, 10, alpha=0.1, min_size=90, max_tries=3)
 
 
+class Scripted:
+    """A generator that shuffles nothing and whose Dirichlet draws are given."""
+
+    def __init__(self, *draws: list[float]) -> None:
+        self.draws = iter(draws)
+
+    def permutation(self, x: np.ndarray) -> np.ndarray:
+        return x
+
+    def dirichlet(self, alpha: np.ndarray) -> np.ndarray:
+        return np.array(next(self.draws))
+
+
+@pytest.mark.parametrize(
+    ("balanced", "expected"), [(False, [[4, 2, 4], [0, 1, 0], [0, 1, 0]]), (True, [[4, 0, 0], [0, 2, 2], [0, 2, 2]])]
+)
+def test_balancing_gives_a_full_client_no_more_by_hand(balanced: bool, expected: list[list[int]]) -> None:
+    """12 samples of 3 clients: after the first class client 0 holds 4 of 4. The last draw leaves the others nothing."""
+    data = Labelled(np.repeat([0, 1, 2], 4), 3, None)
+    rng: Any = Scripted([1.0, 0.0, 0.0], [0.5, 0.25, 0.25], [1.0, 0.0, 0.0])
+    parts = build("dirichlet_class", balanced=balanced, min_size=0).split(data, 3, rng)
+    assert histograms(data, parts).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_balanced_clients_had_room_before_the_last_class_they_got(seed: int) -> None:
+    data, n = balanced(100), 20
+    for on in (True, False):
+        counts = histograms(data, split("dirichlet_class", data, n, seed, alpha=0.3, balanced=on, min_size=1))
+        assert counts.sum() == len(data.labels)
+        last = [np.flatnonzero(c)[-1] for c in counts]
+        before = np.array([c[:i].sum() for c, i in zip(counts, last, strict=True)])
+        assert (before < len(data.labels) / n).all() == on
+
+
 def test_writers_with_too_few_samples_are_left_out() -> None:
     owners = np.repeat([7, 3, 5], [4, 9, 10])
     data = Labelled(np.zeros(23, np.int64), 1, owners)

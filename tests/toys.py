@@ -108,6 +108,7 @@ def toy_door(
     engine: Engine | None = None,
     cohort_size: int = 2,
     clock: Clock | None = None,
+    params: Params | None = None,
 ) -> Clients:
     ids = np.flatnonzero(np.asarray(sizes) > 0) if available is None else np.asarray(available, np.int64)
     terms = RoundTerms(round, 1.0, ids, needs)
@@ -115,7 +116,7 @@ def toy_door(
         engine or ToyEngine(sizes),
         toy_population(sizes, cohort_size),
         terms,
-        toy_params(),
+        toy_params() if params is None else params,
         Ledger() if ledger is None else ledger,
         clock or Clock(torch.device("cpu")),
         torch.arange(3.0)[:, None],

@@ -16,8 +16,8 @@ class Constant(Schedule):
 class Step(Schedule):
     """Times `factor` after each round of `milestones`: round m is the last one at the old rate.
 
-    FedCor's and GPFL's published codes count rounds from 0 and multiply at 150 and 300, that is, after 150 and 300
-    rounds.
+    The published codes count rounds from 0 and multiply before round m, that is, after m rounds: FedCor's at 150 and
+    300, GPFL's at 162 and 244.
     """
 
     def __init__(self, *, milestones: list[int], factor: float) -> None:

@@ -9,15 +9,18 @@ from fedsim.partitions.base import Indices, Labelled, Partition
 
 
 class DirichletClass(Partition):
-    """For each class, proportions over the clients ~ Dir(alpha 1_N) (FedABC; Hsu et al., 2019; Li et al., 2022).
+    """For each class, proportions over the clients ~ Dir(alpha 1_N) (FedABC; Yurochkin et al., 2019).
 
-    The shuffled class is cut at rounded cumulative proportions. Drawn again until every client has `min_size` samples,
-    at most `max_tries` times.
+    The shuffled class is cut at rounded cumulative proportions. `balanced`: a client that already holds n / N samples
+    or more gets none of the next class, and the others' proportions are scaled up (Li et al., "Federated Learning on
+    Non-IID Data Silos: An Experimental Study", 2022, in their code, which rounds down); where those are 0, all with
+    room get as much. Drawn again until every client has `min_size` samples, at most `max_tries` times.
     """
 
-    def __init__(self, *, alpha: float, min_size: int, max_tries: int) -> None:
+    def __init__(self, *, alpha: float, balanced: bool, min_size: int, max_tries: int) -> None:
         check(positive("alpha", alpha), at_least("min_size", min_size, 0), at_least("max_tries", max_tries, 1))
         self.alpha = alpha
+        self.balanced = balanced
         self.min_size = min_size
         self.max_tries = max_tries
 
@@ -37,16 +40,31 @@ class DirichletClass(Partition):
 
     def _draw(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         pieces: list[list[Indices]] = [[] for _ in range(num_clients)]
+        sizes = np.zeros(num_clients, np.int64)
         for positions in shuffled_by_class(data.labels, data.num_classes, rng):
-            cumulative = np.cumsum(rng.dirichlet(np.full(num_clients, self.alpha)))[:-1]
+            shares = rng.dirichlet(np.full(num_clients, self.alpha))
+            if self.balanced:
+                shares = _among(shares, sizes < len(data.labels) / num_clients)
+            cumulative = np.cumsum(shares)[:-1]
             cuts = np.round(np.clip(cumulative, 0, 1) * len(positions)).astype(np.int64)
-            for piece, part in zip(pieces, np.split(positions, cuts), strict=True):
-                piece.append(part)
+            for client, part in enumerate(np.split(positions, cuts)):
+                pieces[client].append(part)
+                sizes[client] += len(part)
         return [rng.permutation(np.concatenate(p)) for p in pieces]
 
 
+def _among(shares: NDArray[np.float64], room: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """`shares` of those with `room`, scaled to sum 1; equal ones where they have none."""
+    kept = np.where(room, shares, 0.0)
+    if kept.sum() <= 0:
+        kept = room.astype(float) if room.any() else np.ones(len(shares))
+    scaled: NDArray[np.float64] = kept / kept.sum()
+    return scaled
+
+
 class DirichletClient(Partition):
-    """Each client draws its labels from its own q_i ~ Dir(alpha 1_C); sizes are equal up to one ("Dir(.2)" elsewhere).
+    """Each client draws its labels from its own q_i ~ Dir(alpha 1_C); sizes are equal up to one ("Dir(.2)" elsewhere;
+    Hsu et al., 2019, whose alpha is C times this one).
 
     Clients take turns in random order, one sample at a time; a class that has run out leaves the others' probabilities
     renormalised. Every sample is used.

@@ -29,7 +29,7 @@ class Threshold(ABC):
 
 
 class Cumulative(Threshold):
-    """The fewest clients whose shares sum to tau_t (Eq. 13).
+    """The fewest clients whose shares sum to tau_t (section V-A, in place of Eq. 14).
 
     `step`: tau = start + increment * floor(t / every), the paper's. `linear`, `convex`, `concave`: from start towards
     `end` with u = t / (T - 1), as u, u^2 and ln(1 + 9u) / ln 10. `mode: reach` stops at >= tau (which gives the
@@ -70,7 +70,11 @@ class Cumulative(Threshold):
 
 
 class Lambda(Threshold):
-    """Clients whose share exceeds strength / eta_t, eta_t = 1 + growth * t (Eq. 14, as the conclusion describes it)."""
+    """Clients whose share exceeds lambda / eta_t, with eta_t increasing (the rule below Eq. 14).
+
+    lambda is `strength` and eta_t = 1 + `growth` * t here; the paper gives neither, and wants eta_t in (0, 1], which is
+    a factor of lambda.
+    """
 
     def __init__(self, *, strength: float, growth: float) -> None:
         check(positive("strength", strength), rule(growth >= 0, "growth", growth, "must be >= 0"))
@@ -83,13 +87,14 @@ class Lambda(Threshold):
 class FedABC(Selector):
     """Losses of all clients, smoothed by attention over the similarity of their models on public data.
 
-    d_kj = KL(P_k || P_j) on the public samples (Eq. 9; `kl_reduction: mean` divides by the number of classes as
-    printed), c_kj = softmax_j(-d_kj) including j = k unless `self_term` is off, S_k = sum_j c_kj v_j, shares S / sum S.
-    The highest shares up to the threshold take part; `weights: score` averages them by S (Eq. 15). Round 1 (the paper's
-    round 0) is full, with a plain average. The server keeps each client's latest predictions, not its model; those of
-    clients that did not take part are stale. A loss that is not finite counts as the largest finite one; without any
-    score, shares are uniform. A client never seen (one that was away in round 1) is like everybody else on average:
-    its attention is uniform.
+    d_kj = KL(P_k || P_j) on the public samples (Eq. 9, 10; `kl_reduction: mean` divides by the number of classes as
+    printed), c_kj = softmax_j(-d_kj) including j = k unless `self_term` is off (Eq. 11), v_j the loss of the global
+    model (Eq. 12), S_k = sum_j c_kj v_j (Eq. 13), shares S / sum S, which the paper does not print but its thresholds
+    need. The highest shares up to the threshold take part; `weights: score` averages them by S (Eq. 15). Round 1 (the
+    paper's round 0) is full, with a plain average. The server keeps each client's latest predictions, not its model;
+    those of clients that did not take part are stale. A loss that is not finite counts as the largest finite one;
+    without any score, shares are uniform. A client never seen (one that was away in round 1) is like everybody else
+    on average: its attention is uniform.
     """
 
     adaptive = True
@@ -129,7 +134,7 @@ class FedABC(Selector):
             self.predictions[int(client)] = prediction.cpu()
 
     def scores(self, losses: NDArray[np.float64], divergences: NDArray[np.float64]) -> NDArray[np.float64]:
-        """S [K] from losses v [K] and d [K, K] (Eq. 10-12)."""
+        """S [K] from losses v [K] and d [K, K] (Eq. 11, 13)."""
         logits = -divergences
         if not self.self_term and len(losses) > 1:
             logits = np.where(np.eye(len(losses), dtype=bool), -np.inf, logits)

@@ -1,6 +1,8 @@
 """FedCor (Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
 Learning", CVPR 2022): a Gaussian process over the clients' loss changes."""
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,11 +22,15 @@ class FedCor(Selector):
 
     Counting rounds e from 0: until e = `warmup` clients are drawn uniformly and all report their losses before and
     after, which gives one observation each. Then the process is fitted (`first_steps`; with `warmup_steps` > 0 also
-    after every warm-up round, as in the 2022 code). After each later round divisible by `interval`, K random clients
-    train *virtually*, everybody reports the losses of the present and of the virtual model, the virtual one is thrown
-    away, the process is refitted (`refit_steps`) and all discounts start again at 1; after any other round the
-    discounts of the selected are multiplied by `beta` (section 4.3). Observations count with weight
-    `gamma`^age and are forgotten after `window` rounds. `uniform_shares` sets p_k = 1 (GPFL's code).
+    after every earlier warm-up round, as in the 2022 code). After each later round divisible by `interval`, K random
+    clients train *virtually*, everybody reports the losses of the present and of the virtual model, the virtual one is
+    thrown away, the process is refitted (`refit_steps`) and all discounts start again at 1; after any other round the
+    discounts of the selected are multiplied by `beta` (section 4.3). `uniform_shares` sets p_k = 1 (GPFL's code).
+
+    Observations count with weight `gamma`^age and are forgotten after `window` rounds. `history: intervals` (the 2022
+    code): fits after the warm-up see the last ceil((window + 1) / interval) observations only, each of which counts as
+    `interval` rounds older than the next, whenever it was made. `update_mean` fits residuals from the weighted mean of
+    the observations, else from 0 (2022).
 
     `kernel`: linear (the default of the code, with no amplitude), linear_normalised or se (amplitude trained, `length`
     fixed); `objective`: marginal likelihood (mml) or leave-one-out (loo). Linear kernels with mml cost O(N q) a step,
@@ -33,7 +39,8 @@ class FedCor(Selector):
 
     The questions "after round e" are asked at the beginning of round e + 1, whose model is the same; a client that was
     asked and is then selected does not download it again. Clients that are away report no change. The virtual training
-    of a client is its real one if it is selected in that round.
+    of a client is its real one if it is selected in that round. The rule of the 2022 code differs by its noise variance
+    (1e-4), which stands in the denominators alone.
     """
 
     needs = frozenset({Signal.LOSSES})
@@ -51,6 +58,7 @@ class FedCor(Selector):
         warmup: int,
         interval: int,
         window: int,
+        history: Literal["rounds", "intervals"],
         gamma: float,
         beta: float,
         first_steps: int,
@@ -81,6 +89,7 @@ class FedCor(Selector):
         n = population.num_clients
         self.process = process_for(kernel, objective, noise, length, fit_lr)
         self.warmup, self.interval, self.window = warmup, interval, window
+        self.history = history
         self.gamma, self.beta = gamma, beta
         self.first_steps, self.refit_steps, self.warmup_steps = first_steps, refit_steps, warmup_steps
         self.update_mean = update_mean
@@ -143,7 +152,14 @@ class FedCor(Selector):
     def _fit(self, steps: int, now: int) -> None:
         if not steps:
             return
-        weights = self.gamma ** (now - np.array(self.rounds, dtype=np.float64))
-        changes = np.stack(self.changes)
+        changes, weights = self._observations(now)
         mean = weights @ changes / weights.sum() if self.update_mean else np.zeros(changes.shape[1])
         self.parameters = self.process.fit(self.parameters, changes - mean, weights, steps)
+
+    def _observations(self, now: int) -> tuple[Floats, Floats]:
+        """What a fit after round `now` sees: loss changes [E, N], the latest last, and their weights [E]."""
+        ages = now - np.array(self.rounds, dtype=np.float64)
+        if self.history == "intervals" and now > self.warmup:
+            count = min(-(-(self.window + 1) // self.interval), len(ages))
+            ages = self.interval * np.arange(count, dtype=np.float64)[::-1]
+        return np.stack(self.changes[-len(ages) :]), self.gamma**ages

@@ -57,8 +57,8 @@ def exact(scores: Floats, count: int) -> Floats:
     room = np.cumsum(u) / u  # sum of the l smallest over the l-th
     left = count + np.arange(1, num + 1) - num
     last = np.flatnonzero((left > 0) & (left <= room + 1e-12))[-1]
-    scale = left[last] / u[: last + 1].sum()
-    chances = np.where(scores <= u[last], scale * scores, 1.0)
+    chances = np.ones(len(scores))
+    chances[scores <= u[last]] = left[last] * _shares(scores[scores <= u[last]])
     return np.minimum(chances, 1.0)
 
 
@@ -67,15 +67,20 @@ def aggregated(scores: Floats, count: int, iterations: int) -> tuple[Floats, int
     positive = scores > 0
     if positive.sum() <= count:
         return _all_positive(positive, count), 0
-    chances = np.minimum(count * scores / scores.sum(), 1.0)
+    chances = np.minimum(count * _shares(scores), 1.0)
     for exchange in range(1, iterations + 1):
         open_ = positive & (chances < 1)
-        total = chances[open_].sum()
-        factor = (count - (positive & ~open_).sum()) / total if total > 0 else 1.0
-        if factor <= 1 + 1e-12:
+        room = count - (positive & ~open_).sum()
+        if room <= chances[open_].sum() * (1 + 1e-12) or not open_.any():
             return chances, exchange
-        chances[open_] = np.minimum(factor * chances[open_], 1.0)
+        chances[open_] = np.minimum(room * _shares(scores[open_]), 1.0)
     return chances, iterations
+
+
+def _shares(scores: Floats) -> Floats:
+    """Scores over their sum, which may be so small that its reciprocal overflows."""
+    shares: Floats = scores / scores.sum()
+    return shares
 
 
 def _all_positive(positive: NDArray[np.bool_], count: int) -> Floats:

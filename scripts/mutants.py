@@ -1,6 +1,6 @@
 """Mutants of the code: small mistakes made on purpose, each of which some test must notice.
 
-    uv run python scripts/mutants.py                  # run all of docs/mutants.yaml, some hours' minutes of one core
+    uv run python scripts/mutants.py                  # all of docs/mutants.yaml: half an hour of a core
     uv run python scripts/mutants.py ledger gpfl      # those of files whose path has one of these words
     uv run python scripts/mutants.py --write          # and write the table docs/mutants.md
 

@@ -181,14 +181,6 @@ def test_mixes_have_the_frequencies_as_their_mean_and_alpha_as_their_total() -> 
     assert q[[0, 2, 3]].var(1) == pytest.approx(p * (1 - p) / 3, rel=0.06)
 
 
-def test_mixes_that_underflow_are_single_classes_by_frequency() -> None:
-    partition = DirichletQP(alpha=1e-300, solver="CLARABEL", retries=0, fallback="error")
-    with np.errstate(all="ignore"):
-        q = partition._mixes(np.array([80.0, 20.0]), 4000, rng())
-    assert np.isin(q, [0, 1]).all()
-    assert q.mean(1) == pytest.approx([0.8, 0.2], abs=0.03)
-
-
 def test_of_many_solutions_the_one_of_least_norm() -> None:
     """Clients 0 and 1 are alike: half of class 0 each; sizes add up to the classes'."""
     q = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
@@ -316,3 +308,31 @@ def test_pure_shards_are_taken_from_the_class_whose_shards_are_smallest() -> Non
     assert _shards_per_class(np.array([50.0, 46.0, 4.0]), 3).tolist() == [1, 1, 1]
     assert _shards_per_class(np.array([60.0, 30.0, 1.0]), 6).tolist() == [3, 2, 1]
     assert math.isclose(_shards_per_class(np.array([10.0, 30.0]), 4).sum(), 4)
+
+
+def test_a_mix_that_cannot_be_drawn_is_a_single_class_by_frequency() -> None:
+    """Where every gamma draw underflows, numpy returns nan."""
+
+    class Underflowing:
+        def __init__(self) -> None:
+            self.given = rng()
+
+        def dirichlet(self, alphas: np.ndarray, count: int) -> np.ndarray:
+            return np.full((count, len(alphas)), np.nan)
+
+        def multinomial(self, *args: object) -> np.ndarray:
+            return self.given.multinomial(*args)  # type: ignore[arg-type, no-any-return]
+
+    partition = DirichletQP(alpha=1.0, solver="CLARABEL", retries=0, fallback="error")
+    q = partition._mixes(np.array([80.0, 0.0, 20.0]), 4000, Underflowing())  # type: ignore[arg-type]
+    assert np.isin(q, [0, 1]).all()
+    assert q.mean(1) == pytest.approx([0.8, 0.0, 0.2], abs=0.03)
+
+
+def test_a_solution_that_its_solver_does_not_vouch_for_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cvxpy as cp
+
+    q, b = np.eye(2), np.array([3.0, 5.0])
+    assert solve_sizes(q, b, "CLARABEL") is not None
+    monkeypatch.setattr(cp.Problem, "status", property(lambda self: cp.OPTIMAL_INACCURATE))
+    assert solve_sizes(q, b, "CLARABEL") is None

@@ -54,3 +54,25 @@ def test_spreads_are_those_of_mini_batch_gradients() -> None:
     spread = door.gradient_spreads(np.array([0, 1]))
     assert spread[1] == 0  # one batch
     assert spread[0] > 0
+
+
+def test_gradients_are_updates_over_lr_and_steps() -> None:
+    """Updates (2, 0), (0, 0), (-2, 0) in 1, 1 and 2 steps at lr 1/2: gradients -4, 0 and 2, mean -2/3; spreads count
+    in the same units."""
+    selector = delta([1] * 3, 3, diversity=1.0, variance=2.0)
+    selector._ids, selector._spreads, selector._lr = np.arange(3), np.array([1.0, 2.0, 3.0]), 0.5
+    cohort = toy_cohort([0, 1, 2], [1, 1, 1], [[2, 0], [0, 0], [-2, 0]])
+    cohort.steps[:] = [1, 1, 2]
+    selector.observe(1, cohort, SERVER)
+    zeta = np.array([4 - 2 / 3, 2 / 3, 2 + 2 / 3])
+    scores = np.sqrt(zeta**2 + 2 * np.array([1.0, 4.0, 9.0]))
+    assert selector.probabilities == pytest.approx(scores / scores.sum())
+
+
+def test_weights_are_draws_times_p_over_k_times_chance() -> None:
+    sizes = [1, 3]
+    selector = delta(sizes, 4)
+    selector.probabilities = np.array([0.5, 0.5])
+    selection = selector.select(1, toy_door(sizes, selector.needs), np.random.default_rng(0))
+    draws = np.random.default_rng(0).multinomial(4, [0.5, 0.5])
+    assert selection.weights == pytest.approx(draws * [0.25, 0.75] / (4 * 0.5))

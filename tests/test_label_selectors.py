@@ -93,3 +93,60 @@ def test_counts_are_asked_for_once_without_a_model() -> None:
     counts = asked(counts, door_of(labels, 1, ledger=ledger))
     assert counts[1].tolist() == [0, 3, 0]
     assert ledger.bytes_up == 3 * 3 * 4
+
+
+class Watched:
+    """A generator that always takes the likeliest, and keeps what it was asked to draw from."""
+
+    def __init__(self) -> None:
+        self.chances: list[np.ndarray] = []
+
+    def choice(self, count: int, p: np.ndarray) -> int:
+        assert len(p) == count
+        self.chances.append(p)
+        return int(np.argmax(p))
+
+
+def test_fedcbs_draws_by_its_three_weights_in_turn() -> None:
+    """The first by 1 / QCID(k) + lambda sqrt(3 ln t / (2 n_k)), the m-th by QCID(S)^(m-1) / QCID(S + k)^m."""
+    labels = [[0, 0, 0, 1], [1, 1, 1, 2], [2, 2, 0, 1], [0, 0, 1, 1], [2, 2, 2, 2]]
+    counts = np.array([np.bincount(x, minlength=3) for x in labels], dtype=float)
+
+    def qcid(members: list[int]) -> float:
+        shares = counts[members].sum(0) / counts[members].sum()
+        return float((shares**2).sum()) - 1 / 3
+
+    selector, watched = FedCBS(toy_population([4] * 5, 3), exploration=0.5), Watched()
+    selector.pulls[:] = [0, 3, 1, 2, 5]
+    selection = selector.select(7, door_of(labels, 3), watched)  # type: ignore[arg-type]
+    pulls = np.array([1, 3, 1, 2, 5])
+    first = [1 / qcid([k]) for k in range(5)] + 0.5 * np.sqrt(3 * np.log(7) / (2 * pulls))
+    assert watched.chances[0] == pytest.approx(first / first.sum())
+    chosen: list[int] = [int(np.argmax(first))]
+    for m in (2, 3):
+        weights = np.array([0 if k in chosen else qcid(chosen) ** (m - 1) / qcid([*chosen, k]) ** m for k in range(5)])
+        assert watched.chances[m - 1] == pytest.approx(weights / weights.sum())
+        chosen.append(int(np.argmax(weights)))
+    assert selection.ids.tolist() == sorted(chosen)
+    assert selector.pulls.tolist() == [n + (k in chosen) for k, n in enumerate([0, 3, 1, 2, 5])]
+
+
+def test_entropy_greedy_pools_what_it_has_picked_and_keeps_half_of_all_waiting() -> None:
+    """Client 0 is the most even; with it, 3 evens out what 0 lacks, although 1 alone has more entropy."""
+    labels = [[0, 1, 2, 0, 1, 2, 0, 1], [0, 1, 0, 1, 0, 1, 0, 1], [0] * 8, [2, 2, 2, 2, 2, 2, 2, 1]]
+    for seed in range(5):
+        selector = EntropyGreedy(toy_population([8] * 4, 2), queue_length=None)
+        ids = selector.select(1, door_of(labels, 2), np.random.default_rng(seed)).ids
+        assert ids.tolist() == [0, 3]
+        assert selector.queue == [0, 3]
+        assert selector.queue_length == 2
+    long = EntropyGreedy(toy_population([2] * 9, 3), queue_length=None)
+    assert long.queue_length == 4
+
+
+def test_entropy_greedy_keeps_those_that_were_selected_last() -> None:
+    labels = [[0, 1, 2]] * 6
+    selector = EntropyGreedy(toy_population([3] * 6, 2), queue_length=3)
+    first, second = (selector.select(t, door_of(labels, 2), np.random.default_rng(t)).ids.tolist() for t in (1, 2))
+    assert set(selector.queue[1:]) == set(second)
+    assert selector.queue[0] in first

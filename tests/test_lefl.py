@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from fedsim.ledger import Ledger
+from fedsim.selectors import lefl as lefl_module
 from fedsim.selectors.lefl import LEFL
+from fedsim.selectors.tools.trees import ward
 from tests.toys import toy_door, toy_population
 
 
@@ -49,3 +51,36 @@ def test_newcomers_are_asked_when_they_appear() -> None:
         door = toy_door([2] * 6, selector.needs, available=available, ledger=ledger)
         selector.select(1, door, np.random.default_rng(0))
         assert ledger.forward_samples - before == 3 * asked_now
+
+
+def test_two_clients_of_one_stratum_share_its_data() -> None:
+    """Strata {0, 3} with 2 + 5 samples and {1, 2, 4} with 3 + 4 + 6; clients 0, 1, 2 chosen of 20 samples in all."""
+    selector = LEFL(toy_population([2, 3, 4, 5, 6], 3), weights="strata")
+    selector.strata = np.array([0, 1, 1, 0, 1])
+    raw = np.array([7, 13 / 2, 13 / 2])
+    assert selector._stratum_shares(np.array([0, 1, 2])) == pytest.approx(raw / raw.sum())
+    assert selector._stratum_shares(np.array([1, 2])) == pytest.approx([0.5, 0.5])
+    assert selector._stratum_shares(np.array([0])) == pytest.approx([1.0])
+
+
+def test_strata_are_as_many_as_the_cohort_and_of_distances_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: list[np.ndarray] = []
+
+    def watched(distances: np.ndarray) -> np.ndarray:
+        tables.append(distances)
+        return ward(distances)
+
+    monkeypatch.setattr(lefl_module, "ward", watched)
+    selector = lefl([1] * 6, 3)
+    assert len(np.unique(selector.strata)) == 3
+    p = np.array([[0.9, 0.1], [0.1, 0.9], [0.5, 0.5]])
+    both_ways = [[(a * np.log(a / b)).sum() + (b * np.log(b / a)).sum() for b in p] for a in p]
+    assert tables[0][:3, :3] == pytest.approx(np.array(both_ways) / 2, abs=1e-6)
+
+
+def test_only_weights_by_strata_are_the_selectors_own() -> None:
+    sizes = [1] * 6
+    for weights, given in (("aggregator", False), ("strata", True)):
+        selector = lefl(sizes, 3, weights)
+        selection = selector.select(2, toy_door(sizes, selector.needs, cohort_size=3), np.random.default_rng(0))
+        assert (selection.weights is not None) == given

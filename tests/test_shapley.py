@@ -132,3 +132,56 @@ def test_values_that_are_not_finite_are_dropped() -> None:
         with np.errstate(invalid="ignore"):
             selector.observe(1, cohort, OneNumber())  # type: ignore[arg-type]
         assert all(np.array_equal(before[n], v) for n, v in selector.state_dict().items())
+
+
+def test_the_confidence_bound_is_the_root_of_ln_t_over_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[np.ndarray] = []
+
+    def watched(scores: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+        seen.append(scores)
+        return np.arange(count)
+
+    monkeypatch.setattr("fedsim.selectors.shapley_bandit.highest", watched)
+    selector = ShapleyBandit(toy_population([1] * 3, 1), valuation=valuation(), confidence=0.3)
+    selector.total, selector.times = np.array([2.0, -1.0, 0.0]), np.array([4, 1, 0])
+    for t in (1, 7):
+        selector.select(t, toy_door([1] * 3, selector.needs, round=t), np.random.default_rng(0))
+        assert seen[-1] == pytest.approx([0.5 + 0.3 * np.sqrt(np.log(t) / 4), -1 + 0.3 * np.sqrt(np.log(t)), np.inf])
+
+
+def test_only_values_that_count_are_counted() -> None:
+    selector = ShapleyBandit(toy_population([1] * 3, 1), valuation=valuation(), confidence=0.0)
+    selector.valuation.values = lambda *_: np.array([1.0, np.nan])  # type: ignore[method-assign]
+    selector.observe(1, toy_cohort([0, 2], [1, 1], [[0, 0], [0, 0]]), OneNumber())  # type: ignore[arg-type]
+    assert selector.times.tolist() == [1, 0, 0]
+    assert selector.total.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(("average", "both"), [("uniform", 2.0), ("by_size", 2.5)])
+def test_averages_weigh_as_asked(average: str, both: float) -> None:
+    """Updates 1 and 3 of clients with 1 and 3 samples: their mean is 2, or 2.5 by size."""
+    cohort, server = toy_cohort([0, 1], [1, 3], [[1, 0], [3, 0]]), OneNumber()
+    values = valuation(average=average).values(cohort, server, np.random.default_rng(0))  # type: ignore[arg-type]
+    assert values.sum() == pytest.approx(both)
+    assert values == pytest.approx([(1 + both - 3) / 2, (3 + both - 1) / 2])
+
+
+@pytest.mark.parametrize(("num", "exact"), [(10, True), (11, False)])
+def test_auto_is_exact_up_to_ten_clients(num: int, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    for name in ("exact_values", "sampled_values"):
+        monkeypatch.setattr(f"fedsim.selectors.shapley.{name}", lambda *_, n=name: (used.append(n), np.zeros(num))[1])
+    cohort = toy_cohort(list(range(num)), [1] * num, [[0, 0]] * num)
+    valuation().values(cohort, OneNumber(), np.random.default_rng(0))  # type: ignore[arg-type]
+    assert used == ["exact_values" if exact else "sampled_values"]
+
+
+def test_an_order_is_cut_short_near_to_everybodys_worth_and_not_before() -> None:
+    """Worth is the number of members, at most 2 of 3: of each order the first two count, whoever they are."""
+    values = sampled_values(lambda s: float(min(len(s), 2)), 3, 300, 0.5, np.random.default_rng(0))
+    assert values.sum() == pytest.approx(2)
+    assert values == pytest.approx([2 / 3] * 3, abs=0.1)
+
+
+def test_relevance_begins_at_one_over_n() -> None:
+    assert SFedAvg(toy_population([1] * 5, 1), valuation=valuation(), keep=0.75).relevance.tolist() == [0.2] * 5

@@ -24,7 +24,7 @@ from fedsim.errors import ConfigError
 from fedsim.tracking import Trackers
 from fedsim.tracking.files import RunFolder
 from fedsim.tracking.mirror_process import COMMAND
-from fedsim.tracking.wandb_mirror import begin, replay
+from fedsim.tracking.wandb_mirror import begin, mirror, replay
 from fedsim.tracking.wandb_mode import has_key, resolve_mode
 from fedsim.tracking.wandb_tracker import WandbTracker
 from tests.test_tracking import info, record, summary
@@ -403,3 +403,21 @@ def test_the_command_that_a_fault_names_sends_a_killed_run(tmp_path: Path, monke
     assert missing.returncode == 1
     assert "nowhere: FileNotFoundError" in missing.stdout
     assert not list((tmp_path / "t").iterdir())
+
+
+# --- how a run ended ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("done", 0), ("failed", 1), ("diverged", 1), ("interrupted", 1), (None, 1)]
+)
+def test_a_run_that_is_not_done_ends_with_code_1(
+    status: str | None, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None: its messages break off."""
+    codes: list[int] = []
+    run = SimpleNamespace(log=lambda _: None, summary={}, finish=lambda exit_code: codes.append(exit_code))
+    monkeypatch.setattr("fedsim.tracking.wandb_mirror.begin", lambda start: (run, "done"))
+    messages: list[dict[str, Any]] = [{"start": {}}, {"log": {"round": 1}}]
+    mirror(messages if status is None else [*messages, {"finish": {"status": status}}])
+    assert codes == [code]

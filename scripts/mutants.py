@@ -1,0 +1,176 @@
+"""Mutants of the code: small mistakes made on purpose, each of which some test must notice.
+
+    uv run python scripts/mutants.py                  # all of docs/mutants.yaml: half an hour of a core
+    uv run python scripts/mutants.py ledger gpfl      # those of files whose path has one of these words
+    uv run python scripts/mutants.py --write          # and write the table docs/mutants.md
+
+The list names a file, a text that occurs in it once, what replaces it, and the tests that are run, in a copy of the
+checkout. A mutant is killed by the first test that fails; one that no test can kill says why in `equivalent`.
+"""
+
+import argparse
+import importlib
+import multiprocessing
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+LIST, TABLE = ROOT / "docs" / "mutants.yaml", ROOT / "docs" / "mutants.md"
+LIBRARIES = (
+    "torch",
+    "torchvision",
+    "scipy.optimize",
+    "scipy.cluster.hierarchy",
+    "hypothesis",
+    "hydra",
+    "cvxpy",
+    "rich",
+)
+"""Imported once, and not for every mutant."""
+LIMIT = 900
+"""Seconds for the tests of a mutant, which may be a loop without an end."""
+HEAD = """# Mutants
+
+Mistakes made on purpose, one at a time, and the test that noticed each: made by `scripts/mutants.py --write` from
+[mutants.yaml](mutants.yaml), where the tests that were run are listed, too. Chosen by hand: constants, signs,
+comparisons, off by one, swapped arguments, terms left out, wrong seeds.
+
+| file | mutant | killed by |
+|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """In `file`, `old` (which occurs once) becomes `new`; `tests` (words for pytest) are to notice."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+    equivalent: str = ""
+
+
+def mutants() -> list[Mutant]:
+    """The list. Tests are given once a file."""
+    groups = yaml.safe_load(LIST.read_text(encoding="utf-8"))
+    return [Mutant(**{"file": g["file"], "tests": g["tests"], **m}) for g in groups for m in g["mutants"]]
+
+
+@contextmanager
+def copy_of_checkout() -> Iterator[Path]:
+    """A folder that may be changed."""
+    with tempfile.TemporaryDirectory(prefix="fedsim-mutants-") as folder:
+        for name in ("conf", "docs", "fedsim", "scripts", "tests"):
+            shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+        for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
+            shutil.copy(ROOT / name, folder)
+        yield Path(folder)
+
+
+def fate(mutant: Mutant, checkout: Path) -> str:
+    """The test that fails, or `survived`; `not found` where the text does not occur exactly once."""
+    path = checkout / mutant.file
+    sound = path.read_text(encoding="utf-8")
+    if sound.count(mutant.old) != 1:
+        return f"not found ({sound.count(mutant.old)} times)"
+    path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        return failing_test(shlex.split(mutant.tests), checkout)
+    finally:
+        path.write_text(sound, encoding="utf-8")
+
+
+def failing_test(words: list[str], checkout: Path) -> str:
+    """The first failure of those tests, in a child that has the large libraries from its parent, and fedsim from the
+    checkout."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_run_tests, args=(words, checkout, theirs))
+    child.start()
+    theirs.close()
+    try:
+        return str(ours.recv()) if ours.poll(LIMIT) else "no end"
+    except EOFError:
+        return f"pytest ended with {child.exitcode}"
+    finally:
+        child.kill()
+        child.join()
+
+
+def _run_tests(words: list[str], checkout: Path, answer: Connection) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.chdir(checkout)
+    os.environ["PYTHONPATH"] = str(checkout)
+    sys.path.insert(0, str(checkout))
+    sys.dont_write_bytecode = True
+    first = _FirstFailure()
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *words], plugins=[first])
+    answer.send(first.name or ("survived" if code == 0 else f"pytest ended with {code}"))
+
+
+class _FirstFailure:
+    name = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed and not self.name:
+            self.name = report.nodeid
+
+
+def line(mutant: Mutant, killer: str) -> str:
+    """Of the table."""
+    change = (
+        f"`{_one_line(mutant.old)}` to `{_one_line(mutant.new)}`" if mutant.new else f"no `{_one_line(mutant.old)}`"
+    )
+    told = f"equivalent: {mutant.equivalent}" if mutant.equivalent else f"`{killer}`"
+    return f"| {mutant.file.removeprefix('fedsim/')} | {change} | {told} |"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the mutants of docs/mutants.yaml.")
+    parser.add_argument("words", nargs="*", help="parts of paths; none: all files")
+    parser.add_argument("--write", action="store_true", help="write docs/mutants.md")
+    options = parser.parse_args()
+    chosen = [m for m in mutants() if not options.words or any(w in m.file for w in options.words)]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    lines, survivors = [], 0
+    with copy_of_checkout() as checkout:
+        for mutant in chosen:
+            killer = "" if mutant.equivalent else fate(mutant, checkout)
+            lines.append(line(mutant, killer))
+            bad = killer and not killer.startswith("tests/")
+            survivors += bool(bad)
+            print(("!! " if bad else "   ") + lines[-1], flush=True)
+    print(f"{len(chosen)} mutants, {survivors} not killed")
+    if options.write:
+        TABLE.write_text(HEAD + "\n".join(lines) + "\n", encoding="utf-8")
+    return int(survivors > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

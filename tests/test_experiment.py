@@ -1,0 +1,198 @@
+"""A run's parts are made of what its config says, and its summary of what its rounds were."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim import experiment, samples
+from fedsim.compose import compose_jobs, search_path
+from fedsim.data.digits import Digits
+from fedsim.experiment import Experiment, Outcome, build, execute
+from fedsim.plan import Plan, make_plan
+from fedsim.simulation import Record, Simulation
+from fedsim.tracking.files import read_summary
+
+FEW = ("num_rounds=2", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _conf() -> Iterator[None]:
+    with search_path():
+        yield
+
+
+def plan(*words: str) -> Plan:
+    (job,) = compose_jobs([*FEW, *words], multirun=False)
+    return make_plan(job.config, job.choices)
+
+
+def same(one: Any, other: Any) -> bool:
+    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+HELD = ("local.holdout_fraction=0.25", "server.validation_fraction=0.1", "server.public_samples=30")
+
+
+def test_accuracy_is_of_the_test_set_and_nothing_else(tmp_path: Path) -> None:
+    data = Digits(tmp_path, tmp_path, mean=[0.3053], std=[0.3759]).load()
+    made = build(plan(*HELD)).simulation
+    test = made.parts.holdings.test
+    assert torch.equal(test.y, data.test.y)
+    assert torch.equal(test.x, data.normalise(data.test.x))
+    with torch.no_grad():
+        correct = made.parts.engine.predict(made.params, test.x).argmax(1) == data.test.y
+    assert made.evaluate().accuracy == pytest.approx(float(correct.double().mean()))
+    rows = {tuple(x.flatten().tolist()) for x in made.parts.engine.data.x}
+    shared = sum(tuple(x.flatten().tolist()) in rows for x in test.x)
+    assert shared < len(test.x) / 100  # digits has no image twice, or hardly any
+
+
+@pytest.mark.parametrize("evaluate_on", ["train", "holdout"])
+def test_clients_train_on_their_own_and_report_on_what_is_asked(evaluate_on: str) -> None:
+    made = build(plan(*HELD, f"local.evaluate_on={evaluate_on}"))
+    data, division = made.simulation.parts.engine.data, made.division
+    assert same(data.train, division.train)
+    assert same(data.evaluate, division.train if evaluate_on == "train" else division.holdout)
+    assert not same(division.train, division.holdout)
+    shares = [len(h) / (len(h) + len(t)) for h, t in zip(division.holdout, division.train, strict=True)]
+    assert shares == pytest.approx([0.25] * 6, abs=0.02)
+    assert made.simulation.parts.population.sizes.tolist() == [len(t) for t in division.train]
+
+
+def test_the_server_holds_what_the_division_gives_it() -> None:
+    made = build(plan(*HELD))
+    holdings, division, data = made.simulation.parts.holdings, made.division, made.simulation.parts.engine.data
+    assert holdings.validation is not None
+    assert holdings.public is not None
+    assert torch.equal(holdings.validation.x, data.x[division.validation])
+    assert torch.equal(holdings.validation.y, data.y[division.validation])
+    assert torch.equal(holdings.public, data.x[division.public])
+    assert (len(division.validation), len(division.public)) == (144, 30)
+    bare = build(plan("server.validation_fraction=0")).simulation.parts.holdings
+    assert (bare.validation, bare.public) == (None, None)
+
+
+def weights(made: Experiment) -> torch.Tensor:
+    return torch.cat([w.flatten() for w in made.simulation.params.values()])
+
+
+def test_seeds_of_partition_and_model_are_their_own() -> None:
+    base, partition, model, root = (
+        build(plan(*HELD, *w)) for w in ([], ["partition_seed=9"], ["init_seed=9"], ["seed=9"])
+    )
+    assert (partition.division.hash != base.division.hash, model.division.hash != base.division.hash) == (True, False)
+    assert torch.equal(weights(partition), weights(base))
+    assert not torch.equal(weights(model), weights(base))
+    assert same(partition.division.train, root.division.train)
+    assert same(partition.division.holdout, root.division.holdout)
+    assert np.array_equal(partition.division.validation, root.division.validation)
+    assert torch.equal(weights(model), weights(root))
+    assert torch.equal(weights(build(plan(*HELD))), weights(base))
+
+
+def test_running_statistics_are_no_parameters_for_the_aggregator() -> None:
+    class Normed(torch.nn.Sequential):
+        def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+            super().__init__(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, num_classes))
+
+    given = plan()
+    model = Normed((1, 8, 8), 10)
+    streams = experiment.Streams(0)
+    made = build(given)
+    simulation = experiment._simulation(given, samples.samples_of(given), made.division, model, streams)
+    assert simulation.parts.aggregator.buffers == {"1.running_mean", "1.running_var"}
+
+
+def test_samples_are_kept_for_runs_that_have_the_same_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Any] = []
+    load = samples._load
+    monkeypatch.setattr(samples, "_load", lambda p, device: (loaded.append(p), load(p, device))[1])
+    samples._latest.clear()
+    for words in ([], ["seed=1", "selector=md"], ["dataset.mean=[0.5]"], ["model=logistic"], ["data_dir=elsewhere"]):
+        samples.samples_of(plan(*words))
+    assert len(loaded) == 4
+    assert [p.config["dataset"]["mean"] for p in loaded[:2]] == [[0.3053], [0.5]]
+    samples._latest.clear()
+
+
+# --- records -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def entry(round: int, accuracy: float | None, **more: Any) -> Record:
+    names = [n for n in Record.__dataclass_fields__ if n not in more]
+    values = {"round": round, "test_accuracy": accuracy, "selected": [0], **more}
+    return Record(**(dict.fromkeys(names, 1) | values))
+
+
+def test_results_are_those_of_the_rounds() -> None:
+    rounds = [
+        entry(1, 0.2, coverage=0.3, participation_ratio=0.5),
+        entry(2, 0.7, coverage=0.6, participation_ratio=1.0),
+    ]
+    rounds += [entry(3, 0.5, coverage=0.9, participation_ratio=0.0, wall_seconds=8.0), entry(4, None, bytes_up=9)]
+    rounds[3] = replace(rounds[3], coverage=0.95, participation_ratio=0.5, wall_seconds=11.0)
+    found = experiment._results(rounds, 0.1)
+    assert (found["rounds"], found["initial_accuracy"]) == (4, 0.1)
+    assert (found["final_accuracy"], found["best_accuracy"]) == (0.5, 0.7)
+    assert found["mean_participation_ratio"] == 0.5
+    assert (found["coverage"], found["wall_seconds"]) == (0.95, 11.0)
+    assert found["totals"]["bytes_up"] == 1 + 1 + 1 + 9
+    assert found["totals"]["seconds_train"] == 4
+    nothing = experiment._results([], 0.1)
+    assert (nothing["rounds"], nothing["final_accuracy"], nothing["coverage"]) == (0, None, 0.0)
+
+
+@pytest.mark.parametrize(("status", "again"), [("done", 0), ("diverged", 0), ("failed", 1), ("interrupted", 1)])
+def test_what_has_an_end_is_not_run_again_unless_asked(
+    here: Path, monkeypatch: pytest.MonkeyPatch, status: str, again: int
+) -> None:
+    ran: list[Plan] = []
+    monkeypatch.setattr(experiment, "outcome_on_file", lambda p: Outcome(status, {"x": 1}))
+    monkeypatch.setattr(experiment, "build", lambda p: ran.append(p))
+    monkeypatch.setattr(experiment, "record", lambda *_, **__: Outcome("done", {}))
+    found = execute(plan())
+    assert (len(ran), found.skipped) == (again, not again)
+    assert again or (found.status, found.summary) == (status, {"x": 1})
+    execute(plan("overwrite=true"))
+    assert len(ran) == again + 1
+
+
+def test_evaluations_come_as_often_as_asked_and_the_first_is_before_training(here: Path) -> None:
+    given = plan("num_rounds=5", "eval_every=3")
+    before = build(given).simulation.evaluate().accuracy
+    summary = execute(given).summary
+    assert summary["initial_accuracy"] == before > 0
+    lines = (given.folder / "metrics.jsonl").read_text().splitlines()
+    assert ['"test_accuracy": null' in line for line in lines] == [True, True, False, True, False]
+
+
+def test_a_failure_is_in_the_summary_with_its_reason(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Simulation.step
+
+    def broken(self: Simulation) -> Record:
+        if self.round == 1:
+            raise KeyError("mine")
+        return step(self)
+
+    monkeypatch.setattr(Simulation, "step", broken)
+    given = plan("seed=3")
+    assert execute(given).status == "failed"
+    summary = read_summary(given.folder)
+    assert summary is not None
+    assert (summary["status"], summary["rounds"], summary["seed"]) == ("failed", 1, 3)
+    assert summary["error"] == "KeyError: 'mine'"
+
+
+def test_trackers_are_told_the_runs_own_seed() -> None:
+    assert experiment._run_info(plan("seed=7"), True).seed == 7

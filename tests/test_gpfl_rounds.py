@@ -1,0 +1,126 @@
+"""GPFL's first three rounds by hand, with a learning rate that is not 1.
+
+Client i pulls the model w halfway to (i, -i), accuracy is w[0] and loss w[1]. From w = 0 with K = 1 of N = 3 and
+lr = 1/4: updates (0, 0), (1/2, -1/2), (1, -1), so g_i = (w - w_i) / lr = (-2i, 2i), their mean g = (-2, 2) and
+c_i = <g_i, g> / |g| = sqrt(8) i. Client 2 is selected and w = (1, -1); it stays ahead, and w = (3/2, -3/2).
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim.aggregators import FedAvg
+from fedsim.availability import Always
+from fedsim.selectors.exploration import Decreasing, Linear, Triangular
+from fedsim.selectors.gpfl import GPFL
+from fedsim.server import Held, Holdings
+from fedsim.simulation import Federation, Simulation
+from tests.test_gpfl import gpfl
+from tests.toys import ConstantOne, Idle, ToyEngine, toy_params, toy_population
+
+ROOT8, LR = np.sqrt(8), 0.25
+
+
+def rounds(num_rounds: int, **switches: Any) -> GPFL:
+    selector = gpfl(3, 1, **switches)
+    engine = ToyEngine([1, 1, 1])
+    engine.optimizer = Idle(lr=LR, schedule=ConstantOne())
+    test = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    parts = Federation(
+        engine,
+        toy_population([1, 1, 1], 1, num_rounds),
+        selector,
+        FedAvg(frozenset(), weighting="uniform"),
+        Always(),
+        Holdings(test, test),
+        1,
+    )
+    list(Simulation(parts, toy_params()))
+    return selector
+
+
+def shares(c: list[float]) -> np.ndarray:
+    return np.exp(c) / np.exp(c).sum()
+
+
+def test_round_1() -> None:
+    selector = rounds(1)
+    assert selector.projections == pytest.approx([0, ROOT8, 2 * ROOT8])
+    assert selector.pulls.tolist() == [1, 1, 2]
+    assert selector.selected.tolist() == [2]
+    assert selector.direction["w"].tolist() == [-4, 4]  # (0 - w) / lr, the server's step
+    assert selector.reward_sum.tolist() == [0, 0, 0]
+
+
+def test_round_2_projects_on_the_step_of_round_1_and_rewards_its_selected() -> None:
+    """Client 2 changes w by (1/2, -1/2), so g_2 = (-2, 2) and c_2 = sqrt(8), towards where the server went."""
+    selector = rounds(2)
+    assert selector.projections == pytest.approx([0, ROOT8, ROOT8])
+    assert selector.pulls.tolist() == [1, 1, 3]
+    assert selector.direction["w"].tolist() == [-2, 2]
+    assert selector.reward_sum == pytest.approx(shares([0, ROOT8, 2 * ROOT8]) * [1, 1, 2 * np.exp(1.0)])
+
+
+def test_round_3_adds_rewards_and_their_mean_is_over_rounds() -> None:
+    selector = rounds(3)
+    first = shares([0, ROOT8, 2 * ROOT8]) * [1, 1, 2 * np.exp(1.0)]
+    second = shares([0, ROOT8, ROOT8]) * [1, 1, 2 * np.exp(0.5)]
+    assert selector.reward_sum == pytest.approx(first + second)
+    assert selector.projections[2] == pytest.approx(ROOT8 / 2)
+    bonus = 0.2 * np.sqrt(2 * np.log(6) / np.array([1, 1, 4]))
+    assert selector.gpcb(4) == pytest.approx((first + second) / 3 + bonus)
+
+
+@pytest.mark.parametrize(
+    ("direction", "in_round_1", "in_round_2"),
+    [("per_lr", 2 * ROOT8, ROOT8), ("update", 2 * ROOT8 * LR, ROOT8 * LR), ("per_step", ROOT8, ROOT8 / 2)],
+)
+def test_local_directions(direction: str, in_round_1: float, in_round_2: float) -> None:
+    """A client with one sample makes two steps in its two epochs."""
+    assert rounds(1, local_direction=direction).projections[2] == pytest.approx(in_round_1)
+    assert rounds(2, local_direction=direction).projections[2] == pytest.approx(in_round_2)
+
+
+@pytest.mark.parametrize(
+    ("direction", "expected", "projection"),
+    [("previous", [-2, 2], ROOT8), ("same_round", [-2, 2], ROOT8), ("server_momentum", [-7.22, 7.22], ROOT8)],
+)
+def test_global_directions(direction: str, expected: list[float], projection: float) -> None:
+    """With momentum .9: (-2, 2), then .9 (-2, 2) + (-4, 4) = (-5.8, 5.8), then .9 of that + (-2, 2)."""
+    selector = rounds(2, global_direction=direction)
+    assert selector.direction["w"].tolist() == pytest.approx(expected)
+    assert selector.projections[2] == pytest.approx(projection)
+
+
+def test_a_client_that_moves_against_the_server_has_a_negative_projection() -> None:
+    """Client 1 is at (1, -1) after round 1 and pulls back from the server's (3/2, -3/2)."""
+    selector = rounds(2)
+    engine = ToyEngine([1, 1, 1])
+    trained = engine._pull({"w": torch.tensor([1.5, -1.5])}, np.array([1]))
+    from tests.toys import toy_cohort
+
+    selector._project(np.array([1]), toy_cohort([1], [1], trained.delta["w"].tolist()))
+    assert selector.projections[1] == pytest.approx(-ROOT8 / 2)
+
+
+def test_rewards_by_pulls_leave_the_first_round_of_everybody_out() -> None:
+    selector = rounds(3, reward_average="pulls")
+    assert selector.pulls.tolist() == [1, 1, 4]
+    bonus = 0.2 * np.sqrt(2 * np.log(6) / np.array([1, 1, 4]))
+    assert selector.gpcb(4) == pytest.approx(np.array([0, 0, selector.reward_sum[2] / 3]) + bonus)
+    plus_one = rounds(3, reward_average="pulls_plus_one")
+    assert plus_one.gpcb(4) == pytest.approx(plus_one.reward_sum / np.array([1, 1, 4]) + bonus)
+
+
+def test_exploration_is_that_of_the_round_itself() -> None:
+    selector = gpfl(3, 1, exploration=Linear(rho=1.0, reference=None))  # of 100 rounds
+    selector.pulls = np.array([1.0, 2.0, 3.0])
+    assert selector.gpcb(50) == pytest.approx(0.5 * np.sqrt(2 * np.log(6) / selector.pulls))
+
+
+def test_schedules_of_exploration_at_their_ends() -> None:
+    assert [Decreasing(rho=2.0).alpha(t, 4) for t in (1, 2, 4)] == [2.0, 1.5, 0.5]
+    assert [Linear(rho=2.0, reference=None).alpha(t, 4) for t in (1, 4)] == [0.5, 2.0]
+    assert [Triangular(peak=4).alpha(t, 99) for t in (1, 3, 4, 12)] == [0.25, 0.75, 1.0, 0.5]

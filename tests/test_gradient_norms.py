@@ -1,0 +1,17 @@
+"""Selection by the norm of a gradient, and of an update."""
+
+import numpy as np
+
+from fedsim.selectors.grad_norm import GradNorm
+from tests.toys import ToyEngine, toy_door, toy_population
+
+
+def test_the_largest_norms_of_what_is_asked_are_taken() -> None:
+    """The toy's gradient is (m + 1, -m^2 / 7), m a client's mean position; its update is half of (i, -i). Client 0's
+    samples come last here, so that it has the largest gradient and the smallest update."""
+    engine = ToyEngine([2, 2, 2])
+    engine.data.train[0], engine.data.train[2] = engine.data.train[2], engine.data.train[0]  # type: ignore[index]
+    for of, expected in (("gradient", [0]), ("update", [2])):
+        selector = GradNorm(toy_population([2, 2, 2], 1), of=of)  # type: ignore[arg-type]
+        door = toy_door([2, 2, 2], selector.needs, engine=engine, cohort_size=1)
+        assert selector.select(1, door, np.random.default_rng(0)).ids.tolist() == expected

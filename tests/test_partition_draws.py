@@ -1,0 +1,338 @@
+"""What partitions draw: their distributions, that all is shuffled, and where rounding and borders lie."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedsim.errors import DataError
+from fedsim.partitions import dirichlet
+from fedsim.partitions.apportion import largest_remainder, require_samples, shuffled_by_class
+from fedsim.partitions.base import Labelled
+from fedsim.partitions.dirichlet import DirichletClass, DirichletClient, _draw_class
+from fedsim.partitions.dirichlet_qp import DirichletQP, _deal, _least_squares_counts, solve_sizes
+from fedsim.partitions.iid import IID, QuantitySkew
+from fedsim.partitions.natural import Natural
+from fedsim.partitions.shards import Shards
+from tests.test_partitions import balanced, histograms
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize(
+    ("shares", "total", "expected"),
+    [
+        ([0.5, 0.3, 0.2], 10, [5, 3, 2]),
+        ([0.45, 0.33, 0.22], 10, [5, 3, 2]),  # quotas 4.5, 3.3, 2.2: the one seat goes to the largest remainder
+        ([0.16, 0.27, 0.57], 10, [1, 3, 6]),  # remainders .6, .7, .7
+        ([1, 1, 1], 4, [2, 1, 1]),  # ties to the lower index
+        ([2.0, 6.0], 3, [1, 2]),
+    ],
+)
+def test_seats_go_by_largest_remainder(shares: list[float], total: int, expected: list[int]) -> None:
+    assert largest_remainder(np.array(shares, dtype=float), total).tolist() == expected
+
+
+def test_enough_samples_is_exactly_so_many_each() -> None:
+    require_samples(12, 3, 4, "x")
+    with pytest.raises(DataError, match="needs at least 12 training samples and there are 11"):
+        require_samples(11, 3, 4, "x")
+
+
+def test_samples_of_a_class_come_in_random_order() -> None:
+    labels = np.repeat([0, 1], 50)
+    first, second = shuffled_by_class(labels, 2, rng())
+    assert sorted(first) == list(range(50))
+    assert sorted(second) == list(range(50, 100))
+    assert list(first) != sorted(first)
+
+
+# --- Dirichlet -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 2.0])
+def test_classes_are_spread_by_a_dirichlet_of_this_alpha(alpha: float) -> None:
+    """Of Dir(alpha 1_N): E sum_k p_k^2 = (alpha + 1) / (N alpha + 1), over 400 classes of 400 samples."""
+    data = Labelled(np.repeat(np.arange(400), 400), 400)
+    counts = histograms(
+        data, DirichletClass(alpha=alpha, min_size=0, max_tries=1, balanced=False).split(data, 8, rng())
+    )
+    found = ((counts / 400) ** 2).sum(0).mean()
+    assert found == pytest.approx((alpha + 1) / (8 * alpha + 1), rel=0.06)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 2.0])
+def test_a_clients_labels_are_drawn_by_a_dirichlet_of_this_alpha(alpha: float) -> None:
+    """E sum_c q_c^2 = (alpha + 1) / (C alpha + 1), with (1 - that) / n from drawing n samples; classes hardly run out
+    where they are many clients' together."""
+    data = balanced(4000, 5)
+    counts = histograms(data, DirichletClient(alpha=alpha).split(data, 400, rng()))
+    even = (alpha + 1) / (5 * alpha + 1)
+    assert ((counts / 50) ** 2).sum(1).mean() == pytest.approx(even + (1 - even) / 50, rel=0.06)
+    assert set(counts.sum(1)) == {50}
+
+
+def test_cuts_lie_at_rounded_cumulative_proportions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proportions (.26, .48, .26) of ten samples: cuts at 2.6 and 7.4, that is, 3 and 7."""
+
+    class Given:
+        def __init__(self, shares: list[float]) -> None:
+            self.shares = shares
+
+        def dirichlet(self, alphas: np.ndarray) -> np.ndarray:
+            assert alphas.tolist() == [0.7] * 3
+            return np.array(self.shares)
+
+        def permutation(self, x: np.ndarray) -> np.ndarray:
+            return x
+
+    data = Labelled(np.zeros(10, np.int64), 1)
+    for shares, sizes in (([0.26, 0.48, 0.26], [3, 4, 3]), ([1.0 + 1e-9, 0.2, -0.2], [10, 0, 0])):
+        parts = DirichletClass(alpha=0.7, min_size=0, max_tries=1, balanced=False).split(data, 3, Given(shares))  # type: ignore[arg-type]
+        assert [len(p) for p in parts] == sizes
+
+
+def test_draws_are_repeated_until_the_smallest_has_exactly_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    smallest = iter([2, 3, 4, 5])
+    drawn: list[int] = []
+
+    def draw(self: DirichletClass, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        drawn.append(next(smallest))
+        return [np.arange(drawn[-1]), np.arange(9)]
+
+    monkeypatch.setattr(DirichletClass, "_draw", draw)
+    data = Labelled(np.zeros(20, np.int64), 1)
+    parts = DirichletClass(alpha=1.0, balanced=False, min_size=4, max_tries=3).split(data, 2, rng())
+    assert len(parts[0]) == 4
+    assert drawn == [2, 3, 4]
+    smallest = iter([2, 3, 4])
+    with pytest.raises(DataError, match=r"partition\.max_tries=2 .*smallest client has 3"):
+        DirichletClass(alpha=1.0, balanced=False, min_size=4, max_tries=2).split(data, 2, rng())
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        DirichletClass(alpha=1.0, balanced=False, min_size=1, max_tries=1000),
+        DirichletQP(alpha=5.0, solver="CLARABEL", retries=5, fallback="nnls"),
+    ],
+)
+def test_a_clients_samples_are_not_sorted_by_label(partition: DirichletClass | DirichletQP) -> None:
+    """The first batches of an unshuffled reader would see one class only."""
+    data = balanced(600, 4)
+    parts = [data.labels[p] for p in partition.split(data, 10, rng())]
+    mixed = [
+        labels for labels in parts if len(labels) > 50 and np.bincount(labels, minlength=4).max() < 0.9 * len(labels)
+    ]
+    assert len(mixed) >= 5
+    assert all((np.diff(labels) < 0).any() for labels in mixed)
+
+
+@pytest.mark.parametrize(("u", "expected"), [(0.0, 1), (0.49, 1), (0.5, 3), (0.99, 3)])
+def test_a_class_is_drawn_at_its_quantile_among_those_left(u: float, expected: int) -> None:
+    """Class 0 has no samples left, class 2 no probability; 1 and 3 share the rest."""
+    assert _draw_class(np.array([0.6, 0.2, 0.0, 0.2]), np.array([0, 5, 5, 5]), u) == expected
+
+
+def test_a_client_whose_classes_have_run_out_draws_among_all_that_are_left() -> None:
+    drawn = [_draw_class(np.array([1.0, 0, 0]), np.array([0, 3, 3]), u) for u in (0.1, 0.9)]
+    assert drawn == [1, 2]
+
+
+def test_clients_take_turns_in_a_new_random_order_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By draw number: who has his first, second and third sample when. Clients' own mixes tell them apart."""
+    turns: list[int] = []
+    draw = dirichlet._draw_class
+    mixes = np.eye(4)
+
+    class Own:
+        def __init__(self) -> None:
+            self.given = rng()
+
+        def dirichlet(self, alphas: np.ndarray, count: int) -> np.ndarray:
+            return mixes
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.given, name)
+
+    def watched(probabilities: np.ndarray, left: np.ndarray, u: float) -> int:
+        turns.append(int(probabilities.argmax()))
+        return draw(probabilities, left, u)
+
+    monkeypatch.setattr(dirichlet, "_draw_class", watched)
+    DirichletClient(alpha=1.0).split(balanced(20, 4), 4, Own())  # type: ignore[arg-type]
+    orders = [tuple(turns[start : start + 4]) for start in range(0, 80, 4)]
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+    assert len(set(orders)) > 5
+
+
+# --- the quadratic program -----------------------------------------------------------------------------------------
+
+
+def test_mixes_have_the_frequencies_as_their_mean_and_alpha_as_their_total() -> None:
+    """Of Dir(alpha p): E q_c = p_c and Var q_c = p_c (1 - p_c) / (alpha + 1)."""
+    partition = DirichletQP(alpha=2.0, solver="CLARABEL", retries=0, fallback="error")
+    p = np.array([0.5, 0.3, 0.2])
+    q = partition._mixes(1000 * np.array([0.5, 0, 0.3, 0.2]), 20_000, rng())
+    assert (q[1] == 0).all()
+    assert q[[0, 2, 3]].mean(1) == pytest.approx(p, abs=0.01)
+    assert q[[0, 2, 3]].var(1) == pytest.approx(p * (1 - p) / 3, rel=0.06)
+
+
+def test_of_many_solutions_the_one_of_least_norm() -> None:
+    """Clients 0 and 1 are alike: half of class 0 each; sizes add up to the classes'."""
+    q = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    assert solve_sizes(q, np.array([60.0, 10.0]), "CLARABEL") == pytest.approx([30, 30, 10], abs=0.01)
+
+
+def test_quotas_are_rounded_down_but_for_rounding_errors() -> None:
+    data = Labelled(np.zeros(10, np.int64), 1)
+
+    class LastTakesAll:
+        def __init__(self) -> None:
+            self.given = rng()
+
+        def integers(self, count: int, size: int) -> np.ndarray:
+            assert count == 3
+            return np.full(size, 2)
+
+        def permutation(self, x: np.ndarray) -> np.ndarray:
+            return self.given.permutation(x)
+
+    parts = _deal(np.array([[2.9, 3.9999999999, 3.1]]), data, LastTakesAll())  # type: ignore[arg-type]
+    assert [len(p) for p in parts] == [2, 4, 4]
+
+
+def test_the_fallback_scales_every_class_to_its_own_size() -> None:
+    q = np.array([[0.9, 0.8], [0.1, 0.2]])
+    counts = _least_squares_counts(q, np.array([30.0, 70.0]))
+    assert counts.sum(1) == pytest.approx([30, 70])
+
+
+# --- sizes and owners ----------------------------------------------------------------------------------------------
+
+
+def test_iid_parts_are_random() -> None:
+    data = Labelled(np.zeros(100, np.int64), 1)
+    for parts in (
+        IID().split(data, 4, rng()),
+        QuantitySkew(law="lognormal", skew=0.5, min_size=1).split(data, 4, rng()),
+    ):
+        assert any(sorted(p) != list(range(min(p), max(p) + 1)) for p in parts)
+
+
+@pytest.mark.parametrize("skew", [0.5, 1.0, 1.5])
+def test_log_normal_sizes_have_this_deviation_of_their_logarithm(skew: float) -> None:
+    data = Labelled(np.zeros(4_000_000, np.int64), 1)
+    sizes = [len(p) for p in QuantitySkew(law="lognormal", skew=skew, min_size=1).split(data, 1000, rng())]
+    assert np.log(sizes).std() == pytest.approx(skew, rel=0.08)
+    assert sum(sizes) == 4_000_000
+
+
+@pytest.mark.parametrize("skew", [2.0, 4.0])
+def test_power_law_sizes_have_this_tail(skew: float) -> None:
+    """ln(size / smallest) is exponential with mean 1 / skew."""
+    data = Labelled(np.zeros(4_000_000, np.int64), 1)
+    sizes = np.array([len(p) for p in QuantitySkew(law="powerlaw", skew=skew, min_size=1).split(data, 1000, rng())])
+    assert np.log(sizes / sizes.min()).mean() == pytest.approx(1 / skew, rel=0.1)
+
+
+def test_everybody_has_the_smallest_size_first() -> None:
+    data = Labelled(np.zeros(100, np.int64), 1)
+    sizes = [len(p) for p in QuantitySkew(law="lognormal", skew=5.0, min_size=8).split(data, 10, rng())]
+    assert min(sizes) == 8
+    assert sum(sizes) == 100
+
+
+def owned(counts: list[int]) -> Labelled:
+    owners = np.repeat(np.arange(len(counts)), counts)
+    return Labelled(np.zeros(len(owners), np.int64), 1, owners)
+
+
+def test_owners_with_exactly_enough_samples_are_drawn_by_seed_and_stand_in_order() -> None:
+    data = owned([5, 4, 5, 6, 3, 5])
+    assert data.owners is not None
+    chosen = set()
+    for seed in range(30):
+        parts = Natural(min_samples=5, cap=None).split(data, 2, rng(seed))
+        ids = [int(data.owners[p[0]]) for p in parts]
+        assert ids == sorted(ids)
+        assert all(len(np.unique(data.owners[p])) == 1 for p in parts)
+        chosen |= set(ids)
+    assert chosen == {0, 2, 3, 5}
+    assert len(Natural(min_samples=5, cap=None).split(data, 4, rng())) == 4
+    with pytest.raises(DataError, match="only 4 of 6 owners have"):
+        Natural(min_samples=5, cap=None).split(data, 5, rng())
+
+
+def test_a_cap_keeps_random_samples() -> None:
+    kept = {int(i) for s in range(30) for i in Natural(min_samples=1, cap=2).split(owned([20]), 1, rng(s))[0]}
+    assert len(kept) > 10
+
+
+# --- shards --------------------------------------------------------------------------------------------------------
+
+
+def test_spread_leftovers_go_to_the_first_shards_one_each() -> None:
+    shards = Shards(shards_per_client=1, pure=False, leftover="spread")._cut(np.arange(11), 4)
+    assert [len(s) for s in shards] == [3, 3, 3, 2]
+    dropped = Shards(shards_per_client=1, pure=False, leftover="drop")._cut(np.arange(11), 4)
+    assert [s.tolist() for s in dropped] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_as_many_shards_as_classes_are_enough_for_pure_ones() -> None:
+    data = balanced(20, 5)
+    counts = histograms(data, Shards(shards_per_client=1, pure=True, leftover="drop").split(data, 5, rng()))
+    assert ((counts > 0).sum(1) == 1).all()
+
+
+def test_shards_are_dealt_at_random() -> None:
+    data = Labelled(np.repeat(np.arange(10), 10), 10)
+    hands = [
+        tuple(
+            data.labels[p[0]] for p in Shards(shards_per_client=1, pure=True, leftover="drop").split(data, 10, rng(s))
+        )
+        for s in range(5)
+    ]
+    assert len(set(hands)) > 1
+
+
+def test_pure_shards_are_taken_from_the_class_whose_shards_are_smallest() -> None:
+    """Sizes 100, 3, 3 into 4 shards: quotas 3.77, .11, .11, so 4 + 1 + 1 are two too many; only class 0 has more than
+    one. Sizes 50, 46, 4 into 3: 1, 1, 1 after largest remainder gives 2, 1, 0."""
+    from fedsim.partitions.shards import _shards_per_class
+
+    assert _shards_per_class(np.array([100.0, 3.0, 3.0]), 4).tolist() == [2, 1, 1]
+    assert _shards_per_class(np.array([50.0, 46.0, 4.0]), 3).tolist() == [1, 1, 1]
+    assert _shards_per_class(np.array([60.0, 30.0, 1.0]), 6).tolist() == [3, 2, 1]
+    assert math.isclose(_shards_per_class(np.array([10.0, 30.0]), 4).sum(), 4)
+
+
+def test_a_mix_that_cannot_be_drawn_is_a_single_class_by_frequency() -> None:
+    """Where every gamma draw underflows, numpy returns nan."""
+
+    class Underflowing:
+        def __init__(self) -> None:
+            self.given = rng()
+
+        def dirichlet(self, alphas: np.ndarray, count: int) -> np.ndarray:
+            return np.full((count, len(alphas)), np.nan)
+
+        def multinomial(self, *args: object) -> np.ndarray:
+            return self.given.multinomial(*args)  # type: ignore[arg-type, no-any-return]
+
+    partition = DirichletQP(alpha=1.0, solver="CLARABEL", retries=0, fallback="error")
+    q = partition._mixes(np.array([80.0, 0.0, 20.0]), 4000, Underflowing())  # type: ignore[arg-type]
+    assert np.isin(q, [0, 1]).all()
+    assert q.mean(1) == pytest.approx([0.8, 0.0, 0.2], abs=0.03)
+
+
+def test_a_solution_that_its_solver_does_not_vouch_for_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cvxpy as cp
+
+    q, b = np.eye(2), np.array([3.0, 5.0])
+    assert solve_sizes(q, b, "CLARABEL") is not None
+    monkeypatch.setattr(cp.Problem, "status", property(lambda self: cp.OPTIMAL_INACCURATE))
+    assert solve_sizes(q, b, "CLARABEL") is None

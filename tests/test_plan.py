@@ -1,0 +1,122 @@
+"""What a config is checked for as a whole, and the folder that is named by it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.compose import Composed, compose_jobs, search_path
+from fedsim.errors import ConfigError
+from fedsim.plan import IRRELEVANT, Plan, hash_config, make_plan
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _conf() -> Iterator[None]:
+    with search_path():
+        yield
+
+
+def job(*words: str) -> Composed:
+    return compose_jobs(words, multirun=False)[0]
+
+
+def plan(*words: str) -> Plan:
+    composed = job(*words)
+    return make_plan(composed.config, composed.choices)
+
+
+def changed(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    key, _, rest = path.partition(".")
+    return {**config, key: changed(config[key], rest, value) if rest else value}
+
+
+DECISIVE = [
+    *(("seed", 1), ("partition_seed", 1), ("init_seed", 1), ("num_rounds", 7), ("num_clients", 7), ("cohort_size", 2)),
+    *(("eval_every", 3), ("device", "cpu"), ("local.epochs", 9), ("local.batch_size", 9), ("local.evaluate_on", "x")),
+    *(("server.validation_fraction", 0.2), ("server.public_samples", 9), ("dataset.mean", [0.1]), ("partition.x", 9)),
+    *(("availability.x", 1), ("model.dropout", 0.2), ("optimizer.lr", 0.3), ("optimizer.schedule.x", 1)),
+    *(("selector.mode", "size"), ("aggregator.weighting", "by_size"), ("engine.precision", "bf16")),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), DECISIVE)
+def test_every_value_that_can_change_a_result_changes_the_hash(path: str, value: Any) -> None:
+    config = job().config
+    assert hash_config(changed(config, path, value)) != hash_config(config)
+
+
+def test_what_cannot_change_a_result_does_not() -> None:
+    config = job().config
+    for key in IRRELEVANT:
+        assert hash_config({**config, key: "another"}) == hash_config(config)
+    assert set(IRRELEVANT) == {"name", "data_dir", "cache_dir", "output_dir", "overwrite", "tracker"}
+    assert {p.partition(".")[0] for p, _ in DECISIVE} == set(config) - set(IRRELEVANT)
+
+
+def test_the_order_of_keys_does_not_change_the_hash() -> None:
+    config = job().config
+    backwards = dict(
+        reversed([(k, dict(reversed(v.items())) if isinstance(v, dict) else v) for k, v in config.items()])
+    )
+    assert hash_config(backwards) == hash_config(config)
+
+
+def test_a_folder_is_named_by_choices_seed_and_hash() -> None:
+    found = plan("selector=md", "seed=4", "name=x", "output_dir=there")
+    assert found.folder == Path("there") / "x" / f"digits-shards-mlp-md-s4-{found.config_hash[:8]}"
+    assert found.choices["selector"] == "md"
+
+
+def test_steps_take_the_place_of_epochs_and_one_of_them_is_enough() -> None:
+    with_steps, with_epochs = plan("local.steps=3"), plan("local.epochs=2")
+    assert (with_steps.local.steps, with_steps.local.epochs) == (3, None)
+    assert with_steps.config["local"]["epochs"] is None
+    assert (with_epochs.local.steps, with_epochs.local.epochs) == (None, 2)
+
+
+def problems(*words: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        plan(*words)
+    return [str(p) for p in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *(
+            "dataset.mean=[0.5,0.5]",
+            "partition.shards_per_client=0",
+            "availability=bernoulli availability.probability=2",
+        ),
+        *("optimizer.lr=0", "aggregator=fedavgm aggregator.momentum=-1", "selector=oort selector.clip=7"),
+        *("tracker.wandb.timeout=21", "seed=-1", "local.batch_size=0", "server.public_samples=-1"),
+    ],
+)
+def test_the_problems_of_every_group_are_told_with_those_of_others(word: str) -> None:
+    key = word.split()[-1].partition("=")[0]
+    found = problems(*word.split(), "local.epochs=0")
+    assert len(found) == 2
+    assert any(text.startswith(f"{key}=") for text in found)
+    assert any(text.startswith("local.epochs=0") for text in found)
+
+
+def test_a_selector_is_told_what_the_server_lacks_for_it() -> None:
+    assert "must be > 0 for FedABC" in problems("selector=fedabc", "server.validation_fraction=0")[0]
+    assert (
+        "server.validation_fraction=0.0: must be > 0 for GPFL"
+        in problems("selector=gpfl", "server.validation_fraction=0", "server.public_samples=5")[0]
+    )
+    plan("selector=gpfl", "server.public_samples=0")
+    plan("selector=fedabc", "server.validation_fraction=0", "server.public_samples=5")
+
+
+def test_a_gpu_is_asked_for_only_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert problems("device=cuda") == [
+        "device='cuda': needs a CUDA GPU that torch can see\n    use device=cpu or device=auto"
+    ]
+    assert plan("device=cpu").settings.device == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert plan("device=cuda").settings.device == "cuda"

@@ -256,19 +256,21 @@ def test_owners_with_exactly_enough_samples_are_drawn_by_seed_and_stand_in_order
     assert data.owners is not None
     chosen = set()
     for seed in range(30):
-        parts = Natural(min_samples=5, cap=None).split(data, 2, rng(seed))
+        parts = Natural(min_samples=5, cap=None, keep="random").split(data, 2, rng(seed))
         ids = [int(data.owners[p[0]]) for p in parts]
         assert ids == sorted(ids)
         assert all(len(np.unique(data.owners[p])) == 1 for p in parts)
         chosen |= set(ids)
     assert chosen == {0, 2, 3, 5}
-    assert len(Natural(min_samples=5, cap=None).split(data, 4, rng())) == 4
+    assert len(Natural(min_samples=5, cap=None, keep="random").split(data, 4, rng())) == 4
     with pytest.raises(DataError, match="only 4 of 6 owners have"):
-        Natural(min_samples=5, cap=None).split(data, 5, rng())
+        Natural(min_samples=5, cap=None, keep="random").split(data, 5, rng())
 
 
 def test_a_cap_keeps_random_samples() -> None:
-    kept = {int(i) for s in range(30) for i in Natural(min_samples=1, cap=2).split(owned([20]), 1, rng(s))[0]}
+    kept = {
+        int(i) for s in range(30) for i in Natural(min_samples=1, cap=2, keep="random").split(owned([20]), 1, rng(s))[0]
+    }
     assert len(kept) > 10
 
 

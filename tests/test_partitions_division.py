@@ -104,7 +104,7 @@ def test_owners_follow_their_samples_past_the_servers_split() -> None:
     owners = np.random.default_rng(1).integers(8, size=500)
     server = ServerSplit(validation_fraction=0.2, public_samples=30, public_stratified=False)
     data = Labelled(DATA.labels, 10, owners)
-    d = divide(data, Natural(min_samples=1, cap=None), 8, Streams(0), server, 0.1)
+    d = divide(data, Natural(min_samples=1, cap=None, keep="random"), 8, Streams(0), server, 0.1)
     held = [np.concatenate([t, h]) for t, h in zip(d.train, d.holdout, strict=True)]
     assert [set(owners[p]) for p in held] == [{i} for i in range(8)]
     assert len(np.concatenate(held)) == 500 - 100 - 30

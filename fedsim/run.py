@@ -71,6 +71,8 @@ def run_jobs(jobs: Sequence[Composed]) -> int:
     attempts = Attempts()
     if lanes is not None and len(plans) > 1:
         run_in_lanes(plans, lanes, attempts)
+    elif lanes is not None:
+        attempts.run(plans[0])
     else:
         checked = {_task(job.overrides): plan for job, plan in zip(jobs, plans, strict=True)}
         hand_to_hydra(lambda config: attempts.run(_launched(checked, config)).status)

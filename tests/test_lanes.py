@@ -201,6 +201,11 @@ def test_a_selectors_no_grad_stays_its_own() -> None:
     assert seen == [True, False, True, False]
 
 
+def test_a_sweep_of_one_job_runs_as_if_alone(fedsim: Run, tmp_path: Path) -> None:
+    assert fedsim("seed=0", LANES) == 0  # Hydra cannot launch with this launcher
+    assert len(results(tmp_path / "outputs" / "default")) == 1
+
+
 def test_max_lanes_is_checked(fedsim: Run) -> None:
     with pytest.raises(ConfigError, match=r"hydra\.launcher\.max_lanes"):
         fedsim("seed=0,1", LANES, "hydra.launcher.max_lanes=0")

@@ -33,3 +33,16 @@ def test_an_exchange_is_two_numbers_of_everybody(count: int) -> None:
     _, exchanges = aggregated(shares * norms, count, 4)
     assert exchanges >= 1
     assert ledger.bytes_up == 5 * 4 * (1 + 2 * exchanges)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "expected", "exchanges"), [(1, [1, 0.5, 0.5], 1), (2, [1, 0.5, 0.5], 2), (9, [1, 0.5, 0.5], 2)]
+)
+def test_one_exchange_spreads_what_the_capped_leave_once(
+    iterations: int, expected: list[float], exchanges: int
+) -> None:
+    """Scores 10, 1, 1 and K = 2: 2 u / sum u is capped at 1 for the first; the others share what is left of 2. A
+    second exchange finds nothing more to do."""
+    chances, asked = aggregated(np.array([10.0, 1, 1]), 2, iterations)
+    assert chances == pytest.approx(expected)
+    assert asked == exchanges

@@ -113,10 +113,11 @@ def test_samples_are_kept_for_runs_that_have_the_same_and_no_other(monkeypatch: 
     load = samples._load
     monkeypatch.setattr(samples, "_load", lambda p, device: (loaded.append(p), load(p, device))[1])
     samples._latest.clear()
-    for words in ([], ["seed=1", "selector=md"], ["dataset.mean=[0.5]"], ["model=logistic"], ["data_dir=elsewhere"]):
+    first, model, mean, folder = [], ["model=logistic"], ["dataset.mean=[0.5]"], ["data_dir=elsewhere"]
+    for words in (first, ["seed=1", "selector=md"], model, [*model, *mean], [*model, *mean, *folder]):
         samples.samples_of(plan(*words))
     assert len(loaded) == 4
-    assert [p.config["dataset"]["mean"] for p in loaded[:2]] == [[0.3053], [0.5]]
+    assert [p.config["dataset"]["mean"] for p in loaded] == [[0.3053], [0.3053], [0.5], [0.5]]
     samples._latest.clear()
 
 

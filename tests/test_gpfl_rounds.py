@@ -17,7 +17,7 @@ from fedsim.selectors.exploration import Decreasing, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL
 from fedsim.server import Held, Holdings
 from fedsim.simulation import Federation, Simulation
-from tests.test_gpfl import gpfl
+from tests.test_gpfl import gpfl, run
 from tests.toys import ConstantOne, Idle, ToyEngine, toy_params, toy_population
 
 ROOT8, LR = np.sqrt(8), 0.25
@@ -124,3 +124,9 @@ def test_schedules_of_exploration_at_their_ends() -> None:
     assert [Decreasing(rho=2.0).alpha(t, 4) for t in (1, 2, 4)] == [2.0, 1.5, 0.5]
     assert [Linear(rho=2.0, reference=None).alpha(t, 4) for t in (1, 4)] == [0.5, 2.0]
     assert [Triangular(peak=4).alpha(t, 99) for t in (1, 3, 4, 12)] == [0.25, 0.75, 1.0, 0.5]
+
+
+def test_the_server_validates_once_a_round_and_the_first_model_once_more() -> None:
+    """The model before a round is the one after the round before, whose accuracy is known."""
+    _, records = run(num_rounds=4)
+    assert [r.server_forward_samples for r in records] == [2, 1, 1, 1]

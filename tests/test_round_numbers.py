@@ -1,15 +1,19 @@
 """In which round a method begins with what, counted as its paper counts."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from fedsim.make import make
 from fedsim.selectors import fedcor as fedcor_module
+from fedsim.selectors.fedcor import FedCor
 from tests.test_fedabc import LOG_P, fedabc
 from tests.test_fedcor import fedcor
 from tests.test_selectors import FixedLosses
-from tests.toys import toy_door
+from tests.toys import toy_door, toy_population
 
 
 def test_fedabcs_threshold_counts_rounds_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,3 +43,10 @@ def test_fedcor_draws_at_random_in_rounds_0_to_warmup_and_fits_after_it(monkeypa
         selector.select(t, door, np.random.default_rng(t))
     assert by_process == [3, 4, 5, 6, 7, 8]
     assert fits == [(3, 3, 30), (4, 4, 10), (7, 5, 10)]  # after round 2, and after 3 and 6, divisible by the interval
+
+
+@pytest.mark.parametrize(("uniform", "shares"), [(False, [0.25, 0.75]), (True, [1.0, 1.0])])
+def test_fedcor_weighs_losses_by_data_or_alike(uniform: bool, shares: list[float]) -> None:
+    node = yaml.safe_load((Path(__file__).parents[1] / "conf" / "selector" / "fedcor.yaml").read_text())
+    selector = make({**node, "uniform_shares": uniform}, FedCor, "selector", toy_population([1, 3], 1, 100))
+    assert selector.shares.tolist() == shares

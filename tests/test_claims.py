@@ -13,7 +13,6 @@ import pytest
 import torch
 import yaml
 
-from fedsim.compose import compose_jobs, search_path
 from fedsim.engine.base import ClientData, LocalWork
 from fedsim.engine.sequential import SequentialEngine
 from fedsim.optimizers.schedules import Constant
@@ -22,10 +21,10 @@ from fedsim.partitions.division import Division
 from fedsim.report import measures, published
 from fedsim.report.groups import group_runs
 from fedsim.report.runs import Run, read_runs
-from fedsim.run import check_jobs
 from fedsim.run import run as fedsim_run
 from fedsim.samples import build_model
 from fedsim.streams import Streams
+from tests.test_presets import plans_of
 
 PUBLISHED = sorted(published.FOLDER.glob("*.yaml"))
 FORMS = {"at_most", "at_least", "gain", "level_with", "grows_with"}
@@ -118,9 +117,7 @@ def measured(name: str) -> bool:
 @cache
 def plans(preset: str) -> list[dict[str, str]]:
     """Choices and values of all runs of a preset."""
-    with search_path():
-        made = check_jobs(compose_jobs([f"preset={preset}", "seed=0"], multirun=False))
-    return [{**flat(plan.config), **plan.choices} for plan in made]
+    return [{**flat(plan.config), **plan.choices} for plan in plans_of(preset)]
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -169,8 +166,7 @@ def test_one_step_on_all_data_is_a_step_against_the_mean_gradient() -> None:
     model = torch.nn.Linear(3, 2)
     x, y = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 2
     positions = [np.arange(4), np.arange(4, 9)]
-    with search_path():
-        job = next(iter(compose_jobs(["preset=pncs_gradient"], multirun=False)))
+    job = plans_of("pncs_gradient")[0]
     local = job.config["local"]
     optimizer = SGD(lr=0.5, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=Constant())
     assert {k: job.config["optimizer"][k] for k in ("momentum", "weight_decay")} == {"momentum": 0, "weight_decay": 0}

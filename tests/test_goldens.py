@@ -1,0 +1,28 @@
+"""Results to the last bit, where they were recorded on a machine like this one."""
+
+import json
+
+import pytest
+
+from tests import goldens
+
+RECORDED = json.loads(goldens.FILE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.skipif(
+    RECORDED["environment"] != goldens.environment(),
+    reason="recorded with another processor or other versions (python -m tests.goldens record)",
+)
+def test_runs_are_what_they_were_to_the_last_bit() -> None:
+    assert goldens.differences(RECORDED["cases"], dict(goldens.outcomes())) == []
+
+
+def test_a_difference_is_told() -> None:
+    before = {"ids": "a", "ledger": "b", "parameters": "c", "train_loss": "0.5"}
+    after = {**before, "parameters": "d", "train_loss": "0.50000001"}
+    assert goldens.differences({"x": before}, {"x": dict(before)}) == []
+    assert goldens.differences({"x": before}, {"x": after}) == [
+        "x: parameters differs",
+        "x: train_loss 0.5 -> 0.50000001",
+    ]
+    assert goldens.differences({"x": before}, {}) == ["x: not there any more"]

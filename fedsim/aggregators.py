@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.cohort import Cohort, Params
 from fedsim.errors import between, check, positive
+from fedsim.types import Cohort, Params
 
 Weighting = Literal["uniform", "by_size"]
 

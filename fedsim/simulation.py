@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
-from fedsim.clients import Clients, RoundTerms
-from fedsim.cohort import Cohort, Evaluation, Ids, Params, Population, Selection
-from fedsim.engine.base import Engine
-from fedsim.guards import SelectionError, drop_nonfinite, require_finite, selection_fault
-from fedsim.ledger import Clock, Ledger
+from fedsim.checks import SelectionError, drop_nonfinite, require_finite, selection_fault
+from fedsim.communication.clients import Clients, RoundTerms
+from fedsim.communication.ledger import Clock, Ledger
+from fedsim.communication.server import Holdings, Server
+from fedsim.communication.signals import Signal
+from fedsim.engine.engine import Engine
+from fedsim.rng import Purpose
 from fedsim.selectors.base import Selector
-from fedsim.server import Holdings, Server
-from fedsim.signals import Signal
-from fedsim.streams import Purpose
+from fedsim.types import Cohort, Evaluation, Ids, Params, Population, Selection
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ DISTINCT = 20_000
 
 def measure(case: dict[str, int], seconds: float) -> dict[str, Any]:
     """Median seconds of a round, and the process's peak memory."""
-    from fedsim.process import tune
+    from fedsim.running.process import tune
 
     tune()
     import numpy as np
@@ -58,17 +58,17 @@ def build(case: dict[str, int]) -> Any:
 
     from fedsim.aggregators import FedAvg
     from fedsim.availability import Always
-    from fedsim.cohort import Population
-    from fedsim.engine.auto import AutoEngine
-    from fedsim.engine.base import ClientData, LocalWork
-    from fedsim.engine.params import initial
+    from fedsim.communication.server import Held, Holdings
+    from fedsim.engine.choose import AutoEngine
+    from fedsim.engine.engine import ClientData, LocalWork
+    from fedsim.engine.model.parameters import initial
     from fedsim.models.mlp import MLP
     from fedsim.optimizers.schedules import Constant
     from fedsim.optimizers.sgd import SGD
+    from fedsim.rng import Streams
     from fedsim.selectors.random import Random
-    from fedsim.server import Held, Holdings
     from fedsim.simulation import Federation, Simulation
-    from fedsim.streams import Streams
+    from fedsim.types import Population
 
     x, y = torch.randn(DISTINCT, PIXELS), torch.randint(CLASSES, (DISTINCT,))
     starts = np.arange(case["num_clients"]) * SAMPLES % (DISTINCT - SAMPLES)

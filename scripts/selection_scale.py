@@ -30,18 +30,18 @@ from torch import Tensor
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
-from fedsim.cohort import Evaluation, Ids, Params, Population
-from fedsim.compose import compose_jobs, search_path
-from fedsim.engine.base import ClientData, Engine, LocalWork, Request, Trained
-from fedsim.engine.params import initial
-from fedsim.make import make
+from fedsim.communication.server import Held, Holdings
+from fedsim.config.build import make
+from fedsim.config.compose import compose_jobs, search_path
+from fedsim.engine.engine import ClientData, Engine, LocalWork, Request, Trained
+from fedsim.engine.model.parameters import initial
 from fedsim.models.cnn import CNN
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
+from fedsim.rng import Streams
 from fedsim.selectors.base import Selector
-from fedsim.server import Held, Holdings
 from fedsim.simulation import Federation, Simulation
-from fedsim.streams import Streams
+from fedsim.types import Evaluation, Ids, Params, Population
 
 FOLDER = Path(__file__).parents[1] / "conf" / "selector"
 COHORT_SIZE, NUM_ROUNDS, NUM_CLASSES, PUBLIC, SAMPLES = 10, 8, 10, 500, 2

@@ -14,22 +14,22 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.engine.base import ClientData, Engine, LocalWork, Request
-from fedsim.engine.batched import BatchedEngine
-from fedsim.engine.batches import round_batches, stack_batches
-from fedsim.engine.feed import feed
-from fedsim.engine.native.engine import NativeEngine
-from fedsim.engine.params import initial
-from fedsim.engine.sequential import SequentialEngine
+from fedsim.engine.batched.backend import BatchedEngine
+from fedsim.engine.batched.steps import feed
+from fedsim.engine.engine import ClientData, Engine, LocalWork, Request
+from fedsim.engine.model.parameters import initial
+from fedsim.engine.native.backend import NativeEngine
+from fedsim.engine.reference.backend import SequentialEngine
+from fedsim.engine.schedule import round_batches, stack_batches
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
+from fedsim.rng import Streams
 from fedsim.selectors.divfl import lazy_greedy
 from fedsim.selectors.tools.gram import products
 from fedsim.selectors.tools.power_norm import similarities
 from fedsim.selectors.tools.subset import least_alike
-from fedsim.streams import Streams
 
 NUM_CLIENTS, SAMPLES, COHORT = 100, 600, 10
 

@@ -10,8 +10,8 @@ import torch
 import yaml
 from PIL import Image
 
+from fedsim.config.build import make
 from fedsim.data.base import Dataset, LoadedData
-from fedsim.make import make
 
 FOLDER = Path(__file__).parents[1] / "conf" / "dataset"
 REAL = Path(__file__).parents[2] / "shared" / "data"

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsim.compose import Composed, compose_jobs, search_path
-from fedsim.experiment import build
-from fedsim.plan import make_plan
+from fedsim.config.compose import Composed, compose_jobs, search_path
+from fedsim.config.plan import make_plan
+from fedsim.running.experiment import build
 
 FILE = Path(__file__).parent / "goldens.json"
 SELECTORS = sorted(p.stem for p in (Path(__file__).parents[1] / "conf" / "selector").glob("*.yaml"))

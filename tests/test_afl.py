@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from fedsim.ledger import Ledger
+from fedsim.communication.ledger import Ledger
+from fedsim.communication.signals import Signal
 from fedsim.selectors.afl import AFL
-from fedsim.signals import Signal
 from tests.toys import toy_door, toy_population
 
 

@@ -5,9 +5,9 @@ import pytest
 import yaml
 
 from fedsim.availability import Always, Availability, Bernoulli, Intermittent
+from fedsim.config.build import make
 from fedsim.errors import ConfigError
-from fedsim.make import make
-from fedsim.streams import Purpose, Streams
+from fedsim.rng import Purpose, Streams
 
 FILES = sorted((Path(__file__).parents[1] / "conf" / "availability").glob("*.yaml"))
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedsim.cohort import Ids
-from fedsim.engine.batches import client_batches
-from fedsim.streams import Purpose
+from fedsim.engine.schedule import client_batches
+from fedsim.rng import Purpose
+from fedsim.types import Ids
 from scripts import benchmark
 from scripts.benchmark import Entry, Result
 from scripts.peers import run_fedsim, run_loop, stopwatch, write_data
@@ -203,8 +203,8 @@ def test_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_the_workloads_compose() -> None:
-    from fedsim.compose import compose_jobs, search_path
-    from fedsim.plan import make_plan
+    from fedsim.config.compose import compose_jobs, search_path
+    from fedsim.config.plan import make_plan
 
     with search_path():
         jobs = [compose_jobs(run_fedsim.overrides_of(w), multirun=False)[0] for w in WORKLOADS.values()]

@@ -13,17 +13,17 @@ import pytest
 import torch
 import yaml
 
-from fedsim.engine.base import ClientData, LocalWork
-from fedsim.engine.sequential import SequentialEngine
+from fedsim.cli import run as fedsim_run
+from fedsim.engine.engine import ClientData, LocalWork
+from fedsim.engine.reference.backend import SequentialEngine
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.partitions.division import Division
 from fedsim.report import measures, published
 from fedsim.report.groups import group_runs
 from fedsim.report.runs import Run, read_runs
-from fedsim.run import run as fedsim_run
-from fedsim.samples import build_model
-from fedsim.streams import Streams
+from fedsim.rng import Streams
+from fedsim.running.prepared_data import build_model
 from tests.test_presets import plans_of
 
 PUBLISHED = sorted(published.FOLDER.glob("*.yaml"))

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.cluster.hierarchy import ClusterWarning, linkage
 
-from fedsim.cohort import Cohort
 from fedsim.selectors.clustered import ClusteredBySimilarity, ClusteredBySize, angles, heaviest_within, pour
 from fedsim.selectors.tools.gram import products
 from fedsim.selectors.tools.trees import cut, ward
+from fedsim.types import Cohort
 from tests.toys import toy_cohort, toy_door, toy_population
 
 SERVER: Any = None

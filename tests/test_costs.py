@@ -8,9 +8,9 @@ import torch
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
-from fedsim.make import make
+from fedsim.communication.server import Held, Holdings
+from fedsim.config.build import make
 from fedsim.selectors.base import Selector
-from fedsim.server import Held, Holdings
 from fedsim.simulation import Federation, Record, Simulation
 from tests.test_selector_contract import composed
 from tests.toys import ToyEngine, toy_params, toy_population

@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedsim.ledger import Ledger
+from fedsim.communication.ledger import Ledger
 from fedsim.selectors.divfl import DivFL, cluster_shares, lazy_greedy, plain_greedy
 from fedsim.selectors.tools.gram import distances as distances_from
 from fedsim.selectors.tools.gram import products

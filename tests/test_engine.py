@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.engine.auto import AutoEngine
-from fedsim.engine.base import ClientData, Engine, LocalWork
-from fedsim.engine.batched import BatchedEngine
-from fedsim.engine.chunks import Piece
-from fedsim.engine.params import initial
-from fedsim.engine.sequential import SequentialEngine
+from fedsim.engine.batched.backend import BatchedEngine
+from fedsim.engine.batched.chunks import Piece
+from fedsim.engine.choose import AutoEngine
+from fedsim.engine.engine import ClientData, Engine, LocalWork
+from fedsim.engine.model.parameters import initial
+from fedsim.engine.reference.backend import SequentialEngine
 from fedsim.optimizers.adam import Adam
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
-from fedsim.streams import Streams
+from fedsim.rng import Streams
 
 
 def mlp(*extra: nn.Module) -> nn.Module:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.engine.base import LocalWork
-from fedsim.engine.batches import ClientBatches, client_batches, stack_batches
-from fedsim.streams import Purpose, Streams
+from fedsim.engine.engine import LocalWork
+from fedsim.engine.schedule import ClientBatches, client_batches, stack_batches
+from fedsim.rng import Purpose, Streams
 
 
 def batches_of(size: int, work: LocalWork, client: int = 0) -> ClientBatches:

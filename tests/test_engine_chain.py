@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsim.engine.batched import BatchedEngine
-from fedsim.engine.chain import any_chain, linear_chain
-from fedsim.engine.params import initial
-from fedsim.engine.programs import Differentiated, WrittenOut
+from fedsim.engine.batched.backend import BatchedEngine
+from fedsim.engine.batched.programs import Differentiated, WrittenOut
+from fedsim.engine.model.chain import any_chain, linear_chain
+from fedsim.engine.model.parameters import initial
 from fedsim.models.mlp import MLP
-from fedsim.streams import Streams
+from fedsim.rng import Streams
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, model_of, problem
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.engine import compiled
-from fedsim.engine.base import LocalWork
-from fedsim.engine.batched import BatchedEngine
-from fedsim.engine.compiled import WORTH_STEPS, Compiled, worth_compiling
-from fedsim.streams import Streams
+from fedsim.engine.batched import compiled
+from fedsim.engine.batched.backend import BatchedEngine
+from fedsim.engine.batched.compiled import WORTH_STEPS, Compiled, worth_compiling
+from fedsim.engine.engine import LocalWork
+from fedsim.rng import Streams
 from tests.test_engine import OPTIMIZERS, SIZES, assert_equal, engines, model_of, problem
 
 

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsim.engine.adapt import for_batched, for_sequential, layout_for
-from fedsim.engine.auto import AutoEngine
-from fedsim.engine.base import ClientData, LocalWork
-from fedsim.engine.batched import BatchedEngine
+from fedsim.engine.batched.backend import BatchedEngine
+from fedsim.engine.choose import AutoEngine
+from fedsim.engine.engine import ClientData, LocalWork
 from fedsim.engine.keys import step_keys
-from fedsim.engine.layers import KeyedDropout, MaskedBatchNorm, lenient, mix
-from fedsim.engine.params import initial
-from fedsim.engine.sequential import SequentialEngine
+from fedsim.engine.model.adapt import for_batched, for_sequential, layout_for
+from fedsim.engine.model.layers import KeyedDropout, MaskedBatchNorm, lenient, mix
+from fedsim.engine.model.parameters import initial
+from fedsim.engine.reference.backend import SequentialEngine
 from fedsim.errors import ConfigError
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
-from fedsim.streams import Streams
+from fedsim.rng import Streams
 
 WORK = (
     LocalWork(1, None, 4),

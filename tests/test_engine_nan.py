@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.engine.base import ClientData, Engine, LocalWork
-from fedsim.engine.batched import BatchedEngine
-from fedsim.engine.native.engine import NativeEngine
+from fedsim.engine.batched.backend import BatchedEngine
+from fedsim.engine.batched.programs import Differentiated, WrittenOut
+from fedsim.engine.engine import ClientData, Engine, LocalWork
+from fedsim.engine.model.parameters import initial
+from fedsim.engine.native.backend import NativeEngine
 from fedsim.engine.native.library import NotCompiledError, library
-from fedsim.engine.params import initial
-from fedsim.engine.programs import Differentiated, WrittenOut
-from fedsim.engine.sequential import SequentialEngine
+from fedsim.engine.reference.backend import SequentialEngine
 from fedsim.errors import DataError
-from fedsim.streams import Streams
+from fedsim.rng import Streams
 from tests.test_engine import OPTIMIZERS
 
 ONE_STEP = LocalWork(None, 1, 4)

@@ -10,19 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.engine import auto, compiled
-from fedsim.engine.auto import WORTH_STEPS, AutoEngine
-from fedsim.engine.base import ClientData, Engine, LocalWork, Request
+from fedsim.engine import choose as auto
+from fedsim.engine.batched import compiled
+from fedsim.engine.choose import WORTH_STEPS, AutoEngine
+from fedsim.engine.engine import ClientData, Engine, LocalWork, Request
+from fedsim.engine.model.parameters import initial
 from fedsim.engine.native import library as native
-from fedsim.engine.native.engine import WIDTH, NativeEngine
+from fedsim.engine.native.backend import WIDTH, NativeEngine
 from fedsim.engine.native.library import NotCompiledError, library
-from fedsim.engine.params import initial
-from fedsim.engine.sequential import SequentialEngine
+from fedsim.engine.reference.backend import SequentialEngine
 from fedsim.errors import ConfigError
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
 from fedsim.optimizers.base import LocalOptimizer
-from fedsim.streams import Streams
+from fedsim.rng import Streams
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem
 from tests.test_engine_chain import CHAINS
 

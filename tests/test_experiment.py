@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import experiment, samples
-from fedsim.compose import compose_jobs, search_path
+from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.plan import Plan, make_plan
 from fedsim.data.digits import Digits
-from fedsim.experiment import Experiment, Outcome, build, execute
-from fedsim.plan import Plan, make_plan
+from fedsim.running import experiment
+from fedsim.running import prepared_data as samples
+from fedsim.running.experiment import Experiment, Outcome, build, execute
 from fedsim.simulation import Record, Simulation
 from fedsim.tracking.files import read_summary
 

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.cohort import Params
-from fedsim.ledger import Ledger
-from fedsim.make import make
+from fedsim.communication.ledger import Ledger
+from fedsim.config.build import make
 from fedsim.selectors.fedcor import FedCor
 from fedsim.selectors.tools.gaussian_process import (
     Dense,
@@ -23,6 +22,7 @@ from fedsim.selectors.tools.gaussian_process import (
     greedy_falls,
     process_for,
 )
+from fedsim.types import Params
 from tests.test_selector_contract import composed
 from tests.toys import ToyEngine, toy_door, toy_population
 

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
-from fedsim.cohort import Cohort, Evaluation, Ids, Params
+from fedsim.communication.server import Held, Holdings
+from fedsim.communication.signals import Signal
 from fedsim.errors import FedsimError
 from fedsim.selectors.exploration import Decreasing, Exploration, Fixed, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL, projections
 from fedsim.selectors.gpfl_official import GPFLOfficial, verdict
-from fedsim.server import Held, Holdings
-from fedsim.signals import Signal
 from fedsim.simulation import Federation, Record, Simulation
+from fedsim.types import Cohort, Evaluation, Ids, Params
 from tests.toys import ToyEngine, toy_cohort, toy_door, toy_params, toy_population
 
 DELTA = {"w": torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0]])}

@@ -13,9 +13,9 @@ import torch
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
+from fedsim.communication.server import Held, Holdings
 from fedsim.selectors.exploration import Decreasing, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL
-from fedsim.server import Held, Holdings
 from fedsim.simulation import Federation, Simulation
 from tests.test_gpfl import gpfl, run
 from tests.toys import ConstantOne, Idle, ToyEngine, toy_params, toy_population

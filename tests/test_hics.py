@@ -5,10 +5,10 @@ import pytest
 import torch
 from sklearn.cluster import AgglomerativeClustering
 
-from fedsim.cohort import Cohort
 from fedsim.errors import FedsimError
 from fedsim.selectors.base import softmax
 from fedsim.selectors.hics import HiCS, class_slopes, entropy, output_layer
+from fedsim.types import Cohort
 from tests.toys import toy_door, toy_population
 
 SERVER: Any = None

@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.clients import Clients
-from fedsim.ledger import Ledger
+from fedsim.communication.clients import Clients
+from fedsim.communication.ledger import Ledger
+from fedsim.communication.signals import Signal
 from fedsim.selectors.entropy_greedy import EntropyGreedy, entropies
 from fedsim.selectors.fedcbs import FedCBS, imbalances
 from fedsim.selectors.tools.labels import asked
-from fedsim.signals import Signal
 from tests.toys import ToyEngine, toy_door, toy_population
 
 PURE = np.array([[4.0, 0], [0, 4]])

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim import lanes
-from fedsim.engine.base import Request, Trained
-from fedsim.lanes import Lane, run_lanes
+from fedsim.engine.engine import Request, Trained
+from fedsim.running import interleaving as lanes
+from fedsim.running.interleaving import Lane, run_lanes
 
 
 def test_lanes_pay_for_their_samples_of_the_common_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.engine.base import ClientData, Engine, LocalWork, Request, Trained
-from fedsim.engine.batched import BatchedEngine
-from fedsim.engine.batches import round_batches
-from fedsim.engine.chunks import Piece, chunks, starting_models
-from fedsim.engine.params import initial
+from fedsim.cli import run
+from fedsim.engine.batched.backend import BatchedEngine
+from fedsim.engine.batched.chunks import Piece, chunks, starting_models
+from fedsim.engine.engine import ClientData, Engine, LocalWork, Request, Trained
+from fedsim.engine.model.parameters import initial
+from fedsim.engine.schedule import round_batches
 from fedsim.errors import ConfigError
-from fedsim.lanes import Lane, run_lanes
 from fedsim.models.mlp import MLP
-from fedsim.run import run
-from fedsim.streams import Streams
+from fedsim.rng import Streams
+from fedsim.running.interleaving import Lane, run_lanes
 from fedsim.tracking.files import read_metrics, read_summary
 from tests.test_engine import MODELS, OPTIMIZERS, SIZES, WORKS, engines, model_of, problem
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import clients
-from fedsim.engine.base import Request, Trained
-from fedsim.ledger import Clock, Ledger
-from fedsim.signals import Signal, UndeclaredSignalError
-from fedsim.sketches import TopK
+from fedsim.communication import clients
+from fedsim.communication.compression import TopK
+from fedsim.communication.ledger import Clock, Ledger
+from fedsim.communication.signals import Signal, UndeclaredSignalError
+from fedsim.engine.engine import Request, Trained
 from tests.toys import ToyEngine, toy_door, toy_params
 
 SIZES = [1, 2, 3, 4, 5, 6]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.ledger import Ledger
+from fedsim.communication.ledger import Ledger
 from fedsim.selectors import lefl as lefl_module
 from fedsim.selectors.lefl import LEFL
 from fedsim.selectors.tools.trees import ward

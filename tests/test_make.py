@@ -3,9 +3,9 @@ from typing import Any, Literal
 
 import pytest
 
+from fedsim.config.build import make, resolve
+from fedsim.config.typecheck import conform
 from fedsim.errors import ConfigError, at_least, check, positive
-from fedsim.make import make, resolve
-from fedsim.typecheck import conform
 
 
 class Animal:

@@ -7,8 +7,8 @@ import yaml
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from fedsim.config.build import make
 from fedsim.errors import ConfigError
-from fedsim.make import make
 
 FOLDER = Path(__file__).parents[1] / "conf" / "model"
 DIGITS, FASHION, CIFAR = (1, 8, 8), (1, 28, 28), (3, 32, 32)

@@ -3,8 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.communication.server import Server
 from fedsim.selectors.oort import Oort
-from fedsim.server import Server
 from tests.toys import toy_cohort, toy_door, toy_population
 
 SERVER: Server = None  # type: ignore[assignment]

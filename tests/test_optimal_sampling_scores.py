@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedsim.ledger import Ledger
+from fedsim.communication.ledger import Ledger
 from fedsim.selectors.optimal_sampling import OptimalSampling, aggregated
 from tests.toys import toy_door, toy_population
 

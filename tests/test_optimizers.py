@@ -9,8 +9,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from fedsim.config.build import make
 from fedsim.errors import ConfigError
-from fedsim.make import make
 from fedsim.optimizers import LocalOptimizer, Schedule
 from fedsim.optimizers.adam import Adam
 from fedsim.optimizers.schedules import Constant, Step

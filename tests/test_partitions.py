@@ -8,8 +8,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.config.build import make
 from fedsim.errors import ConfigError, DataError
-from fedsim.make import make
 from fedsim.partitions.apportion import largest_remainder
 from fedsim.partitions.base import Labelled, Partition
 from fedsim.partitions.dirichlet_qp import DirichletQP, _deal, solve_sizes

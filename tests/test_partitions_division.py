@@ -11,7 +11,7 @@ from fedsim.partitions.base import Indices, Labelled, Partition
 from fedsim.partitions.division import Division, ServerSplit, divide
 from fedsim.partitions.iid import IID
 from fedsim.partitions.natural import Natural
-from fedsim.streams import Streams
+from fedsim.rng import Streams
 
 DATA = Labelled(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 50)), 10)
 NOTHING = ServerSplit(validation_fraction=0.0, public_samples=0, public_stratified=False)

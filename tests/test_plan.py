@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.compose import Composed, compose_jobs, search_path
+from fedsim.config.compose import Composed, compose_jobs, search_path
+from fedsim.config.plan import IRRELEVANT, Plan, hash_config, make_plan
 from fedsim.errors import ConfigError
-from fedsim.plan import IRRELEVANT, Plan, hash_config, make_plan
 
 
 @pytest.fixture(scope="module", autouse=True)

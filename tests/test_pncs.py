@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedsim.communication.compression import Identity, TopK
+from fedsim.communication.ledger import Ledger
 from fedsim.errors import ConfigError
-from fedsim.ledger import Ledger
 from fedsim.selectors.pncs import PNCS
 from fedsim.selectors.tools.power_norm import Reading, similarities
 from fedsim.selectors.tools.subset import least_alike, pair_sum
-from fedsim.sketches import Identity, TopK
 from tests.toys import ToyEngine, toy_door, toy_population
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.compose import compose_jobs, search_path
+from fedsim.cli import check_jobs
+from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.plan import Plan
 from fedsim.errors import ConfigError
-from fedsim.plan import Plan
-from fedsim.run import check_jobs
 
 CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted(p.stem for p in (CONF / "preset").glob("*.yaml"))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from fedsim.cli import run as fedsim_run
 from fedsim.errors import FedsimError
 from fedsim.report import measures, published, tables, times
 from fedsim.report.__main__ import main
@@ -19,7 +20,6 @@ from fedsim.report.published import Claim, Publication, measure_of
 from fedsim.report.runs import Run, read_runs
 from fedsim.report.table import Table
 from fedsim.report.verdicts import judge
-from fedsim.run import run as fedsim_run
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
 

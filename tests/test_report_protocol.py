@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsim.compose import compose_jobs, search_path
-from fedsim.plan import with_one_amount_of_work
+from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.plan import with_one_amount_of_work
 from fedsim.report.__main__ import main
 from fedsim.report.groups import group_runs
 from fedsim.report.protocol import protocol_of

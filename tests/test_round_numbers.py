@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedsim.make import make
+from fedsim.config.build import make
 from fedsim.selectors import fedcor as fedcor_module
 from fedsim.selectors.fedcor import FedCor
 from tests.test_fedabc import LOG_P, fedabc

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Availability
-from fedsim.clients import Clients
-from fedsim.cohort import Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Held, Holdings
 from fedsim.optimizers import Schedule
+from fedsim.rng import Purpose, Streams
 from fedsim.selectors.base import Selector
-from fedsim.server import Held, Holdings
 from fedsim.simulation import Federation, Simulation
-from fedsim.streams import Purpose, Streams
+from fedsim.types import Selection
 from tests.toys import Idle, ToyEngine, toy_params, toy_population
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import yaml
 
+from fedsim.cli import run, tell
+from fedsim.config.plan import make_plan
 from fedsim.errors import ConfigError, FedsimError
 from fedsim.partitions.division import Division
-from fedsim.plan import make_plan
-from fedsim.run import run, tell
 from fedsim.tracking.files import read_metrics, read_summary
 
 ROOT = Path(__file__).parents[1]
@@ -162,8 +162,8 @@ def test_global_generators_are_left_alone(fedsim: Run) -> None:
 
 
 def test_every_group_choice_composes_into_a_sound_plan(fedsim: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsim.compose import compose_jobs, search_path
-    from fedsim.plan import make_plan
+    from fedsim.config.compose import compose_jobs, search_path
+    from fedsim.config.plan import make_plan
 
     extra = {
         "parquet": ["dataset.path=x"],
@@ -403,7 +403,7 @@ def test_an_error_is_one_screen_on_stderr(capsys: pytest.CaptureFixture[str]) ->
 
 OUTSIDE = """
 import numpy as np
-from fedsim.cohort import Selection
+from fedsim.types import Selection
 from fedsim.errors import check, at_least
 from fedsim.selectors.base import Selector
 
@@ -496,7 +496,7 @@ def test_jobs_are_planned_once_also_those_of_a_preset(
         planned.append(choices["selector"])
         return make_plan(config, choices)
 
-    monkeypatch.setattr("fedsim.plan.make_plan", counting)
+    monkeypatch.setattr("fedsim.config.plan.make_plan", counting)
     assert fedsim("--config-dir", "my_conf", "preset=mine", "seed=0,1", "hydra.verbose=false") == 0
     assert sorted(planned) == ["gpfl", "gpfl", "random", "random"]
     assert fedsim("cohort_size=4") == 0

@@ -12,14 +12,14 @@ import torch
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
-from fedsim.cohort import Population
-from fedsim.compose import compose_jobs, search_path
-from fedsim.guards import selection_fault
-from fedsim.make import make
+from fedsim.checks import selection_fault
+from fedsim.communication.server import Held, Holdings
+from fedsim.communication.signals import Signal
+from fedsim.config.build import make
+from fedsim.config.compose import compose_jobs, search_path
 from fedsim.selectors.base import Selector
-from fedsim.server import Held, Holdings
-from fedsim.signals import Signal
 from fedsim.simulation import Federation, Record, Simulation
+from fedsim.types import Population
 from tests.toys import ToyEngine, toy_door, toy_params, toy_population
 
 FOLDER = Path(__file__).parents[1] / "conf" / "selector"

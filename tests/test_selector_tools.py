@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.ledger import Ledger
+from fedsim.communication.ledger import Ledger
 from fedsim.selectors import divfl as divfl_module
 from fedsim.selectors import pncs as pncs_module
 from fedsim.selectors.divfl import DivFL

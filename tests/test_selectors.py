@@ -5,15 +5,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedsim.clients import Clients
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Server
 from fedsim.errors import ConfigError
+from fedsim.rng import Purpose, Streams
 from fedsim.selectors.base import highest, weighted_without_replacement
 from fedsim.selectors.full import Full
 from fedsim.selectors.power_of_choice import PowerOfChoice
 from fedsim.selectors.random import MultinomialRandom, Random
 from fedsim.selectors.round_robin import RoundRobin
-from fedsim.server import Server
-from fedsim.streams import Purpose, Streams
 from tests.toys import ToyEngine, toy_cohort, toy_door, toy_population
 
 

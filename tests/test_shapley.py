@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.cohort import Evaluation, Params
 from fedsim.selectors.s_fedavg import SFedAvg
 from fedsim.selectors.shapley import Valuation, averaged, exact_values, sampled_values
 from fedsim.selectors.shapley_bandit import ShapleyBandit
+from fedsim.types import Evaluation, Params
 from tests.toys import toy_cohort, toy_door, toy_population
 
 

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always, Availability
-from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Selection
+from fedsim.checks import SelectionError, drop_nonfinite
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Held, Holdings, Server
+from fedsim.communication.signals import Signal
 from fedsim.errors import DivergedError, FedsimError
-from fedsim.guards import SelectionError, drop_nonfinite
 from fedsim.selectors.base import Selector
-from fedsim.server import Held, Holdings, Server
-from fedsim.signals import Signal
 from fedsim.simulation import Federation, Simulation
+from fedsim.types import Cohort, Selection
 from tests.toys import ToyEngine, toy_cohort, toy_params, toy_population
 
 

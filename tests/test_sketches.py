@@ -4,11 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.communication.compression import Coordinates, CountSketch, Gaussian, Identity, Int8, Sketch, TopK
+from fedsim.communication.ledger import Ledger
+from fedsim.communication.signals import Signal
 from fedsim.errors import ConfigError, FedsimError
-from fedsim.ledger import Ledger
 from fedsim.selectors.tools.power_norm import similarities
-from fedsim.signals import Signal
-from fedsim.sketches import Coordinates, CountSketch, Gaussian, Identity, Int8, Sketch, TopK
 from tests.toys import toy_door
 
 X = torch.tensor([3.0, -1.0, 0.5, -4.0, 0.0])

@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.clients import Clients, RoundTerms
-from fedsim.cohort import Cohort, Evaluation, Ids, Params, Population
-from fedsim.engine.base import ClientData, Engine, LocalWork, Request, Trained
-from fedsim.ledger import Clock, Ledger
+from fedsim.communication.clients import Clients, RoundTerms
+from fedsim.communication.ledger import Clock, Ledger
+from fedsim.communication.signals import Signal
+from fedsim.engine.engine import ClientData, Engine, LocalWork, Request, Trained
 from fedsim.optimizers import LocalOptimizer, Schedule
-from fedsim.signals import Signal
-from fedsim.streams import Streams
+from fedsim.rng import Streams
+from fedsim.types import Cohort, Evaluation, Ids, Params, Population
 
 
 class ConstantOne(Schedule):

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.cohort import Ids
-from fedsim.streams import Purpose, Streams
+from fedsim.rng import Purpose, Streams
+from fedsim.types import Ids
 
 _STRIDE = 0x2545F4914F6CDD1D
 

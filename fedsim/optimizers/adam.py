@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedsim.cohort import Stack
 from fedsim.errors import at_least, between, positive
 from fedsim.optimizers.base import LocalOptimizer, Schedule
+from fedsim.types import Stack
 
 
 @dataclass

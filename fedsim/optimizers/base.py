@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedsim.cohort import Stack
 from fedsim.errors import Problem, check, positive
+from fedsim.types import Stack
 
 
 class Schedule(ABC):

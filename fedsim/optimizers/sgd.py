@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from fedsim.cohort import Stack
 from fedsim.errors import at_least, between, rule
 from fedsim.optimizers.base import LocalOptimizer, Schedule
+from fedsim.types import Stack
 
 
 class SGD(LocalOptimizer):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedsim.errors import DataError, at_least, between, check
 from fedsim.partitions.apportion import largest_remainder
 from fedsim.partitions.base import Indices, Labelled, Partition
-from fedsim.streams import Purpose, Streams
+from fedsim.rng import Purpose, Streams
 
 
 @dataclass(frozen=True, kw_only=True)

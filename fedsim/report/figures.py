@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedsim.ledger import PHASES
+from fedsim.communication.ledger import PHASES
 from fedsim.report import measures
 from fedsim.report.groups import Group
 from fedsim.report.panels import Panel

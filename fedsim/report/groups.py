@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.plan import IRRELEVANT
+from fedsim.config.plan import IRRELEVANT
 from fedsim.report.runs import Run, complete
 
 SEEDS = ("seed", "partition_seed", "init_seed")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.ledger import PHASES
+from fedsim.communication.ledger import PHASES
 from fedsim.report.runs import Floats, Run
 
 FINAL_WINDOW = 11

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fedsim.compose import compose_jobs, search_path
+from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.plan import with_one_amount_of_work
 from fedsim.errors import ConfigError
-from fedsim.plan import with_one_amount_of_work
 from fedsim.report.groups import Group, flat, relevant
 from fedsim.tracking.files import json_ready
 

@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from fedsim.config.moved import with_paths_now
 from fedsim.errors import FedsimError
 from fedsim.partitions.division import Division
 from fedsim.tracking.files import CONFIG, SUMMARY, read_metrics, read_summary
@@ -92,7 +93,7 @@ def _read(folder: Path) -> Run | None:
         return None
     if summary is None or not isinstance(config, Mapping) or "choices" not in summary:
         return None
-    return Run(folder, config, summary)
+    return Run(folder, with_paths_now(config), summary)
 
 
 def complete(runs: Iterable[Run]) -> list[Run]:

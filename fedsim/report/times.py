@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fedsim.ledger import PHASES
+from fedsim.communication.ledger import PHASES
 from fedsim.report.groups import Group
 from fedsim.report.measures import cost_of_rounds
 from fedsim.report.runs import Run

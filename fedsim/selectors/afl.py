@@ -6,11 +6,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients
-from fedsim.cohort import Ids, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, between, check
 from fedsim.selectors.base import Selector, ascending
-from fedsim.signals import Signal
+from fedsim.types import Ids, Population, Selection
 
 
 class AFL(Selector):

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Ids, Population, Selection
-from fedsim.server import Server
-from fedsim.signals import Signal
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Server
+from fedsim.communication.signals import Signal
+from fedsim.types import Cohort, Ids, Population, Selection
 
 
 class Selector(ABC):

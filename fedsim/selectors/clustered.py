@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Ids, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Server
 from fedsim.selectors.base import Selector
 from fedsim.selectors.tools.gram import distances, refreshed
 from fedsim.selectors.tools.trees import WardOn, ward
-from fedsim.server import Server
+from fedsim.types import Cohort, Ids, Population, Selection
 
 Floats = NDArray[np.float64]
 FULL = 1e-9

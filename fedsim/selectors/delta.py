@@ -4,12 +4,12 @@ form."""
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Server
+from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector
-from fedsim.server import Server
-from fedsim.signals import Signal
+from fedsim.types import Cohort, Population, Selection
 
 Floats = NDArray[np.float64]
 

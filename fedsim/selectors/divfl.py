@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients import Clients
-from fedsim.cohort import Ids, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector
 from fedsim.selectors.tools.gram import distances, refreshed
-from fedsim.signals import Signal
+from fedsim.types import Ids, Population, Selection
 
 Floats = NDArray[np.float64]
 

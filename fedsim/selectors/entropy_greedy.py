@@ -4,13 +4,13 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients
-from fedsim.cohort import Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.signals import Signal
 from fedsim.errors import check, rule
 from fedsim.selectors.base import Selector, ascending, highest
 from fedsim.selectors.tools.labels import asked
 from fedsim.selectors.tools.waiting import not_waiting
-from fedsim.signals import Signal
+from fedsim.types import Population, Selection
 
 Floats = NDArray[np.float64]
 

@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Server
+from fedsim.communication.signals import Signal
 from fedsim.errors import check, positive, rule
 from fedsim.selectors.base import Selector
 from fedsim.selectors.tools.divergence import divergences
-from fedsim.server import Server
-from fedsim.signals import Signal
+from fedsim.types import Cohort, Population, Selection
 
 REACHED = 1e-9
 """Slack of "the sum has reached tau", as .1 * 3 > .3 in floats."""

@@ -4,12 +4,12 @@ Class-Imbalance Reduction", ICML 2023)."""
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients
-from fedsim.cohort import Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector, ascending
 from fedsim.selectors.tools.labels import asked
-from fedsim.signals import Signal
+from fedsim.types import Population, Selection
 
 Floats = NDArray[np.float64]
 SMALLEST = 1e-9

@@ -6,12 +6,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients
-from fedsim.cohort import Params, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, between, check, positive
 from fedsim.selectors.base import Selector, ascending
 from fedsim.selectors.tools.gaussian_process import Kernel, Objective, Parameters, greedy_falls, process_for
-from fedsim.signals import Signal
+from fedsim.types import Params, Population, Selection
 
 Floats = NDArray[np.float64]
 SMALLEST_DISCOUNT = 1e-12

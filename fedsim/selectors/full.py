@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from fedsim.clients import Clients
-from fedsim.cohort import Selection
+from fedsim.communication.clients import Clients
 from fedsim.selectors.base import Selector
+from fedsim.types import Selection
 
 
 class Full(Selector):

@@ -8,14 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Evaluation, Ids, Params, Population, Selection, Stack
+from fedsim.communication.clients import Clients
+from fedsim.communication.local_results import row_blocks
+from fedsim.communication.server import Server
+from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, check, positive
 from fedsim.selectors.base import Selector, ascending, highest, softmax
 from fedsim.selectors.exploration import Exploration
-from fedsim.server import Server
-from fedsim.signals import Signal
-from fedsim.workshop import row_blocks
+from fedsim.types import Cohort, Evaluation, Ids, Params, Population, Selection, Stack
 
 Floats = NDArray[np.float64]
 LocalDirection = Literal["per_lr", "update", "per_step", "momentum_buffer", "full_gradient"]

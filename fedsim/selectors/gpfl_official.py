@@ -5,14 +5,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Evaluation, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Server
+from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector, ascending, softmax
 from fedsim.selectors.exploration import Exploration
 from fedsim.selectors.gpfl import projections
-from fedsim.server import Server
-from fedsim.signals import Signal
+from fedsim.types import Cohort, Evaluation, Population, Selection
 
 START = Evaluation(accuracy=0.0, loss=1e6)
 """What round 1 is compared with: the code does not evaluate the initial model."""

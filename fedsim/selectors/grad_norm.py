@@ -5,10 +5,10 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.clients import Clients
-from fedsim.cohort import Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.signals import Signal
 from fedsim.selectors.base import Selector, ascending, highest
-from fedsim.signals import Signal
+from fedsim.types import Population, Selection
 
 
 class GradNorm(Selector):

@@ -8,14 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Ids, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Server
 from fedsim.errors import FedsimError, at_least, check, positive
 from fedsim.selectors.base import Selector, ascending, softmax
 from fedsim.selectors.clustered import angles, by_similarity, drawn, masses_of
 from fedsim.selectors.tools.gram import refreshed
 from fedsim.selectors.tools.trees import WardOn, cut, ward
-from fedsim.server import Server
+from fedsim.types import Cohort, Ids, Population, Selection
 
 Floats = NDArray[np.float64]
 

@@ -8,12 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients import Clients
-from fedsim.cohort import Ids, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.signals import Signal
 from fedsim.selectors.base import Selector
 from fedsim.selectors.tools.divergence import divergences
 from fedsim.selectors.tools.trees import cut, ward
-from fedsim.signals import Signal
+from fedsim.types import Ids, Population, Selection
 
 
 class LEFL(Selector):

@@ -6,12 +6,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Ids, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Server
+from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, between, check, positive
 from fedsim.selectors.base import Selector, ascending, weighted_without_replacement
-from fedsim.server import Server
-from fedsim.signals import Signal
+from fedsim.types import Cohort, Ids, Population, Selection
 
 Floats = NDArray[np.float64]
 PRIOR_POOL = 5

@@ -5,11 +5,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients
-from fedsim.cohort import Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector
-from fedsim.signals import Signal
+from fedsim.types import Population, Selection
 
 Floats = NDArray[np.float64]
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Params, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Server
+from fedsim.communication.signals import Signal
 from fedsim.errors import check, rule
 from fedsim.selectors.base import Selector, ascending
 from fedsim.selectors.pncs import stacked
 from fedsim.selectors.tools.pair_features import pair_features
-from fedsim.server import Server
-from fedsim.signals import Signal
+from fedsim.types import Cohort, Params, Population, Selection
 
 
 class PairStudy(Selector):

@@ -8,15 +8,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients import Clients
-from fedsim.cohort import Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.compression import Identity, Sketch
+from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, check, positive, rule
 from fedsim.selectors.base import Selector, ascending
 from fedsim.selectors.tools.power_norm import Reading, similarities
 from fedsim.selectors.tools.subset import least_alike
 from fedsim.selectors.tools.waiting import not_waiting
-from fedsim.signals import Signal
-from fedsim.sketches import Identity, Sketch
+from fedsim.types import Population, Selection
 
 Floats = NDArray[np.float64]
 

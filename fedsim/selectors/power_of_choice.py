@@ -5,12 +5,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Ids, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Server
+from fedsim.communication.signals import Signal
 from fedsim.errors import check, rule
 from fedsim.selectors.base import Selector, ascending, highest, weighted_without_replacement
-from fedsim.server import Server
-from fedsim.signals import Signal
+from fedsim.types import Cohort, Ids, Population, Selection
 
 
 class PowerOfChoice(Selector):

@@ -4,9 +4,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.clients import Clients
-from fedsim.cohort import Population, Selection
+from fedsim.communication.clients import Clients
 from fedsim.selectors.base import Selector, ascending, weighted_without_replacement
+from fedsim.types import Population, Selection
 
 
 class Random(Selector):

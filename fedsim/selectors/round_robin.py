@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients
-from fedsim.cohort import Population, Selection
+from fedsim.communication.clients import Clients
 from fedsim.selectors.base import Selector, ascending
+from fedsim.types import Population, Selection
 
 
 class RoundRobin(Selector):

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsim.cohort import Cohort, Params
+from fedsim.communication.server import Server
 from fedsim.errors import at_least, check
-from fedsim.server import Server
+from fedsim.types import Cohort, Params
 
 Floats = NDArray[np.float64]
 Worth = Callable[[frozenset[int]], float]

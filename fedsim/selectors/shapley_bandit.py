@@ -3,13 +3,13 @@ Selection for Communication-Efficient Federated Learning", 2024) or as a bandit 
 
 import numpy as np
 
-from fedsim.clients import Clients
-from fedsim.cohort import Cohort, Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.server import Server
+from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector, ascending, highest
 from fedsim.selectors.shapley import Valuation
-from fedsim.server import Server
-from fedsim.signals import Signal
+from fedsim.types import Cohort, Population, Selection
 
 
 class ShapleyBandit(Selector):

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.clients import Clients
-from fedsim.cohort import Population, Selection
+from fedsim.communication.clients import Clients
+from fedsim.communication.signals import Signal
 from fedsim.errors import check, rule
 from fedsim.selectors.base import Selector, ascending, highest
-from fedsim.signals import Signal
 from fedsim.tracking.files import read_metrics
+from fedsim.types import Population, Selection
 
 
 class TopLoss(Selector):

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedsim.ledger import PHASES
+from fedsim.communication.ledger import PHASES
 from fedsim.tracking.base import RunInfo, Tracker
 
 CONSOLE = Console(highlight=False)

@@ -1,6 +1,6 @@
 /* Linear layers. Each of a team does some samples of a batch, and some rows of a weight's gradient. */
 
-/* SplitMix64's finaliser; fedsim/engine/layers.py draws the same masks. */
+/* SplitMix64's finaliser; fedsim/engine/model/layers.py draws the same masks. */
 static uint64_t mix(uint64_t z)
 {
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;

@@ -13,7 +13,7 @@ struct link {
     double rate;
 };
 
-/* As fedsim/engine/native/task.py has it. `start`, `result` and `velocity` point to weight and bias (0: none) of layer
+/* As fedsim/engine/native/calls.py has it. `start`, `result` and `velocity` point to weight and bias (0: none) of layer
    after layer, as torch lays them out. */
 struct task {
     int64_t links, steps, width; /* `width`: samples of the largest batch */

@@ -4,13 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.cohort import Stack
-from fedsim.engine.base import ClientData, Request, Trained
-from fedsim.engine.batches import round_batches
-from fedsim.engine.chain import Chain
+from fedsim.engine.engine import ClientData, Request, Trained
 from fedsim.engine.keys import step_keys
-from fedsim.engine.native.task import ChainCalls, Rule, Work
+from fedsim.engine.model.chain import Chain
+from fedsim.engine.native.calls import ChainCalls, Rule, Work
+from fedsim.engine.schedule import round_batches
 from fedsim.optimizers.sgd import SGD
+from fedsim.types import Stack
 
 
 class Round:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.cohort import Ids
+from fedsim.types import Ids
 
 Floats = NDArray[np.float64]
 Transform = Callable[[Tensor], Tensor]

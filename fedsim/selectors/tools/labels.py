@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients import Clients
+from fedsim.communication.clients import Clients
 
 UNTOLD = -1
 Counts = NDArray[np.int64]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedsim.cohort import Ids
+from fedsim.types import Ids
 
 
 def not_waiting(available: Ids, queue: Sequence[int], wanted: int) -> Ids:

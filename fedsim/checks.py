@@ -1,0 +1,67 @@
+"""What the round loop lets through: well-formed selections, finite updates, finite models."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedsim.errors import DivergedError, FedsimError
+from fedsim.types import Cohort, Ids, Params, Selection
+
+
+class SelectionError(FedsimError):
+    """A selector returned what is not a selection."""
+
+
+def selection_fault(selection: Selection, available: Ids, expected: int | None) -> str | None:
+    """What is wrong with a selection, in words, or None. `expected` is the number of clients, None for adaptive."""
+    ids, weights = selection.ids, selection.weights
+    if not (isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64):
+        return f"must return ids as a one-dimensional int64 array, not {ids!r}"
+    if np.any(np.diff(ids) <= 0):
+        return f"must return unique ids in ascending order, not {ids.tolist()}"
+    strangers = ids[~np.isin(ids, available)]
+    if len(strangers):
+        return f"selected clients that are not available this round: {strangers.tolist()}"
+    if expected is not None and len(ids) != expected:
+        return f"must return {expected} clients, not {len(ids)} (`adaptive = True` if the method decides the number)"
+    if weights is not None and (weights.shape != ids.shape or not np.isfinite(weights).all()):
+        return f"must return one finite weight per id, not {weights!r}"
+    return None
+
+
+def drop_nonfinite(
+    cohort: Cohort, weights: NDArray[np.float64] | None
+) -> tuple[Cohort, NDArray[np.float64] | None, int]:
+    """The cohort without updates that hold a nan or infinity, and how many those were.
+
+    The selector's weights of the rest are scaled to keep their sum. Raises `DivergedError` if no update is left.
+    """
+    # the sum of a row is finite exactly where all its entries are (or so large that their sum is not)
+    finite = torch.stack([d.flatten(1).sum(1) for d in cohort.delta.values()]).isfinite().all(0)
+    keep = finite.cpu().numpy()
+    if keep.all():
+        return cohort, weights, 0
+    if not keep.any():
+        raise DivergedError("every update of the round holds a nan or infinity: a lower optimizer.lr may help")
+    kept = replace(
+        cohort,
+        ids=cohort.ids[keep],
+        sizes=cohort.sizes[keep],
+        delta={name: delta[finite] for name, delta in cohort.delta.items()},
+        loss=None if cohort.loss is None else cohort.loss[keep],
+        rms_loss=None if cohort.rms_loss is None else cohort.rms_loss[keep],
+        steps=cohort.steps[keep],
+        durations=None if cohort.durations is None else cohort.durations[keep],
+    )
+    if weights is not None and weights[keep].sum() != 0:
+        weights = weights[keep] * (weights.sum() / weights[keep].sum())
+    elif weights is not None:
+        weights = weights[keep]
+    return kept, weights, int((~keep).sum())
+
+
+def require_finite(params: Params, t: int) -> None:
+    if not all(bool(torch.isfinite(p).all()) for p in params.values()):
+        raise DivergedError(f"round {t}: the aggregated model holds a nan or infinity: a lower optimizer.lr may help")

@@ -1,0 +1,104 @@
+"""Objects from config nodes: the one place where YAML meets constructors.
+
+A node is a mapping with `_target_` (a class) and values. Values live in YAML once; names and types live in the
+constructor's keyword-only parameters once. Whatever is not a subclass of the expected base is refused before it is
+called, which is also the answer to hostile targets.
+"""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, get_type_hints
+
+from fedsim.config.moved import path_now
+from fedsim.config.typecheck import conform, describe
+from fedsim.errors import ConfigError, Problem
+
+T = TypeVar("T")
+Node = Mapping[str, Any]
+
+
+def make(node: Any, base: type[T], key: str, *runtime: Any) -> T:
+    """Build the object that `node` describes.
+
+    `runtime` objects go to the constructor's positional parameters. Raises `ConfigError` with every problem of the
+    node, keys prefixed by `key`.
+    """
+    cls = resolve(node, base, key)
+    values = bind({k: v for k, v in node.items() if k != "_target_"}, cls, key)
+    try:
+        return cls(*runtime, **values)
+    except ConfigError as error:
+        raise ConfigError(p.within(key) for p in error.problems) from error
+    except ValueError as error:
+        raise ConfigError([Problem(key, ..., str(error))]) from error
+
+
+def inspect_node(node: Any, base: type[T], key: str) -> type[T]:
+    """All checks of `make` that need no runtime objects: target, names and types. Returns the class."""
+    cls = resolve(node, base, key)
+    bind({k: v for k, v in node.items() if k != "_target_"}, cls, key)
+    return cls
+
+
+def resolve(node: Any, base: type[T], key: str) -> type[T]:
+    """The class that `node["_target_"]` names, a subclass of `base`. Nothing is called."""
+    target = node.get("_target_") if isinstance(node, Mapping) else None
+    expected = f"must be the dotted path of a subclass of {base.__module__}.{base.__qualname__}"
+    if not isinstance(target, str):
+        raise ConfigError([Problem(f"{key}._target_", target, expected, f"choose a file of conf/{key.split('.')[0]}/")])
+    module_name, _, name = path_now(target).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module_name), name) if module_name else None
+    except Exception as error:  # an import of a user's module may fail in any way
+        reason = f"{expected}; importing it failed: {type(error).__name__}: {error}"
+        raise ConfigError([Problem(f"{key}._target_", target, reason, "is its module on PYTHONPATH?")]) from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError([Problem(f"{key}._target_", target, expected)])
+    if inspect.isabstract(found):
+        raise ConfigError([Problem(f"{key}._target_", target, expected + " that implements its abstract methods")])
+    return found
+
+
+def bind(values: Node, constructor: type, key: str) -> dict[str, Any]:
+    """Keyword arguments for `constructor` from `values`: every name known, none missing, every value of its type."""
+    hints = get_type_hints(constructor.__init__)  # type: ignore[misc]
+    keywords = [p for p in inspect.signature(constructor).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    names = [p.name for p in keywords]
+    problems = [unknown(name, names, key) for name in values if name not in names]
+    problems += [
+        Problem(_join(key, p.name), ..., f"is missing; {constructor.__qualname__} needs it")
+        for p in keywords
+        if p.name not in values and p.default is p.empty
+    ]
+    arguments: dict[str, Any] = {}
+    for name in (n for n in names if n in values):
+        try:
+            arguments[name] = _argument(values[name], hints.get(name, Any), _join(key, name))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return arguments
+
+
+def _argument(value: Any, hint: Any, key: str) -> Any:
+    if isinstance(value, Mapping) and "_target_" in value and isinstance(hint, type):
+        return make(value, hint, key)
+    try:
+        return conform(value, hint)
+    except TypeError:
+        raise ConfigError([Problem(key, value, f"must be {describe(hint)}")]) from None
+
+
+def unknown(name: str, known: Iterable[str], key: str = "") -> Problem:
+    """The problem of an unknown name, with the nearest known one."""
+    known = sorted(known)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {_join(key, nearest[0])}?" if nearest else f"known here: {', '.join(known) or 'no key'}"
+    return Problem(_join(key, name), ..., "is not a known key", hint)
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name

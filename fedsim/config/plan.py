@@ -1,0 +1,162 @@
+"""A config checked as a whole before any work: every problem of every group is told at once."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import platformdirs
+import torch
+from torch import nn
+
+from fedsim.aggregators import Aggregator
+from fedsim.availability import Availability
+from fedsim.communication.signals import Signal
+from fedsim.config.build import bind, inspect_node, make
+from fedsim.config.moved import with_first_paths
+from fedsim.config.settings import LocalSettings, Settings
+from fedsim.data.base import Dataset
+from fedsim.engine.engine import Engine
+from fedsim.errors import ConfigError, Problem, rule
+from fedsim.optimizers.base import LocalOptimizer
+from fedsim.partitions.base import Partition
+from fedsim.partitions.division import ServerSplit
+from fedsim.selectors.base import Selector
+from fedsim.tracking.base import Tracker
+from fedsim.types import Population
+
+T = TypeVar("T")
+
+IRRELEVANT = ("name", "data_dir", "cache_dir", "output_dir", "overwrite", "tracker")
+"""Top-level keys that cannot change a result; all others are in the hash that names a run's folder."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, checked. `config` is what its config.yaml will hold; `folder` is a function of it."""
+
+    config: Mapping[str, Any]
+    choices: Mapping[str, str]
+    settings: Settings
+    local: LocalSettings
+    server: ServerSplit
+    config_hash: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        assert self.folder.name.endswith(self.config_hash[:8])
+
+    @property
+    def data_dir(self) -> Path:
+        return self.settings.data_dir or platformdirs.user_cache_path("fedsim") / "data"
+
+    @property
+    def cache_dir(self) -> Path:
+        return self.settings.cache_dir or platformdirs.user_cache_path("fedsim") / "decoded"
+
+
+class _Problems:
+    """Runs checks and gathers what they find."""
+
+    def __init__(self) -> None:
+        self.found: list[Problem] = []
+
+    def run(self, build: Callable[[], T]) -> T | None:
+        try:
+            return build()
+        except ConfigError as error:
+            self.found += [p for p in error.problems if p not in self.found]
+            return None
+
+    def add(self, problem: Problem | None) -> None:
+        if problem is not None:
+            self.found.append(problem)
+
+
+def make_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
+    """Check `config` (plain containers, resolved). Raises `ConfigError` with all its problems."""
+    config = with_one_amount_of_work(config)
+    problems = _Problems()
+    settings = problems.run(lambda: _build(config, Settings, ""))
+    local = problems.run(lambda: _build(config.get("local") or {}, LocalSettings, "local"))
+    server = problems.run(lambda: _build(config.get("server") or {}, ServerSplit, "server"))
+    problems.run(lambda: _check_groups(config, problems))
+    problems.run(lambda: _check_selector(config, settings, server, problems))
+    if settings is not None:
+        problems.add(_device_problem(settings.device))
+    if problems.found or settings is None or local is None or server is None:
+        raise ConfigError(problems.found)
+    config_hash = hash_config(config)
+    return Plan(config, choices, settings, local, server, config_hash, folder_of(settings, choices, config_hash))
+
+
+def hash_config(config: Mapping[str, Any]) -> str:
+    """SHA-256 over every value that can change a result."""
+    relevant = with_first_paths({k: v for k, v in config.items() if k not in IRRELEVANT})
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def folder_of(settings: Settings, choices: Mapping[str, str], config_hash: str) -> Path:
+    """outputs/<name>/<dataset>-<partition>-<model>-<selector>-s<seed>-<hash>."""
+    readable = [Path(choices.get(g, "custom")).name for g in ("dataset", "partition", "model", "selector")]
+    return settings.output_dir / settings.name / "-".join([*readable, f"s{settings.seed}", config_hash[:8]])
+
+
+def _build(values: Mapping[str, Any], cls: type[T], key: str) -> T:
+    arguments = bind(values, cls, key)
+    try:
+        return cls(**arguments)
+    except ConfigError as error:
+        raise ConfigError(p.within(key) if key else p for p in error.problems) from error
+
+
+def with_one_amount_of_work(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`local.steps`, where given, takes the place of `local.epochs`; the record says which one was used."""
+    local = config.get("local")
+    if isinstance(local, Mapping) and local.get("steps") is not None:
+        local = {**local, "epochs": None}
+    return {**config, "local": local}
+
+
+def _check_groups(config: Mapping[str, Any], problems: _Problems) -> None:
+    nowhere = Path()
+    problems.run(lambda: make(config.get("dataset"), Dataset, "dataset", nowhere, nowhere))
+    problems.run(lambda: make(config.get("partition"), Partition, "partition"))
+    problems.run(lambda: make(config.get("availability"), Availability, "availability"))
+    problems.run(lambda: make(config.get("optimizer"), LocalOptimizer, "optimizer"))
+    problems.run(lambda: make(config.get("aggregator"), Aggregator, "aggregator", frozenset()))
+    problems.run(lambda: inspect_node(config.get("model"), nn.Module, "model"))
+    problems.run(lambda: inspect_node(config.get("engine"), Engine, "engine"))
+    for name, node in (config.get("tracker") or {}).items():
+        problems.run(lambda n=name, v=node: make(v, Tracker, f"tracker.{n}"))  # type: ignore[misc]
+
+
+def _check_selector(
+    config: Mapping[str, Any], settings: Settings | None, server: ServerSplit | None, problems: _Problems
+) -> None:
+    if settings is None:
+        inspect_node(config.get("selector"), Selector, "selector")
+        return
+    equal = Population(np.ones(settings.num_clients, np.int64), settings.cohort_size, settings.num_rounds)
+    selector = make(config.get("selector"), Selector, "selector", equal)
+    if server is not None:
+        problems.add(_unmet(Signal.VALIDATION, selector, "validation_fraction", server.validation_fraction, 0.05))
+        problems.add(_unmet(Signal.PUBLIC, selector, "public_samples", server.public_samples, 100))
+
+
+def _unmet(signal: Signal, selector: Selector, key: str, value: float, example: float) -> Problem | None:
+    return rule(
+        signal not in selector.needs or value > 0,
+        f"server.{key}",
+        value,
+        f"must be > 0 for {type(selector).__name__}",
+        f"set it to {example}, say, in every run that is compared with this one",
+    )
+
+
+def _device_problem(device: str) -> Problem | None:
+    missing = device == "cuda" and not torch.cuda.is_available()
+    return rule(not missing, "device", device, "needs a CUDA GPU that torch can see", "use device=cpu or device=auto")

@@ -1,0 +1,94 @@
+"""The top level of a config: its keys and types once (here), its values once (conf/config.yaml)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedsim.errors import at_least, between, check, rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Scalars of the run; each group is a mapping that `fedsim.config.build` turns into an object."""
+
+    name: str
+    seed: int
+    partition_seed: int | None
+    init_seed: int | Literal["per_client"] | None
+    num_rounds: int
+    num_clients: int
+    cohort_size: int
+    eval_every: int
+    device: Literal["auto", "cpu", "cuda"]
+    data_dir: Path | None
+    cache_dir: Path | None
+    output_dir: Path
+    overwrite: bool
+    local: dict[str, Any]
+    server: dict[str, Any]
+    dataset: dict[str, Any]
+    partition: dict[str, Any]
+    availability: dict[str, Any]
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    selector: dict[str, Any]
+    aggregator: dict[str, Any]
+    engine: dict[str, Any]
+    tracker: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        n, k = self.num_clients, self.cohort_size
+        check(
+            rule(
+                bool(self.name) and not set(self.name) & set('/\\:*?"<>|\0') and not self.name.startswith("."),
+                "name",
+                self.name,
+                "must be usable as a folder's name",
+            ),
+            at_least("seed", self.seed, 0),
+            None if self.partition_seed is None else at_least("partition_seed", self.partition_seed, 0),
+            at_least("init_seed", self.init_seed, 0) if isinstance(self.init_seed, int) else None,
+            at_least("num_rounds", self.num_rounds, 1),
+            at_least("num_clients", n, 1),
+            rule(
+                1 <= k <= max(n, 1),
+                "cohort_size",
+                k,
+                f"must lie in [1, num_clients={n}]",
+                "selector=full takes all clients whatever cohort_size is",
+            ),
+            at_least("eval_every", self.eval_every, 1),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings:
+    """Work of a selected client in a round. `steps`, where given, takes the place of `epochs`."""
+
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+    holdout_fraction: float
+    evaluate_on: Literal["train", "holdout"]
+
+    def __post_init__(self) -> None:
+        check(
+            rule(
+                (self.epochs is None) != (self.steps is None),
+                "epochs",
+                self.epochs,
+                "one of local.epochs and local.steps must be given",
+                "set local.epochs=1",
+            ),
+            None if self.epochs is None else at_least("epochs", self.epochs, 1),
+            None if self.steps is None else at_least("steps", self.steps, 1),
+            at_least("batch_size", self.batch_size, 1),
+            between("holdout_fraction", self.holdout_fraction, 0, 1, open_high=True),
+            rule(
+                self.evaluate_on == "train" or self.holdout_fraction > 0,
+                "evaluate_on",
+                self.evaluate_on,
+                "needs samples that are held out",
+                "set local.holdout_fraction=0.2, say",
+            ),
+        )

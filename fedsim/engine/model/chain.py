@@ -1,0 +1,191 @@
+"""Plain chains of layers, recognised in a model by tracing it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from fedsim.types import Params
+
+
+@dataclass(frozen=True)
+class Link:
+    """A linear layer, or, with a `kernel`, a convolution of stride 1: names of its weight and bias (None without), the
+    number and rate of the dropout behind a linear layer, and whether a 2 x 2 max pooling is behind a convolution."""
+
+    weight: str
+    bias: str | None
+    dropout: int = 0
+    rate: float = 0.0
+    kernel: int = 0
+    padding: int = 0
+    pool: bool = False
+
+
+@dataclass(frozen=True)
+class Chain:
+    """y = L_n(relu(drop(... relu(drop(L_1(flatten(x))))))), dropout in training only, and before it, if there are
+    convolutions, relu(pool(conv(... relu(pool(conv(x))))) in place of x.
+
+    Its methods are for chains of linear layers alone.
+    """
+
+    links: Sequence[Link]
+
+    def output(self, params: Params, x: Tensor) -> Tensor:
+        """Of one model in eval mode [len(x), C]."""
+        return self._forward(params, x)[-1]
+
+    def gradient(self, params: Params, x: Tensor, y: Tensor) -> Params:
+        """Of the sum of the cross-entropies of a few samples in eval mode, by name."""
+        *inputs, logits = self._forward(params, x)
+        slope = logits.softmax(1)
+        slope[torch.arange(len(y), device=y.device), y] -= 1
+        found: Params = {}
+        for number in range(len(self.links) - 1, -1, -1):
+            link = self.links[number]
+            found[link.weight] = slope.T @ inputs[number]
+            if link.bias is not None:
+                found[link.bias] = slope.sum(0)
+            if number:
+                slope = torch.ops.aten.threshold_backward(slope @ params[link.weight], inputs[number], 0)
+        return found
+
+    def _forward(self, params: Params, x: Tensor) -> list[Tensor]:
+        """The input of each layer, and the output."""
+        values = [x.flatten(1)]
+        for number, link in enumerate(self.links):
+            given = values[-1].relu_() if number else values[-1]
+            values.append(F.linear(given, params[link.weight], None if link.bias is None else params[link.bias]))
+        return values
+
+
+def linear_chain(model: nn.Module) -> Chain | None:
+    """The chain of linear layers that `model` is, or None if it is anything else.
+
+    Linear layers with a ReLU between any two, all trained, each used once; a dropout before or behind a ReLU (that is
+    the same) is its layer's; Flatten, Identity and Dropout of rate 0 count as nothing.
+    """
+    chain = any_chain(model)
+    return None if chain is None or any(link.kernel for link in chain.links) else chain
+
+
+def any_chain(model: nn.Module) -> Chain | None:
+    """As `linear_chain`, with convolutions allowed before the linear layers.
+
+    Square kernels, stride 1, zeros as padding, less of it than the kernel; a max pooling before or behind a ReLU (that
+    is the same) is its convolution's.
+    """
+    try:
+        nodes = list(fx.symbolic_trace(model).graph.nodes)
+    except Exception:  # tracing a user's model may fail in any way
+        return None
+    reader = _Reader(model)
+    if not _is_a_line(nodes) or not all(reader.read(node) for node in nodes[1:-1]):
+        return None
+    return reader.chain()
+
+
+def _is_a_line(nodes: Sequence[fx.Node]) -> bool:
+    """One input, one output, and in between each node a function of the one before it alone."""
+    first, *between, last = nodes
+    inputs = [tuple(node.all_input_nodes) for node in between]
+    straight = inputs == [(node,) for node in [first, *between][: len(between)]]
+    single = first.op == "placeholder" and last.op == "output" and last.args[0] is (between or [first])[-1]
+    return straight and single and not any(node.op in ("placeholder", "output") for node in between)
+
+
+class _Reader:
+    """Reads the nodes of a trace one after another."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules = dict(model.named_modules())
+        dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout)]
+        self.dropouts = {layer: number for number, layer in enumerate(dropouts)}  # as the engines count them
+        self.links: list[Link] = []
+        self.activated = True  # the next layer may come
+        self.flat = False  # seen a Flatten
+        self.used: set[nn.Module] = set()
+
+    def read(self, node: fx.Node) -> bool:
+        """Whether the node fits into a chain."""
+        layer = self.modules.get(str(node.target)) if node.op == "call_module" else None
+        if _is_nothing(node, layer):
+            self.flat = self.flat or type(layer) not in (nn.Identity, nn.Dropout)
+            return True
+        if layer is not None and layer in self.used and not isinstance(layer, nn.ReLU | nn.MaxPool2d):
+            return False
+        if layer is not None:
+            self.used.add(layer)
+        if type(layer) is nn.Dropout:
+            return self._read_dropout(layer)
+        if type(layer) is nn.Linear or type(layer) is nn.Conv2d:
+            return self._read_layer(str(node.target), layer)
+        if type(layer) is nn.MaxPool2d:
+            return self._read_pool(layer)
+        if _is_relu(node, layer) and not self.activated:
+            self.activated = True
+            return True
+        return False
+
+    def _read_layer(self, name: str, layer: nn.Linear | nn.Conv2d) -> bool:
+        if not self.activated:
+            return False
+        self.activated = False
+        convolved = bool(self.links) and self.links[-1].kernel > 0
+        link = Link(f"{name}.weight", None if layer.bias is None else f"{name}.bias")
+        if isinstance(layer, nn.Linear):
+            self.links.append(link)
+            return self.flat or not convolved
+        if isinstance(layer.padding, str) or not _is_plain(layer, layer.padding):
+            return False
+        self.links.append(replace(link, kernel=layer.kernel_size[0], padding=layer.padding[0]))
+        return not self.flat and (convolved or len(self.links) == 1)
+
+    def _read_pool(self, layer: nn.MaxPool2d) -> bool:
+        if not self.links or not self.links[-1].kernel or self.links[-1].pool or self.flat:
+            return False
+        self.links[-1] = replace(self.links[-1], pool=True)
+        sides = [_pair(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)]
+        return sides == [(2, 2), (2, 2), (0, 0), (1, 1)] and not layer.ceil_mode and not layer.return_indices
+
+    def _read_dropout(self, layer: nn.Dropout) -> bool:
+        if not self.links or self.links[-1].rate or self.links[-1].kernel:
+            return False
+        self.links[-1] = replace(self.links[-1], dropout=self.dropouts[layer], rate=layer.p)
+        return True
+
+    def chain(self) -> Chain | None:
+        """What was read, if it is whole: the chain's tensors are all of the model's, and all are trained."""
+        names = {name for link in self.links for name in (link.weight, link.bias) if name is not None}
+        parameters = dict(self.model.named_parameters())
+        trained = all(p.requires_grad for p in parameters.values())
+        whole = names == set(parameters) and trained and not list(self.model.buffers())
+        ends_plainly = bool(self.links) and not self.activated and not self.links[-1].rate and not self.links[-1].kernel
+        return Chain(self.links) if whole and ends_plainly else None
+
+
+def _is_plain(layer: nn.Conv2d, padding: tuple[int, ...]) -> bool:
+    (height, width), (above, beside) = layer.kernel_size, padding
+    square = height == width and above == beside < height
+    return square and layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
+
+
+def _pair(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def _is_nothing(node: fx.Node, layer: nn.Module | None) -> bool:
+    if isinstance(layer, nn.Flatten):
+        return layer.start_dim == 1 and layer.end_dim == -1
+    if node.target in (torch.flatten, "flatten"):
+        return node.args[1:] == (1,) and not node.kwargs
+    return type(layer) is nn.Identity or (type(layer) is nn.Dropout and layer.p == 0)
+
+
+def _is_relu(node: fx.Node, layer: nn.Module | None) -> bool:
+    return type(layer) is nn.ReLU or node.target in (torch.relu, nn.functional.relu, "relu")

@@ -1,0 +1,79 @@
+"""The data of a run as its model sees them, on its device; kept for the next run of the process that wants the same."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.communication.server import Held
+from fedsim.config.build import make
+from fedsim.config.plan import Plan
+from fedsim.data.base import Dataset
+from fedsim.data.features import TrainsOnFeatures, extract
+from fedsim.rng import Purpose, Streams
+
+
+@dataclass(frozen=True)
+class ModelSamples:
+    """Training samples `x` [n, ...] float32 and `y` [n], and the test set. Nobody writes to them.
+
+    `input_shape` is that of the data set, which a model is built for, also where it trains on features.
+    """
+
+    x: Tensor
+    y: Tensor
+    test: Held
+    num_classes: int
+    input_shape: tuple[int, ...]
+    owners: NDArray[np.int64] | None
+
+
+_latest: dict[str, ModelSamples] = {}
+"""The samples of the latest run, by all that decides them."""
+
+
+def samples_of(plan: Plan) -> ModelSamples:
+    """Load, decode and normalise, unless the run before had the same. Raises `DataError`."""
+    device = resolve_device(plan.settings.device)
+    decisive = [plan.config["dataset"], plan.config["model"], str(plan.data_dir), str(plan.cache_dir), device]
+    key = json.dumps(decisive, sort_keys=True, default=str)
+    if key not in _latest:
+        _latest.clear()
+        _latest[key] = _load(plan, torch.device(device))
+    return _latest[key]
+
+
+def _load(plan: Plan, device: torch.device) -> ModelSamples:
+    data = make(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
+    shape = data.input_shape
+    model = build_model(plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed))
+    if isinstance(model, TrainsOnFeatures):
+        data = extract(data, model, plan.data_dir, plan.cache_dir, device)
+    test = Held(data.normalise(data.test.x).to(device), data.test.y.to(device))
+    x, y = data.normalise(data.train.x).to(device), data.train.y.to(device)
+    return ModelSamples(x, y, test, data.num_classes, shape, data.owners)
+
+
+def build_model(
+    node: Mapping[str, Any], shape: tuple[int, ...], num_classes: int, streams: Streams, client: int | None = None
+) -> nn.Module:
+    """The model, initialised from its own stream without touching torch's global generator.
+
+    The server's, or that with which `client` begins where every client has its own.
+    """
+    key = () if client is None else (client + 1,)  # a stream's key that ends in 0 is that without it
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(streams.key(Purpose.INIT, *key))
+        return make(node, nn.Module, "model", shape, num_classes)
+
+
+def resolve_device(name: str) -> str:
+    """`auto` is the GPU where there is one."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -24,7 +24,7 @@ from fedsim.running.process import tune
 if TYPE_CHECKING:
     from fedsim.config.plan import Plan
     from fedsim.running.experiment import Outcome
-    from fedsim.running.interleaving import Lane, Lanes
+    from fedsim.running.interleaving import InterleavedRun, Lanes
 
 EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, "interrupted": 130}
 SEVERITY = ("done", "diverged", "data", "config", "failed", "interrupted")
@@ -93,12 +93,12 @@ class Attempts:
         self.ended: dict[Path, Outcome] = {}
         self.refused: list[FedsimError] = []
 
-    def run(self, plan: "Plan", lane: "Lane | None" = None) -> "Outcome":
+    def run(self, plan: "Plan", interleaved: "InterleavedRun | None" = None) -> "Outcome":
         """Run a job. Raises KeyboardInterrupt after an interrupted one."""
         from fedsim.running.experiment import Outcome, execute
 
         try:
-            outcome = execute(plan, None if lane is None else lane.join)
+            outcome = execute(plan, interleaved)
         except FedsimError as error:  # Hydra would bury it
             self.refused.append(error)
             outcome = Outcome("data" if isinstance(error, DataError) else "failed", {"error": str(error)})
@@ -112,12 +112,12 @@ class Attempts:
 
 def run_in_lanes(plans: "Sequence[Plan]", lanes: "Lanes", attempts: Attempts) -> None:
     """Run the jobs side by side, as many at a time as there are lanes and as fit together."""
-    from fedsim.running.interleaving import run_lanes
+    from fedsim.running.interleaving import run_interleaved
     from fedsim.tracking.console import lanes_progress
 
     for group in lanes.groups(plans):
-        with lanes_progress(len(group), max(plan.settings.num_rounds for plan in group)) as told:
-            run_lanes([partial(attempts.run, plan) for plan in group], told)
+        with lanes_progress(len(group), max(plan.settings.num_rounds for plan in group)) as progress:
+            run_interleaved([partial(attempts.run, plan) for plan in group], progress)
 
 
 def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":

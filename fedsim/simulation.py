@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
 from fedsim.checks import SelectionError, drop_nonfinite, require_finite, selection_fault
-from fedsim.communication.clients import Clients, RoundTerms
+from fedsim.communication.clients import Clients, RoundContext
 from fedsim.communication.ledger import Clock, Ledger
-from fedsim.communication.server import Holdings, Server
+from fedsim.communication.server import Server, ServerData
 from fedsim.communication.signals import Signal
 from fedsim.engine.engine import Engine
-from fedsim.rng import Purpose
+from fedsim.rng import Purpose, Streams
 from fedsim.selectors.base import Selector
 from fedsim.types import Cohort, Evaluation, Ids, Params, Population, Selection
 
@@ -61,11 +61,11 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Federation:
-    """The parts of a simulation. Frozen, but for what selector and aggregator carry across rounds.
+class Components:
+    """What a simulation is made of. Frozen, but for what selector and aggregator carry across rounds.
 
-    `first_model` gives the model from which a client trains in round 1 (None: the server's); `now` is the clock, in
-    seconds.
+    `learning_rate` gives the local learning rate of a round (1-based); `first_model` the model from which a client
+    trains in round 1 (None: the server's); `now` is the clock, in seconds.
     """
 
     engine: Engine
@@ -73,7 +73,9 @@ class Federation:
     selector: Selector
     aggregator: Aggregator
     availability: Availability
-    holdings: Holdings
+    server_data: ServerData
+    streams: Streams
+    learning_rate: Callable[[int], float]
     eval_every: int
     first_model: Callable[[int], Params] | None = None
     now: Callable[[], float] = time.perf_counter
@@ -86,35 +88,35 @@ class Simulation:
     that of the last good round.
     """
 
-    def __init__(self, parts: Federation, params: Params) -> None:
-        self.parts = parts
+    def __init__(self, components: Components, params: Params) -> None:
+        self.components = components
         self.params = params
         self.round = 0
         self.wall_seconds = 0.0
-        self.covered: NDArray[np.bool_] = np.zeros(parts.population.num_clients, dtype=bool)
+        self.covered: NDArray[np.bool_] = np.zeros(components.population.num_clients, dtype=bool)
 
     def __iter__(self) -> Iterator[Record]:
-        while self.round < self.parts.population.num_rounds:
+        while self.round < self.components.population.num_rounds:
             yield self.step()
 
     def step(self) -> Record:
         """One round."""
-        parts, t = self.parts, self.round + 1
-        ledger, clock = Ledger(), Clock(parts.holdings.test.x.device, parts.now)
-        door = self._open_door(t, ledger, clock)
+        parts, t = self.components, self.round + 1
+        ledger, clock = Ledger(), Clock(parts.server_data.test.x.device, parts.now)
+        clients = self._clients(t, ledger, clock)
         cohort: Cohort | None = None
         params, num_dropped = self.params, 0
 
         with clock("select"):
-            selection = self._select(t, door)
+            selection = self._select(t, clients)
         if len(selection.ids):
             with clock("train"):
-                cohort = door.collect(selection.ids)
+                cohort = clients.collect(selection.ids)
             with clock("aggregate"):
                 kept, weights, num_dropped = drop_nonfinite(cohort, selection.weights)
                 params = parts.aggregator.aggregate(params, kept, weights)
                 require_finite(params, t)
-            server = Server(parts.engine, parts.holdings, parts.selector.needs, ledger, params)
+            server = Server(parts.engine, parts.server_data, parts.selector.needs, ledger, params)
             with clock("select"):
                 parts.selector.observe(t, self._as_declared(kept), server)
 
@@ -125,28 +127,28 @@ class Simulation:
         self.wall_seconds += sum(clock.seconds.values())
         return self._record(ledger, clock, selection.ids, cohort, evaluation, num_dropped)
 
-    def _open_door(self, t: int, ledger: Ledger, clock: Clock) -> Clients:
-        parts = self.parts
-        rng = parts.engine.streams.generator(Purpose.AVAILABILITY, t)
+    def _clients(self, t: int, ledger: Ledger, clock: Clock) -> Clients:
+        parts = self.components
+        rng = parts.streams.generator(Purpose.AVAILABILITY, t)
         reachable = parts.availability.available(t, parts.population.num_clients, rng) & (parts.population.sizes > 0)
-        lr = parts.engine.optimizer.lr_at(t, parts.population.num_rounds)
-        terms = RoundTerms(t, lr, np.flatnonzero(reachable), parts.selector.needs)
-        first = parts.first_model if t == 1 else None
-        return Clients(parts.engine, parts.population, terms, self.params, ledger, clock, parts.holdings.public, first)
+        lr, available = parts.learning_rate(t), np.flatnonzero(reachable)
+        context = RoundContext(t, lr, available, parts.selector.needs, parts.streams)
+        first, public = parts.first_model if t == 1 else None, parts.server_data.public
+        return Clients(parts.engine, parts.population, context, self.params, ledger, clock, public, first)
 
-    def _select(self, t: int, door: Clients) -> Selection:
-        if not len(door.available):
-            return Selection(door.available)
-        selection = self.parts.selector.select(t, door, self.parts.engine.streams.generator(Purpose.SELECT, t))
-        expected = None if self.parts.selector.adaptive else self.parts.selector.cohort_size(door)
-        fault = selection_fault(selection, door.available, expected)
+    def _select(self, t: int, clients: Clients) -> Selection:
+        if not len(clients.available):
+            return Selection(clients.available)
+        selection = self.components.selector.select(t, clients, self.components.streams.generator(Purpose.SELECT, t))
+        expected = None if self.components.selector.adaptive else self.components.selector.cohort_size(clients)
+        fault = selection_fault(selection, clients.available, expected)
         if fault:
-            raise SelectionError(f"round {t}: {type(self.parts.selector).__name__} {fault}")
+            raise SelectionError(f"round {t}: {type(self.components.selector).__name__} {fault}")
         return selection
 
     def _as_declared(self, cohort: Cohort) -> Cohort:
         """Training losses reach only a selector that has them sent."""
-        needs = self.parts.selector.needs
+        needs = self.components.selector.needs
         return replace(
             cohort,
             loss=cohort.loss if Signal.TRAINING_LOSS in needs else None,
@@ -154,14 +156,14 @@ class Simulation:
         )
 
     def _evaluate(self, t: int) -> Evaluation | None:
-        if t % self.parts.eval_every and t != self.parts.population.num_rounds:
+        if t % self.components.eval_every and t != self.components.population.num_rounds:
             return None
         return self.evaluate()
 
     def evaluate(self) -> Evaluation:
         """The global model on the test set."""
-        test = self.parts.holdings.test
-        return self.parts.engine.evaluate(self.params, test.x, test.y)
+        test = self.components.server_data.test
+        return self.components.engine.evaluate(self.params, test.x, test.y)
 
     def _record(
         self,
@@ -172,7 +174,7 @@ class Simulation:
         evaluation: Evaluation | None,
         num_dropped: int,
     ) -> Record:
-        n = self.parts.population.num_clients
+        n = self.components.population.num_clients
         return Record(
             round=self.round,
             test_accuracy=evaluation.accuracy if evaluation else None,
@@ -206,8 +208,8 @@ class Simulation:
             "wall_seconds": self.wall_seconds,
             "covered": self.covered.copy(),
             "params": {name: value.clone() for name, value in self.params.items()},
-            "selector": self.parts.selector.state_dict(),
-            "aggregator": self.parts.aggregator.state_dict(),
+            "selector": self.components.selector.state_dict(),
+            "aggregator": self.components.aggregator.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -216,8 +218,8 @@ class Simulation:
         self.wall_seconds = state["wall_seconds"]
         self.covered = state["covered"].copy()
         self.params = {name: value.clone() for name, value in state["params"].items()}
-        self.parts.selector.load_state_dict(state["selector"])
-        self.parts.aggregator.load_state_dict(state["aggregator"])
+        self.components.selector.load_state_dict(state["selector"])
+        self.components.aggregator.load_state_dict(state["aggregator"])
 
 
 def mean_loss(cohort: Cohort | None) -> float | None:

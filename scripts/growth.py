@@ -58,7 +58,7 @@ def build(case: dict[str, int]) -> Any:
 
     from fedsim.aggregators import FedAvg
     from fedsim.availability import Always
-    from fedsim.communication.server import Held, Holdings
+    from fedsim.communication.server import LabelledSamples, ServerData
     from fedsim.engine.choose import AutoEngine
     from fedsim.engine.engine import ClientData, LocalWork
     from fedsim.engine.model.parameters import initial
@@ -67,7 +67,7 @@ def build(case: dict[str, int]) -> Any:
     from fedsim.optimizers.sgd import SGD
     from fedsim.rng import Streams
     from fedsim.selectors.random import Random
-    from fedsim.simulation import Federation, Simulation
+    from fedsim.simulation import Components, Simulation
     from fedsim.types import Population
 
     x, y = torch.randn(DISTINCT, PIXELS), torch.randint(CLASSES, (DISTINCT,))
@@ -79,10 +79,10 @@ def build(case: dict[str, int]) -> Any:
     work = LocalWork(None, case["steps"], BATCH)
     engine = AutoEngine(model, data, work, sgd, Streams(0), precision="float32", compile=True)
     population = Population(np.full(case["num_clients"], SAMPLES), case["cohort_size"], 10**9)
-    test = Held(x[:1], y[:1])
+    test = LabelledSamples(x[:1], y[:1])
     selector = Random(population, mode="uniform")
     aggregator = FedAvg(frozenset(), weighting="uniform")
-    parts = Federation(engine, population, selector, aggregator, Always(), Holdings(test), 10**9)
+    parts = Components(engine, population, selector, aggregator, Always(), ServerData(test), 10**9)
     return Simulation(parts, initial(model))
 
 

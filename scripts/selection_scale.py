@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
-from fedsim.communication.server import Held, Holdings
+from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.config.build import make
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.engine.engine import ClientData, Engine, LocalWork, Request, Trained
@@ -40,7 +40,7 @@ from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.rng import Streams
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Federation, Simulation
+from fedsim.simulation import Components, Simulation
 from fedsim.types import Evaluation, Ids, Params, Population
 
 FOLDER = Path(__file__).parents[1] / "conf" / "selector"
@@ -120,9 +120,9 @@ def measure(choice: str, num_clients: int) -> dict[str, Any]:
     population = Population(np.full(num_clients, SAMPLES), COHORT_SIZE, NUM_ROUNDS)
     selector, engine = make(node, Selector, "selector", population), SyntheticEngine(num_clients)
     watch = Stopwatch(selector, engine)
-    held = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
-    holdings = Holdings(held, held, torch.zeros(PUBLIC, 1))
-    parts = Federation(engine, population, selector, FedAvg(frozenset(), weighting="uniform"), Always(), holdings, 99)
+    held = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    holdings = ServerData(held, held, torch.zeros(PUBLIC, 1))
+    parts = Components(engine, population, selector, FedAvg(frozenset(), weighting="uniform"), Always(), holdings, 99)
     for _ in Simulation(parts, initial(engine.model)):
         watch.close_round()
         if len(watch.rounds) > 1 and sum(watch.rounds) > PATIENCE:

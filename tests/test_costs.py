@@ -8,10 +8,10 @@ import torch
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
-from fedsim.communication.server import Held, Holdings
+from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.config.build import make
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Federation, Record, Simulation
+from fedsim.simulation import Components, Record, Simulation
 from tests.test_selector_contract import composed
 from tests.toys import ToyEngine, toy_params, toy_population
 
@@ -29,10 +29,10 @@ def rounds(choice: str, d: int | None = D, sketch: str | None = None, **values: 
     if "num_candidates" in node:
         node["num_candidates"] = d
     selector = make(node, Selector, "selector", population)
-    test = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     engine = ToyEngine(SIZES, batch_size=BATCH)
-    aggregator, holdings = FedAvg(frozenset(), weighting="uniform"), Holdings(test, test, torch.zeros(PUBLIC, 1))
-    parts = Federation(engine, population, selector, aggregator, Always(), holdings, 1)
+    aggregator, holdings = FedAvg(frozenset(), weighting="uniform"), ServerData(test, test, torch.zeros(PUBLIC, 1))
+    parts = Components(engine, population, selector, aggregator, Always(), holdings, 1)
     return list(Simulation(parts, toy_params()))
 
 

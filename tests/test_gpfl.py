@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
-from fedsim.communication.server import Held, Holdings
+from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.communication.signals import Signal
 from fedsim.errors import FedsimError
 from fedsim.selectors.exploration import Decreasing, Exploration, Fixed, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL, projections
 from fedsim.selectors.gpfl_official import GPFLOfficial, verdict
-from fedsim.simulation import Federation, Record, Simulation
+from fedsim.simulation import Components, Record, Simulation
 from fedsim.types import Cohort, Evaluation, Ids, Params
 from tests.toys import ToyEngine, toy_cohort, toy_door, toy_params, toy_population
 
@@ -248,14 +248,14 @@ def cohort_of(ids: Ids, moves: NDArray[np.float64], server: FixedScores) -> Coho
 def run(num_rounds: int = 6, sizes: list[int] | None = None, k: int = 2, **switches: Any) -> tuple[GPFL, list[Record]]:
     sizes = sizes or [2] * 8
     selector = gpfl(len(sizes), k, **switches)
-    test = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
-    parts = Federation(
+    test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    parts = Components(
         ToyEngine(sizes),
         toy_population(sizes, k, num_rounds),
         selector,
         FedAvg(frozenset(), weighting="uniform"),
         Always(),
-        Holdings(test, test),
+        ServerData(test, test),
         1,
     )
     return selector, list(Simulation(parts, toy_params()))

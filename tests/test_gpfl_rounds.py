@@ -13,10 +13,10 @@ import torch
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
-from fedsim.communication.server import Held, Holdings
+from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.selectors.exploration import Decreasing, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL
-from fedsim.simulation import Federation, Simulation
+from fedsim.simulation import Components, Simulation
 from tests.test_gpfl import gpfl, run
 from tests.toys import ConstantOne, Idle, ToyEngine, toy_params, toy_population
 
@@ -27,14 +27,14 @@ def rounds(num_rounds: int, **switches: Any) -> GPFL:
     selector = gpfl(3, 1, **switches)
     engine = ToyEngine([1, 1, 1])
     engine.optimizer = Idle(lr=LR, schedule=ConstantOne())
-    test = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
-    parts = Federation(
+    test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    parts = Components(
         engine,
         toy_population([1, 1, 1], 1, num_rounds),
         selector,
         FedAvg(frozenset(), weighting="uniform"),
         Always(),
-        Holdings(test, test),
+        ServerData(test, test),
         1,
     )
     list(Simulation(parts, toy_params()))

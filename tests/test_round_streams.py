@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Availability
 from fedsim.communication.clients import Clients
-from fedsim.communication.server import Held, Holdings
+from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.optimizers import Schedule
 from fedsim.rng import Purpose, Streams
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Federation, Simulation
+from fedsim.simulation import Components, Simulation
 from fedsim.types import Selection
 from tests.toys import Idle, ToyEngine, toy_params, toy_population
 
@@ -50,9 +50,9 @@ def watching() -> Watching:
     sizes = [2, 0, 2]
     engine, population = ToyEngine(sizes, seed=5), toy_population(sizes, 2, 3)
     engine.optimizer = Idle(lr=0.5, schedule=Falling())
-    selector, test = Watching(population), Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    selector, test = Watching(population), LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     aggregator = FedAvg(frozenset(), weighting="uniform")
-    list(Simulation(Federation(engine, population, selector, aggregator, selector, Holdings(test), 1), toy_params()))
+    list(Simulation(Components(engine, population, selector, aggregator, selector, ServerData(test), 1), toy_params()))
     return selector
 
 

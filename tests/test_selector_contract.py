@@ -13,12 +13,12 @@ import torch
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
 from fedsim.checks import selection_fault
-from fedsim.communication.server import Held, Holdings
+from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.communication.signals import Signal
 from fedsim.config.build import make
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Federation, Record, Simulation
+from fedsim.simulation import Components, Record, Simulation
 from fedsim.types import Population
 from tests.toys import ToyEngine, toy_door, toy_params, toy_population
 
@@ -64,10 +64,10 @@ def simulation(
     population = toy_population(sizes, cohort_size, num_rounds)
     engine = ToyEngine(sizes)
     engine.broken = set(broken)
-    test = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     selector = build(choice, population)
-    aggregator, holdings = FedAvg(frozenset(), weighting="uniform"), Holdings(test, test, torch.zeros(3, 1))
-    parts = Federation(engine, population, selector, aggregator, Always(), holdings, 1)
+    aggregator, holdings = FedAvg(frozenset(), weighting="uniform"), ServerData(test, test, torch.zeros(3, 1))
+    parts = Components(engine, population, selector, aggregator, Always(), holdings, 1)
     return Simulation(parts, toy_params())
 
 

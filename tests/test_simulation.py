@@ -12,11 +12,11 @@ from fedsim.aggregators import FedAvg
 from fedsim.availability import Always, Availability
 from fedsim.checks import SelectionError, drop_nonfinite
 from fedsim.communication.clients import Clients
-from fedsim.communication.server import Held, Holdings, Server
+from fedsim.communication.server import LabelledSamples, ServerData, Server
 from fedsim.communication.signals import Signal
 from fedsim.errors import DivergedError, FedsimError
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Federation, Simulation
+from fedsim.simulation import Components, Simulation
 from fedsim.types import Cohort, Selection
 from tests.toys import ToyEngine, toy_cohort, toy_params, toy_population
 
@@ -60,12 +60,12 @@ def simulate(
     sizes = [1, 2, 3, 4]
     engine = ToyEngine(sizes)
     engine.broken = broken or set()
-    test = Held(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     population = toy_population(sizes, cohort_size, num_rounds)
     selector = Scripted(population, selections)
     selector.needs = needs
     aggregator = FedAvg(frozenset(), weighting="uniform")
-    parts = Federation(engine, population, selector, aggregator, availability or Always(), Holdings(test), eval_every)
+    parts = Components(engine, population, selector, aggregator, availability or Always(), ServerData(test), eval_every)
     return Simulation(parts, toy_params())
 
 

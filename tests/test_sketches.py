@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.communication.compression import Coordinates, CountSketch, Gaussian, Identity, Int8, Sketch, TopK
+from fedsim.communication.compression import Coordinates, CountSketch, Gaussian, Identity, Int8, Compressor, TopK
 from fedsim.communication.ledger import Ledger
 from fedsim.communication.signals import Signal
 from fedsim.errors import ConfigError, FedsimError
@@ -16,7 +16,7 @@ ALL = [Identity(), TopK(size=3), Coordinates(size=3), Gaussian(size=3), CountSke
 
 
 @pytest.mark.parametrize(("sketch", "expected"), list(zip(ALL, [20, 24, 12, 12, 12, 5], strict=True)))
-def test_bytes(sketch: Sketch, expected: int) -> None:
+def test_bytes(sketch: Compressor, expected: int) -> None:
     assert sketch.num_bytes(5) == expected
     assert len(sketch.compress(X, 1)) == (3 if expected == 12 else 5)
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.communication.clients import Clients, RoundTerms
+from fedsim.communication.clients import Clients, RoundContext
 from fedsim.communication.ledger import Clock, Ledger
 from fedsim.communication.signals import Signal
 from fedsim.engine.engine import ClientData, Engine, LocalWork, Request, Trained
@@ -111,7 +111,7 @@ def toy_door(
     params: Params | None = None,
 ) -> Clients:
     ids = np.flatnonzero(np.asarray(sizes) > 0) if available is None else np.asarray(available, np.int64)
-    terms = RoundTerms(round, 1.0, ids, needs)
+    terms = RoundContext(round, 1.0, ids, needs)
     return Clients(
         engine or ToyEngine(sizes),
         toy_population(sizes, cohort_size),

@@ -1,4 +1,4 @@
-"""Short stand-ins that clients send in place of a long vector."""
+"""Compression of the vectors that clients send: sparse, by random coordinates, sketched or quantised."""
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
@@ -13,8 +13,8 @@ LARGEST_PROJECTION = 2**28
 """Entries of a Gaussian projection that are worth holding: 1 GiB."""
 
 
-class Sketch(ABC):
-    """Linear or sparse compression of a flat vector [D]; every client uses the same `seed` in a round."""
+class Compressor(ABC):
+    """Compression of a flat vector [D]; all clients use the same `seed` in a round."""
 
     @abstractmethod
     def compress(self, vector: Tensor, seed: int) -> Tensor:
@@ -25,7 +25,7 @@ class Sketch(ABC):
         """Bytes sent for a vector of `length`."""
 
 
-class Identity(Sketch):
+class Identity(Compressor):
     """The vector itself."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
@@ -35,8 +35,8 @@ class Identity(Sketch):
         return FLOAT_BYTES * length
 
 
-class _Sized(Sketch):
-    """Sketches of `size` m numbers, or of the whole vector where that is shorter."""
+class _Sized(Compressor):
+    """Compression to `size` m numbers, or to the whole vector where that is shorter."""
 
     bytes_per_entry = FLOAT_BYTES
 
@@ -91,7 +91,7 @@ class CountSketch(_Sized):
         return empty.index_add_(0, buckets.to(vector.device), vector * signs.to(vector))
 
 
-class Int8(Sketch):
+class Int8(Compressor):
     """Each entry as one of 255 steps of the largest one; the scale is not sent, as similarities do not need it."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:

@@ -9,7 +9,7 @@ and one backward pass.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,7 +26,7 @@ SCALAR_BYTES = 4
 
 @dataclass
 class Ledger:
-    """One round's account. Only the door (`clients.Clients`) and the server write to it."""
+    """One round's account. Only `Clients`, its `Transfers` and `Server` write to it."""
 
     contacted: set[int] = field(default_factory=set)
     trained: set[int] = field(default_factory=set)
@@ -37,12 +37,6 @@ class Ledger:
     train_samples: int = 0
     server_forward_samples: int = 0
     nonfinite_reports: int = 0
-
-    def download(self, ids: Iterable[int], num_bytes: int) -> None:
-        """`ids` receive a model of `num_bytes` each."""
-        ids = list(ids)
-        self.contacted.update(ids)
-        self.bytes_down += len(ids) * num_bytes
 
 
 class Clock:

@@ -13,7 +13,7 @@ from fedsim.types import Cohort, Evaluation, Params
 
 
 @dataclass(frozen=True)
-class Held:
+class LabelledSamples:
     """`x` [n, ...] float32 and `y` [n] on the device."""
 
     x: Tensor
@@ -21,11 +21,11 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Holdings:
+class ServerData:
     """The server's samples. The test set is for the record; a selector reaches it only by declaring `Signal.TEST`."""
 
-    test: Held
-    validation: Held | None = None
+    test: LabelledSamples
+    validation: LabelledSamples | None = None
     public: Tensor | None = None
 
 
@@ -33,10 +33,10 @@ class Server:
     """The server's own samples, as a selector sees them in one round: every use is declared and counted."""
 
     def __init__(
-        self, engine: Engine, holdings: Holdings, needs: frozenset[Signal], ledger: Ledger, params: Params
+        self, engine: Engine, data: ServerData, needs: frozenset[Signal], ledger: Ledger, params: Params
     ) -> None:
         self._engine = engine
-        self._holdings = holdings
+        self._data = data
         self._needs = needs
         self._ledger = ledger
         self.params = params
@@ -45,25 +45,25 @@ class Server:
     def validate(self, params: Params) -> Evaluation:
         """Accuracy and loss of `params` on the server's validation split (never the test set)."""
         require(Signal.VALIDATION, self._needs)
-        if self._holdings.validation is None:
+        if self._data.validation is None:
             raise FedsimError("this selector needs a validation split at the server: set server.validation_fraction")
-        return self._evaluate(params, self._holdings.validation)
+        return self._evaluate(params, self._data.validation)
 
     def test(self, params: Params) -> Evaluation:
         """Accuracy and loss of `params` on the test set, for replications of codes that select by it."""
         require(Signal.TEST, self._needs)
-        return self._evaluate(params, self._holdings.test)
+        return self._evaluate(params, self._data.test)
 
     def predict_public(self, cohort: Cohort) -> Tensor:
         """Log-probabilities of each uploaded model on the public samples, float64 [K, M, C]."""
         require(Signal.PUBLIC, self._needs)
-        public = self._holdings.public
+        public = self._data.public
         if public is None:
             raise FedsimError("this selector needs public samples at the server: set server.public_samples")
         self._ledger.server_forward_samples += len(cohort.ids) * len(public)
         models = ({n: w + cohort.delta[n][row] for n, w in cohort.start.items()} for row in range(len(cohort.ids)))
         return torch.stack([self._engine.predict(model, public) for model in models])
 
-    def _evaluate(self, params: Params, held: Held) -> Evaluation:
+    def _evaluate(self, params: Params, held: LabelledSamples) -> Evaluation:
         self._ledger.server_forward_samples += len(held.y)
         return self._engine.evaluate(params, held.x, held.y)

@@ -8,7 +8,7 @@ called, which is also the answer to hostile targets.
 import difflib
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
 from fedsim.config.moved import path_now
@@ -35,35 +35,40 @@ def make(node: Any, base: type[T], key: str, *runtime: Any) -> T:
         raise ConfigError([Problem(key, ..., str(error))]) from error
 
 
-def inspect_node(node: Any, base: type[T], key: str) -> type[T]:
-    """All checks of `make` that need no runtime objects: target, names and types. Returns the class."""
+def inspect_node(node: Any, base: type[T], key: str) -> Callable[..., T]:
+    """All checks of `make` that need no runtime objects: target, names and types. Returns the class (or function)."""
     cls = resolve(node, base, key)
     bind({k: v for k, v in node.items() if k != "_target_"}, cls, key)
     return cls
 
 
-def resolve(node: Any, base: type[T], key: str) -> type[T]:
-    """The class that `node["_target_"]` names, a subclass of `base`. Nothing is called."""
+def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
+    """The class that `node["_target_"]` names, a subclass of `base`, or the function that is annotated to return one.
+
+    Nothing is called.
+    """
     target = node.get("_target_") if isinstance(node, Mapping) else None
     expected = f"must be the dotted path of a subclass of {base.__module__}.{base.__qualname__}"
     if not isinstance(target, str):
         raise ConfigError([Problem(f"{key}._target_", target, expected, f"choose a file of conf/{key.split('.')[0]}/")])
     module_name, _, name = path_now(target).rpartition(".")
     try:
-        found = getattr(importlib.import_module(module_name), name) if module_name else None
+        found: Any = getattr(importlib.import_module(module_name), name) if module_name else None
+        made = get_type_hints(found).get("return") if inspect.isfunction(found) else found
     except Exception as error:  # an import of a user's module may fail in any way
         reason = f"{expected}; importing it failed: {type(error).__name__}: {error}"
         raise ConfigError([Problem(f"{key}._target_", target, reason, "is its module on PYTHONPATH?")]) from error
-    if not (isinstance(found, type) and issubclass(found, base)):
+    if not (isinstance(made, type) and issubclass(made, base)):
         raise ConfigError([Problem(f"{key}._target_", target, expected)])
     if inspect.isabstract(found):
         raise ConfigError([Problem(f"{key}._target_", target, expected + " that implements its abstract methods")])
-    return found
+    constructor: Callable[..., T] = found
+    return constructor
 
 
-def bind(values: Node, constructor: type, key: str) -> dict[str, Any]:
+def bind(values: Node, constructor: Callable[..., Any], key: str) -> dict[str, Any]:
     """Keyword arguments for `constructor` from `values`: every name known, none missing, every value of its type."""
-    hints = get_type_hints(constructor.__init__)  # type: ignore[misc]
+    hints = get_type_hints(constructor.__init__ if isinstance(constructor, type) else constructor)  # type: ignore[misc]
     keywords = [p for p in inspect.signature(constructor).parameters.values() if p.kind is p.KEYWORD_ONLY]
     names = [p.name for p in keywords]
     problems = [unknown(name, names, key) for name in values if name not in names]

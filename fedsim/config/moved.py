@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 MOVED = {
-    "fedsim.engine.auto.AutoEngine": "fedsim.engine.choose.AutoEngine",
-    "fedsim.engine.batched.BatchedEngine": "fedsim.engine.batched.backend.BatchedEngine",
-    "fedsim.engine.native.engine.NativeEngine": "fedsim.engine.native.backend.NativeEngine",
-    "fedsim.engine.sequential.SequentialEngine": "fedsim.engine.reference.backend.SequentialEngine",
+    "fedsim.engine.auto.AutoEngine": "fedsim.engine.choose.choose_backend",
+    "fedsim.engine.batched.BatchedEngine": "fedsim.engine.batched.backend.BatchedBackend",
+    "fedsim.engine.native.engine.NativeEngine": "fedsim.engine.native.backend.NativeBackend",
+    "fedsim.engine.sequential.SequentialEngine": "fedsim.engine.reference.backend.ReferenceBackend",
     "fedsim.sketches.Coordinates": "fedsim.communication.compression.Coordinates",
     "fedsim.sketches.CountSketch": "fedsim.communication.compression.CountSketch",
     "fedsim.sketches.Gaussian": "fedsim.communication.compression.Gaussian",

@@ -19,7 +19,7 @@ from fedsim.config.build import bind, inspect_node, make
 from fedsim.config.moved import with_first_paths
 from fedsim.config.settings import LocalSettings, Settings
 from fedsim.data.base import Dataset
-from fedsim.engine.engine import Engine
+from fedsim.engine.backend import Backend
 from fedsim.errors import ConfigError, Problem, rule
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.partitions.base import Partition
@@ -129,7 +129,7 @@ def _check_groups(config: Mapping[str, Any], problems: _Problems) -> None:
     problems.run(lambda: make(config.get("optimizer"), LocalOptimizer, "optimizer"))
     problems.run(lambda: make(config.get("aggregator"), Aggregator, "aggregator", frozenset()))
     problems.run(lambda: inspect_node(config.get("model"), nn.Module, "model"))
-    problems.run(lambda: inspect_node(config.get("engine"), Engine, "engine"))
+    problems.run(lambda: inspect_node(config.get("engine"), Backend, "engine"))
     for name, node in (config.get("tracker") or {}).items():
         problems.run(lambda n=name, v=node: make(v, Tracker, f"tracker.{n}"))  # type: ignore[misc]
 

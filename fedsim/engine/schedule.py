@@ -1,79 +1,161 @@
-"""Which samples each client sees in each local step: a function of (seed, TRAIN, round, client) alone."""
+"""Which samples each client trains on in each local step: fixed before the training begins, the same for all
+backends."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.engine.engine import LocalWork, Request
-from fedsim.rng import Purpose
+from fedsim.rng import Purpose, Streams
+from fedsim.types import Ids
+
+Positions = NDArray[np.int64]
+
+_KEY_STRIDE = 0x2545F4914F6CDD1D
 
 
 @dataclass(frozen=True)
-class ClientBatches:
-    """One client's `positions` [steps, batch_size] in the data, of which the first `counts` [steps] are valid."""
+class LocalWork:
+    """Local training: `steps` optimiser steps, or, where `steps` is None, `epochs` passes; batches of `batch_size`.
+
+    Batches are cut from consecutive shuffled epochs. An epoch's last batch is short where `batch_size` does not divide
+    the number n_k of the client's samples, so `steps = epochs * ceil(n_k / batch_size)` is the same work as `epochs`.
+    """
+
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+
+    def num_steps(self, size: int) -> int:
+        """Optimiser steps of a client with `size` samples."""
+        if size == 0:
+            return 0
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * -(-size // self.batch_size)
+
+    def median_steps(self, positions: Sequence[Positions]) -> int:
+        """Optimiser steps, in one round, of a client whose number of samples is the median."""
+        return self.num_steps(int(np.median([len(p) for p in positions]))) if len(positions) else 0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The local training of K clients with learning rate `lr`, in arrays of fixed shape: S steps of at most B samples.
+
+    `positions` [K, S, B] are rows of the data, of which the first `counts` [K, S] are valid; the others repeat a sample
+    of the same client. A count of 0 means that the client has finished. `keys` [K, S] are those of the dropout masks
+    (None: the model has no dropout).
+    """
 
     positions: NDArray[np.int64]
     counts: NDArray[np.int64]
+    keys: NDArray[np.int64] | None
+    lr: float
 
     def __len__(self) -> int:
         return len(self.counts)
 
+    @cached_property
+    def steps(self) -> NDArray[np.int64]:
+        """Optimiser steps of each client [K]."""
+        steps: NDArray[np.int64] = np.count_nonzero(self.counts, axis=1).astype(np.int64)
+        return steps
 
-def client_batches(positions: NDArray[np.int64], work: LocalWork, rng: np.random.Generator) -> ClientBatches:
-    """Consecutive shuffled epochs cut into batches; an epoch's last batch is short where the size does not divide."""
-    size, width = len(positions), work.batch_size
-    steps = work.num_steps(size)
-    if steps == 0:
-        return ClientBatches(np.zeros((0, width), np.int64), np.zeros(0, np.int64))
-    per_epoch = -(-size // width)
-    epochs = -(-steps // per_epoch)
-    padded = np.full((epochs, per_epoch * width), positions[0])
-    for epoch in range(epochs):
-        padded[epoch, :size] = rng.permutation(positions)
-    counts = np.full((epochs, per_epoch), width)
-    counts[:, -1] = size - (per_epoch - 1) * width
-    return ClientBatches(padded.reshape(-1, width)[:steps], counts.ravel()[:steps])
+    @cached_property
+    def samples(self) -> NDArray[np.int64]:
+        """Samples that each client passes forward and backward [K]."""
+        samples: NDArray[np.int64] = self.counts.sum(1)
+        return samples
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """Which of `positions` are valid [K, S, B]."""
+        mask: NDArray[np.bool_] = np.arange(self.positions.shape[2]) < self.counts[:, :, None]
+        return mask
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """The largest batch of each step [S]."""
+        return tuple(self.counts.max(0, initial=0).tolist())
+
+    def rows(self, rows: slice | NDArray[np.int64]) -> "Schedule":
+        """Those clients, in this order, without the steps and columns that none of them uses."""
+        counts = self.counts[rows]
+        steps, width = int(np.count_nonzero(counts.any(0))), int(counts.max(initial=0))
+        keys = None if self.keys is None else self.keys[rows, :steps]
+        return Schedule(self.positions[rows, :steps, :width], counts[:, :steps], keys, self.lr)
 
 
-def round_batches(request: Request) -> list[ClientBatches]:
-    """The batches of every client of a request, in the order of its ids."""
-    data, work, streams = request.engine.data, request.engine.work, request.engine.streams
-    rng = (streams.generator(Purpose.TRAIN, request.round, int(i)) for i in request.ids)
-    return [client_batches(data.train[i], work, r) for i, r in zip(request.ids, rng, strict=True)]
+def concatenate_schedules(parts: Sequence[Schedule]) -> Schedule:
+    """All clients of `parts`, which agree in the learning rate, in order and padded to the largest number of steps and
+    the largest batch."""
+    if len(parts) == 1:
+        return parts[0]
+    steps, width = (max(part.positions.shape[axis] for part in parts) for axis in (1, 2))
+    keys = [_padded(part.keys, steps) for part in parts if part.keys is not None]
+    return Schedule(
+        np.concatenate([_padded(part.positions, steps, width) for part in parts]),
+        np.concatenate([_padded(part.counts, steps) for part in parts]),
+        np.concatenate(keys) if keys else None,
+        parts[0].lr,
+    )
 
 
-def step_widths(batches: list[ClientBatches]) -> tuple[int, ...]:
-    """The largest batch of each step."""
-    widths = np.zeros(max((len(b) for b in batches), default=0), np.int64)
-    for one in batches:
-        np.maximum(widths[: len(one)], one.counts, out=widths[: len(one)])
-    return tuple(widths.tolist())
+def _padded(array: NDArray[np.int64], *shape: int) -> NDArray[np.int64]:
+    """`array` [K, ...] with zeros behind its entries, up to `shape` in the axes from the second on."""
+    return np.pad(array, [(0, 0), *((0, new - old) for old, new in zip(array.shape[1:], shape, strict=True))])
 
 
-@dataclass(frozen=True)
-class StackedBatches:
-    """Batches of K clients side by side, rows ordered by falling number of steps, so that rows drop off the end.
+def make_schedule(
+    positions: Sequence[Positions], work: LocalWork, streams: Streams, round: int, ids: Ids, lr: float, *, dropout: bool
+) -> Schedule:
+    """The schedule of clients `ids` in `round`, from the `positions` of all N clients.
 
-    `order` [K] says which client each row is; `positions` [S, K, batch]; `counts` [S, K], 0 where a row has finished;
-    `steps` [K].
+    The order of a client's samples depends on (seed, TRAIN, round, client) alone, its dropout masks on (seed, DROPOUT,
+    round, client) and the step. `dropout`: whether the model needs keys for them.
     """
+    own = [positions[i] for i in ids]
+    steps = [work.num_steps(len(p)) for p in own]
+    shape = len(own), max(steps, default=0)
+    batches = np.zeros((*shape, min(work.batch_size, max(map(len, own), default=0))), np.int64)
+    counts = np.zeros(shape, np.int64)
+    keys = np.zeros(shape, np.int64) if dropout else None
+    for row, client in enumerate(map(int, ids)):
+        if steps[row]:
+            rng = streams.generator(Purpose.TRAIN, round, client)
+            _fill(batches[row, : steps[row]], counts[row, : steps[row]], own[row], work.batch_size, rng)
+        if keys is not None:
+            keys[row] = dropout_keys(streams.key(Purpose.DROPOUT, round, client), shape[1])
+    return Schedule(batches, counts, keys, lr)
 
-    order: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    steps: NDArray[np.int64]
+
+def _fill(
+    batches: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    positions: Positions,
+    batch_size: int,
+    rng: np.random.Generator,
+) -> None:
+    """One client's `batches` [steps, B] and their `counts` [steps]: shuffled epochs, cut into batches."""
+    size, width = len(positions), min(batch_size, len(positions))
+    per_epoch = -(-size // width)
+    epochs = -(-len(counts) // per_epoch)
+    shuffled = np.full((epochs, per_epoch * width), positions[0])
+    for epoch in range(epochs):
+        shuffled[epoch, :size] = rng.permutation(positions)
+    valid = np.full((epochs, per_epoch), width)
+    valid[:, -1] = size - (per_epoch - 1) * width
+    batches[:] = positions[0]
+    batches[:, :width] = shuffled.reshape(-1, width)[: len(counts)]
+    counts[:] = valid.ravel()[: len(counts)]
 
 
-def stack_batches(batches: list[ClientBatches]) -> StackedBatches:
-    """Pad the clients' batches to one index array."""
-    steps = np.array([len(b) for b in batches], dtype=np.int64)
-    order = np.argsort(-steps, kind="stable")
-    width = max((int(b.counts.max()) for b in batches if len(b)), default=0)
-    positions = np.zeros((int(steps.max(initial=0)), len(batches), width), np.int64)
-    counts = np.zeros(positions.shape[:2], np.int64)
-    for row, client in enumerate(order):
-        done = steps[client]
-        positions[:done, row] = batches[client].positions[:, :width]
-        counts[:done, row] = batches[client].counts
-    return StackedBatches(order, positions, counts, steps[order])
+def dropout_keys(key: int, num_steps: int) -> NDArray[np.int64]:
+    """One 63-bit key for each step of a client [num_steps], from its own key in the round."""
+    strides = np.arange(num_steps, dtype=np.uint64) * np.uint64(_KEY_STRIDE)
+    keys: NDArray[np.int64] = ((np.uint64(key) + strides) & np.uint64(2**63 - 1)).astype(np.int64)
+    return keys

@@ -19,19 +19,23 @@ import fedsim
 from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
 from fedsim.communication.ledger import PHASES
-from fedsim.communication.server import Held, Holdings
+from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.config.build import make
 from fedsim.config.plan import Plan
-from fedsim.engine.engine import ClientData, Engine, LocalWork
+from fedsim.engine.backend import Backend, Workload
+from fedsim.engine.data import ClientData
+from fedsim.engine.engine import Engine
 from fedsim.engine.model.parameters import initial, trained_names
+from fedsim.engine.schedule import LocalWork
 from fedsim.errors import DivergedError, FedsimError
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.partitions.base import Labelled, Partition
 from fedsim.partitions.division import Division, divide
 from fedsim.rng import Streams
+from fedsim.running.interleaving import InterleavedRun
 from fedsim.running.prepared_data import ModelSamples, build_model, samples_of
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Federation, Record, Simulation
+from fedsim.simulation import Components, Record, Simulation
 from fedsim.tracking import Trackers
 from fedsim.tracking.base import RunInfo, Tracker
 from fedsim.tracking.files import TRACE, RunFolder, owned, read_summary
@@ -63,26 +67,27 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A simulation ready to run, with the division of its data."""
+    """A simulation ready to run, the division of its data, and the model as it was built."""
 
     simulation: Simulation
     division: Division
+    model: nn.Module
 
 
-def execute(plan: Plan, join: Callable[[Simulation], None] | None = None) -> Outcome:
+def execute(plan: Plan, interleaved: InterleavedRun | None = None) -> Outcome:
     """Run `plan`, or return at once what an identical finished run recorded.
 
-    `join` makes its simulation one of several side by side. Raises `FedsimError`s that are found before round 1;
+    `interleaved`: the run among several side by side that this is. Raises `FedsimError`s that are found before round 1;
     later ones end in the summary's status.
     """
     earlier = outcome_on_file(plan)
     if earlier.status in ("done", "diverged") and not plan.settings.overwrite:
         return replace(earlier, skipped=True)
     experiment = build(plan)
-    if join is not None:
-        join(experiment.simulation)
+    if interleaved is not None:
+        interleaved.join(experiment.simulation, experiment.model)
     with owned(plan.folder):
-        return record(plan, experiment, alone=join is None)
+        return record(plan, experiment, alone=interleaved is None)
 
 
 def outcome_on_file(plan: Plan) -> Outcome:
@@ -106,7 +111,8 @@ def build(plan: Plan) -> Experiment:
         plan.server,
         plan.local.holdout_fraction,
     )
-    return Experiment(_simulation(plan, samples, division, model.to(samples.x.device), streams), division)
+    model = model.to(samples.x.device)
+    return Experiment(_simulation(plan, samples, division, model, streams), division, model)
 
 
 def _simulation(
@@ -117,27 +123,30 @@ def _simulation(
     evaluated = division.train if local.evaluate_on == "train" else division.holdout
     clients = ClientData(x, y, division.train, evaluated, samples.num_classes)
     optimizer = make(config["optimizer"], LocalOptimizer, "optimizer")
-    work = LocalWork(local.epochs, local.steps, local.batch_size, settings.num_rounds)
+    work = LocalWork(local.epochs, local.steps, local.batch_size)
+    workload = Workload(model, clients, optimizer, settings.num_rounds * work.median_steps(division.train))
     population = Population(division.sizes, settings.cohort_size, settings.num_rounds)
     params = initial(model)
     validation = torch.as_tensor(division.validation, device=x.device)
-    parts = Federation(
-        engine=make(config["engine"], Engine, "engine", model, clients, work, optimizer, streams),
+    components = Components(
+        engine=Engine(make(config["engine"], Backend, "engine", workload), workload, work, streams),
         population=population,
         selector=make(config["selector"], Selector, "selector", population),
         aggregator=make(
             config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained_names(model))
         ),
         availability=make(config["availability"], Availability, "availability"),
-        holdings=Holdings(
+        server_data=ServerData(
             test=samples.test,
-            validation=Held(x[validation], y[validation]) if len(validation) else None,
+            validation=LabelledSamples(x[validation], y[validation]) if len(validation) else None,
             public=x[torch.as_tensor(division.public, device=x.device)] if len(division.public) else None,
         ),
+        streams=streams,
+        learning_rate=lambda t: optimizer.lr_at(t, settings.num_rounds),
         eval_every=settings.eval_every,
         first_model=_first_models(plan, samples, streams) if settings.init_seed == "per_client" else None,
     )
-    return Simulation(parts, params)
+    return Simulation(components, params)
 
 
 def _first_models(plan: Plan, samples: ModelSamples, streams: Streams) -> Callable[[int], Params]:
@@ -157,7 +166,7 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
     experiment.division.save(plan.folder / "partition.npz")
     trackers = Trackers({n: make(node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()})
     trackers.start(_run_info(plan, alone))
-    for caveat in filter(None, (simulation.parts.selector.caveat,)):
+    for caveat in filter(None, (simulation.components.selector.caveat,)):
         trackers.message(caveat)
     records: list[Record] = []
     status, error = "done", None
@@ -167,7 +176,7 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
         for entry in simulation:
             records.append(entry)
             folder.append(entry.as_dict())
-            if (trace := simulation.parts.selector.trace) is not None:
+            if (trace := simulation.components.selector.trace) is not None:
                 folder.append({"round": entry.round, **trace}, TRACE)
             trackers.log(entry.as_dict())
     except DivergedError as reason:
@@ -184,13 +193,13 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
         "error": error,
         **_results(records, initial_accuracy),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "start_up_rounds": simulation.parts.selector.start_up_rounds,
+        "start_up_rounds": simulation.components.selector.start_up_rounds,
         "seed": plan.settings.seed,
         "choices": dict(plan.choices),
-        "engine": simulation.parts.engine.description,
+        "engine": simulation.components.engine.description,
         "partition_hash": experiment.division.hash,
         "config_hash": plan.config_hash,
-        "environment": environment(simulation.parts.holdings.test.x.device),
+        "environment": environment(simulation.components.server_data.test.x.device),
         "trackers": {},
     }
     folder.write_summary(summary)

@@ -1,23 +1,30 @@
-"""Runs of a sweep side by side: they take turns, and train together in one batch.
+"""The runs of a sweep side by side in one process: they take turns, and train their clients in common batches.
 
-Each run is a coroutine, so that nothing of it has to be written for this. Their clocks count what they do themselves
-and, by samples, their share of the common training.
+Each run is a coroutine (a greenlet) that is suspended where it trains. Its clock counts the time in which it works
+itself and, in proportion to its samples, its share of the common training.
 """
 
+import hashlib
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from greenlet import greenlet
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from fedsim.config.plan import Plan
-from fedsim.engine.engine import Request, Trained
+from fedsim.engine.backend import Backend, TrainingResult
+from fedsim.engine.model.parameters import traveling
+from fedsim.engine.schedule import Schedule, concatenate_schedules
 from fedsim.errors import at_least, check
+from fedsim.types import Params, Stack
 
 if TYPE_CHECKING:
     from fedsim.simulation import Simulation
@@ -28,7 +35,7 @@ SHARED = ("dataset", "model", "optimizer", "local", "engine", "device", "data_di
 
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
-    """conf/hydra/launcher/lanes.yaml."""
+    """The launcher `lanes` (conf/hydra/launcher/lanes.yaml): at most `max_lanes` runs side by side."""
 
     max_lanes: int
 
@@ -45,107 +52,198 @@ class Lanes:
         return [group[start : start + size] for group in alike.values() for start in range(0, len(group), size)]
 
 
-class Lane:
-    """One run as a coroutine: it works between `resume` and its next request for training, and rests else."""
+@dataclass(frozen=True)
+class TrainingCall:
+    """The arguments of `Backend.train`, and the backend that they are for.
 
-    def __init__(self, work: Callable[["Lane"], object]) -> None:
+    `kind`: calls may be trained by one backend only if theirs are equal in it.
+    """
+
+    backend: Backend
+    start: Sequence[Params]
+    schedule: Schedule
+    kind: Hashable = None
+
+
+class InterleavedRun:
+    """One run as a coroutine: it works between `resume` and its next call for training, and is suspended else."""
+
+    def __init__(self, work: Callable[["InterleavedRun"], object]) -> None:
         self._coroutine = greenlet(lambda: work(self))
         self._seconds, self._since = 0.0, 0.0
-        self._request: Request | None = None
+        self._call: TrainingCall | None = None
+        self._simulation: Simulation | None = None
 
-    # --- for the run itself --------------------------------------------------------------------------------------
+    # --- called by the run itself --------------------------------------------------------------------------------
 
-    def join(self, simulation: "Simulation") -> None:
-        """Let this lane train for the simulation, and give it the lane's time."""
-        simulation.parts.engine.meeting = self.train
-        simulation.parts = replace(simulation.parts, now=self.now)
+    def join(self, simulation: "Simulation", model: nn.Module) -> None:
+        """Let the simulation's training go through this run, and give it the run's clock.
 
-    def train(self, request: Request) -> Trained:
-        """Rest until the request is answered. Raises what its answering raised."""
-        self._request = request
+        `model` holds what its backend does not train: runs in which that differs are not trained by one backend.
+        """
+        self._simulation = simulation
+        engine = simulation.components.engine
+        engine.backend = SuspendingBackend(engine.backend, self, _frozen_digest(model))
+        simulation.components = replace(simulation.components, now=self.now)
+
+    def train(self, call: TrainingCall) -> TrainingResult:
+        """Suspend the run until somebody has answered `call`. Raises what answering it raised."""
+        self._call = call
         assert self._coroutine.parent is not None
         with torch.enable_grad():  # a selector's no_grad is not for the others
-            trained: Trained = self._coroutine.parent.switch()
-        return trained
+            result: TrainingResult = self._coroutine.parent.switch()
+        return result
 
     def now(self) -> float:
-        """Seconds that this lane has worked, with its share of the common training."""
+        """Seconds that this run has worked, with its share of the common training."""
         return self._seconds + time.perf_counter() - self._since
 
-    # --- for whoever conducts ------------------------------------------------------------------------------------
+    # --- called by the scheduler ---------------------------------------------------------------------------------
 
     @property
-    def request(self) -> Request:
-        """What it waits for."""
-        assert self._request is not None
-        return self._request
+    def call(self) -> TrainingCall:
+        """The call that the run waits for."""
+        assert self._call is not None
+        return self._call
 
-    def resume(self, trained: Trained | None = None, seconds: float = 0.0) -> bool:
-        """Let it work with what it asked for, which took so long. True: it asks again, False: it has ended."""
+    @property
+    def round(self) -> int:
+        """The round (1-based) that the run is in; 0 before its first."""
+        return 0 if self._simulation is None else self._simulation.round + 1
+
+    def resume(self, result: TrainingResult | None = None, seconds: float = 0.0) -> bool:
+        """Let it work with the result of its call, whose training took so long. True: it calls again; False: it
+        ended."""
         self._seconds += seconds
         self._since = time.perf_counter()
-        self._coroutine.switch(trained) if self._request else self._coroutine.switch()
+        self._coroutine.switch(result) if self._call else self._coroutine.switch()
         self._seconds += time.perf_counter() - self._since
         return not self._coroutine.dead
 
     def fail(self, error: BaseException) -> bool:
-        """As `resume`, with an error in place of what it asked for."""
+        """As `resume`, with an error in place of a result."""
         self._since = time.perf_counter()
         self._coroutine.throw(error)
         self._seconds += time.perf_counter() - self._since
         return not self._coroutine.dead
 
 
-def run_lanes(works: Sequence[Callable[[Lane], object]], told: Callable[[int, int], None]) -> None:
-    """Run all of `works` in lanes, to their end.
+class SuspendingBackend(Backend):
+    """A backend of one run that leaves training to the scheduler of all runs, and does the rest itself."""
 
-    `told` is called with the number of lanes that are left and the latest round, whenever some train. What a lane
+    def __init__(self, backend: Backend, run: InterleavedRun, frozen_digest: str) -> None:
+        self._backend, self._run, self._frozen_digest = backend, run, frozen_digest
+        self.reason = backend.reason
+
+    @property
+    def description(self) -> str:
+        return self._backend.description
+
+    def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        kind = self._backend.description, self._frozen_digest
+        return self._run.train(TrainingCall(self._backend, start, schedule, kind))
+
+    def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
+        return self._backend.forward(params, x, positions)
+
+    def gradients(
+        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
+    ) -> Iterator[Tensor]:
+        return self._backend.gradients(params, positions, names)
+
+
+def _frozen_digest(model: nn.Module) -> str:
+    """Of the values that clients and server do not send each other."""
+    sent = traveling(model)
+    state = {name: value for name, value in model.state_dict().items() if name not in sent}
+    content = b"".join(name.encode() + value.cpu().numpy().tobytes() for name, value in state.items())
+    return hashlib.sha256(content).hexdigest()
+
+
+def run_interleaved(
+    works: Sequence[Callable[[InterleavedRun], object]], on_progress: Callable[[int, int], None]
+) -> None:
+    """Run all of `works` side by side, to their end.
+
+    `on_progress` is called with the number of runs that are left and the latest round, whenever some train. What a run
     raises, as on Ctrl-C, interrupts all others, and is raised.
     """
-    lanes = [Lane(work) for work in works]
-    waiting: deque[Lane] = deque()
+    runs = [InterleavedRun(work) for work in works]
+    waiting: deque[InterleavedRun] = deque()
     try:
-        waiting.extend(lane for lane in lanes if lane.resume())
+        waiting.extend(run for run in runs if run.resume())
         while waiting:
-            party = _party(waiting)
-            told(len(waiting), party[-1].request.round)
-            _serve(party, waiting)
+            batch = _next_batch(waiting)
+            on_progress(len(waiting), batch[-1].round)
+            _answer(batch, waiting)
     except BaseException:
-        for lane in waiting:
+        for run in waiting:
             with suppress(KeyboardInterrupt):
-                lane.fail(KeyboardInterrupt())
+                run.fail(KeyboardInterrupt())
         raise
 
 
-def _party(waiting: deque[Lane]) -> list[Lane]:
-    """Those who have waited longest, as many as are worth training at once; they stay in the queue until served.
+def _next_batch(waiting: deque[InterleavedRun]) -> list[InterleavedRun]:
+    """Those that have waited longest, as many as are worth training at once; they stay in the queue until answered.
 
     They work on before the others train, so that what they have trained is still in the cache. All of them have chosen
-    the same engine, which may depend on the length of a run.
+    the same backend, which may depend on the length of a run.
     """
-    first = waiting[0].request.engine
-    room = first.common_clients
-    party: list[Lane] = []
-    for lane in waiting:
-        room -= len(lane.request.ids)
-        if party and (room < 0 or lane.request.engine.description != first.description):
+    first = waiting[0].call
+    space = first.backend.max_joint_clients
+    batch: list[InterleavedRun] = []
+    for run in waiting:
+        space -= len(run.call.schedule)
+        if batch and (space < 0 or run.call.kind != first.kind):
             break
-        party.append(lane)
-    return party
+        batch.append(run)
+    return batch
 
 
-def _serve(party: Sequence[Lane], waiting: deque[Lane]) -> None:
-    """Answer the requests of those in front, and queue them again."""
-    requests = [lane.request for lane in party]
+def _answer(batch: Sequence[InterleavedRun], waiting: deque[InterleavedRun]) -> None:
+    """Train what the runs in front of the queue call for, and let each work until it calls again or ends."""
+    calls = [run.call for run in batch]
     start = time.perf_counter()
     try:
-        answers: Sequence[Trained | Exception] = requests[0].engine.train_all(requests)
+        answers: Sequence[TrainingResult | Exception] = train_jointly(calls)
     except Exception as error:
-        answers = [error] * len(party)
+        answers = [error] * len(batch)
     seconds = time.perf_counter() - start
-    work = [0.0 if isinstance(a, Exception) else float(a.samples.sum()) for a in answers]
-    for lane, answer, samples in zip(party, answers, work, strict=True):
+    failed = any(isinstance(answer, Exception) for answer in answers)
+    samples = [0.0 if failed else float(call.schedule.samples.sum()) for call in calls]
+    for run, answer, share in zip(batch, answers, samples, strict=True):
         waiting.popleft()
-        share = seconds * samples / max(sum(work), 1.0)
-        if lane.fail(answer) if isinstance(answer, Exception) else lane.resume(answer, share):
-            waiting.append(lane)
+        own = seconds * share / max(sum(samples), 1.0)
+        if run.fail(answer) if isinstance(answer, Exception) else run.resume(answer, own):
+            waiting.append(run)
+
+
+def train_jointly(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
+    """The result of each call, to the last bit what it would be alone; those that agree in `Backend.joint_key`
+    are trained at once, by the backend of the first."""
+    backend = calls[0].backend
+    groups: dict[Hashable, list[int]] = {}
+    for number, call in enumerate(calls):
+        groups.setdefault(backend.joint_key(call.schedule), []).append(number)
+    results: dict[int, TrainingResult] = {}
+    for numbers in groups.values():
+        some = [calls[number] for number in numbers]
+        schedule = concatenate_schedules([call.schedule for call in some])
+        joint = backend.train([model for call in some for model in call.start], schedule)
+        results |= zip(numbers, _split(joint, [call.schedule for call in some]), strict=True)
+    return [results[number] for number in range(len(calls))]
+
+
+def _split(joint: TrainingResult, schedules: Sequence[Schedule]) -> Iterator[TrainingResult]:
+    """The part of each schedule, without a copy."""
+    first = 0
+    for schedule in schedules:
+        rows = slice(first, first + len(schedule))
+        first = rows.stop
+        _, steps, width = schedule.positions.shape
+        momentum = None if joint.momentum is None else _rows(joint.momentum, rows)
+        yield TrainingResult(_rows(joint.delta, rows), joint.losses[rows, :steps, :width], momentum)
+
+
+def _rows(stack: Stack, rows: slice) -> Stack:
+    return {name: value[rows] for name, value in stack.items()}

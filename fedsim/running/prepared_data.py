@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.communication.server import Held
+from fedsim.communication.server import LabelledSamples
 from fedsim.config.build import make
 from fedsim.config.plan import Plan
 from fedsim.data.base import Dataset
@@ -27,7 +27,7 @@ class ModelSamples:
 
     x: Tensor
     y: Tensor
-    test: Held
+    test: LabelledSamples
     num_classes: int
     input_shape: tuple[int, ...]
     owners: NDArray[np.int64] | None
@@ -54,7 +54,7 @@ def _load(plan: Plan, device: torch.device) -> ModelSamples:
     model = build_model(plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed))
     if isinstance(model, TrainsOnFeatures):
         data = extract(data, model, plan.data_dir, plan.cache_dir, device)
-    test = Held(data.normalise(data.test.x).to(device), data.test.y.to(device))
+    test = LabelledSamples(data.normalise(data.test.x).to(device), data.test.y.to(device))
     x, y = data.normalise(data.train.x).to(device), data.train.y.to(device)
     return ModelSamples(x, y, test, data.num_classes, shape, data.owners)
 

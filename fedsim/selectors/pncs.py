@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.communication.clients import Clients
-from fedsim.communication.compression import Identity, Sketch
+from fedsim.communication.compression import Compressor, Identity
 from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, check, positive, rule
 from fedsim.selectors.base import Selector, ascending
@@ -48,7 +48,7 @@ class PNCS(Selector):
         p: float,
         similarity: Reading,
         grad: Literal["full", "batch", "local_update"],
-        sketch: Sketch,
+        sketch: Compressor,
         layers: list[str] | Literal["each"] | None,
         layer_agg: Literal["mean", "params", "concat"],
         queue_length: int,
@@ -137,8 +137,8 @@ class PNCS(Selector):
         """What everybody reports, as matrices [N, d] by tensor (or one of sketches)."""
         ids = clients.available
         if self.grad == "local_update":
-            return clients.updates(ids, layers=self.layers, sketch=self.sketch)
-        reports = clients.gradients(ids, batch=self.grad == "batch", layers=self.layers, sketch=self.sketch)
+            return clients.updates(ids, layers=self.layers, compressor=self.sketch)
+        reports = clients.gradients(ids, batch=self.grad == "batch", layers=self.layers, compressor=self.sketch)
         stack = stacked(reports, len(ids))
         if not self.separate:
             return {"": stack}

@@ -1,8 +1,7 @@
-"""All selected clients as one tensor program: models stacked on a client axis, one forward and backward for all."""
+"""All clients as one tensor program: their models stacked on a client axis, one forward and backward pass for all."""
 
 import os
 from collections.abc import Sequence
-from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -10,126 +9,138 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.engine.batched.chunks import Piece, chunks, starting_models
+from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.batched.compiled import Compile, worth_compiling
 from fedsim.engine.batched.gradients import StackedGradients
-from fedsim.engine.batched.programs import Differentiated, Program, WrittenOut
-from fedsim.engine.batched.steps import feed, loss_statistics
-from fedsim.engine.engine import ClientData, Engine, LocalWork, Request, Trained, concatenate
-from fedsim.engine.keys import step_keys
+from fedsim.engine.batched.programs import Differentiated, LinearChain, Program
+from fedsim.engine.batched.steps import stacked_batches
 from fedsim.engine.model.adapt import refuse_hidden_randomness
 from fedsim.engine.precision import Precision
-from fedsim.engine.schedule import StackedBatches, round_batches, stack_batches
+from fedsim.engine.results import concatenate_stacks
+from fedsim.engine.schedule import Schedule
+from fedsim.engine.torch_backend import TorchBackend
 from fedsim.errors import check, rule
-from fedsim.optimizers.base import LocalOptimizer
-from fedsim.rng import Streams
-from fedsim.types import Stack
+from fedsim.types import Params, Stack
 
 MEMORY_SHARE = 0.2
 """Share of the device's memory that `chunk_size: auto` lets the stacked models of one chunk take."""
-
-
 CACHED_BYTES = 4 * 2**20
-"""Stacked models of several requests in one chunk on a CPU: beyond, products wait for memory (docs/performance.md)."""
+"""Stacked models of several runs in one call on a CPU: beyond, products wait for memory (docs/performance.md)."""
 
 
-class BatchedEngine(Engine):
-    """torch.func's vmap over clients. Ragged clients are padded and masked; rows that finish early drop off.
+class BatchedBackend(TorchBackend):
+    """torch.func's vmap over clients. Clients with fewer samples are padded and masked; those with fewer steps are the
+    last rows of the stack and leave it early.
 
     `chunk_size`: clients trained at once; `auto` takes what fits. On running out of memory it is halved and the chunk
-    redone, with the same batches. `compile` is for models that are differentiated: chains of linear layers are written
-    out, and compiling gains nothing there.
+    trained again. `compile` is for models that are differentiated: for chains of linear layers the passes are
+    written out, and compiling gains nothing there.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        data: ClientData,
-        work: LocalWork,
-        optimizer: LocalOptimizer,
-        streams: Streams,
-        *,
-        precision: Precision,
-        chunk_size: int | Literal["auto"],
-        compile: Compile,
+        self, workload: Workload, *, precision: Precision, chunk_size: int | Literal["auto"], compile: Compile
     ) -> None:
         check(rule(chunk_size == "auto" or chunk_size >= 1, "chunk_size", chunk_size, "must be auto or >= 1"))
-        super().__init__(model, data, work, optimizer, streams, precision)
-        self.chunk_size = _rows_that_fit(model, data.x.device) if chunk_size == "auto" else chunk_size
-        self.gradients = StackedGradients(model, data.x.device, precision)
-        if len(data.x):
-            refuse_hidden_randomness(model, data.x)
-            self.gradients.try_out(data.x, data.y)
-        if self.chain is None and worth_compiling(compile, work.total_steps(data.train)):
-            self.gradients.compile()
+        super().__init__(workload, precision)
+        model, x = workload.model, workload.data.x
+        self.chunk_size = _rows_that_fit(model, x.device) if chunk_size == "auto" else chunk_size
+        self.gradients_of_stack = StackedGradients(model, x.device, precision)
+        chain = workload.chain if precision == "float32" else None
+        self.chain = chain if chain is not None and chain.is_linear else None
+        if len(x):
+            refuse_hidden_randomness(model, x)
+            self.gradients_of_stack.try_out(x, workload.data.y)
+        if self.chain is None and worth_compiling(compile, workload.total_steps):
+            self.gradients_of_stack.compile()
 
     @property
     def description(self) -> str:
-        if not self.gradients.compiled:
+        compiled = self.gradients_of_stack.compiled
+        if not compiled:
             return "batched"
-        failures = [c.failure for c in self.gradients.compiled if c.failure is not None]
+        failures = [c.failure for c in compiled if c.failure is not None]
         return f"batched, not compiled: {failures[0]}" if failures else "batched, compiled"
 
     @property
-    def common_clients(self) -> int:
+    def max_joint_clients(self) -> int:
         """As many as fit into the memory of a GPU, or into the cache of a CPU."""
-        if self.gradients.compiled:  # which may add in another order for other shapes
+        if self.gradients_of_stack.compiled:  # which may add in another order for other shapes
             return 1
         if self.data.x.is_cuda:
             return self.chunk_size
         return max(1, min(self.chunk_size, CACHED_BYTES // max(_model_bytes(self.model), 1)))
 
-    def train_all(self, requests: Sequence[Request]) -> list[Trained]:
-        """All rows in chunks of `chunk_size`, those of several requests together where that changes no bit."""
-        cut = [request.cut(self.chunk_size) for request in requests]
-        pieces = [Piece(part, round_batches(part)) for parts in cut for part in parts]
-        done: dict[int, Trained] = {}
-        for chunk in chunks(pieces, self.common_clients):
-            done |= zip(map(id, chunk), self._train_if_it_fits(chunk), strict=True)
-        results = iter([done[id(piece)] for piece in pieces])
-        return [concatenate(list(islice(results, len(parts)))) for parts in cut]
+    def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        size = self.chunk_size
+        if len(schedule) <= size:
+            return self._train_if_it_fits(start, schedule)
+        cuts = [slice(first, first + size) for first in range(0, len(schedule), size)]
+        parts = [self._train_if_it_fits(start[cut], schedule.rows(cut)) for cut in cuts]
+        return _concatenate(parts, schedule)
 
-    def _train_if_it_fits(self, chunk: list[Piece]) -> list[Trained]:
-        """Running out of memory, in smaller chunks; raises for one client."""
-        rows = sum(len(piece.batches) for piece in chunk)
+    def _train_if_it_fits(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        """On running out of memory, in smaller chunks; raises for one client."""
         try:
-            return self._train_chunk(chunk)
+            return self._train_chunk(start, schedule)
         except torch.OutOfMemoryError:
-            if rows == 1:
+            if len(schedule) == 1:
                 raise
         if self.data.x.is_cuda:  # by now, what the attempt held is free
             torch.cuda.empty_cache()
-        self.chunk_size = rows // 2
-        return self.train_all([piece.request for piece in chunk])
+        self.chunk_size = len(schedule) // 2
+        return self.train(start, schedule)
 
-    def _train_chunk(self, chunk: list[Piece]) -> list[Trained]:
-        batches = stack_batches([b for piece in chunk for b in piece.batches])
-        program = self._program(starting_models([piece.request for piece in chunk], batches.order), chunk[0].request.lr)
-        losses = [program.step(b) for b in feed(self.data, batches, self._dropout_keys(chunk, batches))]
-        mean_loss, rms_loss = loss_statistics(losses, batches.counts)
-        back = np.argsort(batches.order, kind="stable")
+    def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        """Rows of the stack are clients by falling number of steps."""
+        order = np.argsort(-schedule.steps, kind="stable")
+        ordered = schedule.rows(order) if (order[:-1] > order[1:]).any() else schedule
+        program = self._program(_stacked([start[row] for row in order]), schedule.lr)
+        losses = self.data.x.new_zeros(ordered.positions.shape)
+        kept: list[Tensor] = []
+        for step, batch in enumerate(stacked_batches(self.data, ordered)):
+            if batch.repeats_last and not kept:
+                kept = [value.clone() for value in program.row(1)]
+            found = program.step(batch)
+            losses[: len(found), step, : found.shape[1]] = found
+        for value, result in zip(program.row(1) if kept else [], kept, strict=True):
+            value.copy_(result)
+        back = np.argsort(order, kind="stable")
         momentum = program.momentum()
-        trained = Trained(
+        return TrainingResult(
             delta=_in_order(program.delta(), back),
-            loss=mean_loss[back],
-            rms_loss=rms_loss[back],
-            steps=batches.steps[back],
-            samples=batches.counts.sum(0)[back],
+            losses=losses.cpu().numpy()[back],
             momentum=None if momentum is None else _in_order(momentum, back),
         )
-        return trained.split([len(piece.batches) for piece in chunk])
 
     def _program(self, start: Stack, lr: float) -> Program:
         if self.chain is not None:
-            return WrittenOut(self.chain, self.optimizer, start, lr)
-        return Differentiated(self.gradients, self.optimizer, start, lr)
+            return LinearChain(self.chain, self.optimizer, start, lr)
+        return Differentiated(self.gradients_of_stack, self.optimizer, start, lr)
 
-    def _dropout_keys(self, chunk: list[Piece], batches: StackedBatches) -> Tensor | None:
-        if not self.gradients.dropouts:
-            return None
-        steps, requests = len(batches.positions), [piece.request for piece in chunk]
-        keys = [step_keys(r.engine.streams, r.round, r.ids, steps) for r in requests]
-        return torch.as_tensor(np.concatenate(keys, axis=1)[:, batches.order], device=self.data.x.device)
+
+def _stacked(models: Sequence[Params]) -> Stack:
+    """The models [K, ...], which may share memory where they are one object."""
+    distinct = list({id(model): model for model in models}.values())
+    if len(distinct) == 1:
+        return {name: value.expand(len(models), *value.shape) for name, value in distinct[0].items()}
+    number = {id(model): row for row, model in enumerate(distinct)}
+    rows = torch.as_tensor([number[id(model)] for model in models])
+    stacked = {name: torch.stack([model[name] for model in distinct]) for name in distinct[0]}
+    return {name: value[rows.to(value.device)] for name, value in stacked.items()}
+
+
+def _concatenate(parts: Sequence[TrainingResult], schedule: Schedule) -> TrainingResult:
+    """Chunks of a schedule, each of which was trained without the steps that none of its clients makes."""
+    losses = np.zeros(schedule.positions.shape, parts[0].losses.dtype)
+    first = 0
+    for part in parts:
+        rows, steps, width = part.losses.shape
+        losses[first : first + rows, :steps, :width] = part.losses
+        first += rows
+    momenta = [part.momentum for part in parts if part.momentum is not None]
+    return TrainingResult(
+        concatenate_stacks([part.delta for part in parts]), losses, concatenate_stacks(momenta) if momenta else None
+    )
 
 
 def _in_order(stack: Stack, rows: NDArray[np.int64]) -> Stack:

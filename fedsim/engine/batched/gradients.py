@@ -1,7 +1,6 @@
 """Losses and gradients of many clients' models at once: torch.func's vmap over models stacked on a client axis."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -9,30 +8,12 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
 from fedsim.engine.batched.compiled import Compiled
+from fedsim.engine.batched.steps import StackedBatch
 from fedsim.engine.model.adapt import ONE_BY_ONE, for_batched, keyed_dropouts, masked_norms
 from fedsim.engine.model.parameters import buffer_names, initial, trained_names
 from fedsim.engine.precision import Precision, autocast
 from fedsim.errors import ConfigError, Problem
 from fedsim.types import Params, Stack
-
-
-@dataclass(frozen=True)
-class StackedBatch:
-    """One step's samples: `x` [R, width, ...], `y` [R, width], and `keys` [R] for dropout, if the model has any.
-
-    `weights` [R, width] is 1 / count for valid samples and 0 for padding, None where nothing is padded.
-    """
-
-    x: Tensor
-    y: Tensor
-    weights: Tensor | None
-    keys: Tensor | None
-
-    def twice(self) -> "StackedBatch":
-        """The only row as two: torch multiplies one pair of matrices in another order of additions than several."""
-        x, y = self.x.expand(2, *self.x.shape[1:]), self.y.expand(2, -1)
-        weights, keys = (None if t is None else t.expand(2, *t.shape[1:]) for t in (self.weights, self.keys))
-        return StackedBatch(x, y, weights, keys)
 
 
 class StackedGradients:
@@ -53,14 +34,7 @@ class StackedGradients:
         self._full, self._padded = self._transforms()
         self.compiled: tuple[Compiled, ...] = ()
 
-    def __call__(self, stack: Stack, batch: StackedBatch, *, in_company: bool = False) -> tuple[Stack, Tensor]:
-        """`in_company`: if there is only one row left of several, compute it as with them, to the last bit."""
-        if in_company and len(batch.x) == 1:
-            pair = {name: value.repeat(2, *[1] * (value.dim() - 1)) for name, value in stack.items()}
-            grads, losses = self(pair, batch.twice())
-            for name in self.buffers:
-                stack[name].copy_(pair[name][:1])
-            return {name: g[:1] for name, g in grads.items()}, losses[:1]
+    def __call__(self, stack: Stack, batch: StackedBatch) -> tuple[Stack, Tensor]:
         for layer in self.dropouts:
             layer.calls = 0
         trained = {name: stack[name] for name in self.trained}

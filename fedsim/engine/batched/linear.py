@@ -1,8 +1,8 @@
-"""Chains of linear layers with forward and backward written out over stacked clients.
+"""Chains of linear layers with the forward and backward pass written out over stacked clients.
 
-The same mathematics as the generic gradients, in fewer and larger operations. Weights lie transposed, so that every
-product is a plain one. For SGD without momentum the update is part of the product that gives the gradient,
-W <- (1 - lr decay) W - lr h^T d, so that no gradient of a weight is ever stored.
+The same mathematics as automatic differentiation, in fewer and larger operations. Weights are stored transposed
+[R, in, out], so that no product needs a transposed weight. For SGD without momentum the update is part of the product
+that gives the gradient, W <- (1 - lr decay) W - lr h^T d, so that no gradient of a weight is ever stored.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.engine.batched.gradients import StackedBatch
+from fedsim.engine.batched.steps import StackedBatch
 from fedsim.engine.model.chain import Chain, Link
 from fedsim.engine.model.layers import dropout_mask
 from fedsim.types import Stack
@@ -30,10 +30,6 @@ class StackedLayer:
             return self
         return StackedLayer(self.weight[:count], None if self.bias is None else self.bias[:count])
 
-    def twice(self) -> "StackedLayer":
-        """Two copies of the only client."""
-        return StackedLayer(self.weight.repeat(2, 1, 1), None if self.bias is None else self.bias.repeat(2, 1, 1))
-
     def forward(self, x: Tensor) -> Tensor:
         if self.bias is None:
             return torch.bmm(x, self.weight)
@@ -41,11 +37,11 @@ class StackedLayer:
 
 
 Update = Callable[[int, StackedLayer, Tensor, Tensor], None]
-"""What is done with a layer's number, the layer, its input [R, B, in] and the slope of its output [R, B, out]."""
+"""Called with a layer's number, the layer, its input [R, B, in] and the gradient at its output [R, B, out]."""
 
 
-class FusedChain:
-    """R stacked models of a chain, starting from copies of `start` [R, ...]."""
+class StackedChain:
+    """R models of a chain of linear layers, starting from copies of `start` [R, ...]."""
 
     def __init__(self, chain: Chain, start: Stack) -> None:
         self.chain = chain
@@ -56,34 +52,21 @@ class FusedChain:
     def step(self, batch: StackedBatch, update: Update) -> Tensor:
         """Forward and backward of the batch's leading rows; `update` is called from the last layer to the first, each
         time after the layer's weights were needed for the last time. Returns the samples' losses [rows, width]."""
-        if len(batch.x) == 1 < len(self.layers[0].weight):
-            return self._step_of_the_last(batch, update)
-        return self._step([layer.rows(len(batch.x)) for layer in self.layers], batch, update)
-
-    def _step_of_the_last(self, batch: StackedBatch, update: Update) -> Tensor:
-        """The only row left of several, to the last bit as it would be with them."""
-        pair = [layer.rows(1).twice() for layer in self.layers]
-        losses = self._step(pair, batch.twice(), update)
-        for layer, two in zip(self.layers, pair, strict=True):
-            layer.weight[:1] = two.weight[:1]
-            if layer.bias is not None and two.bias is not None:
-                layer.bias[:1] = two.bias[:1]
-        return losses[:1]
-
-    def _step(self, layers: list[StackedLayer], batch: StackedBatch, update: Update) -> Tensor:
+        layers = [layer.rows(len(batch.x)) for layer in self.layers]
         inputs = [batch.x.flatten(2)]
         for layer, link in zip(layers[:-1], self.chain.links, strict=False):
             inputs.append(_activate(layer.forward(inputs[-1]), link, batch.keys))
-        losses, slope = self._cross_entropy(layers[-1].forward(inputs[-1]), batch)
+        losses, grad = self._cross_entropy(layers[-1].forward(inputs[-1]), batch)
         for number in range(len(layers) - 1, -1, -1):
             layer, given = layers[number], inputs[number]
-            below = self._below(number, layer, given, slope)
-            update(number, layer, given, slope)
-            slope = below
+            below = self._below(number, layer, given, grad)
+            update(number, layer, given, grad)
+            grad = below
         return losses
 
     def _cross_entropy(self, output: Tensor, batch: StackedBatch) -> tuple[Tensor, Tensor]:
-        """The samples' losses [rows, width], and the slope of their weighted sum [rows, width, C]; takes `output`.
+        """The samples' losses [rows, width], and the gradient of their weighted sum at the logits [rows, width, C].
+        Overwrites `output`.
 
         Written out, because torch's softmax over a short last axis takes twice as long.
         """
@@ -92,15 +75,16 @@ class FusedChain:
         chosen = output.gather(2, index)
         powers = output.exp_()
         total = powers.sum(2, keepdim=True)
-        slope = powers.div_(total).scatter_add_(2, index, self.minus_one.expand(index.shape))
-        slope.mul_(1 / batch.y.shape[1] if batch.weights is None else batch.weights.unsqueeze(2))
-        return total.log_().sub_(chosen).squeeze(2), slope
+        grad = powers.div_(total).scatter_add_(2, index, self.minus_one.expand(index.shape))
+        grad.mul_(1 / batch.y.shape[1] if batch.weights is None else batch.weights.unsqueeze(2))
+        return total.log_().sub_(chosen).squeeze(2), grad
 
-    def _below(self, number: int, layer: StackedLayer, given: Tensor, slope: Tensor) -> Tensor:
-        """The slope of the layer below's output; where an input is positive, its dropout has kept and scaled it."""
+    def _below(self, number: int, layer: StackedLayer, given: Tensor, grad: Tensor) -> Tensor:
+        """The gradient at the output of the layer below; where an input is positive, its dropout has kept and scaled
+        it."""
         if not number:
-            return slope
-        below: Tensor = torch.ops.aten.threshold_backward(torch.bmm(slope, layer.weight.transpose(1, 2)), given, 0)
+            return grad
+        below: Tensor = torch.ops.aten.threshold_backward(torch.bmm(grad, layer.weight.transpose(1, 2)), given, 0)
         rate = self.chain.links[number - 1].rate
         return below.mul_(1 / (1 - rate)) if rate else below
 
@@ -118,10 +102,10 @@ def sgd_update(lr: float, decay: float) -> Update:
     """Plain SGD in place: w <- (1 - lr decay) w - lr gradient."""
     keep = 1 - lr * decay
 
-    def update(number: int, layer: StackedLayer, x: Tensor, slope: Tensor) -> None:
-        layer.weight.baddbmm_(x.transpose(1, 2), slope, beta=keep, alpha=-lr)
+    def update(number: int, layer: StackedLayer, x: Tensor, grad: Tensor) -> None:
+        layer.weight.baddbmm_(x.transpose(1, 2), grad, beta=keep, alpha=-lr)
         if layer.bias is not None:
-            layer.bias.mul_(keep).sub_(slope.sum(1, keepdim=True), alpha=lr)
+            layer.bias.mul_(keep).sub_(grad.sum(1, keepdim=True), alpha=lr)
 
     return update
 
@@ -129,10 +113,10 @@ def sgd_update(lr: float, decay: float) -> Update:
 def gradients_into(found: Stack) -> Update:
     """Gradients by the numbers of their layers, laid out as the layers are."""
 
-    def update(number: int, layer: StackedLayer, x: Tensor, slope: Tensor) -> None:
-        found[f"{number}.weight"] = torch.bmm(x.transpose(1, 2), slope)
+    def update(number: int, layer: StackedLayer, x: Tensor, grad: Tensor) -> None:
+        found[f"{number}.weight"] = torch.bmm(x.transpose(1, 2), grad)
         if layer.bias is not None:
-            found[f"{number}.bias"] = slope.sum(1, keepdim=True)
+            found[f"{number}.bias"] = grad.sum(1, keepdim=True)
 
     return update
 

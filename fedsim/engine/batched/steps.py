@@ -1,31 +1,54 @@
-"""The samples of every local step of stacked clients, and what their losses come to."""
+"""The samples of each local step of stacked clients."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.engine.batched.gradients import StackedBatch
-from fedsim.engine.engine import ClientData
-from fedsim.engine.schedule import StackedBatches
+from fedsim.engine.data import ClientData
+from fedsim.engine.schedule import Schedule
 
 
-def feed(data: ClientData, batches: StackedBatches, keys: Tensor | None) -> Iterator[StackedBatch]:
-    """One step after another; rows that have finished are left out, `keys` [S, K] are those of dropout."""
-    device, counts = data.x.device, batches.counts
-    positions = torch.as_tensor(batches.positions, device=device)
+@dataclass(frozen=True)
+class StackedBatch:
+    """One step's samples of R clients: `x` [R, B, ...], `y` [R, B], and `keys` [R] of dropout, if the model has any.
+
+    `weights` [R, B] is 1 / count for valid samples and 0 for padding, None where nothing is padded. `repeats_last`:
+    only the first row is a client's that still trains, and the second row repeats its samples.
+    """
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor | None
+    keys: Tensor | None
+    repeats_last: bool = False
+
+
+def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBatch]:
+    """One step after another of clients that are ordered by falling number of steps; who has finished is left out.
+
+    torch multiplies one pair of matrices in another order of additions than several, so where a single client is
+    left of several, its batch comes twice: what it computes does not depend on who trained beside it before.
+    """
+    device = data.x.device
+    positions = torch.as_tensor(schedule.positions, device=device)
+    keys = None if schedule.keys is None else torch.as_tensor(schedule.keys, device=device)
     labels = data.y[positions]
-    rows, widths = (counts > 0).sum(1).tolist(), counts.max(1, initial=0).tolist()
-    for step, (num, width) in enumerate(zip(rows, widths, strict=True)):
-        chosen = positions[step, :num, :width]
-        x = data.x.index_select(0, chosen.reshape(-1)).view(num, width, *data.x.shape[1:])
+    for step, width in enumerate(schedule.widths):
+        counts = schedule.counts[:, step]
+        rows = np.arange(np.count_nonzero(counts))
+        repeats_last = len(rows) == 1 < len(schedule)
+        chosen: slice | list[int] = [0, 0] if repeats_last else slice(0, len(rows))
+        where = positions[chosen, step, :width]
         yield StackedBatch(
-            x,
-            labels[step, :num, :width],
-            _weights(counts[step, :num], width, data.x),
-            None if keys is None else keys[step, :num],
+            data.x.index_select(0, where.reshape(-1)).view(*where.shape, *data.x.shape[1:]),
+            labels[chosen, step, :width],
+            _weights(counts[chosen], width, data.x),
+            None if keys is None else keys[chosen, step],
+            repeats_last,
         )
 
 
@@ -35,21 +58,3 @@ def _weights(counts: NDArray[np.int64], width: int, like: Tensor) -> Tensor | No
         return None
     inverse = (np.arange(width) < counts[:, None]) / counts[:, None]
     return torch.as_tensor(inverse, dtype=like.dtype, device=like.device)
-
-
-def loss_statistics(losses: list[Tensor], counts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """From the samples' losses of each step [R, width]: per row [K] the mean over steps of their means, and the root of
-    the mean of all their squares; nan for a row without a step."""
-    table = np.zeros((*counts.shape, max((x.shape[1] for x in losses), default=0)))
-    for step, each in enumerate(losses):
-        table[step, : each.shape[0], : each.shape[1]] = each.cpu().numpy()
-    table *= np.arange(table.shape[2]) < counts[:, :, None]
-    with np.errstate(invalid="ignore"):
-        means = _over_steps(table.sum(2) / np.maximum(counts, 1)) / (counts > 0).sum(0)
-        return means, np.sqrt(_over_steps((table**2).sum(2)) / counts.sum(0))
-
-
-def _over_steps(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sums [K] of [S, K], each in the same order of additions whatever K is."""
-    sums: NDArray[np.float64] = np.ascontiguousarray(table.T).sum(1)
-    return sums

@@ -64,6 +64,11 @@ def layout_for(model: nn.Module, x: Tensor) -> torch.memory_format:
     return torch.channels_last
 
 
+def has_dropout(model: nn.Module) -> bool:
+    """Whether training draws dropout masks."""
+    return any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in model.modules())
+
+
 def keyed_dropouts(model: nn.Module) -> Iterator[tuple[str, KeyedDropout]]:
     """The dropout layers of an adapted model that draw masks, by the name of their key buffer."""
     for path, layer in model.named_modules():

@@ -5,10 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.nn import functional as F
-
-from fedsim.types import Params
+from torch import fx, nn
 
 
 @dataclass(frozen=True)
@@ -29,55 +26,23 @@ class Link:
 class Chain:
     """y = L_n(relu(drop(... relu(drop(L_1(flatten(x))))))), dropout in training only, and before it, if there are
     convolutions, relu(pool(conv(... relu(pool(conv(x))))) in place of x.
-
-    Its methods are for chains of linear layers alone.
     """
 
     links: Sequence[Link]
 
-    def output(self, params: Params, x: Tensor) -> Tensor:
-        """Of one model in eval mode [len(x), C]."""
-        return self._forward(params, x)[-1]
-
-    def gradient(self, params: Params, x: Tensor, y: Tensor) -> Params:
-        """Of the sum of the cross-entropies of a few samples in eval mode, by name."""
-        *inputs, logits = self._forward(params, x)
-        slope = logits.softmax(1)
-        slope[torch.arange(len(y), device=y.device), y] -= 1
-        found: Params = {}
-        for number in range(len(self.links) - 1, -1, -1):
-            link = self.links[number]
-            found[link.weight] = slope.T @ inputs[number]
-            if link.bias is not None:
-                found[link.bias] = slope.sum(0)
-            if number:
-                slope = torch.ops.aten.threshold_backward(slope @ params[link.weight], inputs[number], 0)
-        return found
-
-    def _forward(self, params: Params, x: Tensor) -> list[Tensor]:
-        """The input of each layer, and the output."""
-        values = [x.flatten(1)]
-        for number, link in enumerate(self.links):
-            given = values[-1].relu_() if number else values[-1]
-            values.append(F.linear(given, params[link.weight], None if link.bias is None else params[link.bias]))
-        return values
-
-
-def linear_chain(model: nn.Module) -> Chain | None:
-    """The chain of linear layers that `model` is, or None if it is anything else.
-
-    Linear layers with a ReLU between any two, all trained, each used once; a dropout before or behind a ReLU (that is
-    the same) is its layer's; Flatten, Identity and Dropout of rate 0 count as nothing.
-    """
-    chain = any_chain(model)
-    return None if chain is None or any(link.kernel for link in chain.links) else chain
+    @property
+    def is_linear(self) -> bool:
+        """Whether there are no convolutions."""
+        return not any(link.kernel for link in self.links)
 
 
 def any_chain(model: nn.Module) -> Chain | None:
-    """As `linear_chain`, with convolutions allowed before the linear layers.
+    """The chain of layers that `model` is, or None if it is anything else.
 
-    Square kernels, stride 1, zeros as padding, less of it than the kernel; a max pooling before or behind a ReLU (that
-    is the same) is its convolution's.
+    Convolutions, if any, and then linear layers, with a ReLU between any two, all trained, each used once. A dropout
+    before or behind a ReLU (which is the same) belongs to its linear layer, a max pooling before or behind a ReLU
+    (which is the same) to its convolution. Convolutions have square kernels, stride 1 and a padding by zeros narrower
+    than the kernel. Flatten, Identity and Dropout of rate 0 count as nothing.
     """
     try:
         nodes = list(fx.symbolic_trace(model).graph.nodes)

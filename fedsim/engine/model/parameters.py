@@ -16,7 +16,12 @@ def buffer_names(model: nn.Module) -> list[str]:
     return [name for name, b in model.named_buffers() if name in saved and b.is_floating_point()]
 
 
+def traveling(model: nn.Module) -> Params:
+    """What clients and server send each other, by name; shares memory with the model."""
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    return {name: named[name] for name in (*trained_names(model), *buffer_names(model))}
+
+
 def initial(model: nn.Module) -> Params:
     """A copy of what clients and server send each other, as the model holds it now."""
-    state = model.state_dict()
-    return {name: state[name].clone() for name in (*trained_names(model), *buffer_names(model))}
+    return {name: tensor.detach().clone() for name, tensor in traveling(model).items()}

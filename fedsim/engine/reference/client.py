@@ -1,76 +1,64 @@
 """Local training of one client in plain PyTorch: torch.optim's optimisers and torch's layers on real batches."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional as F
 
-from fedsim.engine.engine import ClientData
+from fedsim.engine.backend import Workload
 from fedsim.engine.model.adapt import for_sequential, keyed_dropouts
-from fedsim.engine.model.parameters import buffer_names, trained_names
+from fedsim.engine.model.parameters import traveling
 from fedsim.engine.precision import Precision, autocast
-from fedsim.engine.schedule import ClientBatches
-from fedsim.optimizers.base import LocalOptimizer
+from fedsim.engine.schedule import Schedule
 from fedsim.types import Params
-
-
-@dataclass(frozen=True)
-class TrainedClient:
-    """w_k - w; the mean over steps of the mean loss and the mean square of the samples' losses, nan without a step; the
-    optimiser's momentum buffers, empty for one without."""
-
-    delta: Params
-    loss: float
-    mean_square: float
-    momentum: Params
 
 
 class ClientTrainer:
     """A copy of the model that trains one client after another. Not for two threads at once."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        data: ClientData,
-        layout: torch.memory_format,
-        optimizer: LocalOptimizer,
-        precision: Precision,
-    ) -> None:
-        self.model = for_sequential(model).to(data.x.device)
-        self.data, self.layout, self.optimizer, self.precision = data, layout, optimizer, precision
+    def __init__(self, workload: Workload, layout: torch.memory_format, precision: Precision) -> None:
+        self.data, self.optimizer = workload.data, workload.optimizer
+        self.model = for_sequential(workload.model).to(self.data.x.device)
+        self.layout, self.precision = layout, precision
         self.dropouts = [layer for _, layer in keyed_dropouts(self.model)]
-        named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        self.tensors = {name: named[name] for name in (*trained_names(self.model), *buffer_names(self.model))}
+        self.tensors = traveling(self.model)
 
-    def train(self, params: Params, batches: ClientBatches, keys: Tensor, lr: float) -> TrainedClient:
-        """From `params`, over `batches`; `keys` [steps] are those of dropout, if the model has any."""
+    def train(self, params: Params, schedule: Schedule, losses: NDArray[Any]) -> tuple[Params, Params]:
+        """Train from `params` by the `schedule` of one client; its samples' losses go into `losses` [S, B].
+
+        Returns w_k - w, and the optimiser's momentum buffers, empty for one without.
+        """
         with torch.no_grad():
             for name, tensor in self.tensors.items():
                 tensor.copy_(params[name])
-        optimizer = self.optimizer.torch_optimizer([p for p in self.model.parameters() if p.requires_grad], lr)
-        loss, mean_square = self._steps(batches, keys, optimizer)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        optimizer = self.optimizer.torch_optimizer(trained, schedule.lr)
+        self._steps(schedule, optimizer, losses)
         delta = {name: tensor.detach() - params[name] for name, tensor in self.tensors.items()}
-        return TrainedClient(delta, loss, mean_square, self._momentum(optimizer))
+        return delta, self._momentum(optimizer)
 
-    def _steps(self, batches: ClientBatches, keys: Tensor, optimizer: torch.optim.Optimizer) -> tuple[float, float]:
-        if not len(batches):
-            return float("nan"), float("nan")
-        positions = torch.as_tensor(batches.positions, device=self.data.x.device)
-        means, squares = [], []
-        for step, count in enumerate(batches.counts):
-            for layer in self.dropouts:
-                layer.key.copy_(keys[step])
-                layer.calls = 0
-            each = self._losses(positions[step, : int(count)])
-            mean = each.mean()
+    def _steps(self, schedule: Schedule, optimizer: torch.optim.Optimizer, losses: NDArray[Any]) -> None:
+        device = self.data.x.device
+        positions = torch.as_tensor(schedule.positions[0], device=device)
+        keys = None if schedule.keys is None else torch.as_tensor(schedule.keys[0], device=device)
+        each: list[Tensor] = []
+        for step, count in enumerate(schedule.counts[0].tolist()):
+            if keys is not None:
+                self._set_keys(keys[step])
+            values = self._losses(positions[step, :count])
             optimizer.zero_grad(set_to_none=True)
-            mean.backward()
+            values.mean().backward()
             optimizer.step()
-            means.append(mean.detach())
-            squares.append(each.detach().square().sum())
-        mean_square = float(torch.stack(squares).double().sum()) / float(batches.counts.sum())
-        return float(torch.stack(means).double().mean()), mean_square
+            each.append(values.detach())
+        for step, values in enumerate(each):
+            losses[step, : len(values)] = values.cpu().numpy()
+
+    def _set_keys(self, key: Tensor) -> None:
+        for layer in self.dropouts:
+            layer.key.copy_(key)
+            layer.calls = 0
 
     def _losses(self, chosen: Tensor) -> Tensor:
         """Cross-entropies of the samples at these positions."""

@@ -1,4 +1,4 @@
-"""Several clients side by side on a CPU, each on one core."""
+"""A pool of threads that train clients side by side on a CPU, each on one core."""
 
 import queue
 from collections.abc import Callable, Sequence
@@ -7,34 +7,35 @@ from typing import Generic, TypeVar
 
 import torch
 
-Tool = TypeVar("Tool")
+Resource = TypeVar("Resource")
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-class Crew(Generic[Tool]):
-    """Python threads of one torch thread each, that take jobs with a tool of their own (a copy of the model).
+class WorkerPool(Generic[Resource]):
+    """Python threads with one torch thread each; every job gets one of the `resources` (a copy of the model) to itself.
 
-    torch's operations let go of Python's lock, so the threads do run side by side. Jobs that would leave a thread
-    without work at the end are done one by one by the caller's thread, with all of torch's threads.
+    torch's operations release the global interpreter lock, so the threads do run in parallel. Jobs that would leave a
+    thread without work at the end are done one by one by the caller's thread, with all of torch's threads.
     """
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        self.tools = tools
-        self._free: queue.SimpleQueue[Tool] = queue.SimpleQueue()
-        for tool in tools:
-            self._free.put(tool)
-        self._pool = ThreadPoolExecutor(len(tools), initializer=torch.set_num_threads, initargs=(1,))
+    def __init__(self, resources: Sequence[Resource]) -> None:
+        self.resources = resources
+        self._free: queue.SimpleQueue[Resource] = queue.SimpleQueue()
+        for resource in resources:
+            self._free.put(resource)
+        self._pool = ThreadPoolExecutor(len(resources), initializer=torch.set_num_threads, initargs=(1,))
 
-    def map(self, work: Callable[[Tool, Job], Result], jobs: Sequence[Job]) -> list[Result]:
-        """`work(tool, job)` of every job, in order."""
-        shared = len(jobs) - len(jobs) % len(self.tools) if len(self.tools) > 1 else 0
-        results = list(self._pool.map(lambda job: self._with_a_tool(work, job), jobs[:shared]))
-        return results + [work(self.tools[0], job) for job in jobs[shared:]]
+    def map(self, work: Callable[[Resource, Job], Result], jobs: Sequence[Job]) -> list[Result]:
+        """`work(resource, job)` of every job, in order."""
+        count = len(self.resources)
+        parallel = len(jobs) - len(jobs) % count if count > 1 else 0
+        results = list(self._pool.map(lambda job: self._with_a_resource(work, job), jobs[:parallel]))
+        return results + [work(self.resources[0], job) for job in jobs[parallel:]]
 
-    def _with_a_tool(self, work: Callable[[Tool, Job], Result], job: Job) -> Result:
-        tool = self._free.get()
+    def _with_a_resource(self, work: Callable[[Resource, Job], Result], job: Job) -> Result:
+        resource = self._free.get()
         try:
-            return work(tool, job)
+            return work(resource, job)
         finally:
-            self._free.put(tool)
+            self._free.put(resource)

@@ -1,0 +1,95 @@
+"""What trains stacks of local models. A backend knows models, samples and optimisers, and nothing of federated
+learning.
+
+To add one: a subclass of `Backend`, whose constructor takes the `Workload` and keyword-only, annotated switches, and a
+YAML in conf/engine/. It must equal the reference backend (tests/test_engine.py).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.engine.data import ClientData
+from fedsim.engine.model.chain import Chain, any_chain
+from fedsim.engine.schedule import Schedule
+from fedsim.optimizers.base import LocalOptimizer
+from fedsim.types import Params, Stack
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a backend is built for: a model's architecture, the samples, and the optimiser of local training.
+
+    `total_steps` is about how many local steps a client would make if it took part in all rounds of the run; for
+    what pays only in long runs.
+    """
+
+    model: nn.Module
+    data: ClientData
+    optimizer: LocalOptimizer
+    total_steps: int = 0
+
+    @cached_property
+    def chain(self) -> Chain | None:
+        """The model as a plain chain of layers, if it is one."""
+        return any_chain(self.model)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """`delta` [K, ...]: w_k minus the model that client k started from, for all tensors that travel, on the device;
+    `losses` [K, S, B]: every sample's loss before the step that it was used in (anything where the schedule's mask is
+    false); `momentum` [K, ...]: the optimiser's last momentum buffers, None where it has none."""
+
+    delta: Stack
+    losses: NDArray[Any]
+    momentum: Stack | None
+
+
+class Backend(ABC):
+    """Local training of many models, and passes of one model over many samples."""
+
+    reason: str | None = None
+    """Why this backend was chosen, where `choose_backend` did so."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What runs, in a few words, for the summary."""
+
+    @abstractmethod
+    def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        """Train K models, each from `start[k]` (not modified; entries may be one object), by `schedule`."""
+
+    @abstractmethod
+    def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
+        """Logits of `params` in eval mode for `x` [n, ...], or for its rows `positions`: [n or len(positions), C]."""
+
+    @abstractmethod
+    def gradients(
+        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
+    ) -> Iterator[Tensor]:
+        """For each list of positions in the workload's data, the gradient of its mean cross-entropy in eval mode.
+
+        Those of the parameters `names`, flat [D] in their order; zeros for an empty list. One at a time, so that memory
+        is needed for one only.
+        """
+
+    @property
+    def max_joint_clients(self) -> int:
+        """Clients of several runs that are worth training in one call (1: training them jointly gains nothing)."""
+        return 1
+
+    def joint_key(self, schedule: Schedule) -> Hashable:
+        """Schedules with equal keys give the same bits whether they are trained in one call or each in its own.
+
+        Here: products of matrices of the same shapes are the same however many there are, from two on; those of
+        other shapes may be summed in another order.
+        """
+        return (schedule.lr, schedule.widths) if len(schedule) > 1 else object()

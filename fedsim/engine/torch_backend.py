@@ -1,0 +1,68 @@
+"""Passes of one model in eval mode by PyTorch, for all backends that train with it."""
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedsim.engine.backend import Backend, Workload
+from fedsim.engine.model.adapt import layout_for
+from fedsim.engine.model.parameters import traveling
+from fedsim.engine.precision import Precision, autocast
+from fedsim.types import Params
+
+EVALUATION_BATCH = 1000
+"""Samples in one forward pass."""
+MOST = 0.7
+"""Share of all samples from which on it is faster to pass all of them in their order than to gather some."""
+
+
+class TorchBackend(Backend):
+    """Keeps a copy of the model in eval mode, into which parameters are copied before they are used."""
+
+    def __init__(self, workload: Workload, precision: Precision) -> None:
+        self.data, self.optimizer, self.precision = workload.data, workload.optimizer, precision
+        self.model = copy.deepcopy(workload.model).to(self.data.x.device).eval()
+        self.layout = layout_for(self.model, self.data.x)
+        self._tensors = traveling(self.model)
+
+    @torch.no_grad()
+    def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
+        self._load(params)
+        if positions is None:
+            return torch.cat([self._logits(part) for part in x.split(EVALUATION_BATCH)])
+        chosen = torch.as_tensor(positions, device=x.device)
+        if len(chosen) >= MOST * len(x):
+            return torch.cat([self._logits(part) for part in x.split(EVALUATION_BATCH)])[chosen]
+        return torch.cat([self._logits(x[part]) for part in chosen.split(EVALUATION_BATCH)])
+
+    def gradients(
+        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
+    ) -> Iterator[Tensor]:
+        for chosen in positions:
+            self._load(params)  # again for each: the caller may have used the model in between
+            total = [torch.zeros_like(params[name]) for name in names]
+            for part in torch.as_tensor(chosen, device=self.data.x.device).split(EVALUATION_BATCH):
+                torch._foreach_add_(total, self._sum_gradient(part, names))
+            torch._foreach_div_(total, max(len(chosen), 1))
+            yield torch.cat([t.flatten() for t in total])
+
+    def _sum_gradient(self, chosen: Tensor, names: Sequence[str]) -> list[Tensor]:
+        """The gradient of the sum of the cross-entropies of the samples at these positions."""
+        logits = self._logits(self.data.x.index_select(0, chosen))
+        loss = F.cross_entropy(logits, self.data.y[chosen], reduction="sum")
+        return list(torch.autograd.grad(loss, [self._tensors[name] for name in names]))
+
+    def _logits(self, x: Tensor) -> Tensor:
+        with autocast(self.precision, x.device):
+            output: Tensor = self.model(x.contiguous(memory_format=self.layout))
+        return output.to(x.dtype)
+
+    @torch.no_grad()
+    def _load(self, params: Params) -> None:
+        for name, tensor in self._tensors.items():
+            tensor.copy_(params[name])

@@ -59,9 +59,12 @@ def build(case: dict[str, int]) -> Any:
     from fedsim.aggregators import FedAvg
     from fedsim.availability import Always
     from fedsim.communication.server import LabelledSamples, ServerData
-    from fedsim.engine.choose import AutoEngine
-    from fedsim.engine.engine import ClientData, LocalWork
+    from fedsim.engine.backend import Workload
+    from fedsim.engine.choose import choose_backend
+    from fedsim.engine.data import ClientData
+    from fedsim.engine.engine import Engine
     from fedsim.engine.model.parameters import initial
+    from fedsim.engine.schedule import LocalWork
     from fedsim.models.mlp import MLP
     from fedsim.optimizers.schedules import Constant
     from fedsim.optimizers.sgd import SGD
@@ -77,12 +80,22 @@ def build(case: dict[str, int]) -> Any:
     sgd = SGD(lr=0.005, momentum=0.0, nesterov=False, weight_decay=1e-4, schedule=Constant())
     model = MLP((PIXELS,), CLASSES, hidden=[case["width"], 30], dropout=0.0)
     work = LocalWork(None, case["steps"], BATCH)
-    engine = AutoEngine(model, data, work, sgd, Streams(0), precision="float32", compile=True)
+    workload, streams = Workload(model, data, sgd), Streams(0)
+    engine = Engine(choose_backend(workload, precision="float32", compile=True), workload, work, streams)
     population = Population(np.full(case["num_clients"], SAMPLES), case["cohort_size"], 10**9)
     test = LabelledSamples(x[:1], y[:1])
     selector = Random(population, mode="uniform")
-    aggregator = FedAvg(frozenset(), weighting="uniform")
-    parts = Components(engine, population, selector, aggregator, Always(), ServerData(test), 10**9)
+    parts = Components(
+        engine=engine,
+        population=population,
+        selector=selector,
+        aggregator=FedAvg(frozenset(), weighting="uniform"),
+        availability=Always(),
+        server_data=ServerData(test),
+        streams=streams,
+        learning_rate=lambda t: sgd.lr,
+        eval_every=10**9,
+    )
     return Simulation(parts, initial(model))
 
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,8 +33,12 @@ from fedsim.availability import Always
 from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.config.build import make
 from fedsim.config.compose import compose_jobs, search_path
-from fedsim.engine.engine import ClientData, Engine, LocalWork, Request, Trained
+from fedsim.engine.backend import Backend, Workload
+from fedsim.engine.data import ClientData
+from fedsim.engine.engine import Engine
 from fedsim.engine.model.parameters import initial
+from fedsim.engine.results import ClientUpdates
+from fedsim.engine.schedule import LocalWork
 from fedsim.models.cnn import CNN
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
@@ -60,7 +64,9 @@ class SyntheticEngine(Engine):
         images = torch.zeros(1, 3, 32, 32).expand(len(labels), 3, 32, 32)
         data = ClientData(images, labels, positions, positions, NUM_CLASSES)
         sgd = SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=Constant())
-        super().__init__(CNN((3, 32, 32), NUM_CLASSES), data, LocalWork(1, None, 1), sgd, Streams(0))
+        self.model = CNN((3, 32, 32), NUM_CLASSES)
+        workload = Workload(self.model, data, sgd)
+        super().__init__(cast(Backend, None), workload, LocalWork(1, None, 1), Streams(0))
         self.shapes = {name: p.shape for name, p in initial(self.model).items()}
         self.length = sum(s.numel() for s in self.shapes.values())
         self.generator = torch.Generator().manual_seed(0)
@@ -78,18 +84,17 @@ class SyntheticEngine(Engine):
         start = int(torch.randint(self.length, (1,), generator=self.generator))
         return self.pool[start : start + self.length] * (1 + start / self.length)
 
-    def train_all(self, requests: Sequence[Request]) -> list[Trained]:
-        return [self._train_one(r.ids, r.round) for r in requests]
-
-    def _train_one(self, ids: Ids, round: int) -> Trained:
-        def work() -> Trained:
+    def train(
+        self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None
+    ) -> ClientUpdates:
+        def work() -> ClientUpdates:
             delta = {name: torch.empty(len(ids), *shape) for name, shape in self.shapes.items()}
             for row in range(len(ids)):
                 parts = self._vector().split([s.numel() for s in self.shapes.values()])
                 for (name, shape), part in zip(self.shapes.items(), parts, strict=True):
                     delta[name][row] = part.view(shape)
             ones, losses = np.ones(len(ids), np.int64), np.random.default_rng(round).random(len(ids))
-            return Trained(delta, losses, 1 + losses, ones, ones)
+            return ClientUpdates(delta, losses, 1 + losses, ones, ones)
 
         return self._timed(work)  # type: ignore[no-any-return]
 
@@ -97,7 +102,7 @@ class SyntheticEngine(Engine):
         return np.random.default_rng(len(positions)).random(len(positions))
 
     def client_gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None
+        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None = None
     ) -> Iterator[Tensor]:
         for _ in positions:
             yield self._timed(self._vector)
@@ -120,9 +125,18 @@ def measure(choice: str, num_clients: int) -> dict[str, Any]:
     population = Population(np.full(num_clients, SAMPLES), COHORT_SIZE, NUM_ROUNDS)
     selector, engine = make(node, Selector, "selector", population), SyntheticEngine(num_clients)
     watch = Stopwatch(selector, engine)
-    held = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
-    holdings = ServerData(held, held, torch.zeros(PUBLIC, 1))
-    parts = Components(engine, population, selector, FedAvg(frozenset(), weighting="uniform"), Always(), holdings, 99)
+    samples = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    parts = Components(
+        engine=engine,
+        population=population,
+        selector=selector,
+        aggregator=FedAvg(frozenset(), weighting="uniform"),
+        availability=Always(),
+        server_data=ServerData(samples, samples, torch.zeros(PUBLIC, 1)),
+        streams=Streams(0),
+        learning_rate=lambda t: 0.1,
+        eval_every=99,
+    )
     for _ in Simulation(parts, initial(engine.model)):
         watch.close_round()
         if len(watch.rounds) > 1 and sum(watch.rounds) > PATIENCE:

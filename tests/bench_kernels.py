@@ -14,13 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.engine.batched.backend import BatchedEngine
-from fedsim.engine.batched.steps import feed
-from fedsim.engine.engine import ClientData, Engine, LocalWork, Request
+from fedsim.engine.batched.steps import stacked_batches
+from fedsim.engine.data import ClientData
+from fedsim.engine.engine import Engine
 from fedsim.engine.model.parameters import initial
-from fedsim.engine.native.backend import NativeEngine
-from fedsim.engine.reference.backend import SequentialEngine
-from fedsim.engine.schedule import round_batches, stack_batches
+from fedsim.engine.schedule import LocalWork
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
 from fedsim.optimizers.schedules import Constant
@@ -30,12 +28,12 @@ from fedsim.selectors.divfl import lazy_greedy
 from fedsim.selectors.tools.gram import products
 from fedsim.selectors.tools.power_norm import similarities
 from fedsim.selectors.tools.subset import least_alike
+from tests import engines
 
 NUM_CLIENTS, SAMPLES, COHORT = 100, 600, 10
 
 Benchmark = Callable[..., Any]
 SGD_PLAIN = SGD(lr=0.005, momentum=0.0, nesterov=False, weight_decay=1e-4, schedule=Constant())
-SWITCHES: dict[str, Any] = {"precision": "float32", "chunk_size": "auto", "compile": False}
 
 
 def fashion() -> ClientData:
@@ -60,7 +58,7 @@ def data() -> ClientData:
 
 
 @pytest.fixture(scope="module")
-def engine(data: ClientData) -> BatchedEngine:
+def engine(data: ClientData) -> Engine:
     return written_out(data)
 
 
@@ -70,34 +68,35 @@ def either(data: ClientData, request: pytest.FixtureRequest) -> Engine:
     return native(data) if request.param == "native" else written_out(data)
 
 
-def written_out(data: ClientData) -> BatchedEngine:
-    model = MLP((1, 28, 28), 10, hidden=[64, 30], dropout=0.0)
-    return BatchedEngine(model, data, LocalWork(None, 30, 64), SGD_PLAIN, Streams(0), **SWITCHES)
+WORK = LocalWork(None, 30, 64)
 
 
-def differentiated(data: ClientData) -> BatchedEngine:
-    return BatchedEngine(Tanh(), data, LocalWork(None, 30, 64), SGD_PLAIN, Streams(0), **SWITCHES)
+def written_out(data: ClientData) -> Engine:
+    return engines.batched(MLP((1, 28, 28), 10, hidden=[64, 30], dropout=0.0), data, WORK, SGD_PLAIN, Streams(0))
 
 
-def compiled(data: ClientData) -> BatchedEngine:
-    switches = SWITCHES | {"compile": True}
-    return BatchedEngine(Tanh(), data, LocalWork(None, 30, 64), SGD_PLAIN, Streams(0), **switches)
+def differentiated(data: ClientData) -> Engine:
+    return engines.batched(Tanh(), data, WORK, SGD_PLAIN, Streams(0))
 
 
-def native(data: ClientData, model: nn.Module | None = None, work: LocalWork | None = None) -> NativeEngine:
+def compiled(data: ClientData) -> Engine:
+    return engines.batched(Tanh(), data, WORK, SGD_PLAIN, Streams(0), compile=True)
+
+
+def native(data: ClientData, model: nn.Module | None = None, work: LocalWork = WORK) -> Engine:
     model = model or MLP((1, 28, 28), 10, hidden=[64, 30], dropout=0.0)
-    return NativeEngine(model, data, work or LocalWork(None, 30, 64), SGD_PLAIN, Streams(0), workers="auto")
+    return engines.native(model, data, work, SGD_PLAIN, Streams(0), workers="auto")
 
 
 @pytest.mark.parametrize("build", [native, written_out, differentiated, compiled])
 def test_local_training_of_ten_clients(benchmark: Benchmark, data: ClientData, build: Any) -> None:
     engine = build(data)
-    params = initial(engine.model)
+    params = initial(engine.workload.model)
     benchmark(engine.train, params, np.arange(COHORT), 1, 0.005)
 
 
-def sequential(data: ClientData, model: nn.Module, work: LocalWork) -> SequentialEngine:
-    return SequentialEngine(model, data, work, SGD_PLAIN, Streams(0), precision="float32", workers="auto")
+def sequential(data: ClientData, model: nn.Module, work: LocalWork) -> Engine:
+    return engines.reference(model, data, work, SGD_PLAIN, Streams(0), workers="auto")
 
 
 @pytest.mark.parametrize("clients", [1, 2])
@@ -110,27 +109,26 @@ def test_convolutional_clients(benchmark: Benchmark, build: Any, clients: int) -
     benchmark(engine.train, initial(model), np.arange(clients), 1, 0.01)
 
 
-def test_batches_of_a_round(benchmark: Benchmark, engine: BatchedEngine) -> None:
-    request = Request(engine, {}, np.arange(COHORT), 1, 0.005)
-    benchmark(lambda: stack_batches(round_batches(request)))
+def test_schedule_of_a_round(benchmark: Benchmark, engine: Engine) -> None:
+    benchmark(engines.schedule_of, engine, np.arange(COHORT), 1)
 
 
-def test_gathering_a_rounds_samples(benchmark: Benchmark, engine: BatchedEngine) -> None:
-    batches = stack_batches(round_batches(Request(engine, {}, np.arange(COHORT), 1, 0.005)))
-    benchmark(lambda: [len(batch.x) for batch in feed(engine.data, batches, None)])
+def test_gathering_a_rounds_samples(benchmark: Benchmark, engine: Engine) -> None:
+    schedule = engines.schedule_of(engine, np.arange(COHORT), 1)
+    benchmark(lambda: [len(batch.x) for batch in stacked_batches(engine.data, schedule)])
 
 
 def test_evaluation_of_ten_thousand_images(benchmark: Benchmark, either: Engine) -> None:
-    params = initial(either.model)
+    params = initial(either.workload.model)
     benchmark(either.evaluate, params, either.data.x[:10_000], either.data.y[:10_000])
 
 
 def test_losses_of_all_clients(benchmark: Benchmark, either: Engine) -> None:
-    benchmark(either.losses, initial(either.model), either.data.evaluate)
+    benchmark(either.losses, initial(either.workload.model), either.data.evaluate)
 
 
 def test_gradients_of_all_clients(benchmark: Benchmark, either: Engine) -> None:
-    params = initial(either.model)
+    params = initial(either.workload.model)
     benchmark(lambda: sum(1 for _ in either.client_gradients(params, either.data.train, None)))
 
 

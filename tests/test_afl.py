@@ -4,7 +4,7 @@ import pytest
 from fedsim.communication.ledger import Ledger
 from fedsim.communication.signals import Signal
 from fedsim.selectors.afl import AFL
-from tests.toys import toy_door, toy_population
+from tests.toys import toy_clients, toy_population
 
 
 def afl(n: int, k: int, alpha1: float = 0.0, alpha2: float = 0.01, alpha3: float = 0.1, init: str = "equal") -> AFL:
@@ -33,11 +33,11 @@ def test_a_tenth_of_the_cohort_is_uniform(k: int, by_value: int) -> None:
     selector = afl(40, k, alpha1=0.75, alpha2=20.0)
     selector.values = np.arange(40.0)
     top = set(range(40 - by_value, 40))
-    door = toy_door([1] * 40, selector.needs, cohort_size=k)
+    clients = toy_clients([1] * 40, selector.needs, cohort_size=k)
     values, others = selector.values.copy(), set()
     for seed in range(30):
         selector.values = values.copy()
-        chosen = set(selector.select(2, door, np.random.default_rng(seed)).ids.tolist())
+        chosen = set(selector.select(2, clients, np.random.default_rng(seed)).ids.tolist())
         assert top <= chosen
         others |= chosen - top
     assert min(others) < 30  # also the suppressed ones
@@ -47,7 +47,7 @@ def test_too_few_survivors_are_filled_up_uniformly() -> None:
     """N = 8, K = 4: two candidates for three picks by value."""
     selector = afl(8, 4, alpha1=0.75)
     selector.values = np.arange(8.0)
-    ids = selector.select(2, toy_door([1] * 8, selector.needs, cohort_size=4), np.random.default_rng(0)).ids
+    ids = selector.select(2, toy_clients([1] * 8, selector.needs, cohort_size=4), np.random.default_rng(0)).ids
     assert len(ids) == 4
     assert {6, 7} <= set(ids.tolist())
 
@@ -56,7 +56,7 @@ def test_values_are_root_n_times_loss_and_only_the_selected_report() -> None:
     sizes = [4, 9, 16, 25]
     selector = AFL(toy_population(sizes, 2), alpha1=0.0, alpha2=0.01, alpha3=0.1, init="query")
     ledger = Ledger()
-    first = toy_door(sizes, frozenset({Signal.LOSSES}), ledger=ledger)
+    first = toy_clients(sizes, frozenset({Signal.LOSSES}), ledger=ledger)
     ids = selector.select(1, first, np.random.default_rng(0)).ids
     assert ledger.bytes_up == 4 * 4
     assert ledger.forward_samples == sum(sizes)
@@ -64,6 +64,6 @@ def test_values_are_root_n_times_loss_and_only_the_selected_report() -> None:
     mean_positions = np.array([1.5, 8.0, 20.5, 41.0])  # the toy's losses
     assert selector.values == pytest.approx(np.sqrt(sizes) * mean_positions)
     ledger = Ledger()
-    ids = selector.select(2, toy_door(sizes, selector.needs, ledger=ledger), np.random.default_rng(1)).ids
+    ids = selector.select(2, toy_clients(sizes, selector.needs, ledger=ledger), np.random.default_rng(1)).ids
     assert ledger.contacted == set(ids.tolist())
     assert ledger.forward_samples == sum(sizes[i] for i in ids)

@@ -11,8 +11,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedsim.engine.schedule import client_batches
-from fedsim.rng import Purpose
 from fedsim.types import Ids
 from scripts import benchmark
 from scripts.benchmark import Entry, Result
@@ -20,6 +18,7 @@ from scripts.peers import run_fedsim, run_loop, stopwatch, write_data
 from scripts.peers.networks import new_network
 from scripts.peers.stopwatch import Case, Stopwatch
 from scripts.peers.workloads import WORKLOADS, Arrays, is_written, read_arrays, write_arrays
+from tests.engines import schedule_of
 
 W1, W2 = WORKLOADS["W1"], WORKLOADS["W2"]
 
@@ -224,15 +223,14 @@ def test_the_loop_does_what_the_sequential_engine_does() -> None:
         ]
     )
     simulation = experiment.simulation
-    engine = simulation.parts.engine
-    model = engine.model
+    engine = simulation.components.engine
+    model = engine.workload.model
     for record in simulation:
         ids: Ids = np.asarray(record.selected)
         states = []
-        for i in ids:
-            own = engine.streams.generator(Purpose.TRAIN, record.round, int(i))
-            batches = client_batches(engine.data.train[i], engine.work, own)
-            cut = [torch.as_tensor(p[:n]) for p, n in zip(batches.positions, batches.counts, strict=True)]
+        schedule = schedule_of(engine, ids, record.round)
+        for positions, counts in zip(schedule.positions, schedule.counts, strict=True):
+            cut = [torch.as_tensor(p[:n]) for p, n in zip(positions, counts, strict=True) if n]
             states.append(run_loop.train_client(model, engine.data.x, engine.data.y, cut, lr, weight_decay))
         model.load_state_dict(run_loop.average(states))
     assert simulation.round == 2
@@ -244,7 +242,7 @@ def test_arrays_hold_every_clients_samples(monkeypatch: pytest.MonkeyPatch) -> N
     experiment = run_fedsim.experiment_of(["device=cpu", "server.validation_fraction=0"])
     size = len(experiment.division.train[0])
     monkeypatch.setattr(write_data, "experiment_of", lambda _: experiment)
-    monkeypatch.setattr(write_data, "TEST_SAMPLES", len(experiment.simulation.parts.holdings.test.y))
+    monkeypatch.setattr(write_data, "TEST_SAMPLES", len(experiment.simulation.components.server_data.test.y))
     workload = benchmark.Workload(**{**W1.__dict__, "num_clients": 20, "samples": size})
     arrays = write_data.arrays_of(workload)
     assert arrays.x.shape == (20, size, 64)

@@ -14,8 +14,8 @@ import torch
 import yaml
 
 from fedsim.cli import run as fedsim_run
-from fedsim.engine.engine import ClientData, LocalWork
-from fedsim.engine.reference.backend import SequentialEngine
+from fedsim.engine.data import ClientData
+from fedsim.engine.schedule import LocalWork
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.partitions.division import Division
@@ -24,6 +24,7 @@ from fedsim.report.groups import group_runs
 from fedsim.report.runs import Run, read_runs
 from fedsim.rng import Streams
 from fedsim.running.prepared_data import build_model
+from tests.engines import reference
 from tests.test_presets import plans_of
 
 PUBLISHED = sorted(published.FOLDER.glob("*.yaml"))
@@ -172,7 +173,7 @@ def test_one_step_on_all_data_is_a_step_against_the_mean_gradient() -> None:
     assert {k: job.config["optimizer"][k] for k in ("momentum", "weight_decay")} == {"momentum": 0, "weight_decay": 0}
     work = LocalWork(None, local["steps"], local["batch_size"])
     data = ClientData(x, y, positions, positions, 2)
-    engine = SequentialEngine(model, data, work, optimizer, Streams(0), precision="float32", workers=1)
+    engine = reference(model, data, work, optimizer, Streams(0))
     params = {name: value.detach().clone() for name, value in model.named_parameters()}
     trained = engine.train(params, np.arange(2), 1, 0.5)
     flat_delta = torch.cat([trained.delta[name].flatten(1) for name in engine.trained], 1)

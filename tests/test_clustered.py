@@ -11,7 +11,7 @@ from fedsim.selectors.clustered import ClusteredBySimilarity, ClusteredBySize, a
 from fedsim.selectors.tools.gram import products
 from fedsim.selectors.tools.trees import cut, ward
 from fedsim.types import Cohort
-from tests.toys import toy_cohort, toy_door, toy_population
+from tests.toys import toy_clients, toy_cohort, toy_population
 
 SERVER: Any = None
 
@@ -28,7 +28,7 @@ def by_similarity(
 
 def test_bins_by_hand() -> None:
     sizes = [5, 3, 1, 1]
-    rows = by_size(sizes, 2).distributions(toy_door(sizes, frozenset()))
+    rows = by_size(sizes, 2).distributions(toy_clients(sizes, frozenset()))
     np.testing.assert_allclose(rows, [[1, 0, 0, 0], [0, 0.6, 0.2, 0.2]])
     np.testing.assert_allclose(rows.sum(0), [1, 0.6, 0.2, 0.2])
 
@@ -36,15 +36,15 @@ def test_bins_by_hand() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=14), st.integers(1, 8), st.integers(0, 1000))
 def test_both_are_unbiased_by_construction(sizes: list[int], k: int, seed: int) -> None:
-    door = toy_door(sizes, frozenset(), cohort_size=k)
+    clients = toy_clients(sizes, frozenset(), cohort_size=k)
     similar = by_similarity(sizes, k)
     rows = np.random.default_rng(seed).standard_normal((len(sizes), 2)).tolist()
     similar.observe(1, toy_cohort(list(range(len(sizes))), sizes, rows), SERVER)
     for selector in (by_size(sizes, k), similar):
-        r = selector.distributions(door)
+        r = selector.distributions(clients)
         np.testing.assert_allclose(r.sum(1), 1, atol=1e-7)
         np.testing.assert_allclose(r.sum(0), k * np.array(sizes) / sum(sizes), atol=1e-7)
-        selection = selector.select(1, door, np.random.default_rng(seed))
+        selection = selector.select(1, clients, np.random.default_rng(seed))
         assert selection.weights is not None
         assert selection.weights.sum() == pytest.approx(1)
 
@@ -54,7 +54,7 @@ def test_like_updates_share_a_distribution() -> None:
     selector = by_similarity(sizes, 3)
     directions = [[1, 0], [0, 1], [-1, 0.1], [1, 0.1], [0.1, 1], [-1, 0]]
     selector.observe(1, toy_cohort(list(range(6)), sizes, directions), SERVER)
-    rows = selector.distributions(toy_door(sizes, frozenset(), cohort_size=3))
+    rows = selector.distributions(toy_clients(sizes, frozenset(), cohort_size=3))
     groups = {tuple(np.flatnonzero(row)) for row in rows}
     assert groups == {(0, 3), (1, 4), (2, 5)}
 
@@ -77,20 +77,20 @@ def test_both_readings_of_the_table_of_distances(ward_on: str, groups: set[tuple
     """Updates 0, 6, 10, 13, 20 and 21 on a line, two distributions: which three are alike depends on the reading."""
     selector = by_similarity([1] * 6, 2, "l2", ward_on)
     selector.observe(1, toy_cohort(list(range(6)), [1] * 6, [[x, 0.0] for x in (0, 6, 10, 13, 20, 21)]), SERVER)
-    rows = selector.distributions(toy_door([1] * 6, frozenset(), cohort_size=2))
+    rows = selector.distributions(toy_clients([1] * 6, frozenset(), cohort_size=2))
     assert {tuple(np.flatnonzero(row)) for row in rows} == groups
 
 
 def test_before_any_update_everybody_is_alike_and_nothing_breaks() -> None:
     sizes = [2] * 9
-    rows = by_similarity(sizes, 3).distributions(toy_door(sizes, frozenset(), cohort_size=3))
+    rows = by_similarity(sizes, 3).distributions(toy_clients(sizes, frozenset(), cohort_size=3))
     np.testing.assert_allclose(rows.sum(0), 1 / 3)
 
 
 @pytest.mark.parametrize("distance", ["cosine", "l1", "l2"])
 def test_products_kept_row_by_row_equal_those_of_all(distance: Any) -> None:
     sizes = [1] * 8
-    door = toy_door(sizes, frozenset(), cohort_size=3)
+    clients = toy_clients(sizes, frozenset(), cohort_size=3)
     selector, random = by_similarity(sizes, 3, distance), np.random.default_rng(0)
     for t in range(6):
         ids = np.sort(random.choice(8, 3, replace=False))
@@ -98,7 +98,7 @@ def test_products_kept_row_by_row_equal_those_of_all(distance: Any) -> None:
     assert selector.updates is not None
     whole = by_similarity(sizes, 3, distance)
     whole.updates, whole.products = selector.updates, products([selector.updates])
-    np.testing.assert_allclose(selector._distances(door), whole._distances(door), atol=1e-6)
+    np.testing.assert_allclose(selector._distances(clients), whole._distances(clients), atol=1e-6)
 
 
 def test_angles() -> None:

@@ -4,16 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from fedsim.aggregators import FedAvg
-from fedsim.availability import Always
-from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.config.build import make
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Components, Record, Simulation
+from fedsim.simulation import Record, Simulation
 from tests.test_selector_contract import composed
-from tests.toys import ToyEngine, toy_params, toy_population
+from tests.toys import ToyEngine, toy_components, toy_params, toy_population
 
 SIZES = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
 N, K, D, T = len(SIZES), 3, 7, 6
@@ -29,10 +25,8 @@ def rounds(choice: str, d: int | None = D, sketch: str | None = None, **values: 
     if "num_candidates" in node:
         node["num_candidates"] = d
     selector = make(node, Selector, "selector", population)
-    test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     engine = ToyEngine(SIZES, batch_size=BATCH)
-    aggregator, holdings = FedAvg(frozenset(), weighting="uniform"), ServerData(test, test, torch.zeros(PUBLIC, 1))
-    parts = Components(engine, population, selector, aggregator, Always(), holdings, 1)
+    parts = toy_components(engine, population, selector, validation=True, num_public=PUBLIC)
     return list(Simulation(parts, toy_params()))
 
 

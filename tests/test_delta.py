@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedsim.selectors.delta import Delta, refreshed_mass
-from tests.toys import toy_cohort, toy_door, toy_population
+from tests.toys import toy_clients, toy_cohort, toy_population
 
 SERVER: Any = None
 
@@ -40,8 +40,8 @@ def test_draws_are_unbiased() -> None:
     selector = delta(sizes, 2)
     selector.probabilities = np.array([0.4, 0.3, 0.2, 0.1])
     for s in range(4000):
-        door = toy_door(sizes, selector.needs)
-        selection = selector.select(1, door, np.random.default_rng(s))
+        clients = toy_clients(sizes, selector.needs)
+        selection = selector.select(1, clients, np.random.default_rng(s))
         assert selection.weights is not None
         total[selection.ids] += selection.weights
     assert total / 4000 == pytest.approx(np.array(sizes) / 10, rel=0.08)
@@ -50,8 +50,8 @@ def test_draws_are_unbiased() -> None:
 def test_spreads_are_those_of_mini_batch_gradients() -> None:
     """The toy's gradient on positions p is (mean p + 1, -(mean p)^2 / 7)."""
     selector = delta([8, 2], 1)
-    door = toy_door([8, 2], selector.needs)
-    spread = door.gradient_spreads(np.array([0, 1]))
+    clients = toy_clients([8, 2], selector.needs)
+    spread = clients.gradient_spreads(np.array([0, 1]))
     assert spread[1] == 0  # one batch
     assert spread[0] > 0
 
@@ -73,6 +73,6 @@ def test_weights_are_draws_times_p_over_k_times_chance() -> None:
     sizes = [1, 3]
     selector = delta(sizes, 4)
     selector.probabilities = np.array([0.5, 0.5])
-    selection = selector.select(1, toy_door(sizes, selector.needs), np.random.default_rng(0))
+    selection = selector.select(1, toy_clients(sizes, selector.needs), np.random.default_rng(0))
     draws = np.random.default_rng(0).multinomial(4, [0.5, 0.5])
     assert selection.weights == pytest.approx(draws * [0.25, 0.75] / (4 * 0.5))

@@ -11,7 +11,7 @@ from fedsim.communication.ledger import Ledger
 from fedsim.selectors.divfl import DivFL, cluster_shares, lazy_greedy, plain_greedy
 from fedsim.selectors.tools.gram import distances as distances_from
 from fedsim.selectors.tools.gram import products
-from tests.toys import ToyEngine, toy_door, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_population
 
 Greedy = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 
@@ -79,7 +79,7 @@ def test_clients_of_one_gradient_are_selected_equally_often(greedy: Literal["pla
     for seed in range(300):
         selector = DivFL(toy_population([1] * n, 2), mode="ideal", greedy=greedy, share=0.1, weights="gamma")
         selection = selector.select(
-            1, toy_door([1] * n, selector.needs, engine=OneGradient([1] * n)), np.random.default_rng(seed)
+            1, toy_clients([1] * n, selector.needs, engine=OneGradient([1] * n)), np.random.default_rng(seed)
         )
         counts[selection.ids] += 1
         assert selection.weights is not None
@@ -94,8 +94,8 @@ def test_without_overhead_a_newcomer_sends_its_gradient_once() -> None:
     sent = []
     for round, available in ((1, [0, 1]), (2, [0, 1, 2])):
         ledger = Ledger()
-        door = toy_door(sizes, selector.needs, round=round, available=available, ledger=ledger)
-        selector.select(round, door, np.random.default_rng(0))
+        clients = toy_clients(sizes, selector.needs, round=round, available=available, ledger=ledger)
+        selector.select(round, clients, np.random.default_rng(0))
         sent.append((ledger.bytes_up, ledger.train_samples))
     assert sent == [(2 * 8, 1 + 2), (3 * 8, 1 + 2 + 3)]
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.engine.batched.backend import BatchedEngine
-from fedsim.engine.batched.chunks import Piece
-from fedsim.engine.choose import AutoEngine
-from fedsim.engine.engine import ClientData, Engine, LocalWork
+from fedsim.engine.batched.backend import BatchedBackend
+from fedsim.engine.data import ClientData
+from fedsim.engine.engine import Engine
 from fedsim.engine.model.parameters import initial
-from fedsim.engine.reference.backend import SequentialEngine
+from fedsim.engine.schedule import LocalWork, Schedule
 from fedsim.optimizers.adam import Adam
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.rng import Streams
+from tests.engines import auto, batched, reference
 
 
 def mlp(*extra: nn.Module) -> nn.Module:
@@ -76,18 +76,16 @@ def model_of(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def engines(
-    model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, workers: int = 1, **batched: Any
+    model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, workers: int = 1, **switches: Any
 ) -> tuple[Engine, Engine]:
     common = (model, data, work, optimizer, Streams(3))
-    return BatchedEngine(
-        *common, **({"precision": "float32", "chunk_size": "auto", "compile": False} | batched)
-    ), SequentialEngine(*common, precision="float32", workers=workers)
+    return batched(*common, **switches), reference(*common, workers=workers)
 
 
 def assert_equal(one: Engine, other: Engine, ids: np.ndarray, tolerance: float = 1e-10) -> None:
-    params = initial(one.model)
+    params = initial(one.workload.model)
     before = copy.deepcopy(params)
-    a, b = (e.train(params, ids, round=2, lr=e.optimizer.lr) for e in (one, other))
+    a, b = (e.train(params, ids, round=2, lr=e.workload.optimizer.lr) for e in (one, other))
     for name in params:
         assert torch.equal(params[name], before[name])
         torch.testing.assert_close(a.delta[name], b.delta[name], rtol=tolerance, atol=tolerance)
@@ -140,7 +138,7 @@ def test_a_chunked_cohort_equals_the_whole(chunk_size: int) -> None:
 def test_a_client_is_trained_the_same_in_any_company_and_in_the_order_asked_for() -> None:
     data = problem(SIZES["ragged"])
     engine, _ = engines(model_of("dropout"), data, WORKS["steps"], OPTIMIZERS["sgd"])
-    params = initial(engine.model)
+    params = initial(engine.workload.model)
     together = engine.train(params, np.array([3, 0, 2]), 1, 0.1)
     for row, client in enumerate([3, 0, 2]):
         alone = engine.train(params, np.array([client]), 1, 0.1)
@@ -152,17 +150,18 @@ def test_running_out_of_memory_halves_the_chunk_and_loses_nothing(monkeypatch: p
     data = problem(SIZES["ragged"])
     whole, _ = engines(model_of("mlp"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
     small, _ = engines(model_of("mlp"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
-    assert isinstance(small, BatchedEngine)
-    train_chunk = small._train_chunk
+    backend = small.backend
+    assert isinstance(backend, BatchedBackend)
+    train_chunk = backend._train_chunk
 
-    def refuse_large(chunk: list[Piece]) -> Any:
-        if sum(len(piece.batches) for piece in chunk) > 2:
+    def refuse_large(start: Any, schedule: Schedule) -> Any:
+        if len(schedule) > 2:
             raise torch.OutOfMemoryError
-        return train_chunk(chunk)
+        return train_chunk(start, schedule)
 
-    monkeypatch.setattr(small, "_train_chunk", refuse_large)
+    monkeypatch.setattr(backend, "_train_chunk", refuse_large)
     assert_equal(whole, small, np.arange(5))
-    assert small.chunk_size == 2
+    assert backend.chunk_size == 2
 
 
 def test_a_client_too_large_for_the_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +170,9 @@ def test_a_client_too_large_for_the_memory_is_an_error(monkeypatch: pytest.Monke
     def refuse(*_: Any) -> Any:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(engine, "_train_chunk", refuse)
+    monkeypatch.setattr(engine.backend, "_train_chunk", refuse)
     with pytest.raises(torch.OutOfMemoryError):
-        engine.train(initial(engine.model), np.array([0]), 1, 0.1)
+        engine.train(initial(engine.workload.model), np.array([0]), 1, 0.1)
 
 
 def test_one_clients_nan_stays_its_own() -> None:
@@ -184,7 +183,7 @@ def test_one_clients_nan_stays_its_own() -> None:
     dirty, _ = engines(
         model_of("mlp"), ClientData(broken, data.y, data.train, data.evaluate, 3), WORKS["epochs"], OPTIMIZERS["sgd"]
     )
-    params, ids = initial(clean.model), np.arange(3)
+    params, ids = initial(clean.workload.model), np.arange(3)
     a, b = (e.train(params, ids, 1, 0.1).delta["1.weight"] for e in (clean, dirty))
     assert torch.equal(a[[0, 2]], b[[0, 2]])
     assert torch.isnan(b[1]).any()
@@ -201,16 +200,13 @@ class OneWeight(nn.Module):
         return torch.cat([self.w * x, 0 * x], dim=1)
 
 
-@pytest.mark.parametrize("kind", [BatchedEngine, SequentialEngine])
-def test_one_step_by_hand(kind: Any) -> None:
+@pytest.mark.parametrize("build", [batched, reference])
+def test_one_step_by_hand(build: Any) -> None:
     """Loss -log sigmoid(w x) at w=0: gradient -x/2, so x = (2, 4) in two clients gives w = lr x / 2."""
     x = torch.tensor([[2.0], [4.0]], dtype=torch.float64)
     positions = [np.array([0]), np.array([1])]
     data = ClientData(x, torch.zeros(2, dtype=torch.long), positions, positions, 3)
-    switches = {"chunk_size": 8, "compile": False} if kind is BatchedEngine else {"workers": 1}
-    engine = kind(
-        OneWeight(), data, LocalWork(1, None, 1), OPTIMIZERS["sgd"], Streams(0), precision="float32", **switches
-    )
+    engine = build(OneWeight(), data, LocalWork(1, None, 1), OPTIMIZERS["sgd"], Streams(0))
     trained = engine.train({"w": torch.zeros(1, dtype=torch.float64)}, np.array([0, 1]), 1, 0.1)
     assert trained.delta["w"].ravel().tolist() == pytest.approx([0.1, 0.2])
     assert trained.loss.tolist() == pytest.approx([np.log(2), np.log(2)])
@@ -227,16 +223,14 @@ def test_frozen_parameters_neither_travel_nor_change() -> None:
 def test_auto_says_what_it_chose_and_why() -> None:
     data = problem([4])
     for name, expected in (("mlp", "batched (auto: no convolutions)"), ("conv", "sequential (auto: convolutions on a")):
-        engine = AutoEngine(
-            model_of(name), data, WORKS["epochs"], OPTIMIZERS["sgd"], Streams(0), precision="float32", compile=False
-        )
+        engine = auto(model_of(name), data, WORKS["epochs"], OPTIMIZERS["sgd"], Streams(0), compile=False)
         assert engine.description.startswith(expected)
 
 
 def test_losses_and_evaluation_equal_plain_means() -> None:
     data = problem([5, 0, 2300])
     engine, _ = engines(model_of("batch norm 2d"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
-    params = initial(engine.model)
+    params = initial(engine.workload.model)
     with torch.no_grad():
         output = model_of("batch norm 2d").eval()(data.x)
     each = nn.functional.cross_entropy(output, data.y, reduction="none").numpy()
@@ -263,11 +257,8 @@ def test_clients_side_by_side_equal_those_one_after_another(name: str, sizes: st
 def test_bfloat16_is_close_and_keeps_parameters_in_single_precision(name: str) -> None:
     data = problem(SIZES["ragged"], torch.float32)
     model, work, sgd = model_of(name, torch.float32), WORKS["epochs"], OPTIMIZERS["sgd"]
-    exact = BatchedEngine(model, data, work, sgd, Streams(3), precision="float32", chunk_size="auto", compile=False)
-    rough = [
-        BatchedEngine(model, data, work, sgd, Streams(3), precision="bf16", chunk_size="auto", compile=False),
-        SequentialEngine(model, data, work, sgd, Streams(3), precision="bf16", workers=1),
-    ]
+    task = (model, data, work, sgd, Streams(3))
+    exact, rough = batched(*task), [build(*task, precision="bf16") for build in (batched, reference)]
     params = initial(model)
     wanted = exact.train(params, np.arange(5), 2, 0.1)
     for engine in rough:

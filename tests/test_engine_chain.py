@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsim.engine.batched.backend import BatchedEngine
-from fedsim.engine.batched.programs import Differentiated, WrittenOut
-from fedsim.engine.model.chain import any_chain, linear_chain
+from fedsim.engine.batched.programs import Differentiated, LinearChain
+from fedsim.engine.model.chain import any_chain
 from fedsim.engine.model.parameters import initial
 from fedsim.models.mlp import MLP
 from fedsim.rng import Streams
+from tests.engines import batched
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, model_of, problem
 
 
@@ -88,8 +88,9 @@ OTHERS = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains_are_recognised(name: str) -> None:
     model: Any = CHAINS[name]()
-    chain = linear_chain(model)
+    chain = any_chain(model)
     assert chain is not None
+    assert chain.is_linear
     assert [n for link in chain.links for n in (link.weight, link.bias) if n] == [
         n for n, _ in model.named_parameters()
     ]
@@ -97,7 +98,8 @@ def test_chains_are_recognised(name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_are_not(name: str) -> None:
-    assert linear_chain(OTHERS[name]()) is None
+    chain = any_chain(OTHERS[name]())
+    assert chain is None or not chain.is_linear
 
 
 def images(*layers: nn.Module, flat: int) -> nn.Module:
@@ -139,7 +141,7 @@ def test_chains_with_convolutions_are_another_kind(name: str) -> None:
     chain = any_chain(model)
     assert chain is not None
     assert chain.links[0].kernel > 0
-    assert linear_chain(model) is None
+    assert not chain.is_linear
     model.double()(torch.zeros(2, 1, 4, 4).double())  # its sizes fit
 
 
@@ -158,24 +160,13 @@ def work_of(optimizer: str) -> tuple[Any, ...]:
 def test_written_out_steps_equal_differentiated_ones(name: str, optimizer: str, sizes: str) -> None:
     model: Any = CHAINS[name]().double()
     data = problem(SIZES[sizes])
-    engines = [
-        BatchedEngine(
-            model,
-            data,
-            WORKS["epochs"],
-            OPTIMIZERS[optimizer],
-            Streams(3),
-            precision="float32",
-            chunk_size="auto",
-            compile=False,
-        )
-        for _ in range(2)
-    ]
-    engines[1].chain = None
+    engines = [batched(model, data, *work_of(optimizer)) for _ in range(2)]
+    backends: list[Any] = [engine.backend for engine in engines]
+    backends[1].chain = None
     params, ids = initial(model), np.arange(len(SIZES[sizes]))
     start = {n: value.unsqueeze(0) for n, value in params.items()}
-    assert isinstance(engines[0]._program(start, 0.1), WrittenOut)
-    assert isinstance(engines[1]._program(start, 0.1), Differentiated)
+    assert isinstance(backends[0]._program(start, 0.1), LinearChain)
+    assert isinstance(backends[1]._program(start, 0.1), Differentiated)
     one, other = (e.train(params, ids, 2, 0.1) for e in engines)
     for n in params:
         torch.testing.assert_close(one.delta[n], other.delta[n], rtol=1e-10, atol=1e-10)
@@ -187,25 +178,10 @@ def test_written_out_steps_equal_differentiated_ones(name: str, optimizer: str, 
         torch.testing.assert_close(one.momentum[n], other.momentum[n], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", CHAINS)
-def test_client_gradients_of_chains_equal_differentiated_ones(name: str) -> None:
-    model: Any = CHAINS[name]().double()
-    data = problem(SIZES["some empty"])
-    engine = BatchedEngine(model, data, *work_of("sgd"), precision="float32", chunk_size="auto", compile=False)
-    params, last = initial(model), list(initial(model))[-2:]
-    for names in (None, last):
-        ours = list(engine.client_gradients(params, data.train, names))
-        chain, engine.chain = engine.chain, None
-        theirs = list(engine.client_gradients(params, data.train, names))
-        engine.chain = chain
-        for a, b in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
 def test_losses_are_the_same_gathered_or_passed_in_order() -> None:
     model: Any = CHAINS["mlp"]().double()
     data = problem(SIZES["ragged"])
-    engine = BatchedEngine(model, data, *work_of("sgd"), precision="float32", chunk_size="auto", compile=False)
+    engine = batched(model, data, *work_of("sgd"))
     params = initial(model)
     everybody = engine.losses(params, data.train)  # all samples: passed in order
     alone = [engine.losses(params, [p])[0] for p in data.train]

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from fedsim.engine.batched import compiled
-from fedsim.engine.batched.backend import BatchedEngine
 from fedsim.engine.batched.compiled import WORTH_STEPS, Compiled, worth_compiling
-from fedsim.engine.engine import LocalWork
+from fedsim.engine.engine import Engine
+from fedsim.engine.schedule import LocalWork
 from fedsim.rng import Streams
+from tests.engines import batched
 from tests.test_engine import OPTIMIZERS, SIZES, assert_equal, engines, model_of, problem
 
 
@@ -19,18 +20,9 @@ def tanh() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 
 
-def engine(model: nn.Module, num_rounds: int, compile: Any) -> BatchedEngine:
-    work = LocalWork(2, None, 4, num_rounds)
-    return BatchedEngine(
-        model,
-        problem(SIZES["ragged"]),
-        work,
-        OPTIMIZERS["sgd"],
-        Streams(3),
-        precision="float32",
-        chunk_size="auto",
-        compile=compile,
-    )
+def engine(model: nn.Module, num_rounds: int, compile: Any) -> Engine:
+    task = (model, problem(SIZES["ragged"]), LocalWork(2, None, 4), OPTIMIZERS["sgd"], Streams(3))
+    return batched(*task, rounds=num_rounds, compile=compile)
 
 
 def test_compiling_is_chosen_by_the_steps_of_the_run() -> None:
@@ -39,7 +31,7 @@ def test_compiling_is_chosen_by_the_steps_of_the_run() -> None:
     assert worth_compiling(True, 0)
     assert not worth_compiling(False, 10**9)
     # 7, 1, 13, 4, 2 samples in batches of 4: the middling client makes 1 step an epoch, two epochs a round
-    assert engine(tanh(), 7, "auto").work.total_steps(problem(SIZES["ragged"]).train) == 14
+    assert engine(tanh(), 7, "auto").workload.total_steps == 14
     assert engine(tanh(), WORTH_STEPS // 2 - 1, "auto").description == "batched"
     assert engine(tanh(), WORTH_STEPS // 2, "auto").description == "batched, compiled"
     assert engine(model_of("mlp"), WORTH_STEPS, "auto").description == "batched"  # a chain, which is written out
@@ -87,6 +79,6 @@ def test_running_out_of_memory_is_not_taken_for_a_failure(monkeypatch: pytest.Mo
     assert function.failure is None
 
 
-def test_compiled_clients_keep_to_their_own_lane() -> None:
-    assert engine(tanh(), 1, True).common_clients == 1
-    assert engine(tanh(), 1, False).common_clients > 1
+def test_clients_of_several_runs_are_not_trained_jointly_where_steps_are_compiled() -> None:
+    assert engine(tanh(), 1, True).backend.max_joint_clients == 1
+    assert engine(tanh(), 1, False).backend.max_joint_clients > 1

@@ -8,25 +8,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsim.engine.batched.backend import BatchedEngine
-from fedsim.engine.choose import AutoEngine
-from fedsim.engine.engine import ClientData, LocalWork
-from fedsim.engine.keys import step_keys
+from fedsim.engine.data import ClientData
 from fedsim.engine.model.adapt import for_batched, for_sequential, layout_for
 from fedsim.engine.model.layers import KeyedDropout, MaskedBatchNorm, lenient, mix
 from fedsim.engine.model.parameters import initial
-from fedsim.engine.reference.backend import SequentialEngine
+from fedsim.engine.schedule import LocalWork, make_schedule
 from fedsim.errors import ConfigError
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.rng import Streams
+from tests.engines import auto, batched, reference
 
 WORK = (
     LocalWork(1, None, 4),
     SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=Constant()),
     Streams(0),
 )
-BOTH = (BatchedEngine, SequentialEngine)
+BOTH = (batched, reference)
 
 
 def dropout(p: float, key: int, layer: int = 0) -> KeyedDropout:
@@ -51,17 +49,25 @@ def test_dropout_drops_the_right_share_and_keeps_the_mean() -> None:
 
 def test_dropout_is_a_function_of_key_layer_and_element() -> None:
     x = torch.ones(100, 100)
-    reference = dropout(0.5, 1)(x) == 0
-    assert torch.equal(dropout(0.5, 1)(x) == 0, reference)
-    assert torch.equal(dropout(0.5, 1)(x[:7]) == 0, reference[:7])  # padding does not matter
+    expected = dropout(0.5, 1)(x) == 0
+    assert torch.equal(dropout(0.5, 1)(x) == 0, expected)
+    assert torch.equal(dropout(0.5, 1)(x[:7]) == 0, expected[:7])  # padding does not matter
     for other in (dropout(0.5, 2), dropout(0.5, 1, layer=1)):
-        assert 0.45 < float(((other(x) == 0) == reference).double().mean()) < 0.55
+        assert 0.45 < float(((other(x) == 0) == expected).double().mean()) < 0.55
 
 
-def test_dropout_keys_differ_by_seed_round_client_and_step_and_know_nothing_of_company() -> None:
-    keys = {(s, t): step_keys(Streams(s), t, np.array([0, 5]), 3) for s in range(2) for t in range(2)}
+def test_dropout_keys_differ_by_seed_round_client_and_step_and_not_by_who_trains_beside() -> None:
+    def keys_of(seed: int, round: int, ids: list[int], steps: int) -> np.ndarray:
+        samples = [np.arange(4)] * 6
+        made = make_schedule(
+            samples, LocalWork(None, steps, 4), Streams(seed), round, np.array(ids), 0.1, dropout=True
+        ).keys
+        assert made is not None
+        return made
+
+    keys = {(s, t): keys_of(s, t, [0, 5], 3) for s in range(2) for t in range(2)}
     assert len({int(k) for made in keys.values() for k in made.ravel()}) == 2 * 2 * 2 * 3
-    assert np.array_equal(step_keys(Streams(1), 0, np.array([5]), 2)[:, 0], keys[1, 0][:2, 1])
+    assert np.array_equal(keys_of(1, 0, [5], 2)[0], keys[1, 0][1, :2])
     assert all((made >= 0).all() for made in keys.values())
 
 
@@ -135,9 +141,7 @@ class Recurrent(nn.Module):
 def build(kind: Any, model: nn.Module) -> Any:
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     data = ClientData(x, torch.arange(6) % 3, [np.arange(6)], [np.arange(6)], 3)
-    batched = {"chunk_size": "auto", "compile": False}
-    switches = {BatchedEngine: batched, SequentialEngine: {"workers": 1}, AutoEngine: {"compile": False}}[kind]
-    return kind(model, data, *WORK, precision="float32", **switches)
+    return kind(model, data, *WORK)
 
 
 class Viewing(nn.Module):
@@ -159,9 +163,7 @@ def test_channels_last_is_for_models_that_can_take_it(flatten: bool) -> None:
     assert (layout_for(model, x) is torch.channels_last) == flatten
     assert layout_for(mlp(nn.ReLU()), x) is torch.contiguous_format
     assert layout_for(model, x[:0]) is torch.contiguous_format
-    engine = SequentialEngine(
-        model, ClientData(x, torch.arange(4), [np.arange(4)], [], 4), *WORK, precision="float32", workers=1
-    )
+    engine = reference(model, ClientData(x, torch.arange(4), [np.arange(4)], [], 4), *WORK)
     assert np.isfinite(engine.train(initial(model), np.array([0]), 1, 0.1).loss).all()
 
 
@@ -185,8 +187,8 @@ def mlp(layer: nn.Module) -> nn.Module:
 )
 def test_layers_that_cannot_run_batched_are_named_with_the_engine_that_runs_them(model: nn.Module) -> None:
     with pytest.raises(ConfigError, match=r"model (\w+): layer '(1|cell)' \((\w+)\) cannot run.*\n.*engine=sequential"):
-        build(BatchedEngine, model)
-    trained = build(SequentialEngine, model).train(dict(model.state_dict()), np.array([0]), 1, 0.1)
+        build(batched, model)
+    trained = build(reference, model).train(dict(model.state_dict()), np.array([0]), 1, 0.1)
     assert np.isfinite(trained.loss).all()
 
 
@@ -208,19 +210,19 @@ def test_randomness_inside_a_forward_pass_is_found_out_and_undone(kind: Any) -> 
 
 def test_what_only_vmap_finds_out_is_a_config_error_too() -> None:
     with pytest.raises(ConfigError, match=r"model Branching cannot run for several clients.*\n.*engine=sequential"):
-        build(BatchedEngine, Branching())
-    build(SequentialEngine, Branching())
+        build(batched, Branching())
+    build(reference, Branching())
 
 
 def test_auto_runs_what_only_sequential_can_and_refuses_what_neither_can() -> None:
-    assert "sequential (auto: model Branching cannot run" in build(AutoEngine, Branching()).description
+    assert "sequential (auto: model Branching cannot run" in build(auto, Branching()).description
     with pytest.raises(ConfigError, match="global generator"):
-        build(AutoEngine, Functional())
+        build(auto, Functional())
 
 
 def test_all_unfit_layers_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        build(BatchedEngine, nn.Sequential(nn.Dropout1d(0.5), nn.BatchNorm1d(4, momentum=None)))
+        build(batched, nn.Sequential(nn.Dropout1d(0.5), nn.BatchNorm1d(4, momentum=None)))
     assert ["layer '0'" in str(caught.value), "layer '1'" in str(caught.value)] == [True, True]
 
 

@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.engine.batched.backend import BatchedEngine
-from fedsim.engine.batched.programs import Differentiated, WrittenOut
-from fedsim.engine.engine import ClientData, Engine, LocalWork
+from fedsim.engine.batched.backend import BatchedBackend
+from fedsim.engine.batched.programs import Differentiated, LinearChain
+from fedsim.engine.data import ClientData
+from fedsim.engine.engine import Engine
 from fedsim.engine.model.parameters import initial
-from fedsim.engine.native.backend import NativeEngine
 from fedsim.engine.native.library import NotCompiledError, library
-from fedsim.engine.reference.backend import SequentialEngine
+from fedsim.engine.schedule import LocalWork
 from fedsim.errors import DataError
 from fedsim.rng import Streams
+from tests import engines
 from tests.test_engine import OPTIMIZERS
 
 ONE_STEP = LocalWork(None, 1, 4)
@@ -30,24 +31,23 @@ def native(model: nn.Module, data: ClientData, work: LocalWork) -> Engine:
         library(data.x.dtype)
     except NotCompiledError as error:
         pytest.skip(str(error))
-    return NativeEngine(model, data, work, OPTIMIZERS["sgd"], Streams(3), workers=2)
+    return engines.native(model, data, work, OPTIMIZERS["sgd"], Streams(3), workers=2)
 
 
 def batched(model: nn.Module, data: ClientData, work: LocalWork) -> Engine:
-    common = (model, data, work, OPTIMIZERS["sgd"], Streams(3))
-    return BatchedEngine(*common, precision="float32", chunk_size="auto", compile=False)
+    return engines.batched(model, data, work, OPTIMIZERS["sgd"], Streams(3))
 
 
 def differentiated(model: nn.Module, data: ClientData, work: LocalWork) -> Engine:
     """Batched, with chains of linear layers not written out."""
     engine = batched(model, data, work)
-    engine.chain = None
+    assert isinstance(engine.backend, BatchedBackend)
+    engine.backend.chain = None
     return engine
 
 
 def sequential(model: nn.Module, data: ClientData, work: LocalWork) -> Engine:
-    common = (model, data, work, OPTIMIZERS["sgd"], Streams(3))
-    return SequentialEngine(*common, precision="float32", workers=1)
+    return engines.reference(model, data, work, OPTIMIZERS["sgd"], Streams(3))
 
 
 ENGINES: dict[str, Build] = {
@@ -156,8 +156,8 @@ def test_the_kinds_of_program_are_those_that_are_meant() -> None:
     """The written-out chain and the differentiated one are both tested above."""
     model, data = model_of("linear"), problem()
     stack: Any = {name: torch.stack([value] * 2) for name, value in initial(model).items()}
-    engines = [batched(model, data, ONE_STEP), differentiated(model, data, ONE_STEP)]
-    assert [type(e._program(stack, 0.1)) for e in engines] == [WrittenOut, Differentiated]  # type: ignore[attr-defined]
+    backends: list[Any] = [build(model, data, ONE_STEP).backend for build in (batched, differentiated)]
+    assert [type(backend._program(stack, 0.1)) for backend in backends] == [LinearChain, Differentiated]
 
 
 # --- labels, which are indexes -------------------------------------------------------------------------------------

@@ -10,20 +10,24 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.engine import choose as auto
+from fedsim.engine import choose
 from fedsim.engine.batched import compiled
-from fedsim.engine.choose import WORTH_STEPS, AutoEngine
-from fedsim.engine.engine import ClientData, Engine, LocalWork, Request
+from fedsim.engine.choose import WORTH_STEPS
+from fedsim.engine.data import ClientData
+from fedsim.engine.engine import Engine
 from fedsim.engine.model.parameters import initial
-from fedsim.engine.native import library as native
-from fedsim.engine.native.backend import WIDTH, NativeEngine
+from fedsim.engine.native import library as native_library
+from fedsim.engine.native.backend import PRODUCT_ROWS
 from fedsim.engine.native.library import NotCompiledError, library
-from fedsim.engine.reference.backend import SequentialEngine
+from fedsim.engine.results import client_updates
+from fedsim.engine.schedule import LocalWork
 from fedsim.errors import ConfigError
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.rng import Streams
+from fedsim.running.interleaving import TrainingCall, train_jointly
+from tests.engines import auto, native, reference, schedule_of
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem
 from tests.test_engine_chain import CHAINS
 
@@ -40,9 +44,9 @@ def _compiler() -> None:
 
 def pair(
     model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, workers: int = 2
-) -> tuple[NativeEngine, Engine]:
+) -> tuple[Engine, Engine]:
     common = (model, data, work, optimizer, Streams(3))
-    return NativeEngine(*common, workers=workers), SequentialEngine(*common, precision="float32", workers=1)
+    return native(*common, workers=workers), reference(*common)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -132,11 +136,14 @@ def test_a_client_is_the_same_to_the_last_bit_in_any_company(dtype: torch.dtype,
     model: Any = CHAINS["dropout"]().to(dtype)
     data = problem(SIZES["ragged"], dtype)
     alone, _ = pair(model, data, WORKS["epochs"], OPTIMIZERS[optimizer], workers=1)
-    crew, _ = pair(model, data, WORKS["epochs"], OPTIMIZERS[optimizer], workers=3)
+    several, _ = pair(model, data, WORKS["epochs"], OPTIMIZERS[optimizer], workers=3)
     params = initial(model)
-    requests = [Request(crew, params, np.array(ids), 2, 0.1) for ids in ([4, 0, 2], [3], [1, 2])]
-    for request, together in zip(requests, crew.train_all(requests), strict=True):
-        for row, client in enumerate(request.ids):
+    cohorts = [[4, 0, 2], [3], [1, 2]]
+    schedules = [schedule_of(several, np.array(ids), 2) for ids in cohorts]
+    calls = [TrainingCall(several.backend, [params] * len(s), s) for s in schedules]
+    for ids, schedule, result in zip(cohorts, schedules, train_jointly(calls), strict=True):
+        together = client_updates(result, schedule)
+        for row, client in enumerate(ids):
             single = alone.train(params, np.array([client]), 2, 0.1)
             assert all(torch.equal(single.delta[n][0], together.delta[n][row]) for n in params)
             assert single.loss[0] == together.loss[row]
@@ -166,7 +173,7 @@ def test_cores_that_share_a_client_change_no_bit(name: str, optimizer: str) -> N
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_questions_equal_those_of_the_plain_engine(name: str) -> None:
-    sizes = [5, 0, 2 * WIDTH + 7]
+    sizes = [5, 0, 2 * PRODUCT_ROWS + 7]
     model: Any = CHAINS[name]().double()
     data = problem(sizes)
     fast, plain = pair(model, data, WORKS["epochs"], OPTIMIZERS["sgd"])
@@ -192,7 +199,7 @@ def test_samples_that_do_not_lie_in_a_row() -> None:
     fast, _ = pair(model_of("mlp"), apart, WORKS["epochs"], OPTIMIZERS["sgd"])
     _, plain = pair(model_of("mlp"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
     assert_equal(fast, plain, np.arange(2))
-    params = initial(fast.model)
+    params = initial(fast.workload.model)
     torch.testing.assert_close(fast.predict(params, apart.x), plain.predict(params, data.x), rtol=1e-10, atol=1e-10)
 
 
@@ -222,7 +229,7 @@ def test_models_that_do_not_fit_the_data_never_reach_c(model: nn.Module, rule: s
 
 def test_other_samples_never_reach_c() -> None:
     fast, _ = pair(model_of("mlp"), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"])
-    params = initial(fast.model)
+    params = initial(fast.workload.model)
     for x in (torch.zeros(2, 1, 4, 3).double(), torch.zeros(2, 1, 4, 4)):
         with pytest.raises(ValueError, match="samples are"):
             fast.predict(params, x)
@@ -248,24 +255,16 @@ def test_no_workers_are_refused() -> None:
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """As on a machine that has compiled nothing yet."""
-    monkeypatch.setattr(native, "_folder", lambda: tmp_path / "compiled")
+    monkeypatch.setattr(native_library, "_folder", lambda: tmp_path / "compiled")
     library.cache_clear()
     compiled.tell.cache_clear()
     yield tmp_path / "compiled"
     library.cache_clear()
 
 
-def chosen(optimizer: str = "sgd", name: str = "mlp", compile: Any = True, num_rounds: int = 1) -> AutoEngine:
-    work = LocalWork(2, None, 4, num_rounds)
-    return AutoEngine(
-        model_of(name),
-        problem(SIZES["ragged"]),
-        work,
-        OPTIMIZERS[optimizer],
-        Streams(3),
-        precision="float32",
-        compile=compile,
-    )
+def chosen(optimizer: str = "sgd", name: str = "mlp", compile: Any = True, num_rounds: int = 1) -> Engine:
+    task = (model_of(name), problem(SIZES["ragged"]), LocalWork(2, None, 4), OPTIMIZERS[optimizer], Streams(3))
+    return auto(*task, rounds=num_rounds, compile=compile)
 
 
 def test_auto_takes_it_for_what_it_can_train_in_long_runs() -> None:
@@ -288,7 +287,7 @@ def test_auto_trains_and_answers_as_the_plain_engine() -> None:
     engine = chosen()
     _, plain = pair(model_of("mlp"), engine.data, engine.work, OPTIMIZERS["sgd"])
     assert_equal(engine, plain, np.arange(5))
-    params = initial(engine.model)
+    params = initial(engine.workload.model)
     np.testing.assert_allclose(
         engine.losses(params, engine.data.train), plain.losses(params, engine.data.train), rtol=1e-10
     )
@@ -304,9 +303,9 @@ def test_it_is_compiled_once_a_machine(fresh: Path, monkeypatch: pytest.MonkeyPa
     library(torch.float64)
     (made,) = fresh.iterdir()
     library.cache_clear()
-    monkeypatch.setattr(native, "_build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(native_library, "_build", lambda *_: pytest.fail("built again"))
     library(torch.float64)
-    monkeypatch.setattr(native, "FLAGS", [*native.FLAGS, "-g"])
+    monkeypatch.setattr(native_library, "FLAGS", [*native_library.FLAGS, "-g"])
     library.cache_clear()
     with pytest.raises(pytest.fail.Exception):  # other flags, another library
         library(torch.float64)
@@ -341,7 +340,7 @@ def open_quote(monkeypatch: pytest.MonkeyPatch, _: Path) -> str:
 def not_a_library(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     folder.mkdir()
     (folder / "native-x.so").write_text("nothing")
-    monkeypatch.setattr(native, "_fingerprint", lambda _: "x")
+    monkeypatch.setattr(native_library, "_fingerprint", lambda _: "x")
     return "native-x.so"
 
 
@@ -361,5 +360,5 @@ def test_without_a_compiler_auto_goes_on_and_says_so_once(
 
 
 def test_short_runs_do_not_ask_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "library", lambda _: pytest.fail("asked"))
+    monkeypatch.setattr(choose, "library", lambda _: pytest.fail("asked"))
     assert chosen(compile="auto").description.startswith("batched")

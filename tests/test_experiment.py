@@ -42,13 +42,13 @@ HELD = ("local.holdout_fraction=0.25", "server.validation_fraction=0.1", "server
 def test_accuracy_is_of_the_test_set_and_nothing_else(tmp_path: Path) -> None:
     data = Digits(tmp_path, tmp_path, mean=[0.3053], std=[0.3759]).load()
     made = build(plan(*HELD)).simulation
-    test = made.parts.holdings.test
+    test = made.components.server_data.test
     assert torch.equal(test.y, data.test.y)
     assert torch.equal(test.x, data.normalise(data.test.x))
     with torch.no_grad():
-        correct = made.parts.engine.predict(made.params, test.x).argmax(1) == data.test.y
+        correct = made.components.engine.predict(made.params, test.x).argmax(1) == data.test.y
     assert made.evaluate().accuracy == pytest.approx(float(correct.double().mean()))
-    rows = {tuple(x.flatten().tolist()) for x in made.parts.engine.data.x}
+    rows = {tuple(x.flatten().tolist()) for x in made.components.engine.data.x}
     shared = sum(tuple(x.flatten().tolist()) in rows for x in test.x)
     assert shared < len(test.x) / 100  # digits has no image twice, or hardly any
 
@@ -56,25 +56,25 @@ def test_accuracy_is_of_the_test_set_and_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("evaluate_on", ["train", "holdout"])
 def test_clients_train_on_their_own_and_report_on_what_is_asked(evaluate_on: str) -> None:
     made = build(plan(*HELD, f"local.evaluate_on={evaluate_on}"))
-    data, division = made.simulation.parts.engine.data, made.division
+    data, division = made.simulation.components.engine.data, made.division
     assert same(data.train, division.train)
     assert same(data.evaluate, division.train if evaluate_on == "train" else division.holdout)
     assert not same(division.train, division.holdout)
     shares = [len(h) / (len(h) + len(t)) for h, t in zip(division.holdout, division.train, strict=True)]
     assert shares == pytest.approx([0.25] * 6, abs=0.02)
-    assert made.simulation.parts.population.sizes.tolist() == [len(t) for t in division.train]
+    assert made.simulation.components.population.sizes.tolist() == [len(t) for t in division.train]
 
 
 def test_the_server_holds_what_the_division_gives_it() -> None:
     made = build(plan(*HELD))
-    holdings, division, data = made.simulation.parts.holdings, made.division, made.simulation.parts.engine.data
-    assert holdings.validation is not None
-    assert holdings.public is not None
-    assert torch.equal(holdings.validation.x, data.x[division.validation])
-    assert torch.equal(holdings.validation.y, data.y[division.validation])
-    assert torch.equal(holdings.public, data.x[division.public])
+    held, division, data = made.simulation.components.server_data, made.division, made.simulation.components.engine.data
+    assert held.validation is not None
+    assert held.public is not None
+    assert torch.equal(held.validation.x, data.x[division.validation])
+    assert torch.equal(held.validation.y, data.y[division.validation])
+    assert torch.equal(held.public, data.x[division.public])
     assert (len(division.validation), len(division.public)) == (144, 30)
-    bare = build(plan("server.validation_fraction=0")).simulation.parts.holdings
+    bare = build(plan("server.validation_fraction=0")).simulation.components.server_data
     assert (bare.validation, bare.public) == (None, None)
 
 
@@ -106,7 +106,7 @@ def test_running_statistics_are_no_parameters_for_the_aggregator() -> None:
     streams = experiment.Streams(0)
     made = build(given)
     simulation = experiment._simulation(given, samples.samples_of(given), made.division, model, streams)
-    assert simulation.parts.aggregator.buffers == {"1.running_mean", "1.running_var"}
+    assert simulation.components.aggregator.buffers == {"1.running_mean", "1.running_var"}
 
 
 def test_samples_are_kept_for_runs_that_have_the_same_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

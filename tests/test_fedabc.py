@@ -11,7 +11,7 @@ from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, divergences, fin
 from fedsim.selectors.top_loss import TopLoss
 from tests.test_selector_contract import composed
 from tests.test_selectors import FixedLosses
-from tests.toys import toy_door, toy_population
+from tests.toys import toy_clients, toy_population
 
 CONF = Path(__file__).parents[1] / "conf" / "selector" / "threshold"
 LOG_P = torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.2, 0.8]]], dtype=torch.float64).log()
@@ -105,7 +105,7 @@ def test_losses_that_are_not_finite_count_as_the_largest() -> None:
 def test_a_round_weighs_the_selected_by_their_scores() -> None:
     selector = fedabc(threshold=Cumulative(schedule="step", start=0.5, increment=0, every=1, end=1, mode="reach"))
     selector.predictions = {i: LOG_P[i] for i in range(3)}
-    door = toy_door([1] * 3, selector.needs, engine=FixedLosses([1.0, 2.0, 3.0]))
+    door = toy_clients([1] * 3, selector.needs, engine=FixedLosses([1.0, 2.0, 3.0]))
     assert selector.select(1, door, np.random.default_rng(0)).ids.tolist() == [0, 1, 2]
     selection = selector.select(2, door, np.random.default_rng(0))
     assert selection.ids.tolist() == [1, 2]
@@ -119,7 +119,7 @@ def top_loss(**more: Any) -> TopLoss:
 
 def test_top_loss_is_full_at_first_and_then_takes_the_highest() -> None:
     selector = top_loss()
-    door = toy_door([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 2.0]))
+    door = toy_clients([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 2.0]))
     assert selector.select(1, door, np.random.default_rng(0)).ids.tolist() == [0, 1, 2, 3]
     assert selector.select(2, door, np.random.default_rng(0)).ids.tolist() == [1, 3]
 
@@ -127,7 +127,7 @@ def test_top_loss_is_full_at_first_and_then_takes_the_highest() -> None:
 def test_top_loss_can_match_another_runs_participation(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"uploaded": n}) + "\n" for n in (4, 3, 1)))
     selector = top_loss(match=str(tmp_path), first_round_full=False)
-    door = toy_door([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 3.0]))
+    door = toy_clients([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 3.0]))
     picked = [selector.select(t, door, np.random.default_rng(0)).ids.tolist() for t in (1, 2, 3)]
     assert picked == [[0, 1, 2, 3], [1, 2, 3], [3]]
     with pytest.raises(ValueError, match=r"match='nowhere': must be the folder of a run with at least num_rounds=3"):

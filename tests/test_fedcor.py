@@ -24,7 +24,7 @@ from fedsim.selectors.tools.gaussian_process import (
 )
 from fedsim.types import Params
 from tests.test_selector_contract import composed
-from tests.toys import ToyEngine, toy_door, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_population
 
 
 def rng() -> np.random.Generator:
@@ -220,8 +220,8 @@ def test_each_kind_of_round_costs_what_it_must() -> None:
     costs = []
     for t in range(1, 9):
         ledger = Ledger()
-        door = toy_door([2] * n, selector.needs, ledger=ledger, round=t, cohort_size=k)
-        door.collect(selector.select(t, door, np.random.default_rng(t)).ids)
+        clients = toy_clients([2] * n, selector.needs, ledger=ledger, round=t, cohort_size=k)
+        clients.collect(selector.select(t, clients, np.random.default_rng(t)).ids)
         costs.append((ledger.bytes_down // model, ledger.bytes_up, ledger.forward_samples))
     asked = (n, k * model + n * 4, 2 * n)
     assert costs[:4] == [asked] * 4  # rounds 0..W report before, and once more after round W
@@ -235,8 +235,8 @@ def test_each_kind_of_round_costs_what_it_must() -> None:
 def test_discounts_multiply_and_start_again_after_a_virtual_round() -> None:
     selector = fedcor(8, 2)
     for t in range(1, 9):
-        door = toy_door([2] * 8, selector.needs, round=t, cohort_size=2)
-        ids = selector.select(t, door, np.random.default_rng(t)).ids
+        clients = toy_clients([2] * 8, selector.needs, round=t, cohort_size=2)
+        ids = selector.select(t, clients, np.random.default_rng(t)).ids
         e = t - 1
         if e in (4, 7):  # right after a virtual round all others are back at 1
             assert (np.delete(selector.discounts, ids) == 1).all()
@@ -275,8 +275,8 @@ def fits_of(preset: str, n: int, num_rounds: int) -> list[tuple[np.ndarray, np.n
     selector.process = fits  # type: ignore[assignment]
     engine = TableOfLosses([2] * n)
     for engine.round in range(1, num_rounds + 1):
-        door = toy_door([2] * n, selector.needs, engine=engine, round=engine.round, cohort_size=2)
-        selector.select(engine.round, door, np.random.default_rng(engine.round))
+        clients = toy_clients([2] * n, selector.needs, engine=engine, round=engine.round, cohort_size=2)
+        selector.select(engine.round, clients, np.random.default_rng(engine.round))
     return fits.calls
 
 

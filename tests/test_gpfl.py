@@ -7,17 +7,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedsim.aggregators import FedAvg
-from fedsim.availability import Always
-from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.communication.signals import Signal
 from fedsim.errors import FedsimError
 from fedsim.selectors.exploration import Decreasing, Exploration, Fixed, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL, projections
 from fedsim.selectors.gpfl_official import GPFLOfficial, verdict
-from fedsim.simulation import Components, Record, Simulation
+from fedsim.simulation import Record, Simulation
 from fedsim.types import Cohort, Evaluation, Ids, Params
-from tests.toys import ToyEngine, toy_cohort, toy_door, toy_params, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population
 
 DELTA = {"w": torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0]])}
 G = {"w": torch.tensor([4 / 3, 2 / 3])}
@@ -121,7 +118,7 @@ def test_coverage_takes_exactly_the_warm_up() -> None:
     selector = official()
     picked = []
     for t in range(1, 5):
-        door = toy_door([2] * 10, selector.needs, round=t, cohort_size=3)
+        door = toy_clients([2] * 10, selector.needs, round=t, cohort_size=3)
         picked.append(selector.select(t, door, np.random.default_rng(t)).ids.tolist())
     assert [len(p) for p in picked] == [3, 3, 3, 1]
     assert sorted(sum(picked, [])) == list(range(10))
@@ -139,7 +136,7 @@ def test_scores_divide_by_selections_plus_one() -> None:
 def test_ties_go_to_the_higher_id() -> None:
     selector = official(5, 2)
     selector.pulls[:] = 1
-    door = toy_door([2] * 5, selector.needs, round=9, cohort_size=2)
+    door = toy_clients([2] * 5, selector.needs, round=9, cohort_size=2)
     assert selector.select(9, door, np.random.default_rng(0)).ids.tolist() == [3, 4]
 
 
@@ -219,7 +216,7 @@ def test_selections_of_200_rounds_equal_those_of_the_published_rule(exploration:
     ]
     server = FixedScores(scores)
     for t in range(1, num_rounds + 1):
-        door = toy_door([2] * n, selector.needs, round=t, cohort_size=k)
+        door = toy_clients([2] * n, selector.needs, round=t, cohort_size=k)
         ids = selector.select(t, door, np.random.default_rng(t)).ids
         if t > warmup:
             assert ids.tolist() == rule.choice(), t
@@ -248,16 +245,8 @@ def cohort_of(ids: Ids, moves: NDArray[np.float64], server: FixedScores) -> Coho
 def run(num_rounds: int = 6, sizes: list[int] | None = None, k: int = 2, **switches: Any) -> tuple[GPFL, list[Record]]:
     sizes = sizes or [2] * 8
     selector = gpfl(len(sizes), k, **switches)
-    test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
-    parts = Components(
-        ToyEngine(sizes),
-        toy_population(sizes, k, num_rounds),
-        selector,
-        FedAvg(frozenset(), weighting="uniform"),
-        Always(),
-        ServerData(test, test),
-        1,
-    )
+    population = toy_population(sizes, k, num_rounds)
+    parts = toy_components(ToyEngine(sizes), population, selector, validation=True)
     return selector, list(Simulation(parts, toy_params()))
 
 
@@ -290,7 +279,7 @@ def test_models_may_weigh_by_gp() -> None:
     selector = gpfl(weights="by_gp", k=2)
     selector.projections = projections(DELTA, G, "projection", False)
     selector.previous = selector.last = Evaluation(0.5, 1.0)
-    selection = selector.select(2, toy_door([1] * 3, selector.needs, round=2), np.random.default_rng(0))
+    selection = selector.select(2, toy_clients([1] * 3, selector.needs, round=2), np.random.default_rng(0))
     c = selector.projections[selection.ids]
     assert selection.weights == pytest.approx(np.exp(c) / np.exp(c).sum())
 
@@ -314,7 +303,7 @@ def test_momentum_buffers_need_momentum() -> None:
     engine = ToyEngine([2, 2])
     train = engine.train
     engine.train = lambda *args: replace(train(*args), momentum=None)  # type: ignore[method-assign]
-    door = toy_door([2, 2], frozenset({Signal.TRAINING}), engine=engine)
+    door = toy_clients([2, 2], frozenset({Signal.TRAINING}), engine=engine)
     with pytest.raises(FedsimError, match=r"set optimizer=sgd optimizer\.momentum=0\.9"):
         door.momentum_buffers(door.available)
 

@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.aggregators import FedAvg
-from fedsim.availability import Always
-from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.selectors.exploration import Decreasing, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL
-from fedsim.simulation import Components, Simulation
+from fedsim.simulation import Simulation
 from tests.test_gpfl import gpfl, run
-from tests.toys import ConstantOne, Idle, ToyEngine, toy_params, toy_population
+from tests.toys import ToyEngine, toy_components, toy_params, toy_population
 
 ROOT8, LR = np.sqrt(8), 0.25
 
@@ -26,17 +23,8 @@ ROOT8, LR = np.sqrt(8), 0.25
 def rounds(num_rounds: int, **switches: Any) -> GPFL:
     selector = gpfl(3, 1, **switches)
     engine = ToyEngine([1, 1, 1])
-    engine.optimizer = Idle(lr=LR, schedule=ConstantOne())
-    test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
-    parts = Components(
-        engine,
-        toy_population([1, 1, 1], 1, num_rounds),
-        selector,
-        FedAvg(frozenset(), weighting="uniform"),
-        Always(),
-        ServerData(test, test),
-        1,
-    )
+    population = toy_population([1, 1, 1], 1, num_rounds)
+    parts = toy_components(engine, population, selector, validation=True, learning_rate=lambda t: LR)
     list(Simulation(parts, toy_params()))
     return selector
 
@@ -98,7 +86,7 @@ def test_a_client_that_moves_against_the_server_has_a_negative_projection() -> N
     """Client 1 is at (1, -1) after round 1 and pulls back from the server's (3/2, -3/2)."""
     selector = rounds(2)
     engine = ToyEngine([1, 1, 1])
-    trained = engine._pull({"w": torch.tensor([1.5, -1.5])}, np.array([1]))
+    trained = engine.train({"w": torch.tensor([1.5, -1.5])}, np.array([1]), 1, LR)
     from tests.toys import toy_cohort
 
     selector._project(np.array([1]), toy_cohort([1], [1], trained.delta["w"].tolist()))

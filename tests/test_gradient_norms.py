@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedsim.selectors.grad_norm import GradNorm
-from tests.toys import ToyEngine, toy_door, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_population
 
 
 def test_the_largest_norms_of_what_is_asked_are_taken() -> None:
@@ -13,5 +13,5 @@ def test_the_largest_norms_of_what_is_asked_are_taken() -> None:
     engine.data.train[0], engine.data.train[2] = engine.data.train[2], engine.data.train[0]  # type: ignore[index]
     for of, expected in (("gradient", [0]), ("update", [2])):
         selector = GradNorm(toy_population([2, 2, 2], 1), of=of)  # type: ignore[arg-type]
-        door = toy_door([2, 2, 2], selector.needs, engine=engine, cohort_size=1)
-        assert selector.select(1, door, np.random.default_rng(0)).ids.tolist() == expected
+        clients = toy_clients([2, 2, 2], selector.needs, engine=engine, cohort_size=1)
+        assert selector.select(1, clients, np.random.default_rng(0)).ids.tolist() == expected

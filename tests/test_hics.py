@@ -9,7 +9,7 @@ from fedsim.errors import FedsimError
 from fedsim.selectors.base import softmax
 from fedsim.selectors.hics import HiCS, class_slopes, entropy, output_layer
 from fedsim.types import Cohort
-from tests.toys import toy_door, toy_population
+from tests.toys import toy_clients, toy_population
 
 SERVER: Any = None
 
@@ -51,7 +51,7 @@ def test_the_output_layer_and_both_sources() -> None:
 
 def test_everybody_once_then_clusters_of_like_updates() -> None:
     selector = hics(6, 2)
-    first = [selector.select(1, toy_door([1] * 6, frozenset()), np.random.default_rng(0)).ids.tolist()]
+    first = [selector.select(1, toy_clients([1] * 6, frozenset()), np.random.default_rng(0)).ids.tolist()]
     assert len(first[0]) == 2
     selector.observe(1, cohort([[1, -1], [1, -1], [1, -1], [0, 0.1], [0, 0.1], [0, 0.1]]), SERVER)
     labels = selector._clusters(np.arange(6))
@@ -127,7 +127,7 @@ def test_the_fallback_draws_one_client_from_each_half(fallback: str, variance: f
     assert selector.entropy.var() == pytest.approx(0.12, abs=0.001)
     assert selector.adaptive == (fallback != "never")
     for s in range(20):
-        selection = selector.select(2, toy_door([1] * 6, frozenset()), np.random.default_rng(s))
+        selection = selector.select(2, toy_clients([1] * 6, frozenset()), np.random.default_rng(s))
         balanced = int((selection.ids >= 3).sum())
         assert balanced == (1 if falls else 2)
         assert (selection.weights is None) != falls

@@ -9,7 +9,7 @@ from fedsim.communication.signals import Signal
 from fedsim.selectors.entropy_greedy import EntropyGreedy, entropies
 from fedsim.selectors.fedcbs import FedCBS, imbalances
 from fedsim.selectors.tools.labels import asked
-from tests.toys import ToyEngine, toy_door, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_population
 
 PURE = np.array([[4.0, 0], [0, 4]])
 
@@ -21,7 +21,7 @@ def door_of(
     engine = ToyEngine(sizes)
     engine.data.y[:] = engine.data.y.new_tensor(sum(labels, []))
     needs = frozenset({Signal.LABEL_COUNTS})
-    return toy_door(sizes, needs, engine=engine, cohort_size=k, available=available, ledger=ledger)
+    return toy_clients(sizes, needs, engine=engine, cohort_size=k, available=available, ledger=ledger)
 
 
 def test_qcid_by_hand() -> None:

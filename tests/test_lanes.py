@@ -10,16 +10,18 @@ import pytest
 import torch
 
 from fedsim.cli import run
-from fedsim.engine.batched.backend import BatchedEngine
-from fedsim.engine.batched.chunks import Piece, chunks, starting_models
-from fedsim.engine.engine import ClientData, Engine, LocalWork, Request, Trained
+from fedsim.engine.backend import TrainingResult
+from fedsim.engine.batched.backend import BatchedBackend
+from fedsim.engine.data import ClientData
+from fedsim.engine.engine import Engine
 from fedsim.engine.model.parameters import initial
-from fedsim.engine.schedule import round_batches
+from fedsim.engine.schedule import LocalWork, Schedule
 from fedsim.errors import ConfigError
 from fedsim.models.mlp import MLP
 from fedsim.rng import Streams
-from fedsim.running.interleaving import Lane, run_lanes
+from fedsim.running.interleaving import InterleavedRun, TrainingCall, run_interleaved, train_jointly
 from fedsim.tracking.files import read_metrics, read_summary
+from tests.engines import batched, schedule_of
 from tests.test_engine import MODELS, OPTIMIZERS, SIZES, WORKS, engines, model_of, problem
 
 Run = Callable[..., int]
@@ -84,29 +86,45 @@ class Tanh(torch.nn.Sequential):
         )
 
 
-def test_requests_of_lanes_are_served_in_one_batch(
+class FrozenLayer(torch.nn.Sequential):
+    """A first layer that is random by the seed, and never trained."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        size = int(np.prod(input_shape))
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(size, 8), torch.nn.Linear(8, num_classes))
+        self[1].requires_grad_(False)
+
+
+@pytest.mark.parametrize("engine", ["batched", "sequential"])
+def test_runs_whose_untrained_layers_differ_keep_their_own(fedsim: Run, tmp_path: Path, engine: str) -> None:
+    words = ["model=logistic", "model._target_=tests.test_lanes.FrozenLayer", f"engine={engine}", "seed=0,1"]
+    assert fedsim(*words, "name=alone") == 0
+    assert fedsim(*words, "name=lanes", LANES) == 0
+    assert results(tmp_path / "outputs" / "alone") == results(tmp_path / "outputs" / "lanes")
+
+
+def test_runs_side_by_side_are_trained_in_one_call(
     fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served: list[list[int]] = []
-    train_chunk = BatchedEngine._train_chunk
+    trained: list[int] = []
+    train_chunk = BatchedBackend._train_chunk
 
-    def watched(self: BatchedEngine, chunk: list[Piece]) -> list[Trained]:
-        served.append([len(p.batches) for p in chunk])
-        return train_chunk(self, chunk)
+    def watched(self: BatchedBackend, start: Any, schedule: Schedule) -> TrainingResult:
+        trained.append(len(schedule))
+        return train_chunk(self, start, schedule)
 
-    monkeypatch.setattr(BatchedEngine, "_train_chunk", watched)
+    monkeypatch.setattr(BatchedBackend, "_train_chunk", watched)
     assert fedsim("seed=0,1,2", "partition=iid", "num_clients=8", "hydra.launcher.max_lanes=2", LANES) == 0
-    assert served == [[5, 5]] * 4 + [[5]] * 4
+    assert trained == [10] * 4 + [5] * 4
 
 
 def test_progress_counts_the_runs_that_are_left(fedsim: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert fedsim("seed=0,1", LANES) == 0
     assert "2 runs side by side" in capsys.readouterr().out
-    told: list[tuple[int, int]] = []
-    engine = _engine("equal")
-    request = Request(engine, initial(engine.model), np.array([0, 1]), 7, 0.1)
-    run_lanes([lambda lane: lane.train(request)] * 3, lambda left, round: told.append((left, round)))
-    assert told == [(3, 7)]
+    progress: list[tuple[int, int]] = []
+    call = call_of(_engine("equal"), [0, 1], 7)
+    run_interleaved([lambda run: run.train(call)] * 3, lambda left, round: progress.append((left, round)))
+    assert progress == [(3, 0)]
 
 
 def test_what_is_finished_is_not_run_again_and_the_time_is_divided(fedsim: Run, tmp_path: Path) -> None:
@@ -119,9 +137,7 @@ def test_what_is_finished_is_not_run_again_and_the_time_is_divided(fedsim: Run, 
     assert len(list(tmp_path.glob("outputs/default/*/summary.json"))) == 3
 
 
-def test_a_lane_that_fails_leaves_the_others_alone(
-    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_fails_leaves_the_others_alone(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedsim.selectors.round_robin import RoundRobin
 
     def fails(*_: Any) -> Any:
@@ -133,58 +149,63 @@ def test_a_lane_that_fails_leaves_the_others_alone(
     assert {k: v and v["status"] for k, v in status.items()} == {"random": "done", "round_robin": "failed"}
 
 
-def test_ctrl_c_stops_all_lanes_and_is_recorded(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_all, calls = BatchedEngine.train_all, []
+def test_ctrl_c_stops_all_runs_and_is_recorded(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, calls = BatchedBackend.train, []
 
-    def interrupted(self: BatchedEngine, requests: list[Request]) -> list[Trained]:
-        calls.append(len(requests))
+    def interrupted(self: BatchedBackend, start: Any, schedule: Schedule) -> TrainingResult:
+        calls.append(len(schedule))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return train_all(self, requests)
+        return train(self, start, schedule)
 
     with monkeypatch.context() as patch:
-        patch.setattr(BatchedEngine, "train_all", interrupted)
+        patch.setattr(BatchedBackend, "train", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            fedsim("seed=0,1", LANES)
+            fedsim("partition=iid", "num_clients=8", "seed=0,1", LANES)
     summaries = [read_summary(p.parent) for p in tmp_path.glob("outputs/*/*/summary.json")]
     assert [(s["status"], s["rounds"]) for s in summaries if s] == [("interrupted", 2)] * 2
-    assert fedsim("seed=0,1", LANES) == 0
+    assert fedsim("partition=iid", "num_clients=8", "seed=0,1", LANES) == 0
 
 
-def test_an_error_in_the_common_training_reaches_every_lane(fedsim: Run, tmp_path: Path) -> None:
+def test_an_error_in_the_common_training_reaches_every_run() -> None:
     caught = []
 
     class Broken:
-        common_clients, description = 2, "broken"
+        max_joint_clients = 2
 
-        def train_all(self, requests: Any) -> Any:
+        def joint_key(self, schedule: Any) -> int:
+            return 0
+
+        def train(self, start: Any, schedule: Any) -> Any:
             raise RuntimeError("no memory")
 
-    def work(lane: Lane) -> None:
+    call = TrainingCall(Broken(), [{}], call_of(_engine("equal"), [0], 1).schedule)  # type: ignore[arg-type]
+
+    def work(run: InterleavedRun) -> None:
         try:
-            lane.train(Request(Broken(), {}, np.array([0]), 1, 0.1))  # type: ignore[arg-type]
+            run.train(call)
         except RuntimeError as error:
             caught.append(str(error))
 
-    run_lanes([work, work], lambda *_: None)
+    run_interleaved([work, work], lambda *_: None)
     assert caught == ["no memory"] * 2
 
 
-def test_an_unexpected_error_in_a_lane_interrupts_the_others_and_is_raised() -> None:
+def test_an_unexpected_error_in_a_run_interrupts_the_others_and_is_raised() -> None:
     interrupted = []
 
-    def waits(lane: Lane) -> None:
+    def waits(run: InterleavedRun) -> None:
         try:
-            lane.train(Request(None, {}, np.array([0]), 1, 0.1))  # type: ignore[arg-type]
+            run.train(call_of(_engine("equal"), [0], 1))
         except KeyboardInterrupt:
-            interrupted.append(lane)
+            interrupted.append(run)
             raise
 
-    def fails(lane: Lane) -> None:
+    def fails(run: InterleavedRun) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run_lanes([waits, fails], lambda *_: None)
+        run_interleaved([waits, fails], lambda *_: None)
     assert len(interrupted) == 1
 
 
@@ -192,12 +213,12 @@ def test_a_selectors_no_grad_stays_its_own() -> None:
     engine = engines(model_of("mlp"), problem(SIZES["equal"]), WORKS["epochs"], OPTIMIZERS["sgd"])[1]
     seen = []
 
-    def careful(lane: Lane) -> None:
+    def careful(run: InterleavedRun) -> None:
         with torch.no_grad():
-            lane.train(Request(engine, initial(engine.model), np.array([0]), 1, 0.1))
+            run.train(call_of(engine, [0], 1))
             seen.append(torch.is_grad_enabled())
 
-    run_lanes([careful, careful], lambda *_: seen.append(torch.is_grad_enabled()))
+    run_interleaved([careful, careful], lambda *_: seen.append(torch.is_grad_enabled()))
     assert seen == [True, False, True, False]
 
 
@@ -215,28 +236,36 @@ def _engine(sizes: str) -> Engine:
     return engines(model_of("mlp"), problem(SIZES[sizes]), WORKS["epochs"], OPTIMIZERS["sgd"])[0]
 
 
-def test_only_requests_of_one_shape_and_rate_share_a_chunk() -> None:
+def call_of(engine: Engine, ids: list[int], round: int, lr: float = 0.1, factor: float = 1.0) -> TrainingCall:
+    """What a run calls for that trains clients `ids` from the engine's model times `factor`."""
+    params = {name: value * factor for name, value in initial(engine.workload.model).items()}
+    return TrainingCall(engine.backend, [params] * len(ids), schedule_of(engine, np.array(ids), round, lr))
+
+
+def test_only_schedules_of_one_shape_and_rate_are_trained_jointly(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = _engine("ragged")
-    params = initial(engine.model)
-    other = {name: value + 1 for name, value in params.items()}
-    requests = [
-        Request(engine, params, np.array([0, 1]), 1, 0.1),  # 7 and 1 samples: batches of 4, 3
-        Request(engine, other, np.array([0, 4]), 3, 0.1),  # the same
-        Request(engine, params, np.array([2, 3]), 1, 0.1),  # 13 and 4: 4, 4, 4, 1
-        Request(engine, params, np.array([0, 1]), 1, 0.2),
-        Request(engine, params, np.array([0]), 1, 0.1),  # alone
+    calls = [
+        call_of(engine, [0, 1], 1),  # 7 and 1 samples: batches of 4, 3
+        call_of(engine, [0, 4], 3, factor=2.0),  # the same
+        call_of(engine, [2, 3], 1),  # 13 and 4: 4, 4, 4, 1
+        call_of(engine, [0, 1], 1, lr=0.2),
+        call_of(engine, [0], 1),  # alone
+        call_of(engine, [0], 1),
     ]
-    pieces = [Piece(r, round_batches(r)) for r in requests]
-    assert [[pieces.index(p) for p in chunk] for chunk in chunks(pieces, 8)] == [[0, 1], [2], [3], [4]]
-    assert [[pieces.index(p) for p in chunk] for chunk in chunks(pieces, 2)] == [[0], [1], [2], [3], [4]]
-    start = starting_models(requests[:2], np.array([3, 0, 1]))
-    for name, value in start.items():
-        assert torch.equal(value, torch.stack([other[name], params[name], params[name]]))
+    train, trained = engine.backend.train, []
+
+    def watched(start: Any, schedule: Schedule) -> TrainingResult:
+        trained.append(len(schedule))
+        return train(start, schedule)
+
+    monkeypatch.setattr(engine.backend, "train", watched)
+    train_jointly(calls)
+    assert trained == [4, 2, 2, 1, 1]
 
 
 @pytest.mark.parametrize("sizes", ["equal", "ragged"])
 @pytest.mark.parametrize("name", MODELS)
-def test_no_model_changes_a_bit_in_company(name: str, sizes: str) -> None:
+def test_no_model_changes_a_bit_beside_others(name: str, sizes: str) -> None:
     data = problem(SIZES[sizes], torch.float32)
     _assert_exact(engines(model_of(name, torch.float32), data, WORKS["epochs"], OPTIMIZERS["momentum"])[0])
 
@@ -248,24 +277,16 @@ def test_no_bit_changes_at_the_size_of_fashion_mnist(optimizer: str) -> None:
     positions = np.split(np.arange(400), [90, 180, 250, 330])
     data = ClientData(x, y, positions, positions, 10)
     model = MLP((784,), 10, hidden=[64, 30], dropout=0.0)
-    work = LocalWork(2, None, 64)
-    _assert_exact(
-        BatchedEngine(
-            model, data, work, OPTIMIZERS[optimizer], Streams(0), precision="float32", chunk_size="auto", compile=False
-        )
-    )
+    _assert_exact(batched(model, data, LocalWork(2, None, 64), OPTIMIZERS[optimizer], Streams(0)))
 
 
 def _assert_exact(engine: Engine) -> None:
-    """Every request alone is what it is among others of other models, rounds and clients."""
-    params = initial(engine.model)
-    everyone = np.arange(len(engine.data.train))
-    parts = [everyone, everyone[:2], everyone[1:], everyone[::-1], everyone[1:2]]
-    models = [{name: value * (1 + i / 10) for name, value in params.items()} for i in range(5)]
-    requests = [Request(engine, p, ids, t, 0.1) for t, (p, ids) in enumerate(zip(models, parts, strict=True))]
-    for request, trained in zip(requests, engine.train_all(requests), strict=True):
-        (alone,) = engine.train_all([request])
-        for one, other in ((trained.delta, alone.delta), (trained.momentum or {}, alone.momentum or {})):
+    """Every call alone is what it is among others of other models, rounds and clients."""
+    everyone = list(range(len(engine.data.train)))
+    parts = [everyone, everyone[:2], everyone[1:], everyone[::-1], everyone[1:2], everyone]
+    calls = [call_of(engine, ids, t, factor=1 + t / 10) for t, ids in enumerate(parts)]
+    for call, joint in zip(calls, train_jointly(calls), strict=True):
+        alone = engine.backend.train(call.start, call.schedule)
+        for one, other in ((joint.delta, alone.delta), (joint.momentum or {}, alone.momentum or {})):
             assert all(torch.equal(one[n], other[n]) for n in other)
-        assert np.array_equal(trained.loss, alone.loss)
-        assert np.array_equal(trained.rms_loss, alone.rms_loss)
+        assert np.array_equal(joint.losses[call.schedule.mask], alone.losses[call.schedule.mask])

@@ -12,8 +12,9 @@ from fedsim.communication import clients
 from fedsim.communication.compression import TopK
 from fedsim.communication.ledger import Clock, Ledger
 from fedsim.communication.signals import Signal, UndeclaredSignalError
-from fedsim.engine.engine import Request, Trained
-from tests.toys import ToyEngine, toy_door, toy_params
+from fedsim.engine.results import ClientUpdates
+from fedsim.types import Ids, Params
+from tests.toys import ToyEngine, toy_clients, toy_params
 
 SIZES = [1, 2, 3, 4, 5, 6]
 MODEL = 2 * 4  # two float32
@@ -26,13 +27,13 @@ def ids(*numbers: int) -> np.ndarray:
 
 def test_opening_the_door_costs_nothing() -> None:
     ledger = Ledger()
-    toy_door(SIZES, LOSSES, ledger=ledger)
+    toy_clients(SIZES, LOSSES, ledger=ledger)
     assert ledger == Ledger()
 
 
 def test_training_charges_models_both_ways_and_every_sample_of_every_epoch() -> None:
     ledger = Ledger()
-    toy_door(SIZES, frozenset(), ledger=ledger).collect(ids(1, 4))
+    toy_clients(SIZES, frozenset(), ledger=ledger).collect(ids(1, 4))
     assert (ledger.bytes_down, ledger.bytes_up) == (2 * MODEL, 2 * MODEL)
     assert ledger.train_samples == 2 * (2 + 5)
     assert ledger.forward_samples == 0
@@ -41,7 +42,7 @@ def test_training_charges_models_both_ways_and_every_sample_of_every_epoch() -> 
 
 def test_a_client_that_holds_the_model_does_not_download_it_again() -> None:
     ledger = Ledger()
-    door = toy_door(SIZES, LOSSES, ledger=ledger)
+    door = toy_clients(SIZES, LOSSES, ledger=ledger)
     door.losses(ids(0, 1, 2))
     door.losses(ids(1, 2, 3))
     door.collect(ids(2, 3))
@@ -54,7 +55,7 @@ def test_a_client_that_holds_the_model_does_not_download_it_again() -> None:
 @pytest.mark.parametrize(("question", "most"), [("losses", 6), ("batch_losses", 4)])
 def test_a_loss_is_asked_for_once_a_model(question: str, most: int) -> None:
     sizes, ledger = [0, *SIZES], Ledger()
-    door = toy_door(sizes, LOSSES, ledger=ledger, available=range(7))
+    door = toy_clients(sizes, LOSSES, ledger=ledger, available=range(7))
     answers = getattr(door, question)(ids(0, 5, 2))
     assert (ledger.bytes_up, ledger.forward_samples) == (3 * 4, min(5, most) + 2)
     again = getattr(door, question)(ids(2, 5, 0, 6))
@@ -67,7 +68,7 @@ def test_a_loss_is_asked_for_once_a_model(question: str, most: int) -> None:
 
 def test_full_and_batch_losses_are_different_numbers() -> None:
     ledger = Ledger()
-    door = toy_door([100], LOSSES, ledger=ledger, cohort_size=1)
+    door = toy_clients([100], LOSSES, ledger=ledger, cohort_size=1)
     assert door.losses(ids(0)) != door.batch_losses(ids(0))
     assert (ledger.bytes_up, ledger.forward_samples) == (2 * 4, 100 + 4)
 
@@ -77,7 +78,7 @@ TRAINING = frozenset({Signal.TRAINING})
 
 def test_an_update_that_was_sent_for_comparison_is_not_sent_again() -> None:
     ledger = Ledger()
-    door = toy_door(SIZES, TRAINING, ledger=ledger)
+    door = toy_clients(SIZES, TRAINING, ledger=ledger)
     door.updates(ids(0, 1, 2))
     assert (ledger.bytes_up, ledger.uploaded) == (3 * MODEL, set())
     cohort = door.collect(ids(1, 4))
@@ -90,8 +91,8 @@ def test_an_update_that_was_sent_for_comparison_is_not_sent_again() -> None:
 
 def test_after_a_sketch_the_whole_update_is_sent() -> None:
     ledger = Ledger()
-    door = toy_door(SIZES, TRAINING, ledger=ledger)
-    door.updates(ids(0, 1), sketch=TopK(size=1))
+    door = toy_clients(SIZES, TRAINING, ledger=ledger)
+    door.updates(ids(0, 1), compressor=TopK(size=1))
     door.collect(ids(1))
     assert ledger.bytes_up == 2 * 8 + MODEL
 
@@ -101,18 +102,19 @@ class TwoLayers(ToyEngine):
 
     def __init__(self) -> None:
         super().__init__(SIZES)
-        self.model = torch.nn.Module()
-        self.model.a, self.model.b = (torch.nn.Parameter(torch.zeros(n)) for n in (2, 1))
+        self.trained = ["a", "b"]
 
-    def train_all(self, requests: Sequence[Request]) -> list[Trained]:
-        plain = super().train_all([replace(r, params=toy_params()) for r in requests])
-        return [replace(t, delta={"a": t.delta["w"], "b": t.delta["w"][:, :1]}) for t in plain]
+    def train(
+        self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None
+    ) -> ClientUpdates:
+        plain = super().train(toy_params(), ids, round, lr)
+        return replace(plain, delta={"a": plain.delta["w"], "b": plain.delta["w"][:, :1]})
 
 
 def test_after_some_layers_the_others_are_sent() -> None:
     ledger = Ledger()
     params = {"a": torch.zeros(2), "b": torch.zeros(1), "buffer": torch.zeros(3)}
-    door = toy_door(SIZES, TRAINING, ledger=ledger, engine=TwoLayers(), params=params)
+    door = toy_clients(SIZES, TRAINING, ledger=ledger, engine=TwoLayers(), params=params)
     door.updates(ids(0, 1, 2), layers=["a"])
     assert ledger.bytes_up == 3 * 2 * 4
     door.updates(ids(1), layers=["a", "b"])
@@ -123,7 +125,7 @@ def test_after_some_layers_the_others_are_sent() -> None:
 
 def test_a_training_loss_comes_with_the_collected_update() -> None:
     ledger = Ledger()
-    door = toy_door(SIZES, TRAINING | {Signal.TRAINING_LOSS}, ledger=ledger)
+    door = toy_clients(SIZES, TRAINING | {Signal.TRAINING_LOSS}, ledger=ledger)
     door.updates(ids(1, 4))
     door.collect(ids(1))
     assert ledger.bytes_up == 2 * MODEL + 4
@@ -131,7 +133,7 @@ def test_a_training_loss_comes_with_the_collected_update() -> None:
 
 def test_a_batch_loss_passes_one_batch_at_most() -> None:
     ledger = Ledger()
-    toy_door(SIZES, LOSSES, ledger=ledger).batch_losses(ids(0, 5))
+    toy_clients(SIZES, LOSSES, ledger=ledger).batch_losses(ids(0, 5))
     assert ledger.forward_samples == 1 + 4
     assert ledger.bytes_up == 2 * 4
 
@@ -160,7 +162,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, engine: ToyEngine, question: str) -> 
 def test_a_gradient_is_of_training_samples_alone(batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = split_engine()
     seen = asked(monkeypatch, engine, "client_gradients")
-    list(toy_door([200], frozenset({Signal.GRADIENTS}), engine=engine).gradients(ids(0), batch=batch))
+    list(toy_clients([200], frozenset({Signal.GRADIENTS}), engine=engine).gradients(ids(0), batch=batch))
     ((positions,),) = seen
     assert len(positions) == (4 if batch else 100)
     assert not (positions % 2).any()
@@ -170,7 +172,7 @@ def test_a_gradient_is_of_training_samples_alone(batch: bool, monkeypatch: pytes
 def test_a_loss_is_of_the_samples_that_losses_are_reported_on(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = split_engine()
     seen = asked(monkeypatch, engine, "losses")
-    getattr(toy_door([200], LOSSES, engine=engine), question)(ids(0))
+    getattr(toy_clients([200], LOSSES, engine=engine), question)(ids(0))
     ((positions,),) = seen
     assert len(positions) == (4 if question == "batch_losses" else 100)
     assert (positions % 2).all()
@@ -179,27 +181,27 @@ def test_a_loss_is_of_the_samples_that_losses_are_reported_on(question: str, mon
 def test_the_batch_of_a_loss_is_fresh_every_round_and_the_same_within_it() -> None:
     engine = ToyEngine([100])
     first, again, later = (
-        toy_door([100], LOSSES, engine=engine, round=r, cohort_size=1).batch_losses(ids(0))[0] for r in (1, 1, 2)
+        toy_clients([100], LOSSES, engine=engine, round=r, cohort_size=1).batch_losses(ids(0))[0] for r in (1, 1, 2)
     )
     assert first == again != later
 
 
 def test_a_declared_training_loss_costs_one_number_per_upload() -> None:
     ledger = Ledger()
-    toy_door(SIZES, frozenset({Signal.TRAINING_LOSS}), ledger=ledger).collect(ids(1, 4))
+    toy_clients(SIZES, frozenset({Signal.TRAINING_LOSS}), ledger=ledger).collect(ids(1, 4))
     assert ledger.bytes_up == 2 * MODEL + 2 * 4
 
 
 def test_an_undeclared_question_raises_and_names_the_remedy() -> None:
     ledger = Ledger()
     with pytest.raises(UndeclaredSignalError, match=r"Signal\.LOSSES"):
-        toy_door(SIZES, frozenset(), ledger=ledger).losses(ids(0))
+        toy_clients(SIZES, frozenset(), ledger=ledger).losses(ids(0))
     assert ledger == Ledger()
 
 
 def test_losses_that_are_not_finite_are_counted() -> None:
     ledger = Ledger()
-    losses = toy_door([0, 3], LOSSES, ledger=ledger).losses(ids(0, 1))
+    losses = toy_clients([0, 3], LOSSES, ledger=ledger).losses(ids(0, 1))
     assert np.isnan(losses[0])
     assert ledger.nonfinite_reports == 1
 
@@ -238,7 +240,7 @@ def test_questions_and_training_are_charged_to_the_clients_time(monkeypatch: pyt
     for name, seconds in (("losses", 3.0), ("train", 5.0)):
         monkeypatch.setattr(engine, name, watch.slow(getattr(engine, name), seconds))
     clock = Clock(torch.device("cpu"), watch.now)
-    door = toy_door([2, 2], frozenset({Signal.LOSSES, Signal.TRAINING}), engine=engine, clock=clock)
+    door = toy_clients([2, 2], frozenset({Signal.LOSSES, Signal.TRAINING}), engine=engine, clock=clock)
     with clock("select"):
         watch.time += 1
         door.losses(door.available)
@@ -252,7 +254,7 @@ def test_what_clients_compute_of_their_gradients_is_their_time(question: str, mo
     monkeypatch.setattr(torch.Tensor, "norm", watch.slow(torch.Tensor.norm, 3.0))
     monkeypatch.setattr(clients, "_spread", watch.slow(clients._spread, 3.0))
     clock = Clock(torch.device("cpu"), watch.now)
-    door = toy_door([2, 2], frozenset({Signal.GRADIENTS}), clock=clock)
+    door = toy_clients([2, 2], frozenset({Signal.GRADIENTS}), clock=clock)
     with clock("select"):
         watch.time += 1
         getattr(door, question)(door.available)

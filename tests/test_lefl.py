@@ -8,7 +8,7 @@ from fedsim.communication.ledger import Ledger
 from fedsim.selectors import lefl as lefl_module
 from fedsim.selectors.lefl import LEFL
 from fedsim.selectors.tools.trees import ward
-from tests.toys import toy_door, toy_population
+from tests.toys import toy_clients, toy_population
 
 
 def lefl(sizes: list[int], k: int, weights: Any = "aggregator") -> LEFL:
@@ -23,13 +23,13 @@ def test_one_client_of_each_stratum() -> None:
     sizes = [1] * 9
     for s in range(20):
         selector = lefl(sizes, 3)
-        ids = selector.select(2, toy_door(sizes, selector.needs, cohort_size=3), np.random.default_rng(s)).ids
+        ids = selector.select(2, toy_clients(sizes, selector.needs, cohort_size=3), np.random.default_rng(s)).ids
         assert sorted(ids % 3) == [0, 1, 2]
 
 
 def test_a_stratum_without_anybody_is_filled_up_from_the_others() -> None:
     selector = lefl([1] * 9, 3)
-    door = toy_door([1] * 9, selector.needs, cohort_size=3, available=[0, 3, 6, 1])
+    door = toy_clients([1] * 9, selector.needs, cohort_size=3, available=[0, 3, 6, 1])
     ids = selector.select(2, door, np.random.default_rng(0)).ids
     assert 1 in ids
     assert len(ids) == 3
@@ -38,7 +38,7 @@ def test_a_stratum_without_anybody_is_filled_up_from_the_others() -> None:
 def test_weights_by_stratum_share_its_data() -> None:
     sizes = [1, 2, 3, 1, 2, 3]
     selector = lefl(sizes, 3, "strata")
-    selection = selector.select(2, toy_door(sizes, selector.needs, cohort_size=3), np.random.default_rng(0))
+    selection = selector.select(2, toy_clients(sizes, selector.needs, cohort_size=3), np.random.default_rng(0))
     assert selection.weights is not None
     expected = {0: 2 / 12, 1: 4 / 12, 2: 6 / 12}
     assert selection.weights == pytest.approx([expected[i % 3] for i in selection.ids])
@@ -48,7 +48,7 @@ def test_newcomers_are_asked_when_they_appear() -> None:
     selector, ledger = LEFL(toy_population([2] * 6, 2), weights="aggregator"), Ledger()
     for available, asked_now in (([0, 1, 2], 3), ([0, 1, 2], 0), ([0, 5], 1)):
         before = ledger.forward_samples
-        door = toy_door([2] * 6, selector.needs, available=available, ledger=ledger)
+        door = toy_clients([2] * 6, selector.needs, available=available, ledger=ledger)
         selector.select(1, door, np.random.default_rng(0))
         assert ledger.forward_samples - before == 3 * asked_now
 
@@ -82,5 +82,5 @@ def test_only_weights_by_strata_are_the_selectors_own() -> None:
     sizes = [1] * 6
     for weights, given in (("aggregator", False), ("strata", True)):
         selector = lefl(sizes, 3, weights)
-        selection = selector.select(2, toy_door(sizes, selector.needs, cohort_size=3), np.random.default_rng(0))
+        selection = selector.select(2, toy_clients(sizes, selector.needs, cohort_size=3), np.random.default_rng(0))
         assert (selection.weights is not None) == given

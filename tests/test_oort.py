@@ -5,7 +5,7 @@ import pytest
 
 from fedsim.communication.server import Server
 from fedsim.selectors.oort import Oort
-from tests.toys import toy_cohort, toy_door, toy_population
+from tests.toys import toy_clients, toy_cohort, toy_population
 
 SERVER: Server = None  # type: ignore[assignment]
 
@@ -104,7 +104,7 @@ def test_round_1_explores_only_and_prefers_large_clients() -> None:
     counts = np.zeros(60)
     for s in range(200):
         selector = oort(k=2, sizes=sizes)
-        counts[selector.select(1, toy_door(sizes, selector.needs, cohort_size=2), np.random.default_rng(s)).ids] += 1
+        counts[selector.select(1, toy_clients(sizes, selector.needs, cohort_size=2), np.random.default_rng(s)).ids] += 1
     assert counts[50:].sum() == 400  # the pool is the ten of highest prior
     assert (counts[50:] > 0).all()
 
@@ -114,7 +114,8 @@ def test_exploitation_takes_whoever_is_near_the_border_in_proportion_to_score() 
     for s in range(300):
         selector = oort(k=2, exploration=0.0, exploration_floor=0.0, cutoff=0.5)
         seen(selector, [10, 9, 6, 5.9, 1, 0, 0, 0, 0, 0], [1] * 10)
-        counts[selector.select(1, toy_door([1] * 10, selector.needs, cohort_size=2), np.random.default_rng(s)).ids] += 1
+        clients = toy_clients([1] * 10, selector.needs, cohort_size=2)
+        counts[selector.select(1, clients, np.random.default_rng(s)).ids] += 1
     assert counts[4:].sum() == 0
     assert counts[0] > counts[3] > 0
 
@@ -127,7 +128,7 @@ def test_the_cutoff_is_the_score_of_the_last_exploited_or_of_the_one_after_it(
     for s in range(50):
         selector = oort(k=2, cutoff=1.0, cutoff_rank=cutoff_rank)
         seen(selector, [10, 9, 8, 5, 4, 3, 3, 3, 3, 3], [1] * 10)
-        ids = selector.select(1, toy_door([1] * 10, selector.needs, cohort_size=2), np.random.default_rng(s)).ids
+        ids = selector.select(1, toy_clients([1] * 10, selector.needs, cohort_size=2), np.random.default_rng(s)).ids
         found |= set(ids.tolist())
     assert sorted(found) == drawn
 
@@ -137,7 +138,7 @@ def test_round_1_of_the_published_driver_is_uniform() -> None:
     counts = np.zeros(60)
     for s in range(300):
         selector = oort(k=2, sizes=sizes, first_round="random")
-        counts[selector.select(1, toy_door(sizes, selector.needs, cohort_size=2), np.random.default_rng(s)).ids] += 1
+        counts[selector.select(1, toy_clients(sizes, selector.needs, cohort_size=2), np.random.default_rng(s)).ids] += 1
     assert counts[50:].sum() == pytest.approx(100, abs=40)  # 10 of 60
 
 
@@ -145,7 +146,7 @@ def test_once_everybody_has_been_seen_all_are_exploited() -> None:
     for s in range(50):
         selector = oort(k=4, exploration=0.5, exploration_floor=0.5)
         seen(selector, [1, 1, 1, 1, 1, 1, 90, 90, 90, 90], [1] * 10)
-        ids = selector.select(2, toy_door([1] * 10, selector.needs, cohort_size=4), np.random.default_rng(s)).ids
+        ids = selector.select(2, toy_clients([1] * 10, selector.needs, cohort_size=4), np.random.default_rng(s)).ids
         assert ids.tolist() == [6, 7, 8, 9]
         assert selector.exploited.shape == (4,)
 
@@ -153,7 +154,7 @@ def test_once_everybody_has_been_seen_all_are_exploited() -> None:
 def test_a_client_without_data_does_not_keep_exploration_going() -> None:
     selector = oort(sizes=[1] * 9 + [0], k=4)
     seen(selector, [1] * 5 + [90] * 4 + [0], [1] * 9 + [0])
-    door = toy_door([1] * 9 + [0], selector.needs, cohort_size=4)
+    door = toy_clients([1] * 9 + [0], selector.needs, cohort_size=4)
     assert selector.select(2, door, np.random.default_rng(0)).ids.tolist() == [5, 6, 7, 8]
 
 
@@ -163,7 +164,7 @@ def test_while_some_are_unseen_the_share_that_cannot_be_explored_is_uniform() ->
     for s in range(80):
         selector = oort(k=4, exploration=0.5, exploration_floor=0.5)
         seen(selector, [1, 1, 1, 1, 1, 1, 1, 90, 90, 0], [1] * 9 + [0])
-        ids = selector.select(2, toy_door([1] * 10, selector.needs, cohort_size=4), np.random.default_rng(s)).ids
+        ids = selector.select(2, toy_clients([1] * 10, selector.needs, cohort_size=4), np.random.default_rng(s)).ids
         assert {7, 8, 9} <= set(ids.tolist())
         found |= set(ids.tolist())
     assert found == set(range(10))

@@ -4,7 +4,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsim.selectors.optimal_sampling import OptimalSampling, aggregated, exact
-from tests.toys import toy_door, toy_population
+from tests.toys import toy_clients, toy_population
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_weights_make_the_average_unbiased() -> None:
     selector = OptimalSampling(toy_population(sizes, m), probabilities="exact", iterations=4)
     total, uploads = np.zeros(4), []
     for s in range(4000):
-        door = toy_door(sizes, selector.needs, cohort_size=m)
-        selection = selector.select(1, door, np.random.default_rng(s))
+        clients = toy_clients(sizes, selector.needs, cohort_size=m)
+        selection = selector.select(1, clients, np.random.default_rng(s))
         assert selection.weights is not None
         total[selection.ids] += selection.weights
         uploads.append(len(selection.ids))

@@ -14,7 +14,7 @@ from fedsim.errors import ConfigError
 from fedsim.selectors.pncs import PNCS
 from fedsim.selectors.tools.power_norm import Reading, similarities
 from fedsim.selectors.tools.subset import least_alike, pair_sum
-from tests.toys import ToyEngine, toy_door, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_population
 
 
 def table(*vectors: tuple[float, ...], p: float = 4.0) -> np.ndarray:
@@ -128,7 +128,7 @@ def pncs(n: int, k: int, **more: Any) -> PNCS:
 def history(selector: PNCS, n: int, k: int, rounds: int = 12) -> list[set[int]]:
     result = []
     for t in range(1, rounds + 1):
-        door = toy_door([2] * n, selector.needs, round=t, cohort_size=k)
+        door = toy_clients([2] * n, selector.needs, round=t, cohort_size=k)
         result.append(set(selector.select(t, door, np.random.default_rng(t)).ids.tolist()))
     return result
 
@@ -197,7 +197,7 @@ def test_layers_are_averaged_weighted_or_joined_and_asked_for_once() -> None:
     ledger = Ledger()
     for how in ("mean", "params", "concat"):
         selector = pncs(n, 2, layers=["a", "b"], layer_agg=how, p=2.0)
-        door = toy_door([2] * n, selector.needs, engine=TwoLayers(n), ledger=ledger)
+        door = toy_clients([2] * n, selector.needs, engine=TwoLayers(n), ledger=ledger)
         door._params = {"a": torch.zeros(2), "b": torch.zeros(1)}
         tables[how] = selector._similarities(door)[1]
     assert tables["mean"][2:].tolist() == pytest.approx([(-1 + 1) / 2, 1])
@@ -213,14 +213,14 @@ def test_each_layer_by_itself_is_every_layer_that_the_model_trains() -> None:
         tables = []
         for layers in ("each", ["a", "b"]):
             selector = pncs(n, 2, layers=layers, layer_agg=how, p=2.0)
-            door = toy_door([2] * n, selector.needs, engine=TwoLayers(n))
+            door = toy_clients([2] * n, selector.needs, engine=TwoLayers(n))
             door._params = {"a": torch.zeros(2), "b": torch.zeros(1)}
             tables.append(selector._similarities(door))
         assert tables[0].tolist() == tables[1].tolist()
 
 
 def test_weights_and_bias_of_a_layer_are_one_layer() -> None:
-    door = toy_door([2] * 3, frozenset())
+    door = toy_clients([2] * 3, frozenset())
     door.layer_names = lambda layers: ["body.1.weight", "body.1.bias", "head.weight"]  # type: ignore[method-assign]
     assert pncs(3, 2, layers="each")._layers(door) == ["body.1", "head"]
 

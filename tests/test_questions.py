@@ -12,7 +12,7 @@ from fedsim.communication.ledger import Ledger
 from fedsim.communication.signals import Signal
 from fedsim.rng import Purpose, Streams
 from tests.test_ledger import asked, ids, split_engine
-from tests.toys import ToyEngine, toy_door
+from tests.toys import ToyEngine, toy_clients
 
 GRADIENTS = frozenset({Signal.GRADIENTS, Signal.TRAINING})
 
@@ -21,7 +21,7 @@ def test_every_gradient_is_of_training_samples(monkeypatch: pytest.MonkeyPatch) 
     for question in ("gradient_norms", "gradient_spreads", "gradients", "gradients_after_training"):
         engine = split_engine()
         seen = asked(monkeypatch, engine, "client_gradients")
-        list(getattr(toy_door([200], GRADIENTS, engine=engine), question)(ids(0)))
+        list(getattr(toy_clients([200], GRADIENTS, engine=engine), question)(ids(0)))
         positions = np.concatenate(seen[0])
         assert sorted(positions) == list(range(0, 200, 2)), question
 
@@ -29,8 +29,8 @@ def test_every_gradient_is_of_training_samples(monkeypatch: pytest.MonkeyPatch) 
 def test_label_counts_are_of_training_samples() -> None:
     engine = split_engine()
     engine.data.y[:] = torch.arange(200) % 2
-    door = toy_door([200], frozenset({Signal.LABEL_COUNTS}), engine=engine)
-    assert door.label_counts(ids(0)).tolist() == [[100, 0, 0]]
+    clients = toy_clients([200], frozenset({Signal.LABEL_COUNTS}), engine=engine)
+    assert clients.label_counts(ids(0)).tolist() == [[100, 0, 0]]
 
 
 @pytest.mark.parametrize(("question", "signal"), [("batch_losses", Signal.LOSSES), ("gradients", Signal.GRADIENTS)])
@@ -40,8 +40,8 @@ def test_mini_batches_are_the_beginning_of_a_permutation_by_round_and_client(
     engine = ToyEngine([9, 9], batch_size=4)
     seen = asked(monkeypatch, engine, "losses" if question == "batch_losses" else "client_gradients")
     for t in (1, 2):
-        door = toy_door([9, 9], frozenset({signal}), engine=engine, round=t)
-        list(getattr(door, question)(ids(0, 1), **({"batch": True} if question == "gradients" else {})))
+        clients = toy_clients([9, 9], frozenset({signal}), engine=engine, round=t)
+        list(getattr(clients, question)(ids(0, 1), **({"batch": True} if question == "gradients" else {})))
         for i in (0, 1):
             shuffled = Streams(0).generator(Purpose.LOSS_BATCH, t, i).permutation(np.arange(9 * i, 9 * i + 9))
             assert seen[-1][i].tolist() == shuffled[:4].tolist()
@@ -51,7 +51,7 @@ def test_spreads_by_hand() -> None:
     """Gradients (m + 1, -m^2 / 7) of batches with mean position m: the root of their mean squared distance from the
     mean; samples are charged once each."""
     engine, ledger = ToyEngine([8], batch_size=4), Ledger()
-    (found,) = toy_door([8], GRADIENTS, engine=engine, ledger=ledger, cohort_size=1).gradient_spreads(ids(0))
+    (found,) = toy_clients([8], GRADIENTS, engine=engine, ledger=ledger, cohort_size=1).gradient_spreads(ids(0))
     shuffled = Streams(0).generator(Purpose.LOSS_BATCH, 1, 0).permutation(np.arange(8))
     a, b = (np.array([m + 1, -m * m / 7]) for m in (shuffled[:4].mean(), shuffled[4:].mean()))
     assert found == pytest.approx(np.linalg.norm(a - b) / 2, rel=1e-5)
@@ -62,8 +62,8 @@ def test_sketches_of_a_round_share_a_key_and_those_of_another_do_not(monkeypatch
     keys: list[int] = []
     monkeypatch.setattr(Coordinates, "compress", lambda self, vector, key: (keys.append(key), vector[:1])[1])
     for t in (1, 2):
-        door = toy_door([2, 2], GRADIENTS, round=t)
-        list(door.gradients(ids(0, 1), sketch=Coordinates(size=1)))
+        clients = toy_clients([2, 2], GRADIENTS, round=t)
+        list(clients.gradients(ids(0, 1), compressor=Coordinates(size=1)))
     expected = [Streams(0).key(Purpose.SKETCH, t) for t in (1, 2)]
     assert keys == [expected[0], expected[0], expected[1], expected[1]]
 
@@ -71,23 +71,20 @@ def test_sketches_of_a_round_share_a_key_and_those_of_another_do_not(monkeypatch
 def test_layers_are_named_whole() -> None:
     """`fc1` is not `fc10`."""
 
-    class Names(ToyEngine):
-        @property
-        def trained(self) -> list[str]:
-            return ["fc1.weight", "fc1.bias", "fc10.weight", "out"]
-
-    door = toy_door([2, 2], GRADIENTS, engine=Names([2, 2]))
-    assert door.layer_names(["fc1"]) == ["fc1.weight", "fc1.bias"]
-    assert door.layer_names(["out"]) == ["out"]
-    assert door.layer_names(["fc10.weight", "fc1.bias"]) == ["fc1.bias", "fc10.weight"]
+    engine = ToyEngine([2, 2])
+    engine.trained = ["fc1.weight", "fc1.bias", "fc10.weight", "out"]
+    clients = toy_clients([2, 2], GRADIENTS, engine=engine)
+    assert clients.layer_names(["fc1"]) == ["fc1.weight", "fc1.bias"]
+    assert clients.layer_names(["out"]) == ["out"]
+    assert clients.layer_names(["fc10.weight", "fc1.bias"]) == ["fc1.bias", "fc10.weight"]
 
 
 def test_a_cohorts_sizes_are_its_own_and_all_who_train_are_counted() -> None:
     ledger = Ledger()
-    door = toy_door([5, 1, 4, 2], frozenset(), ledger=ledger)
-    assert door.collect(ids(1, 3)).sizes.tolist() == [1, 2]
+    clients = toy_clients([5, 1, 4, 2], frozenset(), ledger=ledger)
+    assert clients.collect(ids(1, 3)).sizes.tolist() == [1, 2]
     assert ledger.trained == {1, 3}
-    door.collect(ids(0, 1, 3))
+    clients.collect(ids(0, 1, 3))
     assert (ledger.trained, ledger.uploaded) == ({0, 1, 3}, {0, 1, 3})
     assert (ledger.bytes_down, ledger.bytes_up) == (3 * 8, 3 * 8)
     assert ledger.train_samples == 2 * (5 + 1 + 2)
@@ -96,27 +93,27 @@ def test_a_cohorts_sizes_are_its_own_and_all_who_train_are_counted() -> None:
 def test_infinite_losses_are_counted_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, ledger = ToyEngine([2, 2, 2]), Ledger()
     monkeypatch.setattr(engine, "losses", lambda *_: np.array([1.0, np.inf, np.nan]))
-    toy_door([2, 2, 2], frozenset({Signal.LOSSES}), engine=engine, ledger=ledger).losses(ids(0, 1, 2))
+    toy_clients([2, 2, 2], frozenset({Signal.LOSSES}), engine=engine, ledger=ledger).losses(ids(0, 1, 2))
     assert ledger.nonfinite_reports == 2
 
 
 def test_contacts_add_up_over_questions_and_models() -> None:
     ledger = Ledger()
-    door = toy_door([2] * 4, frozenset({Signal.LOSSES}), ledger=ledger)
-    door.losses(ids(0, 1))
-    door.losses(ids(1, 2))
+    clients = toy_clients([2] * 4, frozenset({Signal.LOSSES}), ledger=ledger)
+    clients.losses(ids(0, 1))
+    clients.losses(ids(1, 2))
     assert (ledger.contacted, ledger.bytes_down) == ({0, 1, 2}, 3 * 8)
-    door.broadcast({"w": torch.ones(2)}).losses(ids(0, 3))
+    clients.broadcast({"w": torch.ones(2)}).losses(ids(0, 3))
     assert (ledger.contacted, ledger.bytes_down) == ({0, 1, 2, 3}, 5 * 8)
 
 
 def test_public_labels_and_momentum_cost_their_numbers() -> None:
     ledger = Ledger()
     needs = frozenset({Signal.TRAINING, Signal.PUBLIC})
-    door: Any = toy_door([2, 2], needs, ledger=ledger)
-    list(door.public_labels(ids(0, 1)))
+    clients: Any = toy_clients([2, 2], needs, ledger=ledger)
+    list(clients.public_labels(ids(0, 1)))
     assert (ledger.forward_samples, ledger.bytes_up) == (2 * 3, 2 * 3 * 2 * 4)
-    door.momentum_buffers(ids(0))
+    clients.momentum_buffers(ids(0))
     assert ledger.bytes_up == 2 * 3 * 2 * 4 + 2 * 4
 
 
@@ -124,5 +121,5 @@ def test_data_of_other_clients_is_never_asked_about(monkeypatch: pytest.MonkeyPa
     engine = ToyEngine([3, 4, 5])
     engine.data = replace(engine.data)
     seen = asked(monkeypatch, engine, "losses")
-    toy_door([3, 4, 5], frozenset({Signal.LOSSES}), engine=engine).losses(ids(0, 2))
+    toy_clients([3, 4, 5], frozenset({Signal.LOSSES}), engine=engine).losses(ids(0, 2))
     assert [p.tolist() for p in seen[0]] == [[0, 1, 2], [7, 8, 9, 10, 11]]

@@ -13,7 +13,7 @@ from fedsim.selectors.fedcor import FedCor
 from tests.test_fedabc import LOG_P, fedabc
 from tests.test_fedcor import fedcor
 from tests.test_selectors import FixedLosses
-from tests.toys import toy_door, toy_population
+from tests.toys import toy_clients, toy_population
 
 
 def test_fedabcs_threshold_counts_rounds_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,9 +21,9 @@ def test_fedabcs_threshold_counts_rounds_from_0(monkeypatch: pytest.MonkeyPatch)
     selector, asked = fedabc(), []
     monkeypatch.setattr(selector.threshold, "count", lambda shares, t, rounds: (asked.append((t, rounds)), 1)[1])
     selector.predictions = {i: LOG_P[i] for i in range(3)}
-    door = toy_door([1] * 3, selector.needs, engine=FixedLosses([1.0, 2.0, 3.0]))
+    clients = toy_clients([1] * 3, selector.needs, engine=FixedLosses([1.0, 2.0, 3.0]))
     for t in (1, 2, 3, 4):
-        selector.select(t, door, np.random.default_rng(0))
+        selector.select(t, clients, np.random.default_rng(0))
     assert asked == [(1, 20), (2, 20), (3, 20)]
 
 
@@ -39,8 +39,8 @@ def test_fedcor_draws_at_random_in_rounds_0_to_warmup_and_fits_after_it(monkeypa
     monkeypatch.setattr(selector.process, "fit", lambda p, r, w, steps: (fits.append((now, len(r), steps)), p)[1])
     for t in range(1, 10):
         now = t - 1
-        door = toy_door([2] * 8, selector.needs, round=t, cohort_size=2)
-        selector.select(t, door, np.random.default_rng(t))
+        clients = toy_clients([2] * 8, selector.needs, round=t, cohort_size=2)
+        selector.select(t, clients, np.random.default_rng(t))
     assert by_process == [3, 4, 5, 6, 7, 8]
     assert fits == [(3, 3, 30), (4, 4, 10), (7, 5, 10)]  # after round 2, and after 3 and 6, divisible by the interval
 

@@ -4,19 +4,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
-from fedsim.aggregators import FedAvg
 from fedsim.availability import Availability
 from fedsim.communication.clients import Clients
-from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.optimizers import Schedule
 from fedsim.rng import Purpose, Streams
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Components, Simulation
+from fedsim.simulation import Simulation
 from fedsim.types import Selection
-from tests.toys import Idle, ToyEngine, toy_params, toy_population
+from tests.toys import Idle, ToyEngine, toy_components, toy_params, toy_population
 
 
 class Watching(Selector, Availability):
@@ -49,10 +46,10 @@ class Falling(Schedule):
 def watching() -> Watching:
     sizes = [2, 0, 2]
     engine, population = ToyEngine(sizes, seed=5), toy_population(sizes, 2, 3)
-    engine.optimizer = Idle(lr=0.5, schedule=Falling())
-    selector, test = Watching(population), LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
-    aggregator = FedAvg(frozenset(), weighting="uniform")
-    list(Simulation(Components(engine, population, selector, aggregator, selector, ServerData(test), 1), toy_params()))
+    optimizer, selector = Idle(lr=0.5, schedule=Falling()), Watching(population)
+    rate = lambda t: optimizer.lr_at(t, population.num_rounds)
+    parts = toy_components(engine, population, selector, availability=selector, learning_rate=rate)
+    list(Simulation(parts, toy_params()))
     return selector
 
 

@@ -10,17 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.aggregators import FedAvg
-from fedsim.availability import Always
 from fedsim.checks import selection_fault
-from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.communication.signals import Signal
 from fedsim.config.build import make
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Components, Record, Simulation
+from fedsim.simulation import Record, Simulation
 from fedsim.types import Population
-from tests.toys import ToyEngine, toy_door, toy_params, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
 
 FOLDER = Path(__file__).parents[1] / "conf" / "selector"
 CHOICES = sorted(p.stem for p in FOLDER.glob("*.yaml"))
@@ -64,10 +61,7 @@ def simulation(
     population = toy_population(sizes, cohort_size, num_rounds)
     engine = ToyEngine(sizes)
     engine.broken = set(broken)
-    test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
-    selector = build(choice, population)
-    aggregator, holdings = FedAvg(frozenset(), weighting="uniform"), ServerData(test, test, torch.zeros(3, 1))
-    parts = Components(engine, population, selector, aggregator, Always(), holdings, 1)
+    parts = toy_components(engine, population, build(choice, population), validation=True, num_public=3)
     return Simulation(parts, toy_params())
 
 
@@ -90,12 +84,12 @@ UNEQUAL = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 def test_selections_are_well_formed(choice: str, sizes: list[int], cohort_size: int) -> None:
     run = simulation(choice, sizes, cohort_size)
     for record in run:  # the loop refuses malformed selections
-        assert record.selected or run.parts.selector.adaptive
+        assert record.selected or run.components.selector.adaptive
 
 
 def test_only_declared_signals_are_asked_for(choice: str) -> None:
     run = simulation(choice, UNEQUAL, 3)
-    assert run.parts.selector.needs <= EVERYTHING
+    assert run.components.selector.needs <= EVERYTHING
     assert results(run)
 
 
@@ -124,8 +118,8 @@ def test_a_client_with_broken_reports_and_updates_is_dropped_and_the_run_goes_on
 def test_absent_clients_are_not_selected(choice: str, present: list[int]) -> None:
     population = toy_population(UNEQUAL, 3)
     selector = build(choice, population)
-    door = toy_door(UNEQUAL, selector.needs, available=present, cohort_size=3)
-    selection = selector.select(1, door, np.random.default_rng(0))
+    clients = toy_clients(UNEQUAL, selector.needs, available=present, cohort_size=3)
+    selection = selector.select(1, clients, np.random.default_rng(0))
     expected = None if selector.adaptive else min(3, len(present))
     assert selection_fault(selection, np.array(present), expected) is None
 

@@ -14,7 +14,7 @@ from fedsim.selectors.tools.divergence import divergences
 from fedsim.selectors.tools.pair_features import pair_features
 from fedsim.selectors.tools.subset import least_alike
 from tests.test_pncs import pncs
-from tests.toys import toy_door, toy_population
+from tests.toys import toy_clients, toy_population
 
 
 def rng() -> np.random.Generator:
@@ -30,7 +30,7 @@ def divfl(n: int, k: int, **more: Any) -> DivFL:
 def test_a_weight_is_the_share_of_those_nearest_to_its_client(n: int) -> None:
     """The toy's gradient of client i is (i + 1, -i^2 / 7); whoever was picked first is not the lowest id."""
     selector = divfl(n, 2)
-    selection = selector.select(1, toy_door([1] * n, selector.needs), rng())
+    selection = selector.select(1, toy_clients([1] * n, selector.needs), rng())
     vectors = np.array([[i + 1, -i * i / 7] for i in range(n)])
     apart = np.linalg.norm(vectors[:, None] - vectors[None, selection.ids], axis=2)
     expected = np.bincount(apart.argmin(1), minlength=2) / n
@@ -49,7 +49,7 @@ def test_the_first_picked_of_two_is_often_the_higher_id(monkeypatch: pytest.Monk
     monkeypatch.setattr(divfl_module, "lazy_greedy", watched)
     for n in range(4, 12):
         selector = divfl(n, 2)
-        selector.select(1, toy_door([1] * n, selector.needs), rng())
+        selector.select(1, toy_clients([1] * n, selector.needs), rng())
     assert any(a > b for a, b in orders)
 
 
@@ -57,11 +57,11 @@ def test_the_first_picked_of_two_is_often_the_higher_id(monkeypatch: pytest.Monk
 def test_who_sends_a_gradient_in_later_rounds(mode: str, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     selector, sent = divfl(4, 2, mode=mode), []
     for t in (1, 2, 3):
-        door = toy_door([1] * 4, selector.needs, round=t)
+        clients = toy_clients([1] * 4, selector.needs, round=t)
         asked: list[int] = []
-        gradients = door.gradients
-        monkeypatch.setattr(door, "gradients", lambda ids, a=asked, g=gradients: (a.extend(ids), g(ids))[1])
-        selector.select(t, door, rng())
+        gradients = clients.gradients
+        monkeypatch.setattr(clients, "gradients", lambda ids, a=asked, g=gradients: (a.extend(ids), g(ids))[1])
+        selector.select(t, clients, rng())
         sent.append(len(asked))
     assert sent == expected
 
@@ -73,7 +73,7 @@ def test_stochastic_greedy_draws_its_share_of_all_clients(monkeypatch: pytest.Mo
     )
     for share, k in ((0.5, 3), (0.1, 3)):
         selector = divfl(10, k, greedy="stochastic", share=share)
-        selector.select(1, toy_door([1] * 10, selector.needs, cohort_size=k), rng())
+        selector.select(1, toy_clients([1] * 10, selector.needs, cohort_size=k), rng())
     assert seen == [5, 3]  # never fewer than K
 
 
@@ -88,7 +88,7 @@ def test_age_counts_by_the_mean_of_a_pairs(monkeypatch: pytest.MonkeyPatch) -> N
     for weight in (0.0, 0.5):
         selector = pncs(3, 2, age_weight=weight, queue_length=0)
         selector.last_round[:] = [4, 1, 0]
-        selector.select(5, toy_door([2] * 3, selector.needs, round=5), rng())
+        selector.select(5, toy_clients([2] * 3, selector.needs, round=5), rng())
     ages = np.array([1, 4, 5])
     assert tables[0] - tables[1] == pytest.approx(0.5 * (ages[:, None] + ages[None, :]) / 2)
 
@@ -96,7 +96,7 @@ def test_age_counts_by_the_mean_of_a_pairs(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("grad", "samples"), [("full", 2 * 6), ("batch", 2 * 4)])
 def test_a_batch_gradient_is_of_one_batch(grad: str, samples: int) -> None:
     ledger, selector = Ledger(), pncs(2, 1, grad=grad)
-    selector.select(1, toy_door([6, 6], selector.needs, ledger=ledger, cohort_size=1), rng())
+    selector.select(1, toy_clients([6, 6], selector.needs, ledger=ledger, cohort_size=1), rng())
     assert ledger.train_samples == samples
 
 

@@ -14,7 +14,7 @@ from fedsim.selectors.full import Full
 from fedsim.selectors.power_of_choice import PowerOfChoice
 from fedsim.selectors.random import MultinomialRandom, Random
 from fedsim.selectors.round_robin import RoundRobin
-from tests.toys import ToyEngine, toy_cohort, toy_door, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_population
 
 
 class FixedLosses(ToyEngine):
@@ -33,7 +33,7 @@ def rng(t: int, seed: int = 0) -> np.random.Generator:
 
 
 def door_on(losses: list[float], selector: PowerOfChoice) -> Clients:
-    return toy_door([1] * len(losses), selector.needs, engine=FixedLosses(losses))
+    return toy_clients([1] * len(losses), selector.needs, engine=FixedLosses(losses))
 
 
 def pow_d(n: int, k: int, d: int | None, estimate: str = "full", **more: object) -> PowerOfChoice:
@@ -42,7 +42,7 @@ def pow_d(n: int, k: int, d: int | None, estimate: str = "full", **more: object)
 
 def test_random_includes_every_client_with_probability_k_over_n() -> None:
     selector = Random(toy_population([1] * 10, 3), mode="uniform")
-    door = toy_door([1] * 10, frozenset())
+    door = toy_clients([1] * 10, frozenset())
     counts = Counter(i for t in range(2000) for i in selector.select(t, door, rng(t)).ids)
     assert all(abs(counts[i] / 2000 - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 2000) for i in range(10))
 
@@ -51,7 +51,7 @@ def test_random_includes_every_client_with_probability_k_over_n() -> None:
 def test_random_covers_a_hundred_clients_as_predicted(k: int, mean: int, low: int, high: int) -> None:
     """selectors.md 2.1: 103 rounds on average at K=5 (10-90%: 75-136), 50 at K=10 (37-65)."""
     selector = Random(toy_population([1] * 100, k), mode="uniform")
-    door = toy_door([1] * 100, frozenset())
+    door = toy_clients([1] * 100, frozenset())
     rounds = []
     for seed in range(150):
         seen: set[int] = set()
@@ -68,7 +68,7 @@ def test_random_covers_a_hundred_clients_as_predicted(k: int, mean: int, low: in
 def test_random_by_size_never_takes_a_client_without_data_and_prefers_large_ones() -> None:
     sizes = [0, 1, 1, 8]
     selector = Random(toy_population(sizes, 1), mode="size")
-    door = toy_door(sizes, frozenset())
+    door = toy_clients(sizes, frozenset())
     counts = Counter(int(selector.select(t, door, rng(t)).ids[0]) for t in range(2000))
     assert counts[0] == 0
     assert abs(counts[3] / 2000 - 0.8) < 4 * np.sqrt(0.8 * 0.2 / 2000)
@@ -77,7 +77,7 @@ def test_random_by_size_never_takes_a_client_without_data_and_prefers_large_ones
 def test_md_is_unbiased_and_weighs_by_multiplicity() -> None:
     sizes = [1, 2, 3, 4]
     selector = MultinomialRandom(toy_population(sizes, 3))
-    door = toy_door(sizes, frozenset())
+    door = toy_clients(sizes, frozenset())
     total = np.zeros(4)
     for t in range(4000):
         selection = selector.select(t, door, rng(t))
@@ -89,11 +89,14 @@ def test_md_is_unbiased_and_weighs_by_multiplicity() -> None:
 
 
 def test_full_takes_everyone_with_data() -> None:
-    assert Full(toy_population([1, 0, 2], 1)).select(1, toy_door([1, 0, 2], frozenset()), rng(1)).ids.tolist() == [0, 2]
+    assert Full(toy_population([1, 0, 2], 1)).select(1, toy_clients([1, 0, 2], frozenset()), rng(1)).ids.tolist() == [
+        0,
+        2,
+    ]
 
 
 def test_round_robin_covers_everyone_in_ceil_n_over_k_rounds_and_differs_by_seed() -> None:
-    door = toy_door([1] * 10, frozenset())
+    door = toy_clients([1] * 10, frozenset())
     orders = []
     for seed in (0, 1):
         selector = RoundRobin(toy_population([1] * 10, 3))
@@ -108,8 +111,8 @@ def test_round_robin_keeps_the_turn_of_an_unavailable_client() -> None:
     selector = RoundRobin(toy_population([1] * 4, 2))
     first = int(rng(1).permutation(4)[0])
     others = [i for i in range(4) if i != first]
-    assert first not in selector.select(1, toy_door([1] * 4, frozenset(), available=others), rng(1)).ids
-    assert first in selector.select(2, toy_door([1] * 4, frozenset()), rng(2)).ids
+    assert first not in selector.select(1, toy_clients([1] * 4, frozenset(), available=others), rng(1)).ids
+    assert first in selector.select(2, toy_clients([1] * 4, frozenset()), rng(2)).ids
 
 
 def test_pow_d_takes_the_highest_losses_among_all_candidates() -> None:
@@ -138,7 +141,7 @@ def test_pow_d_with_d_equal_k_is_its_candidates_and_asks_nothing() -> None:
     selector = pow_d(10, 3, 3)
     assert selector.caveat is not None
     assert "random selection" in selector.caveat
-    silent = toy_door([1] * 10, frozenset())  # a question would raise
+    silent = toy_clients([1] * 10, frozenset())  # a question would raise
     assert len(selector.select(1, silent, rng(1)).ids) == 3
 
 
@@ -150,12 +153,12 @@ def test_pow_d_takes_a_nan_loss_last() -> None:
 def test_only_clients_with_data_are_candidates() -> None:
     population = toy_population([5, 0, 0], 1)
     selector = PowerOfChoice(population, num_candidates=3, estimate="full", schedule="constant")
-    assert selector.select(1, toy_door([5, 0, 0], selector.needs), rng(1)).ids.tolist() == [0]
+    assert selector.select(1, toy_clients([5, 0, 0], selector.needs), rng(1)).ids.tolist() == [0]
 
 
 def test_rpow_d_asks_nothing_takes_the_unseen_first_and_then_the_highest_last_loss() -> None:
     selector = pow_d(3, 1, 3, "last")
-    door = toy_door([1] * 3, selector.needs, cohort_size=1)
+    door = toy_clients([1] * 3, selector.needs, cohort_size=1)
     server = Server(ToyEngine([1]), None, selector.needs, None, {})  # type: ignore[arg-type]
     picked = []
     for t in range(1, 4):
@@ -171,7 +174,7 @@ def test_adapow_d_asks_everyone_in_the_first_half_and_nobody_after() -> None:
     selector = PowerOfChoice(population, num_candidates=None, estimate="full", schedule="adaptive")
     losses = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert selector.select(5, door_on(losses, selector), rng(5)).ids.tolist() == [4, 5]
-    assert len(selector.select(6, toy_door([1] * 6, frozenset()), rng(6)).ids) == 2
+    assert len(selector.select(6, toy_clients([1] * 6, frozenset()), rng(6)).ids) == 2
 
 
 @pytest.mark.parametrize("d", [1, 11])

@@ -14,7 +14,7 @@ from fedsim.selectors.s_fedavg import SFedAvg
 from fedsim.selectors.shapley import Valuation, averaged, exact_values, sampled_values
 from fedsim.selectors.shapley_bandit import ShapleyBandit
 from fedsim.types import Evaluation, Params
-from tests.toys import toy_cohort, toy_door, toy_population
+from tests.toys import toy_clients, toy_cohort, toy_population
 
 
 def enumerated(worth: Callable[[frozenset[int]], float], num: int) -> np.ndarray:
@@ -98,7 +98,8 @@ def test_relevance_is_a_running_mean_and_the_draw_a_softmax_of_it() -> None:
     selector.observe(1, toy_cohort([1, 2], [1, 1], [[2, 0], [0, 0]]), OneNumber())  # type: ignore[arg-type]
     assert selector.relevance == pytest.approx([0.25, 0.1875 + 0.25 * 1.5, 0.1875 + 0.25 * -0.5, 0.25])
     selector.relevance[:] = [0, 0, 50, 0]
-    picks = {selector.select(2, toy_door([1] * 4, selector.needs), np.random.default_rng(s)).ids[0] for s in range(20)}
+    clients = toy_clients([1] * 4, selector.needs)
+    picks = {selector.select(2, clients, np.random.default_rng(s)).ids[0] for s in range(20)}
     assert picks == {2}
 
 
@@ -106,7 +107,7 @@ def test_everybody_is_valued_once_and_then_the_highest_means_win() -> None:
     selector = ShapleyBandit(toy_population([1] * 6, 2), valuation=valuation(), confidence=0.0)
     worth, rounds = np.array([0.0, 5, 1, 4, 2, 3]), []
     for t in range(1, 6):
-        door = toy_door([1] * 6, selector.needs, round=t)
+        door = toy_clients([1] * 6, selector.needs, round=t)
         ids = selector.select(t, door, np.random.default_rng(t)).ids
         rounds.append(ids.tolist())
         delta = [[float(worth[i]), 0.0] for i in ids]
@@ -119,7 +120,7 @@ def test_everybody_is_valued_once_and_then_the_highest_means_win() -> None:
 def test_confidence_brings_back_those_valued_seldom() -> None:
     selector = ShapleyBandit(toy_population([1] * 3, 1), valuation=valuation(), confidence=1.0)
     selector.total, selector.times = np.array([9.0, 0, 0]), np.array([90, 1, 30])
-    assert selector.select(100, toy_door([1] * 3, selector.needs), np.random.default_rng(0)).ids.tolist() == [1]
+    assert selector.select(100, toy_clients([1] * 3, selector.needs), np.random.default_rng(0)).ids.tolist() == [1]
 
 
 def test_values_that_are_not_finite_are_dropped() -> None:
@@ -145,7 +146,7 @@ def test_the_confidence_bound_is_the_root_of_ln_t_over_times(monkeypatch: pytest
     selector = ShapleyBandit(toy_population([1] * 3, 1), valuation=valuation(), confidence=0.3)
     selector.total, selector.times = np.array([2.0, -1.0, 0.0]), np.array([4, 1, 0])
     for t in (1, 7):
-        selector.select(t, toy_door([1] * 3, selector.needs, round=t), np.random.default_rng(0))
+        selector.select(t, toy_clients([1] * 3, selector.needs, round=t), np.random.default_rng(0))
         assert seen[-1] == pytest.approx([0.5 + 0.3 * np.sqrt(np.log(t) / 4), -1 + 0.3 * np.sqrt(np.log(t)), np.inf])
 
 

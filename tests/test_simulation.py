@@ -8,17 +8,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedsim.aggregators import FedAvg
-from fedsim.availability import Always, Availability
+from fedsim.availability import Availability
 from fedsim.checks import SelectionError, drop_nonfinite
 from fedsim.communication.clients import Clients
-from fedsim.communication.server import LabelledSamples, ServerData, Server
+from fedsim.communication.server import Server
 from fedsim.communication.signals import Signal
 from fedsim.errors import DivergedError, FedsimError
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Components, Simulation
+from fedsim.simulation import Simulation
 from fedsim.types import Cohort, Selection
-from tests.toys import ToyEngine, toy_cohort, toy_params, toy_population
+from tests.toys import ToyEngine, toy_cohort, toy_components, toy_params, toy_population
 
 
 class Scripted(Selector):
@@ -60,12 +59,10 @@ def simulate(
     sizes = [1, 2, 3, 4]
     engine = ToyEngine(sizes)
     engine.broken = broken or set()
-    test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     population = toy_population(sizes, cohort_size, num_rounds)
     selector = Scripted(population, selections)
     selector.needs = needs
-    aggregator = FedAvg(frozenset(), weighting="uniform")
-    parts = Components(engine, population, selector, aggregator, availability or Always(), ServerData(test), eval_every)
+    parts = toy_components(engine, population, selector, availability=availability, eval_every=eval_every)
     return Simulation(parts, toy_params())
 
 
@@ -100,7 +97,7 @@ def test_training_losses_reach_only_a_selector_that_declares_them() -> None:
     for needs in (frozenset[Signal](), frozenset({Signal.TRAINING_LOSS})):
         run = simulate([[1, 3]], num_rounds=1, needs=needs)
         list(run)
-        assert (run.parts.selector.observed[0].loss is None) == (not needs)  # type: ignore[attr-defined]
+        assert (run.components.selector.observed[0].loss is None) == (not needs)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +152,7 @@ def test_wall_seconds_are_the_sum_of_the_phases() -> None:
 
 def test_a_selector_cannot_validate_without_declaring_it() -> None:
     run = simulate([[0, 1]])
-    server = Server(run.parts.engine, run.parts.holdings, frozenset(), None, run.params)  # type: ignore[arg-type]
+    server = Server(run.components.engine, run.components.server_data, frozenset(), None, run.params)  # type: ignore[arg-type]
     with pytest.raises(FedsimError, match=r"Signal\.VALIDATION"):
         server.validate(run.params)
 
@@ -163,7 +160,7 @@ def test_a_selector_cannot_validate_without_declaring_it() -> None:
 def test_clients_can_begin_round_one_from_models_of_their_own_and_no_later_round() -> None:
     """Client i begins at (4 i, 0) and moves halfway to (i, -i); the server averages what comes out."""
     one = simulate([[1, 2]])
-    one.parts = replace(one.parts, first_model=lambda i: {"w": torch.tensor([4.0 * i, 0.0])})
+    one.components = replace(one.components, first_model=lambda i: {"w": torch.tensor([4.0 * i, 0.0])})
     one.step()
     own = torch.tensor([[(4 + 1) / 2, -1 / 2], [(8 + 2) / 2, -2 / 2]])
     assert one.params["w"].tolist() == own.mean(0).tolist()

@@ -4,12 +4,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.communication.compression import Coordinates, CountSketch, Gaussian, Identity, Int8, Compressor, TopK
+from fedsim.communication.compression import Compressor, Coordinates, CountSketch, Gaussian, Identity, Int8, TopK
 from fedsim.communication.ledger import Ledger
 from fedsim.communication.signals import Signal
 from fedsim.errors import ConfigError, FedsimError
 from fedsim.selectors.tools.power_norm import similarities
-from tests.toys import toy_door
+from tests.toys import toy_clients
 
 X = torch.tensor([3.0, -1.0, 0.5, -4.0, 0.0])
 ALL = [Identity(), TopK(size=3), Coordinates(size=3), Gaussian(size=3), CountSketch(size=3), Int8()]
@@ -62,10 +62,10 @@ def test_topk_keeps_a_fourth_power_similarity_that_a_projection_destroys() -> No
 
 def test_the_door_charges_the_sketch_in_place_of_the_vector() -> None:
     ledger = Ledger()
-    door = toy_door([2, 2], frozenset({Signal.GRADIENTS, Signal.TRAINING}), ledger=ledger)
-    assert [len(g) for g in door.gradients(door.available, sketch=Coordinates(size=1))] == [1, 1]
+    clients = toy_clients([2, 2], frozenset({Signal.GRADIENTS, Signal.TRAINING}), ledger=ledger)
+    assert [len(g) for g in clients.gradients(clients.available, compressor=Coordinates(size=1))] == [1, 1]
     assert ledger.bytes_up == 2 * 4
-    (sketches,) = door.updates(door.available, sketch=TopK(size=1)).values()
+    (sketches,) = clients.updates(clients.available, compressor=TopK(size=1)).values()
     assert sketches.shape == (2, 2)
     assert ledger.bytes_up == 2 * 4 + 2 * 8
 

@@ -10,7 +10,7 @@ EQUAL = [2] * 10
 def bytes_by_round(choice: str) -> tuple[int, list[int]]:
     """The selector's start-up, and the bytes both ways of each of twelve rounds."""
     run = simulation(choice, EQUAL, 3)
-    return run.parts.selector.start_up_rounds, [r.bytes_down + r.bytes_up for r in run]
+    return run.components.selector.start_up_rounds, [r.bytes_down + r.bytes_up for r in run]
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -1,19 +1,28 @@
 """Things small enough to compute by hand: an engine whose clients pull one parameter towards their own number."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsim.aggregators import FedAvg
+from fedsim.availability import Always, Availability
 from fedsim.communication.clients import Clients, RoundContext
 from fedsim.communication.ledger import Clock, Ledger
+from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.communication.signals import Signal
-from fedsim.engine.engine import ClientData, Engine, LocalWork, Request, Trained
+from fedsim.engine.backend import Backend, Workload
+from fedsim.engine.data import ClientData
+from fedsim.engine.engine import Engine
+from fedsim.engine.results import ClientUpdates
+from fedsim.engine.schedule import LocalWork
 from fedsim.optimizers import LocalOptimizer, Schedule
 from fedsim.rng import Streams
+from fedsim.selectors.base import Selector
+from fedsim.simulation import Components
 from fedsim.types import Cohort, Evaluation, Ids, Params, Population
 
 
@@ -50,16 +59,18 @@ class ToyEngine(Engine):
         num = int(ends[-1])
         data = ClientData(torch.zeros(num, 1), torch.arange(num) % 3, positions, positions, 3)
         work = LocalWork(epochs=2, steps=None, batch_size=batch_size)
-        super().__init__(ToyModel(), data, work, Idle(lr=1.0, schedule=ConstantOne()), Streams(seed))
+        workload = Workload(ToyModel(), data, Idle(lr=1.0, schedule=ConstantOne()))
+        super().__init__(cast(Backend, None), workload, work, Streams(seed))
+        self.streams = Streams(seed)
         self.broken: set[int] = set()
         self.owner = np.repeat(np.arange(len(sizes)), sizes)
 
-    def train_all(self, requests: Sequence[Request]) -> list[Trained]:
-        return [self._pull(r.params, r.ids) for r in requests]
-
-    def _pull(self, params: Params, ids: Ids) -> Trained:
+    def train(
+        self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None
+    ) -> ClientUpdates:
         targets = torch.as_tensor(np.stack([ids, -ids], 1), dtype=torch.float32)
-        delta = (targets - params["w"]) / 2
+        models = torch.stack([model["w"] for model in (start or [params] * len(ids))])
+        delta = (targets - models) / 2 + (models - params["w"])
         loss = ids.astype(np.float64)
         for row, client in enumerate(ids):
             if int(client) in self.broken:
@@ -67,13 +78,13 @@ class ToyEngine(Engine):
                 loss[row] = np.nan
         sizes = np.array([len(self.data.train[i]) for i in ids])
         steps = np.array([self.work.num_steps(int(s)) for s in sizes])
-        return Trained({"w": delta}, loss, loss + 1, steps, 2 * sizes, {"w": delta * 10})
+        return ClientUpdates({"w": delta}, loss, loss + 1, steps, 2 * sizes, {"w": delta * 10})
 
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         return np.array([np.nan if self._silent(p) else p.mean() for p in positions])
 
     def client_gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None
+        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None = None
     ) -> Iterator[Tensor]:
         for p in positions:
             mean = np.nan if self._silent(p) and len(p) else float(p.mean()) if len(p) else 0.0
@@ -98,7 +109,34 @@ def toy_population(sizes: Sequence[int], cohort_size: int, num_rounds: int = 10)
     return Population(np.asarray(sizes, np.int64), cohort_size, num_rounds)
 
 
-def toy_door(
+def toy_components(
+    engine: ToyEngine,
+    population: Population,
+    selector: Selector,
+    *,
+    availability: Availability | None = None,
+    validation: bool = False,
+    num_public: int = 0,
+    learning_rate: Callable[[int], float] = lambda t: 1.0,
+    eval_every: int = 1,
+) -> Components:
+    """A simulation's parts around a toy engine: uniform averages, and one test sample."""
+    test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    public = torch.zeros(num_public, 1) if num_public else None
+    return Components(
+        engine=engine,
+        population=population,
+        selector=selector,
+        aggregator=FedAvg(frozenset(), weighting="uniform"),
+        availability=availability or Always(),
+        server_data=ServerData(test, test if validation else None, public),
+        streams=engine.streams,
+        learning_rate=learning_rate,
+        eval_every=eval_every,
+    )
+
+
+def toy_clients(
     sizes: Sequence[int],
     needs: frozenset[Signal],
     *,
@@ -111,11 +149,11 @@ def toy_door(
     params: Params | None = None,
 ) -> Clients:
     ids = np.flatnonzero(np.asarray(sizes) > 0) if available is None else np.asarray(available, np.int64)
-    terms = RoundContext(round, 1.0, ids, needs)
+    context = RoundContext(round, 1.0, ids, needs, Streams(0))
     return Clients(
         engine or ToyEngine(sizes),
         toy_population(sizes, cohort_size),
-        terms,
+        context,
         toy_params() if params is None else params,
         Ledger() if ledger is None else ledger,
         clock or Clock(torch.device("cpu")),

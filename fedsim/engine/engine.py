@@ -23,6 +23,7 @@ class Engine:
 
     def __init__(self, backend: Backend, workload: Workload, work: LocalWork, streams: Streams) -> None:
         self.backend = backend
+        self.workload = workload
         self.data = workload.data
         self.work = work
         self._streams = streams

@@ -45,9 +45,14 @@ def client_updates(result: TrainingResult, schedule: Schedule) -> ClientUpdates:
     losses = np.where(schedule.mask, result.losses, 0.0).astype(np.float64)
     counts, steps, samples = schedule.counts, schedule.steps, schedule.samples
     with np.errstate(invalid="ignore"):
-        loss = (losses.sum(2) / np.maximum(counts, 1)).sum(1) / steps
-        rms_loss = np.sqrt((losses**2).sum(2).sum(1) / samples)
+        loss = _sum(_sum(losses) / np.maximum(counts, 1)) / steps
+        rms_loss = np.sqrt(_sum(_sum(losses**2)) / samples)
     return ClientUpdates(result.delta, loss, rms_loss, steps, samples, result.momentum)
+
+
+def _sum(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Over the last axis, one term after another: zeros at its end, which stand for padding, change no bit."""
+    return values.cumsum(-1)[..., -1] if values.shape[-1] else np.zeros(values.shape[:-1])
 
 
 def concatenate_updates(parts: Sequence[ClientUpdates]) -> ClientUpdates:

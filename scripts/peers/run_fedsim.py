@@ -66,7 +66,7 @@ def main() -> None:
     for record in simulation:
         if watch.end_round(record.test_accuracy):
             break
-    watch.report(["fedsim-selection", "torch"], engine=simulation.parts.engine.description)
+    watch.report(["fedsim-selection", "torch"], engine=simulation.components.engine.description)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from scripts.peers.workloads import TEST_SAMPLES, WORKLOADS, Arrays, Workload, w
 
 
 def arrays_of(workload: Workload) -> Arrays:
-    parts = experiment_of(overrides_of(workload)).simulation.parts
-    data, test = parts.engine.data, parts.holdings.test
+    components = experiment_of(overrides_of(workload)).simulation.components
+    data, test = components.engine.data, components.server_data.test
     positions = np.stack(data.train)
     assert positions.shape == (workload.num_clients, workload.samples)
     assert len(test.y) == TEST_SAMPLES

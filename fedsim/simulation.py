@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
 from fedsim.checks import SelectionError, drop_nonfinite, require_finite, selection_fault
-from fedsim.communication.clients import Clients, RoundContext
+from fedsim.communication.clients import Clients
+from fedsim.communication.context import RoundContext
 from fedsim.communication.ledger import Clock, Ledger
 from fedsim.communication.server import Server, ServerData
 from fedsim.communication.signals import Signal

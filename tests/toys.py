@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always, Availability
-from fedsim.communication.clients import Clients, RoundContext
+from fedsim.communication.clients import Clients
+from fedsim.communication.context import RoundContext
 from fedsim.communication.ledger import Clock, Ledger
 from fedsim.communication.server import LabelledSamples, ServerData
 from fedsim.communication.signals import Signal

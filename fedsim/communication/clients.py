@@ -8,7 +8,6 @@ which the selector does not declare raises. Neither data set, engine nor config 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,27 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.communication.compression import Compressor, Identity
+from fedsim.communication.context import RoundContext
 from fedsim.communication.ledger import Clock, Ledger
-from fedsim.communication.local_results import LocalResults, row_norms
-from fedsim.communication.signals import Signal, require
+from fedsim.communication.local_results import LocalResults, local_training, row_norms
+from fedsim.communication.signals import Signal
 from fedsim.communication.transfers import Transfers
 from fedsim.engine.engine import Engine
-from fedsim.engine.results import ClientUpdates
 from fedsim.errors import FedsimError
-from fedsim.rng import Purpose, Streams
 from fedsim.types import Cohort, Ids, Params, Population
-
-
-@dataclass(frozen=True)
-class RoundContext:
-    """What holds for one round: its number (1-based), the local learning rate, the clients that can be reached, the
-    signals that the selector declares, and the run's random streams."""
-
-    round: int
-    lr: float
-    available: Ids
-    needs: frozenset[Signal]
-    streams: Streams
 
 
 class Clients:
@@ -65,8 +51,8 @@ class Clients:
         self._public = public
         self._losses: dict[int, float] = {}
         self._batch_losses: dict[int, float] = {}
-        self._results = LocalResults(_local_training(engine, context, params, first_model))
-        self._transfers = Transfers(ledger, params, context.streams.key(Purpose.SKETCH, context.round))
+        self._results = LocalResults(local_training(engine, context, params, first_model))
+        self._transfers = Transfers(ledger, params, context.compression_seed)
 
     @property
     def available(self) -> Ids:
@@ -102,7 +88,7 @@ class Clients:
 
     def label_counts(self, ids: Ids) -> NDArray[np.int64]:
         """Training samples of each class per client [len(ids), C]: C numbers up each, without any model."""
-        require(Signal.LABEL_COUNTS, self._context.needs)
+        self._context.require(Signal.LABEL_COUNTS)
         data = self._engine.data
         counts = np.zeros((len(ids), data.num_classes), np.int64)
         for row, i in enumerate(ids):
@@ -125,7 +111,7 @@ class Clients:
         begin so. Charges D numbers up, or the size of what the `compressor` makes of them and is sent instead, and one
         training pass; the model is in eval mode (no dropout).
         """
-        require(Signal.GRADIENTS, self._context.needs)
+        self._context.require(Signal.GRADIENTS)
         self._transfers.download(ids)
         own = self._engine.data.train
         positions = [self._batch(own, i) if batch else own[i] for i in ids]
@@ -138,7 +124,7 @@ class Clients:
 
     def gradient_norms(self, ids: Ids) -> NDArray[np.float64]:
         """Euclidean norm of each client's full gradient [len(ids)]: one number up and one training pass each."""
-        require(Signal.GRADIENTS, self._context.needs)
+        self._context.require(Signal.GRADIENTS)
         self._transfers.download(ids)
         positions = [self._engine.data.train[i] for i in ids]
         gradients = self._engine.client_gradients(self._params, positions, None)
@@ -152,7 +138,7 @@ class Clients:
 
         One pass over its data in mini-batches of the local batch size, fresh every round; one number up each.
         """
-        require(Signal.GRADIENTS, self._context.needs)
+        self._context.require(Signal.GRADIENTS)
         self._transfers.download(ids)
         batches = [self._batches(i) for i in ids]
         reports = (self._engine.client_gradients(self._params, b, None) for b in batches)
@@ -163,7 +149,7 @@ class Clients:
 
     def train(self, ids: Ids) -> None:
         """Train `ids` locally (those that have not trained on this model yet); their models stay with them."""
-        require(Signal.TRAINING, self._context.needs)
+        self._context.require(Signal.TRAINING)
         self._train(ids)
 
     def update_norms(self, ids: Ids) -> NDArray[np.float64]:
@@ -194,7 +180,7 @@ class Clients:
 
         Trains whoever has not; charges D numbers up and one more training pass each.
         """
-        require(Signal.GRADIENTS, self._context.needs)
+        self._context.require(Signal.GRADIENTS)
         self.train(ids)
         for i in ids:
             positions = self._engine.data.train[i]
@@ -209,7 +195,7 @@ class Clients:
         Trains whoever has not; charges M C numbers up and M forward samples each. The public samples themselves are
         taken as known to all.
         """
-        require(Signal.PUBLIC, self._context.needs)
+        self._context.require(Signal.PUBLIC)
         self.train(ids)
         if self._public is None:
             raise FedsimError("this selector needs public samples: set server.public_samples")
@@ -303,7 +289,7 @@ class Clients:
         self, ids: Ids, known: dict[int, float], samples: Callable[[int], NDArray[np.int64]]
     ) -> NDArray[np.float64]:
         """Losses [len(ids)] on the `samples` of each client; only those not `known` are asked for, and charged."""
-        require(Signal.LOSSES, self._context.needs)
+        self._context.require(Signal.LOSSES)
         new = [int(i) for i in ids if int(i) not in known]
         if new:
             self._transfers.download(new)
@@ -318,29 +304,13 @@ class Clients:
 
     def _batch(self, samples: Sequence[NDArray[np.int64]], client: int) -> NDArray[np.int64]:
         """One mini-batch of a client's `samples`, fresh every round."""
-        return self._shuffled(samples[client], client)[: self._engine.work.batch_size]
+        return self._context.shuffled(samples[client], client)[: self._engine.work.batch_size]
 
     def _batches(self, client: int) -> list[NDArray[np.int64]]:
-        shuffled, size = self._shuffled(self._engine.data.train[client], client), self._engine.work.batch_size
+        shuffled, size = self._context.shuffled(self._engine.data.train[client], client), self._engine.work.batch_size
         return [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
-
-    def _shuffled(self, positions: NDArray[np.int64], client: int) -> NDArray[np.int64]:
-        rng = self._context.streams.generator(Purpose.LOSS_BATCH, self._context.round, int(client))
-        return rng.permutation(positions)
 
 
 def _spread(vectors: Tensor) -> Tensor:
     """Root mean square distance of the rows from their mean."""
     return (vectors - vectors.mean(0)).square().sum(1).mean().sqrt()
-
-
-def _local_training(
-    engine: Engine, context: RoundContext, params: Params, first_model: Callable[[int], Params] | None
-) -> Callable[[Ids], ClientUpdates]:
-    """Trains clients in this round, from `params` or each from a model of its own."""
-
-    def train(ids: Ids) -> ClientUpdates:
-        start = None if first_model is None else [first_model(int(i)) for i in ids]
-        return engine.train(params, ids, context.round, context.lr, start)
-
-    return train

@@ -7,8 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.communication.context import RoundContext
+from fedsim.engine.engine import Engine
 from fedsim.engine.results import ClientUpdates, concatenate_updates
-from fedsim.types import Ids
+from fedsim.types import Ids, Params
 
 BLOCK_ENTRIES = 2**20
 """Entries of a block of rows, small enough for the processor's cache."""
@@ -51,6 +53,18 @@ class LocalResults:
         offsets = np.cumsum([0, *(len(part.steps) for part in self._parts)])
         self._places = {i: (0, int(offsets[part]) + row) for i, (part, row) in self._places.items()}
         self._parts = [concatenate_updates(self._parts)]
+
+
+def local_training(
+    engine: Engine, context: RoundContext, params: Params, first_model: Callable[[int], Params] | None
+) -> Callable[[Ids], ClientUpdates]:
+    """Trains clients in this round, from `params` or each from a model of its own."""
+
+    def train(ids: Ids) -> ClientUpdates:
+        start = None if first_model is None else [first_model(int(i)) for i in ids]
+        return engine.train(params, ids, context.round, context.lr, start)
+
+    return train
 
 
 def row_norms(matrices: Mapping[str, Tensor]) -> NDArray[np.float64]:

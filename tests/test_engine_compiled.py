@@ -57,7 +57,7 @@ def test_what_cannot_be_compiled_runs_all_the_same_and_is_told_once(
         return call
 
     monkeypatch.setattr(compiled.torch, "compile", broken)
-    compiled.tell.cache_clear()
+    compiled.warn_not_compiled.cache_clear()
     fast = engine(tanh(), 1, True)
     _, plain = engines(tanh(), fast.data, fast.work, OPTIMIZERS["sgd"])
     assert_equal(fast, plain, np.arange(5))

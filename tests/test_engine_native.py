@@ -257,7 +257,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """As on a machine that has compiled nothing yet."""
     monkeypatch.setattr(native_library, "_folder", lambda: tmp_path / "compiled")
     library.cache_clear()
-    compiled.tell.cache_clear()
+    compiled.warn_not_compiled.cache_clear()
     yield tmp_path / "compiled"
     library.cache_clear()
 

@@ -12,8 +12,7 @@ import torch
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
 from fedsim.data.digits import Digits
-from fedsim.running import experiment
-from fedsim.running import prepared_data as samples
+from fedsim.running import experiment, prepared_data
 from fedsim.running.experiment import Experiment, Outcome, build, execute
 from fedsim.simulation import Record, Simulation
 from fedsim.tracking.files import read_summary
@@ -105,21 +104,21 @@ def test_running_statistics_are_no_parameters_for_the_aggregator() -> None:
     model = Normed((1, 8, 8), 10)
     streams = experiment.Streams(0)
     made = build(given)
-    simulation = experiment._simulation(given, samples.samples_of(given), made.division, model, streams)
+    simulation = experiment._simulation(given, prepared_data.prepare(given), made.division, model, streams)
     assert simulation.components.aggregator.buffers == {"1.running_mean", "1.running_var"}
 
 
 def test_samples_are_kept_for_runs_that_have_the_same_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[Any] = []
-    load = samples._load
-    monkeypatch.setattr(samples, "_load", lambda p, device: (loaded.append(p), load(p, device))[1])
-    samples._latest.clear()
+    load = prepared_data._load
+    monkeypatch.setattr(prepared_data, "_load", lambda p, device: (loaded.append(p), load(p, device))[1])
+    prepared_data._latest.clear()
     first, model, mean, folder = [], ["model=logistic"], ["dataset.mean=[0.5]"], ["data_dir=elsewhere"]
     for words in (first, ["seed=1", "selector=md"], model, [*model, *mean], [*model, *mean, *folder]):
-        samples.samples_of(plan(*words))
+        prepared_data.prepare(plan(*words))
     assert len(loaded) == 4
     assert [p.config["dataset"]["mean"] for p in loaded] == [[0.3053], [0.3053], [0.5], [0.5]]
-    samples._latest.clear()
+    prepared_data._latest.clear()
 
 
 # --- records -------------------------------------------------------------------------------------------------------

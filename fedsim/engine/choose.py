@@ -4,7 +4,7 @@ from torch import nn
 
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.batched.backend import BatchedBackend
-from fedsim.engine.batched.compiled import Compile, tell, worth_compiling
+from fedsim.engine.batched.compiled import Compile, warn_not_compiled, worth_compiling
 from fedsim.engine.native.backend import NativeBackend, unfit
 from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.precision import Precision
@@ -30,7 +30,7 @@ def choose_backend(workload: Workload, *, precision: Precision, compile: Compile
             backend.reason = reason
             return backend
     except NotCompiledError as error:
-        tell(str(error))
+        warn_not_compiled(str(error))
         reason += f", not compiled: {error}"
     if convolutional and on_cpu:
         backend = ReferenceBackend(workload, precision=precision, workers="auto")

@@ -33,7 +33,7 @@ from fedsim.partitions.base import Labelled, Partition
 from fedsim.partitions.division import Division, divide
 from fedsim.rng import Streams
 from fedsim.running.interleaving import InterleavedRun
-from fedsim.running.prepared_data import ModelSamples, build_model, samples_of
+from fedsim.running.prepared_data import PreparedData, build_model, prepare
 from fedsim.selectors.base import Selector
 from fedsim.simulation import Components, Record, Simulation
 from fedsim.tracking import Trackers
@@ -101,27 +101,25 @@ def build(plan: Plan) -> Experiment:
     config, settings = plan.config, plan.settings
     init_seed = settings.init_seed if isinstance(settings.init_seed, int) else None
     streams = Streams(settings.seed, settings.partition_seed, init_seed)
-    samples = samples_of(plan)
-    model = build_model(config["model"], samples.input_shape, samples.num_classes, streams)
+    data = prepare(plan)
+    model = build_model(config["model"], data.input_shape, data.num_classes, streams)
     division = divide(
-        Labelled(samples.y.cpu().numpy(), samples.num_classes, samples.owners),
+        Labelled(data.y.cpu().numpy(), data.num_classes, data.owners),
         make(config["partition"], Partition, "partition"),
         settings.num_clients,
         streams,
         plan.server,
         plan.local.holdout_fraction,
     )
-    model = model.to(samples.x.device)
-    return Experiment(_simulation(plan, samples, division, model, streams), division, model)
+    model = model.to(data.x.device)
+    return Experiment(_simulation(plan, data, division, model, streams), division, model)
 
 
-def _simulation(
-    plan: Plan, samples: ModelSamples, division: Division, model: nn.Module, streams: Streams
-) -> Simulation:
+def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams) -> Simulation:
     config, settings, local = plan.config, plan.settings, plan.local
-    x, y = samples.x, samples.y
+    x, y = data.x, data.y
     evaluated = division.train if local.evaluate_on == "train" else division.holdout
-    clients = ClientData(x, y, division.train, evaluated, samples.num_classes)
+    clients = ClientData(x, y, division.train, evaluated, data.num_classes)
     optimizer = make(config["optimizer"], LocalOptimizer, "optimizer")
     work = LocalWork(local.epochs, local.steps, local.batch_size)
     workload = Workload(model, clients, optimizer, settings.num_rounds * work.median_steps(division.train))
@@ -137,24 +135,24 @@ def _simulation(
         ),
         availability=make(config["availability"], Availability, "availability"),
         server_data=ServerData(
-            test=samples.test,
+            test=data.test,
             validation=LabelledSamples(x[validation], y[validation]) if len(validation) else None,
             public=x[torch.as_tensor(division.public, device=x.device)] if len(division.public) else None,
         ),
         streams=streams,
         learning_rate=lambda t: optimizer.lr_at(t, settings.num_rounds),
         eval_every=settings.eval_every,
-        first_model=_first_models(plan, samples, streams) if settings.init_seed == "per_client" else None,
+        first_model=_first_models(plan, data, streams) if settings.init_seed == "per_client" else None,
     )
     return Simulation(components, params)
 
 
-def _first_models(plan: Plan, samples: ModelSamples, streams: Streams) -> Callable[[int], Params]:
+def _first_models(plan: Plan, data: PreparedData, streams: Streams) -> Callable[[int], Params]:
     """The model with which each client begins where every client has its own."""
 
     def of(client: int) -> Params:
-        model = build_model(plan.config["model"], samples.input_shape, samples.num_classes, streams, client)
-        return initial(model.to(samples.x.device))
+        model = build_model(plan.config["model"], data.input_shape, data.num_classes, streams, client)
+        return initial(model.to(data.x.device))
 
     return of
 

@@ -19,7 +19,7 @@ from fedsim.rng import Purpose, Streams
 
 
 @dataclass(frozen=True)
-class ModelSamples:
+class PreparedData:
     """Training samples `x` [n, ...] float32 and `y` [n], and the test set. Nobody writes to them.
 
     `input_shape` is that of the data set, which a model is built for, also where it trains on features.
@@ -33,11 +33,11 @@ class ModelSamples:
     owners: NDArray[np.int64] | None
 
 
-_latest: dict[str, ModelSamples] = {}
+_latest: dict[str, PreparedData] = {}
 """The samples of the latest run, by all that decides them."""
 
 
-def samples_of(plan: Plan) -> ModelSamples:
+def prepare(plan: Plan) -> PreparedData:
     """Load, decode and normalise, unless the run before had the same. Raises `DataError`."""
     device = resolve_device(plan.settings.device)
     decisive = [plan.config["dataset"], plan.config["model"], str(plan.data_dir), str(plan.cache_dir), device]
@@ -48,7 +48,7 @@ def samples_of(plan: Plan) -> ModelSamples:
     return _latest[key]
 
 
-def _load(plan: Plan, device: torch.device) -> ModelSamples:
+def _load(plan: Plan, device: torch.device) -> PreparedData:
     data = make(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
     shape = data.input_shape
     model = build_model(plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed))
@@ -56,7 +56,7 @@ def _load(plan: Plan, device: torch.device) -> ModelSamples:
         data = extract(data, model, plan.data_dir, plan.cache_dir, device)
     test = LabelledSamples(data.normalise(data.test.x).to(device), data.test.y.to(device))
     x, y = data.normalise(data.train.x).to(device), data.train.y.to(device)
-    return ModelSamples(x, y, test, data.num_classes, shape, data.owners)
+    return PreparedData(x, y, test, data.num_classes, shape, data.owners)
 
 
 def build_model(

@@ -1,4 +1,4 @@
-"""Compiling where it pays, and only there; going on without where it fails."""
+"""torch.compile for runs that are long enough to pay for it; where compiling fails, the plain function."""
 
 import functools
 import logging
@@ -22,10 +22,11 @@ def worth_compiling(choice: Compile, num_steps: int, enough: int = WORTH_STEPS) 
 
 
 class Compiled:
-    """A function that is compiled at its first call. Where that fails, the plain one from then on, which is told.
+    """A function that is compiled at its first call. Where that fails, it is called uncompiled from then on, and a
+    warning is printed.
 
-    The function must not change its arguments, because a call that fails is made again. Compiled code is kept on disk
-    by torch, so that later runs find it.
+    The function must not change its arguments, because a call that fails is repeated. torch keeps compiled code on
+    disk for later runs.
     """
 
     def __init__(self, plain: Callable[..., Any]) -> None:
@@ -40,15 +41,15 @@ class Compiled:
                 return self._fast(*args)
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # of the tracer, of the code generator, of a compiler that is not there
+            except Exception as error:  # tracer, code generator or a missing compiler
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 self.failure = lines[0][:200]
-                tell(self.failure)
+                warn_not_compiled(self.failure)
         return self._plain(*args)
 
 
 @functools.cache
-def tell(failure: str) -> None:
-    """Once a process, however many functions fail for that reason."""
+def warn_not_compiled(failure: str) -> None:
+    """Print the reason to stderr, once a process however many functions fail for it."""
     text = f"engine.compile: not compiled, which is slower and else the same: {failure}"
     Console(stderr=True).print(text, soft_wrap=True)

@@ -26,7 +26,7 @@ from torch import nn
 
 from fedsim.config.compose import Composed, compose_jobs, search_path
 from fedsim.config.plan import make_plan
-from fedsim.running.experiment import build
+from fedsim.running.assembly import build
 
 FILE = Path(__file__).parent / "goldens.json"
 SELECTORS = sorted(p.stem for p in (Path(__file__).parents[1] / "conf" / "selector").glob("*.yaml"))

@@ -12,8 +12,9 @@ import torch
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
 from fedsim.data.digits import Digits
-from fedsim.running import experiment, prepared_data
-from fedsim.running.experiment import Experiment, Outcome, build, execute
+from fedsim.running import assembly, experiment, prepared_data
+from fedsim.running.assembly import Experiment, build
+from fedsim.running.experiment import Outcome, execute
 from fedsim.simulation import Record, Simulation
 from fedsim.tracking.files import read_summary
 
@@ -102,9 +103,9 @@ def test_running_statistics_are_no_parameters_for_the_aggregator() -> None:
 
     given = plan()
     model = Normed((1, 8, 8), 10)
-    streams = experiment.Streams(0)
+    streams = assembly.Streams(0)
     made = build(given)
-    simulation = experiment._simulation(given, prepared_data.prepare(given), made.division, model, streams)
+    simulation = assembly._simulation(given, prepared_data.prepare(given), made.division, model, streams)
     assert simulation.components.aggregator.buffers == {"1.running_mean", "1.running_var"}
 
 

@@ -1,4 +1,4 @@
-"""fedsim by its public path: a composed config, `fedsim.running.experiment.build`, the rounds of the Simulation.
+"""fedsim by its public path: a composed config, `fedsim.running.assembly.build`, the rounds of the Simulation.
 
 The words of the case are overrides of the config, as on fedsim's command line. Records are not written to files.
 """
@@ -12,7 +12,7 @@ from scripts.peers.stopwatch import ENDLESS, Stopwatch, parse_case
 from scripts.peers.workloads import Workload
 
 if TYPE_CHECKING:
-    from fedsim.running.experiment import Experiment
+    from fedsim.running.assembly import Experiment
 
 CIFAR_FILES = "cifar10"
 """A folder of CIFAR-10 as parquet files; where the data folder has it, it is read in place of torchvision's files."""
@@ -51,7 +51,7 @@ def data_of(workload: Workload) -> list[str]:
 def experiment_of(overrides: list[str]) -> "Experiment":
     from fedsim.config.compose import compose_jobs, search_path
     from fedsim.config.plan import make_plan
-    from fedsim.running.experiment import build
+    from fedsim.running.assembly import build
 
     with search_path():
         (job,) = compose_jobs(overrides, multirun=False)

@@ -1,0 +1,96 @@
+"""The simulation of a run from its plan: data, division, model, and every part that the config names."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedsim.aggregators import Aggregator
+from fedsim.availability import Availability
+from fedsim.communication.server import LabelledSamples, ServerData
+from fedsim.config.build import make
+from fedsim.config.plan import Plan
+from fedsim.engine.backend import Backend, Workload
+from fedsim.engine.data import ClientData
+from fedsim.engine.engine import Engine
+from fedsim.engine.model.parameters import initial, trained_names
+from fedsim.engine.schedule import LocalWork
+from fedsim.optimizers.base import LocalOptimizer
+from fedsim.partitions.base import Labelled, Partition
+from fedsim.partitions.division import Division, divide
+from fedsim.rng import Streams
+from fedsim.running.prepared_data import PreparedData, build_model, prepare
+from fedsim.selectors.base import Selector
+from fedsim.simulation import Components, Simulation
+from fedsim.types import Params, Population
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A simulation ready to run, the division of its data, and the model as it was built."""
+
+    simulation: Simulation
+    division: Division
+    model: nn.Module
+
+
+def build(plan: Plan) -> Experiment:
+    """All parts of a run from its config. Raises `ConfigError` and `DataError`; writes nothing but caches."""
+    config, settings = plan.config, plan.settings
+    init_seed = settings.init_seed if isinstance(settings.init_seed, int) else None
+    streams = Streams(settings.seed, settings.partition_seed, init_seed)
+    data = prepare(plan)
+    model = build_model(config["model"], data.input_shape, data.num_classes, streams)
+    division = divide(
+        Labelled(data.y.cpu().numpy(), data.num_classes, data.owners),
+        make(config["partition"], Partition, "partition"),
+        settings.num_clients,
+        streams,
+        plan.server,
+        plan.local.holdout_fraction,
+    )
+    model = model.to(data.x.device)
+    return Experiment(_simulation(plan, data, division, model, streams), division, model)
+
+
+def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams) -> Simulation:
+    config, settings, local = plan.config, plan.settings, plan.local
+    x, y = data.x, data.y
+    evaluated = division.train if local.evaluate_on == "train" else division.holdout
+    clients = ClientData(x, y, division.train, evaluated, data.num_classes)
+    optimizer = make(config["optimizer"], LocalOptimizer, "optimizer")
+    work = LocalWork(local.epochs, local.steps, local.batch_size)
+    workload = Workload(model, clients, optimizer, settings.num_rounds * work.median_steps(division.train))
+    population = Population(division.sizes, settings.cohort_size, settings.num_rounds)
+    params = initial(model)
+    validation = torch.as_tensor(division.validation, device=x.device)
+    components = Components(
+        engine=Engine(make(config["engine"], Backend, "engine", workload), workload, work, streams),
+        population=population,
+        selector=make(config["selector"], Selector, "selector", population),
+        aggregator=make(
+            config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained_names(model))
+        ),
+        availability=make(config["availability"], Availability, "availability"),
+        server_data=ServerData(
+            test=data.test,
+            validation=LabelledSamples(x[validation], y[validation]) if len(validation) else None,
+            public=x[torch.as_tensor(division.public, device=x.device)] if len(division.public) else None,
+        ),
+        streams=streams,
+        learning_rate=lambda t: optimizer.lr_at(t, settings.num_rounds),
+        eval_every=settings.eval_every,
+        first_model=_first_models(plan, data, streams) if settings.init_seed == "per_client" else None,
+    )
+    return Simulation(components, params)
+
+
+def _first_models(plan: Plan, data: PreparedData, streams: Streams) -> Callable[[int], Params]:
+    """The model with which each client begins where every client has its own."""
+
+    def of(client: int) -> Params:
+        model = build_model(plan.config["model"], data.input_shape, data.num_classes, streams, client)
+        return initial(model.to(data.x.device))
+
+    return of

@@ -30,6 +30,7 @@ from fedsim.partitions.base import Labelled, Partition
 from fedsim.partitions.division import Division, divide
 from fedsim.rng import Streams
 from fedsim.running.prepared_data import ModelSamples, build_model, samples_of
+from fedsim.running.revision import own_revision
 from fedsim.selectors.base import Selector
 from fedsim.simulation import Federation, Record, Simulation
 from fedsim.tracking import Trackers
@@ -153,6 +154,7 @@ def _first_models(plan: Plan, samples: ModelSamples, streams: Streams) -> Callab
 def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome:
     """Run the rounds; write every record as it comes, then the summary."""
     simulation = experiment.simulation
+    revision = own_revision()  # before the rounds: the checkout may change while they run
     folder = RunFolder.create(plan.folder, plan.config)
     experiment.division.save(plan.folder / "partition.npz")
     trackers = Trackers({n: make(node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()})
@@ -190,6 +192,7 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
         "engine": simulation.parts.engine.description,
         "partition_hash": experiment.division.hash,
         "config_hash": plan.config_hash,
+        "revision": revision,
         "environment": environment(simulation.parts.holdings.test.x.device),
         "trackers": {},
     }

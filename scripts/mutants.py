@@ -79,12 +79,23 @@ def copy_of_checkout() -> Iterator[Path]:
         yield Path(folder)
 
 
+def complaint(mutant: Mutant, checkout: Path) -> str:
+    """Why `mutant` cannot be applied to `checkout`, or an empty text."""
+    path = checkout / mutant.file
+    if not path.is_file():
+        return f"{mutant.file}: there is no such file"
+    times = path.read_text(encoding="utf-8").count(mutant.old)
+    if times != 1:
+        return f"{mutant.file}: {mutant.old!r} occurs {times} times"
+    return f"{mutant.file}: {mutant.old!r} is replaced by itself" if mutant.new == mutant.old else ""
+
+
 def fate(mutant: Mutant, checkout: Path) -> str:
-    """The test that fails, or `survived`; `not found` where the text does not occur exactly once."""
+    """The test that fails, or `survived`, or why the mutant cannot be applied."""
+    if told := complaint(mutant, checkout):
+        return told
     path = checkout / mutant.file
     sound = path.read_text(encoding="utf-8")
-    if sound.count(mutant.old) != 1:
-        return f"not found ({sound.count(mutant.old)} times)"
     path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
         return failing_test(shlex.split(mutant.tests), checkout)

@@ -129,7 +129,7 @@ def _run_tests(words: list[str], checkout: Path, answer: Connection) -> None:
     sys.path.insert(0, str(checkout))
     sys.dont_write_bytecode = True
     first = _FirstFailure()
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *words], plugins=[first])
+    code = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--tb=no", *words], plugins=[first])
     answer.send(first.name or ("survived" if code == 0 else f"pytest ended with {code}"))
 
 

@@ -79,12 +79,23 @@ def copy_of_checkout() -> Iterator[Path]:
         yield Path(folder)
 
 
+def complaint(mutant: Mutant, checkout: Path) -> str:
+    """Why `mutant` cannot be applied to `checkout`, or an empty text."""
+    path = checkout / mutant.file
+    if not path.is_file():
+        return f"{mutant.file}: there is no such file"
+    times = path.read_text(encoding="utf-8").count(mutant.old)
+    if times != 1:
+        return f"{mutant.file}: {mutant.old!r} occurs {times} times"
+    return f"{mutant.file}: {mutant.old!r} is replaced by itself" if mutant.new == mutant.old else ""
+
+
 def fate(mutant: Mutant, checkout: Path) -> str:
-    """The test that fails, or `survived`; `not found` where the text does not occur exactly once."""
+    """The test that fails, or `survived`, or why the mutant cannot be applied."""
+    if told := complaint(mutant, checkout):
+        return told
     path = checkout / mutant.file
     sound = path.read_text(encoding="utf-8")
-    if sound.count(mutant.old) != 1:
-        return f"not found ({sound.count(mutant.old)} times)"
     path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
         return failing_test(shlex.split(mutant.tests), checkout)
@@ -118,7 +129,7 @@ def _run_tests(words: list[str], checkout: Path, answer: Connection) -> None:
     sys.path.insert(0, str(checkout))
     sys.dont_write_bytecode = True
     first = _FirstFailure()
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *words], plugins=[first])
+    code = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--tb=no", *words], plugins=[first])
     answer.send(first.name or ("survived" if code == 0 else f"pytest ended with {code}"))
 
 

@@ -72,6 +72,7 @@ def outcome_on_file(plan: Plan) -> Outcome:
 def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome:
     """Run the rounds; write every record as it comes, then the summary."""
     simulation = experiment.simulation
+    revision = own_revision()  # before the rounds: the checkout may change while they run
     folder = RunFolder.create(plan.folder, plan.config)
     experiment.division.save(plan.folder / "partition.npz")
     trackers = Trackers({n: make(node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()})

@@ -34,7 +34,10 @@ QUIET = {
 }
 """W&B records the run alone: no terminal output, code, machine or repository."""
 
-SUMMARY_KEYS = ("status", "final_accuracy", "best_accuracy", "wall_seconds", "mean_participation_ratio", "coverage")
+SUMMARY_KEYS = (
+    *("status", "final_accuracy", "best_accuracy", "wall_seconds", "mean_participation_ratio", "coverage"),
+    "revision",
+)
 
 
 def main() -> None:

@@ -1,0 +1,32 @@
+"""Every entry of docs/mutants.yaml still applies to the code. No mutant is run here: scripts/mutants.py does that."""
+
+import shlex
+from pathlib import Path
+
+from scripts.mutants import ROOT, Mutant, complaint, mutants
+
+
+def test_every_mutant_applies() -> None:
+    stale = [told for mutant in mutants() if (told := complaint(mutant, ROOT))]
+    assert not stale, "\n".join([f"{len(stale)} stale entries in docs/mutants.yaml:", *stale])
+
+
+def test_every_mutant_has_tests_that_exist() -> None:
+    files = {(m.file, word.partition("::")[0]) for m in mutants() for word in shlex.split(m.tests)}
+    gone = sorted(
+        f"{file}: no {test}" for file, test in files if test.startswith("tests/") and not (ROOT / test).exists()
+    )
+    assert not gone, "\n".join([f"{len(gone)} files of tests are gone:", *gone])
+
+
+def test_what_is_stale_is_told(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("a = 1\nb = 1\n", encoding="utf-8")
+
+    def told(old: str, new: str = "c", file: str = "one.py") -> str:
+        return complaint(Mutant(file, old, new, "tests"), tmp_path)
+
+    assert told("a = 1") == ""
+    assert told("gone") == "one.py: 'gone' occurs 0 times"
+    assert told("= 1") == "one.py: '= 1' occurs 2 times"
+    assert told("a = 1", "a = 1") == "one.py: 'a = 1' is replaced by itself"
+    assert told("a = 1", file="two.py") == "two.py: there is no such file"

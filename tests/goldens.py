@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +81,17 @@ def environment() -> dict[str, str]:
     }
 
 
-def compositions() -> dict[tuple[str, str], Composed]:
-    """One job for each selector and setting; the backend is put in later."""
+@cache
+def compositions(setting: str) -> dict[str, Composed]:
+    """One job for each selector; the backend is put in later."""
     found = {}
     with search_path():
-        for setting, overrides in SETTINGS.items():
-            for selector in SELECTORS if setting != "norms" else FEW:
-                command = [f"selector={selector}", *COMMON, *overrides]
-                (found[selector, setting],) = compose_jobs(command, multirun=False)
+        for selector in SELECTORS if setting != "norms" else FEW:
+            (found[selector],) = compose_jobs([f"selector={selector}", *COMMON, *SETTINGS[setting]], multirun=False)
     return found
 
 
+@cache
 def engine_nodes() -> dict[str, Any]:
     with search_path():
         jobs = {b: compose_jobs([f"engine={b}"], multirun=False)[0] for b in BACKENDS}
@@ -132,27 +133,25 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def outcomes() -> Iterator[tuple[str, dict[str, str]]]:
-    """All cases by name."""
+def outcomes(setting: str, backend: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """All cases of a setting and a backend by name."""
     torch.set_num_threads(1)
-    nodes = engine_nodes()
-    for (selector, setting), job in compositions().items():
-        for backend in BACKENDS:
-            config = fitted(copy.deepcopy(job.config))
-            config["engine"] = nodes[backend]
-            with tempfile.TemporaryDirectory() as folder:
-                config["output_dir"] = folder
-                try:
-                    yield f"{selector}/{setting}/{backend}", outcome(config, job.choices)
-                except Exception as error:  # which is an outcome, too
-                    yield f"{selector}/{setting}/{backend}", {"error": f"{type(error).__name__}: {error}"}
+    for selector, job in compositions(setting).items():
+        config = fitted(copy.deepcopy(job.config))
+        config["engine"] = engine_nodes()[backend]
+        with tempfile.TemporaryDirectory() as folder:
+            config["output_dir"] = folder
+            try:
+                yield f"{selector}/{setting}/{backend}", outcome(config, job.choices)
+            except Exception as error:  # which is an outcome, too
+                yield f"{selector}/{setting}/{backend}", {"error": f"{type(error).__name__}: {error}"}
 
 
 def differences(recorded: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """In words. Losses may differ by rounding, all else not at all."""
+    """In words. Losses may differ by rounding, all else not at all; cases that were not recorded are no difference."""
     lines = [f"{name}: not there any more" for name in recorded.keys() - found.keys()]
-    for name, now in found.items():
-        before = recorded.get(name, {})
+    for name in recorded.keys() & found.keys():
+        before, now = recorded[name], found[name]
         lines += [f"{name}: {key} differs" for key in now if key != "train_loss" and before.get(key) != now[key]]
         if "train_loss" in now and abs(float(before.get("train_loss", "nan")) - float(now["train_loss"])) > TOLERANCE:
             lines.append(f"{name}: train_loss {before.get('train_loss')} -> {now['train_loss']}")
@@ -165,7 +164,7 @@ TOLERANCE = 1e-12
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("record", "compare"))
-    found = dict(outcomes())
+    found = {name: case for setting in SETTINGS for b in BACKENDS for name, case in outcomes(setting, b)}
     if parser.parse_args().action == "record":
         text = json.dumps({"environment": environment(), "cases": found}, indent=1)
         FILE.write_text(text + "\n", encoding="utf-8")

@@ -13,8 +13,12 @@ RECORDED = json.loads(goldens.FILE.read_text(encoding="utf-8"))
     RECORDED["environment"] != goldens.environment(),
     reason="recorded with another processor or other versions (python -m tests.goldens record)",
 )
-def test_runs_are_what_they_were_to_the_last_bit() -> None:
-    assert goldens.differences(RECORDED["cases"], dict(goldens.outcomes())) == []
+@pytest.mark.parametrize("setting", goldens.SETTINGS)
+@pytest.mark.parametrize("backend", goldens.BACKENDS)
+def test_runs_are_what_they_were_to_the_last_bit(backend: str, setting: str) -> None:
+    recorded = {name: case for name, case in RECORDED["cases"].items() if name.endswith(f"/{setting}/{backend}")}
+    assert recorded
+    assert goldens.differences(recorded, dict(goldens.outcomes(setting, backend))) == []
 
 
 def test_a_difference_is_told() -> None:

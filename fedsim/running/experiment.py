@@ -18,6 +18,7 @@ from fedsim.errors import DivergedError, FedsimError
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.environment import environment
 from fedsim.running.interleaving import InterleavedRun
+from fedsim.running.revision import own_revision
 from fedsim.simulation import Record
 from fedsim.tracking import Trackers
 from fedsim.tracking.base import RunInfo, Tracker
@@ -110,6 +111,7 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
         "engine": simulation.components.engine.description,
         "partition_hash": experiment.division.hash,
         "config_hash": plan.config_hash,
+        "revision": revision,
         "environment": environment(simulation.components.server_data.test.x.device),
         "trackers": {},
     }

@@ -27,7 +27,7 @@ from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.rng import Streams
 from fedsim.selectors.divfl import lazy_greedy
-from fedsim.selectors.tools.gram import products
+from fedsim.selectors.tools.inner_products import products
 from fedsim.selectors.tools.power_norm import similarities
 from fedsim.selectors.tools.subset import least_alike
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scipy.cluster.hierarchy import ClusterWarning, linkage
 
 from fedsim.selectors.clustered import ClusteredBySimilarity, ClusteredBySize, angles, heaviest_within, pour
-from fedsim.selectors.tools.gram import products
-from fedsim.selectors.tools.trees import cut, ward
+from fedsim.selectors.tools.hierarchical_clustering import cut, ward
+from fedsim.selectors.tools.inner_products import products
 from fedsim.types import Cohort
 from tests.toys import toy_cohort, toy_door, toy_population
 

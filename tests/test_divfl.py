@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fedsim.communication.ledger import Ledger
 from fedsim.selectors.divfl import DivFL, cluster_shares, lazy_greedy, plain_greedy
-from fedsim.selectors.tools.gram import distances as distances_from
-from fedsim.selectors.tools.gram import products
+from fedsim.selectors.tools.inner_products import distances as distances_from
+from fedsim.selectors.tools.inner_products import products
 from tests.toys import ToyEngine, toy_door, toy_population
 
 Greedy = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]

@@ -8,7 +8,7 @@ from fedsim.communication.ledger import Ledger
 from fedsim.communication.signals import Signal
 from fedsim.selectors.entropy_greedy import EntropyGreedy, entropies
 from fedsim.selectors.fedcbs import FedCBS, imbalances
-from fedsim.selectors.tools.labels import asked
+from fedsim.selectors.tools.label_counts import asked
 from tests.toys import ToyEngine, toy_door, toy_population
 
 PURE = np.array([[4.0, 0], [0, 4]])

@@ -7,7 +7,7 @@ import torch
 from fedsim.communication.ledger import Ledger
 from fedsim.selectors import lefl as lefl_module
 from fedsim.selectors.lefl import LEFL
-from fedsim.selectors.tools.trees import ward
+from fedsim.selectors.tools.hierarchical_clustering import ward
 from tests.toys import toy_door, toy_population
 
 

@@ -10,7 +10,7 @@ from fedsim.communication.ledger import Ledger
 from fedsim.selectors import divfl as divfl_module
 from fedsim.selectors import pncs as pncs_module
 from fedsim.selectors.divfl import DivFL
-from fedsim.selectors.tools.divergence import divergences
+from fedsim.selectors.tools.kl_divergence import divergences
 from fedsim.selectors.tools.pair_features import pair_features
 from fedsim.selectors.tools.subset import least_alike
 from tests.test_pncs import pncs

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedsim.communication.clients import Clients
 from fedsim.communication.server import Server
 from fedsim.selectors.base import Selector
-from fedsim.selectors.tools.gram import distances, refreshed
-from fedsim.selectors.tools.trees import WardOn, ward
+from fedsim.selectors.tools.hierarchical_clustering import WardOn, ward
+from fedsim.selectors.tools.inner_products import distances, refreshed
 from fedsim.types import Cohort, Ids, Population, Selection
 
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from fedsim.communication.clients import Clients
 from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector
-from fedsim.selectors.tools.gram import distances, refreshed
+from fedsim.selectors.tools.inner_products import distances, refreshed
 from fedsim.types import Ids, Population, Selection
 
 Floats = NDArray[np.float64]

@@ -8,8 +8,8 @@ from fedsim.communication.clients import Clients
 from fedsim.communication.signals import Signal
 from fedsim.errors import check, rule
 from fedsim.selectors.base import Selector, ascending, highest
-from fedsim.selectors.tools.labels import asked
-from fedsim.selectors.tools.waiting import not_waiting
+from fedsim.selectors.tools.label_counts import asked
+from fedsim.selectors.tools.queues import not_waiting
 from fedsim.types import Population, Selection
 
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from fedsim.communication.server import Server
 from fedsim.communication.signals import Signal
 from fedsim.errors import check, positive, rule
 from fedsim.selectors.base import Selector
-from fedsim.selectors.tools.divergence import divergences
+from fedsim.selectors.tools.kl_divergence import divergences
 from fedsim.types import Cohort, Population, Selection
 
 REACHED = 1e-9

@@ -8,7 +8,7 @@ from fedsim.communication.clients import Clients
 from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, check
 from fedsim.selectors.base import Selector, ascending
-from fedsim.selectors.tools.labels import asked
+from fedsim.selectors.tools.label_counts import asked
 from fedsim.types import Population, Selection
 
 Floats = NDArray[np.float64]

@@ -13,8 +13,8 @@ from fedsim.communication.server import Server
 from fedsim.errors import FedsimError, at_least, check, positive
 from fedsim.selectors.base import Selector, ascending, softmax
 from fedsim.selectors.clustered import angles, by_similarity, drawn, masses_of
-from fedsim.selectors.tools.gram import refreshed
-from fedsim.selectors.tools.trees import WardOn, cut, ward
+from fedsim.selectors.tools.hierarchical_clustering import WardOn, cut, ward
+from fedsim.selectors.tools.inner_products import refreshed
 from fedsim.types import Cohort, Ids, Population, Selection
 
 Floats = NDArray[np.float64]

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedsim.communication.clients import Clients
 from fedsim.communication.signals import Signal
 from fedsim.selectors.base import Selector
-from fedsim.selectors.tools.divergence import divergences
-from fedsim.selectors.tools.trees import cut, ward
+from fedsim.selectors.tools.hierarchical_clustering import cut, ward
+from fedsim.selectors.tools.kl_divergence import divergences
 from fedsim.types import Ids, Population, Selection
 
 

@@ -14,8 +14,8 @@ from fedsim.communication.signals import Signal
 from fedsim.errors import at_least, check, positive, rule
 from fedsim.selectors.base import Selector, ascending
 from fedsim.selectors.tools.power_norm import Reading, similarities
+from fedsim.selectors.tools.queues import not_waiting
 from fedsim.selectors.tools.subset import least_alike
-from fedsim.selectors.tools.waiting import not_waiting
 from fedsim.types import Population, Selection
 
 Floats = NDArray[np.float64]

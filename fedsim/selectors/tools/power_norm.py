@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.selectors.tools.gram import Floats, chunks, products
+from fedsim.selectors.tools.inner_products import Floats, chunks, products
 
 Reading = Literal["signed_power", "polar", "dot_over_norms", "even_power", "semi"]
 

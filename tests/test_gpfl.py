@@ -14,7 +14,7 @@ from fedsim.communication.signals import Signal
 from fedsim.errors import FedsimError
 from fedsim.selectors.exploration import Decreasing, Exploration, Fixed, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL, projections
-from fedsim.selectors.gpfl_official import GPFLOfficial, verdict
+from fedsim.selectors.gpfl_official import GPFLOfficial, reward_sign
 from fedsim.simulation import Federation, Record, Simulation
 from fedsim.types import Cohort, Evaluation, Ids, Params
 from tests.toys import ToyEngine, toy_cohort, toy_door, toy_params, toy_population
@@ -87,7 +87,7 @@ def test_rewards_are_softmax_shares_of_all_times_the_factor_for_the_selected() -
     selector.projections = projections(DELTA, G, "projection", False)
     selector.selected = np.array([2])
     selector.previous, selector.last = Evaluation(0.5, 1.0), Evaluation(0.52, 1.0)
-    selector._reward()
+    selector._add_rewards()
     assert selector.reward_sum == pytest.approx([0.96842, 0.02706, 0.00452 * 2.0404], abs=1e-5)
 
 
@@ -125,7 +125,7 @@ def test_coverage_takes_exactly_the_warm_up() -> None:
         picked.append(selector.select(t, door, np.random.default_rng(t)).ids.tolist())
     assert [len(p) for p in picked] == [3, 3, 3, 1]
     assert sorted(sum(picked, [])) == list(range(10))
-    assert selector.caveat is not None
+    assert selector.warning is not None
 
 
 def test_scores_divide_by_selections_plus_one() -> None:
@@ -147,7 +147,7 @@ def test_ties_go_to_the_higher_id() -> None:
     ("accuracy", "loss", "expected"), [(0.6, 9, 1), (0.4, 0, -1), (0.5, 0.9, 0.5), (0.5, 1.1, -0.5), (0.5, 1.0, 0)]
 )
 def test_the_verdict(accuracy: float, loss: float, expected: float) -> None:
-    assert verdict(Evaluation(0.5, 1.0), Evaluation(accuracy, loss)) == expected
+    assert reward_sign(Evaluation(0.5, 1.0), Evaluation(accuracy, loss)) == expected
 
 
 def test_round_1_is_compared_with_nothing_and_costs_one_pass() -> None:

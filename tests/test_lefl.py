@@ -7,7 +7,7 @@ import torch
 from fedsim.communication.ledger import Ledger
 from fedsim.selectors import lefl as lefl_module
 from fedsim.selectors.lefl import LEFL
-from fedsim.selectors.tools.hierarchical_clustering import ward
+from fedsim.selectors.tools.hierarchical_clustering import ward_linkage
 from tests.toys import toy_door, toy_population
 
 
@@ -15,7 +15,7 @@ def lefl(sizes: list[int], k: int, weights: Any = "aggregator") -> LEFL:
     selector = LEFL(toy_population(sizes, k), weights=weights)
     kinds = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.5, 0.5]]).log()
     selector.predictions = {i: kinds[i % 3].expand(4, 2).clone() for i in range(len(sizes))}
-    selector.strata = selector._strata_of(np.arange(len(sizes)))
+    selector.strata = selector._cluster(np.arange(len(sizes)))
     return selector
 
 
@@ -68,9 +68,9 @@ def test_strata_are_as_many_as_the_cohort_and_of_distances_in_both_directions(mo
 
     def watched(distances: np.ndarray) -> np.ndarray:
         tables.append(distances)
-        return ward(distances)
+        return ward_linkage(distances)
 
-    monkeypatch.setattr(lefl_module, "ward", watched)
+    monkeypatch.setattr(lefl_module, "ward_linkage", watched)
     selector = lefl([1] * 6, 3)
     assert len(np.unique(selector.strata)) == 3
     p = np.array([[0.9, 0.1], [0.1, 0.9], [0.5, 0.5]])

@@ -173,6 +173,6 @@ def test_while_some_are_unseen_the_share_that_cannot_be_explored_is_uniform() ->
 def test_the_pacer(now: float, expected: float) -> None:
     selector = oort()
     selector.gained = [1.0, 1.0, now, now]
-    assert selector._paced() == expected
+    assert selector._paced_percentile() == expected
     selector.gained = [1.0, 1.0, now]
-    assert selector._paced() == 50
+    assert selector._paced_percentile() == 50

@@ -85,7 +85,7 @@ def test_candidates_are_twice_k_unless_there_are_fewer_clients() -> None:
 @pytest.mark.parametrize(("num_rounds", "last"), [(10, 5), (9, 4)])
 def test_adaptive_asks_everybody_up_to_half_of_the_rounds(num_rounds: int, last: int) -> None:
     selector = pow_d([1] * 6, 2, num_rounds=num_rounds, schedule="adaptive")
-    assert [selector._d(t) for t in (1, last, last + 1, num_rounds)] == [6, 6, 2, 2]
+    assert [selector._num_candidates_in(t) for t in (1, last, last + 1, num_rounds)] == [6, 6, 2, 2]
 
 
 def test_latest_losses_are_of_those_that_took_part_and_others_come_first() -> None:
@@ -141,10 +141,10 @@ def test_a_pairs_step_is_against_its_mean_gradient_and_step_times_lr_long() -> N
 
     selector = PairStudy(toy_population([1] * 3, 1), powers=[2], step=0.5)
     selector.select(1, toy_door([1] * 3, selector.needs, cohort_size=1), rng())
-    assert selector._seen is not None
-    before, lr, *rest = selector._seen
+    assert selector._before is not None
+    before, lr, *rest = selector._before
     assert lr == 1.0
-    selector._seen = (before, 0.1, *rest)
+    selector._before = (before, 0.1, *rest)
     selector.observe(1, toy_cohort([0], [1], [[0, 0]]), Server())  # type: ignore[arg-type]
     means = np.array([[1.5, -1 / 14], [2, -2 / 7], [2.5, -5 / 14]])
     assert np.array(tried) == pytest.approx(-0.05 * means, rel=1e-5)

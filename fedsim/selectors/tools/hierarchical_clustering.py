@@ -1,4 +1,4 @@
-"""Hierarchical clustering of clients."""
+"""Hierarchical clustering of clients by Ward's method."""
 
 from typing import Literal
 
@@ -8,23 +8,23 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
 Floats = NDArray[np.float64]
-WardOn = Literal["distances", "rows"]
+WardInput = Literal["distances", "rows"]
 
 
-def ward(table: Floats, on: WardOn = "distances") -> Floats:
-    """Ward's linkage [N - 1, 4] of a symmetric table of distances [N, N] (as scipy returns it).
+def ward_linkage(distances: Floats, on: WardInput = "distances") -> Floats:
+    """Ward's linkage [N - 1, 4], in scipy's format, from a symmetric matrix of distances [N, N].
 
-    `on` rows: of the table's rows taken as N points in N dimensions, as codes have it that hand scipy the square table
-    (N^3 / 2 operations).
+    `on: rows` clusters the rows of the matrix as N points in N dimensions (N^3 / 2 operations), as published codes do
+    by passing the square matrix to scipy.
     """
-    if len(table) == 1:
+    if len(distances) == 1:
         return np.empty((0, 4))
-    above = pdist(table) if on == "rows" else np.concatenate([row[i + 1 :] for i, row in enumerate(table)])
-    tree: Floats = linkage(above.astype(np.float64, copy=False), method="ward")
+    condensed = pdist(distances) if on == "rows" else np.concatenate([row[i + 1 :] for i, row in enumerate(distances)])
+    tree: Floats = linkage(condensed.astype(np.float64, copy=False), method="ward")
     return tree
 
 
-def cut(tree: Floats, count: int) -> NDArray[np.int64]:
-    """Labels 0..M-1 [N] of at most `count` clusters."""
+def cut_tree(tree: Floats, count: int) -> NDArray[np.int64]:
+    """Cluster labels 0..M-1 [N] from cutting a linkage `tree` [N - 1, 4] into M <= `count` clusters."""
     labels: NDArray[np.int64] = fcluster(tree, count, criterion="maxclust").astype(np.int64) - 1
     return labels

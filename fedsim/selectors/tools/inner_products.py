@@ -1,6 +1,7 @@
-"""Inner products of many long vectors, in blocks: no copy of the vectors is ever made.
+"""Inner products of N long vectors, computed in blocks without a copy of the vectors.
 
-Vectors come as *pieces*: matrices [N, d], one per parameter tensor, that side by side are the N vectors.
+The vectors are given as a list of matrices [N, d_l], one per parameter tensor; concatenated along their columns they
+are the N vectors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,79 +16,80 @@ from fedsim.types import Ids
 Floats = NDArray[np.float64]
 Transform = Callable[[Tensor], Tensor]
 
-EXACT_WORK = 2e10
-"""Up to so many multiplications products are taken in float64, beyond in float32 (half the time and memory)."""
+MAX_FLOAT64_PRODUCTS = 2e10
+"""Up to this number of multiplications float64 is used, beyond it float32 (half the time and memory)."""
 BLOCK_ROWS = 256
-"""Rows of a block of the upper triangle, half of all where they are few: the smaller, the less is multiplied twice."""
+"""Rows per block of the upper triangle (at most half of all): smaller blocks compute fewer products twice."""
 BLOCK_ENTRIES, BLOCK_COLUMNS = 2**20, 1024
-"""Entries of a chunk, that it stays in the cache, and its least columns, that products stay worth their sums."""
+"""Entries of a chunk, so that it fits into the cache, and its minimum of columns, so that products stay efficient."""
 
 
-def products(pieces: Sequence[Tensor], left: Transform | None = None, right: Transform | None = None) -> Tensor:
-    """sum_l f(x_il) g(x_jl) for all pairs i, j, [N, N]; f = `left` and g = `right` act on each entry, rows in place.
+def inner_products(matrices: Sequence[Tensor], left: Transform | None = None, right: Transform | None = None) -> Tensor:
+    """sum_l f(x_il) g(x_jl) for all pairs i, j of the N vectors, [N, N].
 
-    None: the entry itself; without `right`, g = f, and only half of the products are taken. Entries that are not
-    finite count as 0.
+    f = `left` and g = `right` are functions of chunks [N, columns] that act on each entry; None is the identity.
+    Without `right`, g = f and only half of the products are computed. Entries of the vectors that are not finite count
+    as 0.
     """
-    num = len(pieces[0])
-    out = torch.zeros(num, num, dtype=_dtype(pieces), device=pieces[0].device)
-    for chunk in chunks(pieces):
+    num = len(matrices[0])
+    out = torch.zeros(num, num, dtype=_product_dtype(matrices), device=matrices[0].device)
+    for chunk in column_chunks(matrices):
         a = chunk if left is None else left(chunk)
         b = a if right is None else right(chunk)
-        for start in range(0, num, _rows(num)):
-            rows, first = slice(start, start + _rows(num)), start if right is None else 0
+        for start in range(0, num, _block_rows(num)):
+            rows, first = slice(start, start + _block_rows(num)), start if right is None else 0
             out[rows, first:].addmm_(a[rows], b[first:].T)
-    return out if right is not None else _mirrored(out)
+    return out if right is not None else _mirror_upper(out)
 
 
-def refreshed(gram: Tensor | None, vectors: Tensor, ids: Ids) -> Tensor:
-    """The inner products of `vectors` [N, D], of which only `ids` differ from those that gave `gram`; in place.
+def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) -> Tensor:
+    """The inner products [N, N] of `vectors` [N, D] after the rows `ids` have changed.
 
-    Without a `gram` all others are zero vectors.
+    `products` are the inner products before the change; they are updated in place. None: all other rows are zero.
     """
     if 2 * len(ids) > len(vectors):
-        return products([vectors])
-    if gram is None:
-        gram = torch.zeros(len(vectors), len(vectors), dtype=_dtype([vectors]), device=vectors.device)
+        return inner_products([vectors])
+    if products is None:
+        products = torch.zeros(len(vectors), len(vectors), dtype=_product_dtype([vectors]), device=vectors.device)
     rows = torch.as_tensor(ids, device=vectors.device)
-    new = torch.zeros(len(rows), len(vectors), dtype=gram.dtype, device=gram.device)
-    for chunk in chunks([vectors]):
+    new = torch.zeros(len(rows), len(vectors), dtype=products.dtype, device=products.device)
+    for chunk in column_chunks([vectors]):
         new.addmm_(chunk[rows], chunk.T)
-    gram[rows] = new
-    gram[:, rows] = new.T
-    return gram
+    products[rows] = new
+    products[:, rows] = new.T
+    return products
 
 
-def chunks(pieces: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The vectors a few columns at a time, finite, in the precision of their products. Not to be modified."""
-    columns, dtype = max(BLOCK_ENTRIES // len(pieces[0]), BLOCK_COLUMNS), _dtype(pieces)
-    for piece in pieces:
-        for part in piece.split(columns, dim=1):
+def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The vectors in chunks [N, columns], in the precision of their products; nan and infinity are 0. Read-only."""
+    columns, dtype = max(BLOCK_ENTRIES // len(matrices[0]), BLOCK_COLUMNS), _product_dtype(matrices)
+    for matrix in matrices:
+        for part in matrix.split(columns, dim=1):
             chunk = part.to(dtype)
             finite = bool(torch.isfinite(chunk.sum()))
             yield chunk if finite else torch.nan_to_num(chunk, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def distances(gram: Tensor) -> Floats:
-    """Euclidean distances [N, N] of vectors with these inner products."""
-    squares = gram.diagonal().clone()
-    result = gram.mul(-2).add_(squares[:, None]).add_(squares[None, :]).clamp_(min=0).sqrt_()
+def euclidean_distances(products: Tensor) -> Floats:
+    """Euclidean distances [N, N] of vectors with the inner products `products` [N, N]."""
+    squares = products.diagonal().clone()
+    result = products.mul(-2).add_(squares[:, None]).add_(squares[None, :]).clamp_(min=0).sqrt_()
     return result.fill_diagonal_(0).cpu().numpy()
 
 
-def _dtype(pieces: Sequence[Tensor]) -> torch.dtype:
-    work = len(pieces[0]) ** 2 * sum(p.shape[1] for p in pieces)
-    return torch.float64 if work <= EXACT_WORK else torch.float32
+def _product_dtype(matrices: Sequence[Tensor]) -> torch.dtype:
+    work = len(matrices[0]) ** 2 * sum(p.shape[1] for p in matrices)
+    return torch.float64 if work <= MAX_FLOAT64_PRODUCTS else torch.float32
 
 
-def _rows(num: int) -> int:
+def _block_rows(num: int) -> int:
     return min(BLOCK_ROWS, -(-num // 2))
 
 
-def _mirrored(upper: Tensor) -> Tensor:
-    """The symmetric matrix whose upper block triangle is given, in place."""
+def _mirror_upper(upper: Tensor) -> Tensor:
+    """Fill the lower triangle of a symmetric matrix from its upper block triangle, in place."""
     num = len(upper)
-    for start in range(0, num, _rows(num)):
-        stop = min(start + _rows(num), num)
+    for start in range(0, num, _block_rows(num)):
+        stop = min(start + _block_rows(num), num)
         upper[stop:, start:stop] = upper[start:stop, stop:].T
     return upper

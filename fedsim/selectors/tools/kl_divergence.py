@@ -1,14 +1,15 @@
-"""How much the predictions of models differ."""
+"""Kullback-Leibler divergences between the predictions of models."""
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 
-def divergences(log_p: Tensor, reduction: str) -> NDArray[np.float64]:
-    """KL(P_k || P_j) averaged over samples, [K, K], from log-probabilities [K, M, C]; `mean`: over classes as well.
+def kl_divergences(log_p: Tensor, reduction: str) -> NDArray[np.float64]:
+    """KL(P_k || P_j) [K, K] averaged over samples, from log-probabilities [K models, M samples, C classes].
 
-    Probabilities are clipped at 1e-8. sum_c p (ln p - ln q) is one matrix product: rows of p against rows of ln q.
+    `reduction: mean` divides by the number of classes as well, `sum` does not. Probabilities are clipped at 1e-8. All
+    sums sum_c p (ln p - ln q) are computed as one matrix product of the rows of p with the rows of ln q.
     """
     log_p = log_p.clamp(min=float(np.log(1e-8)))
     flat = log_p.flatten(1)

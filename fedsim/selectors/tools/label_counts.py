@@ -1,22 +1,25 @@
-"""What selectors by label counts share."""
+"""Label counts of clients, shared by the selectors that request them."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.communication.clients import Clients
 
-UNTOLD = -1
+UNKNOWN = -1
 Counts = NDArray[np.int64]
 
 
-def asked(counts: Counts, clients: Clients) -> Counts:
-    """`counts` [N, C] (-1, or no columns, where untold) with those of all available clients; each is asked once."""
+def collect_label_counts(counts: Counts, clients: Clients) -> Counts:
+    """`counts` [N, C] completed by the label counts of all available clients; each client is asked at most once.
+
+    Rows of clients that have not reported are `UNKNOWN` (-1); before any report, `counts` has no columns [N, 0].
+    """
     num = len(counts)
-    told = counts[:, 0] != UNTOLD if counts.shape[1] else np.zeros(num, dtype=bool)
-    new = clients.available[~told[clients.available]]
+    is_known = counts[:, 0] != UNKNOWN if counts.shape[1] else np.zeros(num, dtype=bool)
+    new = clients.available[~is_known[clients.available]]
     if not len(new):
         return counts
-    answers = clients.label_counts(new)
-    known = counts if counts.shape[1] else np.full((num, answers.shape[1]), UNTOLD)
-    known[new] = answers
+    reported = clients.label_counts(new)
+    known = counts if counts.shape[1] else np.full((num, reported.shape[1]), UNKNOWN)
+    known[new] = reported
     return known

@@ -1,4 +1,4 @@
-"""Queues of clients that sit out."""
+"""Queues of recently selected clients, which are not eligible for selection."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,12 @@ import numpy as np
 from fedsim.types import Ids
 
 
-def not_waiting(available: Ids, queue: Sequence[int], wanted: int) -> Ids:
-    """Who of the `available` is not in the `queue`; its first are let go until `wanted` are there."""
+def not_queued(available: Ids, queue: Sequence[int], min_count: int) -> Ids:
+    """Ids of the `available` clients that are not in `queue`.
+
+    If these are fewer than `min_count`, clients are released from the front of the queue until there are as many.
+    """
     present = set(available.tolist())
-    barred = [i for i in queue if i in present]
-    surplus = max(wanted - (len(available) - len(barred)), 0)
-    return np.setdiff1d(available, np.array(barred[surplus:], dtype=np.int64))
+    queued = [i for i in queue if i in present]
+    surplus = max(min_count - (len(available) - len(queued)), 0)
+    return np.setdiff1d(available, np.array(queued[surplus:], dtype=np.int64))

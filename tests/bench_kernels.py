@@ -25,9 +25,9 @@ from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.rng import Streams
 from fedsim.selectors.divfl import lazy_greedy
-from fedsim.selectors.tools.gram import products
+from fedsim.selectors.tools.inner_products import inner_products
 from fedsim.selectors.tools.power_norm import similarities
-from fedsim.selectors.tools.subset import least_alike
+from fedsim.selectors.tools.subset import least_similar_subset
 from tests import engines
 
 NUM_CLIENTS, SAMPLES, COHORT = 100, 600, 10
@@ -133,7 +133,7 @@ def test_gradients_of_all_clients(benchmark: Benchmark, either: Engine) -> None:
 
 
 def test_inner_products_of_a_hundred_updates(benchmark: Benchmark) -> None:
-    benchmark(products, [torch.randn(100, 52_500)])
+    benchmark(inner_products, [torch.randn(100, 52_500)])
 
 
 def test_power_norm_similarities_of_a_hundred_updates(benchmark: Benchmark) -> None:
@@ -142,7 +142,7 @@ def test_power_norm_similarities_of_a_hundred_updates(benchmark: Benchmark) -> N
 
 def test_the_ten_least_alike_of_a_hundred(benchmark: Benchmark) -> None:
     table = np.corrcoef(np.random.default_rng(0).standard_normal((100, 50)))
-    benchmark(least_alike, table, COHORT, "greedy", 3, np.random.default_rng(0))
+    benchmark(least_similar_subset, table, COHORT, "greedy", 3, np.random.default_rng(0))
 
 
 def test_facility_location_over_a_thousand(benchmark: Benchmark) -> None:

@@ -19,9 +19,10 @@ from fedsim.engine.schedule import LocalWork
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.partitions.division import Division
-from fedsim.report import measures, published
+from fedsim.report import measures
 from fedsim.report.groups import group_runs
 from fedsim.report.runs import Run, read_runs
+from fedsim.report.verdicts import published
 from fedsim.rng import Streams
 from fedsim.running.prepared_data import build_model
 from tests.engines import reference

@@ -7,9 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.cluster.hierarchy import ClusterWarning, linkage
 
-from fedsim.selectors.clustered import ClusteredBySimilarity, ClusteredBySize, angles, heaviest_within, pour
-from fedsim.selectors.tools.gram import products
-from fedsim.selectors.tools.trees import cut, ward
+from fedsim.selectors.clustered import (
+    ClusteredBySimilarity,
+    ClusteredBySize,
+    angular_distances,
+    clusters_within_capacity,
+    fill_bins,
+)
+from fedsim.selectors.tools.hierarchical_clustering import cut_tree, ward_linkage
+from fedsim.selectors.tools.inner_products import inner_products
 from fedsim.types import Cohort
 from tests.toys import toy_clients, toy_cohort, toy_population
 
@@ -62,12 +68,12 @@ def test_like_updates_share_a_distribution() -> None:
 def test_ward_on_rows_takes_the_table_as_points() -> None:
     """0, 1 and 3 on a line: the first two are 1 apart, their rows (0, 1, 3) and (1, 0, 2) sqrt(3)."""
     table = np.array([[0.0, 1, 3], [1, 0, 2], [3, 2, 0]])
-    assert ward(table)[0].tolist() == [0, 1, 1, 2]
-    assert ward(table, "rows")[0] == pytest.approx([0, 1, np.sqrt(3), 2])
+    assert ward_linkage(table)[0].tolist() == [0, 1, 1, 2]
+    assert ward_linkage(table, "rows")[0] == pytest.approx([0, 1, np.sqrt(3), 2])
     with pytest.warns(ClusterWarning, match="looks suspiciously like an uncondensed distance matrix"):
         published = linkage(table, "ward")
-    np.testing.assert_allclose(ward(table, "rows"), published)
-    assert ward(table[:1, :1], "rows").shape == ward(table[:1, :1]).shape == (0, 4)
+    np.testing.assert_allclose(ward_linkage(table, "rows"), published)
+    assert ward_linkage(table[:1, :1], "rows").shape == ward_linkage(table[:1, :1]).shape == (0, 4)
 
 
 @pytest.mark.parametrize(
@@ -97,29 +103,29 @@ def test_products_kept_row_by_row_equal_those_of_all(distance: Any) -> None:
         selector.observe(t, toy_cohort(ids.tolist(), [1] * 3, random.standard_normal((3, 2)).tolist()), SERVER)
     assert selector.updates is not None
     whole = by_similarity(sizes, 3, distance)
-    whole.updates, whole.products = selector.updates, products([selector.updates])
+    whole.updates, whole.products = selector.updates, inner_products([selector.updates])
     np.testing.assert_allclose(selector._distances(clients), whole._distances(clients), atol=1e-6)
 
 
 def test_angles() -> None:
-    table = angles(products([torch.tensor([[1.0, 0], [0, 2], [-3, 0], [0, 0]])]))
+    table = angular_distances(inner_products([torch.tensor([[1.0, 0], [0, 2], [-3, 0], [0, 0]])]))
     np.testing.assert_allclose(table[:3, :3], np.pi / 2 * np.array([[0, 1, 2], [1, 0, 1], [2, 1, 0]]), atol=1e-7)
     assert not table[3].any()
 
 
 def test_pouring_goes_on_in_the_next_gap() -> None:
     rows = np.array([[0.7, 0.0, 0.0], [0.5, 0.0, 0.0]])
-    poured = pour(rows, np.array([0, 0.5, 0.3]), np.array([1, 2]))
+    poured = fill_bins(rows, np.array([0, 0.5, 0.3]), np.array([1, 2]))
     np.testing.assert_allclose(poured, [[0.7, 0.3, 0], [0.5, 0.2, 0.3]])
 
 
 def test_clusters_are_the_largest_within_a_mass_of_one() -> None:
     points = np.array([0.0, 0.1, 5.0, 5.1, 5.2])
-    tree = ward(np.abs(points[:, None] - points[None]))
-    clusters = heaviest_within(tree, np.full(5, 0.4))
+    tree = ward_linkage(np.abs(points[:, None] - points[None]))
+    clusters = clusters_within_capacity(tree, np.full(5, 0.4))
     assert sorted(map(tuple, clusters)) in ([(0, 1), (2,), (3, 4)], [(0, 1), (2, 3), (4,)])
-    assert [tuple(c) for c in heaviest_within(tree, np.full(5, 0.2))] == [(0, 1, 2, 3, 4)]
-    assert len(set(cut(tree, 2))) == 2
+    assert [tuple(c) for c in clusters_within_capacity(tree, np.full(5, 0.2))] == [(0, 1, 2, 3, 4)]
+    assert len(set(cut_tree(tree, 2))) == 2
 
 
 def cohort_of_one() -> Cohort:

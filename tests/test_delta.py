@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.selectors.delta import Delta, refreshed_mass
+from fedsim.selectors.delta import Delta, redistribute_mass
 from tests.toys import toy_clients, toy_cohort, toy_population
 
 SERVER: Any = None
@@ -32,7 +32,7 @@ def test_variance_counts_beside_diversity() -> None:
 def test_masses_stay_where_scores_give_none() -> None:
     mass = np.array([0.2, 0.3])
     for scores in ([0.0, 1.0], [np.nan, 1.0]):
-        assert refreshed_mass(mass, np.array(scores)) is mass
+        assert redistribute_mass(mass, np.array(scores)) is mass
 
 
 def test_draws_are_unbiased() -> None:

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 from fedsim.communication.ledger import Ledger
 from fedsim.selectors.divfl import DivFL, cluster_shares, lazy_greedy, plain_greedy
-from fedsim.selectors.tools.gram import distances as distances_from
-from fedsim.selectors.tools.gram import products
+from fedsim.selectors.tools.inner_products import euclidean_distances, inner_products
 from tests.toys import ToyEngine, toy_clients, toy_population
 
 Greedy = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 
 
 def pairwise_distances(points: torch.Tensor) -> np.ndarray:
-    return distances_from(products([points]))
+    return euclidean_distances(inner_products([points]))
 
 
 LINE = pairwise_distances(torch.tensor([[0.0], [1.0], [5.0], [6.0], [20.0]]))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, divergences, finite_losses
+from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, finite_losses, kl_divergences
 from fedsim.selectors.top_loss import TopLoss
 from tests.test_selector_contract import composed
 from tests.test_selectors import FixedLosses
@@ -28,18 +28,18 @@ def fedabc(**more: Any) -> FedABC:
 
 
 def test_divergences_by_hand() -> None:
-    d = divergences(LOG_P, "mean")
+    d = kl_divergences(LOG_P, "mean")
     assert d[0] == pytest.approx([0, 0.018345, 0.572863], abs=1e-6)
-    assert divergences(LOG_P, "sum") == pytest.approx(2 * d)
+    assert kl_divergences(LOG_P, "sum") == pytest.approx(2 * d)
     assert (d >= 0).all()
     assert d[0, 2] != pytest.approx(d[2, 0], abs=1e-3)
 
 
 def test_scores_by_hand() -> None:
-    s = fedabc().scores(V, divergences(LOG_P, "mean"))
+    s = fedabc().scores(V, kl_divergences(LOG_P, "mean"))
     assert s == pytest.approx([1.828697, 1.879335, 2.228139], abs=1e-6)
     assert s / s.sum() == pytest.approx([0.30806, 0.31659, 0.37535], abs=1e-5)
-    s = fedabc().scores(V, divergences(LOG_P, "sum"))
+    s = fedabc().scores(V, kl_divergences(LOG_P, "sum"))
     assert s / s.sum() == pytest.approx([0.28720, 0.30086, 0.41193], abs=1e-5)
 
 
@@ -50,7 +50,7 @@ def test_identical_models_share_the_mean_loss_and_without_the_self_term_the_othe
 
 def test_the_divergence_of_many_samples_is_their_mean() -> None:
     log_p = torch.randn(4, 7, 5, dtype=torch.float64).log_softmax(2)
-    d = divergences(log_p, "mean")
+    d = kl_divergences(log_p, "mean")
     expected = (log_p[1].exp() * (log_p[1] - log_p[3])).sum() / 7 / 5
     assert d[1, 3] == pytest.approx(float(expected))
 
@@ -105,9 +105,9 @@ def test_losses_that_are_not_finite_count_as_the_largest() -> None:
 def test_a_round_weighs_the_selected_by_their_scores() -> None:
     selector = fedabc(threshold=Cumulative(schedule="step", start=0.5, increment=0, every=1, end=1, mode="reach"))
     selector.predictions = {i: LOG_P[i] for i in range(3)}
-    door = toy_clients([1] * 3, selector.needs, engine=FixedLosses([1.0, 2.0, 3.0]))
-    assert selector.select(1, door, np.random.default_rng(0)).ids.tolist() == [0, 1, 2]
-    selection = selector.select(2, door, np.random.default_rng(0))
+    clients = toy_clients([1] * 3, selector.needs, engine=FixedLosses([1.0, 2.0, 3.0]))
+    assert selector.select(1, clients, np.random.default_rng(0)).ids.tolist() == [0, 1, 2]
+    selection = selector.select(2, clients, np.random.default_rng(0))
     assert selection.ids.tolist() == [1, 2]
     assert selection.weights == pytest.approx(np.array([1.879335, 2.228139]) / (1.879335 + 2.228139))
 
@@ -119,16 +119,16 @@ def top_loss(**more: Any) -> TopLoss:
 
 def test_top_loss_is_full_at_first_and_then_takes_the_highest() -> None:
     selector = top_loss()
-    door = toy_clients([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 2.0]))
-    assert selector.select(1, door, np.random.default_rng(0)).ids.tolist() == [0, 1, 2, 3]
-    assert selector.select(2, door, np.random.default_rng(0)).ids.tolist() == [1, 3]
+    clients = toy_clients([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 2.0]))
+    assert selector.select(1, clients, np.random.default_rng(0)).ids.tolist() == [0, 1, 2, 3]
+    assert selector.select(2, clients, np.random.default_rng(0)).ids.tolist() == [1, 3]
 
 
 def test_top_loss_can_match_another_runs_participation(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"uploaded": n}) + "\n" for n in (4, 3, 1)))
     selector = top_loss(match=str(tmp_path), first_round_full=False)
-    door = toy_clients([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 3.0]))
-    picked = [selector.select(t, door, np.random.default_rng(0)).ids.tolist() for t in (1, 2, 3)]
+    clients = toy_clients([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 3.0]))
+    picked = [selector.select(t, clients, np.random.default_rng(0)).ids.tolist() for t in (1, 2, 3)]
     assert picked == [[0, 1, 2, 3], [1, 2, 3], [3]]
     with pytest.raises(ValueError, match=r"match='nowhere': must be the folder of a run with at least num_rounds=3"):
         top_loss(match="nowhere")

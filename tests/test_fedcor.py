@@ -19,8 +19,8 @@ from fedsim.selectors.tools.gaussian_process import (
     Objective,
     Parameters,
     Process,
-    greedy_falls,
-    process_for,
+    greedy_selection,
+    make_process,
 )
 from fedsim.types import Params
 from tests.test_selector_contract import composed
@@ -56,7 +56,7 @@ def test_the_rule_by_hand_never_takes_a_correlated_pair() -> None:
     assert gains[0] == pytest.approx([0.475, 0.475, 0.3, 0.3])
     assert gains[1][1:] == pytest.approx([0.10897, 0.3, 0.3], abs=1e-5)
     for seed in range(20):
-        picked = greedy_falls(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, np.random.default_rng(seed))
+        picked = greedy_selection(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, np.random.default_rng(seed))
         assert len(set(picked) & {0, 1}) == 1
         assert len(set(picked) & {2, 3}) == 1
 
@@ -66,7 +66,7 @@ def test_discounts_by_hand() -> None:
     _, gains = dense_falls(SIGMA, np.full(4, 0.25), discounts, 2)
     assert gains[0] == pytest.approx([0.2375, 0.2375, 0.3, 0.3])
     assert gains[1][3] == pytest.approx(0.24495, abs=1e-5)
-    assert greedy_falls(LowRank(FACTOR, 1e-3), np.full(4, 0.25), discounts, 2, rng()).tolist() == [2, 3]
+    assert greedy_selection(LowRank(FACTOR, 1e-3), np.full(4, 0.25), discounts, 2, rng()).tolist() == [2, 3]
 
 
 @settings(max_examples=40, deadline=None)
@@ -77,7 +77,7 @@ def test_low_rank_selection_equals_the_dense_one(q: int, n: int, count: int, see
     sigma = factor.T @ factor + 0.3**2 * np.eye(n)
     expected, _ = dense_falls(sigma, shares, discounts, min(count, n))
     for covariance in (LowRank(factor, 0.3), Dense(sigma)):
-        assert greedy_falls(covariance, shares, discounts, min(count, n), rng()).tolist() == sorted(expected)
+        assert greedy_selection(covariance, shares, discounts, min(count, n), rng()).tolist() == sorted(expected)
 
 
 def problem(q: int = 3, n: int = 7, e: int = 4) -> tuple[Parameters, np.ndarray, np.ndarray]:
@@ -110,7 +110,7 @@ def test_gradients_equal_autograd_on_the_written_out_likelihood(kernel: Kernel, 
     else:
         each = sum(_left_out(sigma, r, i) for i in range(7))  # type: ignore[assignment]
     (-(torch.tensor(weights) * each).sum()).backward()
-    process = process_for(kernel, objective, 0.2, 2.0, 0.01)
+    process = make_process(kernel, objective, 0.2, 2.0, 0.01)
     ours = process.gradient(parameters, residuals, weights)
     np.testing.assert_allclose(ours["embedding"], x.grad, rtol=1e-7, atol=1e-9)
     assert ("amplitude" in ours) == (kernel != "linear")
@@ -129,7 +129,7 @@ def _left_out(sigma: torch.Tensor, r: torch.Tensor, i: int) -> torch.Tensor:
 def test_the_low_rank_form_is_taken_where_it_is_exact_and_agrees_with_the_dense_one() -> None:
     parameters, residuals, weights = problem()
     for kernel in ("linear", "linear_normalised"):
-        low = process_for(kernel, "mml", 0.2, 1.0, 0.01)
+        low = make_process(kernel, "mml", 0.2, 1.0, 0.01)
         dense = DenseProcess(0.2, 0.01, kernel=kernel, length=1.0, objective="mml")
         assert isinstance(low, LinearProcess)
         fitted, expected = (p.fit(parameters, residuals, weights, 20) for p in (low, dense))
@@ -141,11 +141,11 @@ def test_the_low_rank_form_is_taken_where_it_is_exact_and_agrees_with_the_dense_
 def test_a_fit_that_breaks_keeps_what_it_had_and_selection_goes_on_at_random() -> None:
     parameters, residuals, weights = problem()
     residuals[0, 0] = np.inf
-    for process in (process_for("linear", "mml", 0.2, 1.0, 0.01), process_for("se", "loo", 0.2, 1.0, 0.01)):
+    for process in (make_process("linear", "mml", 0.2, 1.0, 0.01), make_process("se", "loo", 0.2, 1.0, 0.01)):
         fitted = process.fit(parameters, residuals, weights, 5)
         assert (fitted["embedding"] == parameters["embedding"]).all()
     broken = Dense(np.full((5, 5), np.nan))
-    picks = {tuple(greedy_falls(broken, np.ones(5), np.ones(5), 2, np.random.default_rng(s))) for s in range(50)}
+    picks = {tuple(greedy_selection(broken, np.ones(5), np.ones(5), 2, np.random.default_rng(s))) for s in range(50)}
     assert len(picks) > 5
 
 
@@ -156,14 +156,17 @@ def test_a_singular_covariance_gets_jitter() -> None:
 
 
 def test_random_picks_and_an_early_stop() -> None:
-    every = [greedy_falls(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, rng(), epsilon=1.0)]
+    every = [greedy_selection(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, rng(), epsilon=1.0)]
     every += [
-        greedy_falls(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, np.random.default_rng(s), epsilon=1.0)
+        greedy_selection(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, np.random.default_rng(s), epsilon=1.0)
         for s in range(40)
     ]
     assert len({tuple(e) for e in every}) == 6  # any pair
-    for least, expected in ((0.2, 2), (0.4, 1), (9.0, 1)):
-        assert len(greedy_falls(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, rng(), least=least)) == expected
+    for fall, expected in ((0.2, 2), (0.4, 1), (9.0, 1)):
+        assert (
+            len(greedy_selection(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, rng(), min_fall=fall))
+            == expected
+        )
 
 
 def test_fitting_equals_torchs_adam_and_finds_planted_correlations() -> None:

@@ -11,7 +11,7 @@ from fedsim.communication.signals import Signal
 from fedsim.errors import FedsimError
 from fedsim.selectors.exploration import Decreasing, Exploration, Fixed, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL, projections
-from fedsim.selectors.gpfl_official import GPFLOfficial, verdict
+from fedsim.selectors.gpfl_official import GPFLOfficial, reward_sign
 from fedsim.simulation import Record, Simulation
 from fedsim.types import Cohort, Evaluation, Ids, Params
 from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population
@@ -84,7 +84,7 @@ def test_rewards_are_softmax_shares_of_all_times_the_factor_for_the_selected() -
     selector.projections = projections(DELTA, G, "projection", False)
     selector.selected = np.array([2])
     selector.previous, selector.last = Evaluation(0.5, 1.0), Evaluation(0.52, 1.0)
-    selector._reward()
+    selector._add_rewards()
     assert selector.reward_sum == pytest.approx([0.96842, 0.02706, 0.00452 * 2.0404], abs=1e-5)
 
 
@@ -118,11 +118,11 @@ def test_coverage_takes_exactly_the_warm_up() -> None:
     selector = official()
     picked = []
     for t in range(1, 5):
-        door = toy_clients([2] * 10, selector.needs, round=t, cohort_size=3)
-        picked.append(selector.select(t, door, np.random.default_rng(t)).ids.tolist())
+        clients = toy_clients([2] * 10, selector.needs, round=t, cohort_size=3)
+        picked.append(selector.select(t, clients, np.random.default_rng(t)).ids.tolist())
     assert [len(p) for p in picked] == [3, 3, 3, 1]
     assert sorted(sum(picked, [])) == list(range(10))
-    assert selector.caveat is not None
+    assert selector.warning is not None
 
 
 def test_scores_divide_by_selections_plus_one() -> None:
@@ -136,15 +136,15 @@ def test_scores_divide_by_selections_plus_one() -> None:
 def test_ties_go_to_the_higher_id() -> None:
     selector = official(5, 2)
     selector.pulls[:] = 1
-    door = toy_clients([2] * 5, selector.needs, round=9, cohort_size=2)
-    assert selector.select(9, door, np.random.default_rng(0)).ids.tolist() == [3, 4]
+    clients = toy_clients([2] * 5, selector.needs, round=9, cohort_size=2)
+    assert selector.select(9, clients, np.random.default_rng(0)).ids.tolist() == [3, 4]
 
 
 @pytest.mark.parametrize(
     ("accuracy", "loss", "expected"), [(0.6, 9, 1), (0.4, 0, -1), (0.5, 0.9, 0.5), (0.5, 1.1, -0.5), (0.5, 1.0, 0)]
 )
 def test_the_verdict(accuracy: float, loss: float, expected: float) -> None:
-    assert verdict(Evaluation(0.5, 1.0), Evaluation(accuracy, loss)) == expected
+    assert reward_sign(Evaluation(0.5, 1.0), Evaluation(accuracy, loss)) == expected
 
 
 def test_round_1_is_compared_with_nothing_and_costs_one_pass() -> None:
@@ -216,8 +216,8 @@ def test_selections_of_200_rounds_equal_those_of_the_published_rule(exploration:
     ]
     server = FixedScores(scores)
     for t in range(1, num_rounds + 1):
-        door = toy_clients([2] * n, selector.needs, round=t, cohort_size=k)
-        ids = selector.select(t, door, np.random.default_rng(t)).ids
+        clients = toy_clients([2] * n, selector.needs, round=t, cohort_size=k)
+        ids = selector.select(t, clients, np.random.default_rng(t)).ids
         if t > warmup:
             assert ids.tolist() == rule.choice(), t
         else:
@@ -303,9 +303,9 @@ def test_momentum_buffers_need_momentum() -> None:
     engine = ToyEngine([2, 2])
     train = engine.train
     engine.train = lambda *args: replace(train(*args), momentum=None)  # type: ignore[method-assign]
-    door = toy_clients([2, 2], frozenset({Signal.TRAINING}), engine=engine)
+    clients = toy_clients([2, 2], frozenset({Signal.TRAINING}), engine=engine)
     with pytest.raises(FedsimError, match=r"set optimizer=sgd optimizer\.momentum=0\.9"):
-        door.momentum_buffers(door.available)
+        clients.momentum_buffers(clients.available)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from sklearn.cluster import AgglomerativeClustering
 
 from fedsim.errors import FedsimError
 from fedsim.selectors.base import softmax
-from fedsim.selectors.hics import HiCS, class_slopes, entropy, output_layer
+from fedsim.selectors.hics import HiCS, class_updates, entropy, output_layer
 from fedsim.types import Cohort
 from tests.toys import toy_clients, toy_population
 
@@ -43,10 +43,10 @@ def test_entropies_by_hand() -> None:
 def test_the_output_layer_and_both_sources() -> None:
     both = cohort([[1.0, -1.0]])
     assert output_layer(both) == ["out.weight", "out.bias"]
-    assert class_slopes(both, output_layer(both), "bias").tolist() == [[1, -1]]
-    assert class_slopes(both, output_layer(both), "weight").tolist() == [[2, -2]]
+    assert class_updates(both, output_layer(both), "bias").tolist() == [[1, -1]]
+    assert class_updates(both, output_layer(both), "weight").tolist() == [[2, -2]]
     with pytest.raises(FedsimError, match=r"selector\.source=bias: the model's output layer has no bias; use weight"):
-        class_slopes(both, ["out.weight"], "bias")
+        class_updates(both, ["out.weight"], "bias")
 
 
 def test_everybody_once_then_clusters_of_like_updates() -> None:
@@ -62,10 +62,10 @@ def test_everybody_once_then_clusters_of_like_updates() -> None:
 def test_without_gamma_clusters_are_equally_likely_and_with_it_balanced_ones_come_first() -> None:
     selector = hics(6, 2, gamma=0.0, temperature=0.1)
     selector.observe(1, cohort([[1, -1]] * 5 + [[0.01, 0.01]]), SERVER)
-    taken = sum(5 in selector._draw(np.arange(6), 1, 2, np.random.default_rng(s)) for s in range(400)) / 400
+    taken = sum(5 in selector._draw_clients(np.arange(6), 1, 2, np.random.default_rng(s)) for s in range(400)) / 400
     assert taken == pytest.approx(0.5, abs=0.08)
     selector.gamma = 4.0
-    preferred = sum(5 in selector._draw(np.arange(6), 1, 2, np.random.default_rng(s)) for s in range(400)) / 400
+    preferred = sum(5 in selector._draw_clients(np.arange(6), 1, 2, np.random.default_rng(s)) for s in range(400)) / 400
     odds = np.exp(4 * (1 - 1 / 100) * (np.log(2) - selector.entropy[0]))
     assert preferred == pytest.approx(odds / (1 + odds), abs=0.08)
 
@@ -74,7 +74,7 @@ def test_picks_are_different_clients_even_from_small_clusters() -> None:
     selector = hics(6, 4)
     selector.observe(1, cohort([[1, -1]] * 5 + [[0.01, 0.01]]), SERVER)
     for s in range(30):
-        assert len(set(selector._draw(np.arange(6), 4, 1, np.random.default_rng(s)))) == 4
+        assert len(set(selector._draw_clients(np.arange(6), 4, 1, np.random.default_rng(s)))) == 4
 
 
 def test_gamma_is_whole_in_round_1_and_still_there_in_the_last() -> None:
@@ -83,7 +83,9 @@ def test_gamma_is_whole_in_round_1_and_still_there_in_the_last() -> None:
     selector.observe(1, cohort([[1, -1]] * 5 + [[0, 0]]), SERVER)
     gap = np.log(2) - selector.entropy[0]
     for t, gamma in ((1, 4), (2, 2)):
-        preferred = sum(5 in selector._draw(np.arange(6), 1, t, np.random.default_rng(s)) for s in range(2000)) / 2000
+        preferred = (
+            sum(5 in selector._draw_clients(np.arange(6), 1, t, np.random.default_rng(s)) for s in range(2000)) / 2000
+        )
         assert preferred == pytest.approx(1 / (1 + np.exp(-gamma * gap)), abs=0.03)
 
 
@@ -92,7 +94,7 @@ def test_clusters_may_be_more_or_fewer_than_k(num_clusters: int | None, expected
     selector = hics(6, 2, num_clusters=num_clusters)
     selector.observe(1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER)
     assert len(set(selector._clusters(np.arange(6)))) == expected
-    assert len(set(selector._draw(np.arange(6), 2, 1, np.random.default_rng(0)))) == 2
+    assert len(set(selector._draw_clients(np.arange(6), 2, 1, np.random.default_rng(0)))) == 2
 
 
 @pytest.mark.filterwarnings("ignore:The symmetric non-negative hollow observation matrix")

@@ -7,8 +7,8 @@ from fedsim.communication.clients import Clients
 from fedsim.communication.ledger import Ledger
 from fedsim.communication.signals import Signal
 from fedsim.selectors.entropy_greedy import EntropyGreedy, entropies
-from fedsim.selectors.fedcbs import FedCBS, imbalances
-from fedsim.selectors.tools.labels import asked
+from fedsim.selectors.fedcbs import FedCBS, qcid_with_each
+from fedsim.selectors.tools.label_counts import collect_label_counts
 from tests.toys import ToyEngine, toy_clients, toy_population
 
 PURE = np.array([[4.0, 0], [0, 4]])
@@ -25,9 +25,9 @@ def door_of(
 
 
 def test_qcid_by_hand() -> None:
-    assert imbalances(PURE[1:], PURE[0]) == pytest.approx(0, abs=1e-8)
-    assert imbalances(np.array([[2.0, 2]]), PURE[0])[0] == pytest.approx(0.125)
-    assert imbalances(PURE[:1], np.zeros(2))[0] == pytest.approx(0.5)
+    assert qcid_with_each(PURE[1:], PURE[0]) == pytest.approx(0, abs=1e-8)
+    assert qcid_with_each(np.array([[2.0, 2]]), PURE[0])[0] == pytest.approx(0.125)
+    assert qcid_with_each(PURE[:1], np.zeros(2))[0] == pytest.approx(0.5)
 
 
 @settings(max_examples=50, deadline=None)
@@ -37,7 +37,7 @@ def test_qcid_is_the_double_sum(num_classes: int, members: int, seed: int) -> No
     sizes, shares = counts.sum(1), counts / counts.sum(1, keepdims=True)
     double = sum(sizes[i] * sizes[j] * shares[i] @ shares[j] for i in range(members) for j in range(members))
     expected = double / sizes.sum() ** 2 - 1 / num_classes
-    assert imbalances(counts[-1:], counts[:-1].sum(0))[0] == pytest.approx(max(expected, 1e-9), abs=1e-12)
+    assert qcid_with_each(counts[-1:], counts[:-1].sum(0))[0] == pytest.approx(max(expected, 1e-9), abs=1e-12)
 
 
 def test_fedcbs_completes_what_the_first_client_lacks() -> None:
@@ -82,15 +82,15 @@ def test_entropy_greedy_rotates_by_its_queue() -> None:
 @pytest.mark.parametrize("kind", [FedCBS, EntropyGreedy])
 def test_what_clients_give_away_is_said_before_the_run(kind: type[FedCBS | EntropyGreedy]) -> None:
     switch = {"exploration": 1.0} if kind is FedCBS else {"queue_length": 0}
-    assert "how many samples of each class" in str(kind(toy_population([2] * 3, 1), **switch).caveat)  # type: ignore[arg-type]
+    assert "how many samples of each class" in str(kind(toy_population([2] * 3, 1), **switch).warning)  # type: ignore[arg-type]
 
 
 def test_counts_are_asked_for_once_without_a_model() -> None:
     labels, counts, ledger = [[0, 0, 2], [1, 1, 1], [2, 0, 0]], np.empty((3, 0), np.int64), Ledger()
-    counts = asked(counts, door_of(labels, 1, available=[0, 2], ledger=ledger))
+    counts = collect_label_counts(counts, door_of(labels, 1, available=[0, 2], ledger=ledger))
     assert counts.tolist() == [[2, 0, 1], [-1, -1, -1], [2, 0, 1]]
     assert (ledger.bytes_up, ledger.bytes_down, len(ledger.contacted)) == (2 * 3 * 4, 0, 0)
-    counts = asked(counts, door_of(labels, 1, ledger=ledger))
+    counts = collect_label_counts(counts, door_of(labels, 1, ledger=ledger))
     assert counts[1].tolist() == [0, 3, 0]
     assert ledger.bytes_up == 3 * 3 * 4
 

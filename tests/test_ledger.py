@@ -1,4 +1,4 @@
-"""The door charges what the cost table says (base: K models down, K up, E n_k training samples)."""
+"""The clients charges what the cost table says (base: K models down, K up, E n_k training samples)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.communication import clients
+from fedsim.communication import clients as clients_module
 from fedsim.communication.compression import TopK
 from fedsim.communication.ledger import Clock, Ledger
 from fedsim.communication.signals import Signal, UndeclaredSignalError
@@ -42,10 +42,10 @@ def test_training_charges_models_both_ways_and_every_sample_of_every_epoch() -> 
 
 def test_a_client_that_holds_the_model_does_not_download_it_again() -> None:
     ledger = Ledger()
-    door = toy_clients(SIZES, LOSSES, ledger=ledger)
-    door.losses(ids(0, 1, 2))
-    door.losses(ids(1, 2, 3))
-    door.collect(ids(2, 3))
+    clients = toy_clients(SIZES, LOSSES, ledger=ledger)
+    clients.losses(ids(0, 1, 2))
+    clients.losses(ids(1, 2, 3))
+    clients.collect(ids(2, 3))
     assert ledger.bytes_down == 4 * MODEL
     assert ledger.bytes_up == 4 * 4 + 2 * MODEL
     assert ledger.forward_samples == 1 + 2 + 3 + 4
@@ -55,21 +55,21 @@ def test_a_client_that_holds_the_model_does_not_download_it_again() -> None:
 @pytest.mark.parametrize(("question", "most"), [("losses", 6), ("batch_losses", 4)])
 def test_a_loss_is_asked_for_once_a_model(question: str, most: int) -> None:
     sizes, ledger = [0, *SIZES], Ledger()
-    door = toy_clients(sizes, LOSSES, ledger=ledger, available=range(7))
-    answers = getattr(door, question)(ids(0, 5, 2))
+    clients = toy_clients(sizes, LOSSES, ledger=ledger, available=range(7))
+    answers = getattr(clients, question)(ids(0, 5, 2))
     assert (ledger.bytes_up, ledger.forward_samples) == (3 * 4, min(5, most) + 2)
-    again = getattr(door, question)(ids(2, 5, 0, 6))
+    again = getattr(clients, question)(ids(2, 5, 0, 6))
     assert again[:3].tolist() == pytest.approx(answers[[2, 1, 0]].tolist(), nan_ok=True)
     assert (ledger.bytes_up, ledger.forward_samples) == (4 * 4, min(5, most) + 2 + min(6, most))
     assert ledger.nonfinite_reports == 1
-    getattr(door.broadcast({"w": torch.ones(2)}), question)(ids(2, 5))  # other losses: another model
+    getattr(clients.broadcast({"w": torch.ones(2)}), question)(ids(2, 5))  # other losses: another model
     assert (ledger.bytes_up, ledger.bytes_down) == (6 * 4, (4 + 2) * MODEL)
 
 
 def test_full_and_batch_losses_are_different_numbers() -> None:
     ledger = Ledger()
-    door = toy_clients([100], LOSSES, ledger=ledger, cohort_size=1)
-    assert door.losses(ids(0)) != door.batch_losses(ids(0))
+    clients = toy_clients([100], LOSSES, ledger=ledger, cohort_size=1)
+    assert clients.losses(ids(0)) != clients.batch_losses(ids(0))
     assert (ledger.bytes_up, ledger.forward_samples) == (2 * 4, 100 + 4)
 
 
@@ -78,22 +78,22 @@ TRAINING = frozenset({Signal.TRAINING})
 
 def test_an_update_that_was_sent_for_comparison_is_not_sent_again() -> None:
     ledger = Ledger()
-    door = toy_clients(SIZES, TRAINING, ledger=ledger)
-    door.updates(ids(0, 1, 2))
+    clients = toy_clients(SIZES, TRAINING, ledger=ledger)
+    clients.updates(ids(0, 1, 2))
     assert (ledger.bytes_up, ledger.uploaded) == (3 * MODEL, set())
-    cohort = door.collect(ids(1, 4))
+    cohort = clients.collect(ids(1, 4))
     assert cohort.delta["w"].tolist() == [[0.5, -0.5], [2, -2]]
     assert (ledger.bytes_up, ledger.uploaded) == (4 * MODEL, {1, 4})
-    door.updates(ids(1, 2, 4))
-    door.collect(ids(1, 2))
+    clients.updates(ids(1, 2, 4))
+    clients.collect(ids(1, 2))
     assert (ledger.bytes_up, ledger.uploaded) == (4 * MODEL, {1, 2, 4})
 
 
 def test_after_a_sketch_the_whole_update_is_sent() -> None:
     ledger = Ledger()
-    door = toy_clients(SIZES, TRAINING, ledger=ledger)
-    door.updates(ids(0, 1), compressor=TopK(size=1))
-    door.collect(ids(1))
+    clients = toy_clients(SIZES, TRAINING, ledger=ledger)
+    clients.updates(ids(0, 1), compressor=TopK(size=1))
+    clients.collect(ids(1))
     assert ledger.bytes_up == 2 * 8 + MODEL
 
 
@@ -114,20 +114,20 @@ class TwoLayers(ToyEngine):
 def test_after_some_layers_the_others_are_sent() -> None:
     ledger = Ledger()
     params = {"a": torch.zeros(2), "b": torch.zeros(1), "buffer": torch.zeros(3)}
-    door = toy_clients(SIZES, TRAINING, ledger=ledger, engine=TwoLayers(), params=params)
-    door.updates(ids(0, 1, 2), layers=["a"])
+    clients = toy_clients(SIZES, TRAINING, ledger=ledger, engine=TwoLayers(), params=params)
+    clients.updates(ids(0, 1, 2), layers=["a"])
     assert ledger.bytes_up == 3 * 2 * 4
-    door.updates(ids(1), layers=["a", "b"])
+    clients.updates(ids(1), layers=["a", "b"])
     assert ledger.bytes_up == (3 * 2 + 1) * 4
-    door.collect(ids(0, 1, 5))  # client 0 still has b and the buffer to send, 1 the buffer, 5 everything
+    clients.collect(ids(0, 1, 5))  # client 0 still has b and the buffer to send, 1 the buffer, 5 everything
     assert ledger.bytes_up == (3 * 2 + 1 + (1 + 3) + 3 + 6) * 4
 
 
 def test_a_training_loss_comes_with_the_collected_update() -> None:
     ledger = Ledger()
-    door = toy_clients(SIZES, TRAINING | {Signal.TRAINING_LOSS}, ledger=ledger)
-    door.updates(ids(1, 4))
-    door.collect(ids(1))
+    clients = toy_clients(SIZES, TRAINING | {Signal.TRAINING_LOSS}, ledger=ledger)
+    clients.updates(ids(1, 4))
+    clients.collect(ids(1))
     assert ledger.bytes_up == 2 * MODEL + 4
 
 
@@ -240,11 +240,11 @@ def test_questions_and_training_are_charged_to_the_clients_time(monkeypatch: pyt
     for name, seconds in (("losses", 3.0), ("train", 5.0)):
         monkeypatch.setattr(engine, name, watch.slow(getattr(engine, name), seconds))
     clock = Clock(torch.device("cpu"), watch.now)
-    door = toy_clients([2, 2], frozenset({Signal.LOSSES, Signal.TRAINING}), engine=engine, clock=clock)
+    clients = toy_clients([2, 2], frozenset({Signal.LOSSES, Signal.TRAINING}), engine=engine, clock=clock)
     with clock("select"):
         watch.time += 1
-        door.losses(door.available)
-        door.train(door.available)
+        clients.losses(clients.available)
+        clients.train(clients.available)
     assert clock.seconds == {"select": 1, "ask": 3, "train": 5, "aggregate": 0, "evaluate": 0}
 
 
@@ -252,10 +252,10 @@ def test_questions_and_training_are_charged_to_the_clients_time(monkeypatch: pyt
 def test_what_clients_compute_of_their_gradients_is_their_time(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Stopwatch()
     monkeypatch.setattr(torch.Tensor, "norm", watch.slow(torch.Tensor.norm, 3.0))
-    monkeypatch.setattr(clients, "_spread", watch.slow(clients._spread, 3.0))
+    monkeypatch.setattr(clients_module, "_spread", watch.slow(clients_module._spread, 3.0))
     clock = Clock(torch.device("cpu"), watch.now)
-    door = toy_clients([2, 2], frozenset({Signal.GRADIENTS}), clock=clock)
+    clients = toy_clients([2, 2], frozenset({Signal.GRADIENTS}), clock=clock)
     with clock("select"):
         watch.time += 1
-        getattr(door, question)(door.available)
+        getattr(clients, question)(clients.available)
     assert clock.seconds == {"select": 1, "ask": 6, "train": 0, "aggregate": 0, "evaluate": 0}

@@ -7,7 +7,7 @@ import torch
 from fedsim.communication.ledger import Ledger
 from fedsim.selectors import lefl as lefl_module
 from fedsim.selectors.lefl import LEFL
-from fedsim.selectors.tools.trees import ward
+from fedsim.selectors.tools.hierarchical_clustering import ward_linkage
 from tests.toys import toy_clients, toy_population
 
 
@@ -15,7 +15,7 @@ def lefl(sizes: list[int], k: int, weights: Any = "aggregator") -> LEFL:
     selector = LEFL(toy_population(sizes, k), weights=weights)
     kinds = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.5, 0.5]]).log()
     selector.predictions = {i: kinds[i % 3].expand(4, 2).clone() for i in range(len(sizes))}
-    selector.strata = selector._strata_of(np.arange(len(sizes)))
+    selector.strata = selector._cluster(np.arange(len(sizes)))
     return selector
 
 
@@ -29,8 +29,8 @@ def test_one_client_of_each_stratum() -> None:
 
 def test_a_stratum_without_anybody_is_filled_up_from_the_others() -> None:
     selector = lefl([1] * 9, 3)
-    door = toy_clients([1] * 9, selector.needs, cohort_size=3, available=[0, 3, 6, 1])
-    ids = selector.select(2, door, np.random.default_rng(0)).ids
+    clients = toy_clients([1] * 9, selector.needs, cohort_size=3, available=[0, 3, 6, 1])
+    ids = selector.select(2, clients, np.random.default_rng(0)).ids
     assert 1 in ids
     assert len(ids) == 3
 
@@ -48,8 +48,8 @@ def test_newcomers_are_asked_when_they_appear() -> None:
     selector, ledger = LEFL(toy_population([2] * 6, 2), weights="aggregator"), Ledger()
     for available, asked_now in (([0, 1, 2], 3), ([0, 1, 2], 0), ([0, 5], 1)):
         before = ledger.forward_samples
-        door = toy_clients([2] * 6, selector.needs, available=available, ledger=ledger)
-        selector.select(1, door, np.random.default_rng(0))
+        clients = toy_clients([2] * 6, selector.needs, available=available, ledger=ledger)
+        selector.select(1, clients, np.random.default_rng(0))
         assert ledger.forward_samples - before == 3 * asked_now
 
 
@@ -68,9 +68,9 @@ def test_strata_are_as_many_as_the_cohort_and_of_distances_in_both_directions(mo
 
     def watched(distances: np.ndarray) -> np.ndarray:
         tables.append(distances)
-        return ward(distances)
+        return ward_linkage(distances)
 
-    monkeypatch.setattr(lefl_module, "ward", watched)
+    monkeypatch.setattr(lefl_module, "ward_linkage", watched)
     selector = lefl([1] * 6, 3)
     assert len(np.unique(selector.strata)) == 3
     p = np.array([[0.9, 0.1], [0.1, 0.9], [0.5, 0.5]])

@@ -154,8 +154,8 @@ def test_once_everybody_has_been_seen_all_are_exploited() -> None:
 def test_a_client_without_data_does_not_keep_exploration_going() -> None:
     selector = oort(sizes=[1] * 9 + [0], k=4)
     seen(selector, [1] * 5 + [90] * 4 + [0], [1] * 9 + [0])
-    door = toy_clients([1] * 9 + [0], selector.needs, cohort_size=4)
-    assert selector.select(2, door, np.random.default_rng(0)).ids.tolist() == [5, 6, 7, 8]
+    clients = toy_clients([1] * 9 + [0], selector.needs, cohort_size=4)
+    assert selector.select(2, clients, np.random.default_rng(0)).ids.tolist() == [5, 6, 7, 8]
 
 
 def test_while_some_are_unseen_the_share_that_cannot_be_explored_is_uniform() -> None:
@@ -174,6 +174,6 @@ def test_while_some_are_unseen_the_share_that_cannot_be_explored_is_uniform() ->
 def test_the_pacer(now: float, expected: float) -> None:
     selector = oort()
     selector.gained = [1.0, 1.0, now, now]
-    assert selector._paced() == expected
+    assert selector._paced_percentile() == expected
     selector.gained = [1.0, 1.0, now]
-    assert selector._paced() == 50
+    assert selector._paced_percentile() == 50

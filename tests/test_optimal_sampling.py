@@ -3,7 +3,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedsim.selectors.optimal_sampling import OptimalSampling, aggregated, exact
+from fedsim.selectors.optimal_sampling import OptimalSampling, aggregated_probabilities, exact_probabilities
 from tests.toys import toy_clients, toy_population
 
 
@@ -16,14 +16,14 @@ from tests.toys import toy_clients, toy_population
     ],
 )
 def test_probabilities_by_hand(u: tuple[float, ...], m: int, expected: tuple[float, ...]) -> None:
-    assert exact(np.array(u, float), m) == pytest.approx(expected)
-    assert aggregated(np.array(u, float), m, 4)[0] == pytest.approx(expected)
+    assert exact_probabilities(np.array(u, float), m) == pytest.approx(expected)
+    assert aggregated_probabilities(np.array(u, float), m, 4)[0] == pytest.approx(expected)
 
 
 def test_exchanges_are_counted_until_nothing_is_left_to_rescale() -> None:
-    assert aggregated(np.array([1.0, 2, 3, 4]), 2, 4)[1] == 1
-    assert aggregated(np.array([1.0, 1, 1, 7]), 2, 4)[1] == 2
-    assert aggregated(np.array([1.0, 2, 4, 8, 16, 32]), 3, 1)[1] == 1
+    assert aggregated_probabilities(np.array([1.0, 2, 3, 4]), 2, 4)[1] == 1
+    assert aggregated_probabilities(np.array([1.0, 1, 1, 7]), 2, 4)[1] == 2
+    assert aggregated_probabilities(np.array([1.0, 2, 4, 8, 16, 32]), 3, 1)[1] == 1
 
 
 @settings(max_examples=100, deadline=None)
@@ -32,7 +32,7 @@ def test_exchanges_are_counted_until_nothing_is_left_to_rescale() -> None:
 @example([100.0] * 10 + [5e-324] * 2, 11)
 def test_probabilities_sum_to_the_budget_and_grow_with_the_norm(values: list[float], m: int) -> None:
     u, m = np.array(values), min(m, len(values))
-    for chances in (exact(u, m), aggregated(u, m, 50)[0]):
+    for chances in (exact_probabilities(u, m), aggregated_probabilities(u, m, 50)[0]):
         assert chances.sum() == pytest.approx(m)
         assert ((chances >= 0) & (chances <= 1 + 1e-12)).all()
         assert (np.diff(chances[np.argsort(u, kind="stable")]) >= -1e-9).all()
@@ -44,14 +44,14 @@ def test_exact_minimises_the_variance_and_the_aggregate_form_converges_to_it(
     values: list[float], m: int, seed: int
 ) -> None:
     u, m = np.array(values), min(m, len(values) - 1)
-    best = exact(u, m)
+    best = exact_probabilities(u, m)
     rng = np.random.default_rng(seed)
     for _ in range(20):
         other = np.clip(best + 0.05 * rng.standard_normal(len(u)), 1e-3, 1)
         other *= m / other.sum()
         if other.max() <= 1:
             assert (u**2 / best).sum() <= (u**2 / other).sum() * (1 + 1e-9)
-    assert aggregated(u, m, 100)[0] == pytest.approx(best)
+    assert aggregated_probabilities(u, m, 100)[0] == pytest.approx(best)
 
 
 def test_weights_make_the_average_unbiased() -> None:

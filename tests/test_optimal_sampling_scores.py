@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedsim.communication.ledger import Ledger
-from fedsim.selectors.optimal_sampling import OptimalSampling, aggregated
+from fedsim.selectors.optimal_sampling import OptimalSampling, aggregated_probabilities
 from tests.toys import toy_clients, toy_population
 
 SIZES = [1, 1, 3]
@@ -15,8 +15,8 @@ def test_chances_grow_with_the_share_of_data_times_the_norm_of_the_update() -> N
     selector = OptimalSampling(toy_population(SIZES, 1), probabilities="exact", iterations=1)
     found: dict[int, set[float]] = {1: set(), 2: set()}
     for seed in range(40):
-        door = toy_clients(SIZES, selector.needs, available=[1, 2], cohort_size=1)
-        selection = selector.select(1, door, np.random.default_rng(seed))
+        clients = toy_clients(SIZES, selector.needs, available=[1, 2], cohort_size=1)
+        selection = selector.select(1, clients, np.random.default_rng(seed))
         assert selection.weights is not None
         for client, weight in zip(selection.ids, selection.weights, strict=True):
             found[int(client)].add(round(float(weight), 6))
@@ -27,10 +27,10 @@ def test_chances_grow_with_the_share_of_data_times_the_norm_of_the_update() -> N
 def test_an_exchange_is_two_numbers_of_everybody(count: int) -> None:
     sizes, ledger = [1, 1, 3, 1, 40], Ledger()
     selector = OptimalSampling(toy_population(sizes, count), probabilities="aggregated", iterations=4)
-    door = toy_clients(sizes, selector.needs, ledger=ledger, cohort_size=count)
-    selector.select(1, door, np.random.default_rng(0))
+    clients = toy_clients(sizes, selector.needs, ledger=ledger, cohort_size=count)
+    selector.select(1, clients, np.random.default_rng(0))
     shares, norms = np.array(sizes) / sum(sizes), np.arange(5) / np.sqrt(2)
-    _, exchanges = aggregated(shares * norms, count, 4)
+    _, exchanges = aggregated_probabilities(shares * norms, count, 4)
     assert exchanges >= 1
     assert ledger.bytes_up == 5 * 4 * (1 + 2 * exchanges)
 
@@ -43,6 +43,6 @@ def test_one_exchange_spreads_what_the_capped_leave_once(
 ) -> None:
     """Scores 10, 1, 1 and K = 2: 2 u / sum u is capped at 1 for the first; the others share what is left of 2. A
     second exchange finds nothing more to do."""
-    chances, asked = aggregated(np.array([10.0, 1, 1]), 2, iterations)
+    chances, asked = aggregated_probabilities(np.array([10.0, 1, 1]), 2, iterations)
     assert chances == pytest.approx(expected)
     assert asked == exchanges

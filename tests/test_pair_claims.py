@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedsim.report.pair_claims import Fold, judge_conditions, judge_table_one, table_one_claims
-from fedsim.report.pair_study import Condition, pick
+from fedsim.report.pair_study.analysis import Condition, pick
+from fedsim.report.pair_study.claims import Fold, judge_conditions, judge_table_one, table_one_claims
 from fedsim.report.runs import Run
 
 NAMES = ["cos_4", "cos_2", "norm_2 sum"]

@@ -9,7 +9,7 @@ import pytest
 
 from fedsim.cli import run
 from fedsim.report.__main__ import main
-from fedsim.report.pair_study import Condition, Scale, fit, labels_of, pick, split_by_seed, table_one
+from fedsim.report.pair_study.analysis import Condition, Scale, fit, labels_of, pick, split_by_seed, table_one
 from fedsim.report.runs import Run
 from fedsim.selectors.tools.pair_features import pair_features
 from fedsim.selectors.tools.power_norm import similarities

@@ -12,8 +12,8 @@ from fedsim.communication.compression import Identity, TopK
 from fedsim.communication.ledger import Ledger
 from fedsim.errors import ConfigError
 from fedsim.selectors.pncs import PNCS
-from fedsim.selectors.tools.power_norm import Reading, similarities
-from fedsim.selectors.tools.subset import least_alike, pair_sum
+from fedsim.selectors.tools.power_norm import PowerSimilarity, similarities
+from fedsim.selectors.tools.subset import least_similar_subset, pair_sum
 from tests.toys import ToyEngine, toy_clients, toy_population
 
 
@@ -36,12 +36,12 @@ READINGS = {
 
 
 @pytest.mark.parametrize(("reading", "p"), [(r, p) for r, values in READINGS.items() for p in values])
-def test_readings_by_hand(reading: Reading, p: float) -> None:
+def test_readings_by_hand(reading: PowerSimilarity, p: float) -> None:
     assert similarities([torch.tensor([X, Y])], p, reading)[0, 1] == pytest.approx(READINGS[reading][p], abs=1e-6)
 
 
 @pytest.mark.parametrize("reading", ["signed_power", "polar", "dot_over_norms", "even_power", "semi"])
-def test_every_reading_is_symmetric_ignores_scale_and_is_a_cosine_at_two(reading: Reading) -> None:
+def test_every_reading_is_symmetric_ignores_scale_and_is_a_cosine_at_two(reading: PowerSimilarity) -> None:
     x = torch.randn(6, 9, generator=torch.Generator().manual_seed(0)).double()
     cosine = torch.nn.functional.cosine_similarity(x[:, None], x[None], dim=2)
     np.testing.assert_allclose(similarities([x], 2.0, reading), cosine, atol=1e-12)
@@ -84,8 +84,8 @@ def symmetric(seed: int, size: int) -> np.ndarray:
 def test_the_best_pair_and_the_tied_triples_by_hand() -> None:
     s = table((1.0, 0), (0.0, 1), (-1.0, 0), (1.0, 1))
     rng = np.random.default_rng(0)
-    assert sorted(least_alike(s, 2, "exact", 0, rng)) == [0, 2]
-    triples = {tuple(sorted(least_alike(s, 3, "exact", 0, np.random.default_rng(i)))) for i in range(30)}
+    assert sorted(least_similar_subset(s, 2, "exact", 0, rng)) == [0, 2]
+    triples = {tuple(sorted(least_similar_subset(s, 3, "exact", 0, np.random.default_rng(i)))) for i in range(30)}
     assert triples == {(0, 1, 2), (0, 2, 3)}
     assert pair_sum(s, np.array([0, 1, 2])) / 3 == pytest.approx(-1 / 3)
 
@@ -95,7 +95,7 @@ def test_the_best_pair_and_the_tied_triples_by_hand() -> None:
 def test_exact_is_the_minimum_and_greedy_with_swaps_never_below_it(seed: int, size: int, count: int) -> None:
     s, count = symmetric(seed, size), min(count, size)
     rng = np.random.default_rng(seed)
-    exact, greedy = (least_alike(s, count, how, 2, rng) for how in ("exact", "greedy"))
+    exact, greedy = (least_similar_subset(s, count, how, 2, rng) for how in ("exact", "greedy"))
     best = min(pair_sum(s, np.array(c)) for c in itertools.combinations(range(size), count))
     assert pair_sum(s, exact) == pytest.approx(best)
     assert pair_sum(s, greedy) >= best - 1e-12
@@ -107,13 +107,13 @@ def test_exact_is_the_minimum_and_greedy_with_swaps_never_below_it(seed: int, si
 def test_swaps_only_ever_help() -> None:
     for seed in range(30):
         s, rng = symmetric(seed, 20), np.random.default_rng(0)
-        without, with_swaps = (pair_sum(s, least_alike(s, 5, "greedy", n, rng)) for n in (0, 5))
+        without, with_swaps = (pair_sum(s, least_similar_subset(s, 5, "greedy", n, rng)) for n in (0, 5))
         assert with_swaps <= without + 1e-12
 
 
 def test_one_client_is_the_least_alike_on_average() -> None:
     s = table((1.0, 0.1), (1.0, 0.2), (-1.0, 0.1), (1.0, 0))
-    assert least_alike(s, 1, "auto", 0, np.random.default_rng(0)).tolist() == [2]
+    assert least_similar_subset(s, 1, "auto", 0, np.random.default_rng(0)).tolist() == [2]
 
 
 def pncs(n: int, k: int, **more: Any) -> PNCS:
@@ -128,8 +128,8 @@ def pncs(n: int, k: int, **more: Any) -> PNCS:
 def history(selector: PNCS, n: int, k: int, rounds: int = 12) -> list[set[int]]:
     result = []
     for t in range(1, rounds + 1):
-        door = toy_clients([2] * n, selector.needs, round=t, cohort_size=k)
-        result.append(set(selector.select(t, door, np.random.default_rng(t)).ids.tolist()))
+        clients = toy_clients([2] * n, selector.needs, round=t, cohort_size=k)
+        result.append(set(selector.select(t, clients, np.random.default_rng(t)).ids.tolist()))
     return result
 
 
@@ -197,9 +197,9 @@ def test_layers_are_averaged_weighted_or_joined_and_asked_for_once() -> None:
     ledger = Ledger()
     for how in ("mean", "params", "concat"):
         selector = pncs(n, 2, layers=["a", "b"], layer_agg=how, p=2.0)
-        door = toy_clients([2] * n, selector.needs, engine=TwoLayers(n), ledger=ledger)
-        door._params = {"a": torch.zeros(2), "b": torch.zeros(1)}
-        tables[how] = selector._similarities(door)[1]
+        clients = toy_clients([2] * n, selector.needs, engine=TwoLayers(n), ledger=ledger)
+        clients._params = {"a": torch.zeros(2), "b": torch.zeros(1)}
+        tables[how] = selector._similarities(clients)[1]
     assert tables["mean"][2:].tolist() == pytest.approx([(-1 + 1) / 2, 1])
     assert tables["params"][2] == pytest.approx((2 * -1 + 1) / 3)
     assert tables["concat"][2] == pytest.approx((-1 + 2) / np.sqrt(2 * 5))
@@ -213,16 +213,16 @@ def test_each_layer_by_itself_is_every_layer_that_the_model_trains() -> None:
         tables = []
         for layers in ("each", ["a", "b"]):
             selector = pncs(n, 2, layers=layers, layer_agg=how, p=2.0)
-            door = toy_clients([2] * n, selector.needs, engine=TwoLayers(n))
-            door._params = {"a": torch.zeros(2), "b": torch.zeros(1)}
-            tables.append(selector._similarities(door))
+            clients = toy_clients([2] * n, selector.needs, engine=TwoLayers(n))
+            clients._params = {"a": torch.zeros(2), "b": torch.zeros(1)}
+            tables.append(selector._similarities(clients))
         assert tables[0].tolist() == tables[1].tolist()
 
 
 def test_weights_and_bias_of_a_layer_are_one_layer() -> None:
-    door = toy_clients([2] * 3, frozenset())
-    door.layer_names = lambda layers: ["body.1.weight", "body.1.bias", "head.weight"]  # type: ignore[method-assign]
-    assert pncs(3, 2, layers="each")._layers(door) == ["body.1", "head"]
+    clients = toy_clients([2] * 3, frozenset())
+    clients.layer_names = lambda layers: ["body.1.weight", "body.1.bias", "head.weight"]  # type: ignore[method-assign]
+    assert pncs(3, 2, layers="each")._layers(clients) == ["body.1", "head"]
 
 
 def test_what_cannot_be_combined_is_refused() -> None:

@@ -12,14 +12,16 @@ import yaml
 
 from fedsim.cli import run as fedsim_run
 from fedsim.errors import FedsimError
-from fedsim.report import measures, published, tables, times
+from fedsim.report import measures
 from fedsim.report.__main__ import main
 from fedsim.report.groups import group_runs
 from fedsim.report.panels import panels_of
-from fedsim.report.published import Claim, Publication, measure_of
 from fedsim.report.runs import Run, read_runs
-from fedsim.report.table import Table
-from fedsim.report.verdicts import judge
+from fedsim.report.tables import results, times
+from fedsim.report.tables.table import Table
+from fedsim.report.verdicts import published
+from fedsim.report.verdicts.judge import judge
+from fedsim.report.verdicts.published import Claim, Publication, measure_of
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
 
@@ -274,7 +276,7 @@ def test_claims_about_trends(tmp_path: Path) -> None:
 def test_the_table_of_selections(tmp_path: Path) -> None:
     write_run(tmp_path, [0.1, 0.2, 0.3], [[0, 1], [1], [1]])
     write_run(tmp_path, [0.1, 0.2, 0.3], [[0, 1], [2, 3], [1]], seed=1)
-    (row,) = tables.selections(group_runs(read_runs(tmp_path))).rows
+    (row,) = results.selections(group_runs(read_runs(tmp_path))).rows
     assert row == ["random", "2 (1/2)", "1", "0.5", "0.75", "2.5", f"{(10 / 16 + 3 / 20) / 2:.3f}"]
 
 

@@ -13,7 +13,7 @@ from fedsim.report.__main__ import main
 from fedsim.report.groups import group_runs
 from fedsim.report.protocol import protocol_of
 from fedsim.report.runs import read_runs
-from fedsim.report.verdicts import Judged, judge_all
+from fedsim.report.verdicts.judge import Judged, judge_all
 from fedsim.tracking.files import json_ready
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedsim.report.rules import (
+from fedsim.report.statistics import Difference, Estimate, differences
+from fedsim.report.verdicts.rules import (
     Evidence,
     corrected,
     exceeds,
@@ -17,7 +18,6 @@ from fedsim.report.rules import (
     rises,
     show_share,
 )
-from fedsim.report.statistics import Difference, Estimate, differences
 
 
 def apart(*values: float) -> Difference:

@@ -35,7 +35,7 @@ def test_fedcor_draws_at_random_in_rounds_0_to_warmup_and_fits_after_it(monkeypa
         by_process.append(now)
         return np.array([0, 1])
 
-    monkeypatch.setattr(fedcor_module, "greedy_falls", greedy)
+    monkeypatch.setattr(fedcor_module, "greedy_selection", greedy)
     monkeypatch.setattr(selector.process, "fit", lambda p, r, w, steps: (fits.append((now, len(r), steps)), p)[1])
     for t in range(1, 10):
         now = t - 1

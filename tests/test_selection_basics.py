@@ -43,9 +43,9 @@ def test_the_highest_come_best_first_and_nan_comes_last() -> None:
 
 
 def test_k_is_at_most_the_number_of_those_available() -> None:
-    door = toy_clients([1] * 5, frozenset(), available=[1, 4])
-    assert Full(toy_population([1] * 5, 3)).cohort_size(door) == 2
-    assert Full(toy_population([1] * 5, 1)).cohort_size(door) == 1
+    clients = toy_clients([1] * 5, frozenset(), available=[1, 4])
+    assert Full(toy_population([1] * 5, 3)).cohort_size(clients) == 2
+    assert Full(toy_population([1] * 5, 1)).cohort_size(clients) == 1
 
 
 def test_sizes_are_those_of_the_clients_that_are_available() -> None:
@@ -54,15 +54,15 @@ def test_sizes_are_those_of_the_clients_that_are_available() -> None:
         Random(toy_population([50, 1, 9], 1), mode="size"),
         MultinomialRandom(toy_population([50, 1, 9], 1)),
     ):
-        door = toy_clients([50, 1, 9], frozenset(), available=[1, 2])
-        picks = [int(selector.select(1, door, rng(s)).ids[0]) for s in range(2000)]
+        clients = toy_clients([50, 1, 9], frozenset(), available=[1, 2])
+        picks = [int(selector.select(1, clients, rng(s)).ids[0]) for s in range(2000)]
         assert np.mean(np.array(picks) == 2) == pytest.approx(0.9, abs=0.03)
 
 
 def test_a_saved_state_is_not_changed_by_going_on() -> None:
     selector, other = (RoundRobin(toy_population([1] * 4, 2)) for _ in range(2))
-    door = toy_clients([1] * 4, frozenset())
-    selector.select(1, door, rng())
+    clients = toy_clients([1] * 4, frozenset())
+    selector.select(1, clients, rng())
     other.load_state_dict({"queue": (state := np.array([3, 2, 1, 0]))})
     other.queue[:] = 9
     assert state.tolist() == [3, 2, 1, 0]
@@ -85,34 +85,34 @@ def test_candidates_are_twice_k_unless_there_are_fewer_clients() -> None:
 @pytest.mark.parametrize(("num_rounds", "last"), [(10, 5), (9, 4)])
 def test_adaptive_asks_everybody_up_to_half_of_the_rounds(num_rounds: int, last: int) -> None:
     selector = pow_d([1] * 6, 2, num_rounds=num_rounds, schedule="adaptive")
-    assert [selector._d(t) for t in (1, last, last + 1, num_rounds)] == [6, 6, 2, 2]
+    assert [selector._num_candidates_in(t) for t in (1, last, last + 1, num_rounds)] == [6, 6, 2, 2]
 
 
 def test_latest_losses_are_of_those_that_took_part_and_others_come_first() -> None:
     selector = pow_d([1] * 4, 1, 4, estimate="last")
     selector.observe(1, toy_cohort([0, 2], [1, 1], [[0, 0], [0, 0]], loss=np.array([5.0, 7.0])), None)  # type: ignore[arg-type]
     assert selector.seen.tolist() == [True, False, True, False]
-    door = toy_clients([1] * 4, selector.needs, cohort_size=1)
-    assert {int(selector.select(2, door, rng(s)).ids[0]) for s in range(20)} == {1, 3}
+    clients = toy_clients([1] * 4, selector.needs, cohort_size=1)
+    assert {int(selector.select(2, clients, rng(s)).ids[0]) for s in range(20)} == {1, 3}
     selector.seen[:] = True
-    assert selector.select(3, door, rng()).ids.tolist() == [2]
+    assert selector.select(3, clients, rng()).ids.tolist() == [2]
 
 
 def test_candidates_are_drawn_by_size_among_those_available() -> None:
     selector = pow_d([90, 1, 9, 1], 1, 1)
-    door = toy_clients([90, 1, 9, 1], selector.needs, available=[1, 2], cohort_size=1)
-    picks = [int(selector.select(1, door, rng(s)).ids[0]) for s in range(2000)]
+    clients = toy_clients([90, 1, 9, 1], selector.needs, available=[1, 2], cohort_size=1)
+    picks = [int(selector.select(1, clients, rng(s)).ids[0]) for s in range(2000)]
     assert np.mean(np.array(picks) == 2) == pytest.approx(0.9, abs=0.03)
 
 
 @pytest.mark.parametrize(("estimate", "question"), [("full", "losses"), ("batch", "batch_losses")])
 def test_each_estimate_asks_its_own_question(estimate: str, question: str, monkeypatch: pytest.MonkeyPatch) -> None:
     selector = pow_d([1] * 3, 1, 3, estimate=estimate)
-    door = toy_clients([1] * 3, selector.needs, cohort_size=1)
+    clients = toy_clients([1] * 3, selector.needs, cohort_size=1)
     asked: list[str] = []
     for name in ("losses", "batch_losses"):
-        monkeypatch.setattr(door, name, lambda ids, n=name: (asked.append(n), np.array([1.0, 3.0, 2.0])[ids])[1])
-    assert selector.select(1, door, rng()).ids.tolist() == [1]
+        monkeypatch.setattr(clients, name, lambda ids, n=name: (asked.append(n), np.array([1.0, 3.0, 2.0])[ids])[1])
+    assert selector.select(1, clients, rng()).ids.tolist() == [1]
     assert asked == [question]
 
 
@@ -123,8 +123,8 @@ def test_another_runs_participation_of_exactly_as_many_rounds_is_enough(tmp_path
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"uploaded": n}) + "\n" for n in (1, 3)))
     population = toy_population([1] * 4, 2, 2)
     selector = TopLoss(population, count=None, match=str(tmp_path), first_round_full=False)
-    door = toy_clients([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 3.0]))
-    assert [selector.select(t, door, rng()).ids.tolist() for t in (1, 2)] == [[3], [1, 2, 3]]
+    clients = toy_clients([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 3.0]))
+    assert [selector.select(t, clients, rng()).ids.tolist() for t in (1, 2)] == [[3], [1, 2, 3]]
 
 
 # --- pairs ---------------------------------------------------------------------------------------------------------
@@ -141,10 +141,10 @@ def test_a_pairs_step_is_against_its_mean_gradient_and_step_times_lr_long() -> N
 
     selector = PairStudy(toy_population([1] * 3, 1), powers=[2], step=0.5)
     selector.select(1, toy_clients([1] * 3, selector.needs, cohort_size=1), rng())
-    assert selector._seen is not None
-    before, lr, *rest = selector._seen
+    assert selector._before is not None
+    before, lr, *rest = selector._before
     assert lr == 1.0
-    selector._seen = (before, 0.1, *rest)
+    selector._before = (before, 0.1, *rest)
     selector.observe(1, toy_cohort([0], [1], [[0, 0]]), Server())  # type: ignore[arg-type]
     means = np.array([[1.5, -1 / 14], [2, -2 / 7], [2.5, -5 / 14]])
     assert np.array(tried) == pytest.approx(-0.05 * means, rel=1e-5)

@@ -10,9 +10,9 @@ from fedsim.communication.ledger import Ledger
 from fedsim.selectors import divfl as divfl_module
 from fedsim.selectors import pncs as pncs_module
 from fedsim.selectors.divfl import DivFL
-from fedsim.selectors.tools.divergence import divergences
+from fedsim.selectors.tools.kl_divergence import kl_divergences
 from fedsim.selectors.tools.pair_features import pair_features
-from fedsim.selectors.tools.subset import least_alike
+from fedsim.selectors.tools.subset import least_similar_subset
 from tests.test_pncs import pncs
 from tests.toys import toy_clients, toy_population
 
@@ -84,7 +84,7 @@ def test_age_counts_by_the_mean_of_a_pairs(monkeypatch: pytest.MonkeyPatch) -> N
         tables.append(table)
         return np.arange(count)
 
-    monkeypatch.setattr(pncs_module, "least_alike", watched)
+    monkeypatch.setattr(pncs_module, "least_similar_subset", watched)
     for weight in (0.0, 0.5):
         selector = pncs(3, 2, age_weight=weight, queue_length=0)
         selector.last_round[:] = [4, 1, 0]
@@ -102,7 +102,7 @@ def test_a_batch_gradient_is_of_one_batch(grad: str, samples: int) -> None:
 
 def test_the_one_least_like_the_others_does_not_count_its_likeness_to_itself() -> None:
     table = np.array([[5.0, 0, 1], [0, 0, 2], [1, 2, 0]])
-    assert least_alike(table, 1, "auto", 0, rng()).tolist() == [0]
+    assert least_similar_subset(table, 1, "auto", 0, rng()).tolist() == [0]
 
 
 def test_features_do_not_depend_on_the_order_of_a_pair_nor_sparsity_on_scale() -> None:
@@ -117,4 +117,4 @@ def test_features_do_not_depend_on_the_order_of_a_pair_nor_sparsity_on_scale() -
 def test_a_probability_of_zero_counts_as_1e_8() -> None:
     p = torch.tensor([[[0.5, 0.5]], [[1.0, 0.0]]], dtype=torch.float64)
     expected = 0.5 * np.log(0.5 / 1e-8) + 0.5 * np.log(0.5)
-    assert divergences(p.log(), "sum")[0, 1] == pytest.approx(expected)
+    assert kl_divergences(p.log(), "sum")[0, 1] == pytest.approx(expected)

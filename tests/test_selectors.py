@@ -42,8 +42,8 @@ def pow_d(n: int, k: int, d: int | None, estimate: str = "full", **more: object)
 
 def test_random_includes_every_client_with_probability_k_over_n() -> None:
     selector = Random(toy_population([1] * 10, 3), mode="uniform")
-    door = toy_clients([1] * 10, frozenset())
-    counts = Counter(i for t in range(2000) for i in selector.select(t, door, rng(t)).ids)
+    clients = toy_clients([1] * 10, frozenset())
+    counts = Counter(i for t in range(2000) for i in selector.select(t, clients, rng(t)).ids)
     assert all(abs(counts[i] / 2000 - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 2000) for i in range(10))
 
 
@@ -51,14 +51,14 @@ def test_random_includes_every_client_with_probability_k_over_n() -> None:
 def test_random_covers_a_hundred_clients_as_predicted(k: int, mean: int, low: int, high: int) -> None:
     """selectors.md 2.1: 103 rounds on average at K=5 (10-90%: 75-136), 50 at K=10 (37-65)."""
     selector = Random(toy_population([1] * 100, k), mode="uniform")
-    door = toy_clients([1] * 100, frozenset())
+    clients = toy_clients([1] * 100, frozenset())
     rounds = []
     for seed in range(150):
         seen: set[int] = set()
         t = 0
         while len(seen) < 100:
             t += 1
-            seen.update(selector.select(t, door, rng(t, seed)).ids)
+            seen.update(selector.select(t, clients, rng(t, seed)).ids)
         rounds.append(t)
     assert abs(np.mean(rounds) - mean) < 4 * np.std(rounds) / np.sqrt(150) + 1
     assert np.quantile(rounds, 0.1) == pytest.approx(low, abs=6)
@@ -68,8 +68,8 @@ def test_random_covers_a_hundred_clients_as_predicted(k: int, mean: int, low: in
 def test_random_by_size_never_takes_a_client_without_data_and_prefers_large_ones() -> None:
     sizes = [0, 1, 1, 8]
     selector = Random(toy_population(sizes, 1), mode="size")
-    door = toy_clients(sizes, frozenset())
-    counts = Counter(int(selector.select(t, door, rng(t)).ids[0]) for t in range(2000))
+    clients = toy_clients(sizes, frozenset())
+    counts = Counter(int(selector.select(t, clients, rng(t)).ids[0]) for t in range(2000))
     assert counts[0] == 0
     assert abs(counts[3] / 2000 - 0.8) < 4 * np.sqrt(0.8 * 0.2 / 2000)
 
@@ -77,10 +77,10 @@ def test_random_by_size_never_takes_a_client_without_data_and_prefers_large_ones
 def test_md_is_unbiased_and_weighs_by_multiplicity() -> None:
     sizes = [1, 2, 3, 4]
     selector = MultinomialRandom(toy_population(sizes, 3))
-    door = toy_clients(sizes, frozenset())
+    clients = toy_clients(sizes, frozenset())
     total = np.zeros(4)
     for t in range(4000):
-        selection = selector.select(t, door, rng(t))
+        selection = selector.select(t, clients, rng(t))
         assert selection.weights is not None
         assert selection.weights.sum() == pytest.approx(1)
         assert np.allclose(selection.weights * 3, np.round(selection.weights * 3))
@@ -96,11 +96,11 @@ def test_full_takes_everyone_with_data() -> None:
 
 
 def test_round_robin_covers_everyone_in_ceil_n_over_k_rounds_and_differs_by_seed() -> None:
-    door = toy_clients([1] * 10, frozenset())
+    clients = toy_clients([1] * 10, frozenset())
     orders = []
     for seed in (0, 1):
         selector = RoundRobin(toy_population([1] * 10, 3))
-        picks = [selector.select(t, door, rng(t, seed)).ids.tolist() for t in range(1, 11)]
+        picks = [selector.select(t, clients, rng(t, seed)).ids.tolist() for t in range(1, 11)]
         assert len(set(sum(picks[:4], []))) == 10
         assert Counter(sum(picks, [])) == dict.fromkeys(range(10), 3)
         orders.append(picks)
@@ -122,8 +122,8 @@ def test_pow_d_takes_the_highest_losses_among_all_candidates() -> None:
 
 def test_pow_d_breaks_ties_at_random() -> None:
     selector = pow_d(4, 1, 4)
-    door = door_on([0.5, 2.0, 1.0, 2.0], selector)
-    counts = Counter(int(selector.select(t, door, rng(t)).ids[0]) for t in range(1000))
+    clients = door_on([0.5, 2.0, 1.0, 2.0], selector)
+    counts = Counter(int(selector.select(t, clients, rng(t)).ids[0]) for t in range(1000))
     assert set(counts) == {1, 3}
     assert abs(counts[1] / 1000 - 0.5) < 4 * np.sqrt(0.25 / 1000)
 
@@ -131,16 +131,16 @@ def test_pow_d_breaks_ties_at_random() -> None:
 def test_pow_d_with_few_candidates_returns_ids_and_not_positions() -> None:
     """d < N: the highest loss of the candidates, which is client 9's only when 9 is a candidate."""
     selector = pow_d(10, 1, 3)
-    door = door_on([float(i) for i in range(10)], selector)
-    counts = Counter(int(selector.select(t, door, rng(t)).ids[0]) for t in range(2000))
+    clients = door_on([float(i) for i in range(10)], selector)
+    counts = Counter(int(selector.select(t, clients, rng(t)).ids[0]) for t in range(2000))
     assert counts[0] == counts[1] == 0  # never the best of three
     assert abs(counts[9] / 2000 - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 2000)
 
 
 def test_pow_d_with_d_equal_k_is_its_candidates_and_asks_nothing() -> None:
     selector = pow_d(10, 3, 3)
-    assert selector.caveat is not None
-    assert "random selection" in selector.caveat
+    assert selector.warning is not None
+    assert "random selection" in selector.warning
     silent = toy_clients([1] * 10, frozenset())  # a question would raise
     assert len(selector.select(1, silent, rng(1)).ids) == 3
 
@@ -158,15 +158,15 @@ def test_only_clients_with_data_are_candidates() -> None:
 
 def test_rpow_d_asks_nothing_takes_the_unseen_first_and_then_the_highest_last_loss() -> None:
     selector = pow_d(3, 1, 3, "last")
-    door = toy_clients([1] * 3, selector.needs, cohort_size=1)
+    clients = toy_clients([1] * 3, selector.needs, cohort_size=1)
     server = Server(ToyEngine([1]), None, selector.needs, None, {})  # type: ignore[arg-type]
     picked = []
     for t in range(1, 4):
-        ids = selector.select(t, door, rng(t)).ids
+        ids = selector.select(t, clients, rng(t)).ids
         picked += ids.tolist()
         selector.observe(t, toy_cohort(ids, [1], [[0.0, 0.0]], loss=np.array([float(ids[0])])), server)
     assert sorted(picked) == [0, 1, 2]
-    assert selector.select(4, door, rng(4)).ids.tolist() == [2]
+    assert selector.select(4, clients, rng(4)).ids.tolist() == [2]
 
 
 def test_adapow_d_asks_everyone_in_the_first_half_and_nobody_after() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.selectors.s_fedavg import SFedAvg
-from fedsim.selectors.shapley import Valuation, averaged, exact_values, sampled_values
+from fedsim.selectors.shapley import Valuation, average_model, exact_values, sampled_values
 from fedsim.selectors.shapley_bandit import ShapleyBandit
 from fedsim.types import Evaluation, Params
 from tests.toys import toy_clients, toy_cohort, toy_population
@@ -79,9 +79,9 @@ def valuation(**more: Any) -> Valuation:
 
 def test_averages_of_subsets() -> None:
     cohort = toy_cohort([2, 5, 7], [1, 3, 4], [[3, 0], [1, 2], [9, 9]])
-    assert torch.equal(averaged(cohort, frozenset(), False)["w"], cohort.start["w"])
-    assert averaged(cohort, frozenset({0, 1}), False)["w"].tolist() == [2, 1]
-    assert averaged(cohort, frozenset({0, 1}), True)["w"].tolist() == [1.5, 1.5]
+    assert torch.equal(average_model(cohort, frozenset(), False)["w"], cohort.start["w"])
+    assert average_model(cohort, frozenset({0, 1}), False)["w"].tolist() == [2, 1]
+    assert average_model(cohort, frozenset({0, 1}), True)["w"].tolist() == [1.5, 1.5]
 
 
 @pytest.mark.parametrize("utility", ["loss", "accuracy"])
@@ -107,8 +107,8 @@ def test_everybody_is_valued_once_and_then_the_highest_means_win() -> None:
     selector = ShapleyBandit(toy_population([1] * 6, 2), valuation=valuation(), confidence=0.0)
     worth, rounds = np.array([0.0, 5, 1, 4, 2, 3]), []
     for t in range(1, 6):
-        door = toy_clients([1] * 6, selector.needs, round=t)
-        ids = selector.select(t, door, np.random.default_rng(t)).ids
+        clients = toy_clients([1] * 6, selector.needs, round=t)
+        ids = selector.select(t, clients, np.random.default_rng(t)).ids
         rounds.append(ids.tolist())
         delta = [[float(worth[i]), 0.0] for i in ids]
         selector.observe(t, toy_cohort(ids.tolist(), [1, 1], delta), OneNumber())  # type: ignore[arg-type]

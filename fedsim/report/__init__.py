@@ -1,7 +1,17 @@
-"""Reports over finished runs: tables, figures, statistics, and the papers' numbers with a verdict.
+"""Reports over finished runs: tables, figures, statistics, and a comparison with the papers' numbers.
 
-Data flows one way: `runs` reads folders, `groups` puts runs together that differ by seed alone, `measures` takes
-numbers of a run, `statistics` compares them. `published` holds what papers print, `protocol` says whether runs are
-those of a preset, `rules` how a number or claim is judged, `verdicts` judges. `tables`, `figures` and `page` show it
-all.
+    runs        reads the folders of runs
+    groups      puts runs together that differ by their seed alone
+    panels      arranges groups: one panel per setting, one line per method
+    measures    computes single numbers of a run (final accuracy, rounds to a target, ...)
+    statistics  means with intervals, paired differences, corrections for many tests
+    protocol    tells whether runs follow a preset
+    verdicts/   what papers print, the rules of judging, the judgements
+    pair_study/ PNCS's Table I: its own analysis and claims
+    tables/     all tables, as terminal text, Markdown, LaTeX and CSV
+    figures     all figures
+    html_page   one HTML page with everything
+    summary     the numbers worth keeping, as JSON, and the comparison of two such files
+
+Data flows one way, from `runs` down this list.
 """

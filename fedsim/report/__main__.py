@@ -18,17 +18,17 @@ from typing import Any
 from rich.console import Console
 
 from fedsim.errors import FedsimError
-from fedsim.report import tables, times
 from fedsim.report.figures import all_plots
 from fedsim.report.groups import Group, group_runs
-from fedsim.report.page import page
-from fedsim.report.pair_claims import judge_table_one, table_one_claims
-from fedsim.report.pair_study import table_one
+from fedsim.report.html_page import page
+from fedsim.report.pair_study.analysis import table_one
+from fedsim.report.pair_study.claims import judge_table_one, table_one_claims
 from fedsim.report.panels import Panel, panels_of
 from fedsim.report.runs import read_runs
 from fedsim.report.summary import compare, summary_of
-from fedsim.report.table import Table
-from fedsim.report.verdicts import Judged, judge_all
+from fedsim.report.tables import papers, results, times
+from fedsim.report.tables.table import Table
+from fedsim.report.verdicts.judge import Judged, judge_all
 
 WIDE = 180
 """Columns where there is no terminal."""
@@ -99,13 +99,13 @@ def read_earlier(path: Path) -> dict[str, Any]:
 def all_tables(groups: Sequence[Group], panels: Sequence[Panel], judged: Sequence[Judged]) -> list[Table]:
     """Verdicts first where there are any; tables without rows are left out."""
     made = [
-        tables.numbers(judged),
-        tables.claims(judged),
-        tables.overview(groups),
-        tables.checkpoints(groups),
-        tables.pairs(panels),
-        tables.targets(panels),
-        tables.selections(groups),
+        papers.numbers(judged),
+        papers.claims(judged),
+        results.overview(groups),
+        results.checkpoints(groups),
+        results.pairs(panels),
+        results.targets(panels),
+        results.selections(groups),
         times.phases(groups),
         times.selection_times(groups),
     ]

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedsim.report import measures
 from fedsim.report.groups import Group, show_labels
-from fedsim.report.table import Table
+from fedsim.report.tables.table import Table
 
 KEPT = {
     "final_accuracy": measures.final_accuracy(),

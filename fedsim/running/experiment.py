@@ -78,8 +78,8 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
     experiment.division.save(plan.folder / "partition.npz")
     trackers = Trackers({n: make(node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()})
     trackers.start(_run_info(plan, alone))
-    for caveat in filter(None, (simulation.components.selector.caveat,)):
-        trackers.message(caveat)
+    for warning in filter(None, (simulation.components.selector.warning,)):
+        trackers.message(warning)
     records: list[Record] = []
     status, error = "done", None
     initial_accuracy = simulation.evaluate().accuracy

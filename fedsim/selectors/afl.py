@@ -1,26 +1,35 @@
-"""Active federated learning (Goetz et al., "Active Federated Learning", 2019). Not agnostic FL, which shares its
-initials."""
+"""Active federated learning (Goetz et al., "Active Federated Learning", 2019); not agnostic federated learning, which
+has the same initials."""
 
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.signals import Signal
-from fedsim.errors import at_least, between, check
-from fedsim.selectors.base import Selector, ascending
-from fedsim.types import Ids, Population, Selection
+from fedsim.selectors.base import (
+    Clients,
+    Ids,
+    Population,
+    Selection,
+    Selector,
+    Signal,
+    ascending,
+    at_least,
+    between,
+    check,
+)
 
 
 class AFL(Selector):
-    """Draws by a softmax over values v_k = sqrt(n_k) * (mean loss at the model that k last received).
+    """Draws clients by a softmax over values v_k = sqrt(n_k) * (mean loss of client k at the model it last received).
 
-    The int(alpha1 N) clients of lowest value are left out; int((1 - alpha3) K) come from the others with probability
-    softmax(alpha2 v), without replacement; the rest uniformly from everybody not drawn yet. Only the selected report a
-    new value, of the model before their training. `init: query` asks everybody in round 1 (FedCor's code);
-    `equal` starts from equal values. Where too few clients are left to draw from, uniform draws fill up (numpy's
-    choice would raise). Ties at the border of the lowest are broken at random.
+    The int(alpha1 N) clients with the lowest values are excluded. Of the K clients, int((1 - alpha3) K) are drawn from
+    the others with probability softmax(alpha2 v), without replacement, and the rest uniformly from all clients not yet
+    drawn. Only the selected clients report a new value, computed on the model before their training.
+
+    `init: query` requests the losses of all clients in round 1 (FedCor's code); `init: equal` starts with equal values.
+    If fewer clients have a positive probability than are to be drawn by softmax, uniform draws fill up (NumPy's
+    `choice` would raise). Ties at the border of the excluded clients are broken at random.
     """
 
     needs = frozenset({Signal.LOSSES})
@@ -41,31 +50,34 @@ class AFL(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         if round == 1 and self.init == "query":
-            self._report(clients.available, clients)
+            self._update_values(clients.available, clients)
         ids, count = clients.available, self.cohort_size(clients)
         probabilities = self.probabilities(self.values[ids], rng)
-        by_value = min(int(round_up((1 - self.alpha3) * count)), int((probabilities > 0).sum()))
-        first = rng.choice(len(ids), by_value, replace=False, p=probabilities)
-        rest = rng.choice(np.setdiff1d(np.arange(len(ids)), first), count - by_value, replace=False)
-        chosen = ascending(ids[np.concatenate([first, rest])])
-        self._report(chosen, clients)
+        num_by_value = min(floor((1 - self.alpha3) * count), int((probabilities > 0).sum()))
+        by_value = rng.choice(len(ids), num_by_value, replace=False, p=probabilities)
+        uniform = rng.choice(np.setdiff1d(np.arange(len(ids)), by_value), count - num_by_value, replace=False)
+        chosen = ascending(ids[np.concatenate([by_value, uniform])])
+        self._update_values(chosen, clients)
         return Selection(chosen)
 
     def probabilities(self, values: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-        """Softmax over all but the int(alpha1 N) lowest values, 0 for those [len(values)]."""
+        """Probabilities [n] for `values` [n]: a softmax over all but the int(alpha1 n) lowest, which get 0.
+
+        Values that are not finite count as lowest; the result is uniform if no finite value remains.
+        """
         values = np.nan_to_num(values, nan=-np.inf)
         order = rng.permutation(len(values))
         order = order[np.argsort(values[order], kind="stable")]
-        kept = order[int(round_up(self.alpha1 * len(values))) :]
+        kept = order[floor(self.alpha1 * len(values)) :]
         weights = np.zeros(len(values))
         if len(kept) and np.isfinite(values[kept]).any():
             weights[kept] = np.exp(self.alpha2 * (values[kept] - values[kept].max()))
         return weights / weights.sum() if weights.sum() > 0 else np.full(len(values), 1 / max(len(values), 1))
 
-    def _report(self, ids: Ids, clients: Clients) -> None:
+    def _update_values(self, ids: Ids, clients: Clients) -> None:
         self.values[ids] = np.sqrt(self.population.sizes[ids]) * clients.losses(ids)
 
 
-def round_up(value: float) -> float:
-    """`value` with float error removed, so that int() of .3 * 10 is 3."""
-    return value + 1e-9
+def floor(value: float) -> int:
+    """int(value), with a tolerance of 1e-9 for rounding errors: floor(.29 * 100) is 29."""
+    return int(value + 1e-9)

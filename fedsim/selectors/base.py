@@ -1,7 +1,8 @@
-"""What every selector is, and the few operations that many of them share.
+"""The interface of selectors, and operations that many of them share.
 
-To add one: a Python file with a subclass and a YAML in conf/selector/. Nothing else is edited; the contract tests find
-it by listing conf/selector/.
+To add a selector, write a Python file with a subclass of `Selector` and a YAML file in conf/selector/; no other file is
+edited. The contract tests find it by listing conf/selector/. This module exports everything that a selector needs
+besides NumPy.
 """
 
 import copy
@@ -15,66 +16,103 @@ from numpy.typing import NDArray
 from fedsim.communication.clients import Clients
 from fedsim.communication.server import Server
 from fedsim.communication.signals import Signal
-from fedsim.types import Cohort, Ids, Population, Selection
+from fedsim.errors import FedsimError, at_least, between, check, one_of, positive, rule
+from fedsim.types import Cohort, Evaluation, Ids, Params, Population, Selection, Stack
+
+__all__ = [
+    "Clients",
+    "Cohort",
+    "Evaluation",
+    "FedsimError",
+    "Ids",
+    "Params",
+    "Population",
+    "Selection",
+    "Selector",
+    "Server",
+    "Signal",
+    "Stack",
+    "ascending",
+    "at_least",
+    "between",
+    "check",
+    "highest",
+    "one_of",
+    "positive",
+    "rule",
+    "softmax",
+    "weighted_without_replacement",
+]
 
 
 class Selector(ABC):
-    """Picks the clients of a round.
+    """Selects the clients of each round.
 
-    Hyper-parameters are keyword-only constructor parameters, annotated, without defaults; ranges are checked there
-    (`fedsim.errors.check`). The constructor must be cheap: it also runs once to check a config before any work.
+    Hyper-parameters are keyword-only constructor parameters with type annotations and without defaults: their values
+    stand in the YAML file. The constructor checks their ranges (`check`). It must be cheap, because it also runs once
+    when a config is validated before any work is done.
     """
 
     needs: frozenset[Signal] = frozenset()
-    """Every signal that `select` or `observe` asks for; may be narrowed per object by its hyper-parameters."""
+    """All signals that `select` and `observe` may request; an instance may narrow it by its hyper-parameters."""
     adaptive: bool = False
-    """True if the method itself decides how many clients take part; else exactly min(K, available) are expected."""
+    """True if the method decides how many clients take part; if False, exactly min(K, available) must be selected."""
     state: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes that cross rounds: all that must be saved for an exact resume."""
+    """Names of the attributes that persist between rounds: everything that an exact resume has to restore."""
 
     def __init__(self, population: Population) -> None:
         self.population = population
 
     @property
     def start_up_rounds(self) -> int:
-        """How many of the first rounds cost other than the later ones. Reports scale costs by the later ones alone."""
+        """Number of initial rounds whose cost differs from that of later ones.
+
+        Reports extrapolate costs to more rounds from the later rounds alone.
+        """
         return 0
 
     @abstractmethod
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        """The clients of `round` (1-based), among `clients.available`. `rng` is the round's own stream."""
+        """Select the clients of `round` (1-based) from `clients.available`.
+
+        `clients` answers the requests declared in `needs` and charges their cost. `rng` is a random stream of this
+        round; use no other source of randomness.
+        """
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:  # noqa: B027
-        """What the server learns anyway: the cohort's updates, and what it can compute by itself."""
+        """Called after aggregation with the cohort's updates, which the server has at no extra cost.
+
+        `server` computes on the server's own data (validation split, public samples) and holds the new global model.
+        """
 
     @property
-    def caveat(self) -> str | None:
-        """One line that a user of these hyper-parameters should read before the run, or None."""
+    def warning(self) -> str | None:
+        """One line that is shown to the user before the run with these hyper-parameters, or None."""
         if Signal.LABEL_COUNTS in self.needs:
             return "every client tells the server how many samples of each class it holds"
         return None
 
     @property
     def trace(self) -> Mapping[str, Any] | None:
-        """What is worth keeping of the round observed last, as JSON values: a line of trace.jsonl. None: nothing."""
+        """Values of the last observed round to record as one line of trace.jsonl (JSON types), or None."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything that crosses rounds."""
+        """A deep copy of the attributes named in `state`."""
         return {name: copy.deepcopy(getattr(self, name)) for name in self.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state_dict` was taken."""
+        """Restore a state taken by `state_dict`."""
         for name in self.state:
             setattr(self, name, copy.deepcopy(state[name]))
 
     def cohort_size(self, clients: Clients) -> int:
-        """K, or fewer if fewer clients are available."""
+        """min(K, number of available clients)."""
         return min(self.population.cohort_size, len(clients.available))
 
 
 def highest(scores: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Positions of the `count` highest scores, best first; ties at random; nan ranks last (selectors.md section 1)."""
+    """Positions [count] of the highest `scores` [n], in descending order; ties are broken at random, nan ranks last."""
     shuffled = rng.permutation(len(scores))
     values = scores[shuffled]
     order = np.lexsort((-np.nan_to_num(values, nan=-np.inf), np.isnan(values)))
@@ -84,9 +122,10 @@ def highest(scores: NDArray[np.float64], count: int, rng: np.random.Generator) -
 def weighted_without_replacement(
     weights: NDArray[np.float64], count: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Up to `count` positions drawn one after another with probability proportional to the remaining weights.
+    """Up to `count` positions of `weights` [n], drawn one by one with probability proportional to the weights left.
 
-    Efraimidis and Spirakis (2006): the largest u^(1/w), here as log(u)/w. Positions of weight zero are never drawn.
+    Method of Efraimidis and Spirakis (2006): the positions of the largest keys u^(1/w), computed as log(u) / w.
+    Positions of weight zero are never drawn, so that fewer than `count` may come back.
     """
     possible = np.flatnonzero(weights > 0)
     keys = np.log(rng.random(len(possible))) / weights[possible]
@@ -94,12 +133,12 @@ def weighted_without_replacement(
 
 
 def softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """exp(values) over their sum."""
+    """exp(values) / sum exp(values), [n]; computed without overflow."""
     exponents = np.exp(values - values.max())
     shares: NDArray[np.float64] = exponents / exponents.sum()
     return shares
 
 
 def ascending(ids: NDArray[np.int64]) -> Ids:
-    """`ids` as a selection wants them."""
+    """`ids` as sorted int64, the form that `Selection` requires."""
     return np.sort(np.asarray(ids, dtype=np.int64))

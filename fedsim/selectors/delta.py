@@ -1,28 +1,23 @@
-"""DELTA (Wang et al., "DELTA: Diverse Client Sampling for Fasting Federated Learning", NeurIPS 2023), in its practical
-form."""
+"""DELTA (Wang et al., "DELTA: Diverse Client Sampling for Fasting Federated Learning", NeurIPS 2023), the practical
+algorithm."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.server import Server
-from fedsim.communication.signals import Signal
-from fedsim.errors import at_least, check
-from fedsim.selectors.base import Selector
-from fedsim.types import Cohort, Population, Selection
+from fedsim.selectors.base import Clients, Cohort, Population, Selection, Selector, Server, Signal, at_least, check
 
 Floats = NDArray[np.float64]
 
 
 class Delta(Selector):
-    """K draws with replacement from P, where P_k grows with how far a client's gradient is from the mean and how much
-    its mini-batches disagree.
+    """K draws with replacement from probabilities P that grow with gradient diversity and local gradient variance.
 
-    P = p at first (p_k = n_k / n). Those that took part in a round share the mass they had anew, in proportion to
-    sqrt(`diversity` zeta_k^2 + `variance` sigma_k^2): zeta_k is the distance of k's mean gradient, its update over
-    lr and steps, from the cohort's mean; sigma_k the root mean square distance of its mini-batch gradients from their
-    mean, one number that it sends after a pass over its data. Weights are draws p_k / (K P_k), an unbiased estimate of
-    full participation. Where clients are away, p and P are those of the others.
+    Initially P_k = p_k = n_k / n. After a round, the probability mass of its participants is redistributed among them
+    in proportion to sqrt(`diversity` zeta_k^2 + `variance` sigma_k^2). zeta_k is the distance of client k's mean
+    gradient (its update divided by learning rate and number of steps) from the cohort's mean; sigma_k is the root mean
+    square distance of its mini-batch gradients from their mean, one number that the client sends after a pass over its
+    data. A client drawn m times gets the aggregation weight m p_k / (K P_k), which makes the average an unbiased
+    estimate of full participation. If some clients are unavailable, p and P are renormalised over the others.
     """
 
     adaptive = True
@@ -41,25 +36,28 @@ class Delta(Selector):
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids, count = clients.available, self.population.cohort_size
         p = self.population.sizes[ids] / self.population.sizes[ids].sum()
-        chances = self.probabilities[ids] / self.probabilities[ids].sum()
-        draws = rng.multinomial(count, chances)
+        probabilities = self.probabilities[ids] / self.probabilities[ids].sum()
+        draws = rng.multinomial(count, probabilities)
         chosen = np.flatnonzero(draws)
         self._ids, self._lr = ids[chosen], clients.lr
         self._spreads = clients.gradient_spreads(self._ids)
-        return Selection(self._ids, draws[chosen] * p[chosen] / (count * chances[chosen]))
+        return Selection(self._ids, draws[chosen] * p[chosen] / (count * probabilities[chosen]))
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
-        slopes = cohort.updates.double() / -self._lr
-        gradients = (slopes.cpu().numpy().T / np.maximum(cohort.steps, 1)).T
+        gradient_sums = cohort.updates.double() / -self._lr
+        gradients = (gradient_sums.cpu().numpy().T / np.maximum(cohort.steps, 1)).T
         zeta = np.linalg.norm(gradients - gradients.mean(0), axis=1)
         sigma = self._spreads[np.searchsorted(self._ids, cohort.ids)]
-        self.probabilities[cohort.ids] = refreshed_mass(
+        self.probabilities[cohort.ids] = redistribute_mass(
             self.probabilities[cohort.ids], np.sqrt(self.diversity * zeta**2 + self.variance * sigma**2)
         )
 
 
-def refreshed_mass(mass: Floats, scores: Floats) -> Floats:
-    """The sum of `mass` in proportion to `scores`; as it was where they give none."""
+def redistribute_mass(mass: Floats, scores: Floats) -> Floats:
+    """sum(`mass`) distributed in proportion to `scores`, both [K].
+
+    `mass` itself is returned if any score is not finite or not > 0.
+    """
     usable = np.isfinite(scores) & (scores > 0)
     if not usable.all():
         return mass

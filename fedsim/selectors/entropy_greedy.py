@@ -4,22 +4,19 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.signals import Signal
-from fedsim.errors import check, rule
-from fedsim.selectors.base import Selector, ascending, highest
-from fedsim.selectors.tools.labels import asked
-from fedsim.selectors.tools.waiting import not_waiting
-from fedsim.types import Population, Selection
+from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, check, highest, rule
+from fedsim.selectors.tools.label_counts import collect_label_counts
+from fedsim.selectors.tools.queues import not_queued
 
 Floats = NDArray[np.float64]
 
 
 class EntropyGreedy(Selector):
-    """Adds, one by one, the client that makes the entropy of the pooled labels highest; ties at random.
+    """Adds clients one by one, each time the one that maximises the entropy of the pooled labels; ties at random.
 
-    The last `queue_length` selected clients sit out (None: half of all, a choice of ours); where fewer than K are left,
-    those that have waited longest come back. Clients tell their label counts once.
+    The last `queue_length` selected clients are not eligible (None: N // 2, which is our choice). If fewer than K
+    clients are eligible, those that have been in the queue longest are released. Clients report their label counts
+    once.
     """
 
     needs = frozenset({Signal.LABEL_COUNTS})
@@ -37,15 +34,15 @@ class EntropyGreedy(Selector):
         return 1
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        self.counts = asked(self.counts, clients)
+        self.counts = collect_label_counts(self.counts, clients)
         count = self.cohort_size(clients)
-        ids = not_waiting(clients.available, self.queue, count)
-        counts, left = self.counts[ids].astype(np.float64), np.ones(len(ids), dtype=bool)
+        ids = not_queued(clients.available, self.queue, count)
+        counts, remaining = self.counts[ids].astype(np.float64), np.ones(len(ids), dtype=bool)
         picks: list[int] = []
         for _ in range(count):
-            values = np.where(left, np.round(entropies(counts + counts[picks].sum(0)), 12), -np.inf)
+            values = np.where(remaining, np.round(entropies(counts + counts[picks].sum(0)), 12), -np.inf)
             picks.append(int(highest(values, 1, rng)[0]))
-            left[picks[-1]] = False
+            remaining[picks[-1]] = False
         chosen = [int(i) for i in ids[picks]]
         kept = [i for i in self.queue if i not in chosen]
         self.queue = [*kept, *chosen][-self.queue_length :] if self.queue_length else []
@@ -53,7 +50,7 @@ class EntropyGreedy(Selector):
 
 
 def entropies(counts: Floats) -> Floats:
-    """Entropy of each row's shares [n], in nats."""
+    """Entropies [n] in nats of the label distributions given by the rows of `counts` [n, C]."""
     shares = counts / counts.sum(1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(shares > 0, shares * np.log(shares), 0.0)

@@ -1,22 +1,23 @@
-"""The schedules of GPFL's weight of exploration."""
+"""Schedules of the exploration weight alpha in GPFL's bandit index."""
 
 from abc import ABC, abstractmethod
 
-from fedsim.errors import at_least, check, positive
+from fedsim.selectors.base import at_least, check, positive
 
 
 class Exploration(ABC):
-    """The weight alpha of exploration in round t (1-based) of T."""
+    """The exploration weight alpha_t in round t (1-based) of T."""
 
     @abstractmethod
     def alpha(self, t: int, num_rounds: int) -> float:
-        """alpha_t >= 0."""
+        """alpha_t >= 0 in round `t` (1-based) of `num_rounds`."""
 
 
 class Linear(Exploration):
-    """rho t / T (Eq. 7); `reference` rounds take the place of T, or that share of T where it is below 1.
+    """alpha_t = rho t / T (Eq. 7).
 
-    GPFL's Fig. 7 ran 800 rounds with a reference of 500, a share of .625: alpha reaches 1.6 rho (the authors' logs).
+    `reference` replaces T: a number of rounds if it is >= 1, a share of T if it is below 1. GPFL's Fig. 7 ran 800
+    rounds with a reference of 500 (a share of .625), so that alpha reaches 1.6 rho, as the authors' logs show.
     """
 
     def __init__(self, *, rho: float, reference: float | None) -> None:
@@ -29,7 +30,7 @@ class Linear(Exploration):
 
 
 class Fixed(Exploration):
-    """The same alpha throughout (Fig. 7a)."""
+    """A constant alpha (Fig. 7a)."""
 
     def __init__(self, *, value: float) -> None:
         check(at_least("value", value, 0))
@@ -40,7 +41,7 @@ class Fixed(Exploration):
 
 
 class Decreasing(Exploration):
-    """rho (1 - (t - 1) / T)."""
+    """alpha_t = rho (1 - (t - 1) / T)."""
 
     def __init__(self, *, rho: float) -> None:
         check(at_least("rho", rho, 0))
@@ -51,7 +52,7 @@ class Decreasing(Exploration):
 
 
 class Triangular(Exploration):
-    """t / peak up to round `peak`, then 2 peak / (t + peak) (the default of the authors' code, with peak 100)."""
+    """alpha_t = t / peak before round `peak`, then 2 peak / (t + peak); the authors' code has peak 100 by default."""
 
     def __init__(self, *, peak: int) -> None:
         check(at_least("peak", peak, 1))

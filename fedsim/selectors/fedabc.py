@@ -1,4 +1,4 @@
-"""FedABC: attention-based client selection (sections and equations of "FedABC" in the paper's numbering)."""
+"""FedABC: attention-based client selection. Section and equation numbers are the paper's."""
 
 from abc import ABC, abstractmethod
 from typing import Literal
@@ -8,32 +8,39 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.server import Server
-from fedsim.communication.signals import Signal
-from fedsim.errors import check, positive, rule
-from fedsim.selectors.base import Selector
-from fedsim.selectors.tools.divergence import divergences
-from fedsim.types import Cohort, Population, Selection
+from fedsim.selectors.base import (
+    Clients,
+    Cohort,
+    Population,
+    Selection,
+    Selector,
+    Server,
+    Signal,
+    check,
+    positive,
+    rule,
+)
+from fedsim.selectors.tools.kl_divergence import kl_divergences
 
-REACHED = 1e-9
-"""Slack of "the sum has reached tau", as .1 * 3 > .3 in floats."""
+TOLERANCE = 1e-9
+"""Rounding tolerance when sums of shares are compared with tau: .1 * 3 > .3 in floating point."""
 
 
 class Threshold(ABC):
-    """How many of the highest scores are taken in round t (0-based) of T."""
+    """The rule for how many of the highest scores are selected in round t (0-based) of T."""
 
     @abstractmethod
     def count(self, shares: NDArray[np.float64], t: int, num_rounds: int) -> int:
-        """How many of the descending `shares` (sum 1) are selected; at least one."""
+        """Number of clients to select, >= 1; `shares` [N] are their scores' shares, descending, with sum 1."""
 
 
 class Cumulative(Threshold):
-    """The fewest clients whose shares sum to tau_t (section V-A, in place of Eq. 14).
+    """The smallest number of top clients whose shares sum to tau_t (section V-A, used in place of Eq. 14).
 
-    `step`: tau = start + increment * floor(t / every), the paper's. `linear`, `convex`, `concave`: from start towards
-    `end` with u = t / (T - 1), as u, u^2 and ln(1 + 9u) / ln 10. `mode: reach` stops at >= tau (which gives the
-    paper's 32% fewer participants), `exceed` at > tau as printed. tau >= 1 takes everybody.
+    `schedule: step` is the paper's tau_t = start + increment * floor(t / every). The others go from `start` to `end`
+    with u = t / (T - 1): `linear` as u, `convex` as u^2, `concave` as ln(1 + 9u) / ln 10. `mode: reach` stops when the
+    sum is >= tau, which gives the paper's 32% fewer participants; `exceed` stops when it is > tau, as printed. All
+    clients are selected if tau >= 1.
     """
 
     def __init__(
@@ -56,7 +63,7 @@ class Cumulative(Threshold):
         self.mode = mode
 
     def tau(self, t: int, num_rounds: int) -> float:
-        """The threshold of round t (0-based)."""
+        """The threshold tau_t of round `t` (0-based)."""
         if self.schedule == "step":
             return self.start + self.increment * (t // self.every)
         u = t / max(num_rounds - 1, 1)
@@ -65,15 +72,15 @@ class Cumulative(Threshold):
 
     def count(self, shares: NDArray[np.float64], t: int, num_rounds: int) -> int:
         tau, sums = self.tau(t, num_rounds), np.cumsum(shares)
-        short = sums < tau - REACHED if self.mode == "reach" else sums <= tau + REACHED
-        return min(int(short.sum()) + 1, len(shares)) if tau < 1 - REACHED else len(shares)
+        below = sums < tau - TOLERANCE if self.mode == "reach" else sums <= tau + TOLERANCE
+        return min(int(below.sum()) + 1, len(shares)) if tau < 1 - TOLERANCE else len(shares)
 
 
 class Lambda(Threshold):
-    """Clients whose share exceeds lambda / eta_t, with eta_t increasing (the rule below Eq. 14).
+    """Clients whose share exceeds lambda / eta_t, with increasing eta_t (the rule below Eq. 14).
 
-    lambda is `strength` and eta_t = 1 + `growth` * t here; the paper gives neither, and wants eta_t in (0, 1], which is
-    a factor of lambda.
+    Here lambda is `strength` and eta_t = 1 + `growth` * t. The paper gives no values, and has eta_t in (0, 1], which
+    differs from this by a constant factor that lambda can absorb.
     """
 
     def __init__(self, *, strength: float, growth: float) -> None:
@@ -85,16 +92,20 @@ class Lambda(Threshold):
 
 
 class FedABC(Selector):
-    """Losses of all clients, smoothed by attention over the similarity of their models on public data.
+    """Selects by the losses of all clients, smoothed by attention over the similarity of their models on public data.
 
-    d_kj = KL(P_k || P_j) on the public samples (Eq. 9, 10; `kl_reduction: mean` divides by the number of classes as
-    printed), c_kj = softmax_j(-d_kj) including j = k unless `self_term` is off (Eq. 11), v_j the loss of the global
-    model (Eq. 12), S_k = sum_j c_kj v_j (Eq. 13), shares S / sum S, which the paper does not print but its thresholds
-    need. The highest shares up to the threshold take part; `weights: score` averages them by S (Eq. 15). Round 1 (the
-    paper's round 0) is full, with a plain average. The server keeps each client's latest predictions, not its model;
-    those of clients that did not take part are stale. A loss that is not finite counts as the largest finite one;
-    without any score, shares are uniform. A client never seen (one that was away in round 1) is like everybody else
-    on average: its attention is uniform.
+    Scores: d_kj = KL(P_k || P_j) on the public samples (Eq. 9, 10; `kl_reduction: mean` also divides by the number of
+    classes, as printed); attention c_kj = softmax_j(-d_kj), including j = k unless `self_term` is false (Eq. 11); v_j
+    is the loss of the global model on client j's data (Eq. 12); S_k = sum_j c_kj v_j (Eq. 13). The scores are
+    normalised to shares S_k / sum S, which the paper does not print but its thresholds require. The clients with the
+    highest shares are selected, as many as `threshold` says. `weights: score` averages their models in proportion to S
+    (Eq. 15).
+
+    In round 1 (round 0 of the paper) all clients take part, with the aggregator's average. The server keeps the latest
+    predictions of each client, not its model; those of clients that did not take part in the last round are stale. A
+    loss that is not finite is replaced by the largest finite one. Shares are uniform if all scores are 0. A client
+    without predictions (unavailable in round 1, and not selected since) has divergence 0 to and from all others, so
+    that its attention is uniform.
     """
 
     adaptive = True
@@ -138,7 +149,7 @@ class FedABC(Selector):
             self.predictions[int(client)] = prediction.cpu()
 
     def scores(self, losses: NDArray[np.float64], divergences: NDArray[np.float64]) -> NDArray[np.float64]:
-        """S [K] from losses v [K] and d [K, K] (Eq. 11, 13)."""
+        """The scores S [N] from losses v [N] and divergences d [N, N] of the available clients (Eq. 11, 13)."""
         logits = -divergences
         if not self.self_term and len(losses) > 1:
             logits = np.where(np.eye(len(losses), dtype=bool), -np.inf, logits)
@@ -151,7 +162,7 @@ class FedABC(Selector):
         result = np.zeros((len(ids), len(ids)))
         if known:
             log_p = torch.stack([self.predictions[int(ids[row])] for row in known])
-            result[np.ix_(known, known)] = divergences(log_p, self.kl_reduction)
+            result[np.ix_(known, known)] = kl_divergences(log_p, self.kl_reduction)
         return result
 
     def _weights(self, ids: NDArray[np.int64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -161,7 +172,7 @@ class FedABC(Selector):
 
 
 def finite_losses(losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Losses with those that are not finite replaced by the largest finite one (0 if there is none)."""
+    """`losses` [N] with values that are not finite replaced by the largest finite one (0 if there is none)."""
     finite = np.isfinite(losses)
     largest = losses[finite].max() if finite.any() else 0.0
     return np.where(finite, losses, largest)

@@ -4,25 +4,22 @@ Class-Imbalance Reduction", ICML 2023)."""
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.signals import Signal
-from fedsim.errors import at_least, check
-from fedsim.selectors.base import Selector, ascending
-from fedsim.selectors.tools.labels import asked
-from fedsim.types import Population, Selection
+from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, at_least, check
+from fedsim.selectors.tools.label_counts import collect_label_counts
 
 Floats = NDArray[np.float64]
-SMALLEST = 1e-9
-"""QCID of a perfectly balanced set, so that its inverse exists."""
+MIN_QCID = 1e-9
+"""Lower bound of QCID values: a perfectly balanced pool has QCID 0, which has no inverse."""
 
 
 class FedCBS(Selector):
-    """Draws clients one by one so that their pooled labels are balanced.
+    """Draws clients one by one with probabilities that favour a balanced pool of labels.
 
-    QCID(S) = sum_ij n_i n_j <h_i, h_j> / (sum_S n_i)^2 - 1 / C, 0 for a balanced pool. The first client is drawn with
-    weight 1 / QCID(k) + `exploration` sqrt(3 ln t / (2 n_k)), n_k its selections so far (at least 1); the m-th with
-    weight QCID(S)^(m-1) / QCID(S + k)^m. Clients tell their label counts once. (The paper obtains the inner products
-    under encryption; here the server sees the counts.)
+    The imbalance of a set S of clients is QCID(S) = sum_ij n_i n_j <h_i, h_j> / (sum_S n_i)^2 - 1 / C, where h_i is the
+    label distribution of client i; it is 0 for a balanced pool. The first client is drawn with weight
+    1 / QCID({k}) + `exploration` sqrt(3 ln t / (2 m_k)), where m_k >= 1 counts the selections of client k so far; the
+    m-th client with weight QCID(S)^(m-1) / QCID(S + {k})^m. Clients report their label counts once. Deviation: the
+    paper obtains the inner products under encryption; here the server sees the counts.
     """
 
     needs = frozenset({Signal.LABEL_COUNTS})
@@ -40,26 +37,26 @@ class FedCBS(Selector):
         return 1
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        self.counts, ids = asked(self.counts, clients), clients.available
+        self.counts, ids = collect_label_counts(self.counts, clients), clients.available
         counts = self.counts[ids].astype(np.float64)
         bonus = np.sqrt(3 * np.log(round) / (2 * np.maximum(self.pulls[ids], 1)))
-        weights = 1 / imbalances(counts, np.zeros(counts.shape[1])) + self.exploration * bonus
-        left, picks = np.ones(len(ids), dtype=bool), []
+        weights = 1 / qcid_with_each(counts, np.zeros(counts.shape[1])) + self.exploration * bonus
+        remaining, picks = np.ones(len(ids), dtype=bool), []
         for m in range(2, self.cohort_size(clients) + 2):
-            picks.append(int(rng.choice(len(ids), p=weights * left / (weights * left).sum())))
-            left[picks[-1]] = False
-            if not left.any():
+            picks.append(int(rng.choice(len(ids), p=weights * remaining / (weights * remaining).sum())))
+            remaining[picks[-1]] = False
+            if not remaining.any():
                 break
-            after = np.log(imbalances(counts, counts[picks].sum(0)))
-            weights = np.exp(-m * (after - after[left].min()))
+            after = np.log(qcid_with_each(counts, counts[picks].sum(0)))
+            weights = np.exp(-m * (after - after[remaining].min()))
         chosen = ascending(ids[picks])
         self.pulls[chosen] += 1
         return Selection(chosen)
 
 
-def imbalances(counts: Floats, pool: Floats) -> Floats:
-    """QCID of the `pool` [C] with each row of `counts` [n, C] added [n]."""
+def qcid_with_each(counts: Floats, pool: Floats) -> Floats:
+    """QCID [n] of the label counts `pool` [C] after adding each row of `counts` [n, C] to it."""
     pooled = counts + pool
     qcid = (pooled**2).sum(1) / pooled.sum(1) ** 2 - 1 / counts.shape[1]
-    result: Floats = np.maximum(qcid, SMALLEST)
+    result: Floats = np.maximum(qcid, MIN_QCID)
     return result

@@ -6,41 +6,54 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.signals import Signal
-from fedsim.errors import at_least, between, check, positive
-from fedsim.selectors.base import Selector, ascending
-from fedsim.selectors.tools.gaussian_process import Kernel, Objective, Parameters, greedy_falls, process_for
-from fedsim.types import Params, Population, Selection
+from fedsim.selectors.base import (
+    Clients,
+    Params,
+    Population,
+    Selection,
+    Selector,
+    Signal,
+    ascending,
+    at_least,
+    between,
+    check,
+    positive,
+)
+from fedsim.selectors.tools.gaussian_process import Kernel, Objective, Parameters, greedy_selection, make_process
 
 Floats = NDArray[np.float64]
 SMALLEST_DISCOUNT = 1e-12
 
 
 class FedCor(Selector):
-    """The K clients whose expected loss falls would lower the losses of all the most, given how losses move together.
+    """Selects the K clients whose training is expected to lower the weighted sum of all clients' losses the most.
 
-    Counting rounds e from 0: until e = `warmup` clients are drawn uniformly and all report their losses before and
-    after, which gives one observation each. Then the process is fitted (`first_steps`; with `warmup_steps` > 0 also
-    after every earlier warm-up round, as in the 2022 code). After each later round divisible by `interval`, K random
-    clients train *virtually*, everybody reports the losses of the present and of the virtual model, the virtual one is
-    thrown away, the process is refitted (`refit_steps`) and all discounts start again at 1; after any other round the
-    discounts of the selected are multiplied by `beta` (section 4.3). `uniform_shares` sets p_k = 1 (GPFL's code).
+    A Gaussian process models how the clients' losses change together in a round. An observation is the vector of all
+    clients' loss changes over one round. Rounds e are counted from 0 as in the paper.
 
-    Observations count with weight `gamma`^age and are forgotten after `window` rounds. `history: intervals` (the 2022
-    code): fits after the warm-up see the last ceil((window + 1) / interval) observations only, each of which counts as
-    `interval` rounds older than the next, whenever it was made. `update_mean` fits residuals from the weighted mean of
-    the observations, else from 0 (2022).
+    Warm-up (e <= `warmup`): clients are drawn uniformly; all clients report their losses before and after the round,
+    which gives one observation per round. After the last warm-up round the process is fitted with `first_steps` steps;
+    with `warmup_steps` > 0 it is also fitted after every earlier warm-up round, as in the 2022 code.
 
-    `kernel`: linear (the default of the code, with no amplitude), linear_normalised or se (amplitude trained, `length`
-    fixed); `objective`: marginal likelihood (mml) or leave-one-out (loo). Linear kernels with mml cost O(N q) a step,
-    the others O(N^3). `epsilon`: share of random picks; `least_fall`: fewer than K where no other client promises as
-    much (both off in the paper's runs).
+    Later rounds: clients are selected greedily (Eq. 13, see `greedy_selection`). After each round divisible by
+    `interval`, K random clients train *virtually*: all clients report the losses of the present model and of the
+    virtual average, which is then discarded; the process is refitted (`refit_steps`) and all discounts are reset to 1.
+    After any other round the discounts of the selected clients are multiplied by `beta` (section 4.3).
 
-    The questions "after round e" are asked at the beginning of round e + 1, whose model is the same; a client that was
-    asked and is then selected does not download it again. Clients that are away report no change. The virtual training
-    of a client is its real one if it is selected in that round. The rule of the 2022 code differs by its noise variance
-    (1e-4), which stands in the denominators alone.
+    Observations are weighted by `gamma`^age and dropped after `window` rounds. `history: intervals` is the 2022 code:
+    fits after the warm-up use only the last ceil((window + 1) / interval) observations, each counted as `interval`
+    rounds older than the next one, whenever it was made. `update_mean` subtracts the weighted mean of the observations
+    before a fit; false fits around 0 (2022). `uniform_shares` sets p_k = 1 in place of n_k / n (GPFL's code).
+
+    `kernel`: linear (the default of the code; no amplitude), linear_normalised or se (both with a trained amplitude;
+    `length` is fixed). `objective`: marginal likelihood (mml) or leave-one-out likelihood (loo). A fitting step costs
+    O(N q) for linear kernels with mml, O(N^3) otherwise. `epsilon` is the probability that a pick is random;
+    `least_fall` selects fewer than K clients if no other one has so large an expected fall (both unused in the paper).
+
+    Implementation: requests "after round e" are made at the beginning of round e + 1, when the global model is the
+    same; a client that answered them and is then selected does not download that model again. Unavailable clients count
+    as unchanged. If a virtually trained client is selected in the same round, its training is done and charged once.
+    The selection rule of the 2022 code differs by its noise variance (1e-4), which occurs only in the denominators.
     """
 
     needs = frozenset({Signal.LOSSES})
@@ -87,7 +100,7 @@ class FedCor(Selector):
             positive("fit_lr", fit_lr),
         )
         n = population.num_clients
-        self.process = process_for(kernel, objective, noise, length, fit_lr)
+        self.process = make_process(kernel, objective, noise, length, fit_lr)
         self.warmup, self.interval, self.window = warmup, interval, window
         self.history = history
         self.gamma, self.beta = gamma, beta
@@ -105,49 +118,51 @@ class FedCor(Selector):
 
     @property
     def start_up_rounds(self) -> int:
-        return self.warmup + 2  # what the last round of the warm-up has changed is asked for in the next one
+        return self.warmup + 2  # rounds 0..warmup, and the one that requests the losses after the last of them
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         e, count = round - 1, self.cohort_size(clients)
         if e == 0:
             embedding = rng.standard_normal((self.dimension, self.population.num_clients)) / np.sqrt(self.dimension)
             self.parameters = {"embedding": embedding, "amplitude": np.ones(())}
-        self._learn(e - 1, clients, count, rng)
+        self._observe_and_fit(e - 1, clients, count, rng)
         if e <= self.warmup:
             return Selection(ascending(rng.choice(clients.available, count, replace=False)))
         ids = clients.available
         covariance = self.process.covariance({**self.parameters, "embedding": self.parameters["embedding"][:, ids]})
         shares, discounts = self.shares[ids], self.discounts[ids]
-        falls = greedy_falls(covariance, shares, discounts, count, rng, epsilon=self.epsilon, least=self.least_fall)
-        chosen = ids[falls]
+        positions = greedy_selection(
+            covariance, shares, discounts, count, rng, epsilon=self.epsilon, min_fall=self.least_fall
+        )
+        chosen = ids[positions]
         if e % self.interval:
             self.discounts[chosen] = np.maximum(self.discounts[chosen] * self.beta, SMALLEST_DISCOUNT)
         return Selection(ascending(chosen))
 
-    def _learn(self, last: int, clients: Clients, count: int, rng: np.random.Generator) -> None:
-        """What the paper does after round `last`, on the same model."""
+    def _observe_and_fit(self, last: int, clients: Clients, count: int, rng: np.random.Generator) -> None:
+        """The steps that the paper takes after round `last`: request losses, add an observation, fit."""
         if last <= self.warmup:
-            before, self.losses = self.losses, self._ask(clients)
+            before, self.losses = self.losses, self._query_losses(clients)
             if last < 0:
                 return
-            self._remember(self.losses - before, last)
+            self._add_observation(self.losses - before, last)
             steps = self.first_steps if last == self.warmup else self.warmup_steps
             self._fit(steps, last)
         elif last % self.interval == 0:
             virtual = clients.collect(ascending(rng.choice(clients.available, count, replace=False)))
             average: Params = {n: w + virtual.delta[n].mean(0) for n, w in virtual.start.items()}
-            before = self._ask(clients)
-            self._remember(self._ask(clients.broadcast(average)) - before, last)
+            before = self._query_losses(clients)
+            self._add_observation(self._query_losses(clients.broadcast(average)) - before, last)
             self._fit(self.refit_steps, last)
             self.discounts[:] = 1
 
-    def _ask(self, clients: Clients) -> Floats:
-        """Losses of all [N], those of clients that are away as they were (nan if never known)."""
+    def _query_losses(self, clients: Clients) -> Floats:
+        """Losses of all clients [N]; the last known loss for unavailable ones (nan if there is none)."""
         losses = self.losses.copy()
         losses[clients.available] = clients.losses(clients.available)
         return losses
 
-    def _remember(self, change: Floats, e: int) -> None:
+    def _add_observation(self, change: Floats, e: int) -> None:
         self.changes.append(np.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0))
         self.rounds.append(e)
         while self.rounds[0] < e - self.window:
@@ -161,7 +176,7 @@ class FedCor(Selector):
         self.parameters = self.process.fit(self.parameters, changes - mean, weights, steps)
 
     def _observations(self, now: int) -> tuple[Floats, Floats]:
-        """What a fit after round `now` sees: loss changes [E, N], the latest last, and their weights [E]."""
+        """Observations for a fit after round `now`: loss changes [E, N], oldest first, and their weights [E]."""
         ages = now - np.array(self.rounds, dtype=np.float64)
         if self.history == "intervals" and now > self.warmup:
             count = min(-(-(self.window + 1) // self.interval), len(ages))

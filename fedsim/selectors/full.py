@@ -1,14 +1,12 @@
-"""Full participation: the upper baseline, and FedABC's "FedAvg"."""
+"""Full participation: the upper baseline of selection methods; FedABC calls it "FedAvg"."""
 
 import numpy as np
 
-from fedsim.communication.clients import Clients
-from fedsim.selectors.base import Selector
-from fedsim.types import Selection
+from fedsim.selectors.base import Clients, Selection, Selector
 
 
 class Full(Selector):
-    """Every available client, every round; `cohort_size` has no effect."""
+    """Selects all available clients in every round; `cohort_size` has no effect."""
 
     adaptive = True
 

@@ -1,5 +1,7 @@
-"""GPFL: gradient projection and an exploit-explore bandit, as the paper reads. The authors' published code does
-something else: gpfl_official.py."""
+"""GPFL: gradient projection and an exploit-explore bandit, as the paper describes it.
+
+The authors' published code implements a different algorithm: see gpfl_official.py.
+"""
 
 from typing import Literal
 
@@ -8,41 +10,67 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.communication.clients import Clients
 from fedsim.communication.local_results import row_blocks
-from fedsim.communication.server import Server
-from fedsim.communication.signals import Signal
-from fedsim.errors import at_least, check, positive
-from fedsim.selectors.base import Selector, ascending, highest, softmax
+from fedsim.selectors.base import (
+    Clients,
+    Cohort,
+    Evaluation,
+    Ids,
+    Params,
+    Population,
+    Selection,
+    Selector,
+    Server,
+    Signal,
+    Stack,
+    ascending,
+    at_least,
+    check,
+    highest,
+    positive,
+    softmax,
+)
 from fedsim.selectors.exploration import Exploration
-from fedsim.types import Cohort, Evaluation, Ids, Params, Population, Selection, Stack
 
 Floats = NDArray[np.float64]
 LocalDirection = Literal["per_lr", "update", "per_step", "momentum_buffer", "full_gradient"]
-REPORTED = ("momentum_buffer", "full_gradient")
-"""Local directions that clients send besides their update."""
+REPORTED_DIRECTIONS = ("momentum_buffer", "full_gradient")
+"""Local directions that clients send in addition to their update."""
 
 
 class GPFL(Selector):
-    """The K clients of highest GPCB u_i = mean reward + alpha sqrt(2 ln(sum_j n_j) / n_i) (Eq. 6).
+    """Selects the K clients of highest index u_i = mean reward + alpha sqrt(2 ln(sum_j n_j) / n_i) (GPCB, Eq. 6).
 
-    Round 1: every client trains and uploads (Algorithm 1); c_i = <g_i, g> / |g| with g their mean direction, the K
-    highest are selected and counted, and their models averaged. Later rounds: the reward of *every* client is its
-    share of the softmax over all (stale) c (Eq. 5), for those selected last times 2 exp(A^{t-1} - A^{t-2}), or, if the
-    accuracy did not change, exp of the fall of the loss (Eq. 8, whose second branch is printed with the opposite sign:
-    `tie_sign: literal`); the mean is over rounds. g_i = (w - w_i) / lr for those that trained, c_i its projection on
-    the global direction of the round before (Eq. 3), which is then the server's own step.
+    n_i counts the selections of client i; c_i is its gradient projection.
 
-    Switches: `init` all_clients | cover (as the authors' code: `cover_rounds` rounds of random clients not selected
-    before) | none (never selected ones come first); `init_aggregate` topk | all (everybody's models are averaged in
-    round 1) | none (the model of round 1 stays); `metric` projection | cosine | dot; `local_direction` per_lr | update
-    | per_step (divided by lr and steps) | momentum_buffer (the last one, sent as well) | full_gradient (at the trained
-    model, sent as well); `global_direction` previous | same_round | server_momentum; `per_tensor`: the mean of one
-    projection per parameter tensor instead of one flat one; `softmax_over` all | selected; `reward_average` rounds |
-    pulls | pulls_plus_one; `rank_by` gpcb | gp (Algorithm 1 to the letter: sort by c); `weights` aggregator | by_gp
-    (the selected weigh by the softmax of their latest c: another reading of FedAvg(w, S, C)); `factor` literal2 |
-    centred (without the 2, which makes small losses of accuracy a reward); `reward_eval` validation | test (the
-    authors' code). A direction or reward that is not finite is dropped for the round.
+    Round 1 (Algorithm 1): all clients train and upload. c_i = <g_i, g> / |g|, where g is the mean of all g_i. The K
+    clients of highest c are selected and their models averaged.
+
+    Later rounds: g_i = (w - w_i) / lr for the clients that trained; c_i is its projection on the global direction of
+    the previous round (Eq. 3), which is the server's own step of that round. The c of other clients are kept. The
+    reward of *every* client is its share of the softmax over all c (Eq. 5). For the clients selected last it is
+    multiplied by 2 exp(A^{t-1} - A^{t-2}), with A the accuracy, or, if the accuracy did not change, by exp of the
+    decrease of the loss (Eq. 8). The mean reward is over rounds. Directions and rewards that are not finite are dropped
+    for the round.
+
+    Switches; the first value of each follows the paper:
+
+    - `init`: all_clients | cover (the authors' code: `cover_rounds` rounds of random clients not selected before) |
+      none (clients never selected rank first).
+    - `init_aggregate`, the models averaged in round 1: topk | all | none (the initial model stays).
+    - `metric`: projection <g_i, g> / |g| | cosine | dot <g_i, g>.
+    - `local_direction`, what g_i is: per_lr (update / lr) | update | per_step (update / (lr steps)) | momentum_buffer
+      (the client's last one, sent in addition) | full_gradient (at the trained model, sent in addition).
+    - `global_direction`, what g is: previous (round) | same_round | server_momentum (accumulated with
+      `server_momentum`).
+    - `per_tensor`: false | true (the mean of one projection per parameter tensor).
+    - `softmax_over`: all | selected.
+    - `reward_average`, the divisor of the reward sum: rounds | pulls (selections) | pulls_plus_one.
+    - `rank_by`: gpcb | gp (sort by c, Algorithm 1 to the letter).
+    - `weights`: aggregator | by_gp (softmax of the selected clients' c: another interpretation of FedAvg(w, S, C)).
+    - `factor`: literal2 | centred (Eq. 8 without the 2, which rewards even a small loss of accuracy).
+    - `tie_sign`: intent | literal (the second branch of Eq. 8 as printed, with the opposite sign).
+    - `reward_eval`: validation | test (the authors' code).
     """
 
     needs = frozenset({Signal.VALIDATION})
@@ -93,7 +121,7 @@ class GPFL(Selector):
         self._reported: Stack = {}
 
     @property
-    def caveat(self) -> str | None:
+    def warning(self) -> str | None:
         return "selector.reward_eval=test: this selection sees the test set" if self.reward_eval == "test" else None
 
     @property
@@ -105,13 +133,13 @@ class GPFL(Selector):
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         self._lr = clients.lr
         if round == 1 and self.init == "all_clients":
-            return self._meet_everybody(clients, rng)
+            return self._first_round(clients, rng)
         if round > 1:
-            self._reward()
+            self._add_rewards()
         chosen = self._choose(round, clients, rng)
         self.pulls[chosen] += 1
         self.selected = chosen
-        self._reported = self._reports(chosen, clients)
+        self._reported = self._reported_directions(chosen, clients)
         return Selection(chosen, softmax(self.projections[chosen]) if self.weights == "by_gp" else None)
 
     def _choose(self, round: int, clients: Clients, rng: np.random.Generator) -> Ids:
@@ -123,7 +151,7 @@ class GPFL(Selector):
         return ascending(ids[highest(np.where(self.pulls == 0, np.inf, scores)[ids], count, rng)])
 
     def gpcb(self, t: int) -> Floats:
-        """u [N] in round t (Eq. 6)."""
+        """The index u [N] in round t (Eq. 6)."""
         pulls = self.pulls - self.first_pulls
         divisor = {"pulls": pulls, "pulls_plus_one": pulls + 1}.get(self.reward_average, np.full(len(pulls), t - 1.0))
         mean = np.where(divisor > 0, self.reward_sum / np.maximum(divisor, 1), 0.0)
@@ -131,13 +159,13 @@ class GPFL(Selector):
         bonus: Floats = alpha * np.sqrt(2 * np.log(max(self.pulls.sum(), 1)) / np.maximum(self.pulls, 1))
         return mean + bonus
 
-    def _meet_everybody(self, clients: Clients, rng: np.random.Generator) -> Selection:
-        """Round 1 of Algorithm 1."""
+    def _first_round(self, clients: Clients, rng: np.random.Generator) -> Selection:
+        """Round 1 of Algorithm 1: all clients train, the K of highest projection are selected."""
         ids = clients.available
-        everybody = clients.collect(ids)
-        self.direction = {n: -everybody.delta[n].mean(0) / self._lr for n in everybody.trained}
-        self._reported = self._reports(ids, clients)
-        self._project(ids, everybody)
+        cohort = clients.collect(ids)
+        self.direction = {n: -cohort.delta[n].mean(0) / self._lr for n in cohort.trained}
+        self._reported = self._reported_directions(ids, clients)
+        self._project(ids, cohort)
         self._reported = {}
         if self.init_aggregate == "none":
             return Selection(ids[:0])
@@ -146,7 +174,7 @@ class GPFL(Selector):
         self.pulls[self.selected] += self.init_aggregate == "topk"
         return Selection(self.selected, softmax(self.projections[self.selected]) if self.weights == "by_gp" else None)
 
-    # --- what the round has taught -------------------------------------------------------------------------------
+    # --- rewards and projections ---------------------------------------------------------------------------------
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         evaluate = server.validate if self.reward_eval == "validation" else server.test
@@ -163,7 +191,7 @@ class GPFL(Selector):
             self.direction = step
 
     def _project(self, ids: Ids, cohort: Cohort) -> None:
-        """c of `ids`, from what they reported or else from the updates in `cohort`."""
+        """Update c of `ids` from the directions they reported, or else from the updates in `cohort`."""
         local = self._reported or {n: cohort.delta[n] for n in cohort.trained}
         values = projections(local, self.direction, self.metric, self.per_tensor) * (1 if self._reported else -1)
         if self.metric != "cosine" and self.local_direction in ("per_lr", "per_step"):
@@ -173,8 +201,8 @@ class GPFL(Selector):
         usable = np.isfinite(values)
         self.projections[ids[usable]] = values[usable]
 
-    def _reports(self, ids: Ids, clients: Clients) -> Stack:
-        """Local directions that are sent besides the update, per tensor [len(ids), ...]; empty where none are."""
+    def _reported_directions(self, ids: Ids, clients: Clients) -> Stack:
+        """Directions that clients send in addition to the update, per tensor [len(ids), ...]; {} if there are none."""
         if self.local_direction == "momentum_buffer":
             return clients.momentum_buffers(ids)
         if self.local_direction != "full_gradient":
@@ -183,16 +211,16 @@ class GPFL(Selector):
         names = clients.layer_names(None)
         return dict(zip(names, flat.split([clients.params[n].numel() for n in names], dim=1), strict=True))
 
-    def _reward(self) -> None:
+    def _add_rewards(self) -> None:
         shares = np.zeros(len(self.projections))
-        over = np.arange(len(shares)) if self.softmax_over == "all" else self.selected
-        if len(over):
-            shares[over] = softmax(self.projections[over])
+        clients = np.arange(len(shares)) if self.softmax_over == "all" else self.selected
+        if len(clients):
+            shares[clients] = softmax(self.projections[clients])
         shares[self.selected] *= self.reward_factor()
         self.reward_sum += np.where(np.isfinite(shares), shares, 0)
 
     def reward_factor(self) -> float:
-        """Eq. 8 from the last two evaluations; 1 before there are two."""
+        """The factor of Eq. 8 from the last two evaluations; 1 before there are two."""
         if self.last is None or self.previous is None:
             return 1.0
         gain = self.last.accuracy - self.previous.accuracy
@@ -203,7 +231,7 @@ class GPFL(Selector):
 
     def _signals(self) -> frozenset[Signal]:
         needs = {Signal.VALIDATION if self.reward_eval == "validation" else Signal.TEST}
-        if self.local_direction in REPORTED:
+        if self.local_direction in REPORTED_DIRECTIONS:
             needs.add(Signal.TRAINING)
         if self.local_direction == "full_gradient":
             needs.add(Signal.GRADIENTS)
@@ -211,24 +239,25 @@ class GPFL(Selector):
 
 
 def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) -> Floats:
-    """<g_i, g> / |g| of each row [K]; `cosine` divides by |g_i| too, `dot` by nothing. 0 where a norm is 0.
+    """<g_i, g> / |g| [K] of the K directions in `local` on `direction`; 0 where a norm in the denominator is 0.
 
-    Over all parameters at once, or as the mean over tensors.
+    `metric` cosine divides by |g_i| as well, dot by nothing. Computed over all parameters as one vector, or with
+    `per_tensor` as the mean of one projection per tensor.
     """
-    parts = [_dots(d.flatten(1), direction[n].flatten().double()) for n, d in local.items()]
-    dots, ours = torch.stack([d for d, _ in parts]), torch.stack([s for _, s in parts])
-    theirs = torch.stack([direction[n].double().square().sum() for n in local])[:, None]
+    parts = [_dots_and_squares(d.flatten(1), direction[n].flatten().double()) for n, d in local.items()]
+    dots, local_squares = torch.stack([d for d, _ in parts]), torch.stack([s for _, s in parts])
+    global_squares = torch.stack([direction[n].double().square().sum() for n in local])[:, None]
     if not per_tensor:
-        dots, ours, theirs = dots.sum(0, True), ours.sum(0, True), theirs.sum(0, True)
+        dots, local_squares, global_squares = dots.sum(0, True), local_squares.sum(0, True), global_squares.sum(0, True)
     scale = torch.ones_like(dots)
     if metric != "dot":
-        scale = theirs.sqrt().expand_as(dots) * (ours.sqrt() if metric == "cosine" else 1)
+        scale = global_squares.sqrt().expand_as(dots) * (local_squares.sqrt() if metric == "cosine" else 1)
     result: Floats = torch.where(scale > 0, dots / scale, 0.0).mean(0).cpu().numpy()
     return result
 
 
-def _dots(local: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """<g_i, g> and |g_i|^2 of each row [K], in float64, some rows at a time."""
+def _dots_and_squares(local: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """<g_i, g> [K] and |g_i|^2 [K] in float64, computed in blocks of rows to save memory."""
     dots, squares = torch.zeros(2, len(local), dtype=torch.float64, device=local.device)
     for rows, block in row_blocks(local):
         dots[rows] = block @ direction

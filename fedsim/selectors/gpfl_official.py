@@ -1,33 +1,46 @@
-"""GPFL as its authors' published code runs it (PBFL), which is not the algorithm of the paper: see gpfl.py for that."""
+"""GPFL as its authors' published code (PBFL) implements it, which is not the algorithm of the paper (see gpfl.py)."""
 
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.server import Server
-from fedsim.communication.signals import Signal
-from fedsim.errors import at_least, check
-from fedsim.selectors.base import Selector, ascending, softmax
+from fedsim.selectors.base import (
+    Clients,
+    Cohort,
+    Evaluation,
+    Population,
+    Selection,
+    Selector,
+    Server,
+    Signal,
+    ascending,
+    at_least,
+    check,
+    softmax,
+)
 from fedsim.selectors.exploration import Exploration
 from fedsim.selectors.gpfl import projections
-from fedsim.types import Cohort, Evaluation, Population, Selection
 
-START = Evaluation(accuracy=0.0, loss=1e6)
-"""What round 1 is compared with: the code does not evaluate the initial model."""
+BEFORE_ROUND_1 = Evaluation(accuracy=0.0, loss=1e6)
+"""The evaluation that round 1 is compared with, because the code does not evaluate the initial model."""
 
 
 class GPFLOfficial(Selector):
-    """Random coverage first, then a bandit on the sign of the change of accuracy.
+    """Selects every client once in a warm-up, then by a bandit on the sign of the change of accuracy.
 
-    For `warmup` rounds, ceil(N / warmup) random clients that have not been selected before (whatever K is). After each
-    round: c_i = the mean over trained tensors of <w_i - w, g> / |g| with g this round's own step; the softmax of c
-    over the selected, times 1 if the accuracy rose, -1 if it fell, and .5, -.5 or 0 by the fall of the loss if it
-    stayed (round 1 is compared with accuracy 0 and loss 10^6, so that its reward is positive); the score of a client is
-    the sum of its rewards / (selections + 1), its index in round t score + alpha(t - 1) sqrt(2 ln(t - 1) / selections):
-    `exploration` is asked with the rounds so far, rho (t - 1) / T if linear. The K of highest index are selected (ties:
-    the higher id). Averages by data size. The code takes accuracy and loss from the test set (`reward_eval: test`).
+    Warm-up: in each of the first `warmup` rounds, ceil(N / warmup) random clients that have not been selected before,
+    whatever K is.
+
+    Reward after each round: c_i is the mean over trained tensors of <w_i - w, g> / |g|, with g the server's step of the
+    same round. A selected client's reward is its share of the softmax of c over the selected clients, times 1 if the
+    accuracy rose, -1 if it fell, and if it did not change .5, -.5 or 0 as the loss fell, rose or did not change. Round
+    1 is compared with accuracy 0 and loss 10^6, so that its reward is positive.
+
+    Later rounds: the K clients of highest index sum of rewards / (selections + 1)
+    + alpha(t - 1) sqrt(2 ln(t - 1) / selections) are selected; ties go to the higher id. `exploration` is evaluated at
+    the number of rounds so far: a linear schedule gives rho (t - 1) / T. Models are averaged by data size. The code
+    evaluates accuracy and loss on the test set (`reward_eval: test`).
     """
 
     adaptive = True
@@ -49,10 +62,10 @@ class GPFLOfficial(Selector):
         self.needs = frozenset({Signal.VALIDATION if reward_eval == "validation" else Signal.TEST})
         self.reward_sum = np.zeros(population.num_clients)
         self.pulls = np.zeros(population.num_clients)
-        self.last = START
+        self.last = BEFORE_ROUND_1
 
     @property
-    def caveat(self) -> str | None:
+    def warning(self) -> str | None:
         return "selector.reward_eval=test: this selection sees the test set" if self.reward_eval == "test" else None
 
     @property
@@ -73,7 +86,7 @@ class GPFLOfficial(Selector):
         return Selection(chosen, sizes / sizes.sum())
 
     def index(self, t: int) -> NDArray[np.float64]:
-        """Score plus exploration in round t [N]; a client never selected comes first."""
+        """The bandit index [N] in round t; infinite for clients that have never been selected."""
         alpha = self.exploration.alpha(t - 1, self.population.num_rounds)
         bonus = alpha * np.sqrt(2 * np.log(max(t - 1, 1)) / np.maximum(self.pulls, 1))
         return np.where(self.pulls > 0, self.reward_sum / (self.pulls + 1) + bonus, np.inf)
@@ -84,11 +97,11 @@ class GPFLOfficial(Selector):
         step = {n: server.params[n] - cohort.start[n] for n in cohort.trained}
         local = {n: cohort.delta[n] for n in cohort.trained}
         c = np.nan_to_num(projections(local, step, "projection", per_tensor=True))
-        self.reward_sum[cohort.ids] += softmax(c) * verdict(before, self.last)
+        self.reward_sum[cohort.ids] += softmax(c) * reward_sign(before, self.last)
 
 
-def verdict(before: Evaluation, after: Evaluation) -> float:
-    """1 or -1 by the accuracy; where it stayed, .5, -.5 or 0 by the loss."""
+def reward_sign(before: Evaluation, after: Evaluation) -> float:
+    """1 or -1 if the accuracy rose or fell; else .5, -.5 or 0 if the loss fell, rose or did not change."""
     if after.accuracy != before.accuracy:
         return float(np.sign(after.accuracy - before.accuracy))
     return float(np.sign(before.loss - after.loss)) / 2

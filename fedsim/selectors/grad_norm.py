@@ -5,15 +5,14 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.signals import Signal
-from fedsim.selectors.base import Selector, ascending, highest
-from fedsim.types import Population, Selection
+from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, highest
 
 
 class GradNorm(Selector):
-    """All clients report the norm of their full gradient (`of: gradient`), or of their update after training
-    (`of: update`); the K highest take part."""
+    """Selects the K clients with the largest norms, which all clients report.
+
+    `of: gradient` is the norm of the full gradient, `of: update` that of the update after local training.
+    """
 
     def __init__(self, population: Population, *, of: Literal["gradient", "update"]) -> None:
         super().__init__(population)

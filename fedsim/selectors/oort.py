@@ -6,38 +6,53 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.server import Server
-from fedsim.communication.signals import Signal
-from fedsim.errors import at_least, between, check, positive
-from fedsim.selectors.base import Selector, ascending, weighted_without_replacement
-from fedsim.types import Cohort, Ids, Population, Selection
+from fedsim.selectors.base import (
+    Clients,
+    Cohort,
+    Ids,
+    Population,
+    Selection,
+    Selector,
+    Server,
+    Signal,
+    ascending,
+    at_least,
+    between,
+    check,
+    positive,
+    weighted_without_replacement,
+)
 
 Floats = NDArray[np.float64]
-PRIOR_POOL = 5
-"""New clients are drawn from so many times as many of highest prior."""
+EXPLORATION_POOL = 5
+"""m unseen clients are drawn from the EXPLORATION_POOL * m unseen ones of highest prior."""
 
 
 class Oort(Selector):
-    """Exploits clients of high statistical utility, explores clients never seen.
+    """Exploits clients of high statistical utility and explores clients that have not taken part yet ("unseen").
 
-    Utility U_k = n_k sqrt(mean squared loss of its samples), as measured while it last trained. The score of a seen
-    client is `normalised(U_k)` plus sqrt(.1 ln t / L_k) with L_k the round of its last participation, times
-    (T / t_k)^`penalty` if its round takes longer (t_k) than the preferred duration T. Of K, a share 1 - eps is drawn,
-    with probability proportional to score, from all whose score is at least `cutoff` (.95 in the paper, .7 in the
-    code) times that of rank m = (1 - eps) K (`cutoff_rank: last`, the paper) or m + 1 (`next`, the code); the rest
-    from clients never seen, with probability proportional to the `prior` n_k (or equal). If there are too few of
-    those, others are drawn uniformly in their place; once every client with data has been seen, all K are exploited.
-    eps starts at `exploration` in round 1, times `exploration_decay` a round, not below `exploration_floor`.
+    Utility: U_k = n_k sqrt(mean squared loss of its samples), measured while client k last trained. The score of a seen
+    client is `normalised(U_k)` + sqrt(.1 ln t / L_k), where L_k is the round of its last participation, times
+    (T / t_k)^`penalty` if its round duration t_k exceeds the preferred duration T.
 
-    `first_round: prior` explores by prior in round 1, too. `random` is the published code: its driver draws round 1
-    uniformly and asks the selector from round 2 on, which counts that as its first: ln t is ln(t - 1) there. The share
-    eps is the same under both, `exploration` times `exploration_decay` in round 2. Deviation: the code draws uniformly
-    for one more round after the last client was seen.
+    Exploitation: m = (1 - eps) K clients are drawn with probability proportional to their scores, from all seen clients
+    whose score is at least `cutoff` (.95 in the paper, .7 in the code) times the score of rank m (`cutoff_rank: last`,
+    the paper) or m + 1 (`next`, the code).
 
-    T is a percentile of the durations seen so far: every `pacer_window` rounds it rises by `pacer_step` where the
-    utility exploited in the last two windows changed by at most 10%, and falls where it changed fivefold. Without a
-    simulated clock (`Cohort.durations`), or with equal durations, time plays no part. Oort's blacklist is left out.
+    Exploration: the other clients are unseen ones, drawn with probability proportional to the `prior` n_k (`size`) or
+    with equal probability (`equal`). If there are too few unseen clients, others are drawn uniformly in their place;
+    once all clients with data have been seen, all K are exploited. eps starts at `exploration` in round 1 and is
+    multiplied by `exploration_decay` every round, but is at least `exploration_floor`.
+
+    `first_round: prior` explores by prior in round 1 as well. `random` follows the published code, whose driver draws
+    round 1 uniformly and calls the selector from round 2 on; the selector counts that round as its first, so that ln t
+    is ln(t - 1). eps is the same in both cases: `exploration` times `exploration_decay` in round 2. Deviation: the code
+    draws uniformly for one more round after the last unseen client was selected.
+
+    Pacer: T is a percentile of the durations seen so far. Every `pacer_window` rounds the percentile rises by
+    `pacer_step` if the utility exploited in the last two windows differs by at most 10 %, and falls if it differs by a
+    factor of 5 or more. Without a simulated clock (`Cohort.durations`), or with equal durations, time has no effect.
+    Oort's blacklist is not implemented.
     """
 
     needs = frozenset({Signal.SQUARED_LOSS})
@@ -86,11 +101,11 @@ class Oort(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids, count = clients.available, self.cohort_size(clients)
-        self.exploited = self._exploit(ids, self._exploitation(round, count), round, rng)
+        self.exploited = self._exploit(ids, self._num_exploited(round, count), round, rng)
         new = ids[self.last_round[ids] == 0] if round > 1 or self.first_round == "prior" else ids[:0]
         chosen = np.concatenate([self.exploited, self._explore(new, count - len(self.exploited), rng)])
-        filled = rng.choice(np.setdiff1d(ids, chosen), count - len(chosen), replace=False)
-        return Selection(ascending(np.concatenate([chosen, filled])))
+        fill = rng.choice(np.setdiff1d(ids, chosen), count - len(chosen), replace=False)
+        return Selection(ascending(np.concatenate([chosen, fill])))
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         assert cohort.rms_loss is not None
@@ -99,10 +114,10 @@ class Oort(Selector):
         if cohort.durations is not None:
             self.durations[cohort.ids] = cohort.durations
         self.gained.append(float(self.utility[np.intersect1d(self.exploited, cohort.ids)].sum()))
-        self.percentile = self._paced()
+        self.percentile = self._paced_percentile()
 
     def scores(self, ids: Ids, t: int) -> Floats:
-        """Scores in round t of those of the available `ids` that have taken part."""
+        """Scores in round t of the seen clients among the available `ids`."""
         seen = ids[self.last_round[ids] > 0]
         count = t if self.first_round == "prior" else max(t - 1, 1)
         stale = np.sqrt(0.1 * np.log(count) / self.last_round[seen])
@@ -110,10 +125,11 @@ class Oort(Selector):
         return scores
 
     def normalised(self, ids: Ids) -> Floats:
-        """(min(U_k, c) - l) / (u - l) of those of `ids` that have taken part, as in the published code.
+        """(min(U_k, c) - l) / (u - l) of the seen clients among `ids`, as in the published code.
 
-        Over the positive values of all `ids`, where a client never seen has its prior: c is the value of rank
-        floor(`clip` M) + 1 of M, ascending, u the maximum (not clipped) and l .999 times the minimum; u - l >= 1e-4.
+        c, u and l are computed from the M positive values of all `ids`, where the value of an unseen client is its
+        prior: c is the value of ascending rank floor(`clip` M) + 1, u the maximum (not clipped) and l .999 times the
+        minimum. u - l is at least 1e-4.
         """
         seen = self.last_round[ids] > 0
         values = np.where(seen, self.utility[ids], self._priors(ids))
@@ -134,8 +150,8 @@ class Oort(Selector):
         factor: Floats = np.where(durations > preferred, (preferred / durations) ** self.penalty, 1.0)
         return factor
 
-    def _exploitation(self, t: int, count: int) -> int:
-        """How many of `count` are exploited in round t, if so many have been seen."""
+    def _num_exploited(self, t: int, count: int) -> int:
+        """How many of `count` clients are to be exploited in round t; fewer if fewer have been seen."""
         if not np.any((self.last_round == 0) & (self.population.sizes > 0)):
             return count
         epsilon = max(self.floor, self.exploration * self.decay ** (t - 1))
@@ -155,14 +171,14 @@ class Oort(Selector):
     def _explore(self, new: Ids, count: int, rng: np.random.Generator) -> Ids:
         priors = self._priors(new)
         shuffled = rng.permutation(len(new))
-        pool = shuffled[np.argsort(-priors[shuffled], kind="stable")][: PRIOR_POOL * count]
+        pool = shuffled[np.argsort(-priors[shuffled], kind="stable")][: EXPLORATION_POOL * count]
         return new[pool[weighted_without_replacement(priors[pool], count, rng)]]
 
     def _priors(self, ids: Ids) -> Floats:
         return self.population.sizes[ids].astype(np.float64) if self.prior == "size" else np.ones(len(ids))
 
-    def _paced(self) -> float:
-        """The percentile of the preferred duration after the rounds so far."""
+    def _paced_percentile(self) -> float:
+        """The percentile for the preferred duration, adjusted at the end of each pacer window."""
         window = self.pacer_window
         if len(self.gained) % window or len(self.gained) < 2 * window:
             return self.percentile

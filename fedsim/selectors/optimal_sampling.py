@@ -5,23 +5,19 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.signals import Signal
-from fedsim.errors import at_least, check
-from fedsim.selectors.base import Selector
-from fedsim.types import Population, Selection
+from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, at_least, check
 
 Floats = NDArray[np.float64]
 
 
 class OptimalSampling(Selector):
-    """All clients train and report u_k = p_k |Delta_k|; each uploads with a probability that grows with u_k.
+    """All clients train and report u_k = p_k |Delta_k|; each uploads with a probability P_k that grows with u_k.
 
-    `probabilities: exact` (OCS, Algorithm 1, Eq. 7) minimises the variance of the average at an expected number of
-    uploads K; `aggregated` (AOCS, Algorithm 2) comes close from sums only, which secure aggregation allows, in up to
-    `iterations` exchanges of two numbers a client. Coins are independent, so the number of uploads is random and may be
-    0 (the model then stays). Weights are p_k / P_k, which makes the average unbiased; p_k = n_k / n over those
-    available.
+    `probabilities: exact` (OCS, Algorithm 1, Eq. 7) minimises the variance of the average for an expected number K of
+    uploads. `aggregated` (AOCS, Algorithm 2) approximates that from sums only, which is compatible with secure
+    aggregation, in up to `iterations` exchanges of two numbers per client. Clients decide independently, so that the
+    number of uploads is random and may be 0 (the model then stays as it is). Aggregation weights p_k / P_k make the
+    average unbiased, with p_k = n_k / n over the available clients.
     """
 
     adaptive = True
@@ -39,51 +35,51 @@ class OptimalSampling(Selector):
         shares = self.population.sizes[ids] / self.population.sizes[ids].sum()
         scores = np.nan_to_num(shares * clients.update_norms(ids), nan=0, posinf=0)
         if self.probabilities == "exact":
-            chances = exact(scores, self.cohort_size(clients))
+            probabilities = exact_probabilities(scores, self.cohort_size(clients))
         else:
-            chances, exchanges = aggregated(scores, self.cohort_size(clients), self.iterations)
+            probabilities, exchanges = aggregated_probabilities(scores, self.cohort_size(clients), self.iterations)
             clients.send_numbers(ids, 2 * exchanges)
-        drawn = rng.random(len(ids)) < chances
-        return Selection(ids[drawn], shares[drawn] / chances[drawn])
+        drawn = rng.random(len(ids)) < probabilities
+        return Selection(ids[drawn], shares[drawn] / probabilities[drawn])
 
 
-def exact(scores: Floats, count: int) -> Floats:
-    """Probabilities [N] of sum `count` that minimise sum_k u_k^2 / P_k."""
+def exact_probabilities(scores: Floats, count: int) -> Floats:
+    """Probabilities P [N] with sum `count` that minimise sum_k u_k^2 / P_k, for the `scores` u [N] (Eq. 7)."""
     positive = scores > 0
     if positive.sum() <= count:
-        return _all_positive(positive, count)
+        return _all_positive_upload(positive, count)
     u = np.sort(scores[positive])
     num = len(u)
-    room = np.cumsum(u) / u  # sum of the l smallest over the l-th
+    ratios = np.cumsum(u) / u  # sum of the l smallest scores divided by the l-th
     left = count + np.arange(1, num + 1) - num
-    last = np.flatnonzero((left > 0) & (left <= room + 1e-12))[-1]
-    chances = np.ones(len(scores))
-    chances[scores <= u[last]] = left[last] * _shares(scores[scores <= u[last]])
-    return np.minimum(chances, 1.0)
+    last = np.flatnonzero((left > 0) & (left <= ratios + 1e-12))[-1]
+    probabilities = np.ones(len(scores))
+    probabilities[scores <= u[last]] = left[last] * _shares(scores[scores <= u[last]])
+    return np.minimum(probabilities, 1.0)
 
 
-def aggregated(scores: Floats, count: int, iterations: int) -> tuple[Floats, int]:
-    """Probabilities [N], and how many times the clients were asked for two more numbers."""
+def aggregated_probabilities(scores: Floats, count: int, iterations: int) -> tuple[Floats, int]:
+    """The probabilities [N] of Algorithm 2, and the number of exchanges of two numbers per client that it took."""
     positive = scores > 0
     if positive.sum() <= count:
-        return _all_positive(positive, count), 0
-    chances = np.minimum(count * _shares(scores), 1.0)
+        return _all_positive_upload(positive, count), 0
+    probabilities = np.minimum(count * _shares(scores), 1.0)
     for exchange in range(1, iterations + 1):
-        open_ = positive & (chances < 1)
-        room = count - (positive & ~open_).sum()
-        if room <= chances[open_].sum() * (1 + 1e-12) or not open_.any():
-            return chances, exchange
-        chances[open_] = np.minimum(room * _shares(scores[open_]), 1.0)
-    return chances, iterations
+        below_one = positive & (probabilities < 1)
+        remaining = count - (positive & ~below_one).sum()
+        if remaining <= probabilities[below_one].sum() * (1 + 1e-12) or not below_one.any():
+            return probabilities, exchange
+        probabilities[below_one] = np.minimum(remaining * _shares(scores[below_one]), 1.0)
+    return probabilities, iterations
 
 
 def _shares(scores: Floats) -> Floats:
-    """Scores over their sum, which may be so small that its reciprocal overflows."""
+    """scores / sum(scores), divided directly because the reciprocal of a tiny sum would overflow."""
     shares: Floats = scores / scores.sum()
     return shares
 
 
-def _all_positive(positive: NDArray[np.bool_], count: int) -> Floats:
-    """1 for whoever has anything to send, and what is left of `count` spread over the others."""
+def _all_positive_upload(positive: NDArray[np.bool_], count: int) -> Floats:
+    """Probabilities [N] if at most `count` scores are positive: 1 for those, equal ones for the others."""
     others = (~positive).sum()
     return np.where(positive, 1.0, (count - positive.sum()) / max(others, 1))

@@ -1,4 +1,4 @@
-"""PNCS: clients whose gradients are least alike under a power-norm cosine similarity, with an age-of-update queue."""
+"""PNCS: selects clients with dissimilar gradients by a power-norm cosine similarity, with an age-of-update queue."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -8,35 +8,47 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.communication.clients import Clients
 from fedsim.communication.compression import Compressor, Identity
-from fedsim.communication.signals import Signal
-from fedsim.errors import at_least, check, positive, rule
-from fedsim.selectors.base import Selector, ascending
-from fedsim.selectors.tools.power_norm import Reading, similarities
-from fedsim.selectors.tools.subset import least_alike
-from fedsim.selectors.tools.waiting import not_waiting
-from fedsim.types import Population, Selection
+from fedsim.selectors.base import (
+    Clients,
+    Population,
+    Selection,
+    Selector,
+    Signal,
+    ascending,
+    at_least,
+    check,
+    positive,
+    rule,
+)
+from fedsim.selectors.tools.power_norm import PowerSimilarity, similarities
+from fedsim.selectors.tools.queues import not_queued
+from fedsim.selectors.tools.subset import least_similar_subset
 
 Floats = NDArray[np.float64]
 
 
 class PNCS(Selector):
-    """All clients report a gradient; the K with the lowest mean pairwise similarity train (Eq. 9-11).
+    """All clients report a gradient; the K clients with the lowest mean pairwise similarity are selected (Eq. 9-11).
 
-    `similarity` is one of five readings of "cosine similarity under the p-norm" (see `power_norm.similarities`). A
-    zero gradient has similarity 0 with everything.
+    Similarity: `similarity` is one of five interpretations of "cosine similarity under the `p`-norm" (see
+    `power_norm.similarities`). A zero gradient has similarity 0 to all others.
 
-    `grad`: full gradient, that of one mini-batch, or the local_update w - w_k after training (then nobody trains
-    twice); what is sent of it is its `sketch`. `layers` picks parameters by the beginning of their names (None: all,
-    as one vector; `each`: all, every trained layer by itself); `layer_agg: mean` averages the similarities of the
-    layers, `params` weighs them by their numbers of parameters, `concat` takes them as one vector. The last
-    `queue_length` selected clients sit out (`queue_unit: clients`), or those selected in round t until
-    t' - t > queue_length (`queue_unit: rounds`; `queue_bound: ge` for >=). Where fewer than K are left, `on_shortage`
-    lets those back in that have waited longest (`release_oldest`), any (`random`), or selects fewer, but one
-    (`shrink`). `search`: exact up to 200,000 subsets, else greedy with `swap_passes` rounds of best swaps; `auto`
-    decides by that number. `age_weight` subtracts so much per round since a client's last selection from its
-    similarities (COSAGE).
+    Reports: `grad` is the full gradient (`full`), that of one mini-batch (`batch`), or the update w - w_k after local
+    training (`local_update`; a client that is then selected does not train again). Clients send its `sketch`.
+
+    Layers: `layers` selects parameters by prefixes of their names (None: all parameters as one vector; `each`: all
+    parameters, every trained layer compared separately). `layer_agg: mean` averages the similarities of the layers,
+    `params` weights them by their numbers of parameters, `concat` compares the layers as one vector.
+
+    Queue: the last `queue_length` selected clients are not eligible (`queue_unit: clients`), or clients selected in
+    round t are not eligible until t' - t > queue_length (`queue_unit: rounds`; >= with `queue_bound: ge`). If fewer
+    than K clients are eligible, `on_shortage` releases those that have been in the queue longest (`release_oldest`) or
+    random ones (`random`), or selects fewer clients, at least one (`shrink`).
+
+    Search: `exact` enumerates all subsets of size K; `greedy` is followed by up to `swap_passes` best swaps; `auto` is
+    exact up to 200,000 subsets. `age_weight` is subtracted from a client's similarities for every round since its last
+    selection (COSAGE).
     """
 
     state = ("queue", "last_round")
@@ -46,7 +58,7 @@ class PNCS(Selector):
         population: Population,
         *,
         p: float,
-        similarity: Reading,
+        similarity: PowerSimilarity,
         grad: Literal["full", "batch", "local_update"],
         sketch: Compressor,
         layers: list[str] | Literal["each"] | None,
@@ -60,13 +72,13 @@ class PNCS(Selector):
         age_weight: float,
     ) -> None:
         super().__init__(population)
-        several = layers is not None and (layers == "each" or len(layers) > 1) and layer_agg != "concat"
+        separate = layers is not None and (layers == "each" or len(layers) > 1) and layer_agg != "concat"
         check(
             positive("p", p),
             rule(similarity != "even_power" or p % 2 == 0, "p", p, "must be even for similarity=even_power"),
             rule(layers is None or len(layers) > 0, "layers", layers, "must be null or name at least one layer"),
             rule(
-                isinstance(sketch, Identity) or not several,
+                isinstance(sketch, Identity) or not separate,
                 "layer_agg",
                 layer_agg,
                 "must be concat where a sketch is taken of several layers",
@@ -78,7 +90,7 @@ class PNCS(Selector):
         )
         self.p, self.similarity, self.grad, self.sketch = p, similarity, grad, sketch
         self.layers = None if layers == "each" else layers
-        self.layer_agg, self.separate = layer_agg, several
+        self.layer_agg, self.separate = layer_agg, separate
         self.queue_length, self.queue_unit, self.queue_bound = queue_length, queue_unit, queue_bound
         self.on_shortage, self.adaptive = on_shortage, on_shortage == "shrink"
         self.search, self.swap_passes, self.age_weight = search, swap_passes, age_weight
@@ -87,28 +99,28 @@ class PNCS(Selector):
         self.last_round = np.zeros(population.num_clients, np.int64)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        table = self._similarities(clients)
+        similarity_matrix = self._similarities(clients)
         eligible = self.eligible(clients.available, self.cohort_size(clients), rng)
         if len(eligible) < len(clients.available):
             rows = np.searchsorted(clients.available, eligible)
-            table = table[np.ix_(rows, rows)]
+            similarity_matrix = similarity_matrix[np.ix_(rows, rows)]
         if self.age_weight:
             age = round - self.last_round[eligible]
-            table = table - self.age_weight * (age[:, None] + age[None, :]) / 2
+            similarity_matrix = similarity_matrix - self.age_weight * (age[:, None] + age[None, :]) / 2
         count = min(self.cohort_size(clients), len(eligible))
-        chosen = ascending(eligible[least_alike(table, count, self.search, self.swap_passes, rng)])
+        chosen = ascending(eligible[least_similar_subset(similarity_matrix, count, self.search, self.swap_passes, rng)])
         self._enqueue(chosen, rng)
         self.last_round[chosen] = round
         return Selection(chosen)
 
     def eligible(self, available: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Who of the available may be selected, after what `on_shortage` says where fewer than `count` are left."""
-        waiting = [i for batch in self.queue for i in batch]
+        """Ids of the `available` clients that may be selected, after `on_shortage` if they are fewer than `count`."""
+        queued = [i for batch in self.queue for i in batch]
         if self.queue_unit == "clients":
-            waiting = waiting[-self.queue_length :] if self.queue_length else []
+            queued = queued[-self.queue_length :] if self.queue_length else []
         if self.on_shortage == "random":
-            waiting = [int(i) for i in rng.permutation(waiting)]
-        return not_waiting(available, waiting, 1 if self.on_shortage == "shrink" else count)
+            queued = [int(i) for i in rng.permutation(queued)]
+        return not_queued(available, queued, 1 if self.on_shortage == "shrink" else count)
 
     def _enqueue(self, chosen: NDArray[np.int64], rng: np.random.Generator) -> None:
         batch = [int(i) for i in rng.permutation(chosen)]
@@ -118,36 +130,36 @@ class PNCS(Selector):
         self.queue = [*kept, batch][-limit:] if limit else []
 
     def _similarities(self, clients: Clients) -> Floats:
-        pieces = self._pieces(clients)
+        matrices = self._reported_matrices(clients)
         if not self.separate:
-            return similarities(list(pieces.values()), self.p, self.similarity)
-        groups = [[pieces[n] for n in clients.layer_names([layer])] for layer in self._layers(clients)]
-        tables = [similarities(group, self.p, self.similarity) for group in groups]
+            return similarities(list(matrices.values()), self.p, self.similarity)
+        groups = [[matrices[n] for n in clients.layer_names([layer])] for layer in self._layers(clients)]
+        layer_similarities = [similarities(group, self.p, self.similarity) for group in groups]
         numels = [sum(p.shape[1] for p in group) for group in groups]
-        mean: Floats = np.average(tables, axis=0, weights=numels if self.layer_agg == "params" else None)
+        mean: Floats = np.average(layer_similarities, axis=0, weights=numels if self.layer_agg == "params" else None)
         return mean
 
     def _layers(self, clients: Clients) -> list[str]:
-        """The beginnings of names whose parameters are compared together."""
+        """Prefixes of parameter names; the parameters of one prefix are compared together."""
         if self.layers is not None:
             return self.layers
         return list(dict.fromkeys(name.rpartition(".")[0] or name for name in clients.layer_names(None)))
 
-    def _pieces(self, clients: Clients) -> dict[str, Tensor]:
-        """What everybody reports, as matrices [N, d] by tensor (or one of sketches)."""
+    def _reported_matrices(self, clients: Clients) -> dict[str, Tensor]:
+        """The reports of all available clients, one matrix [N, d] per tensor (or a single one of sketches)."""
         ids = clients.available
         if self.grad == "local_update":
             return clients.updates(ids, layers=self.layers, compressor=self.sketch)
         reports = clients.gradients(ids, batch=self.grad == "batch", layers=self.layers, compressor=self.sketch)
-        stack = stacked(reports, len(ids))
+        stack = stack_vectors(reports, len(ids))
         if not self.separate:
             return {"": stack}
         names = clients.layer_names(self.layers)
         return dict(zip(names, stack.split([clients.params[n].numel() for n in names], dim=1), strict=True))
 
 
-def stacked(vectors: Iterator[Tensor], count: int) -> Tensor:
-    """`count` vectors as a matrix, filled as they come."""
+def stack_vectors(vectors: Iterator[Tensor], count: int) -> Tensor:
+    """A matrix [count, d] of `count` vectors [d], filled row by row so that the vectors need not exist at once."""
     matrix = torch.empty(0)
     for row, vector in enumerate(vectors):
         if row == 0:

@@ -5,27 +5,41 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.server import Server
-from fedsim.communication.signals import Signal
-from fedsim.errors import check, rule
-from fedsim.selectors.base import Selector, ascending, highest, weighted_without_replacement
-from fedsim.types import Cohort, Ids, Population, Selection
+from fedsim.selectors.base import (
+    Clients,
+    Cohort,
+    Ids,
+    Population,
+    Selection,
+    Selector,
+    Server,
+    Signal,
+    ascending,
+    check,
+    highest,
+    rule,
+    weighted_without_replacement,
+)
 
 
 class PowerOfChoice(Selector):
-    """Draw d candidates with probability proportional to n_k, then take the K with the highest local loss.
+    """Draws d candidates with probability proportional to n_k, then selects the K with the highest local losses.
 
-    `num_candidates` is d, K <= d <= N (None: 2K, at most N). `estimate`, how a candidate's loss is known:
-    `full` (pow-d) on all its data, at the current model; `batch` (cpow-d) on one random mini-batch; `last` (rpow-d) is
-    its mean training loss at its latest participation, without any question, clients never seen ranking first;
-    `trained`: all candidates train and upload, and their mean training losses are ranked (GPFL's code, there those of
-    the last epoch).
-    `schedule`: `constant`, or `adaptive` (adapow-d: d = N in the first half of the rounds, then K; known only from a
-    public re-implementation of the authors' scripts).
+    `num_candidates` is d, K <= d <= N (None: 2K, at most N). `estimate` says how a candidate's loss is obtained:
 
-    Candidates come without replacement by renormalised draws (keys u^(1/n_k), the same distribution); ties among
-    losses are broken at random, as the paper asks. With d = K the method is size-proportional random selection.
+    - `full` (pow-d): on all its data at the current model.
+    - `batch` (cpow-d): on one random mini-batch at the current model.
+    - `last` (rpow-d): its mean training loss at its latest participation, which costs no request; clients that have
+      never taken part rank first.
+    - `trained`: all candidates train and upload, and their mean training losses are ranked (GPFL's code, which uses
+      those of the last epoch).
+
+    `schedule`: `constant`, or `adaptive` (adapow-d: d = N in the first half of the rounds, then d = K; known only from
+    a public re-implementation of the authors' scripts).
+
+    Candidates are drawn one by one without replacement, with renormalised probabilities (by keys u^(1/n_k), which gives
+    the same distribution). Ties among losses are broken at random, as in the paper. With d = K the method is random
+    selection by size.
     """
 
     state = ("last_loss", "seen")
@@ -52,7 +66,7 @@ class PowerOfChoice(Selector):
         self.needs = frozenset({Signal.TRAINING_LOSS if estimate in ("last", "trained") else Signal.LOSSES})
 
     @property
-    def caveat(self) -> str | None:
+    def warning(self) -> str | None:
         if self.schedule == "constant" and self.num_candidates == self.population.cohort_size:
             return "selector.num_candidates equals cohort_size: power-of-choice is then random selection by size"
         return None
@@ -64,7 +78,9 @@ class PowerOfChoice(Selector):
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count = self.cohort_size(clients)
         shares = self.population.shares[clients.available]
-        candidates = ascending(clients.available[weighted_without_replacement(shares, self._d(round), rng)])
+        candidates = ascending(
+            clients.available[weighted_without_replacement(shares, self._num_candidates_in(round), rng)]
+        )
         if len(candidates) <= count:
             return Selection(candidates)
         return Selection(ascending(candidates[highest(self._scores(candidates, clients), count, rng)]))
@@ -75,7 +91,7 @@ class PowerOfChoice(Selector):
             self.last_loss[cohort.ids] = cohort.loss
             self.seen[cohort.ids] = True
 
-    def _d(self, round: int) -> int:
+    def _num_candidates_in(self, round: int) -> int:
         if self.schedule == "constant":
             return self.num_candidates
         first_half = round <= self.population.num_rounds / 2

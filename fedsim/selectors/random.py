@@ -1,16 +1,14 @@
-"""Random selection: the baseline of every paper."""
+"""Random selection, the usual baseline."""
 
 from typing import Literal
 
 import numpy as np
 
-from fedsim.communication.clients import Clients
-from fedsim.selectors.base import Selector, ascending, weighted_without_replacement
-from fedsim.types import Population, Selection
+from fedsim.selectors.base import Clients, Population, Selection, Selector, ascending, weighted_without_replacement
 
 
 class Random(Selector):
-    """K clients without replacement: with equal probability (`uniform`) or proportional to n_k (`size`).
+    """K clients without replacement, with equal probability (`uniform`) or proportional to n_k (`size`).
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017, Algorithm 1.
     """
@@ -28,11 +26,13 @@ class Random(Selector):
 
 
 class MultinomialRandom(Selector):
-    """MD sampling: K draws with replacement, probability p_k = n_k / n; a client drawn m times weighs m / K.
+    """MD (multinomial distribution) sampling: K draws with replacement with probabilities p_k = n_k / n.
+
+    A client drawn m times trains and uploads once and gets the aggregation weight m / K.
 
     Scheme I of Li et al., "On the Convergence of FedAvg on Non-IID Data", 2020 (used by FedProx). The average is an
-    unbiased estimate of full participation's sum_k p_k w_k. A client drawn twice trains and uploads once. Where some
-    clients are unavailable, p is renormalised over the others.
+    unbiased estimate of full participation's sum_k p_k w_k. If some clients are unavailable, p is renormalised over
+    the others.
     """
 
     adaptive = True

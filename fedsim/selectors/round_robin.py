@@ -1,17 +1,16 @@
-"""Round robin: a needed control for methods whose exploration visits everybody in turn."""
+"""Round robin: a control for methods whose exploration visits all clients in turn."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.communication.clients import Clients
-from fedsim.selectors.base import Selector, ascending
-from fedsim.types import Population, Selection
+from fedsim.selectors.base import Clients, Population, Selection, Selector, ascending
 
 
 class RoundRobin(Selector):
-    """Consecutive blocks of K in a random order drawn in round 1; every client has its turn within ceil(N / K) rounds.
+    """Selects consecutive blocks of K clients in a random order drawn in round 1: all clients within ceil(N / K)
+    rounds.
 
-    A client that is unavailable at its turn keeps its place at the head of the queue.
+    A client that is unavailable when it is due stays at the head of the queue.
     """
 
     state = ("queue",)

@@ -3,18 +3,29 @@ AAAI 2021)."""
 
 import numpy as np
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.server import Server
-from fedsim.communication.signals import Signal
-from fedsim.errors import between, check
-from fedsim.selectors.base import Selector, ascending, softmax, weighted_without_replacement
+from fedsim.selectors.base import (
+    Clients,
+    Cohort,
+    Population,
+    Selection,
+    Selector,
+    Server,
+    Signal,
+    ascending,
+    between,
+    check,
+    softmax,
+    weighted_without_replacement,
+)
 from fedsim.selectors.shapley import Valuation
-from fedsim.types import Cohort, Population, Selection
 
 
 class SFedAvg(Selector):
-    """Draws without replacement with probability softmax(phi): phi_k = 1/N at first, then keep phi_k + (1 - keep) SV_k
-    for those that took part. Values that are not finite are dropped."""
+    """Draws clients without replacement with probabilities softmax(phi), phi being a running mean of Shapley values.
+
+    phi_k = 1 / N initially; for the clients that took part it becomes `keep` phi_k + (1 - `keep`) SV_k, with SV_k the
+    Shapley value of the round. Shapley values that are not finite are ignored.
+    """
 
     needs = frozenset({Signal.VALIDATION})
     state = ("relevance",)

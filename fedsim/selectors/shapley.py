@@ -1,4 +1,4 @@
-"""Shapley values of a cohort's clients on the server's validation split."""
+"""Shapley values of the clients of a cohort, by the performance of averaged models on the validation split."""
 
 import math
 from collections.abc import Callable
@@ -8,22 +8,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsim.communication.server import Server
-from fedsim.errors import at_least, check
-from fedsim.types import Cohort, Params
+from fedsim.selectors.base import Cohort, Params, Server, at_least, check
 
 Floats = NDArray[np.float64]
-Worth = Callable[[frozenset[int]], float]
-"""V of a set of positions in a cohort."""
+CoalitionValue = Callable[[frozenset[int]], float]
+"""V(A), the value of a coalition A: a set of positions in the cohort."""
 
 
 class Valuation:
-    """What each client's model of a round is worth.
+    """How Shapley values are computed (the config group selector/valuation).
 
-    V(A) is `utility`: the accuracy, or minus the loss, on the validation split, of the average of the models of A
-    (`average` uniform or by_size); V of nobody is that of the round's starting model. `method: exact` evaluates all 2^K
-    averages, `sampled` walks `permutations` random orders, each cut short once the average is within `tolerance` of
-    everybody's; `auto` is exact up to 10 clients.
+    The value V(A) of a coalition A is that of the average of its models (`average`: uniform or by_size) on the
+    validation split: the accuracy, or minus the loss, as `utility` says. V of the empty set is that of the round's
+    initial model. `method: exact` evaluates all 2^K averages; `sampled` averages marginal values over `permutations`
+    random orders, each of which ends when V is within `tolerance` of V(all); `auto` is exact up to 10 clients.
     """
 
     def __init__(
@@ -40,23 +38,23 @@ class Valuation:
         self.permutations, self.tolerance = permutations, tolerance
 
     def values(self, cohort: Cohort, server: Server, rng: np.random.Generator) -> Floats:
-        """Shapley values [K]; one validation pass per average evaluated."""
-        worth = _cached(lambda members: self._worth(members, cohort, server))
+        """Shapley values [K] of the cohort's clients; costs one validation pass per coalition evaluated."""
+        coalition_value = _memoised(lambda coalition: self._coalition_value(coalition, cohort, server))
         num = len(cohort.ids)
         if self.method == "exact" or (self.method == "auto" and num <= 10):
-            return exact_values(worth, num)
-        return sampled_values(worth, num, self.permutations, self.tolerance, rng)
+            return exact_values(coalition_value, num)
+        return sampled_values(coalition_value, num, self.permutations, self.tolerance, rng)
 
-    def _worth(self, members: frozenset[int], cohort: Cohort, server: Server) -> float:
-        evaluation = server.validate(averaged(cohort, members, self.average == "by_size"))
+    def _coalition_value(self, coalition: frozenset[int], cohort: Cohort, server: Server) -> float:
+        evaluation = server.validate(average_model(cohort, coalition, self.average == "by_size"))
         return evaluation.accuracy if self.utility == "accuracy" else -evaluation.loss
 
 
-def averaged(cohort: Cohort, members: frozenset[int], by_size: bool) -> Params:
-    """The average model of the `members` (positions in the cohort); the starting model if there are none."""
-    if not members:
+def average_model(cohort: Cohort, coalition: frozenset[int], by_size: bool) -> Params:
+    """The average model of the `coalition` (positions in the cohort); the round's initial model if it is empty."""
+    if not coalition:
         return cohort.start
-    rows = sorted(members)
+    rows = sorted(coalition)
     weights = cohort.sizes[rows].astype(np.float64) if by_size else np.ones(len(rows))
     row = torch.zeros(len(cohort.ids))
     row[rows] = torch.as_tensor(weights / weights.sum(), dtype=row.dtype)
@@ -64,43 +62,47 @@ def averaged(cohort: Cohort, members: frozenset[int], by_size: bool) -> Params:
     return {n: w + deltas[n] for n, w in cohort.start.items()}
 
 
-def _cached(worth: Worth) -> Worth:
-    """The same, evaluated once per set."""
+def _memoised(coalition_value: CoalitionValue) -> CoalitionValue:
+    """`coalition_value` with a cache, so that each coalition is evaluated once."""
     known: dict[frozenset[int], float] = {}
 
-    def look_up(members: frozenset[int]) -> float:
-        if members not in known:
-            known[members] = worth(members)
-        return known[members]
+    def look_up(coalition: frozenset[int]) -> float:
+        if coalition not in known:
+            known[coalition] = coalition_value(coalition)
+        return known[coalition]
 
     return look_up
 
 
-def exact_values(worth: Worth, num: int) -> Floats:
-    """Shapley values [num] by enumeration of all 2^num sets."""
-    worths = np.array([worth(frozenset(i for i in range(num) if code >> i & 1)) for code in range(2**num)])
+def exact_values(coalition_value: CoalitionValue, num: int) -> Floats:
+    """Shapley values [num] by enumeration of all 2^num coalitions."""
+    coalition_values = np.array(
+        [coalition_value(frozenset(i for i in range(num) if code >> i & 1)) for code in range(2**num)]
+    )
     codes = np.arange(2**num)
     sizes = np.array([code.bit_count() for code in codes.tolist()])
     weights = np.array([1 / (num * math.comb(num - 1, s)) for s in range(num)])
     values = np.zeros(num)
     for i in range(num):
         without = codes[(codes >> i & 1) == 0]
-        values[i] = (weights[sizes[without]] * (worths[without | (1 << i)] - worths[without])).sum()
+        values[i] = (weights[sizes[without]] * (coalition_values[without | (1 << i)] - coalition_values[without])).sum()
     return values
 
 
-def sampled_values(worth: Worth, num: int, permutations: int, tolerance: float, rng: np.random.Generator) -> Floats:
-    """Means [num] of marginal worths over random orders, truncated (Ghorbani and Zou 2019, Algorithm 1)."""
+def sampled_values(
+    coalition_value: CoalitionValue, num: int, permutations: int, tolerance: float, rng: np.random.Generator
+) -> Floats:
+    """Shapley values [num] by truncated Monte Carlo over random orders (Ghorbani and Zou 2019, Algorithm 1)."""
     values = np.zeros(num)
-    everybody = worth(frozenset(range(num)))
+    grand_value = coalition_value(frozenset(range(num)))
     for _ in range(permutations):
-        members: frozenset[int] = frozenset()
-        before = worth(members)
+        coalition: frozenset[int] = frozenset()
+        before = coalition_value(coalition)
         for i in rng.permutation(num):
-            if abs(everybody - before) < tolerance:
+            if abs(grand_value - before) < tolerance:
                 break
-            members = members | {int(i)}
-            after = worth(members)
+            coalition = coalition | {int(i)}
+            after = coalition_value(coalition)
             values[i] += after - before
             before = after
     return values / permutations

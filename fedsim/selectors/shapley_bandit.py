@@ -1,22 +1,30 @@
-"""Clients of highest mean Shapley value: greedily (GreedyFed: Singhal, Pandey and Popovski, "Greedy Shapley Client
-Selection for Communication-Efficient Federated Learning", 2024) or as a bandit with an upper confidence bound."""
+"""Selection by mean Shapley values: greedy (GreedyFed: Singhal, Pandey and Popovski, "Greedy Shapley Client Selection
+for Communication-Efficient Federated Learning", 2024) or as a bandit with an upper confidence bound."""
 
 import numpy as np
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.server import Server
-from fedsim.communication.signals import Signal
-from fedsim.errors import at_least, check
-from fedsim.selectors.base import Selector, ascending, highest
+from fedsim.selectors.base import (
+    Clients,
+    Cohort,
+    Population,
+    Selection,
+    Selector,
+    Server,
+    Signal,
+    ascending,
+    at_least,
+    check,
+    highest,
+)
 from fedsim.selectors.shapley import Valuation
-from fedsim.types import Cohort, Population, Selection
 
 
 class ShapleyBandit(Selector):
-    """The K highest of mean SV_k + `confidence` sqrt(ln t / n_k), n_k the number of values so far.
+    """Selects the K clients of highest mean SV_k + `confidence` sqrt(ln t / m_k), m_k = number of Shapley values so
+    far.
 
-    Clients without a value come first, in random order, so that everybody is valued once before anybody is chosen.
-    `confidence` 0 is GreedyFed. Values that are not finite are dropped.
+    Clients without a Shapley value rank first, in random order, so that every client is valued once before any is
+    chosen by value. `confidence: 0` is GreedyFed. Values that are not finite are ignored.
     """
 
     needs = frozenset({Signal.VALIDATION})

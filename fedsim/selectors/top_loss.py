@@ -1,22 +1,19 @@
-"""Cho et al.'s highest-loss selection as FedABC uses it for a baseline."""
+"""Selection of the highest losses among all clients: Cho et al.'s method as FedABC uses it as a baseline."""
 
 from pathlib import Path
 
 import numpy as np
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.signals import Signal
-from fedsim.errors import check, rule
-from fedsim.selectors.base import Selector, ascending, highest
+from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, check, highest, rule
 from fedsim.tracking.files import read_metrics
-from fedsim.types import Population, Selection
 
 
 class TopLoss(Selector):
-    """All clients report their loss; the `count` highest take part (power-of-choice with d = N).
+    """All clients report their losses; the `count` clients with the highest are selected (power-of-choice with d = N).
 
-    `count` is fixed (FedABC's figures fit 7 of 10); `match`, where given, is the folder of another run whose number of
-    uploads is copied round by round. `first_round_full`: everybody takes part in round 1, as in FedABC.
+    `count` is fixed (FedABC's figures fit 7 of 10; None: `cohort_size`). If `match` is given, the folder of another
+    run, that run's number of uploads is copied round by round instead. `first_round_full`: all clients take part in
+    round 1, as in FedABC.
     """
 
     adaptive = True

@@ -1,1 +1,1 @@
-"""What several methods share and a newcomer need not touch: products, searches, trees, queues."""
+"""Algorithms shared by several selectors: inner products, similarities, clustering, subset search, queues."""

@@ -2,7 +2,7 @@
 
 Linear kernels are handled in low-rank form, exactly and linear in N: the covariance is F^T F + noise^2 I with F [q, N],
 by Woodbury's identity its inverse is (I - F^T A) / noise^2 with A = (noise^2 I + F F^T)^-1 F, and a greedy pick needs
-one column of the covariance at a time. Other kernels and objectives are dense, by automatic differentiation.
+one column of the covariance at a time. Other kernels and objectives use dense matrices and automatic differentiation.
 """
 
 from abc import ABC, abstractmethod
@@ -16,34 +16,37 @@ from torch import Tensor
 
 Floats = NDArray[np.float64]
 Parameters = dict[str, Floats]
-"""`embedding` [q, N], and the kernel's `amplitude` [] where it has one."""
+"""`embedding` [q, N] and, for kernels that have one, the scalar `amplitude` []."""
 Kernel = Literal["linear", "linear_normalised", "se"]
 Objective = Literal["mml", "loo"]
 
 JITTER = (0.0, 1e-6, 1e-5, 1e-4)
-"""Shares of the mean variance added to the diagonal of a covariance until its Cholesky factor exists."""
+"""Shares of the mean variance that are tried as additions to the diagonal until a Cholesky factor exists."""
 
 
 class Covariance(ABC):
-    """What the greedy rule asks of a covariance matrix [N, N]."""
+    """A covariance matrix [N, N], as the greedy selection uses it."""
 
     @abstractmethod
-    def times(self, vector: Floats) -> Floats: ...
+    def matvec(self, vector: Floats) -> Floats:
+        """Its product [N] with `vector` [N]."""
 
     @abstractmethod
-    def diagonal(self) -> Floats: ...
+    def diagonal(self) -> Floats:
+        """A copy of its diagonal [N]."""
 
     @abstractmethod
-    def column(self, j: int) -> Floats: ...
+    def column(self, j: int) -> Floats:
+        """A copy of its column j [N]."""
 
 
 class LowRank(Covariance):
-    """F^T F + noise^2 I."""
+    """F^T F + noise^2 I with `factor` F [q, N]."""
 
     def __init__(self, factor: Floats, noise: float) -> None:
         self.factor, self.noise = factor, noise
 
-    def times(self, vector: Floats) -> Floats:
+    def matvec(self, vector: Floats) -> Floats:
         product: Floats = self.factor.T @ (self.factor @ vector) + self.noise**2 * vector
         return product
 
@@ -58,12 +61,12 @@ class LowRank(Covariance):
 
 
 class Dense(Covariance):
-    """The matrix itself."""
+    """A covariance given as a matrix [N, N]."""
 
     def __init__(self, matrix: Floats) -> None:
         self.matrix = matrix
 
-    def times(self, vector: Floats) -> Floats:
+    def matvec(self, vector: Floats) -> Floats:
         product: Floats = self.matrix @ vector
         return product
 
@@ -75,7 +78,10 @@ class Dense(Covariance):
 
 
 class Process(ABC):
-    """Covariances of given parameters, and parameters fitted to observations."""
+    """A Gaussian process: its covariance for given parameters, and the fit of its parameters to observations.
+
+    `trained` names the parameters that a fit changes.
+    """
 
     trained: tuple[str, ...] = ("embedding",)
 
@@ -84,16 +90,16 @@ class Process(ABC):
 
     @abstractmethod
     def covariance(self, parameters: Parameters) -> Covariance:
-        """Of all the clients in `parameters`."""
+        """The covariance [N, N] of the clients in `parameters`, noise included."""
 
     @abstractmethod
     def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
-        """Of the objective with respect to what is trained. `residuals` [E, N], `weights` [E]."""
+        """Gradient of the objective with respect to the `trained` parameters; `residuals` [E, N], `weights` [E]."""
 
     def fit(self, parameters: Parameters, residuals: Floats, weights: Floats, steps: int) -> Parameters:
-        """`parameters` after `steps` of Adam (fresh state) on -sum_e weights_e log p(residuals_e).
+        """`parameters` after `steps` steps of Adam, with fresh state, on -sum_e weights_e log p(residuals_e).
 
-        Stops early, with the last finite parameters, where a gradient is not finite.
+        Stops early and returns the last finite parameters if a gradient is not finite.
         """
         start = {name: parameters[name] for name in self.trained}
         fitted = adam(start, lambda p: self.gradient({**parameters, **p}, residuals, weights), self.lr, steps)
@@ -101,7 +107,7 @@ class Process(ABC):
 
 
 class LinearProcess(Process):
-    """Kernel x_i . x_j, or with `normalised` amplitude^2 times the cosine of x_i and x_j; marginal likelihood."""
+    """Kernel x_i . x_j, or amplitude^2 cos(x_i, x_j) if `normalised`; fitted by marginal likelihood."""
 
     def __init__(self, noise: float, lr: float, *, normalised: bool) -> None:
         super().__init__(noise, lr)
@@ -116,15 +122,15 @@ class LinearProcess(Process):
         f = self._factor(parameters)
         a = np.linalg.solve(self.noise**2 * np.eye(len(f)) + f @ f.T, f)
         ar = a @ residuals.T
-        with np.errstate(invalid="ignore"):  # told by the caller, who looks for what is not finite
+        with np.errstate(invalid="ignore"):  # the caller checks for values that are not finite
             solved = (residuals.T - f.T @ ar) / self.noise**2  # Sigma^-1 r_e, [N, E]
-        slope: Floats = weights.sum() * a - (ar * weights) @ solved.T
+        gradient_: Floats = weights.sum() * a - (ar * weights) @ solved.T
         if not self.normalised:
-            return {"embedding": slope}
+            return {"embedding": gradient_}
         x, amplitude = parameters["embedding"], parameters["amplitude"]
         unit = f / amplitude
-        tangent = amplitude * (slope - unit * (unit * slope).sum(0)) / np.linalg.norm(x, axis=0)
-        return {"embedding": tangent, "amplitude": np.asarray((slope * unit).sum())}
+        tangent = amplitude * (gradient_ - unit * (unit * gradient_).sum(0)) / np.linalg.norm(x, axis=0)
+        return {"embedding": tangent, "amplitude": np.asarray((gradient_ * unit).sum())}
 
     def _factor(self, parameters: Parameters) -> Floats:
         x = parameters["embedding"]
@@ -132,7 +138,7 @@ class LinearProcess(Process):
 
 
 class DenseProcess(Process):
-    """Any kernel (`se`: amplitude^2 exp(-|x_i - x_j|^2 / (2 length))), by marginal or leave-one-out likelihood."""
+    """Any kernel (`se`: amplitude^2 exp(-|x_i - x_j|^2 / (2 length))); marginal or leave-one-out likelihood."""
 
     def __init__(self, noise: float, lr: float, *, kernel: Kernel, length: float, objective: Objective) -> None:
         super().__init__(noise, lr)
@@ -146,9 +152,9 @@ class DenseProcess(Process):
         leaves = {n: torch.tensor(p, dtype=torch.float64, requires_grad=True) for n, p in parameters.items()}
         sigma, r = self._matrix(leaves), torch.as_tensor(residuals)
         each = (self._marginal if self.objective == "mml" else self._leave_one_out)(_cholesky(sigma), r)
-        wanted = [leaves[n] for n in self.trained]
-        slopes = torch.autograd.grad(-(torch.as_tensor(weights) * each).sum(), wanted)
-        return {n: s.numpy() for n, s in zip(self.trained, slopes, strict=True)}
+        leaves_to_train = [leaves[n] for n in self.trained]
+        gradients = torch.autograd.grad(-(torch.as_tensor(weights) * each).sum(), leaves_to_train)
+        return {n: s.numpy() for n, s in zip(self.trained, gradients, strict=True)}
 
     def _matrix(self, parameters: dict[str, Tensor]) -> Tensor:
         x = parameters["embedding"]
@@ -164,43 +170,43 @@ class DenseProcess(Process):
 
     @staticmethod
     def _marginal(factor: Tensor, residuals: Tensor) -> Tensor:
-        """log N(r_e; 0, Sigma) of each row, but for a constant [E]."""
+        """log N(r_e; 0, Sigma) of each row of `residuals`, up to a constant, [E]."""
         solved = torch.linalg.solve_triangular(factor, residuals.T, upper=False)
         densities: Tensor = -solved.square().sum(0) / 2 - factor.diagonal().log().sum()
         return densities
 
     @staticmethod
     def _leave_one_out(factor: Tensor, residuals: Tensor) -> Tensor:
-        """sum_i log p(r_ei | the others), but for a constant [E] (Rasmussen and Williams 2006, Eq. 5.10-5.12)."""
+        """sum_i log p(r_ei | the others) up to a constant, [E] (Rasmussen and Williams 2006, Eq. 5.10-5.12)."""
         inverse = torch.cholesky_inverse(factor)
         precision = inverse.diagonal()
         densities: Tensor = (precision.log() / 2 - (residuals @ inverse).square() / (2 * precision)).sum(1)
         return densities
 
 
-def process_for(kernel: Kernel, objective: Objective, noise: float, length: float, lr: float) -> Process:
-    """The cheapest exact form."""
+def make_process(kernel: Kernel, objective: Objective, noise: float, length: float, lr: float) -> Process:
+    """The process with this kernel and objective, in its cheapest exact form."""
     if kernel != "se" and objective == "mml":
         return LinearProcess(noise, lr, normalised=kernel == "linear_normalised")
     return DenseProcess(noise, lr, kernel=kernel, length=length, objective=objective)
 
 
 def adam(start: Parameters, gradient: Callable[[Parameters], Parameters], lr: float, steps: int) -> Parameters:
-    """Adam with betas .9 and .999, eps 1e-8."""
+    """Minimise by Adam with betas .9 and .999 and eps 1e-8; stops if a gradient is not finite."""
     x = {n: np.array(p, dtype=np.float64) for n, p in start.items()}
     first, second = ({n: np.zeros_like(p) for n, p in x.items()} for _ in range(2))
     for step in range(1, steps + 1):
-        slopes = gradient(x)
-        if not all(np.isfinite(s).all() for s in slopes.values()):
+        gradients = gradient(x)
+        if not all(np.isfinite(s).all() for s in gradients.values()):
             break
-        for n, slope in slopes.items():
-            first[n] += 0.1 * (slope - first[n])
-            second[n] += 0.001 * (slope**2 - second[n])
+        for n, gradient_ in gradients.items():
+            first[n] += 0.1 * (gradient_ - first[n])
+            second[n] += 0.001 * (gradient_**2 - second[n])
             x[n] = x[n] - lr * (first[n] / (1 - 0.9**step)) / (np.sqrt(second[n] / (1 - 0.999**step)) + 1e-8)
     return x
 
 
-def greedy_falls(
+def greedy_selection(
     covariance: Covariance,
     shares: Floats,
     discounts: Floats,
@@ -208,37 +214,38 @@ def greedy_falls(
     rng: np.random.Generator,
     *,
     epsilon: float = 0.0,
-    least: float | None = None,
+    min_fall: float | None = None,
 ) -> NDArray[np.int64]:
-    """FedCor's selection (Eq. 13): `count` positions, each with the largest discounted fall of the weighted losses.
+    """FedCor's selection (Eq. 13): `count` positions, each with the largest expected fall of the weighted losses.
 
-    Repeats j = argmax_k a_k / sqrt(C_kk) * sum_i p_i C_ik and C <- C - C_:j C_j: / C_jj, from the covariance. With
-    probability `epsilon` a pick is random; from the second on, picking stops where the fall is below `least`.
+    Starting from the covariance C, it repeats j = argmax_k a_k / sqrt(C_kk) * sum_i p_i C_ik and
+    C <- C - C_:j C_j: / C_jj, with `shares` p [N] and `discounts` a [N]. With probability `epsilon` a pick is random.
+    From the second pick on, picking stops if the largest expected fall is below `min_fall`.
     """
-    total, diagonal = covariance.times(shares), covariance.diagonal()
-    if not np.isfinite(total).all():  # a process that cannot be fitted knows nothing
+    weighted_sums, diagonal = covariance.matvec(shares), covariance.diagonal()
+    if not np.isfinite(weighted_sums).all():  # the fit failed: random selection
         return rng.choice(len(shares), count, replace=False)
     left = np.ones(len(shares), dtype=bool)
-    seen: list[Floats] = []  # C_:j / sqrt(C_jj) of the clients picked so far
+    removed: list[Floats] = []  # C_:j / sqrt(C_jj) of the clients picked so far
     for picks in range(count):
-        falls = np.where(left, discounts * total / np.sqrt(np.maximum(diagonal, 1e-300)), -np.inf)
-        if least is not None and picks and falls.max() < least:
+        falls = np.where(left, discounts * weighted_sums / np.sqrt(np.maximum(diagonal, 1e-300)), -np.inf)
+        if min_fall is not None and picks and falls.max() < min_fall:
             break
         at_random = epsilon > 0 and rng.random() < epsilon
         j = int(rng.choice(np.flatnonzero(left if at_random else falls == falls.max())))
         column = covariance.column(j)
-        for unit in seen:
+        for unit in removed:
             column -= unit * unit[j]
         unit = column / np.sqrt(column[j])
-        total -= unit * (unit @ shares)
+        weighted_sums -= unit * (unit @ shares)
         diagonal -= unit**2
-        seen.append(unit)
+        removed.append(unit)
         left[j] = False
     return np.flatnonzero(~left)
 
 
 def _cholesky(matrix: Tensor) -> Tensor:
-    """The lower factor, with jitter where rounding needs it; nan where none helps."""
+    """The lower Cholesky factor, with jitter on the diagonal if rounding requires it; nan if no jitter suffices."""
     for share in JITTER:
         padded = matrix + share * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=matrix.dtype)
         factor, info = torch.linalg.cholesky_ex(padded)

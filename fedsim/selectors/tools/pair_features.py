@@ -1,4 +1,4 @@
-"""Features of pairs of gradients, symmetric in the two: what PNCS's study compares (section V-A)."""
+"""Symmetric features of pairs of gradients, as compared in the study of PNCS (section V-A)."""
 
 import itertools
 import warnings
@@ -9,30 +9,32 @@ from scipy import stats
 
 Floats = NDArray[np.float64]
 
-SPARSE = 1e-3
-"""An entry below this share of its vector's largest counts as zero in `sparsity`."""
+SPARSITY_THRESHOLD = 1e-3
+"""For `sparsity`, an entry counts as zero if it is below this share of its vector's largest magnitude."""
 
 
 def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]]:
-    """Of `vectors` [N, D], one value for each of the N (N - 1) / 2 pairs (i < j, row by row).
+    """Features by name, each with one value for each of the N (N - 1) / 2 pairs of `vectors` [N, D] (i < j, row by
+    row).
 
-    Per pair: norms of the difference, cos_p (the signed-power similarity of selectors.tools.power_norm), inner product,
-    covariance, Pearson correlation, share of equal signs. Per client, as the sum and the absolute difference over the
-    pair: norms, mean, variance, skewness, excess kurtosis, share of entries near zero.
+    `powers` are the p of p-norms and of cos_p. Of a pair: norms of the difference, cos_p (the signed-power similarity
+    of selectors.tools.power_norm), inner product, covariance, Pearson correlation, share of equal signs. Of each
+    client, as the sum and the absolute difference over the pair: norms, mean, variance, skewness, excess kurtosis,
+    share of entries near zero.
     """
     first, second = np.array(list(itertools.combinations(range(len(vectors)), 2)), dtype=np.int64).reshape(-1, 2).T
-    found: dict[str, Floats] = {}
-    for name, values in _of_clients(vectors, powers).items():
-        found[f"{name} sum"] = values[first] + values[second]
-        found[f"{name} difference"] = np.abs(values[first] - values[second])
-    for name, table in _of_pairs(vectors, powers).items():
-        found[name] = table[first, second]
-    return {name: values.tolist() for name, values in found.items()}
+    features: dict[str, Floats] = {}
+    for name, values in _client_features(vectors, powers).items():
+        features[f"{name} sum"] = values[first] + values[second]
+        features[f"{name} difference"] = np.abs(values[first] - values[second])
+    for name, table in _pair_features(vectors, powers).items():
+        features[name] = table[first, second]
+    return {name: values.tolist() for name, values in features.items()}
 
 
-def _of_clients(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
-    """One value a client [N]."""
-    with warnings.catch_warnings():  # of moments of vectors whose entries are all alike
+def _client_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
+    """Features of single clients: one value per client [N]."""
+    with warnings.catch_warnings():  # from the moments of constant vectors
         warnings.simplefilter("ignore", RuntimeWarning)
         norms = {f"norm_{p:g}": _norm(vectors, p) for p in [*powers, np.inf]}
         largest = np.abs(vectors).max(1, keepdims=True, initial=0)
@@ -41,15 +43,15 @@ def _of_clients(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
             "variance": vectors.var(1),
             "skewness": np.nan_to_num(stats.skew(vectors, axis=1)),
             "kurtosis": np.nan_to_num(stats.kurtosis(vectors, axis=1)),
-            "sparsity": (np.abs(vectors) < SPARSE * largest).mean(1),
+            "sparsity": (np.abs(vectors) < SPARSITY_THRESHOLD * largest).mean(1),
         }
 
 
-def _of_pairs(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
-    """One table a feature [N, N]."""
+def _pair_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
+    """Features of pairs: one symmetric matrix [N, N] each."""
     centred = vectors - vectors.mean(1, keepdims=True)
     signs = np.sign(vectors)
-    tables = {f"cos_{p:g}": _cosine(np.sign(vectors) * np.abs(_scaled(vectors)) ** (p / 2)) for p in powers}
+    tables = {f"cos_{p:g}": _cosine(np.sign(vectors) * np.abs(_divided_by_largest(vectors)) ** (p / 2)) for p in powers}
     tables |= {f"distance_{p:g}": _distances(vectors, p) for p in [*powers, np.inf]}
     return tables | {
         "inner product": vectors @ vectors.T,
@@ -72,15 +74,15 @@ def _distances(vectors: Floats, p: float) -> Floats:
     return np.stack([_norm(vectors - row, p) for row in vectors]) if len(vectors) else np.zeros((0, 0))
 
 
-def _scaled(vectors: Floats) -> Floats:
-    """Each divided by its largest entry, as powers underflow otherwise."""
+def _divided_by_largest(vectors: Floats) -> Floats:
+    """Each vector divided by its largest magnitude, because powers would underflow otherwise."""
     size = np.abs(vectors).max(1, keepdims=True, initial=0)
     scaled: Floats = vectors / np.where(size > 0, size, 1)
     return scaled
 
 
 def _cosine(vectors: Floats) -> Floats:
-    """0 where one vector is zero."""
+    """Cosine similarities [N, N]; 0 if one of the vectors is zero."""
     norms = np.linalg.norm(vectors, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         table: Floats = np.nan_to_num(vectors @ vectors.T / np.outer(norms, norms))

@@ -1,4 +1,4 @@
-"""Tables of what runs came to, and of what papers say about them."""
+"""Tables of the results of runs: accuracies, selections, paired differences, costs to a target accuracy."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedsim.report import measures
-from fedsim.report.cells import (
+from fedsim.report.groups import REFERENCE, Group
+from fedsim.report.measures import Measure
+from fedsim.report.panels import Panel
+from fedsim.report.statistics import Difference, holm, paired, reach_in_sd
+from fedsim.report.tables.formatting import (
     estimate_of,
     seeds_of,
     show_estimate,
@@ -14,17 +18,10 @@ from fedsim.report.cells import (
     show_mean,
     show_p,
     show_reached,
-    show_sides,
     total_of,
 )
-from fedsim.report.groups import REFERENCE, Group
-from fedsim.report.measures import Measure
-from fedsim.report.panels import Panel
-from fedsim.report.published import Claim
-from fedsim.report.rules import RULES
-from fedsim.report.statistics import Difference, holm, paired, reach_in_sd
-from fedsim.report.table import Table
-from fedsim.report.verdicts import Judged, values_of
+from fedsim.report.tables.table import Table
+from fedsim.report.verdicts.judge import values_of
 from fedsim.tracking.console import show_bytes
 
 
@@ -140,44 +137,3 @@ def targets(panels: Sequence[Panel]) -> Table:
         " there count as beyond."
     )
     return Table("targets", "To a target accuracy", header, rows, note)
-
-
-def numbers(judged: Sequence[Judged]) -> Table:
-    """Printed numbers beside ours."""
-    rows = []
-    for one in judged:
-        printed, ours = one.printed, one.ours
-        if isinstance(printed, Claim) or isinstance(ours, Difference):
-            continue
-        single = ours is None or ours.num < 2
-        rows.append(
-            [
-                printed.where,
-                printed.id.partition("/")[2].replace("/", " "),
-                f"{printed.value:.4f}" + ("" if printed.plus_minus is None else f" ± {printed.plus_minus:.2f}"),
-                show_estimate(ours),
-                "-" if single or ours is None else f"{ours.next_low:.3f} to {ours.next_high:.3f}",
-                "-" if one.difference is None else f"{one.difference:+.4f}",
-                show_p(one.p_against),
-                show_p(one.holm_against),
-                one.verdict,
-                one.detail,
-            ]
-        )
-    header = ["where", "what", "paper", "ours", "one more run of ours", "difference", "p", "p (Holm)", "verdict", ""]
-    note = f"{RULES['judged']} {RULES['number']}"
-    return Table("numbers", "The paper's numbers and ours", header, rows, note)
-
-
-def claims(judged: Sequence[Judged]) -> Table:
-    """Claims, and what our runs say."""
-    rows = []
-    for one in judged:
-        if isinstance(one.printed, Claim):
-            ours = " ".join(show_interval(one.ours)) if isinstance(one.ours, Difference) else show_estimate(one.ours)
-            p_values = show_sides(one.p_for, one.p_against), show_sides(one.holm_for, one.holm_against)
-            text = one.printed.text + (" (written after runs had been seen)" if one.printed.added_after_runs else "")
-            rows.append([one.printed.where, text, ours, *p_values, one.verdict, one.detail])
-    note = f"{RULES['judged']} {RULES['bound']} {RULES['gain']}"
-    header = ["where", "claim", "ours", "p for / against", "the same (Holm)", "verdict", ""]
-    return Table("claims", "The paper's claims", header, rows, note)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from fedsim.report.groups import Group
 from fedsim.report.protocol import Protocol, made_with, protocol_of, show_deviations
-from fedsim.report.published import Claim, Number, Publication, about, matches, measure_of
-from fedsim.report.rules import (
+from fedsim.report.runs import Run
+from fedsim.report.statistics import Difference, Estimate, estimate, holm, paired
+from fedsim.report.verdicts.published import Claim, Number, Publication, about, matches, measure_of
+from fedsim.report.verdicts.rules import (
     Evidence,
     Verdict,
     corrected,
@@ -19,8 +21,6 @@ from fedsim.report.rules import (
     rises,
     show_share,
 )
-from fedsim.report.runs import Run
-from fedsim.report.statistics import Difference, Estimate, estimate, holm, paired
 
 WAITING = ("rounds_to_cover", "rounds_to")
 """Measures of the round in which something first happens: without a value it has not happened by the last round."""

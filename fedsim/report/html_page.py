@@ -10,10 +10,10 @@ import jinja2
 import yaml
 
 from fedsim.report.figures import Plot
-from fedsim.report.published import Publication
-from fedsim.report.rules import RULES
 from fedsim.report.runs import Run
-from fedsim.report.table import Table
+from fedsim.report.tables.table import Table
+from fedsim.report.verdicts.published import Publication
+from fedsim.report.verdicts.rules import RULES
 
 CLASSES = {"reproduced": "reproduced", "not reproduced": "not", "undecided": "undecided", "not judged": "undecided"}
 
@@ -28,7 +28,7 @@ def page(
     """Tables, figures (from the PNG files given), sources, verdict rules and the first run's config."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True)
     statuses = Counter(run.status for run in runs)
-    return environment.get_template("page.html.j2").render(
+    return environment.get_template("html_page.html.j2").render(
         title=title,
         num_runs=len(runs),
         statuses=", ".join(f"{count} {status}" for status, count in statuses.items()),

@@ -8,7 +8,7 @@ from fedsim.communication.ledger import PHASES
 from fedsim.report.groups import Group
 from fedsim.report.measures import cost_of_rounds
 from fedsim.report.runs import Run
-from fedsim.report.table import Table
+from fedsim.report.tables.table import Table
 from fedsim.tracking.console import show_bytes, show_seconds
 
 

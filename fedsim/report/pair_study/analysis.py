@@ -15,7 +15,7 @@ from scipy.special import expit
 
 from fedsim.report.groups import rank
 from fedsim.report.runs import Floats, Run
-from fedsim.report.table import Table
+from fedsim.report.tables.table import Table
 from fedsim.tracking.files import TRACE, read_metrics
 
 PENALTY = 1e-3

@@ -11,13 +11,13 @@ from functools import cached_property
 
 import numpy as np
 
-from fedsim.report.cells import show_interval, show_sides
 from fedsim.report.groups import rank
-from fedsim.report.pair_study import Condition, Scale, cross_entropy, fit, labels_of, pick, read_conditions
-from fedsim.report.rules import Evidence, Verdict, corrected, judge_bound, show_share
+from fedsim.report.pair_study.analysis import Condition, Scale, cross_entropy, fit, labels_of, pick, read_conditions
 from fedsim.report.runs import Floats, Run
 from fedsim.report.statistics import LEAST_SEEDS, differences
-from fedsim.report.table import Table
+from fedsim.report.tables.formatting import show_interval, show_sides
+from fedsim.report.tables.table import Table
+from fedsim.report.verdicts.rules import Evidence, Verdict, corrected, judge_bound, show_share
 
 PNCS, FAMILY = "cos_4", "cos_"
 """The feature that the paper chooses (p = 4 by its public summary), and how the names of its relatives begin."""

@@ -103,7 +103,7 @@ def answers(engine: Engine, params: dict[str, torch.Tensor]) -> dict[str, np.nda
 
 
 def _broken(stack: torch.Tensor) -> np.ndarray:
-    """Per client whether anything is NaN: a slope of NaN times a mask of 0 is NaN or 0, by the order of operations."""
+    """Per client whether anything is NaN: NaN times a mask of 0 is NaN or 0, by the order of operations."""
     return stack.flatten(1).isnan().any(1).numpy()
 
 

@@ -1,42 +1,27 @@
-"""Calls of `native.c`: its structures, and tensors as pointers."""
+"""Calls of the compiled library: tensors and arrays are checked and passed as addresses, status codes are raised."""
 
 import ctypes
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from fedsim.engine.model.chain import Chain, Link
+from fedsim.engine.model.chain import Chain
 from fedsim.engine.native.library import library
+from fedsim.engine.native.structures import Status, Task, layer_specs
 from fedsim.types import Params
 
-_Int, _Pointer = ctypes.c_int64, ctypes.c_void_p
-
-
-class _Link(ctypes.Structure):
-    _fields_ = [
-        *((name, _Int) for name in ("inputs", "outputs", "dropout", "kernel", "padding", "pool", "height", "width")),
-        ("rate", ctypes.c_double),
-    ]
-
-
-class _Task(ctypes.Structure):
-    _fields_ = [
-        *((name, _Int) for name in ("links", "steps", "width", "threads")),
-        *((name, _Pointer) for name in ("link", "start", "x", "y", "positions", "counts", "keys")),
-        *((name, ctypes.c_double) for name in ("lr", "decay", "momentum")),
-        ("nesterov", _Int),
-        *((name, _Pointer) for name in ("result", "velocity", "losses")),
-    ]
+_Pointer = ctypes.c_void_p
+_Pointers = ctypes.Array[ctypes.c_void_p]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """SGD's, with the learning rate of a round."""
+    """The update rule of SGD, with the learning rate of a round."""
 
     lr: float
     decay: float = 0.0
@@ -46,9 +31,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class Work:
-    """One call's samples: rows of `x` [n, ...] and `y` [n] (None where labels do not matter) at `positions`
-    [steps, width], of which `counts` [steps] are valid; room for their `losses` [steps, width]; `keys` [steps] of
-    dropout, if the model has any. All contiguous and on the CPU. So many `threads` share it, which changes nothing."""
+    """The samples of one call: rows of `x` [n, ...] and of the labels `y` [n] (int64; None where they are not needed).
+
+    `positions` [steps, width] int64 are those rows, of which the first `counts` [steps] of each step are valid;
+    `losses` [steps, width] receives the cross-entropies of the valid ones; `keys` [steps] int64 are the steps' dropout
+    keys, needed to train a model that has dropout. All contiguous and on the CPU. The number of `threads` that share
+    the work does not change a bit of the results.
+    """
 
     x: Tensor
     y: Tensor | None
@@ -60,100 +49,137 @@ class Work:
 
 
 class ChainCalls:
-    """The functions of `native.c` for a chain with the parameters `params`, and samples of `shape`. Threads may share
-    it."""
+    """The library's functions for a chain with the parameters `params` and samples of `shape`.
+
+    Several threads may call at the same time. A call raises `ValueError` where an array has the wrong shape or type, or
+    a count, position or label is out of its range, before it has written anything, and `MemoryError`.
+    """
 
     def __init__(self, chain: Chain, params: Params, shape: Sequence[int]) -> None:
         """Raises `NotCompiledError`, and `ValueError` where samples of this shape do not fit the chain."""
         self.params = params
         self.names = [name for link in chain.links for name in (link.weight, link.bias)]
-        self.start = [None if name is None else params[name].contiguous() for name in self.names]
         self.dtype, self.shape = params[chain.links[0].weight].dtype, tuple(shape)
+        self.dropout = any(link.rate for link in chain.links)
+        self.outputs_per_sample = len(params[chain.links[-1].weight])
         self._library = library(self.dtype)
-        links = _links(chain, params, shape)
-        self._links = (_Link * len(links))(*links)
-        self._start = _pointers(self.start)
+        self._real = torch.empty(0, dtype=self.dtype).numpy().dtype
+        self._layers = layer_specs(chain, params, shape)
+        self._tensors = {name: params[name].contiguous() for name in self.names if name is not None}
+        self._initial = self._addresses(self._tensors)
 
     def train(self, work: Work, rule: Rule, delta: Params, velocity: Params | None) -> None:
-        """Local training; fills `delta`, `velocity` (may be None) and `work.losses` [steps, width]."""
-        self._call("train", work, rule, self._of(delta), None if velocity is None else self._of(velocity))
+        """Local training from `params`: writes the change to `delta`, the final momentum buffers to `velocity` (None:
+        not wanted) and `work.losses`, each sample's before its step."""
+        if work.y is None or (self.dropout and work.keys is None):
+            raise ValueError("training needs labels, and keys where the model has dropout")
+        if velocity is not None and not rule.momentum:
+            raise ValueError("there is no velocity without momentum")
+        task = self._task(work, rule)
+        self._call("train", work, task, self._addresses(delta), None if velocity is None else self._addresses(velocity))
 
     def gradient(self, work: Work, result: Params) -> None:
-        """Of the sum of the samples' cross-entropies in eval mode, into `result`; fills `work.losses`."""
-        self._call("gradient", work, Rule(0.0), self._of(result), None)
+        """The gradient of the sum of the samples' cross-entropies in eval mode, to `result`; also `work.losses`."""
+        if work.y is None:
+            raise ValueError("a gradient needs labels")
+        task = self._task(work, Rule(0.0))
+        self._call("gradient", work, task, self._addresses(result))
 
     def outputs(self, work: Work, result: Tensor) -> None:
-        """The logits of all samples in eval mode, into `result` [samples, C]."""
-        self._call("outputs", work, Rule(0.0), _pointers([result]), None)
+        """The logits of all valid samples in eval mode, one step after another, to `result` [samples, C]."""
+        task = self._task(work, Rule(0.0))
+        shape = (int(work.counts.sum()), self.outputs_per_sample)
+        self._call("outputs", work, task, (_Pointer * 1)(_tensor_address("result", result, shape, self.dtype)))
 
-    def _of(self, params: Params) -> ctypes.Array[ctypes.c_void_p]:
-        return _pointers([None if name is None else params[name] for name in self.names])
+    def _addresses(self, tensors: Params) -> _Pointers:
+        """Of weight and bias of layer after layer, 0 for no bias. The tensors must outlive it."""
+        return (_Pointer * len(self.names))(
+            *(
+                None if name is None else _tensor_address(name, tensors[name], self.params[name].shape, self.dtype)
+                for name in self.names
+            )
+        )
 
-    def _call(
-        self,
-        name: str,
-        work: Work,
-        rule: Rule,
-        result: ctypes.Array[ctypes.c_void_p],
-        velocity: ctypes.Array[ctypes.c_void_p] | None,
-    ) -> None:
-        if work.x.dtype != self.dtype or tuple(work.x.shape[1:]) != self.shape:
-            raise ValueError(f"samples are {work.x.dtype} {tuple(work.x.shape[1:])}, not {self.dtype} {self.shape}")
-        task = _Task(
-            links=len(self._links),
-            steps=len(work.counts),
-            width=work.positions.shape[1],
-            threads=work.threads,
-            link=ctypes.addressof(self._links),
-            start=ctypes.addressof(self._start),
-            x=work.x.data_ptr(),
-            y=None if work.y is None else work.y.data_ptr(),
-            positions=_address(work.positions),
-            counts=_address(work.counts),
-            keys=_address(work.keys),
-            lr=rule.lr,
-            decay=rule.decay,
+    def _call(self, name: str, work: Work, task: Task, result: _Pointers, velocity: _Pointers | None = None) -> None:
+        """Call the function `name` of the library. Raises what `ChainCalls` says."""
+        task.result = ctypes.addressof(result)
+        task.velocity = None if velocity is None else ctypes.addressof(velocity)
+        status = Status(getattr(self._library, name)(ctypes.byref(task)))
+        if status != Status.OK:
+            raise _exception(status, work, self.outputs_per_sample)
+
+    def _task(self, work: Work, rule: Rule) -> Task:
+        """The arguments of a call but for its results."""
+        x, y, keys = work.x, work.y, work.keys
+        if x.dtype != self.dtype or tuple(x.shape[1:]) != self.shape:
+            raise ValueError(f"samples are {x.dtype} {tuple(x.shape[1:])}, not {self.dtype} {self.shape}")
+        if work.positions.ndim != 2:
+            raise ValueError(f"positions must be [steps, width], not {work.positions.shape}")
+        steps, width = work.positions.shape
+        return Task(
+            num_layers=len(self._layers),
+            num_steps=steps,
+            batch_size=width,
+            num_samples=len(x),
+            num_threads=work.threads,
+            layers=ctypes.addressof(self._layers),
+            initial=ctypes.addressof(self._initial),
+            samples=_tensor_address("x", x, x.shape, self.dtype),
+            labels=None if y is None else _tensor_address("y", y, x.shape[:1], torch.int64),
+            positions=_array_address("positions", work.positions, (steps, width), np.int64),
+            counts=_array_address("counts", work.counts, (steps,), np.int64),
+            dropout_keys=None if keys is None else _array_address("keys", keys, (steps,), np.int64),
+            learning_rate=rule.lr,
+            weight_decay=rule.decay,
             momentum=rule.momentum,
             nesterov=rule.nesterov,
-            result=ctypes.addressof(result),
-            velocity=None if velocity is None else ctypes.addressof(velocity),
-            losses=_address(work.losses),
+            losses=_array_address("losses", work.losses, (steps, width), self._real),
         )
-        if getattr(self._library, name)(ctypes.byref(task)):
-            raise MemoryError(f"no room for a model and its batch of {work.positions.shape[1]} samples")
 
 
-def _links(chain: Chain, params: Params, shape: Sequence[int]) -> list[_Link]:
-    """With the sizes of their images; those of a linear layer's inputs are what the convolutions have left.
-
-    Raises `ValueError` where a layer does not take what it is given: C would read past it.
-    """
-    found: list[_Link] = []
-    image = chain.links[0].kernel > 0
-    channels, height, width = shape if image and len(shape) == 3 else (math.prod(shape), 1, 1)
-    for link in chain.links:
-        outputs, inputs = params[link.weight].shape[:2]
-        given = channels if link.kernel else channels * height * width
-        if given != inputs or min(height, width) < 1:
-            raise ValueError(f"{link.weight} is for {inputs} inputs, not for {given} of {height} x {width} pixels")
-        found.append(
-            _Link(inputs, outputs, link.dropout, link.kernel, link.padding, link.pool, height, width, link.rate)
-        )
-        channels = outputs
-        height, width = (_side_behind(link, side) for side in (height, width))
-    return found
-
-
-def _side_behind(link: Link, side: int) -> int:
-    """Pixels of an image's side behind a layer, which leaves one if it is linear."""
-    return (side + 2 * link.padding - link.kernel + 1) // (1 + link.pool) if link.kernel else 1
+def _exception(status: Status, work: Work, outputs: int) -> Exception:
+    """What a status other than OK is raised as, naming the values that were found."""
+    steps, width = work.positions.shape
+    match status:
+        case Status.NO_MEMORY:
+            return MemoryError(f"no memory for a model and its batch of {width} samples")
+        case Status.BAD_COUNT:
+            return _out_of_range("counts", width, work.counts)
+    used = np.arange(width) < work.counts[:, None] if status in (Status.BAD_POSITION, Status.BAD_LABEL) else None
+    match status:
+        case Status.BAD_POSITION:
+            return _out_of_range("positions", len(work.x) - 1, work.positions[used])
+        case Status.BAD_LABEL:
+            assert work.y is not None
+            return _out_of_range("labels", outputs - 1, work.y.numpy()[work.positions[used]])
+        case Status.BAD_SIZE:
+            return ValueError(f"{steps} steps of {width} samples on {work.threads} threads: out of range")
+        case _:
+            return ValueError("the layers of the chain do not fit each other")
 
 
-def _pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
-    """An array of their addresses, 0 for None. They must outlive it, and be contiguous."""
-    return (_Pointer * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
+def _out_of_range(name: str, highest: int, found: NDArray[np.int64]) -> ValueError:
+    return ValueError(f"{name} must lie in 0..{highest}, found {found.min()}..{found.max()}")
 
 
-def _address(array: NDArray[Any] | None) -> int | None:
-    assert array is None or array.flags.c_contiguous
-    return None if array is None else array.ctypes.data
+def _tensor_address(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Raises `ValueError` unless the tensor has this shape and type, is contiguous and on the CPU."""
+    if (
+        tensor.shape != tuple(shape)
+        or tensor.dtype != dtype
+        or not tensor.is_contiguous()
+        or tensor.device.type != "cpu"
+    ):
+        layout = "" if tensor.is_contiguous() else ", not contiguous"
+        found = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}{layout}"
+        raise ValueError(f"{name} must be a contiguous {dtype} tensor {tuple(shape)} on the CPU, not {found}")
+    return tensor.data_ptr()
+
+
+def _array_address(name: str, array: NDArray[Any], shape: Sequence[int], dtype: DTypeLike) -> int:
+    """Raises `ValueError` unless the array has this shape and type and is contiguous."""
+    if array.shape != tuple(shape) or array.dtype != dtype or not array.flags.c_contiguous:
+        layout = "" if array.flags.c_contiguous else ", not contiguous"
+        found = f"{array.dtype} {array.shape}{layout}"
+        raise ValueError(f"{name} must be a contiguous {np.dtype(dtype)} array {tuple(shape)}, not {found}")
+    return array.ctypes.data

@@ -1,154 +1,201 @@
-/* Convolutions of one sample after another, so that its images stay in the cache. The pixels of a kernel's row lie
-   side by side in the input: a convolution is one product for each row of the kernel, and nothing is unfolded. */
+/* Convolutions, 2 x 2 max pooling and ReLU, one sample after another, so that a sample's images stay in the cache.
 
-/* From torch's layout into the input of the first layer. */
-static void load_image(const struct layer *layer, int64_t b, const real *x)
+   The input pixels under one row of the kernel are contiguous in memory. A convolution is therefore one matrix product
+   for each row of the kernel, whose A [output pixels][kernel * inputs] are overlapping windows of the input image:
+   nothing is unfolded (im2col). */
+
+#ifndef FEDSIM_CONVOLUTION_H
+#define FEDSIM_CONVOLUTION_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include "gemm.h"
+#include "linear.h"
+#include "network.h"
+#include "simd.h"
+#include "team.h"
+
+/* Copies a sample x [inputs][height][width] into the first layer's input of sample b, channels last and padded. */
+static inline void load_image(const struct layer *layer, int64_t b, const real *x)
 {
-    const struct link *link = &layer->link;
-    real *given = (real *)layer->given + b * layer->stride;
-    for (int64_t c = 0; c < link->in; c++)
-        for (int64_t i = 0; i < link->height; i++)
-            for (int64_t j = 0; j < link->width; j++)
-                given[((i + link->padding) * layer->padded.w + j + link->padding) * link->in + c] = *x++;
+    const struct layer_spec *spec = &layer->spec;
+    real *image = (real *)layer->input + b * layer->input_stride;
+    for (int64_t c = 0; c < spec->inputs; c++)
+        for (int64_t i = 0; i < spec->height; i++)
+            for (int64_t j = 0; j < spec->width; j++) {
+                int64_t pixel = (i + spec->padding) * layer->padded_input.width + j + spec->padding;
+                image[pixel * spec->inputs + c] = *x++;
+            }
 }
 
-/* Where the layer behind finds pixel (i, j) of sample b. */
-static real *passed_on(const struct layer *layer, int64_t b, int64_t i, int64_t j)
+/* Pixel (i, j) of sample b in the input of the next layer. */
+static inline real *next_input_pixel(const struct layer *layer, int64_t b, int64_t i, int64_t j)
 {
     const struct layer *next = layer + 1;
-    int64_t edge = next->link.padding, across = next->link.kernel ? next->padded.w : layer->pooled.w;
-    return (real *)next->given + b * next->stride + ((i + edge) * across + j + edge) * layer->link.out;
+    int64_t padding = next->spec.padding, width = next->spec.kernel ? next->padded_input.width : layer->pooled.width;
+    return (real *)next->input + b * next->input_stride + ((i + padding) * width + j + padding) * layer->spec.outputs;
 }
 
-/* Whether `x` takes the place of the greatest so far: it is greater, or NaN. */
-INLINE int beats(real x, real most) { return (x > most) | (x != x); }
-
-/* The greatest of four pixels of channels [out], rectified, and which of them it is; the last NaN if there is one. */
-static void pool(const real *one, const real *two, const real *three, const real *four, int64_t out,
-                 real *restrict value, real *restrict which)
+static inline real *argmax_pixel(const struct layer *layer, int64_t b, int64_t i, int64_t j)
 {
-    for (int64_t c = 0; c < out; c++) {
-        real most = one[c], at = 0;
-        at = beats(two[c], most) ? 1 : at, most = beats(two[c], most) ? two[c] : most;
-        at = beats(three[c], most) ? 2 : at, most = beats(three[c], most) ? three[c] : most;
-        at = beats(four[c], most) ? 3 : at, most = beats(four[c], most) ? four[c] : most;
-        which[c] = at;
-        value[c] = most < 0 ? 0 : most;
+    return layer->argmax + ((b * layer->pooled.height + i) * layer->pooled.width + j) * layer->ld;
+}
+
+/* Whether x replaces the maximum so far: it is greater, or NaN. */
+INLINE int replaces_maximum(real x, real maximum) { return (x > maximum) | (x != x); }
+
+/* value [channels] = ReLU of the maximum of four pixels, argmax [channels] = 0..3, the first of equal maxima, the last
+   NaN if there is one. */
+static inline void max_pool_relu(const real *pixel0, const real *pixel1, const real *pixel2, const real *pixel3,
+                                 int64_t channels, real *restrict value, real *restrict argmax)
+{
+    for (int64_t c = 0; c < channels; c++) {
+        real maximum = pixel0[c], index = 0;
+        index = replaces_maximum(pixel1[c], maximum) ? 1 : index;
+        maximum = replaces_maximum(pixel1[c], maximum) ? pixel1[c] : maximum;
+        index = replaces_maximum(pixel2[c], maximum) ? 2 : index;
+        maximum = replaces_maximum(pixel2[c], maximum) ? pixel2[c] : maximum;
+        index = replaces_maximum(pixel3[c], maximum) ? 3 : index;
+        maximum = replaces_maximum(pixel3[c], maximum) ? pixel3[c] : maximum;
+        argmax[c] = index;
+        value[c] = maximum < 0 ? 0 : maximum;
     }
 }
 
-static real *which_of(const struct layer *layer, int64_t b, int64_t i, int64_t j)
+/* image [output.area][ld] = b + the sum over rows k of the kernel of windows_k W_k, for sample b. */
+static inline void convolve(const struct layer *layer, int64_t b, real *image)
 {
-    return layer->which + ((b * layer->pooled.h + i) * layer->pooled.w + j) * layer->width;
+    int64_t row = layer->spec.kernel * layer->spec.inputs, ld = layer->ld;
+    for (int64_t i = 0; i < layer->output.area; i++) memcpy(image + i * ld, layer->bias, ld * sizeof(real));
+    for (int64_t k = 0; k < layer->spec.kernel; k++)
+        gemm_rows(
+            (struct gemm){.a = layer->input + b * layer->input_stride +
+                               k * layer->padded_input.width * layer->spec.inputs,
+                          .row_offsets = layer->input_row_offsets, .b = layer->weight + k * row * ld, .c = image,
+                          .n = ld, .k = row, .ld = ld, .beta = 1, .alpha = 1},
+            0, layer->output.area);
 }
 
-/* A thread's own room for a sample. */
-static real *own(real *room, const struct member *me, int64_t size) { return room + me->rank * size; }
-
-static void convolve(const struct layer *layer, int64_t b, real *image)
+/* Convolution, pooling and ReLU of sample b, into the next layer's input. */
+static inline void convolution_forward(const struct thread *thread, const struct layer *layer, int64_t b)
 {
-    int64_t row = layer->link.kernel * layer->link.in, width = layer->width;
-    for (int64_t i = 0; i < layer->seen.area; i++) memcpy(image + i * width, layer->bias, width * sizeof(real));
-    for (int64_t k = 0; k < layer->link.kernel; k++)
-        plain_product(
-            (struct product){.a = layer->given + b * layer->stride + k * layer->padded.w * layer->link.in,
-                             .at = layer->at, .b = layer->weight + k * row * width, .c = image, .n = width,
-                             .depth = row, .ld = width, .keep = 1, .scale = 1},
-            0, layer->seen.area);
-}
-
-static void convolution_forward(const struct member *me, const struct layer *layer, int64_t b)
-{
-    int64_t out = layer->link.out, width = layer->width, down = layer->seen.w * width;
-    real *image = own(layer->image, me, layer->seen.area * width);
+    int64_t outputs = layer->spec.outputs, ld = layer->ld, line = layer->output.width * ld;
+    real *image = layer->output_image + thread->rank * layer->output.area * ld;
     convolve(layer, b, image);
-    for (int64_t i = 0; i < layer->pooled.h; i++)
-        for (int64_t j = 0; j < layer->pooled.w; j++) {
-            const real *one = image + (layer->link.pool ? 2 : 1) * (i * down + j * width);
-            real *value = passed_on(layer, b, i, j);
-            if (layer->link.pool)
-                pool(one, one + width, one + down, one + down + width, out, value, which_of(layer, b, i, j));
+    for (int64_t i = 0; i < layer->pooled.height; i++)
+        for (int64_t j = 0; j < layer->pooled.width; j++) {
+            const real *pixel = image + (layer->spec.pool ? 2 : 1) * (i * line + j * ld);
+            real *value = next_input_pixel(layer, b, i, j);
+            if (layer->spec.pool)
+                max_pool_relu(pixel, pixel + ld, pixel + line, pixel + line + ld, outputs, value,
+                              argmax_pixel(layer, b, i, j));
             else
-                for (int64_t c = 0; c < out; c++) value[c] = one[c] < 0 ? 0 : one[c];
+                for (int64_t c = 0; c < outputs; c++) value[c] = pixel[c] < 0 ? 0 : pixel[c];
         }
 }
 
-/* The slope of those channels [out] whose value is positive (or NaN) and came from way `q`. */
-static void pass_back(const real *value, const real *which, real q, const real *slope, int64_t out,
-                      real *restrict result)
+/* result [channels] = gradient where ReLU passed the value (positive or NaN) and `index` was the maximum, else 0. */
+static inline void masked_gradient(const real *value, const real *argmax, real index, const real *gradient,
+                                   int64_t channels, real *restrict result)
 {
-    for (int64_t c = 0; c < out; c++) result[c] = (!(value[c] <= 0) & (which[c] == q)) ? slope[c] : 0;
+    for (int64_t c = 0; c < channels; c++)
+        result[c] = (!(value[c] <= 0) & (argmax[c] == index)) ? gradient[c] : 0;
 }
 
-/* The slopes of the image, without and with a margin, from that of what was passed on, with pixels `pitch` apart. */
-static void unpool(const struct layer *layer, int64_t b, const real *slope, int64_t pitch, real *image, real *wide)
+/* The gradient of the convolution's output from that of the pooled image, for these rows of the pooled image of sample
+   b. `pooled_gradient` has its pixels `stride` apart; the result goes to `gradient` [output.area][ld] and, unless it is
+   0, to `padded` [padded_gradient.area][ld]. */
+static inline void pool_relu_backward(const struct layer *layer, int64_t b, struct range rows,
+                                      const real *pooled_gradient, int64_t stride, real *gradient, real *padded)
 {
-    int64_t out = layer->link.out, ways = layer->link.pool ? 2 : 1;
-    int64_t margin = layer->link.kernel - 1 - layer->link.padding;
-    for (int64_t i = 0; i < layer->pooled.h; i++)
-        for (int64_t j = 0; j < layer->pooled.w; j++, slope += pitch) {
-            const real *value = passed_on(layer, b, i, j), *which = which_of(layer, b, i, j);
-            for (int64_t q = 0; q < ways * ways; q++) {
-                int64_t y = ways * i + q / 2, x = ways * j + q % 2;
-                int64_t middle = (y + margin) * layer->wide.w + x + margin;
-                pass_back(value, which, q, slope, out, image + (y * layer->seen.w + x) * layer->width);
-                if (wide) pass_back(value, which, q, slope, out, wide + middle * layer->width);
+    int64_t outputs = layer->spec.outputs, side = layer->spec.pool ? 2 : 1;
+    int64_t margin = layer->spec.kernel - 1 - layer->spec.padding;
+    pooled_gradient += rows.first * layer->pooled.width * stride;
+    for (int64_t i = rows.first; i < rows.end; i++)
+        for (int64_t j = 0; j < layer->pooled.width; j++, pooled_gradient += stride) {
+            const real *value = next_input_pixel(layer, b, i, j), *argmax = argmax_pixel(layer, b, i, j);
+            for (int64_t q = 0; q < side * side; q++) {
+                int64_t y = side * i + q / 2, x = side * j + q % 2;
+                int64_t pixel = y * layer->output.width + x;
+                int64_t padded_pixel = (y + margin) * layer->padded_gradient.width + x + margin;
+                masked_gradient(value, argmax, q, pooled_gradient, outputs, gradient + pixel * layer->ld);
+                if (padded)
+                    masked_gradient(value, argmax, q, pooled_gradient, outputs, padded + padded_pixel * layer->ld);
             }
         }
 }
 
-/* Adds a sample's gradient to that of its part. */
-static void convolution_gradient(const struct layer *layer, int64_t b, const real *image, int64_t part)
+/* Adds sample b's weight gradient, for these rows of the weight, and bias gradient, for these columns, to a part's. */
+static inline void convolution_weight_gradient(const struct layer *layer, int64_t b, struct range rows,
+                                               struct range columns, const real *output_gradient, int64_t part)
 {
-    int64_t row = layer->link.kernel * layer->link.in, width = layer->width;
-    real *weight = layer->slope_weight + part * layer->depth * width;
-    for (int64_t k = 0; k < layer->link.kernel; k++)
-        transposed_product(
-            (struct product){.a = layer->given + b * layer->stride + k * layer->padded.w * layer->link.in,
-                             .at = layer->at, .b = image, .c = weight + k * row * width, .n = width,
-                             .depth = layer->seen.area, .ld = width, .keep = 1, .scale = 1},
-            0, row);
-    if (layer->biased) bias_gradient(layer, layer->seen.area, image, layer->slope_bias + part * width, 1, 1);
+    int64_t row = layer->spec.kernel * layer->spec.inputs, ld = layer->ld;
+    real *weight = layer->weight_gradient + part * layer->fan_in * ld;
+    for (int64_t k = 0; k < layer->spec.kernel; k++) {
+        int64_t first = min_int(row, rows.first > k * row ? rows.first - k * row : 0);
+        int64_t end = min_int(row, rows.end > k * row ? rows.end - k * row : 0);
+        gemm_transposed_rows(
+            (struct gemm){.a = layer->input + b * layer->input_stride +
+                               k * layer->padded_input.width * layer->spec.inputs,
+                          .row_offsets = layer->input_row_offsets, .b = output_gradient, .c = weight + k * row * ld,
+                          .n = ld, .k = layer->output.area, .ld = ld, .beta = 1, .alpha = 1},
+            first, end);
+    }
+    if (layer->has_bias)
+        bias_gradient(layer, layer->output.area, columns, output_gradient, layer->bias_gradient + part * ld, 1, 1);
 }
 
-/* The kernel turned by half a circle, its inputs as outputs; some of its pixels. */
-static void convolution_turn(const struct layer *layer, struct range some)
+/* weight_transposed [kernel * kernel][ld][leading dimension of inputs]: the kernel rotated by 180 degrees, with inputs
+   and outputs exchanged; convolving the padded output gradient with it gives the input gradient. For these pixels of
+   the kernel. */
+static inline void rotate_kernel(const struct layer *layer, struct range pixels)
 {
-    int64_t pixels = layer->link.kernel * layer->link.kernel, in = layer->link.in, across = vectors_of(in);
-    for (int64_t p = some.first; p < some.end; p++)
-        for (int64_t c = 0; c < in; c++)
-            for (int64_t o = 0; o < layer->link.out; o++)
-                layer->turned[((pixels - 1 - p) * layer->width + o) * across + c] =
-                    layer->weight[(p * in + c) * layer->width + o];
+    int64_t area = layer->spec.kernel * layer->spec.kernel, inputs = layer->spec.inputs;
+    int64_t input_ld = leading_dimension(inputs);
+    for (int64_t p = pixels.first; p < pixels.end; p++)
+        for (int64_t c = 0; c < inputs; c++)
+            for (int64_t o = 0; o < layer->spec.outputs; o++)
+                layer->weight_transposed[((area - 1 - p) * layer->ld + o) * input_ld + c] =
+                    layer->weight[(p * inputs + c) * layer->ld + o];
 }
 
-/* `below`: the slope of the input. */
-static void convolution_descend(const struct layer *layer, const real *wide, real *below)
+/* input_gradient [height * width][leading dimension of inputs], for these pixels. */
+static inline void convolution_input_gradient(const struct layer *layer, struct range pixels,
+                                              const real *padded_output_gradient, real *input_gradient)
 {
-    int64_t row = layer->link.kernel * layer->width, across = vectors_of(layer->link.in);
-    for (int64_t k = 0; k < layer->link.kernel; k++)
-        plain_product(
-            (struct product){.a = wide + k * layer->wide.w * layer->width, .at = layer->back_at,
-                             .b = layer->turned + k * row * across, .c = below, .n = across, .depth = row,
-                             .ld = across, .keep = k ? 1 : 0, .scale = 1},
-            0, layer->link.height * layer->link.width);
+    int64_t row = layer->spec.kernel * layer->ld, input_ld = leading_dimension(layer->spec.inputs);
+    for (int64_t k = 0; k < layer->spec.kernel; k++)
+        gemm_rows(
+            (struct gemm){.a = padded_output_gradient + k * layer->padded_gradient.width * layer->ld,
+                          .row_offsets = layer->gradient_row_offsets,
+                          .b = layer->weight_transposed + k * row * input_ld, .c = input_gradient, .n = input_ld,
+                          .k = row, .ld = input_ld, .beta = k ? 1 : 0, .alpha = 1},
+            pixels.first, pixels.end);
 }
 
-/* Adds a sample's gradients to those of its part, from the top of the convolutions down; `slope` is that of what the
-   last one passed on. */
-static void convolutions_backward(const struct member *me, int64_t b, const real *slope, int64_t part)
+/* Backward pass of sample b through all convolutions, from the last to the first, adding their gradients to those of a
+   part. `gradient` is that of the last convolution's pooled image. The threads of a group share the work. */
+static inline void convolutions_backward(const struct thread *thread, int64_t b, const real *gradient, int64_t part)
 {
-    int64_t pitch = me->net->layer[me->net->convolutions - 1].link.out;
-    for (int64_t l = me->net->convolutions - 1; l >= 0; l--) {
-        const struct layer *layer = me->net->layer + l;
-        real *image = own(layer->image_slope, me, layer->seen.area * layer->width);
-        real *wide = l ? own(layer->wide_slope, me, layer->wide.area * layer->width) : 0;
-        unpool(layer, b, slope, pitch, image, wide);
-        convolution_gradient(layer, b, image, part);
-        if (!l) return;
-        pitch = vectors_of(layer->link.in);
-        real *below = own(layer->below, me, layer->link.height * layer->link.width * pitch);
-        convolution_descend(layer, wide, below);
-        slope = below;
+    const struct network *network = thread->network;
+    int64_t group = group_of(thread), stride = network->layers[network->num_convolutions - 1].spec.outputs;
+    for (int64_t l = network->num_convolutions - 1; l >= 0; l--) {
+        const struct layer *layer = network->layers + l;
+        int64_t pixels = layer->spec.height * layer->spec.width, input_ld = leading_dimension(layer->spec.inputs);
+        real *output_gradient = layer->output_gradient + group * layer->output.area * layer->ld;
+        real *padded = l ? layer->padded_output_gradient + group * layer->padded_gradient.area * layer->ld : 0;
+        real *input_gradient = l ? layer->input_gradient + group * pixels * input_ld : 0;
+        struct range rows = group_share(thread, layer->pooled.height, 1);
+        pool_relu_backward(layer, b, rows, gradient, stride, output_gradient, padded);
+        group_barrier(thread); /* output_gradient and padded are complete */
+        convolution_weight_gradient(layer, b, group_share(thread, layer->fan_in, TILE_ROWS),
+                                    group_share(thread, layer->ld, SIMD_WIDTH), output_gradient, part);
+        if (l) convolution_input_gradient(layer, group_share(thread, pixels, TILE_ROWS), padded, input_gradient);
+        group_barrier(thread); /* input_gradient is complete, and output_gradient may be overwritten */
+        gradient = input_gradient;
+        stride = input_ld;
     }
 }
+
+#endif

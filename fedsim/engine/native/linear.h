@@ -1,76 +1,100 @@
-/* Linear layers. Each of a team does some samples of a batch, and some rows of a weight's gradient. */
+/* Linear layers, dropout and ReLU: forward and backward passes over a range of samples, inputs or outputs, so that a
+   team of threads can divide them. */
 
-/* SplitMix64's finaliser; fedsim/engine/model/layers.py draws the same masks. */
-static uint64_t mix(uint64_t z)
+#ifndef FEDSIM_LINEAR_H
+#define FEDSIM_LINEAR_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "gemm.h"
+#include "network.h"
+#include "simd.h"
+#include "team.h"
+
+/* The finaliser of SplitMix64 (Steele, Lea and Flood, 2014). */
+static inline uint64_t splitmix64_mix(uint64_t z)
 {
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
     z = (z ^ z >> 27) * 0x94D049BB133111EBu;
     return z ^ z >> 31;
 }
 
-static void drop(const struct layer *layer, real *value, struct range rows, uint64_t key)
+/* Inverted dropout of the samples' values [batch][ld]: 0 with probability dropout_rate, else value / (1 - rate). The
+   mask is a function of the step's key, the layer and the element: that of fedsim/engine/model/layers.py. */
+static inline void apply_dropout(const struct layer *layer, real *values, struct range samples, uint64_t key)
 {
-    const uint64_t golden = 0x9E3779B97F4A7C15u, limit = (uint64_t)llrint(layer->link.rate * (1 << 24));
-    uint64_t start = mix(key + (1 + ((uint64_t)layer->link.dropout << 20)) * golden);
-    real scale = 1 / (1 - layer->link.rate);
-    for (int64_t b = rows.first; b < rows.end; b++)
-        for (int64_t o = 0; o < layer->link.out; o++) {
-            uint64_t bits = mix(start + (uint64_t)(b * layer->link.out + o) * golden);
-            value[b * layer->width + o] *= bits >> 40 >= limit ? scale : 0;
+    const uint64_t golden = 0x9E3779B97F4A7C15u, threshold = (uint64_t)llrint(layer->spec.dropout_rate * (1 << 24));
+    uint64_t start = splitmix64_mix(key + (1 + ((uint64_t)layer->spec.dropout_index << 20)) * golden);
+    real scale = 1 / (1 - layer->spec.dropout_rate);
+    int64_t outputs = layer->spec.outputs;
+    for (int64_t b = samples.first; b < samples.end; b++)
+        for (int64_t o = 0; o < outputs; o++) {
+            uint64_t bits = splitmix64_mix(start + (uint64_t)(b * outputs + o) * golden);
+            values[b * layer->ld + o] *= bits >> 40 >= threshold ? scale : 0;
         }
 }
 
-/* value [batch][width]: the layer's output. */
-static void linear_forward(const struct layer *layer, struct range rows, real *value)
+/* max(0, value); NaN stays NaN, as in torch. */
+static inline void relu(real *values, int64_t count)
 {
-    for (int64_t b = rows.first; b < rows.end; b++)
-        memcpy(value + b * layer->width, layer->bias, layer->width * sizeof(real));
-    plain_product(
-        (struct product){.a = layer->given, .at = layer->at, .b = layer->weight, .c = value, .n = layer->width,
-                         .depth = layer->depth, .ld = layer->width, .keep = 1, .scale = 1},
-        rows.first, rows.end);
+    for (int64_t i = 0; i < count; i++) values[i] = values[i] < 0 ? 0 : values[i];
 }
 
-/* ReLU. Here and below comparisons are such that NaN is passed on, forward and backward, as torch does. */
-static void rectify(real *value, int64_t count)
+/* output [batch][ld] = input W + b, for these samples. */
+static inline void linear_forward(const struct layer *layer, struct range samples, real *output)
 {
-    for (int64_t i = 0; i < count; i++) value[i] = value[i] < 0 ? 0 : value[i];
+    for (int64_t b = samples.first; b < samples.end; b++)
+        memcpy(output + b * layer->ld, layer->bias, layer->ld * sizeof(real));
+    gemm_rows(
+        (struct gemm){.a = layer->input, .row_offsets = layer->input_row_offsets, .b = layer->weight, .c = output,
+                      .n = layer->ld, .k = layer->fan_in, .ld = layer->ld, .beta = 1, .alpha = 1},
+        samples.first, samples.end);
 }
 
-static void linear_turn(const struct layer *layer, struct range outputs)
+/* weight_transposed [outputs][input_stride] = W', for these outputs. */
+static inline void transpose_weight(const struct layer *layer, struct range outputs)
 {
     for (int64_t o = outputs.first; o < outputs.end; o++)
-        for (int64_t i = 0; i < layer->depth; i++)
-            layer->turned[o * layer->stride + i] = layer->weight[i * layer->width + o];
+        for (int64_t i = 0; i < layer->fan_in; i++)
+            layer->weight_transposed[o * layer->input_stride + i] = layer->weight[i * layer->ld + o];
 }
 
-/* `below`: the slope of the layer's input, which went through a ReLU and, behind a linear layer, a dropout. */
-static void linear_descend(const struct layer *layer, const int64_t *slope_at, struct range rows, const real *slope,
-                           real *below)
+/* input_gradient [batch][input_stride] = (output_gradient W') / (1 - rate) where the input is positive or NaN, else 0,
+   for these samples: the input is what ReLU and, behind a linear layer, dropout with this rate have left, and where
+   either of them has set it to 0 no gradient passes. */
+static inline void linear_input_gradient(const struct layer *layer, const int64_t *gradient_row_offsets,
+                                         struct range samples, const real *output_gradient, real *input_gradient)
 {
-    real scale = layer[-1].link.kernel ? 1 : 1 / (1 - layer[-1].link.rate);
-    plain_product(
-        (struct product){.a = slope, .at = slope_at, .b = layer->turned, .c = below, .n = layer->stride,
-                         .depth = layer->link.out, .ld = layer->stride, .scale = scale},
-        rows.first, rows.end);
-    for (int64_t i = rows.first * layer->stride; i < rows.end * layer->stride; i++)
-        below[i] = !(layer->given[i] <= 0) ? below[i] : 0;
+    const struct layer_spec *previous = &layer[-1].spec;
+    real scale = previous->kernel ? 1 : 1 / (1 - previous->dropout_rate);
+    gemm_rows(
+        (struct gemm){.a = output_gradient, .row_offsets = gradient_row_offsets, .b = layer->weight_transposed,
+                      .c = input_gradient, .n = layer->input_stride, .k = layer->spec.outputs,
+                      .ld = layer->input_stride, .alpha = scale},
+        samples.first, samples.end);
+    for (int64_t i = samples.first * layer->input_stride; i < samples.end * layer->input_stride; i++)
+        input_gradient[i] = !(layer->input[i] <= 0) ? input_gradient[i] : 0;
 }
 
-/* weight <- keep weight + scale given^T slope, for those `inputs`. */
-static void linear_gradient(const struct layer *layer, int64_t batch, struct range inputs, const real *slope,
-                            real *weight, real keep, real scale)
+/* weight [fan_in][ld] = beta weight + alpha input' output_gradient, for these inputs (rows of the weight). */
+static inline void linear_weight_gradient(const struct layer *layer, int64_t batch, struct range inputs,
+                                          const real *output_gradient, real *weight, real beta, real alpha)
 {
-    transposed_product(
-        (struct product){.a = layer->given, .at = layer->at, .b = slope, .c = weight, .n = layer->width,
-                         .depth = batch, .ld = layer->width, .keep = keep, .scale = scale},
+    gemm_transposed_rows(
+        (struct gemm){.a = layer->input, .row_offsets = layer->input_row_offsets, .b = output_gradient, .c = weight,
+                      .n = layer->ld, .k = batch, .ld = layer->ld, .beta = beta, .alpha = alpha},
         inputs.first, inputs.end);
 }
 
-static void bias_gradient(const struct layer *layer, int64_t batch, const real *slope, real *bias, real keep,
-                          real scale)
+/* bias = beta bias + alpha (sum of the rows of output_gradient [rows][ld]), for these columns. */
+static inline void bias_gradient(const struct layer *layer, int64_t rows, struct range columns,
+                                 const real *output_gradient, real *bias, real beta, real alpha)
 {
-    for (int64_t o = 0; o < layer->width; o++) bias[o] *= keep;
-    for (int64_t b = 0; b < batch; b++)
-        for (int64_t o = 0; o < layer->width; o++) bias[o] += scale * slope[b * layer->width + o];
+    for (int64_t o = columns.first; o < columns.end; o++) bias[o] *= beta;
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t o = columns.first; o < columns.end; o++) bias[o] += alpha * output_gradient[row * layer->ld + o];
 }
+
+#endif

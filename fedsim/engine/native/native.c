@@ -1,238 +1,210 @@
-/* Local training, gradients and outputs of one client's net of convolutions, poolings, linear layers and ReLUs, in one
-   call that touches nothing but its arguments. Several may run at once. */
+/* Local training, gradients and outputs of a chain of convolutions, 2 x 2 max poolings, linear layers, dropouts and
+   ReLUs with softmax cross-entropy, for one client in one call. A call touches nothing but its arguments, so calls for
+   several clients may run at the same time. Each returns an `enum status`. */
 
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <tgmath.h>
-
-#include "product.h"
-
-#include "net.h"
-
-#include "team.h"
-
-#include "linear.h"
 
 #include "convolution.h"
+#include "gemm.h"
+#include "linear.h"
+#include "loss.h"
+#include "network.h"
+#include "sgd.h"
+#include "task.h"
+#include "team.h"
 
-/* The samples of a batch that a member's share of its parts holds. */
-static struct range samples_of(const struct member *me, int64_t batch)
+/* Makes some samples of a step's batch the input of the first layer: images are copied, vectors are read in place. */
+static void load_batch(const struct thread *thread, int64_t step, struct range samples)
 {
-    struct range parts = share(me, PARTS, 1);
-    return (struct range){batch * parts.first / PARTS, batch * parts.end / PARTS};
-}
-
-/* One's samples of a step, as the first layer wants them. */
-static void load(const struct member *me, int64_t step, struct range samples)
-{
-    struct layer *first = me->net->layer;
-    const struct task *t = me->task;
-    const int64_t *positions = t->positions + step * t->width;
-    int64_t size = first->link.in * (first->link.kernel ? first->link.height * first->link.width : 1);
+    const struct task *task = thread->task;
+    const struct layer *first = thread->network->layers;
+    const int64_t *positions = task->positions + step * task->batch_size;
+    int64_t size = first->spec.inputs * first->spec.height * first->spec.width;
     for (int64_t b = samples.first; b < samples.end; b++)
-        if (first->link.kernel)
-            load_image(first, b, t->x + positions[b] * size);
+        if (first->spec.kernel)
+            load_image(first, b, task->samples + positions[b] * size);
         else
-            first->at[b] = positions[b] * size;
+            first->input_row_offsets[b] = positions[b] * size;
 }
 
-/* Losses of some samples, and the slope of `scale` times the sum. */
-static void cross_entropy(const struct net *net, struct range rows, const int64_t *y, const int64_t *positions,
-                          real scale, real *losses)
+/* Logits of the thread's share of a step's samples, which it returns. */
+static struct range forward(const struct thread *thread, int64_t step, int with_dropout)
 {
-    const struct layer *layer = net->layer + net->layers - 1;
-    for (int64_t b = rows.first; b < rows.end; b++) {
-        const real *z = net->output + b * layer->width;
-        real *slope = net->slopes[0] + b * layer->width, most = z[0], total = 0;
-        int64_t label = y[positions[b]], classes = layer->link.out;
-        memset(slope, 0, layer->width * sizeof(real));
-        for (int64_t c = 1; c < classes; c++) most = z[c] > most ? z[c] : most;
-        for (int64_t c = 0; c < classes; c++) total += slope[c] = exp(z[c] - most);
-        for (int64_t c = 0; c < classes; c++) slope[c] = (slope[c] / total - (c == label)) * scale;
-        losses[b] = log(total) - (z[label] - most);
-    }
-}
-
-/* From a step's samples to the output of one's rows. `dropout`: with it. */
-static struct range forward(const struct member *me, int64_t step, int dropout)
-{
-    struct net *net = me->net;
-    int64_t batch = me->task->counts[step];
-    struct range rows = share(me, batch, ROWS), samples = net->convolutions ? samples_of(me, batch) : rows;
-    load(me, step, samples);
-    for (int64_t b = samples.first; b < samples.end; b++)
-        for (int64_t l = 0; l < net->convolutions; l++) convolution_forward(me, net->layer + l, b);
-    if (net->convolutions) meet(me);
-    for (int64_t l = net->convolutions; l < net->layers; l++) {
-        const struct layer *layer = net->layer + l;
-        real *value = l + 1 < net->layers ? (real *)layer[1].given : net->output;
-        linear_forward(layer, rows, value);
-        if (value == net->output) break;
-        if (dropout && layer->link.rate != 0) drop(layer, value, rows, (uint64_t)me->task->keys[step]);
-        rectify(value + rows.first * layer->width, (rows.end - rows.first) * layer->width);
+    const struct network *network = thread->network;
+    int64_t batch = thread->task->counts[step];
+    struct range rows = team_share(thread, batch, TILE_ROWS);
+    struct range images = network->num_convolutions ? team_share(thread, batch, 1) : rows;
+    load_batch(thread, step, images);
+    for (int64_t b = images.first; b < images.end; b++)
+        for (int64_t l = 0; l < network->num_convolutions; l++) convolution_forward(thread, network->layers + l, b);
+    if (network->num_convolutions) team_barrier(thread);
+    for (int64_t l = network->num_convolutions; l < network->num_layers; l++) {
+        const struct layer *layer = network->layers + l;
+        real *output = l + 1 < network->num_layers ? (real *)layer[1].input : network->logits;
+        linear_forward(layer, rows, output);
+        if (output == network->logits) break;
+        if (with_dropout && layer->spec.dropout_rate != 0)
+            apply_dropout(layer, output, rows, (uint64_t)thread->task->dropout_keys[step]);
+        relu(output + rows.first * layer->ld, (rows.end - rows.first) * layer->ld);
     }
     return rows;
 }
 
-/* Adds to the gradient that is `keep` of what it was; where a layer has no room for one, plain SGD steps at once. */
-static void linear_backward(const struct member *me, int64_t l, int64_t batch, const real *slope, real *below,
-                            real keep)
+/* Backward pass through linear layer l: gradient = beta gradient + that of the batch, or, where the layer stores no
+   gradient, the update w = (1 - lr decay) w - lr gradient. Writes the input's gradient unless l is 0. */
+static void linear_backward(const struct thread *thread, int64_t l, int64_t batch, const real *output_gradient,
+                            real *input_gradient, real beta)
 {
-    const struct task *t = me->task;
-    const struct layer *layer = me->net->layer + l;
-    real *weight = layer->slope_weight, *bias = layer->slope_bias, scale = 1;
-    if (!weight) weight = layer->weight, bias = layer->bias, keep = 1 - t->lr * t->decay, scale = -t->lr;
-    if (l) linear_turn(layer, share(me, layer->link.out, 1));
-    meet(me); /* all have the slope and the turned weight, and nobody needs the weight or what `below` held */
-    if (l) linear_descend(layer, me->net->slope_at + l * me->net->batch, share(me, batch, ROWS), slope, below);
-    linear_gradient(layer, batch, share(me, layer->depth, ROWS), slope, weight, keep, scale);
-    if (layer->biased && !me->rank) bias_gradient(layer, batch, slope, bias, keep, scale);
-}
-
-/* The convolutions' gradients of one part of the batch, which may have no samples. */
-static void part_backward(const struct member *me, int64_t part, int64_t batch, const real *slope, real keep)
-{
-    const struct net *net = me->net;
-    int64_t stride = net->layer[net->convolutions].stride;
-    for (int64_t l = 0; keep == 0 && l < net->convolutions; l++) {
-        const struct layer *layer = net->layer + l;
-        int64_t weights = layer->depth * layer->width;
-        memset(layer->slope_weight + part * weights, 0, weights * sizeof(real));
-        memset(layer->slope_bias + part * layer->width, 0, layer->width * sizeof(real));
+    const struct task *task = thread->task;
+    const struct layer *layer = thread->network->layers + l;
+    const int64_t *offsets = thread->network->gradient_row_offsets + l * thread->network->batch_size;
+    real *weight = layer->weight_gradient, *bias = layer->bias_gradient, alpha = 1;
+    if (!weight) {
+        weight = layer->weight, bias = layer->bias;
+        beta = 1 - task->learning_rate * task->weight_decay, alpha = -task->learning_rate;
     }
-    for (int64_t b = batch * part / PARTS; b < batch * (part + 1) / PARTS; b++)
-        convolutions_backward(me, b, slope + b * stride, part);
+    if (l) transpose_weight(layer, team_share(thread, layer->spec.outputs, 1));
+    team_barrier(thread); /* output_gradient and weight_transposed are complete; the forward pass is over */
+    if (l) linear_input_gradient(layer, offsets, team_share(thread, batch, TILE_ROWS), output_gradient, input_gradient);
+    linear_weight_gradient(layer, batch, team_share(thread, layer->fan_in, TILE_ROWS), output_gradient, weight, beta,
+                           alpha);
+    struct range columns = team_share(thread, layer->has_bias ? layer->ld : 0, SIMD_WIDTH);
+    bias_gradient(layer, batch, columns, output_gradient, bias, beta, alpha);
 }
 
-static void backward(const struct member *me, int64_t batch, real keep)
+static void clear(real *values, struct range elements)
 {
-    struct net *net = me->net;
-    int64_t turn = 0;
-    for (int64_t l = net->layers - 1; l >= net->convolutions; l--, turn ^= 1)
-        linear_backward(me, l, batch, net->slopes[turn], net->slopes[turn ^ 1], keep);
-    for (int64_t l = 1; l < net->convolutions; l++)
-        convolution_turn(net->layer + l, share(me, net->layer[l].link.kernel * net->layer[l].link.kernel, 1));
-    meet(me);
-    if (!net->convolutions) return;
-    struct range parts = share(me, PARTS, 1);
-    for (int64_t p = parts.first; p < parts.end; p++) part_backward(me, p, batch, net->slopes[turn], keep);
-    meet(me);
+    memset(values + elements.first, 0, (elements.end - elements.first) * sizeof(real));
 }
 
-/* The first part of [parts][size] becomes the sum of all. */
-static void add_up(struct range some, real *values, int64_t parts, int64_t size)
+/* The convolutions' gradients of one part of the batch, which may hold no samples: added to what is there if `beta` is
+   1, in place of it if 0. `gradient` is that of the first linear layer's input. */
+static void part_backward(const struct thread *thread, int64_t part, int64_t batch, const real *gradient, real beta)
 {
-    for (int64_t p = 1; p < parts; p++)
-        for (int64_t i = some.first; i < some.end; i++) values[i] += values[p * size + i];
-}
-
-/* torch.optim.SGD's rule for some of the values. */
-static void move(struct range some, real *w, real *speed, const real *slope, const struct task *t)
-{
-    real lr = t->lr, decay = t->decay, momentum = t->momentum, kept = 1 - t->lr * t->decay;
-    if (!speed)
-        for (int64_t i = some.first; i < some.end; i++) w[i] = kept * w[i] - lr * slope[i];
-    for (int64_t i = some.first; speed && i < some.end; i++) {
-        real g = slope[i] + decay * w[i];
-        speed[i] = momentum * speed[i] + g;
-        w[i] -= lr * (t->nesterov ? g + momentum * speed[i] : speed[i]);
+    const struct network *network = thread->network;
+    struct range samples = part_samples(part, batch);
+    for (int64_t l = 0; beta == 0 && l < network->num_convolutions; l++) {
+        const struct layer *layer = network->layers + l;
+        int64_t weights = layer->fan_in * layer->ld;
+        clear(layer->weight_gradient + part * weights, group_share(thread, weights, SIMD_WIDTH));
+        clear(layer->bias_gradient + part * layer->ld, group_share(thread, layer->ld, SIMD_WIDTH));
     }
+    for (int64_t b = samples.first; b < samples.end; b++)
+        convolutions_backward(thread, b, gradient + b * network->layers[network->num_convolutions].input_stride, part);
 }
 
-/* The optimiser's step, where it was not taken at once. */
-static void move_all(const struct member *me)
+/* Gradients of all layers from network->gradients[0], that of the logits. For `beta` see linear_backward. */
+static void backward(const struct thread *thread, int64_t batch, real beta)
 {
-    for (int64_t l = 0; l < me->net->layers; l++) {
-        struct layer *layer = me->net->layer + l;
-        int64_t weights = layer->depth * layer->width;
-        struct range rows = share(me, weights, LANES), columns = share(me, layer->biased ? layer->width : 0, LANES);
-        if (!layer->slope_weight) continue;
-        add_up(rows, layer->slope_weight, layer->parts, weights);
-        add_up(columns, layer->slope_bias, layer->parts, layer->width);
-        move(rows, layer->weight, layer->speed_weight, layer->slope_weight, me->task);
-        move(columns, layer->bias, layer->speed_bias, layer->slope_bias, me->task);
+    const struct network *network = thread->network;
+    struct range parts = group_parts(thread);
+    int64_t current = 0;
+    for (int64_t l = network->num_layers - 1; l >= network->num_convolutions; l--, current = 1 - current)
+        linear_backward(thread, l, batch, network->gradients[current], network->gradients[1 - current], beta);
+    for (int64_t l = 1; l < network->num_convolutions; l++) {
+        const struct layer *layer = network->layers + l;
+        rotate_kernel(layer, team_share(thread, layer->spec.kernel * layer->spec.kernel, 1));
+    }
+    team_barrier(thread);
+    if (!network->num_convolutions) return;
+    for (int64_t part = parts.first; part < parts.end; part++)
+        part_backward(thread, part, batch, network->gradients[current], beta);
+    team_barrier(thread);
+}
+
+static void train_thread(const struct thread *thread)
+{
+    const struct task *task = thread->task;
+    for (int64_t step = 0; step < task->num_steps; step++) {
+        int64_t first = step * task->batch_size, batch = task->counts[step];
+        struct range rows = forward(thread, step, task->dropout_keys != 0);
+        cross_entropy(thread->network, rows, task->labels, task->positions + first, (real)1 / batch,
+                      task->losses + first);
+        backward(thread, batch, 0);
+        update_parameters(thread);
+        team_barrier(thread);
     }
 }
 
-static void train_together(const struct member *me)
+static void gradient_thread(const struct thread *thread)
 {
-    const struct task *t = me->task;
-    for (int64_t s = 0; s < t->steps; s++) {
-        int64_t first = s * t->width, batch = t->counts[s];
-        struct range rows = forward(me, s, t->keys != 0);
-        cross_entropy(me->net, rows, t->y, t->positions + first, (real)1 / batch, t->losses + first);
-        backward(me, batch, 0);
-        move_all(me);
-        meet(me);
+    const struct task *task = thread->task;
+    for (int64_t step = 0; step < task->num_steps; step++) {
+        int64_t first = step * task->batch_size;
+        struct range rows = forward(thread, step, 0);
+        cross_entropy(thread->network, rows, task->labels, task->positions + first, 1, task->losses + first);
+        backward(thread, task->counts[step], 1);
     }
 }
 
-/* Local training; `result` is what it changed. 0, or 1 without memory. */
-int train(const struct task *t)
+static void outputs_thread(const struct thread *thread)
 {
-    struct net *net = build(t, 1);
-    if (!net) return 1;
-    work_together(net, t, train_together);
-    for (int64_t l = 0; l < net->layers; l++) {
-        struct layer *layer = net->layer + l;
-        hand_over(layer, layer->weight, layer->bias, t->start + 2 * l, t->result + 2 * l);
-        if (t->velocity) hand_over(layer, layer->speed_weight, layer->speed_bias, 0, t->velocity + 2 * l);
-    }
-    free(net);
-    return 0;
-}
-
-static void gradient_together(const struct member *me)
-{
-    const struct task *t = me->task;
-    for (int64_t s = 0; s < t->steps; s++) {
-        int64_t first = s * t->width;
-        struct range rows = forward(me, s, 0);
-        cross_entropy(me->net, rows, t->y, t->positions + first, 1, t->losses + first);
-        backward(me, t->counts[s], 1);
-    }
-}
-
-/* `result`: the gradient of the sum of all samples' cross-entropies, without dropout. 0, or 1 without memory. */
-int gradient(const struct task *t)
-{
-    struct net *net = build(t, 0);
-    if (!net) return 1;
-    work_together(net, t, gradient_together);
-    for (int64_t l = 0; l < net->layers; l++) {
-        struct layer *layer = net->layer + l;
-        int64_t weights = layer->depth * layer->width;
-        add_up((struct range){0, weights}, layer->slope_weight, layer->parts, weights);
-        add_up((struct range){0, layer->width}, layer->slope_bias, layer->parts, layer->width);
-        hand_over(layer, layer->slope_weight, layer->slope_bias, 0, t->result + 2 * l);
-    }
-    free(net);
-    return 0;
-}
-
-static void outputs_together(const struct member *me)
-{
-    const struct task *t = me->task;
-    const struct layer *last_layer = me->net->layer + me->net->layers - 1;
-    real *to = t->result[0];
-    for (int64_t s = 0; s < t->steps; meet(me), to += t->counts[s++] * last_layer->link.out) {
-        struct range rows = forward(me, s, 0);
+    const struct task *task = thread->task;
+    const struct layer *last = thread->network->layers + thread->network->num_layers - 1;
+    int64_t outputs = last->spec.outputs;
+    real *result = task->result[0];
+    for (int64_t step = 0; step < task->num_steps; step++) {
+        struct range rows = forward(thread, step, 0);
         for (int64_t b = rows.first; b < rows.end; b++)
-            memcpy(to + b * last_layer->link.out, me->net->output + b * last_layer->width,
-                   last_layer->link.out * sizeof(real));
+            memcpy(result + b * outputs, thread->network->logits + b * last->ld, outputs * sizeof(real));
+        result += task->counts[step] * outputs;
+        team_barrier(thread); /* the next step overwrites the layers' inputs */
     }
 }
 
-/* `result[0]` [counts[0] + counts[1] + ...][C]: the last layer's output, without dropout. 0, or 1 without memory. */
-int outputs(const struct task *t)
+/* Checks the task, builds its network and runs it. With STATUS_OK `network` is to be released by free(). */
+static enum status run_task(const struct task *task, int training, int with_labels,
+                            void (*run)(const struct thread *), struct network **network)
 {
-    struct net *net = build(t, 0);
-    if (!net) return 1;
-    work_together(net, t, outputs_together);
-    free(net);
-    return 0;
+    enum status status = check_task(task, with_labels);
+    if (status != STATUS_OK) return status;
+    *network = create_network(task, training);
+    if (!*network) return STATUS_NO_MEMORY;
+    run_team((*network)->threads, (*network)->num_threads, *network, task, run);
+    return STATUS_OK;
+}
+
+/* SGD on the task's batches, with dropout. `result`: final minus initial parameters; `velocity`: the final momentum
+   buffers, left as it is without momentum; `losses`: of each sample before its step. */
+int train(const struct task *task)
+{
+    struct network *network;
+    enum status status = run_task(task, 1, 1, train_thread, &network);
+    if (status != STATUS_OK) return status;
+    for (int64_t l = 0; l < network->num_layers; l++) {
+        const struct layer *layer = network->layers + l;
+        store_parameters(layer, layer->weight, layer->bias, task->initial + 2 * l, task->result + 2 * l);
+        if (task->velocity && layer->weight_velocity)
+            store_parameters(layer, layer->weight_velocity, layer->bias_velocity, 0, task->velocity + 2 * l);
+    }
+    free(network);
+    return status;
+}
+
+/* `result`: the gradient of the sum of all samples' cross-entropies, without dropout; `losses`: these. */
+int gradient(const struct task *task)
+{
+    struct network *network;
+    enum status status = run_task(task, 0, 1, gradient_thread, &network);
+    if (status != STATUS_OK) return status;
+    for (int64_t l = 0; l < network->num_layers; l++) {
+        const struct layer *layer = network->layers + l;
+        int64_t weights = layer->fan_in * layer->ld;
+        sum_parts((struct range){0, weights}, layer->weight_gradient, layer->num_parts, weights);
+        sum_parts((struct range){0, layer->ld}, layer->bias_gradient, layer->num_parts, layer->ld);
+        store_parameters(layer, layer->weight_gradient, layer->bias_gradient, 0, task->result + 2 * l);
+    }
+    free(network);
+    return status;
+}
+
+/* `result[0]` [counts[0] + counts[1] + ...][outputs]: the logits of all samples, without dropout. */
+int outputs(const struct task *task)
+{
+    struct network *network;
+    enum status status = run_task(task, 0, 0, outputs_thread, &network);
+    if (status == STATUS_OK) free(network);
+    return status;
 }

@@ -1,0 +1,97 @@
+/* Matrix products C = beta C + alpha A B and C = beta C + alpha A' B, where the rows of A may lie anywhere in memory,
+   so that the samples of a batch are never copied together.
+
+   C is computed in tiles of TILE_ROWS rows by TILE_VECTORS vectors that stay in registers. The sum over k runs in
+   ascending order, in blocks of K_BLOCK; an element of C is therefore the same to the last bit whichever rows are
+   computed in one call, and by whichever thread. */
+
+#ifndef FEDSIM_GEMM_H
+#define FEDSIM_GEMM_H
+
+#include <stdint.h>
+
+#include "simd.h"
+
+#if defined(__AVX512F__)
+enum { TILE_ROWS = 6, TILE_VECTORS = 4 }; /* 24 of 32 registers */
+#elif defined(__AVX__)
+enum { TILE_ROWS = 6, TILE_VECTORS = 2 }; /* 12 of 16 registers */
+#else
+enum { TILE_ROWS = 4, TILE_VECTORS = 2 };
+#endif
+enum { K_BLOCK = 256 };
+
+/* C is [m][n], B is [k][n], both with leading dimension `ld`; n is a multiple of SIMD_WIDTH.
+   A [m][k] of the plain product: row i starts at a + row_offsets[i].
+   A [k][m] of the transposed product: row j starts at a + row_offsets[j]. */
+struct gemm {
+    const real *a, *b;
+    const int64_t *row_offsets;
+    real *c;
+    int64_t m, n, k, ld;
+    real beta, alpha;
+};
+
+/* One tile of C: rows i.. and columns j.., summed over k_first <= k < k_end. */
+INLINE void gemm_tile(int transposed, int rows, int vectors, const struct gemm *g, int64_t i, int64_t j,
+                      int64_t k_first, int64_t k_end)
+{
+    vec sum[TILE_ROWS][TILE_VECTORS];
+    const real *a[TILE_ROWS], *b = g->b + k_first * g->ld + j;
+    UNROLL for (int r = 0; r < rows; r++) {
+        a[r] = transposed ? 0 : g->a + g->row_offsets[i + r];
+        UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = (vec){0};
+    }
+    for (int64_t k = k_first; k < k_end; k++, b += g->ld) {
+        const real *a_row = transposed ? g->a + g->row_offsets[k] + i : 0;
+        vec b_row[TILE_VECTORS];
+        UNROLL for (int v = 0; v < vectors; v++) b_row[v] = *(const vec *)(b + v * SIMD_WIDTH);
+        UNROLL for (int r = 0; r < rows; r++) {
+            real x = transposed ? a_row[r] : a[r][k];
+            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] += x * b_row[v];
+        }
+    }
+    real beta = k_first ? 1 : g->beta;
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < vectors; v++) {
+            vec *c = (vec *)(g->c + (i + r) * g->ld + j + v * SIMD_WIDTH);
+            sum[r][v] *= g->alpha;
+            if (beta != 0) sum[r][v] += beta * *c;
+            *c = sum[r][v];
+        }
+}
+
+/* Tile sizes are compile-time constants, so that a tile's sums stay in registers: one case for each size. */
+#define GEMM_TILE(r, v) \
+    case (r) * 8 + (v): \
+        if ((r) <= TILE_ROWS && (v) <= TILE_VECTORS) gemm_tile(transposed, r, v, g, i, j, k_first, k_end); \
+        break;
+#define GEMM_TILES(r) GEMM_TILE(r, 1) GEMM_TILE(r, 2) GEMM_TILE(r, 3) GEMM_TILE(r, 4)
+
+INLINE void gemm_tiles(int transposed, const struct gemm *g)
+{
+    for (int64_t k_first = 0; k_first < g->k; k_first += K_BLOCK)
+        for (int64_t j = 0; j < g->n; j += TILE_VECTORS * SIMD_WIDTH)
+            for (int64_t i = 0; i < g->m; i += TILE_ROWS) {
+                int64_t k_end = min_int(g->k, k_first + K_BLOCK);
+                switch (min_int(TILE_ROWS, g->m - i) * 8 + min_int(TILE_VECTORS, (g->n - j) / SIMD_WIDTH)) {
+                    GEMM_TILES(1) GEMM_TILES(2) GEMM_TILES(3) GEMM_TILES(4) GEMM_TILES(5) GEMM_TILES(6)
+                }
+            }
+}
+
+/* C = beta C + alpha A B for rows first <= i < end of C; g.m is not read. */
+static inline void gemm_rows(struct gemm g, int64_t first, int64_t end)
+{
+    g.row_offsets += first, g.c += first * g.ld, g.m = end - first;
+    gemm_tiles(0, &g);
+}
+
+/* C = beta C + alpha A' B for rows first <= i < end of C; g.m is not read. */
+static inline void gemm_transposed_rows(struct gemm g, int64_t first, int64_t end)
+{
+    g.a += first, g.c += first * g.ld, g.m = end - first;
+    gemm_tiles(1, &g);
+}
+
+#endif

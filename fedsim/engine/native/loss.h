@@ -1,0 +1,33 @@
+/* Softmax cross-entropy. */
+
+#ifndef FEDSIM_LOSS_H
+#define FEDSIM_LOSS_H
+
+#include <stdint.h>
+#include <string.h>
+#include <tgmath.h>
+
+#include "network.h"
+#include "simd.h"
+#include "team.h"
+
+/* losses[b] = -log softmax(logits of b)[label of b], and network->gradients[0] = scale (softmax - one-hot label), the
+   gradient of `scale` times the sum of the losses, for these samples of a batch at `positions`. */
+static inline void cross_entropy(const struct network *network, struct range samples, const int64_t *labels,
+                                 const int64_t *positions, real scale, real *losses)
+{
+    const struct layer *layer = network->layers + network->num_layers - 1;
+    int64_t classes = layer->spec.outputs;
+    for (int64_t b = samples.first; b < samples.end; b++) {
+        const real *logits = network->logits + b * layer->ld;
+        real *gradient = network->gradients[0] + b * layer->ld, maximum = logits[0], total = 0;
+        int64_t label = labels[positions[b]];
+        memset(gradient, 0, layer->ld * sizeof(real));
+        for (int64_t c = 1; c < classes; c++) maximum = logits[c] > maximum ? logits[c] : maximum;
+        for (int64_t c = 0; c < classes; c++) total += gradient[c] = exp(logits[c] - maximum);
+        for (int64_t c = 0; c < classes; c++) gradient[c] = (gradient[c] / total - (c == label)) * scale;
+        losses[b] = log(total) - (logits[label] - maximum);
+    }
+}
+
+#endif

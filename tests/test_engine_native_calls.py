@@ -1,0 +1,264 @@
+"""Calls of the compiled library: what is out of range or has the wrong shape is an exception, never an access."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsim.engine.model.chain import any_chain
+from fedsim.engine.native.calls import ChainCalls, Rule, Work
+from fedsim.engine.native.library import NotCompiledError, library
+from fedsim.types import Params
+
+NUM_SAMPLES, CLASSES, STEPS, WIDTH = 20, 3, 2, 5
+THREADS = (1, 2, 3, 4, 5, 8)
+
+
+@pytest.fixture(autouse=True)
+def _compiler() -> None:
+    try:
+        library(torch.float64)
+    except NotCompiledError as error:
+        pytest.skip(str(error))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Dropout(0.3), nn.ReLU(), nn.Linear(20, 3)),
+    "one convolution": lambda: nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 3)),
+    "convolutions": lambda: nn.Sequential(
+        *(nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 18, 3), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(72, 7), nn.ReLU(), nn.Linear(7, 3)),
+    ),
+}
+
+
+class Calls:
+    """A model's calls, and arguments for them that are valid."""
+
+    def __init__(self, name: str = "linear", counts: tuple[int, ...] = (WIDTH, 3), width: int = WIDTH) -> None:
+        generator = torch.Generator().manual_seed(0)
+        rng = np.random.default_rng(0)
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model = MODELS[name]().double()
+        chain = any_chain(model)
+        assert chain is not None
+        params = {key: value.detach() for key, value in model.named_parameters()}
+        self.calls = ChainCalls(chain, params, (1, 8, 8))
+        self.work = Work(
+            x=torch.randn(NUM_SAMPLES, 1, 8, 8, generator=generator, dtype=torch.float64),
+            y=torch.randint(CLASSES, (NUM_SAMPLES,), generator=generator),
+            positions=rng.permuted(np.tile(np.arange(NUM_SAMPLES), (len(counts), 1)), axis=1)[:, :width].copy(),
+            counts=np.array(counts),
+            losses=np.zeros((len(counts), width)),
+            keys=rng.integers(2**62, size=len(counts)),
+        )
+
+    def zeros(self) -> Params:
+        return {key: torch.zeros_like(value) for key, value in self.calls.params.items()}
+
+    def logits(self, work: Work) -> Tensor:
+        return torch.zeros(int(work.counts.sum()), CLASSES, dtype=torch.float64)
+
+
+def train(calls: Calls, work: Work) -> list[Any]:
+    delta, velocity = calls.zeros(), calls.zeros()
+    calls.calls.train(work, Rule(0.1, 0.01, 0.9), delta, velocity)
+    return [*delta.values(), *velocity.values(), work.losses]
+
+
+def train_without_momentum(calls: Calls, work: Work) -> list[Any]:
+    delta = calls.zeros()
+    calls.calls.train(work, Rule(0.1, 0.01), delta, None)
+    return [*delta.values(), work.losses]
+
+
+def gradient(calls: Calls, work: Work) -> list[Any]:
+    result = calls.zeros()
+    calls.calls.gradient(work, result)
+    return [*result.values(), work.losses]
+
+
+def outputs(calls: Calls, work: Work) -> list[Any]:
+    result = calls.logits(work)
+    calls.calls.outputs(work, result)
+    return [result]
+
+
+WITH_LABELS = [train, train_without_momentum, gradient]
+ALL = [*WITH_LABELS, outputs]
+Call = Callable[[Calls, Work], list[Any]]
+
+
+def with_value(array: Any, index: Any, value: int) -> Any:
+    """A copy that differs in one element."""
+    copied = array.clone() if isinstance(array, Tensor) else array.copy()
+    copied[index] = value
+    return copied
+
+
+# --- values out of range ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", WITH_LABELS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("label", "found"), [(-1, "-1..2"), (3, "0..3"), (2**62, f"0..{2**62}"), (-100, "-100..2")])
+def test_labels_of_no_output_are_refused(label: int, found: str, model: str, call: Call) -> None:
+    calls = Calls(model)
+    assert calls.work.y is not None
+    y = with_value(calls.work.y, int(calls.work.positions[1, 2]), label)
+    with pytest.raises(ValueError, match=rf"labels must lie in 0\.\.2, found {found}"):
+        call(calls, replace(calls.work, y=y))
+    assert not calls.work.losses.any()  # nothing was trained
+
+
+@pytest.mark.parametrize("call", ALL)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("position", [-1, NUM_SAMPLES, 2**62, -(2**62)])
+def test_positions_of_no_sample_are_refused(position: int, model: str, call: Call) -> None:
+    calls = Calls(model)
+    positions = with_value(calls.work.positions, (1, 2), position)
+    with pytest.raises(ValueError, match=rf"positions must lie in 0\.\.19, found .*{position}"):
+        call(calls, replace(calls.work, positions=positions))
+    assert not calls.work.losses.any()
+
+
+@pytest.mark.parametrize("call", ALL)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("count", "found"), [(-1, "-1..5"), (WIDTH + 1, "5..6")])
+def test_counts_beyond_a_batch_are_refused(count: int, found: str, model: str, call: Call) -> None:
+    calls = Calls(model)
+    with pytest.raises(ValueError, match=rf"counts must lie in 0\.\.5, found {found}"):
+        call(calls, replace(calls.work, counts=with_value(calls.work.counts, 1, count)))
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_no_threads_are_refused(threads: int) -> None:
+    with pytest.raises(ValueError, match=rf"on {threads} threads: out of range"):
+        train(Calls(), replace(Calls().work, threads=threads))
+
+
+def test_what_no_batch_uses_is_not_read() -> None:
+    calls = Calls()
+    unused = sorted(set(range(NUM_SAMPLES)) - {int(p) for p in calls.work.positions[np.arange(5) < [[5], [3]]]})
+    assert calls.work.y is not None
+    y, positions = calls.work.y.clone(), calls.work.positions.copy()
+    y[unused], positions[1, 3:] = -100, -100
+    expected = train(calls, calls.work)
+    found = train(calls, replace(calls.work, y=y, positions=positions, losses=np.zeros((STEPS, WIDTH))))
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_labels_are_not_needed_for_outputs() -> None:
+    calls = Calls()
+    (expected,) = outputs(calls, calls.work)
+    (found,) = outputs(calls, replace(calls.work, y=None))
+    assert torch.equal(expected, found)
+
+
+# --- shapes and types ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"x": torch.zeros(20, 1, 8, 7).double()}, "samples are"),
+        ({"x": torch.zeros(20, 1, 8, 8)}, "samples are torch.float32"),
+        ({"x": torch.zeros(20, 1, 8, 16).double()[..., ::2]}, "x must be .* not contiguous"),
+        ({"y": torch.zeros(19, dtype=torch.int64)}, r"y must be .* \(20,\) on the CPU, not torch.int64 \(19,\)"),
+        ({"y": torch.zeros(20, dtype=torch.int32)}, "y must be a contiguous torch.int64 tensor"),
+        ({"positions": np.zeros((2, 5), np.int32)}, "positions must be a contiguous int64 array"),
+        ({"positions": np.zeros((2, 10), np.int64)[:, ::2]}, "positions must be .* not contiguous"),
+        ({"positions": np.zeros(10, np.int64)}, r"positions must be \[steps, width\]"),
+        ({"positions": np.zeros((3, 5), np.int64)}, r"counts must be .* \(3,\), not int64 \(2,\)"),
+        ({"counts": np.zeros(2)}, "counts must be a contiguous int64 array"),
+        ({"losses": np.zeros((2, 4))}, r"losses must be .* \(2, 5\), not float64 \(2, 4\)"),
+        ({"losses": np.zeros((2, 5), np.float32)}, "losses must be a contiguous float64 array"),
+        ({"keys": np.zeros(1, np.int64)}, r"keys must be .* \(2,\), not int64 \(1,\)"),
+    ],
+)
+def test_arrays_of_other_shapes_or_types_are_refused(changes: dict[str, Any], rule: str) -> None:
+    calls = Calls()
+    for call in ALL:
+        with pytest.raises(ValueError, match=rule):
+            call(calls, replace(calls.work, **changes))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        (torch.zeros(20, 63).double(), r"1.weight must be .* \(20, 64\) on the CPU, not torch.float64 \(20, 63\)"),
+        (torch.zeros(20, 64), "1.weight must be a contiguous torch.float64 tensor"),
+        (torch.zeros(64, 20).double().T, "1.weight must be .* not contiguous"),
+    ],
+)
+def test_results_of_other_shapes_or_types_are_refused(wrong: Tensor, rule: str) -> None:
+    calls = Calls()
+    results = {**calls.zeros(), "1.weight": wrong}
+    with pytest.raises(ValueError, match=rule):
+        calls.calls.train(calls.work, Rule(0.1), results, None)
+    with pytest.raises(ValueError, match=rule):
+        calls.calls.train(calls.work, Rule(0.1, momentum=0.9), calls.zeros(), results)
+    with pytest.raises(ValueError, match=rule):
+        calls.calls.gradient(calls.work, results)
+    with pytest.raises(ValueError, match=r"result must be .* \(8, 3\)"):
+        calls.calls.outputs(calls.work, torch.zeros(7, 3).double())
+
+
+def test_what_a_call_needs_must_be_given() -> None:
+    calls = Calls()
+    for call in WITH_LABELS:
+        with pytest.raises(ValueError, match="needs labels"):
+            call(calls, replace(calls.work, y=None))
+    for call in (train, train_without_momentum):
+        with pytest.raises(ValueError, match="keys where the model has dropout"):
+            call(calls, replace(calls.work, keys=None))
+    with pytest.raises(ValueError, match="no velocity without momentum"):
+        calls.calls.train(calls.work, Rule(0.1), calls.zeros(), calls.zeros())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("0.weight", torch.zeros(5, 1, 3, 2), r"0.weight is \(5, 1, 3, 2\), which is not for a kernel of 3"),
+        ("0.bias", torch.zeros(4), r"0.bias is \(4,\), not for 5 outputs"),
+        ("3.weight", torch.zeros(3, 179), "3.weight is for 179 inputs, not for 180 of 6 x 6 pixels"),
+        ("3.weight", torch.zeros(3, 180, 1), r"3.weight is \(3, 180, 1\)"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused(name: str, value: Tensor, rule: str) -> None:
+    chain = any_chain(MODELS["one convolution"]())
+    assert chain is not None
+    params = {**Calls("one convolution").calls.params, name: value.double()}
+    with pytest.raises(ValueError, match=rule):
+        ChainCalls(chain, params, (1, 8, 8))
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ALL)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("counts", [(20, 13, 6), (1, 2, 3), (0, 4, 0)])
+def test_the_number_of_threads_changes_no_bit(counts: tuple[int, ...], model: str, call: Call) -> None:
+    expected, *found = (
+        call(calls, replace(calls.work, threads=threads))
+        for threads in THREADS
+        for calls in [Calls(model, counts, width=20)]
+    )
+    for results in found:
+        for a, b in zip(expected, results, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_call_from_many_threads_uses_no_more_than_it_may() -> None:
+    """A number far beyond what any machine has is neither an error nor another result."""
+    calls = Calls("convolutions")
+    expected, found = (gradient(calls, replace(calls.work, threads=threads)) for threads in (1, 10**6))
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(a, b)

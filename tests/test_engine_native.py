@@ -16,6 +16,7 @@ from fedsim.engine.choose import WORTH_STEPS
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.model.parameters import initial
+from fedsim.engine.native import backend as native_backend
 from fedsim.engine.native import library as native_library
 from fedsim.engine.native.backend import PRODUCT_ROWS
 from fedsim.engine.native.library import NotCompiledError, library
@@ -152,7 +153,8 @@ def test_a_client_is_the_same_to_the_last_bit_in_any_company(dtype: torch.dtype,
 
 @pytest.mark.parametrize("optimizer", ["decay", "nesterov"])
 @pytest.mark.parametrize("name", ["cnn", "padded", "mlp"])
-def test_cores_that_share_a_client_change_no_bit(name: str, optimizer: str) -> None:
+def test_cores_that_share_a_client_change_no_bit(name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_backend, "num_cores", lambda: 12)
     if name == "mlp":
         data = problem([70, 3, 41])
         model: Any = MLP((1, 4, 4), 3, hidden=[20, 9], dropout=0.3).double()

@@ -15,7 +15,7 @@ class ClientData:
     """Samples `x` [n, ...] float32 and labels `y` [n] int64 of all clients; a position is a row of both.
 
     `train` and `evaluate` hold one array of positions for each of N clients: those it trains on, and those on which its
-    loss is measured. Raises `DataError` where a label is not the index of a class (compiled kernels do not check).
+    loss is measured. Raises `DataError` where a label is not the index of a class.
     """
 
     x: Tensor

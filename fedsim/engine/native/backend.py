@@ -1,5 +1,6 @@
 """Chains of layers in compiled C: each client's whole local training is one call, on a core of its own."""
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -79,7 +80,7 @@ class NativeBackend(Backend):
             calls[id(start[row])].train(work, sgd, _row(delta, row), velocity)
 
         alone = len(start) - len(start) % self.workers
-        threads = self.workers // max(len(start) - alone, 1)
+        threads = max(min(self.workers, num_cores()) // max(len(start) - alone, 1), 1)
         list(self._pool.map(train_client, range(alone)))
         list(self._pool.map(lambda row: train_client(row, threads), range(alone, len(start))))
         return TrainingResult(delta, losses, momentum)
@@ -135,6 +136,11 @@ def _zeros(start: Sequence[Params]) -> Stack:
 
 def _row(stack: Stack, row: int) -> Params:
     return {name: value[row] for name, value in stack.items()}
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def unfit(workload: Workload) -> Problem | None:

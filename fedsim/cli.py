@@ -1,23 +1,25 @@
 """The entry point: `fedsim`, or `python -m fedsim.run`. Composes the command line, checks it, runs every job.
 
+Jobs run in this process, from the plans that were checked. Hydra launches those of other launchers than ours
+(`hydra/launcher=joblib`), and answers questions (`--help`, `--cfg job`).
+
 Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 130 interrupted. FEDSIM_DEBUG=1 shows tracebacks.
 """
 
 import os
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from fedsim.config.compose import Composed, compose_jobs, conf_dir, plain, search_path
+from fedsim.config import command_line
+from fedsim.config.compose import Composed, compose_jobs, conf_dir, implied, search_path
 from fedsim.errors import ConfigError, DataError, FedsimError, Problem, check, rule
 from fedsim.running.process import tune
 
@@ -49,20 +51,26 @@ def main() -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Do what the command line asks for and return the exit code. Raises `FedsimError` before any work is done."""
-    args = get_args_parser().parse_intermixed_args(argv)
-    sys.argv = [sys.argv[0], *_in_hydras_order(args)]
+    args = command_line.read(argv)
+    name = args.config_name or "config"
     if args.experimental_rerun:
         raise ConfigError([Problem("--experimental-rerun", ..., "is not supported: it would unpickle a file")])
-    if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
-        hand_to_hydra(lambda config: None)
-        return 0
     with search_path(args.config_dir, args.config_path):
-        jobs = compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name or "config")
-    return run_jobs(jobs)
+        if command_line.asks_hydra(args):
+            more = implied(args.overrides, name, sweeps=False) if args.cfg else []
+            jobs = []
+        else:
+            jobs = compose_jobs(args.overrides, multirun=args.multirun, config_name=name)
+            more = implied(args.overrides, name) if jobs[0].through_hydra else []
+    hydra_words = command_line.for_hydra(args, more)
+    if not jobs:
+        hand_to_hydra(hydra_words, lambda config: None)
+        return 0
+    return run_jobs(jobs, hydra_words)
 
 
-def run_jobs(jobs: Sequence[Composed]) -> int:
-    """Check all jobs, let Hydra launch them, and close a sweep with one table."""
+def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str]) -> int:
+    """Check all jobs, run them, and close a sweep with one table. `hydra_words`: the command line for Hydra."""
     from fedsim.running.experiment import outcome_on_file
     from fedsim.tracking.console import sweep_table
 
@@ -71,11 +79,11 @@ def run_jobs(jobs: Sequence[Composed]) -> int:
     attempts = Attempts()
     if lanes is not None and len(plans) > 1:
         run_in_lanes(plans, lanes, attempts)
-    elif lanes is not None:
-        attempts.run(plans[0])
+    elif lanes is None and jobs[0].through_hydra:
+        hand_to_hydra(hydra_words, lambda config: attempts.run(_plan_of_launched(plans)).status)
     else:
-        checked = {_task(job.overrides): plan for job, plan in zip(jobs, plans, strict=True)}
-        hand_to_hydra(lambda config: attempts.run(_launched(checked, config)).status)
+        for plan in plans:
+            attempts.run(plan)
     if attempts.refused and len(plans) == 1:
         raise attempts.refused[0]
     for error in attempts.refused:
@@ -99,9 +107,12 @@ class Attempts:
 
         try:
             outcome = execute(plan, interleaved)
-        except FedsimError as error:  # Hydra would bury it
+        except FedsimError as error:
             self.refused.append(error)
             outcome = Outcome("data" if isinstance(error, DataError) else "failed", {"error": str(error)})
+        except Exception as error:  # of a user's class, say; the other jobs go on
+            traceback.print_exc()
+            outcome = Outcome("failed", {"error": f"{type(error).__name__}: {error}"})
         self.ended[plan.folder] = outcome
         if outcome.skipped:
             print(f"already {outcome.status}: {plan.folder} (overwrite=true runs it again)")
@@ -122,11 +133,13 @@ def run_in_lanes(plans: "Sequence[Plan]", lanes: "Lanes", attempts: Attempts) ->
 
 def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":
     """The plan of every job; one `ConfigError` with the problems of all of them."""
+    from fedsim.config.plan import make_plan
+
     plans, problems = [], []
     for job in jobs:
         try:
             check(_work_without_effect(job))
-            plans.append(_plan(job.config, job.choices))
+            plans.append(make_plan(job.config, job.choices))
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
     if problems:
@@ -134,8 +147,9 @@ def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":
     return plans
 
 
-def hand_to_hydra(job: Callable[[DictConfig], Any]) -> None:
-    """Let Hydra do what the command line says, with `job` as its task."""
+def hand_to_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
+    """Let Hydra do what the command line `words` says, with `job` as its task."""
+    sys.argv = [sys.argv[0], *words]
     hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
 
 
@@ -150,30 +164,13 @@ def tell(error: FedsimError) -> None:
         print(f"fedsim: {error}", file=sys.stderr)
 
 
-def _in_hydras_order(args: Namespace) -> list[str]:
-    """The command line again, flags first: Hydra, which parses it anew, takes none behind an override."""
-    given = {name: value for name, value in vars(args).items() if value not in (None, False, [])}
-    overrides = given.pop("overrides", [])
-    words = [[f"--{name.replace('_', '-')}", *([] if value is True else [value])] for name, value in given.items()]
-    return [*chain.from_iterable(words), *overrides]
+def _plan_of_launched(plans: "Sequence[Plan]") -> "Plan":
+    """The plan that was checked for the job that Hydra has launched, by its number in the sweep.
 
-
-def _task(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Those that are not about Hydra itself, as `hydra.overrides.task` has them."""
-    return tuple(o for o in overrides if not o.lstrip("+~").startswith("hydra"))
-
-
-def _launched(checked: "Mapping[tuple[str, ...], Plan]", config: DictConfig) -> "Plan":
-    """The plan that was checked for the job that Hydra has launched: conf/ may have been edited since, which must not
-    change the jobs of a sweep that are still to come."""
-    plan = checked.get(_task(HydraConfig.get().overrides.task))
-    return plan or _plan(plain(config), dict(HydraConfig.get().runtime.choices))
-
-
-def _plan(config: Mapping[str, Any], choices: Mapping[str, Any]) -> "Plan":
-    from fedsim.config.plan import make_plan
-
-    return make_plan(config, {g: c for g, c in choices.items() if c is not None and not g.startswith("hydra/")})
+    conf/ may have been edited since, which must not change the jobs of a sweep that are still to come.
+    """
+    job = HydraConfig.get().job
+    return plans[0 if OmegaConf.is_missing(job, "num") else job.num]
 
 
 def _lanes(jobs: Sequence[Composed]) -> "Lanes | None":

@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from fedsim.errors import ConfigError
 
 CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted(p.stem for p in (CONF / "preset").glob("*.yaml"))
-SCALED = sorted(p.stem.removesuffix("_small") for p in (CONF / "scaled").glob("*_small.yaml"))
+WITHOUT_SMALL = {"fashion_mnist_2spc", "gpfl_table1_cifar10", "gpfl_table1_femnist", "gpfl_table1_fmnist"}
+SCALED = [preset for preset in PRESETS if preset not in WITHOUT_SMALL]
 
 
 @cache
@@ -29,6 +31,7 @@ def test_a_preset_is_accepted_and_says_command_cost_and_sources(preset: str) -> 
     assert "sources:" in text
     plans = plans_of(preset)
     assert len({plan.folder for plan in plans}) == len(plans)
+    assert {plan.settings.name for plan in plans} == {"default" if preset == "fashion_mnist_2spc" else preset}
 
 
 @pytest.mark.parametrize("preset", SCALED)
@@ -39,6 +42,41 @@ def test_a_small_preset_is_the_same_comparison_and_has_a_name_of_its_own(preset:
     assert small[0].config_hash != full[0].config_hash
 
 
-def test_a_size_that_a_preset_does_not_have_is_told() -> None:
-    with search_path(), pytest.raises(ConfigError, match="scale='small'"):
-        compose_jobs(["scale=small"], multirun=False)
+def test_a_size_that_a_preset_does_not_have_is_told_with_those_that_have_it() -> None:
+    for preset in (*WITHOUT_SMALL, None):
+        words = ["scale=small"] if preset is None else [f"preset={preset}", "scale=small"]
+        with search_path(), pytest.raises(ConfigError) as caught:
+            compose_jobs(words, multirun=False)
+        (problem,) = caught.value.problems
+        assert (problem.key, problem.value) == ("scale", "small")
+        assert problem.remedy == "it is for presets that have a small size: " + ", ".join(SCALED)
+
+
+def configs_of(*words: str) -> list[dict[str, Any]]:
+    with search_path():
+        return [job.config for job in compose_jobs(words, multirun=True)]
+
+
+def test_values_on_the_command_line_replace_those_of_the_small_size() -> None:
+    words = ("preset=gpfl_table2_cifar10", "scale=small", "cell=gpfl_1spc", "selector=random")
+    small, ours = configs_of(*words), configs_of(*words, "num_rounds=7", "model=logistic", "seed=8", "name=ours")
+    assert [c["seed"] for c in small] == [0, 1, 2]
+    assert {(c["num_rounds"], c["model"]["_target_"].rpartition(".")[2]) for c in small} == {(400, "EfficientNetHead")}
+    assert [(c["num_rounds"], c["seed"], c["name"]) for c in ours] == [(7, 8, "ours")]
+    assert ours[0]["model"]["_target_"].endswith("Logistic")
+
+
+def test_presets_and_sizes_can_be_swept_over() -> None:
+    found = configs_of("preset=gpfl_alpha,gpfl_fig6", "scale=full,small", "seed=0")
+    assert [(c["name"], c["num_rounds"]) for c in found] == [
+        *(("gpfl_alpha", 500), ("gpfl_alpha_small", 100)),
+        *(("gpfl_fig6", 200), ("gpfl_fig6_small", 60)),
+    ]
+
+
+def test_the_size_is_a_choice_and_no_part_of_the_config() -> None:
+    with search_path():
+        (job,) = compose_jobs(["scale=full"], multirun=False)
+    assert job.choices["scale"] == "full"
+    assert not {"scale", "small"} & set(job.config)
+    assert job.config["name"] == "default"

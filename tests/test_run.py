@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from hydra import compose
 
 from fedsim.cli import run, tell
 from fedsim.config.plan import make_plan
@@ -171,8 +172,7 @@ def test_every_group_choice_composes_into_a_sound_plan(fedsim: Run, monkeypatch:
         "fedabc": ["server.public_samples=50"],
         "lefl": ["server.public_samples=50"],
     }
-    of_their_own = {"preset", "scale", "scaled"}  # tests/test_presets.py
-    groups = sorted(p for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name not in of_their_own)
+    groups = sorted(p for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name != "preset")  # tests/test_presets.py
     files = [file for group in groups for file in sorted(group.glob("*.yaml"))]
     with search_path():
         for file in files:
@@ -218,6 +218,42 @@ def test_hydras_own_flags_may_stand_anywhere(fedsim: Run, capsys: pytest.Capture
     assert "_target_: fedsim.selectors.gpfl.GPFL" in outputs[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (["--help"], "== Configuration groups =="),
+        (["seed=3", "-h"], "seed: 3"),
+        (["--hydra-help"], "Hydra's help"),
+        (["--version"], "Hydra 1.3"),
+        (["selector=full", "--info", "searchpath", "seed=1"], "conf"),
+        (["seed=1", "-i", "defaults"], "partition/shards"),
+        (["name=x", "--cfg=job", "--resolve", "data_dir=${name}"], "data_dir: x"),
+        (["-c", "hydra", "hydra.verbose=true"], "verbose: true"),
+        (["preset=gpfl_alpha", "--cfg", "job", "scale=small"], "num_rounds: 100"),
+        (["preset=gpfl_alpha", "--cfg", "job", "scale=small"], "name: gpfl_alpha_small"),
+        (["preset=gpfl_alpha", "--cfg", "job", "scale=small", "num_rounds=7"], "num_rounds: 7"),
+        (["-cp", "{own}", "--cfg", "job", "-cn", "mine", "-cd", "{own}/more"], "key: value"),
+        (["install=bash", "--shell-completion"], "complete -o"),
+    ],
+)
+def test_questions_to_hydra_are_answered_with_flags_anywhere(tmp_path: Path, words: list[str], printed: str) -> None:
+    own = tmp_path / "own"
+    (own / "more").mkdir(parents=True)
+    (own / "mine.yaml").write_text("key: value\n")
+    result = shell(tmp_path, *(word.replace("{own}", "own") for word in words))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert printed in result.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["-m", "--cfg", "job"], ["--resolve"], ["--run", "seed=1", "-m"], ["--info", "moon"]]
+)
+def test_flags_that_do_not_go_together_are_told(fedsim: Run, words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        fedsim(*words)
+    assert caught.value.code == 2
+
+
 # --- bad input: one clear message, nothing written -----------------------------------------------------------------
 
 
@@ -261,6 +297,11 @@ def refused(fedsim: Run, tmp_path: Path, *words: str) -> str:
         (["tracker.console._target_=builtins.open"], "tracker.console._target_='builtins.open'"),
         (["device=tpu"], "device='tpu': must be one of auto, cpu, cuda"),
         (["name=../evil"], "name='../evil': must be usable as a folder's name"),
+        (
+            ["scale=small"],
+            "scale='small': has no effect here: no preset is chosen\n    it is for presets that have a small size:",
+        ),
+        (["scale=smal"], "scale='smal': must be one of full, small"),
         (["-m", "seed=range(10000000)"], "must have at most 10000 jobs"),
         (["+a={b:{b:1}}"], "a: is not a known key"),
         (["+a=" + "{b:" * 3000 + "1" + "}" * 3000], "nested too deeply"),
@@ -484,23 +525,96 @@ hydra:
 """
 
 
-def test_jobs_are_planned_once_also_those_of_a_preset(
+def test_jobs_are_composed_and_planned_once_also_those_of_a_preset(
     fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hydra's jobs are found again among those that were checked: none is composed into a plan a second time."""
     (tmp_path / "my_conf" / "preset").mkdir(parents=True)
     (tmp_path / "my_conf" / "preset" / "mine.yaml").write_text(PRESET)
     planned: list[str] = []
+    composed: list[str] = []
 
     def counting(config: Any, choices: Any) -> Any:
         planned.append(choices["selector"])
         return make_plan(config, choices)
 
+    def composing(*words: Any, **more: Any) -> Any:
+        composed.append(more["overrides"])
+        return compose(*words, **more)
+
     monkeypatch.setattr("fedsim.config.plan.make_plan", counting)
+    monkeypatch.setattr("fedsim.config.diagnosis.compose", composing)
     assert fedsim("--config-dir", "my_conf", "preset=mine", "seed=0,1", "hydra.verbose=false") == 0
     assert sorted(planned) == ["gpfl", "gpfl", "random", "random"]
+    assert len(composed) == 1 + 4  # what is common to all first: it says what is swept over
+    assert {folder.parent.name for folder in folders(tmp_path)} == {"mine"}
     assert fedsim("cohort_size=4") == 0
-    assert len(planned) == 5
+    assert (len(planned), len(composed)) == (5, 6)
+
+
+OTHER_LAUNCHER = "_target_: hydra._internal.core_plugins.basic_launcher.BasicLauncher\n"
+
+
+def test_another_launcher_runs_the_jobs_that_were_checked(fedsim: Run, tmp_path: Path) -> None:
+    (tmp_path / "my_conf" / "hydra" / "launcher").mkdir(parents=True)
+    (tmp_path / "my_conf" / "hydra" / "launcher" / "other.yaml").write_text(OTHER_LAUNCHER)
+    (tmp_path / "my_conf" / "preset").mkdir()
+    (tmp_path / "my_conf" / "preset" / "mine.yaml").write_text(PRESET + "small:\n  cohort_size: 3\n  seed: 5,6\n")
+    words = ("preset=mine", "scale=small", "--config-dir", "my_conf")
+    assert fedsim(*words, "output_dir=here") == 0
+    assert fedsim(*words, "output_dir=there", "hydra/launcher=other") == 0
+    here, there = (sorted((tmp_path / place / "mine_small").glob("digits*")) for place in ("here", "there"))
+    assert [f.name for f in here] == [f.name for f in there]
+    assert [f.name.split("-")[3] + f.name.split("-")[4] for f in here] == ["gpfls5", "gpfls6", "randoms5", "randoms6"]
+    for one, other in zip(here, there, strict=True):
+        assert without_seconds(one) == without_seconds(other)
+    assert (tmp_path / "there" / "mine_small" / "multirun.yaml").exists()  # Hydra's
+    assert not (tmp_path / "here" / "mine_small" / "multirun.yaml").exists()
+    assert fedsim("seed=8", "hydra/launcher=other", "--config-dir", "my_conf") == 0
+
+
+def test_a_sweeper_of_others_is_refused(fedsim: Run, tmp_path: Path) -> None:
+    own = tmp_path.parent / f"{tmp_path.name}_conf" / "hydra" / "sweeper"
+    own.mkdir(parents=True)
+    (own / "other.yaml").write_text("_target_: hydra._internal.core_plugins.basic_sweeper.BasicSweeper\n")
+    words = ("-m", "hydra/sweeper=other", "seed=0,1", "--config-dir", str(own.parents[1]))
+    assert "hydra/sweeper='other': is not supported" in refused(fedsim, tmp_path, *words)
+
+
+BROKEN_MODEL = """
+from torch import nn
+
+class Broken(nn.Module):
+    def __init__(self, shape, num_classes):
+        raise KeyError("my own mistake")
+"""
+
+
+def test_a_job_that_cannot_be_built_leaves_its_siblings_alone(
+    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_lab.py").write_text(BROKEN_MODEL)
+    (tmp_path / "my_conf" / "model").mkdir(parents=True)
+    (tmp_path / "my_conf" / "model" / "broken.yaml").write_text("_target_: broken_lab.Broken\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert fedsim("-m", "model=broken,logistic", "--config-dir", "my_conf") == 1
+    printed = capsys.readouterr()
+    assert "my own mistake" in printed.err
+    assert "2 jobs" in printed.out
+    assert [folder.name.split("-")[2] for folder in folders(tmp_path)] == ["logistic"]
+    assert fedsim("model=broken", "--config-dir", "my_conf") == 1
+
+
+def test_ctrl_c_ends_a_sweep(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedsim.selectors.full import Full
+
+    def interrupted(self: Any, *_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Full, "select", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fedsim("-m", "selector=random,full,md")
+    statuses = {f.name.split("-")[3]: (read_summary(f) or {})["status"] for f in folders(tmp_path)}
+    assert statuses == {"random": "done", "full": "interrupted"}
 
 
 def test_config_mistakes_exit_with_2_and_a_traceback_only_on_demand(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Does a value from YAML fit a constructor's annotation? Just the annotations that hyper-parameters use."""
+"""Does a value from YAML fit a constructor's annotation? Just the annotations that hyper-parameters use.
+
+pydantic does not do instead: even its strict mode takes true and 1.0 for `Literal[1]`.
+"""
 
 import types
 from collections.abc import Mapping, Sequence
@@ -58,7 +61,7 @@ def _conform_items(value: Any, origin: Any, args: Sequence[Any]) -> Any:
 
 def _conform_plain(value: Any, hint: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _float(value)
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is int and isinstance(value, bool):
@@ -66,6 +69,13 @@ def _conform_plain(value: Any, hint: Any) -> Any:
     if isinstance(hint, type) and isinstance(value, hint):
         return value
     raise TypeError
+
+
+def _float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise TypeError from None
 
 
 def describe(hint: Any) -> str:

@@ -4,7 +4,6 @@ from typing import Any, Literal
 import pytest
 
 from fedsim.config.build import make, resolve
-from fedsim.config.typecheck import conform
 from fedsim.errors import ConfigError, at_least, check, positive
 
 
@@ -75,29 +74,3 @@ def test_a_target_that_is_not_of_the_base_is_never_called(target: Any, tmp_path:
 
 def test_the_class_itself_is_what_resolve_returns() -> None:
     assert resolve(DOG, Animal, "pet") is Dog
-
-
-@pytest.mark.parametrize(
-    ("value", "hint", "expected"),
-    [
-        (1, float, 1.0),
-        (None, int | None, None),
-        ([1, 2], list[float], [1.0, 2.0]),
-        ([1, 2], tuple[int, ...], (1, 2)),
-        ({"a": 1}, dict[str, int], {"a": 1}),
-        ("x", Path, Path("x")),
-        (2, int | Literal["auto"], 2),
-        ("auto", int | Literal["auto"], "auto"),
-    ],
-)
-def test_values_that_conform(value: Any, hint: Any, expected: Any) -> None:
-    assert conform(value, hint) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "hint"),
-    [(True, int), (1.5, int), ("1", int), (True, float), ("ab", list[str]), (1, str), (1, bool), (True, Literal[1])],
-)
-def test_values_that_do_not_conform(value: Any, hint: Any) -> None:
-    with pytest.raises(TypeError):
-        conform(value, hint)

@@ -175,11 +175,15 @@ def _plan_of_launched(plans: "Sequence[Plan]") -> "Plan":
 
 def _lanes(jobs: Sequence[Composed]) -> "Lanes | None":
     """What `hydra/launcher=lanes` says; None for other launchers, which are Hydra's affair."""
-    from fedsim.config.build import make
+    from fedsim.config.build import instantiate
     from fedsim.running.interleaving import Lanes
 
     node = jobs[0].launcher
-    return make(node, Lanes, "hydra.launcher") if node.get("_target_") == "fedsim.running.interleaving.Lanes" else None
+    return (
+        instantiate(node, Lanes, "hydra.launcher")
+        if node.get("_target_") == "fedsim.running.interleaving.Lanes"
+        else None
+    )
 
 
 def _work_without_effect(job: Composed) -> Problem | None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Problem:
-    """One broken rule. `key` is relative to the object that found it; `make` puts the group's name before it."""
+    """One broken rule. `key` is relative to the object that found it; `instantiate` puts the group's name before it."""
 
     key: str
     value: Any

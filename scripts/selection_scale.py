@@ -31,7 +31,7 @@ from torch import Tensor
 from fedsim.aggregators import FedAvg
 from fedsim.availability import Always
 from fedsim.communication.server import LabelledSamples, ServerData
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
@@ -123,7 +123,7 @@ def measure(choice: str, num_clients: int) -> dict[str, Any]:
     node = dict(job.config["selector"])
     node |= {name: value for name, value in SHORTER.items() if name in node}
     population = Population(np.full(num_clients, SAMPLES), COHORT_SIZE, NUM_ROUNDS)
-    selector, engine = make(node, Selector, "selector", population), SyntheticEngine(num_clients)
+    selector, engine = instantiate(node, Selector, "selector", population), SyntheticEngine(num_clients)
     watch = Stopwatch(selector, engine)
     samples = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     parts = Components(

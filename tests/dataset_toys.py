@@ -10,7 +10,7 @@ import torch
 import yaml
 from PIL import Image
 
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.data.base import Dataset, LoadedData
 
 FOLDER = Path(__file__).parents[1] / "conf" / "dataset"
@@ -19,7 +19,7 @@ REAL = Path(__file__).parents[2] / "shared" / "data"
 
 def build(choice: str, data_dir: Path, cache_dir: Path | None = None, **values: Any) -> Dataset:
     node = yaml.safe_load((FOLDER / f"{choice}.yaml").read_text())
-    return make({**node, **values}, Dataset, "dataset", data_dir, cache_dir or data_dir / "cache")
+    return instantiate({**node, **values}, Dataset, "dataset", data_dir, cache_dir or data_dir / "cache")
 
 
 def check_sound(data: LoadedData) -> None:

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from fedsim.availability import Always, Availability, Bernoulli, Intermittent
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.errors import ConfigError
 from fedsim.rng import Purpose, Streams
 
@@ -58,7 +58,7 @@ def test_a_single_client_is_there_in_odd_rounds_only() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_every_choice_can_be_built_and_is_a_function_of_its_stream(file: Path) -> None:
-    availability = make(yaml.safe_load(file.read_text()), Availability, "availability")
+    availability = instantiate(yaml.safe_load(file.read_text()), Availability, "availability")
     masks = [availability.available(3, 40, rng(3)) for _ in range(2)]
     assert masks[0].shape == (40,)
     assert masks[0].dtype == bool

@@ -3,7 +3,7 @@ from typing import Any, Literal
 
 import pytest
 
-from fedsim.config.build import make, resolve
+from fedsim.config.build import instantiate, resolve
 from fedsim.errors import ConfigError, at_least, check, positive
 
 
@@ -27,12 +27,12 @@ DOG = {"_target_": f"{__name__}.Dog", "legs": 4, "weight": 3, "mood": "good", "f
 
 def problems(node: Any, base: type = Animal) -> str:
     with pytest.raises(ConfigError) as caught:
-        make(node, base, "pet", "Ann")
+        instantiate(node, base, "pet", "Ann")
     return str(caught.value)
 
 
 def test_an_object_is_built_from_its_node() -> None:
-    dog = make(DOG, Dog, "pet", "Ann")
+    dog = instantiate(DOG, Dog, "pet", "Ann")
     assert (dog.owner, dog.legs, dog.weight) == ("Ann", 4, 3.0)
     assert isinstance(dog.weight, float)
 
@@ -58,7 +58,7 @@ def test_ranges_carry_the_key_of_the_node() -> None:
 def test_nested_nodes_are_built_and_their_problems_carry_the_whole_key() -> None:
     herd = {"_target_": f"{__name__}.Herd", "leader": {"_target_": f"{__name__}.Herd", "leader": {"_target_": "x.Y"}}}
     with pytest.raises(ConfigError, match=r"pet\.leader\.leader\._target_"):
-        make(herd, Animal, "pet")
+        instantiate(herd, Animal, "pet")
 
 
 @pytest.mark.parametrize(

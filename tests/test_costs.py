@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.selectors.base import Selector
 from fedsim.simulation import Record, Simulation
 from tests.test_selector_contract import composed
@@ -24,7 +24,7 @@ def rounds(choice: str, d: int | None = D, sketch: str | None = None, **values: 
     node = {**composed(choice, *([f"selector/sketch={sketch}"] if sketch else [])), **values}
     if "num_candidates" in node:
         node["num_candidates"] = d
-    selector = make(node, Selector, "selector", population)
+    selector = instantiate(node, Selector, "selector", population)
     engine = ToyEngine(SIZES, batch_size=BATCH)
     parts = toy_components(engine, population, selector, validation=True, num_public=PUBLIC)
     return list(Simulation(parts, toy_params()))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.communication.ledger import Ledger
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.selectors.fedcor import FedCor
 from fedsim.selectors.tools.gaussian_process import (
     Dense,
@@ -273,7 +273,7 @@ class Fits:
 
 
 def fits_of(preset: str, n: int, num_rounds: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
-    selector = make(composed(preset), FedCor, "selector", toy_population([2] * n, 2, num_rounds))
+    selector = instantiate(composed(preset), FedCor, "selector", toy_population([2] * n, 2, num_rounds))
     fits = Fits(selector.process)
     selector.process = fits  # type: ignore[assignment]
     engine = TableOfLosses([2] * n)

@@ -7,7 +7,7 @@ import yaml
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.errors import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "conf" / "model"
@@ -18,7 +18,7 @@ def build(choice: str, input_shape: tuple[int, ...], num_classes: int = 10, **va
     node = yaml.safe_load((FOLDER / f"{choice}.yaml").read_text())
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return make({**node, **values}, nn.Module, "model", input_shape, num_classes)
+        return instantiate({**node, **values}, nn.Module, "model", input_shape, num_classes)
 
 
 def num_parameters(model: nn.Module) -> int:

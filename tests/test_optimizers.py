@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.errors import ConfigError
 from fedsim.optimizers import LocalOptimizer, Schedule
 from fedsim.optimizers.adam import Adam
@@ -129,7 +129,7 @@ def configured(*overrides: str) -> LocalOptimizer:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = OmegaConf.to_container(compose("config", ["selector=random", *overrides]), resolve=True)
     assert isinstance(config, dict)
-    return make(config["optimizer"], LocalOptimizer, "optimizer")
+    return instantiate(config["optimizer"], LocalOptimizer, "optimizer")
 
 
 @pytest.mark.parametrize("file", sorted((CONF / "optimizer").glob("*.yaml")), ids=lambda f: f.stem)

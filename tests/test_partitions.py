@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.errors import ConfigError, DataError
 from fedsim.partitions.apportion import largest_remainder
 from fedsim.partitions.base import Labelled, Partition
@@ -20,7 +20,7 @@ CHOICES = sorted(p.stem for p in FOLDER.glob("*.yaml"))
 
 def build(choice: str, **values: Any) -> Partition:
     node = yaml.safe_load((FOLDER / f"{choice}.yaml").read_text())
-    return make({**node, **values}, Partition, "partition")
+    return instantiate({**node, **values}, Partition, "partition")
 
 
 def balanced(per_class: int, num_classes: int = 10) -> Labelled:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.selectors import fedcor as fedcor_module
 from fedsim.selectors.fedcor import FedCor
 from tests.test_fedabc import LOG_P, fedabc
@@ -48,5 +48,5 @@ def test_fedcor_draws_at_random_in_rounds_0_to_warmup_and_fits_after_it(monkeypa
 @pytest.mark.parametrize(("uniform", "shares"), [(False, [0.25, 0.75]), (True, [1.0, 1.0])])
 def test_fedcor_weighs_losses_by_data_or_alike(uniform: bool, shares: list[float]) -> None:
     node = yaml.safe_load((Path(__file__).parents[1] / "conf" / "selector" / "fedcor.yaml").read_text())
-    selector = make({**node, "uniform_shares": uniform}, FedCor, "selector", toy_population([1, 3], 1, 100))
+    selector = instantiate({**node, "uniform_shares": uniform}, FedCor, "selector", toy_population([1, 3], 1, 100))
     assert selector.shares.tolist() == shares

@@ -12,7 +12,7 @@ import torch
 
 from fedsim.checks import selection_fault
 from fedsim.communication.signals import Signal
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.selectors.base import Selector
 from fedsim.simulation import Record, Simulation
@@ -52,7 +52,7 @@ def node_of(choice: str, population: Population) -> dict[str, Any]:
 
 
 def build(choice: str, population: Population) -> Selector:
-    return make(node_of(choice, population), Selector, "selector", population)
+    return instantiate(node_of(choice, population), Selector, "selector", population)
 
 
 def simulation(
@@ -129,4 +129,4 @@ def test_the_yaml_says_what_it_is_and_every_value_is_strict(choice: str) -> None
     assert text.startswith("# ")
     node = composed(choice)
     with pytest.raises(ValueError, match="is not a known key"):
-        make({**node, "no_such_key": 1}, Selector, "selector", toy_population([1] * 20, 5))
+        instantiate({**node, "no_such_key": 1}, Selector, "selector", toy_population([1] * 20, 5))

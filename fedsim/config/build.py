@@ -19,7 +19,7 @@ T = TypeVar("T")
 Node = Mapping[str, Any]
 
 
-def make(node: Any, base: type[T], key: str, *runtime: Any) -> T:
+def instantiate(node: Any, base: type[T], key: str, *runtime: Any) -> T:
     """Build the object that `node` describes.
 
     `runtime` objects go to the constructor's positional parameters. Raises `ConfigError` with every problem of the
@@ -36,7 +36,8 @@ def make(node: Any, base: type[T], key: str, *runtime: Any) -> T:
 
 
 def inspect_node(node: Any, base: type[T], key: str) -> Callable[..., T]:
-    """All checks of `make` that need no runtime objects: target, names and types. Returns the class (or function)."""
+    """All checks of `instantiate` that need no runtime objects: target, names and types. Returns the class (or
+    function)."""
     cls = resolve(node, base, key)
     bind({k: v for k, v in node.items() if k != "_target_"}, cls, key)
     return cls
@@ -90,7 +91,7 @@ def bind(values: Node, constructor: Callable[..., Any], key: str) -> dict[str, A
 
 def _argument(value: Any, hint: Any, key: str) -> Any:
     if isinstance(value, Mapping) and "_target_" in value and isinstance(hint, type):
-        return make(value, hint, key)
+        return instantiate(value, hint, key)
     try:
         return conform(value, hint)
     except TypeError:

@@ -15,7 +15,7 @@ from torch import nn
 from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
 from fedsim.communication.signals import Signal
-from fedsim.config.build import bind, inspect_node, make
+from fedsim.config.build import bind, inspect_node, instantiate
 from fedsim.config.moved import with_first_paths
 from fedsim.config.settings import LocalSettings, Settings
 from fedsim.data.base import Dataset
@@ -123,15 +123,15 @@ def with_one_amount_of_work(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_groups(config: Mapping[str, Any], problems: _Problems) -> None:
     nowhere = Path()
-    problems.run(lambda: make(config.get("dataset"), Dataset, "dataset", nowhere, nowhere))
-    problems.run(lambda: make(config.get("partition"), Partition, "partition"))
-    problems.run(lambda: make(config.get("availability"), Availability, "availability"))
-    problems.run(lambda: make(config.get("optimizer"), LocalOptimizer, "optimizer"))
-    problems.run(lambda: make(config.get("aggregator"), Aggregator, "aggregator", frozenset()))
+    problems.run(lambda: instantiate(config.get("dataset"), Dataset, "dataset", nowhere, nowhere))
+    problems.run(lambda: instantiate(config.get("partition"), Partition, "partition"))
+    problems.run(lambda: instantiate(config.get("availability"), Availability, "availability"))
+    problems.run(lambda: instantiate(config.get("optimizer"), LocalOptimizer, "optimizer"))
+    problems.run(lambda: instantiate(config.get("aggregator"), Aggregator, "aggregator", frozenset()))
     problems.run(lambda: inspect_node(config.get("model"), nn.Module, "model"))
     problems.run(lambda: inspect_node(config.get("engine"), Backend, "engine"))
     for name, node in (config.get("tracker") or {}).items():
-        problems.run(lambda n=name, v=node: make(v, Tracker, f"tracker.{n}"))  # type: ignore[misc]
+        problems.run(lambda n=name, v=node: instantiate(v, Tracker, f"tracker.{n}"))  # type: ignore[misc]
 
 
 def _check_selector(
@@ -141,7 +141,7 @@ def _check_selector(
         inspect_node(config.get("selector"), Selector, "selector")
         return
     equal = Population(np.ones(settings.num_clients, np.int64), settings.cohort_size, settings.num_rounds)
-    selector = make(config.get("selector"), Selector, "selector", equal)
+    selector = instantiate(config.get("selector"), Selector, "selector", equal)
     if server is not None:
         problems.add(_unmet(Signal.VALIDATION, selector, "validation_fraction", server.validation_fraction, 0.05))
         problems.add(_unmet(Signal.PUBLIC, selector, "public_samples", server.public_samples, 100))

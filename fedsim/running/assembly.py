@@ -9,7 +9,7 @@ from torch import nn
 from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
 from fedsim.communication.server import LabelledSamples, ServerData
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
@@ -44,7 +44,7 @@ def build(plan: Plan) -> Experiment:
     model = build_model(config["model"], data.input_shape, data.num_classes, streams)
     division = divide(
         Labelled(data.y.cpu().numpy(), data.num_classes, data.owners),
-        make(config["partition"], Partition, "partition"),
+        instantiate(config["partition"], Partition, "partition"),
         settings.num_clients,
         streams,
         plan.server,
@@ -59,20 +59,20 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
     x, y = data.x, data.y
     evaluated = division.train if local.evaluate_on == "train" else division.holdout
     clients = ClientData(x, y, division.train, evaluated, data.num_classes)
-    optimizer = make(config["optimizer"], LocalOptimizer, "optimizer")
+    optimizer = instantiate(config["optimizer"], LocalOptimizer, "optimizer")
     work = LocalWork(local.epochs, local.steps, local.batch_size)
     workload = Workload(model, clients, optimizer, settings.num_rounds * work.median_steps(division.train))
     population = Population(division.sizes, settings.cohort_size, settings.num_rounds)
     params = initial(model)
     validation = torch.as_tensor(division.validation, device=x.device)
     components = Components(
-        engine=Engine(make(config["engine"], Backend, "engine", workload), workload, work, streams),
+        engine=Engine(instantiate(config["engine"], Backend, "engine", workload), workload, work, streams),
         population=population,
-        selector=make(config["selector"], Selector, "selector", population),
-        aggregator=make(
+        selector=instantiate(config["selector"], Selector, "selector", population),
+        aggregator=instantiate(
             config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained_names(model))
         ),
-        availability=make(config["availability"], Availability, "availability"),
+        availability=instantiate(config["availability"], Availability, "availability"),
         server_data=ServerData(
             test=data.test,
             validation=LabelledSamples(x[validation], y[validation]) if len(validation) else None,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.communication.ledger import PHASES
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.errors import DivergedError, FedsimError
 from fedsim.running.assembly import Experiment, build
@@ -76,7 +76,7 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
     revision = own_revision()  # before the rounds: the checkout may change while they run
     folder = RunFolder.create(plan.folder, plan.config)
     experiment.division.save(plan.folder / "partition.npz")
-    trackers = Trackers({n: make(node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()})
+    trackers = Trackers({n: instantiate(node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()})
     trackers.start(_run_info(plan, alone))
     for warning in filter(None, (simulation.components.selector.warning,)):
         trackers.message(warning)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.communication.server import LabelledSamples
-from fedsim.config.build import make
+from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.data.base import Dataset
 from fedsim.data.features import TrainsOnFeatures, extract
@@ -49,7 +49,7 @@ def prepare(plan: Plan) -> PreparedData:
 
 
 def _load(plan: Plan, device: torch.device) -> PreparedData:
-    data = make(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
+    data = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
     shape = data.input_shape
     model = build_model(plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed))
     if isinstance(model, TrainsOnFeatures):
@@ -69,7 +69,7 @@ def build_model(
     key = () if client is None else (client + 1,)  # a stream's key that ends in 0 is that without it
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(streams.key(Purpose.INIT, *key))
-        return make(node, nn.Module, "model", shape, num_classes)
+        return instantiate(node, nn.Module, "model", shape, num_classes)
 
 
 def resolve_device(name: str) -> str:

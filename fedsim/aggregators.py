@@ -1,4 +1,4 @@
-"""How the server turns a cohort's updates into the next global model."""
+"""Aggregators: how the server computes the next global model from the updates of a cohort."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -17,14 +17,15 @@ Weighting = Literal["uniform", "by_size"]
 
 
 class Aggregator(ABC):
-    """Subclasses take hyper-parameters keyword-only, annotated, without defaults.
+    """The interface of aggregators.
 
-    `buffers` names the entries of a model that are not trained (BatchNorm's running statistics): they are always
-    averaged, never stepped on by a server optimiser.
+    Subclasses take their hyper-parameters keyword-only, with type annotations and without defaults. `buffers` names the
+    entries of a model that are not trained (running statistics of BatchNorm): they are always averaged, and not changed
+    by a server optimiser. `weighting`: equal weights (`uniform`) or in proportion to n_k (`by_size`).
     """
 
     state: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes that cross rounds."""
+    """Names of the attributes that persist between rounds."""
 
     def __init__(self, buffers: frozenset[str], *, weighting: Weighting) -> None:
         self.buffers = buffers
@@ -32,10 +33,13 @@ class Aggregator(ABC):
 
     @abstractmethod
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
-        """The next model. `weights` [K] are the selector's, None where the method leaves them to the aggregator."""
+        """The next global model from `params`, the present one.
+
+        `weights` [K] come from the selector; None: the aggregator's own.
+        """
 
     def weights(self, cohort: Cohort) -> NDArray[np.float64]:
-        """1 / K, or n_k over the cohort's total, [K]."""
+        """The aggregator's own weights [K]: 1 / K, or n_k divided by the sum over the cohort."""
         if self.weighting == "uniform":
             return np.full(len(cohort.ids), 1 / len(cohort.ids))
         shares: NDArray[np.float64] = cohort.sizes / cohort.sizes.sum()
@@ -60,7 +64,7 @@ def _weighted_sum(stack: Tensor, weights: NDArray[np.float64]) -> Tensor:
 
 
 class FedAvg(Aggregator):
-    """The weighted average of the local models (McMahan et al., 2017), uniform or by n_k."""
+    """The weighted average of the local models (McMahan et al., 2017)."""
 
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         mean = self.mean_delta(cohort, weights)
@@ -68,7 +72,7 @@ class FedAvg(Aggregator):
 
 
 class ServerOptimizer(Aggregator):
-    """An optimiser step with the mean delta as the negative gradient; buffers are averaged."""
+    """A step of a server optimiser, with the mean update as the negative gradient; buffers are averaged."""
 
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         mean = self.mean_delta(cohort, weights)
@@ -76,11 +80,11 @@ class ServerOptimizer(Aggregator):
 
     @abstractmethod
     def change(self, name: str, mean: Tensor) -> Tensor:
-        """What is added to the parameter `name`, from its mean delta."""
+        """The tensor to add to the parameter `name`, given its mean update `mean`."""
 
 
 class FedAvgM(ServerOptimizer):
-    """Server momentum: v <- momentum v + mean delta, w <- w + lr v (Hsu, Qi and Brown, 2019, section 4.3)."""
+    """Server momentum: v <- momentum v + d, w <- w + lr v, d the mean update (Hsu, Qi and Brown, 2019, section 4.3)."""
 
     state = ("velocity",)
 
@@ -98,9 +102,10 @@ class FedAvgM(ServerOptimizer):
 
 
 class FedAdam(ServerOptimizer):
-    """FedAdam (Reddi et al., "Adaptive Federated Optimization", 2021, Algorithm 2): no bias correction, as printed.
+    """FedAdam (Reddi et al., "Adaptive Federated Optimization", 2021, Algorithm 2); no bias correction, as printed.
 
-    m <- beta1 m + (1 - beta1) d, v <- beta2 v + (1 - beta2) d^2 with v_0 = tau^2, w <- w + lr m / (sqrt(v) + tau).
+    With d the mean update: m <- beta1 m + (1 - beta1) d, v <- beta2 v + (1 - beta2) d^2 with v_0 = tau^2, w <- w + lr m
+    / (sqrt(v) + tau).
     """
 
     state = ("first", "second")

@@ -1,4 +1,4 @@
-"""Who can be reached in a round."""
+"""Models of which clients are available in a round."""
 
 from abc import ABC, abstractmethod
 
@@ -9,22 +9,25 @@ from fedsim.errors import between, check, rule
 
 
 class Availability(ABC):
-    """Subclasses take their hyper-parameters keyword-only, annotated, without defaults."""
+    """The interface of availability models.
+
+    Subclasses take their hyper-parameters keyword-only, with type annotations and without defaults.
+    """
 
     @abstractmethod
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """Mask [num_clients] of the clients that can be reached in `round` (1-based); `rng` is the round's own."""
+        """Mask [num_clients] of the clients available in `round` (1-based); `rng` is a random stream of this round."""
 
 
 class Always(Availability):
-    """Everybody, every round."""
+    """All clients are available in every round."""
 
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         return np.ones(num_clients, dtype=bool)
 
 
 class Bernoulli(Availability):
-    """Each client independently with `probability`, afresh every round."""
+    """Each client is available with `probability`, independently of others and of other rounds."""
 
     def __init__(self, *, probability: float) -> None:
         check(rule(0 < probability <= 1, "probability", probability, "must lie in (0, 1]"))
@@ -35,10 +38,11 @@ class Bernoulli(Availability):
 
 
 class Intermittent(Availability):
-    """Cho et al.'s test of power-of-choice: the two halves of the clients take turns, some of each being away.
+    """Intermittent availability as in Cho et al.'s experiments with power-of-choice: two halves of the clients
+    alternate.
 
-    In even rounds the first half of the ids, in odd rounds the second half, minus a random share `absent` of it
-    (rounded down), drawn afresh every round.
+    Available in even rounds are the first half of the ids, in odd rounds the second half, without a random share
+    `absent` of it (rounded down), which is drawn anew in every round.
     """
 
     def __init__(self, *, absent: float) -> None:
@@ -48,7 +52,7 @@ class Intermittent(Availability):
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         half = num_clients // 2
         group = np.arange(half) if round % 2 == 0 else np.arange(half, num_clients)
-        num_absent = int(self.absent * len(group) + 1e-9)  # 0.29 of 100 is 28.999999999999996 in floats
+        num_absent = int(self.absent * len(group) + 1e-9)  # 0.29 * 100 is 28.999999999999996 in floating point
         present = rng.permutation(group)[num_absent:]
         mask = np.zeros(num_clients, dtype=bool)
         mask[present] = True

@@ -1,4 +1,4 @@
-"""Errors that a user can act on: each names the config key, its value, the rule and the remedy.
+"""Errors for users: each names the config key, its value, the violated rule and a remedy.
 
 Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 130 interrupted.
 """
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Problem:
-    """One broken rule. `key` is relative to the object that found it; `instantiate` puts the group's name before it."""
+    """A violated rule. `key` is relative to the object that checks it; `within` adds the config group's name."""
 
     key: str
     value: Any
@@ -19,6 +19,7 @@ class Problem:
     remedy: str = ""
 
     def within(self, prefix: str) -> "Problem":
+        """The same problem with the key `prefix`.`key`."""
         return replace(self, key=f"{prefix}.{self.key}" if self.key else prefix)
 
     def __str__(self) -> str:
@@ -27,13 +28,13 @@ class Problem:
 
 
 class FedsimError(Exception):
-    """Base of all errors that end a run with one clear message instead of a traceback."""
+    """Base class of errors that end a run with a message for the user instead of a traceback."""
 
     exit_code: ClassVar[int] = 1
 
 
 class ConfigError(FedsimError, ValueError):
-    """One or more values of the config break a rule (exit code 2)."""
+    """One or more config values violate a rule (exit code 2)."""
 
     exit_code = 2
 
@@ -43,34 +44,36 @@ class ConfigError(FedsimError, ValueError):
 
 
 class DataError(FedsimError):
-    """A data set is missing, damaged or cannot be divided as asked (exit code 3)."""
+    """A data set is missing, damaged or cannot be partitioned as configured (exit code 3)."""
 
     exit_code = 3
 
 
 class DivergedError(FedsimError):
-    """Every update of a round was non-finite, or the aggregated model is (exit code 4)."""
+    """All updates of a round, or the aggregated model, contain nan or infinity (exit code 4)."""
 
     exit_code = 4
 
 
 def check(*problems: Problem | None) -> None:
-    """Raise one `ConfigError` that tells all the problems found, or return if there are none."""
+    """Raise one `ConfigError` with all `problems` that are not None, if there are any."""
     found = [p for p in problems if p is not None]
     if found:
         raise ConfigError(found)
 
 
 def rule(holds: bool, key: str, value: Any, text: str, remedy: str = "") -> Problem | None:
-    """A `Problem` unless `holds`."""
+    """None if `holds`, else a `Problem` with the rule `text`, such as "must be even"."""
     return None if holds else Problem(key, value, text, remedy)
 
 
 def positive(key: str, value: float, remedy: str = "") -> Problem | None:
+    """None if `value` is finite and > 0, else a `Problem`."""
     return rule(math.isfinite(value) and value > 0, key, value, _finite(value) + "> 0", remedy)
 
 
 def at_least(key: str, value: float, low: float, remedy: str = "") -> Problem | None:
+    """None if `value` is finite and >= `low`, else a `Problem`."""
     return rule(math.isfinite(value) and value >= low, key, value, f"{_finite(value)}>= {low:g}", remedy)
 
 
@@ -79,10 +82,12 @@ def _finite(value: float) -> str:
 
 
 def between(key: str, value: float, low: float, high: float, *, open_high: bool = False) -> Problem | None:
+    """None if `value` lies in [`low`, `high`], without `high` if `open_high`, else a `Problem`."""
     holds = low <= value < high if open_high else low <= value <= high
     return rule(holds, key, value, f"must lie in [{low:g}, {high:g}{')' if open_high else ']'}")
 
 
 def one_of(key: str, value: Any, allowed: Iterable[Any]) -> Problem | None:
+    """None if `value` is one of `allowed`, else a `Problem`."""
     allowed = list(allowed)
     return rule(value in allowed, key, value, f"must be one of {', '.join(map(str, allowed))}")

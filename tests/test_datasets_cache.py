@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsim.data.cache import load_or_build, stamp
+from fedsim.data.cache import load_or_build, modification_key
 from fedsim.errors import DataError
 
 resource = pytest.importorskip("resource")
@@ -76,13 +76,13 @@ def test_a_stamp_notices_place_size_time_and_facts(tmp_path: Path) -> None:
     for file in (first, second):
         file.write_text("abc")
         os.utime(file, ns=(1, 1))
-    original = stamp([first], 32)
-    assert stamp([first], 32) == original
-    changed = {stamp([second], 32), stamp([first], 33), stamp([first, second], 32)}
+    original = modification_key([first], 32)
+    assert modification_key([first], 32) == original
+    changed = {modification_key([second], 32), modification_key([first], 33), modification_key([first, second], 32)}
     os.utime(first, ns=(1, 2))
-    changed.add(stamp([first], 32))
+    changed.add(modification_key([first], 32))
     os.utime(first, ns=(1, 1))
     first.write_text("abcd")
     os.utime(first, ns=(1, 1))
-    changed.add(stamp([first], 32))
+    changed.add(modification_key([first], 32))
     assert len(changed | {original}) == 6

@@ -55,8 +55,8 @@ def test_of_the_ten_digits_no_letter_and_no_owner_of_a_letter_remains(leaf: Path
 
 def test_leafs_files_are_parsed_once_and_again_when_one_changes(leaf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = []
-    original = femnist.read_leaf
-    monkeypatch.setattr(femnist, "read_leaf", lambda files, split: parsed.append(split) or original(files, split))
+    original = femnist.read_leaf_split
+    monkeypatch.setattr(femnist, "read_leaf_split", lambda files, split: parsed.append(split) or original(files, split))
     first = build("femnist", leaf, source="leaf").load()
     second = build("femnist", leaf, source="leaf").load()
     assert parsed == ["train", "test"]
@@ -100,7 +100,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     buffer = io.BytesIO()
     pq.write_table(rows.rename_columns(["image", "character", "writer_id"]), buffer)
     answers = {
-        femnist.HUB: json.dumps(["https://first", "https://second"]).encode(),
+        femnist.HUB_LISTING_URL: json.dumps(["https://first", "https://second"]).encode(),
         "https://first": buffer.getvalue(),
     }
 
@@ -109,7 +109,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
             raise OSError("cut off")
         return answers[address]
 
-    monkeypatch.setattr(femnist, "_get", get)
+    monkeypatch.setattr(femnist, "_download", get)
     return answers
 
 
@@ -129,15 +129,17 @@ def test_femnist_of_the_hub_cut_off_leaves_nothing(tmp_path: Path, hub: dict[str
     with pytest.raises(DataError, match=r"flwrlabs/femnist \(or dataset\.source=leaf\) in .*\(cut off\).*FEDSIM_DATA"):
         build("femnist", tmp_path / "new", tmp_path / "cache").load()
     assert not list(tmp_path.iterdir())
-    hub[femnist.HUB] = b"<html>"
+    hub[femnist.HUB_LISTING_URL] = b"<html>"
     with pytest.raises(DataError, match="fetching failed"):
         build("femnist", tmp_path / "new", tmp_path / "cache").load()
 
 
 def test_what_is_no_web_address_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text("secret")
-    original = femnist._get
+    original = femnist._download
     address = (tmp_path / "secret").as_uri()
-    monkeypatch.setattr(femnist, "_get", lambda a: json.dumps([address]).encode() if a == femnist.HUB else original(a))
+    monkeypatch.setattr(
+        femnist, "_download", lambda a: json.dumps([address]).encode() if a == femnist.HUB_LISTING_URL else original(a)
+    )
     with pytest.raises(DataError, match="is no https address"):
         build("femnist", tmp_path / "new").load()

@@ -19,7 +19,7 @@ from fedsim.data.features import TrainsOnFeatures, extract
 from fedsim.errors import DataError
 from fedsim.models import efficientnet_head
 from fedsim.models import weights as weights_module
-from fedsim.models.backbone import TorchvisionExtractor, UpTo, last_linear
+from fedsim.models.backbone import TorchvisionExtractor, TruncatedNetwork, last_linear
 from fedsim.models.weights import load_network
 from tests.test_models import build
 
@@ -54,14 +54,14 @@ def network(seed: int) -> nn.Module:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images went through a backbone, batch by batch; trials without values do not count."""
     seen: list[int] = []
-    forward = UpTo.forward
+    forward = TruncatedNetwork.forward
 
-    def counting(self: UpTo, x: torch.Tensor) -> torch.Tensor:
+    def counting(self: TruncatedNetwork, x: torch.Tensor) -> torch.Tensor:
         if not x.is_meta:
             seen.append(len(x))
         return forward(self, x)
 
-    monkeypatch.setattr(UpTo, "forward", counting)
+    monkeypatch.setattr(TruncatedNetwork, "forward", counting)
     return seen
 
 
@@ -133,10 +133,10 @@ def test_long_work_is_announced_with_an_estimate(
 ) -> None:
     run(head(), tmp_path / "quick")
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(features, "SLOW", 0)
+    monkeypatch.setattr(features, "ANNOUNCED_SECONDS", 0)
     run(head(), tmp_path / "slow")
     assert "features of 6 train images on cpu: about 0 min" in capsys.readouterr().err
-    monkeypatch.setattr(features, "VERY_SLOW", 0)
+    monkeypatch.setattr(features, "LONG_SECONDS", 0)
     run(head(), tmp_path / "very_slow")
     assert "model.input_size" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from fedsim.partitions import dirichlet
 from fedsim.partitions.apportion import largest_remainder, require_samples, shuffled_by_class
 from fedsim.partitions.base import Labelled
 from fedsim.partitions.dirichlet import DirichletClass, DirichletClient, _draw_class
-from fedsim.partitions.dirichlet_qp import DirichletQP, _deal, _least_squares_counts, solve_sizes
+from fedsim.partitions.dirichlet_qp import DirichletQP, _assign_samples, _least_squares_counts, solve_sizes
 from fedsim.partitions.iid import IID, QuantitySkew
 from fedsim.partitions.natural import Natural
 from fedsim.partitions.shards import Shards
@@ -175,7 +175,7 @@ def test_mixes_have_the_frequencies_as_their_mean_and_alpha_as_their_total() -> 
     """Of Dir(alpha p): E q_c = p_c and Var q_c = p_c (1 - p_c) / (alpha + 1)."""
     partition = DirichletQP(alpha=2.0, solver="CLARABEL", retries=0, fallback="error")
     p = np.array([0.5, 0.3, 0.2])
-    q = partition._mixes(1000 * np.array([0.5, 0, 0.3, 0.2]), 20_000, rng())
+    q = partition._label_mixes(1000 * np.array([0.5, 0, 0.3, 0.2]), 20_000, rng())
     assert (q[1] == 0).all()
     assert q[[0, 2, 3]].mean(1) == pytest.approx(p, abs=0.01)
     assert q[[0, 2, 3]].var(1) == pytest.approx(p * (1 - p) / 3, rel=0.06)
@@ -201,7 +201,7 @@ def test_quotas_are_rounded_down_but_for_rounding_errors() -> None:
         def permutation(self, x: np.ndarray) -> np.ndarray:
             return self.given.permutation(x)
 
-    parts = _deal(np.array([[2.9, 3.9999999999, 3.1]]), data, LastTakesAll())  # type: ignore[arg-type]
+    parts = _assign_samples(np.array([[2.9, 3.9999999999, 3.1]]), data, LastTakesAll())  # type: ignore[arg-type]
     assert [len(p) for p in parts] == [2, 4, 4]
 
 
@@ -279,12 +279,12 @@ def test_a_cap_keeps_random_samples() -> None:
 
 def test_spread_leftovers_go_to_the_first_shards_one_each() -> None:
     partition = Shards(shards_per_client=1, pure=False, leftover="spread")
-    assert [[len(s) for s in partition._cut(np.arange(n), 4)] for n in (9, 10, 11)] == [
+    assert [[len(s) for s in partition._cut_shards(np.arange(n), 4)] for n in (9, 10, 11)] == [
         [3, 2, 2, 2],
         [3, 3, 2, 2],
         [3, 3, 3, 2],
     ]
-    dropped = Shards(shards_per_client=1, pure=False, leftover="drop")._cut(np.arange(11), 4)
+    dropped = Shards(shards_per_client=1, pure=False, leftover="drop")._cut_shards(np.arange(11), 4)
     assert [s.tolist() for s in dropped] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
@@ -330,7 +330,7 @@ def test_a_mix_that_cannot_be_drawn_is_a_single_class_by_frequency() -> None:
             return self.given.multinomial(*args)  # type: ignore[arg-type, no-any-return]
 
     partition = DirichletQP(alpha=1.0, solver="CLARABEL", retries=0, fallback="error")
-    q = partition._mixes(np.array([80.0, 0.0, 20.0]), 4000, Underflowing())  # type: ignore[arg-type]
+    q = partition._label_mixes(np.array([80.0, 0.0, 20.0]), 4000, Underflowing())  # type: ignore[arg-type]
     assert np.isin(q, [0, 1]).all()
     assert q.mean(1) == pytest.approx([0.8, 0.0, 0.2], abs=0.03)
 

@@ -12,7 +12,7 @@ from fedsim.config.build import instantiate
 from fedsim.errors import ConfigError, DataError
 from fedsim.partitions.apportion import largest_remainder
 from fedsim.partitions.base import Labelled, Partition
-from fedsim.partitions.dirichlet_qp import DirichletQP, _deal, solve_sizes
+from fedsim.partitions.dirichlet_qp import DirichletQP, _assign_samples, solve_sizes
 
 FOLDER = Path(__file__).parents[1] / "conf" / "partition"
 CHOICES = sorted(p.stem for p in FOLDER.glob("*.yaml"))
@@ -209,7 +209,7 @@ def test_a_draw_without_solution_is_repeated_as_often_as_asked(monkeypatch: pyte
 
 def test_what_rounding_leaves_goes_to_clients_uniformly() -> None:
     data = Labelled(np.zeros(5000, np.int64), 1)
-    sizes = [len(p) for p in _deal(np.array([[0.9, 0.1, 0.5, 0.0, 0.0]]), data, np.random.default_rng(0))]
+    sizes = [len(p) for p in _assign_samples(np.array([[0.9, 0.1, 0.5, 0.0, 0.0]]), data, np.random.default_rng(0))]
     assert sum(sizes) == 5000
     assert all(abs(n - 1000) < 4 * np.sqrt(5000 * 0.2 * 0.8) for n in sizes)
 
@@ -257,7 +257,7 @@ def test_dirichlet_qp_deals_the_floor_of_every_quota_and_all_samples(
         return
     partition = build("dirichlet_qp", alpha=1.0, fallback="nnls")
     assert isinstance(partition, DirichletQP)
-    q = partition._mixes(np.array(totals, dtype=float), num_clients, np.random.default_rng(seed))
+    q = partition._label_mixes(np.array(totals, dtype=float), num_clients, np.random.default_rng(seed))
     np.testing.assert_allclose(q.sum(0), 1)
     sizes = solve_sizes(q, np.array(totals, dtype=float), "CLARABEL")
     parts = partition.split(data, num_clients, np.random.default_rng(seed))

@@ -24,7 +24,7 @@ from fedsim.errors import ConfigError
 from fedsim.tracking import Trackers
 from fedsim.tracking.files import RunFolder
 from fedsim.tracking.mirror_process import COMMAND
-from fedsim.tracking.wandb_mirror import begin, mirror, replay
+from fedsim.tracking.wandb_mirror import begin_run, mirror, replay
 from fedsim.tracking.wandb_mode import has_key, resolve_mode
 from fedsim.tracking.wandb_tracker import WandbTracker
 from tests.test_tracking import info, record, summary
@@ -223,7 +223,7 @@ def test_where_going_online_fails_the_run_is_logged_offline(tmp_path: Path, monk
     settings = type("Settings", (SimpleNamespace,), {"model_fields": {}})
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=settings, init=init))
     start = dict.fromkeys(("project", "entity", "group", "job_type", "name", "tags", "config"))
-    _, report = begin({**start, "mode": "online", "folder": "here", "timeout": 1.0})
+    _, report = begin_run({**start, "mode": "online", "folder": "here", "timeout": 1.0})
     assert tried == ["online", "offline"]
     assert report == "could not go online (RuntimeError: no route), so this run is logged offline in here/wandb"
 
@@ -417,7 +417,7 @@ def test_a_run_that_is_not_done_ends_with_code_1(
     """None: its messages break off."""
     codes: list[int] = []
     run = SimpleNamespace(log=lambda _: None, summary={}, finish=lambda exit_code: codes.append(exit_code))
-    monkeypatch.setattr("fedsim.tracking.wandb_mirror.begin", lambda start: (run, "done"))
+    monkeypatch.setattr("fedsim.tracking.wandb_mirror.begin_run", lambda start: (run, "done"))
     messages: list[dict[str, Any]] = [{"start": {}}, {"log": {"round": 1}}]
     mirror(messages if status is None else [*messages, {"finish": {"status": status}}])
     assert codes == [code]

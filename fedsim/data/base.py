@@ -1,4 +1,4 @@
-"""What a data set is once it is loaded: two labelled tensors and a few facts."""
+"""The interface of data sets, and the form of a loaded one: labelled training and test samples with metadata."""
 
 import math
 from abc import ABC, abstractmethod
@@ -29,10 +29,10 @@ class Samples:
 class LoadedData:
     """A data set in memory.
 
-    `mean` and `std` (per channel, for pixels scaled to [0, 1]) are None where `x` is float32 and ready to use.
-    `owners` [n_train] names the natural client of each training sample, where the source knows it.
-    `fingerprint` identifies the content; caches of anything computed from the data are keyed by it. Raises `DataError`
-    where a label is not one of 0..num_classes - 1.
+    `mean` and `std` (per channel, for pixels scaled to [0, 1]) are None if `x` is float32 and needs no normalisation.
+    `owners` [n_train] is the natural client of each training sample (writer, user), or None if the source does not say.
+    `fingerprint` identifies the content; caches of anything computed from the data use it as their key. Raises
+    `DataError` if a label is not one of 0..num_classes - 1.
     """
 
     train: Samples
@@ -52,7 +52,10 @@ class LoadedData:
         return tuple(self.train.x.shape[1:])
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Images as the model sees them: float32, scaled to [0, 1], shifted and scaled per channel."""
+        """Images [n, C, ...] as the model receives them: float32, (pixel / 255 - mean) / std.
+
+        Values are unchanged if `mean` is None.
+        """
         x = x.float()
         if self.mean is None or self.std is None:
             return x
@@ -60,35 +63,38 @@ class LoadedData:
         return (x.div_(255) - x.new_tensor(self.mean).view(shape)).div_(x.new_tensor(self.std).view(shape))
 
 
-def check_labels(y: Tensor, num_classes: int, of: str) -> None:
-    """Raise `DataError` unless the labels `y` [n] of the set named `of` are int64 in 0..num_classes - 1."""
+def check_labels(y: Tensor, num_classes: int, split: str) -> None:
+    """Raise `DataError` unless the labels `y` [n] of the `split` are int64 in 0..num_classes - 1."""
     if y.dtype != torch.int64:
-        raise DataError(f"the labels of the {of} samples must be int64, not {y.dtype}")
+        raise DataError(f"the labels of the {split} samples must be int64, not {y.dtype}")
     low, high = map(int, y.aminmax()) if len(y) else (0, 0)
     if low < 0 or high >= num_classes:
         raise DataError(
-            f"the labels of the {of} samples must lie in 0..{num_classes - 1}, found {low}..{high}; mend the data set, "
-            "or its number of classes"
+            f"the labels of the {split} samples must lie in 0..{num_classes - 1}, found {low}..{high}; correct the "
+            "data set, or its number of classes"
         )
 
 
 class Dataset(ABC):
-    """A source of labelled images. Subclasses take their hyper-parameters keyword-only, annotated, without defaults."""
+    """A source of labelled images.
+
+    Subclasses take their hyper-parameters keyword-only, with type annotations and without defaults.
+    """
 
     def __init__(self, data_dir: Path, cache_dir: Path) -> None:
-        """`data_dir`: where sources are looked for and downloaded to; `cache_dir`: where decoded tensors are kept."""
+        """`data_dir`: where source files are and are downloaded to; `cache_dir`: where decoded tensors are stored."""
         self.data_dir = data_dir
         self.cache_dir = cache_dir
 
     @abstractmethod
     def load(self) -> LoadedData:
-        """Read, check and decode the data. Raises `DataError` with file, expectation and remedy."""
+        """Read, check and decode the data. Raises `DataError` naming the file, what was expected and the remedy."""
 
 
-def normalisation(
+def normalisation_problems(
     mean: Sequence[float] | None, std: Sequence[float] | None, channels: int | None = None
 ) -> list[Problem | None]:
-    """Problems of `mean` and `std` for images of so many channels (None: not known yet). Both may be None."""
+    """Problems with `mean` and `std` for images of `channels` channels (None: not known yet); both may be None."""
     if mean is None or std is None:
         return [rule(mean is std, "std", std, "must be null exactly where mean is")]
     count = channels or len(mean)

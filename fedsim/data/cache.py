@@ -1,4 +1,4 @@
-"""Tensors that are costly to make, kept on disk; checked at every read and made again when anything is wrong."""
+"""An on-disk cache of tensors that are costly to compute. Files are verified at every read and rebuilt if damaged."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -16,13 +16,13 @@ FORMAT = "1"
 
 
 def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors in `path`, or those of `build`, which are then kept there.
+    """The tensors stored in `path`; if there are none, those returned by `build`, which are then stored there.
 
-    One process builds while others wait. A file that is damaged or of another format is never used: it is rebuilt.
-    A sound file is enough where the folder cannot be written.
+    One process builds while others wait for it. A file that is damaged or of another format is rebuilt. A valid file
+    can be read from a folder that is not writable. Raises `DataError` if a built file cannot be written.
     """
-    if (sound := _read(path)) is not None:
-        return sound
+    if (cached := _read(path)) is not None:
+        return cached
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
@@ -39,7 +39,7 @@ def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[st
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and values."""
+    """SHA-256 (hexadecimal) over the names, types, shapes and values of `tensors`."""
     sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -48,7 +48,7 @@ def digest(tensors: dict[str, Tensor]) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file."""
+    """SHA-256 (hexadecimal) of a file. Raises `DataError` if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -56,8 +56,11 @@ def file_sha256(path: Path) -> str:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
 
 
-def stamp(files: Iterable[Path], *facts: object) -> str:
-    """A key that changes when one of `files` does (place, size or time of change; much cheaper than checksums)."""
+def modification_key(files: Iterable[Path], *facts: object) -> str:
+    """A cache key that changes with the path, size or modification time of any of `files`, and with `facts`.
+
+    Much cheaper than checksums of the contents.
+    """
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
 
@@ -71,12 +74,12 @@ def _read(path: Path) -> dict[str, Tensor] | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError):
         return None
-    sound = metadata.get("format") == FORMAT and metadata.get("sha256") == digest(tensors)
-    return tensors if sound else None
+    cached = metadata.get("format") == FORMAT and metadata.get("sha256") == digest(tensors)
+    return tensors if cached else None
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")  # one writer at a time; the litter of a killed one is overwritten
+    temporary = path.with_name(f"{path.name}.tmp")  # one writer at a time; a file left by a killed one is overwritten
     try:
         save_file(
             {n: t.contiguous() for n, t in tensors.items()},

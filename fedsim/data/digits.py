@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: real data that need neither network nor files."""
+"""scikit-learn's handwritten digits: real data that come with the package and need no download."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation
+from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import digest
 from fedsim.errors import check
 
@@ -18,7 +18,7 @@ class Digits(Dataset):
 
     def __init__(self, data_dir: Path, cache_dir: Path, *, mean: list[float], std: list[float]) -> None:
         super().__init__(data_dir, cache_dir)
-        check(*normalisation(mean, std, 1))
+        check(*normalisation_problems(mean, std, 1))
         self.mean, self.std = mean, std
 
     def load(self) -> LoadedData:
@@ -27,8 +27,8 @@ class Digits(Dataset):
         source = load_digits()
         x = torch.as_tensor(np.round(source.images * (255 / 16)), dtype=torch.uint8)[:, None]
         y = torch.as_tensor(source.target, dtype=torch.int64)
-        rng = np.random.default_rng(0)  # part of the data set, not of a run
-        test = np.concatenate([_first_share(rng.permutation(np.flatnonzero(source.target == c))) for c in range(10)])
+        rng = np.random.default_rng(0)  # fixed: the split belongs to the data set, not to a run
+        test = np.concatenate([_test_positions(rng.permutation(np.flatnonzero(source.target == c))) for c in range(10)])
         train = np.setdiff1d(np.arange(len(y)), test)
         fingerprint = digest({"x": x, "y": y})
         return LoadedData(
@@ -41,5 +41,5 @@ class Digits(Dataset):
         )
 
 
-def _first_share(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+def _test_positions(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     return positions[: round(TEST_SHARE * len(positions))]

@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, computed once per data set and kept."""
+"""Features of a frozen backbone, computed once per data set and cached."""
 
 import hashlib
 import time
@@ -17,35 +17,38 @@ from fedsim.data.cache import load_or_build
 from fedsim.errors import DataError
 
 BATCH = 64
-SLOW, VERY_SLOW = 10, 1800
-"""Seconds of expected work from which on a person is told of it, and told what would shorten it."""
+ANNOUNCED_SECONDS, LONG_SECONDS = 10, 1800
+"""Expected seconds from which the work is announced to the user, and from which it is said how to shorten it."""
 
 
 class Extractor(ABC):
-    """A frozen backbone that is loaded only where its features are not known yet."""
+    """A frozen backbone, which is loaded only if its features are not cached yet."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """All that decides the features. Raises `DataError` where that cannot be known."""
+        """A text that identifies everything on which the features depend. Raises `DataError` if that is unknown."""
 
     @abstractmethod
     def load(self) -> nn.Module:
-        """From uint8 images [b, C, H, W] to features [b, D]. Raises `DataError` if the weights are not to be had."""
+        """The module from uint8 images [b, C, H, W] to features [b, D]. Raises `DataError` if it has no weights."""
 
 
 @runtime_checkable
 class TrainsOnFeatures(Protocol):
-    """A model that is only a head. It trains on what its `extractor` makes of the images."""
+    """A model that is trained on features: its input is the output of its `extractor` in place of the images."""
 
     def extractor(self, data_dir: Path) -> Extractor:
-        """The frozen backbone; its weights are looked for in `data_dir`."""
+        """The frozen backbone, whose weight files are in `data_dir`."""
 
 
 def extract(
     data: LoadedData, model: TrainsOnFeatures, data_dir: Path, cache_dir: Path, device: torch.device
 ) -> LoadedData:
-    """`data` with float32 features in place of images, from the cache where they are known already."""
+    """`data` with float32 features [n, D] in place of images, computed on `device` or read from the cache.
+
+    Raises `DataError` if the images are not uint8.
+    """
     if data.train.x.dtype != torch.uint8:
         raise DataError(f"a frozen backbone needs images of type uint8; the data set has {data.train.x.dtype}")
     extractor = model.extractor(data_dir)
@@ -53,13 +56,13 @@ def extract(
 
     def build() -> dict[str, Tensor]:
         backbone = extractor.load().eval().to(device)
-        return {split: _run(backbone, getattr(data, split).x, device, split) for split in ("train", "test")}
+        return {split: _extract_split(backbone, getattr(data, split).x, device, split) for split in ("train", "test")}
 
-    found = load_or_build(cache_dir / f"features-{fingerprint[:32]}.safetensors", build)
+    features = load_or_build(cache_dir / f"features-{fingerprint[:32]}.safetensors", build)
     return replace(
         data,
-        train=Samples(found["train"], data.train.y),
-        test=Samples(found["test"], data.test.y),
+        train=Samples(features["train"], data.train.y),
+        test=Samples(features["test"], data.test.y),
         mean=None,
         std=None,
         fingerprint=fingerprint,
@@ -67,20 +70,20 @@ def extract(
 
 
 @torch.no_grad()
-def _run(backbone: nn.Module, images: Tensor, device: torch.device, split: str) -> Tensor:
+def _extract_split(backbone: nn.Module, images: Tensor, device: torch.device, split: str) -> Tensor:
     first, *rest = images.split(BATCH)
     start = time.perf_counter()
-    features = [backbone(first.to(device)).float().cpu()]
+    batches = [backbone(first.to(device)).float().cpu()]
     estimate = (time.perf_counter() - start) * len(rest)
     console = Console(stderr=True)
-    if estimate >= SLOW:
+    if estimate >= ANNOUNCED_SECONDS:
         console.print(_announcement(len(images), split, device, estimate), soft_wrap=True)
-    for batch in track(rest, f"{split} features", console=console, disable=estimate < SLOW):
-        features.append(backbone(batch.to(device)).float().cpu())
-    return torch.cat(features)
+    for batch in track(rest, f"{split} features", console=console, disable=estimate < ANNOUNCED_SECONDS):
+        batches.append(backbone(batch.to(device)).float().cpu())
+    return torch.cat(batches)
 
 
 def _announcement(count: int, split: str, device: torch.device, seconds: float) -> str:
-    expected = f"{seconds / 60:.0f} min" if seconds < VERY_SLOW else f"{seconds / 3600:.1f} h"
+    expected = f"{seconds / 60:.0f} min" if seconds < LONG_SECONDS else f"{seconds / 3600:.1f} h"
     text = f"features of {count} {split} images on {device}: about {expected}, kept for later runs"
-    return text if seconds < VERY_SLOW else f"{text}; a smaller model.input_size or device=cuda is faster"
+    return text if seconds < LONG_SECONDS else f"{text}; a smaller model.input_size or device=cuda is faster"

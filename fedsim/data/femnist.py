@@ -1,4 +1,4 @@
-"""FEMNIST with its writers: the Hub's by-writer set, or LEAF's JSON files."""
+"""FEMNIST with its writers: from the Hugging Face Hub or from LEAF's JSON files."""
 
 import json
 import shutil
@@ -12,28 +12,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation
-from fedsim.data.cache import digest, load_or_build, stamp
-from fedsim.data.fetch import require
+from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
+from fedsim.data.cache import digest, load_or_build, modification_key
+from fedsim.data.fetch import require_files
 from fedsim.data.parquet import Parquet
 from fedsim.errors import DataError, between, check
 
-HUB = "https://huggingface.co/api/datasets/flwrlabs/femnist/parquet/default/train"
-"""Answers with a JSON list of the addresses of the set's parquet files (0.2 GB in all)."""
+HUB_LISTING_URL = "https://huggingface.co/api/datasets/flwrlabs/femnist/parquet/default/train"
+"""Returns a JSON list of the URLs of the data set's parquet files (0.2 GB in all)."""
 NUM_CLASSES, NUM_DIGITS = 62, 10
-"""Digits come first, then capital letters, then small ones."""
+"""Labels: first the digits, then the capital letters, then the lower-case letters."""
 
 
 class Femnist(Dataset):
-    """Handwritten characters, grey, 28x28; owners are the writers.
+    """Handwritten characters, grey, 28x28 pixels; owners are the writers.
 
-    `source: hub` reads the parquet files below <data_dir>/femnist, fetched from the Hub where there is a network; a
-    fixed random `test_fraction` of all images is the test set. `source: leaf` reads LEAF's JSON files in
-    <data_dir>/femnist/{train,test} (`test_fraction` has no effect); the clients' test samples are pooled.
-    `classes: digits` keeps the ten digits.
+    `source: hub` reads the parquet files below <data_dir>/femnist, which are downloaded from the Hub if absent; a fixed
+    random `test_fraction` of all images is the test set. `source: leaf` reads LEAF's JSON files in
+    <data_dir>/femnist/{train,test} (`test_fraction` has no effect); the test samples of all writers are pooled.
+    `classes: digits` keeps only the ten digits.
 
-    LEAF stores floats in which 1 is white paper and 0 is ink. They become 255 and 0: dark on light, the inverse of
-    MNIST. The Hub's images are taken as they are.
+    LEAF stores floats in which 1 is white paper and 0 is ink; they are converted to 255 and 0, which is dark on light,
+    the inverse of MNIST. The Hub's images are used as they are.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Femnist(Dataset):
         std: list[float],
     ) -> None:
         super().__init__(data_dir, cache_dir)
-        check(between("test_fraction", test_fraction, 0, 1, open_high=True), *normalisation(mean, std, 1))
+        check(between("test_fraction", test_fraction, 0, 1, open_high=True), *normalisation_problems(mean, std, 1))
         self.source, self.classes, self.test_fraction = source, classes, test_fraction
         self.mean, self.std = mean, std
 
     def load(self) -> LoadedData:
         data = self._load_hub() if self.source == "hub" else self._load_leaf()
-        return data if self.classes == "all" else only_digits(data)
+        return data if self.classes == "all" else keep_digits(data)
 
     def _load_hub(self) -> LoadedData:
         folder = self.data_dir / "femnist"
@@ -62,7 +62,7 @@ class Femnist(Dataset):
         def missing() -> list[str]:
             return [] if any(folder.rglob("*.parquet")) else ["*.parquet of flwrlabs/femnist (or dataset.source=leaf)"]
 
-        require(folder, self.data_dir, missing, lambda: fetch_hub(self.data_dir))
+        require_files(folder, self.data_dir, missing, lambda: fetch_hub(self.data_dir))
         return Parquet(
             self.data_dir,
             self.cache_dir,
@@ -78,16 +78,18 @@ class Femnist(Dataset):
 
     def _load_leaf(self) -> LoadedData:
         files = {split: _leaf_files(self.data_dir / "femnist" / split) for split in ("train", "test")}
-        cache = self.cache_dir / f"leaf-{stamp([*files['train'], *files['test']])[:32]}.safetensors"
-        found = load_or_build(cache, lambda: read_leaf(files["train"], "train") | read_leaf(files["test"], "test"))
+        cache = self.cache_dir / f"leaf-{modification_key([*files['train'], *files['test']])[:32]}.safetensors"
+        tensors = load_or_build(
+            cache, lambda: read_leaf_split(files["train"], "train") | read_leaf_split(files["test"], "test")
+        )
         return LoadedData(
-            train=Samples(found["train_x"], found["train_y"]),
-            test=Samples(found["test_x"], found["test_y"]),
+            train=Samples(tensors["train_x"], tensors["train_y"]),
+            test=Samples(tensors["test_x"], tensors["test_y"]),
             num_classes=NUM_CLASSES,
             mean=tuple(self.mean),
             std=tuple(self.std),
-            fingerprint=f"femnist leaf {digest(found)}",
-            owners=found["train_owners"].numpy(),
+            fingerprint=f"femnist leaf {digest(tensors)}",
+            owners=tensors["train_owners"].numpy(),
         )
 
 
@@ -101,8 +103,12 @@ def _leaf_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_leaf(files: Sequence[Path], split: str) -> dict[str, Tensor]:
-    """The samples of a LEAF split and their writers, numbered in the order of their names."""
+def read_leaf_split(files: Sequence[Path], split: str) -> dict[str, Tensor]:
+    """Tensors `<split>_x`, `<split>_y` and `<split>_owners` of a LEAF split; writers are numbered in the order of
+    names.
+
+    Raises `DataError` naming a file that is not valid.
+    """
     pixels, labels, names = [], [], []
     for file in files:
         try:
@@ -119,7 +125,7 @@ def read_leaf(files: Sequence[Path], split: str) -> dict[str, Tensor]:
 
 
 def _leaf_samples(samples: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarray]:
-    """One writer's images, uint8 [n, 1, 28, 28], and labels, int64 [n]."""
+    """The images, uint8 [n, 1, 28, 28], and labels, int64 [n], of one writer."""
     x = np.asarray(samples["x"], dtype=np.float32).reshape(-1, 1, 28, 28)
     y = np.asarray(samples["y"], dtype=np.int64)
     if len(x) != len(y):
@@ -129,8 +135,8 @@ def _leaf_samples(samples: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarr
     return np.round(x * 255).astype(np.uint8), y
 
 
-def only_digits(data: LoadedData) -> LoadedData:
-    """The samples of the ten digits."""
+def keep_digits(data: LoadedData) -> LoadedData:
+    """`data` with only the samples of the ten digits."""
     train, test = data.train.y < NUM_DIGITS, data.test.y < NUM_DIGITS
     return replace(
         data,
@@ -143,24 +149,24 @@ def only_digits(data: LoadedData) -> LoadedData:
 
 
 def fetch_hub(data_dir: Path) -> None:
-    """Fetch the Hub's parquet files into <data_dir>/femnist/hub, which appears complete or not at all."""
+    """Download the Hub's parquet files into <data_dir>/femnist/hub, which is created only when all are complete."""
     partial = data_dir / ".femnist.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        addresses = json.loads(_get(HUB))
-        for number, address in enumerate(addresses):
-            name = f"train-{number:05d}-of-{len(addresses):05d}.parquet"
-            (partial / name).write_bytes(_get(address))
+        urls = json.loads(_download(HUB_LISTING_URL))
+        for number, url in enumerate(urls):
+            name = f"train-{number:05d}-of-{len(urls):05d}.parquet"
+            (partial / name).write_bytes(_download(url))
         (data_dir / "femnist").mkdir(exist_ok=True)
         partial.rename(data_dir / "femnist" / "hub")
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _get(address: str) -> bytes:
-    if not address.startswith("https://"):
-        raise ValueError(f"{address!r} is no https address")
-    with urllib.request.urlopen(address, timeout=60) as answer:
-        content: bytes = answer.read()
+def _download(url: str) -> bytes:
+    if not url.startswith("https://"):
+        raise ValueError(f"{url!r} is no https address")
+    with urllib.request.urlopen(url, timeout=60) as response:
+        content: bytes = response.read()
     return content

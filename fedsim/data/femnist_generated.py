@@ -1,4 +1,4 @@
-"""Made-up handwriting in FEMNIST's form, for where FEMNIST is not at hand. Results on it are not results on FEMNIST."""
+"""Synthetic handwriting in the format of FEMNIST, for use without FEMNIST. Results on it are not results on FEMNIST."""
 
 import json
 from dataclasses import dataclass
@@ -9,28 +9,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation
+from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import digest, load_or_build
 from fedsim.errors import at_least, between, check, positive, rule
 
 SIDE, NUM_CONTROLS, NUM_POINTS = 28, 6, 40
-"""Pixels a side; control points of a glyph's curve, and points at which it is drawn."""
+"""Pixels per side; control points of a glyph's curve, and points at which the curve is drawn."""
 CHUNK = 512
-"""Images drawn at once."""
-FORM = 1
-"""To be raised whenever the same parameters give other images."""
+"""Images drawn per batch."""
+GENERATOR_VERSION = 1
+"""To be increased whenever a change of the code gives other images for the same parameters."""
 
 Floats = NDArray[np.float32]
 
 
 class FemnistGenerated(Dataset):
-    """Synthetic characters, grey, 28x28, dark on light; owners are made-up writers.
+    """Synthetic characters, grey, 28x28 pixels, dark on light; owners are simulated writers.
 
-    A class is a smooth curve along random control points. A writer has glyphs of its own (control points moved by
-    `style` / 2 times a normal number), a slant, a size, a place and a width of the pen; every image moves them by
-    `noise` / 2 and has grain. A writer has `samples_per_writer` samples on average (log-normal, with `size_deviation`
-    of the logarithm), of `classes_per_writer` classes. The test set: equally many of each class, by random writers.
-    The set is a function of its parameters; `seed` is one of them, and not that of a run.
+    A class is a smooth curve along random control points. Each writer has its own glyphs (control points shifted by
+    `style` / 2 times a standard normal number), slant, size, position and pen width; each image shifts the control
+    points by `noise` / 2 times a normal number and adds as much noise to the ink. A writer has `samples_per_writer`
+    samples on average (log-normal, with a standard deviation `size_deviation` of the logarithm) of `classes_per_writer`
+    classes. The test set has equally many samples of each class, by random writers. The data are a function of these
+    parameters, including `seed`, which is not the seed of a run.
     """
 
     def __init__(
@@ -66,9 +67,9 @@ class FemnistGenerated(Dataset):
             at_least("style", style, 0),
             between("noise", noise, 0, 1),
             at_least("seed", seed, 0),
-            *normalisation(mean, std, 1),
+            *normalisation_problems(mean, std, 1),
         )
-        self.world = _World(
+        self.parameters = _Parameters(
             num_classes=num_classes,
             num_writers=num_writers,
             samples_per_writer=samples_per_writer,
@@ -82,22 +83,22 @@ class FemnistGenerated(Dataset):
         self.mean, self.std = mean, std
 
     def load(self) -> LoadedData:
-        cache = self.cache_dir / f"femnist_generated-{digest({'key': self.world.key})[:32]}.safetensors"
-        found = load_or_build(cache, self.world.build)
+        cache = self.cache_dir / f"femnist_generated-{digest({'key': self.parameters.key})[:32]}.safetensors"
+        tensors = load_or_build(cache, self.parameters.build)
         return LoadedData(
-            train=Samples(found["train_x"], found["train_y"]),
-            test=Samples(found["test_x"], found["test_y"]),
-            num_classes=self.world.num_classes,
+            train=Samples(tensors["train_x"], tensors["train_y"]),
+            test=Samples(tensors["test_x"], tensors["test_y"]),
+            num_classes=self.parameters.num_classes,
             mean=tuple(self.mean),
             std=tuple(self.std),
-            fingerprint=f"femnist_generated {digest(found)}",
-            owners=found["train_owners"].numpy(),
+            fingerprint=f"femnist_generated {digest(tensors)}",
+            owners=tensors["train_owners"].numpy(),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _World:
-    """Everything that decides the images."""
+class _Parameters:
+    """All parameters that determine the images."""
 
     num_classes: int
     num_writers: int
@@ -111,21 +112,21 @@ class _World:
 
     @property
     def key(self) -> Tensor:
-        text = json.dumps([FORM, *sorted(self.__dict__.items())])
+        text = json.dumps([GENERATOR_VERSION, *sorted(self.__dict__.items())])
         return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
     def build(self) -> dict[str, Tensor]:
-        """Training images, labels and writers, in the order of the writers; test images and labels."""
+        """Training images, labels and writers, ordered by writer, and test images and labels."""
         rng = np.random.default_rng(self.seed)
-        hand = _Hand.draw(self, rng)
+        handwriting = _Handwriting.draw(self, rng)
         y, owners = self._training_labels(rng)
         test_y = np.arange(self.test_samples) % self.num_classes
         test_writers = rng.integers(self.num_writers, size=self.test_samples)
         return {
-            "train_x": hand.images(y, owners, self.noise, rng),
+            "train_x": handwriting.images(y, owners, self.noise, rng),
             "train_y": torch.as_tensor(y),
             "train_owners": torch.as_tensor(owners),
-            "test_x": hand.images(test_y, test_writers, self.noise, rng),
+            "test_x": handwriting.images(test_y, test_writers, self.noise, rng),
             "test_y": torch.as_tensor(test_y),
         }
 
@@ -133,25 +134,30 @@ class _World:
         deviation = self.size_deviation
         sizes = self.samples_per_writer * np.exp(deviation * rng.standard_normal(self.num_writers) - deviation**2 / 2)
         counts = np.maximum(np.round(sizes).astype(np.int64), 1)
-        known = [rng.permutation(self.num_classes)[: self.classes_per_writer] for _ in counts]
-        labels = np.concatenate([rng.choice(own, count) for own, count in zip(known, counts, strict=True)])
+        known_classes = [rng.permutation(self.num_classes)[: self.classes_per_writer] for _ in counts]
+        labels = np.concatenate(
+            [rng.choice(classes, count) for classes, count in zip(known_classes, counts, strict=True)]
+        )
         return labels.astype(np.int64), np.repeat(np.arange(self.num_writers, dtype=np.int64), counts)
 
 
 @dataclass(frozen=True)
-class _Hand:
-    """How writers W write classes C: control points [C, P, 2] in [-1, 1], what each writer moves them by [W, C, P, 2],
-    linear maps [W, 2, 2], places [W, 2] and widths of the pen [W]."""
+class _Handwriting:
+    """How W writers write C classes.
+
+    `controls` [C, P, 2]: control points of each class in [-1, 1]; `offsets` [W, C, P, 2]: each writer's shifts of them;
+    `maps` [W, 2, 2]: linear maps (size and slant); `positions` [W, 2]; `widths` [W]: pen widths.
+    """
 
     controls: Floats
-    moved: Floats
+    offsets: Floats
     maps: Floats
-    places: Floats
+    positions: Floats
     widths: Floats
 
     @classmethod
-    def draw(cls, world: _World, rng: np.random.Generator) -> "_Hand":
-        w, c, style = world.num_writers, world.num_classes, world.style
+    def draw(cls, parameters: _Parameters, rng: np.random.Generator) -> "_Handwriting":
+        w, c, style = parameters.num_writers, parameters.num_classes, parameters.style
         slants, sizes = style * rng.standard_normal(w), np.exp(style / 2 * rng.standard_normal((w, 2)))
         maps = np.zeros((w, 2, 2))
         maps[:, 0, 0], maps[:, 1, 1], maps[:, 0, 1] = sizes[:, 0], sizes[:, 1], slants
@@ -167,35 +173,35 @@ class _Hand:
     def images(
         self, labels: NDArray[np.int64], writers: NDArray[np.int64], noise: float, rng: np.random.Generator
     ) -> Tensor:
-        """What `writers` [n] write when they write `labels` [n]: uint8 [n, 1, 28, 28]."""
-        blend = _blend()
+        """Images, uint8 [n, 1, 28, 28], of the characters `labels` [n] written by `writers` [n]."""
+        basis = _spline_basis()
         pixels = np.empty((len(labels), SIDE * SIDE), np.uint8)
         for start in range(0, len(labels), CHUNK):
             rows = slice(start, start + CHUNK)
             y, w = labels[rows], writers[rows]
-            controls = self.controls[y] + self.moved[w, y]
+            controls = self.controls[y] + self.offsets[w, y]
             controls = controls + (noise / 2 * rng.standard_normal(controls.shape)).astype(np.float32)
-            curve = np.einsum("pq,nqd->npd", blend, controls) @ self.maps[w].transpose(0, 2, 1)
-            ink = _ink(curve + self.places[w][:, None], self.widths[w])
+            curve = np.einsum("pq,nqd->npd", basis, controls) @ self.maps[w].transpose(0, 2, 1)
+            ink = _ink(curve + self.positions[w][:, None], self.widths[w])
             grain = (noise / 2 * rng.standard_normal(ink.shape)).astype(np.float32)
             pixels[rows] = np.round(255 * (1 - np.clip(ink + grain, 0, 1)))
         return torch.as_tensor(pixels.reshape(-1, 1, SIDE, SIDE))
 
 
-def _blend() -> Floats:
-    """Weights of the control points at each point of the curve: uniform cubic B-splines [NUM_POINTS, NUM_CONTROLS]."""
+def _spline_basis() -> Floats:
+    """The basis of uniform cubic B-splines [NUM_POINTS, NUM_CONTROLS]: weights of control points per curve point."""
     spans = NUM_CONTROLS - 3
     place = np.linspace(0, spans, NUM_POINTS, endpoint=False)
     first, u = place.astype(int), place % 1
     weights = np.stack([(1 - u) ** 3, 3 * u**3 - 6 * u**2 + 4, -3 * u**3 + 3 * u**2 + 3 * u + 1, u**3], 1) / 6
-    blend = np.zeros((NUM_POINTS, NUM_CONTROLS), np.float32)
+    basis = np.zeros((NUM_POINTS, NUM_CONTROLS), np.float32)
     for offset in range(4):
-        blend[np.arange(NUM_POINTS), first + offset] = weights[:, offset]
-    return blend
+        basis[np.arange(NUM_POINTS), first + offset] = weights[:, offset]
+    return basis
 
 
 def _ink(curve: Floats, widths: Floats) -> Floats:
-    """Darkness of every pixel [n, 784], by its distance to the nearest point of the curve [n, P, 2] in pens' widths."""
+    """Ink of each pixel [n, 784]: a Gaussian of its distance to the nearest point of `curve` [n, P, 2]."""
     axis = np.linspace(-1.2, 1.2, SIDE, dtype=np.float32)
     across = (axis[None, None] - curve[:, :, :1]) ** 2  # [n, P, 28]
     down = (axis[None, None] - curve[:, :, 1:]) ** 2

@@ -1,4 +1,4 @@
-"""Fetching what is absent: by one process at a time, and without a trace of an attempt that failed."""
+"""Download of missing files, by one process at a time; a failed attempt leaves nothing behind."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from filelock import FileLock
 from fedsim.errors import DataError
 
 
-def require(folder: Path, data_dir: Path, missing: Callable[[], list[str]], fetch: Callable[[], None]) -> None:
-    """Call `fetch` if `missing()` names files that `folder`, which lies below `data_dir`, should hold.
+def require_files(folder: Path, data_dir: Path, missing: Callable[[], list[str]], fetch: Callable[[], None]) -> None:
+    """Call `fetch` if `missing()` returns the names of files that should be in `folder`, which is below `data_dir`.
 
-    One process fetches, others wait for it. Nothing is written where nothing is missing. Raises `DataError` naming the
-    files, where they belong, and how to say where they are.
+    One process downloads while others wait for it. Nothing is written if nothing is missing. Raises `DataError` naming
+    the files, the folder where they belong, and the settings that say where they are.
     """
     if not missing():
         return
@@ -28,7 +28,7 @@ def require(folder: Path, data_dir: Path, missing: Callable[[], list[str]], fetc
             finally:
                 with contextlib.suppress(OSError):
                     lock.unlink()
-    except Exception as error:  # torchvision and urllib raise all kinds
+    except Exception as error:  # torchvision and urllib raise many kinds of errors
         _remove_empty(folder, data_dir)
         reason = shorten(str(error) or type(error).__name__, 300)
         raise DataError(
@@ -40,7 +40,7 @@ def require(folder: Path, data_dir: Path, missing: Callable[[], list[str]], fetc
 
 
 def _remove_empty(folder: Path, data_dir: Path) -> None:
-    """Remove `folder` and the folders above it, up to `data_dir`, as long as there is nothing in them."""
+    """Remove `folder` and its parent folders up to `data_dir`, as far as they are empty."""
     for place in (folder, *folder.parents):
         if place.is_dir() and place.is_relative_to(data_dir):
             try:

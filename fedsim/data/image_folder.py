@@ -1,4 +1,4 @@
-"""Images in folders named after their class, as torchvision's ImageFolder reads them."""
+"""Images in folders named after their classes, in the layout of torchvision's ImageFolder."""
 
 import hashlib
 from pathlib import Path
@@ -6,17 +6,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation
-from fedsim.data.cache import file_sha256, load_or_build, stamp
+from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
+from fedsim.data.cache import file_sha256, load_or_build, modification_key
 from fedsim.data.images import decode
 from fedsim.errors import DataError, at_least, check, rule
 
 
 class ImageFolder(Dataset):
-    """`path`/train/<class>/* and `path`/test/<class>/*, scaled to `size` pixels a side; `grey` makes one channel.
+    """Images `path`/train/<class>/* and `path`/test/<class>/*, scaled to `size` x `size` pixels.
 
-    `path` is absolute, or relative to the working folder or to data_dir. `mean` and `std` of None are .5 per channel.
-    Decoded once into the cache, whose key holds all files' sizes and times of change.
+    `path` is absolute, or relative to the working folder or to data_dir. `grey` converts to one channel. `mean` and
+    `std`: None is .5 per channel. Images are decoded once into a cache whose key includes the sizes and modification
+    times of all files.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class ImageFolder(Dataset):
         check(
             rule(bool(path), "path", path, "must name a folder with train/ and test/", "dataset.path=..."),
             at_least("size", size, 1),
-            *normalisation(mean, std, channels),
+            *normalisation_problems(mean, std, channels),
         )
         self.path, self.size, self.grey = path, size, grey
         self.mean = mean or [0.5] * channels
@@ -45,22 +46,23 @@ class ImageFolder(Dataset):
         places = [Path(self.path).expanduser(), self.data_dir / self.path]
         root = next((p for p in places if (p / "train").is_dir()), None)
         if root is None:
-            wanted = " or ".join(str(p.absolute()) for p in places)
-            raise DataError(f"dataset.path={self.path}: no folder train/ in {wanted}")
-        splits = {split: _listing(root / split) for split in ("train", "test")}
+            searched = " or ".join(str(p.absolute()) for p in places)
+            raise DataError(f"dataset.path={self.path}: no folder train/ in {searched}")
+        splits = {split: _list_files(root / split) for split in ("train", "test")}
         (train, classes), (test, test_classes) = splits["train"], splits["test"]
         if classes != test_classes:
             differ = sorted(set(classes) ^ set(test_classes))
             raise DataError(f"dataset.path={self.path}: train/ and test/ differ in their classes: {', '.join(differ)}")
         files = [p for p, _ in (*train, *test)]
-        cache = self.cache_dir / f"image_folder-{stamp(files, self.size, self.grey)[:32]}.safetensors"
-        found = load_or_build(
-            cache, lambda: {**self._decode(train), **self._decode(test, "test"), "content": _content(root, files)}
+        cache = self.cache_dir / f"image_folder-{modification_key(files, self.size, self.grey)[:32]}.safetensors"
+        tensors = load_or_build(
+            cache,
+            lambda: {**self._decode(train), **self._decode(test, "test"), "content": _content_digest(root, files)},
         )
-        content = found["content"].numpy().tobytes().hex()
+        content = tensors["content"].numpy().tobytes().hex()
         return LoadedData(
-            Samples(found["train_x"], found["train_y"]),
-            Samples(found["test_x"], found["test_y"]),
+            Samples(tensors["train_x"], tensors["train_y"]),
+            Samples(tensors["test_x"], tensors["test_y"]),
             len(classes),
             tuple(self.mean),
             tuple(self.std),
@@ -73,14 +75,17 @@ class ImageFolder(Dataset):
         return {f"{split}_x": images, f"{split}_y": torch.tensor([c for _, c in listing])}
 
 
-def _content(root: Path, files: list[Path]) -> Tensor:
-    """SHA-256 of all names and contents, as bytes: the same wherever the folder lies."""
+def _content_digest(root: Path, files: list[Path]) -> Tensor:
+    """SHA-256, uint8 [32], over the names and contents of all files; independent of the folder's location."""
     listing = "\n".join(f"{file.relative_to(root).as_posix()} {file_sha256(file)}" for file in files)
     return torch.tensor(list(hashlib.sha256(listing.encode()).digest()), dtype=torch.uint8)
 
 
-def _listing(folder: Path) -> tuple[list[tuple[Path, int]], list[str]]:
-    """Files with the number of their class, and the classes in alphabetical order."""
+def _list_files(folder: Path) -> tuple[list[tuple[Path, int]], list[str]]:
+    """The files with their class numbers, and the class names in alphabetical order.
+
+    Raises `DataError` if there are none.
+    """
     from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
     try:

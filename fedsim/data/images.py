@@ -1,4 +1,4 @@
-"""Encoded images to tensors."""
+"""Decoding of image files into tensors."""
 
 import io
 from collections.abc import Sequence
@@ -13,20 +13,21 @@ from torch import Tensor
 from fedsim.errors import DataError
 
 GREY = ("1", "L", "LA")
-DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
-"""Pillow's modes of grey images, and of those of more than 8 bits, which it would clip."""
+HIGH_BIT_DEPTH = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
+"""Pillow's modes of grey images, and those with more than 8 bits per pixel, which a conversion would clip."""
 CHUNK = 512
 
 
 class _ColourError(Exception):
-    """A colour image among grey ones."""
+    """Raised if an image is in colour although all were expected to be grey."""
 
 
 def decode(sources: Sequence[Any], *, mode: str | None, size: int | None, name: str) -> Tensor:
-    """uint8 [n, C, H, W] from image bytes or files.
+    """The images in `sources`, encoded bytes or file paths, as uint8 [n, C, H, W].
 
-    `mode` L or RGB (None: grey if all images are, else RGB); transparency is dropped. `size` pixels a side (None: as
-    they are, all alike). Raises `DataError` naming the image by its number in `name`.
+    `mode` is L (grey) or RGB; None: L if all images are grey, else RGB. Transparency is dropped. `size` is the number
+    of pixels per side to scale to; None: no scaling, all images must have the same size. Raises `DataError` with `name`
+    and the number of the image that cannot be used.
     """
     if not len(sources):
         raise DataError(f"{name}: there are no images")
@@ -39,28 +40,28 @@ def decode(sources: Sequence[Any], *, mode: str | None, size: int | None, name: 
 
 
 def _decode(sources: Sequence[Any], mode: str, size: int | None, name: str, only_grey: bool = False) -> Tensor:
-    width, height = (size, size) if size is not None else _open(sources[0], 0, name).size
+    width, height = (size, size) if size is not None else _open_image(sources[0], 0, name).size
     result = np.empty((len(sources), height, width, *((3,) if mode == "RGB" else ())), np.uint8)
 
-    def work(start: int) -> None:
+    def decode_chunk(start: int) -> None:
         for i in range(start, min(start + CHUNK, len(sources))):
-            image = _open(sources[i], i, name)
+            image = _open_image(sources[i], i, name)
             if only_grey and image.mode not in GREY:
                 raise _ColourError
-            result[i] = _fit(image.convert(mode), (width, height), size is None, f"{name}: image {i}")
+            result[i] = _resize(image.convert(mode), (width, height), size is None, f"{name}: image {i}")
 
-    work(0)  # tells most mistakes before all threads are at work
+    decode_chunk(0)  # finds most mistakes before the thread pool starts
     with ThreadPoolExecutor() as pool:
-        for _ in pool.map(work, range(CHUNK, len(sources), CHUNK)):
+        for _ in pool.map(decode_chunk, range(CHUNK, len(sources), CHUNK)):
             pass
     pixels = torch.from_numpy(result)
     return pixels.permute(0, 3, 1, 2).contiguous() if mode == "RGB" else pixels[:, None]
 
 
-def _fit(image: Image.Image, shape: tuple[int, int], exactly: bool, name: str) -> Image.Image:
+def _resize(image: Image.Image, shape: tuple[int, int], required: bool, name: str) -> Image.Image:
     if image.size == shape:
         return image
-    if exactly:
+    if required:
         raise DataError(
             f"{name} has {image.size[0]}x{image.size[1]} pixels and the first {shape[0]}x{shape[1]}; "
             "set dataset.size to bring all to one size"
@@ -68,12 +69,12 @@ def _fit(image: Image.Image, shape: tuple[int, int], exactly: bool, name: str) -
     return image.resize(shape, Image.Resampling.BILINEAR)
 
 
-def _open(source: Any, number: int, name: str) -> Image.Image:
+def _open_image(source: Any, number: int, name: str) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
         image.load()
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{name}: image {number} cannot be decoded ({error}); fetch the file again") from error
-    if image.mode in DEEP:
+    if image.mode in HIGH_BIT_DEPTH:
         raise DataError(f"{name}: image {number} has more than 8 bits per pixel; convert the images to 8 bits first")
     return image

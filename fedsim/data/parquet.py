@@ -1,4 +1,4 @@
-"""Any image-classification set in the Hugging Face layout: parquet files with encoded images and labels."""
+"""Any image-classification data set in the Hugging Face layout: parquet files with encoded images and labels."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation
+from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import file_sha256, load_or_build
 from fedsim.data.images import decode
 from fedsim.data.parquet_columns import class_labels, encoded_images, owners
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Parquet(Dataset):
-    """`path`: a parquet file or a folder of them (absolute, or relative to the working folder or to data_dir).
+    """Parquet files at `path`: a file or a folder (absolute, or relative to the working folder or to data_dir).
 
-    A file's split is read off its name or folder. Without a test split the validation split takes its place; without
-    either, a fixed random `test_fraction` of all rows. Columns set to None are found by type and name: images as
-    structs with `bytes` or as bytes, labels as integers or strings. `client_column` names the owner of each row.
-    `size` scales all images to so many pixels a side; `mean` and `std` of None are .5 per channel. Decoded once into
-    the cache, whose key holds the files' checksums.
+    The split of a file is derived from its name or folder. Without a test split, the validation split is used as test
+    set; without either, a fixed random `test_fraction` of all rows. Columns that are None are found by type and name:
+    images are structs with a field `bytes`, or bytes; labels are integers or strings. `client_column` holds the owner
+    of each row. `size` scales all images to `size` x `size` pixels; `mean` and `std`: None is .5 per channel. Images
+    are decoded once into a cache whose key includes the checksums of the files.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Parquet(Dataset):
             rule(bool(path), "path", path, "must name a parquet file or a folder of them", "dataset.path=..."),
             between("test_fraction", test_fraction, 0, 1, open_high=True),
             None if size is None else at_least("size", size, 1),
-            *normalisation(mean, std),
+            *normalisation_problems(mean, std),
         )
         self.path = path
         self.columns = {"image": image_column, "label": label_column, "client": client_column}
@@ -62,13 +62,13 @@ class Parquet(Dataset):
         settings = [self.columns, self.size, self.test_fraction]
         fingerprint = hashlib.sha256("\n".join([*facts, str(settings)]).encode()).hexdigest()
         cache = self.cache_dir / f"parquet-{fingerprint[:32]}.safetensors"
-        return self._loaded(load_or_build(cache, lambda: self._decode(files)), fingerprint)
+        return self._to_loaded_data(load_or_build(cache, lambda: self._decode(files)), fingerprint)
 
-    def _loaded(self, tensors: dict[str, Tensor], fingerprint: str) -> LoadedData:
+    def _to_loaded_data(self, tensors: dict[str, Tensor], fingerprint: str) -> LoadedData:
         channels = tensors["train_x"].shape[1]
         mean, std = self.mean or [0.5] * channels, self.std or [0.5] * channels
         try:
-            check(*normalisation(mean, std, channels))
+            check(*normalisation_problems(mean, std, channels))
         except ConfigError as error:
             raise ConfigError(p.within("dataset") for p in error.problems) from error
         return LoadedData(
@@ -82,7 +82,7 @@ class Parquet(Dataset):
         )
 
     def _decode(self, files: dict[str, list[Path]]) -> dict[str, Tensor]:
-        rows, train, test = self._divide({split: read(paths) for split, paths in files.items()})
+        rows, train, test = self._split_rows({split: read(paths) for split, paths in files.items()})
         labels, num_classes = class_labels(rows, self.columns["label"])
         encoded = encoded_images(rows, self.columns["image"])
         x = decode(encoded, mode=None, size=self.size, name=f"dataset.path={self.path}")
@@ -93,8 +93,8 @@ class Parquet(Dataset):
             tensors["owners"] = torch.as_tensor(owners(rows, client, train.numpy()))
         return tensors
 
-    def _divide(self, tables: dict[str, "pa.Table"]) -> tuple["pa.Table", Tensor, Tensor]:
-        """All rows, and the positions of the training rows and of the test rows in them."""
+    def _split_rows(self, tables: dict[str, "pa.Table"]) -> tuple["pa.Table", Tensor, Tensor]:
+        """A table of all rows, and the positions of its training rows and of its test rows."""
         test = next((tables[split] for split in ("test", "validation") if split in tables), None)
         for split, table in (("train", tables.get("train")), ("test", test)):
             if table is not None and not table.num_rows:
@@ -103,15 +103,15 @@ class Parquet(Dataset):
             raise DataError(f"dataset.path={self.path}: no file is a training split (its name or folder says 'train')")
         train = tables["train"]
         if test is None:
-            return train, *self._shares(train.num_rows)
+            return train, *self._random_split(train.num_rows)
         return concatenate([train, test]), *torch.arange(train.num_rows + test.num_rows).tensor_split([train.num_rows])
 
-    def _shares(self, num_rows: int) -> tuple[Tensor, Tensor]:
+    def _random_split(self, num_rows: int) -> tuple[Tensor, Tensor]:
         count = round(self.test_fraction * num_rows)
         if not 0 < count < num_rows:
             raise DataError(
                 f"dataset.test_fraction={self.test_fraction}: {self.path} has no test split; set the share of its "
                 f"{num_rows} rows to test on, e.g. 0.1"
             )
-        order = np.random.default_rng(0).permutation(num_rows)  # part of the data set, not of a run
+        order = np.random.default_rng(0).permutation(num_rows)  # fixed: the split belongs to the data set, not to a run
         return torch.as_tensor(np.sort(order[count:])), torch.as_tensor(np.sort(order[:count]))

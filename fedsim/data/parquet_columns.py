@@ -1,4 +1,4 @@
-"""The columns of a table of labelled images. A name of None: found by type or name."""
+"""The columns of a table of labelled images. A column name of None means: find it by its type or name."""
 
 import json
 from typing import TYPE_CHECKING
@@ -15,7 +15,10 @@ LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
 
 
 def encoded_images(table: "pa.Table", name: str | None) -> list[bytes]:
-    """The images as they were encoded: a column of bytes, or of structs with `bytes`."""
+    """The encoded images of all rows, from a column of bytes or of structs with a field `bytes`.
+
+    Raises `DataError` if there is no such column.
+    """
     import pyarrow as pa
 
     name = name or _image_name(table)
@@ -29,24 +32,24 @@ def encoded_images(table: "pa.Table", name: str | None) -> list[bytes]:
 
 
 def class_labels(table: "pa.Table", name: str | None) -> tuple[NDArray[np.int64], int]:
-    """Labels and the number of classes. Integers stay as they are; others are numbered in sorted order."""
+    """Labels [n] and the number of classes. Integer labels are kept; others are numbered in sorted order."""
     name = name or next((n for n in LABEL_NAMES if n in table.column_names), None)
     if name is None:
         raise DataError(f"dataset.label_column: none of {', '.join(LABEL_NAMES)} among {table.column_names}")
-    values = _plain(table, name, "label_column")
+    values = _column_values(table, name, "label_column")
     if not np.issubdtype(values.dtype, np.integer):
-        labels = _codes(values)
+        labels = _category_codes(values)
         return labels, int(labels.max()) + 1
     if values.min() < 0:
         raise DataError(f"dataset.label_column={name}: labels must be >= 0, found {values.min()}")
-    return values.astype(np.int64), max(int(values.max()) + 1, _num_names(table, name))
+    return values.astype(np.int64), max(int(values.max()) + 1, _num_named_classes(table, name))
 
 
 def owners(table: "pa.Table", name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The owners of some rows, numbered in sorted order. The other rows need not have one."""
+    """The owners [len(rows)] of the given rows, numbered in sorted order. Other rows may lack an owner."""
     if name in table.column_names:
         table = table.select([name]).take(rows)
-    return _codes(_plain(table, name, "client_column"))
+    return _category_codes(_column_values(table, name, "client_column"))
 
 
 def _image_name(table: "pa.Table") -> str:
@@ -64,8 +67,8 @@ def _is_bytes(kind: "pa.DataType") -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _plain(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
-    """A column of integers, truth values or strings."""
+def _column_values(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
+    """The values of a column of integers, booleans or strings. Raises `DataError` for other types."""
     import pyarrow as pa
 
     column = _column(table, name, key)
@@ -77,7 +80,7 @@ def _plain(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
 
 
 def _column(table: "pa.Table", name: str, key: str) -> "pa.ChunkedArray":
-    """A column without missing values."""
+    """The column `name`, categories resolved. Raises `DataError` if it is absent or has missing values."""
     import pyarrow as pa
 
     if name not in table.column_names:
@@ -88,8 +91,8 @@ def _column(table: "pa.Table", name: str, key: str) -> "pa.ChunkedArray":
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
-def _num_names(table: "pa.Table", name: str) -> int:
-    """How many classes the Hub's description of a column names, or 0."""
+def _num_named_classes(table: "pa.Table", name: str) -> int:
+    """Number of class names in the Hugging Face metadata of a column; 0 if there are none."""
     try:
         features = json.loads((table.schema.metadata or {})[b"huggingface"])["info"]["features"]
         return len(features[name]["names"])
@@ -97,6 +100,6 @@ def _num_names(table: "pa.Table", name: str) -> int:
         return 0
 
 
-def _codes(values: NDArray[np.generic]) -> NDArray[np.int64]:
+def _category_codes(values: NDArray[np.generic]) -> NDArray[np.int64]:
     codes: NDArray[np.int64] = np.unique(values, return_inverse=True)[1].astype(np.int64)
     return codes

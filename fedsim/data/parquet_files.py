@@ -1,4 +1,4 @@
-"""Parquet files of a data set: where they are, which split each belongs to, and whether all are there."""
+"""The parquet files of a data set: finding them, assigning them to splits, and checking that none is missing."""
 
 import re
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
-"""Words in the names of files and folders, and the split that each stands for."""
+"""The split that a word in the name of a file or folder stands for."""
 
 
 def find_files(path: str, data_dir: Path) -> tuple[Path, list[Path]]:
-    """Where `path` lies, and its parquet files, sorted. Raises `DataError` saying where they were looked for."""
+    """The location of `path`, and its parquet files, sorted. Raises `DataError` with the places searched."""
     places = [Path(path).expanduser(), data_dir / path]
     for place in places:
         files = [place] if place.is_file() else sorted(place.rglob("*.parquet"))
@@ -27,11 +27,14 @@ def find_files(path: str, data_dir: Path) -> tuple[Path, list[Path]]:
 
 
 def by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """Files by split. A file's name counts before its folder's (below `root`); a lone file may say nothing."""
+    """Files by split, which is derived from a file's name or else its folder (below `root`).
+
+    A single file that names no split is training data. Raises `DataError` if one of several files names none.
+    """
     result: dict[str, list[Path]] = {}
     for file in files:
         folder = file.parent.name if file.parent != root and file != root else ""
-        split = _split_of(file.stem, file) or _split_of(folder, file)
+        split = _split_from_name(file.stem, file) or _split_from_name(folder, file)
         if split is None and len(files) > 1:
             raise DataError(
                 f"{file}: neither its name nor its folder has one of the words {', '.join(SPLITS)}; rename it, or move "
@@ -42,7 +45,7 @@ def by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def read(paths: Sequence[Path]) -> "pa.Table":
-    """The rows of all files. Raises `DataError` naming the file that is not sound."""
+    """The rows of all files as one table. Raises `DataError` naming a file that is not valid."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -56,7 +59,7 @@ def read(paths: Sequence[Path]) -> "pa.Table":
 
 
 def concatenate(tables: Sequence["pa.Table"]) -> "pa.Table":
-    """The rows of all tables, under the columns of all. Raises `DataError` where their types differ."""
+    """One table with the rows and columns of all `tables`. Raises `DataError` if the types of a column differ."""
     import pyarrow as pa
 
     try:
@@ -65,16 +68,16 @@ def concatenate(tables: Sequence["pa.Table"]) -> "pa.Table":
         raise DataError(f"dataset.path: the parquet files do not agree in their columns ({error})") from error
 
 
-def _split_of(name: str, file: Path) -> str | None:
-    """The split that a word in `name` stands for ("cifar10-train", "train-00000-of-00002")."""
-    found = {SPLITS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in SPLITS}
-    if len(found) > 1:
-        raise DataError(f"{file}: {name!r} has the words of several splits ({', '.join(sorted(found))}); rename it")
-    return found.pop() if found else None
+def _split_from_name(name: str, file: Path) -> str | None:
+    """The split named by a word in `name` ("cifar10-train", "train-00000-of-00002"), or None."""
+    splits = {SPLITS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in SPLITS}
+    if len(splits) > 1:
+        raise DataError(f"{file}: {name!r} has the words of several splits ({', '.join(sorted(splits))}); rename it")
+    return splits.pop() if splits else None
 
 
 def _check_complete(files: Sequence[Path]) -> None:
-    """All shards of `<name>-00000-of-00003` are there."""
+    """Raise `DataError` unless all shards of files named like `<name>-00000-of-00003` are present."""
     shards: dict[tuple[Path, str, int], set[int]] = {}
     for file in files:
         if match := re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})(.*)", file.stem):

@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 as torchvision lays them out and, if absent, fetches them."""
+"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 in torchvision's layout, downloaded by it if absent."""
 
 import pickle
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation
+from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import digest
-from fedsim.data.fetch import require
+from fedsim.data.fetch import require_files
 from fedsim.data.idx import read_checked, read_idx
 from fedsim.errors import DataError, check, rule
 
@@ -29,7 +29,7 @@ MD5 = {
         "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
     },
 }
-"""Of the unpacked files; torchvision checks only the archives. EMNIST's are checked by their exact lengths."""
+"""Checksums of the unpacked files; torchvision checks only the archives. EMNIST's files are checked by length."""
 
 EMNIST = {
     "byclass": (62, 697_932, 116_323),
@@ -39,13 +39,14 @@ EMNIST = {
     "digits": (10, 240_000, 40_000),
     "mnist": (10, 60_000, 10_000),
 }
-"""Classes, training and test images of each split."""
+"""Number of classes, of training images and of test images of each split."""
 
 
 class MNISTLike(Dataset):
-    """`source` MNIST, FashionMNIST or EMNIST in <data_dir>/<source>/raw; `split` is EMNIST's, else None.
+    """MNIST, FashionMNIST or EMNIST, as `source` says, in <data_dir>/<source>/raw.
 
-    EMNIST's images, stored transposed, are turned upright; its letters are numbered from 0.
+    `split` is one of EMNIST's splits, and None for the others. EMNIST's images are stored transposed and are transposed
+    back; the labels of its letters are shifted to begin at 0.
     """
 
     def __init__(
@@ -63,14 +64,14 @@ class MNISTLike(Dataset):
         allowed = ", ".join("null" if s is None else s for s in splits)
         check(
             rule(split in splits, "split", split, f"must be one of {allowed} for {source}"),
-            *normalisation(mean, std, 1),
+            *normalisation_problems(mean, std, 1),
         )
         self.source, self.split, self.mean, self.std = source, split, mean, std
 
     def load(self) -> LoadedData:
         folder = self.data_dir / self.source / "raw"
         kwargs = {} if self.split is None else {"split": self.split}
-        _require_files(folder, self._names(), self.data_dir, self.source, **kwargs)
+        _require_downloaded(folder, self._names(), self.data_dir, self.source, **kwargs)
         classes, *sizes = (10, -1, -1) if self.split is None else EMNIST[self.split]
         md5 = MD5.get(self.source, {})
         tensors = {}
@@ -87,7 +88,7 @@ class MNISTLike(Dataset):
         )
 
     def _names(self) -> list[str]:
-        """Training images and labels, test images and labels."""
+        """Names of the four files: training images and labels, test images and labels."""
         parts = ("train", "t10k") if self.split is None else (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
         return [f"{p}-{kind}" for p in parts for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
 
@@ -105,9 +106,9 @@ class MNISTLike(Dataset):
 
 
 class CIFAR(Dataset):
-    """`source` CIFAR10 or CIFAR100 in <data_dir>/cifar-10-batches-py or cifar-100-python.
+    """CIFAR10 or CIFAR100, as `source` says, in <data_dir>/cifar-10-batches-py or cifar-100-python.
 
-    The files are pickles: nothing is unpickled whose checksum is not the one that torchvision knows.
+    The files are pickles; a file is unpickled only if its checksum is the one listed in torchvision.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class CIFAR(Dataset):
         std: list[float],
     ) -> None:
         super().__init__(data_dir, cache_dir)
-        check(*normalisation(mean, std, 3))
+        check(*normalisation_problems(mean, std, 3))
         self.source, self.mean, self.std = source, mean, std
 
     def load(self) -> LoadedData:
@@ -129,7 +130,7 @@ class CIFAR(Dataset):
         kind = getattr(torchvision.datasets, self.source)
         folder = self.data_dir / kind.base_folder
         md5 = dict([*kind.train_list, *kind.test_list])
-        _require_files(folder, list(md5), self.data_dir, self.source)
+        _require_downloaded(folder, list(md5), self.data_dir, self.source)
         return LoadedData(
             train=self._samples(folder, kind.train_list),
             test=self._samples(folder, kind.test_list),
@@ -146,11 +147,11 @@ class CIFAR(Dataset):
         return Samples(x, torch.as_tensor([label for batch in batches for label in batch[key]]))
 
 
-def _require_files(folder: Path, names: Sequence[str], data_dir: Path, source: str, **kwargs: Any) -> None:
+def _require_downloaded(folder: Path, names: Sequence[str], data_dir: Path, source: str, **kwargs: Any) -> None:
     def missing() -> list[str]:
         return [name for name in names if not (folder / name).is_file()]
 
-    require(folder, data_dir, missing, lambda: _fetch(source, data_dir, **kwargs))
+    require_files(folder, data_dir, missing, lambda: _fetch(source, data_dir, **kwargs))
 
 
 def _fetch(source: str, data_dir: Path, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Frozen torchvision networks as feature extractors: the input of one of their layers, for images of any size."""
+"""Frozen torchvision networks as feature extractors: their output is the input of one of their layers."""
 
 import json
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ from torch.nn import functional as F
 
 from fedsim.data.features import Extractor
 from fedsim.errors import ConfigError, Problem, check, rule
-from fedsim.models.weights import identity, load_network, new_network
+from fedsim.models.weights import load_network, new_network, weights_identity
 
 
 @dataclass(frozen=True)
-class Constants:
-    """Mean and deviation of each channel, of images between 0 and 1."""
+class Normalisation:
+    """Mean and standard deviation of each channel, for pixels in [0, 1]."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
 
-IMAGENET = Constants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
 class TorchvisionExtractor(Extractor):
-    """What enters layer `cut` of torchvision's model `name`; `weights` and `seed` as in `load_network`."""
+    """Features: the input of layer `cut` of torchvision's model `name`; `weights` and `seed` as in `load_network`."""
 
     name: str
     cut: str
@@ -38,24 +38,26 @@ class TorchvisionExtractor(Extractor):
 
     @property
     def fingerprint(self) -> str:
-        source = identity(self.name, self.weights, self.seed)
+        source = weights_identity(self.name, self.weights, self.seed)
         return json.dumps([self.name, self.cut, source, self.input_size, torchvision.__version__.split("+")[0]])
 
-    def load(self) -> "UpTo":
-        return UpTo(load_network(self.name, self.weights, self.seed, self.data_dir), self.cut, self.input_size)
+    def load(self) -> "TruncatedNetwork":
+        return TruncatedNetwork(
+            load_network(self.name, self.weights, self.seed, self.data_dir), self.cut, self.input_size
+        )
 
 
-class UpTo(nn.Module):
-    """`network` up to its layer `cut`, whose input it returns flat [b, D].
+class TruncatedNetwork(nn.Module):
+    """`network` up to its layer `cut`: maps images [b, C, H, W] to the flattened input of that layer, [b, D].
 
-    Grey images are repeated to three channels; all are scaled to `input_size` (bilinear, antialiased) and normalised
-    by `constants`, for torchvision's networks ImageNet's, whatever the weights.
+    Grey images are repeated to three channels. Images are scaled to `input_size` (bilinear, antialiased) and normalised
+    by `normalisation`, which is ImageNet's for all torchvision networks, whatever their weights.
     """
 
-    def __init__(self, network: nn.Module, cut: str, input_size: int, constants: Constants = IMAGENET) -> None:
+    def __init__(self, network: nn.Module, cut: str, input_size: int, normalisation: Normalisation = IMAGENET) -> None:
         super().__init__()
-        self.network, self.input_size, self.constants = network, input_size, constants
-        self.network.get_submodule(cut).register_forward_pre_hook(_stop)
+        self.network, self.input_size, self.normalisation = network, input_size, normalisation
+        self.network.get_submodule(cut).register_forward_pre_hook(_capture_input)
 
     def forward(self, images: Tensor) -> Tensor:
         x = images.float().div(255)
@@ -63,7 +65,9 @@ class UpTo(nn.Module):
             x = x.expand(-1, 3, -1, -1)
         if x.shape[-2:] != (self.input_size, self.input_size):
             x = F.interpolate(x, (self.input_size, self.input_size), mode="bilinear", antialias=True)
-        mean, std = (x.new_tensor(values).view(1, 3, 1, 1) for values in (self.constants.mean, self.constants.std))
+        mean, std = (
+            x.new_tensor(values).view(1, 3, 1, 1) for values in (self.normalisation.mean, self.normalisation.std)
+        )
         x = (x - mean) / std
         try:
             self.network(x)
@@ -73,45 +77,45 @@ class UpTo(nn.Module):
 
 
 class _ReachedError(Exception):
-    """The features have been computed; the rest of the network is not needed."""
+    """Raised when the layer `cut` is reached, to skip the rest of the network; carries the features."""
 
     def __init__(self, features: Tensor) -> None:
         super().__init__()
         self.features = features
 
 
-def _stop(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+def _capture_input(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     raise _ReachedError(inputs[0].flatten(1))
 
 
 def last_linear(name: str, input_size: int) -> tuple[str, int]:
-    """Path and input width of the last linear layer of torchvision's model `name`, found without computing anything.
+    """Path and number of inputs of the last linear layer of torchvision's model `name`, without computing anything.
 
-    Raises `ConfigError` for `backbone` if there is no such model or layer, for `input_size` if images of that size
-    cannot pass.
+    Raises `ConfigError` for `backbone` if there is no such model or layer, and for `input_size` if the network does not
+    accept images of that size.
     """
     names = torchvision.models.list_models(module=torchvision.models)
     check(rule(name in names, "backbone", name, "must be a torchvision classification model, e.g. resnet18"))
-    network = _on_meta(name)
+    network = _meta_network(name)
     linear = [(path, m.in_features) for path, m in network.named_modules() if isinstance(m, nn.Linear)]
     check(rule(bool(linear), "backbone", name, "must have a linear last layer, e.g. resnet18"))
     path, width = linear[-1]
-    _require_passage(UpTo(network, path, input_size), name)
+    _check_input_size(TruncatedNetwork(network, path, input_size), name)
     return path, width
 
 
 @torch.no_grad()
-def _require_passage(network: UpTo, name: str) -> None:
+def _check_input_size(network: TruncatedNetwork, name: str) -> None:
     size = network.input_size
     try:
         network.eval()(torch.empty(1, 3, size, size, device="meta"))
-    except Exception as error:  # networks refuse in all kinds of ways
+    except Exception as error:  # networks raise many kinds of errors
         text = f"images of this size cannot pass {name} ({str(error).splitlines()[0]})"
         raise ConfigError([Problem("input_size", size, text, "224 fits every torchvision network")]) from error
 
 
-def _on_meta(name: str) -> nn.Module:
-    """The network without its values."""
+def _meta_network(name: str) -> nn.Module:
+    """The network on torch's meta device: shapes without values."""
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):

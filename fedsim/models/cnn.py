@@ -6,10 +6,10 @@ from fedsim.models.shapes import Shape, require_images
 
 
 class CNN(nn.Module):
-    """conv3x3 32, pool2, ReLU; conv3x3 64, pool2, ReLU; conv3x3 64, ReLU; 64; C. No padding, no dropout.
+    """conv3x3 32, pool2, ReLU; conv3x3 64, pool2, ReLU; conv3x3 64, ReLU; linear 64, ReLU; linear C. No padding.
 
-    122,570 parameters on 3x32x32 with 10 classes. Pooling stands before ReLU: the same function, and a quarter of the
-    work for ReLU.
+    122,570 parameters for 3x32x32 inputs and 10 classes. Pooling comes before ReLU, which is the same function with a
+    quarter of the work for ReLU.
     """
 
     def __init__(self, input_shape: Shape, num_classes: int) -> None:

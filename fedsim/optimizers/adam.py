@@ -12,7 +12,7 @@ from fedsim.types import Stack
 
 @dataclass
 class AdamState:
-    """First and second moments, and the number of steps made."""
+    """First and second moments, and the number of steps so far."""
 
     first: Stack
     second: Stack
@@ -20,7 +20,11 @@ class AdamState:
 
 
 class Adam(LocalOptimizer):
-    """Kingma and Ba, 2015, with bias correction; `decoupled` moves weight decay out of the gradient (AdamW, 2019)."""
+    """Adam with bias correction (Kingma and Ba, 2015).
+
+    `decoupled` applies weight decay to the parameters directly in place of the gradient (AdamW; Loshchilov and Hutter,
+    2019).
+    """
 
     def __init__(
         self,

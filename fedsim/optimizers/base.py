@@ -1,4 +1,4 @@
-"""What a local optimiser and a schedule are."""
+"""The interfaces of local optimisers and learning-rate schedules."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -11,7 +11,7 @@ from fedsim.types import Stack
 
 
 class Schedule(ABC):
-    """The factor on the learning rate in a round (1-based); a change takes effect at the start of that round."""
+    """A factor on the learning rate as a function of the round (1-based); constant within a round."""
 
     @abstractmethod
     def factor(self, round: int, num_rounds: int) -> float:
@@ -19,33 +19,37 @@ class Schedule(ABC):
 
 
 class LocalOptimizer(ABC):
-    """An optimiser whose state is fresh every round."""
+    """An optimiser of the clients' local training, whose state is initialised anew in every round.
+
+    It works on stacked parameters: all tensors have a leading axis of clients.
+    """
 
     def __init__(self, *problems: Problem | None, lr: float, schedule: Schedule) -> None:
-        """`problems`: what a subclass found wrong with its own values, to be told together with those of `lr`."""
+        """`problems`: invalid values that a subclass found, reported in one error together with those of `lr`."""
         check(positive("lr", lr), *problems)
         self.lr = lr
         self.schedule = schedule
 
     def lr_at(self, round: int, num_rounds: int) -> float:
-        """The learning rate of a round (1-based)."""
+        """The learning rate in `round` (1-based) of `num_rounds`."""
         return self.lr * self.schedule.factor(round, num_rounds)
 
     @abstractmethod
     def init(self, params: Stack) -> Any:
-        """Fresh state for `params`, whose tensors carry a leading client axis."""
+        """The initial state for `params`, whose tensors have a leading client axis."""
 
     @abstractmethod
     def step(self, params: Stack, grads: Stack, state: Any, lr: float) -> None:
-        """One step in place over the leading rows that `params` and `grads` hold; every row has made as many steps.
+        """One optimiser step, in place, of the clients in `params` and `grads`.
 
-        `grads` may be overwritten.
+        These may be the first rows only of the clients that `state` was made for; all of them have made the same number
+        of steps. `grads` may be overwritten.
         """
 
     def momentum_buffers(self, state: Any) -> Stack | None:
-        """The momentum buffers in `state`, or None for an optimiser without."""
+        """The momentum buffers in `state`, or None if the optimiser has none."""
         return None
 
     @abstractmethod
     def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """The same optimiser of torch.optim for one client, which the sequential engine uses."""
+        """The equivalent optimiser of torch.optim for one client; the sequential engine uses it."""

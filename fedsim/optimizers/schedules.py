@@ -7,17 +7,17 @@ from fedsim.optimizers.base import Schedule
 
 
 class Constant(Schedule):
-    """The same learning rate throughout."""
+    """A constant learning rate."""
 
     def factor(self, round: int, num_rounds: int) -> float:
         return 1.0
 
 
 class Step(Schedule):
-    """Times `factor` after each round of `milestones`: round m is the last one at the old rate.
+    """Multiplies the learning rate by `factor` after each round in `milestones`; round m still has the old rate.
 
-    The published codes count rounds from 0 and multiply before round m, that is, after m rounds: FedCor's at 150 and
-    300, GPFL's at 162 and 244.
+    The published codes count rounds from 0 and multiply before their round m, which is also after m rounds: FedCor's at
+    150 and 300, GPFL's at 162 and 244.
     """
 
     def __init__(self, *, milestones: list[int], factor: float) -> None:
@@ -38,7 +38,7 @@ class Step(Schedule):
 
 
 class Exponential(Schedule):
-    """Times `gamma` every round from the second on."""
+    """Multiplies the learning rate by `gamma` in every round from the second on."""
 
     def __init__(self, *, gamma: float) -> None:
         check(positive("gamma", gamma))
@@ -49,7 +49,7 @@ class Exponential(Schedule):
 
 
 class Cosine(Schedule):
-    """From 1 in the first round along half a cosine to `final` in the last."""
+    """A factor that falls along half a cosine from 1 in the first round to `final` in the last."""
 
     def __init__(self, *, final: float) -> None:
         check(positive("final", final))

@@ -9,9 +9,9 @@ from fedsim.types import Stack
 
 
 class SGD(LocalOptimizer):
-    """torch.optim.SGD's rule: g <- grad + weight_decay w; v <- momentum v + g; w <- w - lr v.
+    """The update rule of torch.optim.SGD: g <- grad + weight_decay w; v <- momentum v + g; w <- w - lr v.
 
-    Nesterov uses g + momentum v in place of v. The first step sets v = g.
+    With `nesterov` the step is along g + momentum v in place of v. v is 0 initially, so that the first step has v = g.
     """
 
     def __init__(self, *, lr: float, momentum: float, nesterov: bool, weight_decay: float, schedule: Schedule) -> None:

@@ -1,4 +1,4 @@
-"""Whole numbers from shares, and the errors that all partitions have in common."""
+"""Apportionment of samples to clients, and checks that all partitions share."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from fedsim.errors import DataError
 
 
 def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """Integers proportional to `shares` that sum to `total` (Hamilton's method; ties to the lower index)."""
+    """Integers [n] proportional to `shares` [n] with sum `total` (Hamilton's method; ties go to the lower index)."""
     quotas = shares / shares.sum() * total
     counts: NDArray[np.int64] = np.floor(quotas).astype(np.int64)
     order = np.argsort(-(quotas - counts), kind="stable")
@@ -15,15 +15,15 @@ def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int
     return counts
 
 
-def require_samples(num_samples: int, num_clients: int, each: int, what: str) -> None:
-    """Raise `DataError` unless there are `each` samples for every client; `what` names the key that wants them."""
-    if num_samples < num_clients * each:
+def require_samples(num_samples: int, num_clients: int, min_per_client: int, key: str) -> None:
+    """Raise `DataError` if there are fewer than `min_per_client` samples per client, as the setting `key` requires."""
+    if num_samples < num_clients * min_per_client:
         raise DataError(
-            f"num_clients={num_clients}: {what} needs at least {num_clients * each} training samples and there are "
-            f"{num_samples}; lower num_clients, or the samples that the server keeps (server.*)"
+            f"num_clients={num_clients}: {key} needs at least {num_clients * min_per_client} training samples and "
+            f"there are {num_samples}; lower num_clients, or the samples that the server keeps (server.*)"
         )
 
 
 def shuffled_by_class(labels: NDArray[np.int64], num_classes: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Positions of each class in random order."""
+    """For each class, the positions of its samples in random order."""
     return [rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)]

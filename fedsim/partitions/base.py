@@ -1,4 +1,4 @@
-"""What divides a training set among clients."""
+"""The interface of partitions, which divide a training set among clients."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Labelled:
-    """What a partition may look at: `labels` [n], the number of classes, and `owners` [n] where the data name them."""
+    """The data that a partition may use: `labels` [n], the number of classes, and `owners` [n] if there are any."""
 
     labels: NDArray[np.int64]
     num_classes: int
@@ -19,11 +19,14 @@ class Labelled:
 
 
 class Partition(ABC):
-    """Index arrays from labels. Subclasses take their hyper-parameters keyword-only, annotated, without defaults."""
+    """A rule that divides samples among clients by their labels or owners.
+
+    Subclasses take their hyper-parameters keyword-only, with type annotations and without defaults.
+    """
 
     @abstractmethod
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        """`num_clients` arrays of positions in `data.labels`, disjoint.
+        """`num_clients` disjoint arrays of positions in `data.labels`, one per client.
 
-        Raises `DataError` where the data cannot be divided as asked (it says how many samples or writers there are).
+        Raises `DataError` if the data cannot be divided in this way, naming the number of samples or owners.
         """

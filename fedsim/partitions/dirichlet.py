@@ -1,4 +1,4 @@
-"""Label skew by Dirichlet draws, per class or per client. The quadratic-programming kind is in dirichlet_qp.py."""
+"""Label skew by Dirichlet draws, per class or per client. For the variant with a quadratic program: dirichlet_qp.py."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,12 +9,13 @@ from fedsim.partitions.base import Indices, Labelled, Partition
 
 
 class DirichletClass(Partition):
-    """For each class, proportions over the clients ~ Dir(alpha 1_N) (FedABC; Yurochkin et al., 2019).
+    """Each class is divided among the clients in proportions ~ Dir(alpha 1_N) (FedABC; Yurochkin et al., 2019).
 
-    The shuffled class is cut at rounded cumulative proportions. `balanced`: a client that already holds n / N samples
-    or more gets none of the next class, and the others' proportions are scaled up (Li et al., "Federated Learning on
-    Non-IID Data Silos: An Experimental Study", 2022, in their code, which rounds down); where those are 0, all with
-    room get as much. Drawn again until every client has `min_size` samples, at most `max_tries` times.
+    The shuffled samples of a class are cut at the rounded cumulative proportions. `balanced`: a client that already
+    holds n / N samples or more gets none of the next class, and the proportions of the others are scaled to sum to 1
+    (as in the code of Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", 2022, which rounds
+    down); if these are all 0, the clients below n / N get equal proportions. The partition is drawn again until every
+    client has `min_size` samples, at most `max_tries` times; then it raises `DataError`.
     """
 
     def __init__(self, *, alpha: float, balanced: bool, min_size: int, max_tries: int) -> None:
@@ -44,7 +45,7 @@ class DirichletClass(Partition):
         for positions in shuffled_by_class(data.labels, data.num_classes, rng):
             shares = rng.dirichlet(np.full(num_clients, self.alpha))
             if self.balanced:
-                shares = _among(shares, sizes < len(data.labels) / num_clients)
+                shares = _restricted(shares, sizes < len(data.labels) / num_clients)
             cumulative = np.cumsum(shares)[:-1]
             cuts = np.round(np.clip(cumulative, 0, 1) * len(positions)).astype(np.int64)
             for client, part in enumerate(np.split(positions, cuts)):
@@ -53,21 +54,21 @@ class DirichletClass(Partition):
         return [rng.permutation(np.concatenate(p)) for p in pieces]
 
 
-def _among(shares: NDArray[np.float64], room: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """`shares` of those with `room`, scaled to sum 1; equal ones where they have none."""
-    kept = np.where(room, shares, 0.0)
+def _restricted(shares: NDArray[np.float64], has_room: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """`shares` [N] restricted to clients with `has_room` and scaled to sum 1; equal ones if all of these are 0."""
+    kept = np.where(has_room, shares, 0.0)
     if kept.sum() <= 0:
-        kept = room.astype(float) if room.any() else np.ones(len(shares))
+        kept = has_room.astype(float) if has_room.any() else np.ones(len(shares))
     scaled: NDArray[np.float64] = kept / kept.sum()
     return scaled
 
 
 class DirichletClient(Partition):
-    """Each client draws its labels from its own q_i ~ Dir(alpha 1_C); sizes are equal up to one ("Dir(.2)" elsewhere;
-    Hsu et al., 2019, whose alpha is C times this one).
+    """Each client draws its labels from its own distribution q_i ~ Dir(alpha 1_C); client sizes differ by at most one.
 
-    Clients take turns in random order, one sample at a time; a class that has run out leaves the others' probabilities
-    renormalised. Every sample is used.
+    This is what "Dir(.2)" often stands for (Hsu et al., 2019, whose alpha is C times this one). Clients draw one sample
+    at a time, in an order that is random in each pass; when a class is used up, the probabilities of the others are
+    renormalised. All samples are used.
     """
 
     def __init__(self, *, alpha: float) -> None:
@@ -78,22 +79,25 @@ class DirichletClient(Partition):
         num = len(data.labels)
         require_samples(num, num_clients, 1, "partition=dirichlet_client")
         classes = shuffled_by_class(data.labels, data.num_classes, rng)
-        left = np.array([len(c) for c in classes])
-        mix = rng.dirichlet(np.full(data.num_classes, self.alpha), num_clients)
+        remaining = np.array([len(c) for c in classes])
+        label_mixes = rng.dirichlet(np.full(data.num_classes, self.alpha), num_clients)
         sizes = largest_remainder(np.ones(num_clients), num)
         turns = np.concatenate([rng.permutation(np.flatnonzero(sizes > t)) for t in range(int(sizes.max()))])
         parts: list[list[int]] = [[] for _ in range(num_clients)]
         for client, u in zip(turns, rng.random(num), strict=True):
-            c = _draw_class(mix[client], left, u)
-            left[c] -= 1
-            parts[client].append(classes[c][left[c]])
+            c = _draw_class(label_mixes[client], remaining, u)
+            remaining[c] -= 1
+            parts[client].append(classes[c][remaining[c]])
         return [np.array(p, dtype=np.int64) for p in parts]
 
 
-def _draw_class(probabilities: NDArray[np.float64], left: NDArray[np.int64], u: float) -> int:
-    """The class at quantile `u` among those with samples left; uniform over them where they have no probability."""
-    weights = np.where(left > 0, probabilities, 0.0)
+def _draw_class(probabilities: NDArray[np.float64], remaining: NDArray[np.int64], u: float) -> int:
+    """The class at quantile `u` of `probabilities` [C], restricted to classes with samples remaining.
+
+    Uniform over these classes if all of their probabilities are 0.
+    """
+    weights = np.where(remaining > 0, probabilities, 0.0)
     if weights.sum() <= 0:
-        weights = (left > 0).astype(float)
+        weights = (remaining > 0).astype(float)
     cumulative = np.cumsum(weights)
     return int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))

@@ -1,4 +1,4 @@
-"""FedCor's and GPFL's "Dir": label mixes from a Dirichlet draw, sizes from a quadratic program that uses all data."""
+"""The Dirichlet partition of FedCor and GPFL: Dirichlet label mixes, and sizes from a quadratic program."""
 
 from typing import Literal
 
@@ -10,18 +10,19 @@ from fedsim.partitions.apportion import require_samples, shuffled_by_class
 from fedsim.partitions.base import Indices, Labelled, Partition
 
 TOLERANCE = 1e-6
-"""Largest accepted |Q x - b|, relative to the largest class."""
+"""Largest accepted max |Q x - b|, relative to the size of the largest class."""
 
 
 class DirichletQP(Partition):
     """q_i ~ Dir(alpha p) with p the class frequencies; sizes x = argmin |x|^2 subject to Q x = b, x >= 0.
 
-    `alpha` is the total concentration: with 10 balanced classes alpha = 0.2 is 0.02 per class, and the largest class
-    holds 90% of a client on average. Client i gets floor(Q_ci x_i) samples of class c; what rounding leaves goes, one
-    sample at a time, to uniformly random clients. (FedCor solves the same program with cvxopt and does not look at the
-    solver's status.) A draw that has no solution, which is common below 50 clients, is repeated with fresh draws up to
-    `retries` times; then it is a `DataError`, or, with `fallback: nnls`, the least-squares x >= 0 with every class
-    scaled to its size.
+    Q [C, N] holds the label mixes q_i as columns and b [C] the class sizes, so that all samples are used. `alpha` is
+    the total concentration: with 10 balanced classes alpha = 0.2 is 0.02 per class, and the largest class makes up 90 %
+    of a client's samples on average. Client i gets floor(Q_ci x_i) samples of class c; the samples left by rounding go
+    to uniformly random clients one by one. (FedCor solves the same program with cvxopt and does not check the solver's
+    status.) If the program has no solution, which is common below 50 clients, label mixes are drawn again up to
+    `retries` times. After that a `DataError` is raised, or, with `fallback: nnls`, x >= 0 is the least-squares solution
+    and every class is scaled to its size.
     """
 
     def __init__(self, *, alpha: float, solver: str, retries: int, fallback: Literal["error", "nnls"]) -> None:
@@ -39,20 +40,20 @@ class DirichletQP(Partition):
         require_samples(len(data.labels), num_clients, 1, "partition=dirichlet_qp")
         b = np.bincount(data.labels, minlength=data.num_classes).astype(np.float64)
         for _ in range(self.retries + 1):
-            q = self._mixes(b, num_clients, rng)
+            q = self._label_mixes(b, num_clients, rng)
             sizes = solve_sizes(q, b, self.solver)
             if sizes is not None:
-                return _deal(q * sizes, data, rng)
+                return _assign_samples(q * sizes, data, rng)
         if self.fallback == "nnls":
-            return _deal(_least_squares_counts(q, b), data, rng)
+            return _assign_samples(_least_squares_counts(q, b), data, rng)
         raise DataError(
             f"partition.alpha={self.alpha}: no sizes use all samples of every class in {self.retries + 1} draws of "
             f"label mixes for num_clients={num_clients}; raise num_clients (100 rarely fails) or alpha, or set "
             "partition.fallback=nnls"
         )
 
-    def _mixes(self, b: NDArray[np.float64], num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """Q [C, N], columns summing to 1; a class without samples has a row of zeros."""
+    def _label_mixes(self, b: NDArray[np.float64], num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """The label mixes Q [C, N] with columns of sum 1; the row of a class without samples is zero."""
         present = b > 0
         q = np.zeros((len(b), num_clients))
         draws = rng.dirichlet(self.alpha * b[present] / b.sum(), num_clients)
@@ -64,9 +65,10 @@ class DirichletQP(Partition):
 
 
 def _solver_problem(solver: str) -> Problem | None:
-    """None if `solver` is installed and can minimise a square.
+    """None if `solver` is installed and can solve a quadratic program, else the problem to report.
 
-    CLARABEL comes with fedsim and is not tried: cvxpy is slow to import, and a finished run only checks its config.
+    CLARABEL is a dependency of fedsim and is not tested here: importing cvxpy is slow, and it is not needed if only the
+    config of a finished run is checked.
     """
     if solver == "CLARABEL":
         return None
@@ -85,13 +87,13 @@ def _minimises_a_square(solver: str) -> bool:
     x = cp.Variable()
     try:
         cp.Problem(cp.Minimize(cp.square(x)), [x == 1]).solve(solver=solver)
-    except Exception:  # one without its licence may fail in any way
+    except Exception:  # a solver without its licence may fail in any way
         return False
     return bool(x.value is not None)
 
 
 def solve_sizes(q: NDArray[np.float64], b: NDArray[np.float64], solver: str) -> NDArray[np.float64] | None:
-    """x >= 0 [N] of least norm with Q x = b (checked), or None if there is none."""
+    """The x >= 0 [N] of least norm with Q x = b, verified; None if the solver finds none."""
     import cvxpy as cp
 
     present, unit = b > 0, b.sum() / q.shape[1]
@@ -117,8 +119,8 @@ def _least_squares_counts(q: NDArray[np.float64], b: NDArray[np.float64]) -> NDA
     return scaled
 
 
-def _deal(quotas: NDArray[np.float64], data: Labelled, rng: np.random.Generator) -> list[Indices]:
-    """floor(quotas) [C, N] samples of each class, the leftovers to random clients."""
+def _assign_samples(quotas: NDArray[np.float64], data: Labelled, rng: np.random.Generator) -> list[Indices]:
+    """Positions per client: floor(quotas) [C, N] random samples of each class; the rest go to random clients."""
     num_clients = quotas.shape[1]
     parts: list[list[Indices]] = [[] for _ in range(num_clients)]
     for positions, quota in zip(shuffled_by_class(data.labels, data.num_classes, rng), quotas, strict=True):

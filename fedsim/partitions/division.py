@@ -1,4 +1,7 @@
-"""Who holds which training sample: clients, server, and what clients hold out. A function of config and seed, saved."""
+"""The division of the training set between clients, their held-out samples and the server, and its file format.
+
+A division is a function of the config and the seed.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,7 +20,11 @@ from fedsim.rng import Purpose, Streams
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSplit:
-    """What the server takes from the training set before the rest is partitioned."""
+    """The samples that the server takes from the training set before the rest is partitioned.
+
+    `validation_fraction` is a share of the training set; `public_stratified` draws the `public_samples` in proportion
+    to the classes.
+    """
 
     validation_fraction: float
     public_samples: int
@@ -32,9 +39,9 @@ class ServerSplit:
 
 @dataclass(frozen=True)
 class Division:
-    """Positions in the training set: per client those it trains on and those it holds out; the server's two sets.
+    """Positions in the training set: of each client's training and held-out samples, and of the server's two sets.
 
-    `histograms` [N, C] counts the labels that each client trains on.
+    `histograms` [N, C] are the label counts of the clients' training samples.
     """
 
     train: Sequence[Indices]
@@ -50,7 +57,7 @@ class Division:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over every array, in order."""
+        """SHA-256 (hexadecimal) over the names and values of all arrays, in order."""
         digest = hashlib.sha256()
         for name, array in self._arrays().items():
             digest.update(name.encode())
@@ -70,12 +77,12 @@ class Division:
         }
 
     def save(self, path: Path) -> None:
-        """Write partition.npz: flat arrays with the clients' sizes, histograms, and the hash."""
+        """Write partition.npz: flat arrays with the sizes of the clients, the histograms and the hash."""
         np.savez_compressed(path, hash=np.array(self.hash), allow_pickle=False, **self._arrays())
 
     @classmethod
     def load(cls, path: Path) -> "Division":
-        """Read what `save` wrote. Raises `DataError` if it cannot be read or does not match its hash."""
+        """Read a file written by `save`. Raises `DataError` if it cannot be read or does not match its hash."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
@@ -103,24 +110,24 @@ def divide(
     server: ServerSplit,
     holdout_fraction: float,
 ) -> Division:
-    """Take the server's samples, partition the rest, then hold out a share of each client's.
+    """Take the server's samples, partition the rest, then hold out a share `holdout_fraction` of each client's samples.
 
-    Raises `DataError` where the data do not suffice.
+    Raises `DataError` if there are too few samples.
     """
     rng = streams.generator(Purpose.SERVER_SPLIT)
     public, validation, rest = _server_samples(data, server, rng)
     owners = None if data.owners is None else data.owners[rest]
     remaining = Labelled(data.labels[rest], data.num_classes, owners)
     parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
-    _require_a_partition(parts, num_clients, len(rest), type(partition).__name__)
+    _check_partition(parts, num_clients, len(rest), type(partition).__name__)
     pairs = [_hold_out(rest[p], holdout_fraction, streams.generator(Purpose.HOLDOUT, i)) for i, p in enumerate(parts)]
     train, holdout = [t for t, _ in pairs], [h for _, h in pairs]
     histograms = np.stack([np.bincount(data.labels[t], minlength=data.num_classes) for t in train])
     return Division(train, holdout, validation, public, histograms.astype(np.int64))
 
 
-def _require_a_partition(parts: Sequence[Indices], num_clients: int, num_samples: int, name: str) -> None:
-    """A partition may be a user's own class: never train on samples that two clients share."""
+def _check_partition(parts: Sequence[Indices], num_clients: int, num_samples: int, name: str) -> None:
+    """Raise `DataError` unless a partition, which may be a user's class, returned disjoint valid positions."""
     everything = np.concatenate([np.empty(0, np.int64), *parts])
     inside = bool(((everything >= 0) & (everything < num_samples)).all())
     num_different = len(np.unique(everything))
@@ -135,8 +142,8 @@ def _require_a_partition(parts: Sequence[Indices], num_clients: int, num_samples
 def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generator) -> tuple[Indices, Indices, Indices]:
     """Positions of the public set (in random order), the validation set and the rest (ascending).
 
-    The validation set is stratified, so that classes of equal size stay so and one shard per client is one label. The
-    draws are nested: another size of the public set leaves the validation set as it is.
+    The validation set is stratified: classes of equal size remain of equal size, so that with one shard per client a
+    shard holds one label. The size of the public set has no influence on the validation set.
     """
     num = len(data.labels)
     num_validation = round(server.validation_fraction * num)
@@ -156,7 +163,7 @@ def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generato
 
 
 def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
-    """`count` of `positions`, in their order, classes in proportion to their frequency."""
+    """The first `count` of `positions`, in their order, with classes in proportion to their frequencies."""
     labels = data.labels[positions]
     frequencies = np.bincount(labels, minlength=data.num_classes).astype(np.float64)
     quota = largest_remainder(frequencies, count)
@@ -166,7 +173,7 @@ def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
 
 
 def _hold_out(positions: Indices, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """A client's training and held-out samples; one stays for training wherever there is one."""
+    """A client's training and held-out positions; at least one is left for training, if the client has any."""
     count = min(round(fraction * len(positions)), max(len(positions) - 1, 0))
     shuffled = rng.permutation(positions) if count else positions
     return shuffled[count:], shuffled[:count]

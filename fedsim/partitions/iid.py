@@ -1,4 +1,4 @@
-"""Partitions without label skew."""
+"""Partitions without label skew: equal sizes, or skewed sizes."""
 
 from typing import Literal
 
@@ -18,10 +18,10 @@ class IID(Partition):
 
 
 class QuantitySkew(Partition):
-    """Clients differ in size alone: sizes proportional to log-normal or power-law draws, labels at random.
+    """Clients differ only in size: sizes are proportional to log-normal or power-law draws, labels are random.
 
-    `lognormal`: exp(skew z), z normal. `powerlaw`: u^(-1 / skew), u uniform on (0, 1] (a Pareto tail of index `skew`:
-    smaller is more skewed). Every client gets `min_size` samples first.
+    `law: lognormal`: exp(skew z) with z standard normal. `law: powerlaw`: u^(-1 / skew) with u uniform on (0, 1], a
+    Pareto tail of index `skew` (smaller is more skewed). Every client gets `min_size` samples in advance.
     """
 
     def __init__(self, *, law: Literal["lognormal", "powerlaw"], skew: float, min_size: int) -> None:
@@ -37,6 +37,6 @@ class QuantitySkew(Partition):
             logs = self.skew * rng.standard_normal(num_clients)
         else:
             logs = -np.log1p(-rng.random(num_clients)) / self.skew
-        shares = np.exp(logs - logs.max())  # the largest is 1: no skew overflows
+        shares = np.exp(logs - logs.max())  # the largest is 1, so that no skew overflows
         sizes = self.min_size + largest_remainder(shares, num - num_clients * self.min_size)
         return np.split(rng.permutation(num), np.cumsum(sizes)[:-1])

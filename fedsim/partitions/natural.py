@@ -1,4 +1,4 @@
-"""One client per owner (writer, user) as the data set names them."""
+"""One client per owner (writer, user) of samples in the data set."""
 
 from typing import Literal
 
@@ -9,10 +9,10 @@ from fedsim.partitions.base import Indices, Labelled, Partition
 
 
 class Natural(Partition):
-    """Owners with at least `min_samples`, `num_clients` of them drawn by the partition's seed, in ascending order.
+    """Clients are `num_clients` random owners, in ascending order, among those with at least `min_samples` samples.
 
-    `cap` keeps at most so many samples of each, the data set's first or random ones as `keep` says (GPFL's Fig. 7: the
-    first 10); None keeps all.
+    `cap` limits the number of samples per client (None: no limit); `keep` says which are kept, the `first` in the data
+    set (GPFL's Fig. 7: the first 10) or `random` ones.
     """
 
     def __init__(self, *, min_samples: int, cap: int | None, keep: Literal["random", "first"]) -> None:

@@ -11,12 +11,13 @@ from fedsim.partitions.base import Indices, Labelled, Partition
 
 
 class Shards(Partition):
-    """`shards_per_client` random shards for each client: 1SPC and 2SPC of FedCor and GPFL, s of PNCS.
+    """Each client gets `shards_per_client` random shards: 1SPC and 2SPC of FedCor and GPFL, s of PNCS.
 
-    Equal labels are in random order (FedCor's unstable sort leaves them in an arbitrary one). Plain shards have
-    floor(n / (N s)) samples, the remainder of the sorted list being dropped or, with `spread`, dealt one by one to the
-    first shards; a shard at a border holds two labels. `pure` shards hold one label each: every class is cut into a
-    number of shards proportional to its size, which then differ in size by class.
+    Samples of equal label are in random order (FedCor's unstable sort leaves them in an arbitrary one). Plain shards
+    have floor(n / (N s)) samples; the remainder of the sorted list is dropped (`leftover: drop`) or distributed one by
+    one over the first shards (`leftover: spread`). A plain shard at a border between labels holds both. `pure` shards
+    hold one label each: every class is cut into a number of shards proportional to its size, and the size of shards
+    differs by class.
     """
 
     def __init__(self, *, shards_per_client: int, pure: bool, leftover: Literal["drop", "spread"]) -> None:
@@ -34,11 +35,15 @@ class Shards(Partition):
             f"partition.shards_per_client={self.shards_per_client}",
         )
         classes = shuffled_by_class(data.labels, data.num_classes, rng)
-        shards = self._pure_shards(classes, num_shards) if self.pure else self._cut(np.concatenate(classes), num_shards)
-        hands = rng.permutation(num_shards).reshape(num_clients, self.shards_per_client)
-        return [np.concatenate([shards[s] for s in hand]) for hand in hands]
+        shards = (
+            self._pure_shards(classes, num_shards)
+            if self.pure
+            else self._cut_shards(np.concatenate(classes), num_shards)
+        )
+        assignments = rng.permutation(num_shards).reshape(num_clients, self.shards_per_client)
+        return [np.concatenate([shards[s] for s in assigned]) for assigned in assignments]
 
-    def _cut(self, positions: Indices, num_shards: int) -> list[Indices]:
+    def _cut_shards(self, positions: Indices, num_shards: int) -> list[Indices]:
         size, extra = divmod(len(positions), num_shards)
         if self.leftover == "drop":
             return list(positions[: size * num_shards].reshape(num_shards, size))
@@ -51,13 +56,13 @@ class Shards(Partition):
                 f"partition.pure=true: {num_shards} shards (num_clients * shards_per_client) cannot hold "
                 f"{len(present)} classes one by one; raise either, or set partition.pure=false"
             )
-        pieces = _shards_per_class(np.array([len(c) for c in present], dtype=np.float64), num_shards)
-        return [shard for c, k in zip(present, pieces, strict=True) for shard in self._cut(c, int(k))]
+        counts = _shards_per_class(np.array([len(c) for c in present], dtype=np.float64), num_shards)
+        return [shard for c, k in zip(present, counts, strict=True) for shard in self._cut_shards(c, int(k))]
 
 
 def _shards_per_class(sizes: NDArray[np.float64], num_shards: int) -> NDArray[np.int64]:
-    """Proportional to the class sizes by largest remainder, at least one each."""
-    pieces = np.maximum(largest_remainder(sizes, num_shards), 1)
-    while pieces.sum() > num_shards:
-        pieces[np.argmin(sizes / pieces + np.where(pieces > 1, 0, np.inf))] -= 1
-    return pieces
+    """Number of shards of each class, proportional to the class sizes by largest remainder, at least one."""
+    counts = np.maximum(largest_remainder(sizes, num_shards), 1)
+    while counts.sum() > num_shards:
+        counts[np.argmin(sizes / counts + np.where(counts > 1, 0, np.inf))] -= 1
+    return counts

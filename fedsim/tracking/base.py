@@ -1,4 +1,7 @@
-"""Trackers mirror a run's records. The files are the truth; a tracker may be absent, slow or dead without hurting."""
+"""The interface of trackers, which show or send a run's records.
+
+The run's files are the authoritative record: a tracker may be absent, slow or failing without affecting the run.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,8 +11,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker may know of a run. `config` is resolved; `choices` maps group to choice; a run that is not `alone`
-    takes turns with others."""
+    """Information about a run for its trackers.
+
+    `config` is resolved; `choices` maps config groups to the choices made; `alone` is false if several runs of a sweep
+    progress side by side in one process.
+    """
 
     name: str
     folder: Path
@@ -21,31 +27,31 @@ class RunInfo:
 
     @property
     def run_id(self) -> str:
-        """The folder's name: unique among runs of different configs."""
+        """The folder's name, which is unique among runs of different configs."""
         return self.folder.name
 
 
 class Tracker:
-    """Called in the order start, log (once a round), finish; `message` at any time. All may be left out."""
+    """Methods are called in the order start, log (once per round), finish; message at any time. All are optional."""
 
     def start(self, info: RunInfo) -> None:
-        """The run begins; its folder exists and holds config.yaml."""
+        """The run begins; its folder exists and contains config.yaml."""
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """One round's record, as in metrics.jsonl."""
+        """The record of one round, as in metrics.jsonl."""
 
     def message(self, text: str) -> None:
-        """One line for a person."""
+        """One line of text for the user."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run has ended; `summary["status"]` says how."""
+        """The run has ended; `summary["status"]` is its outcome."""
 
     @property
     def notice(self) -> str | None:
-        """One line that this tracker has for a person after `start` or `finish` (told once), or None."""
+        """A line of text for the user after `start` or `finish`, which is shown once, or None."""
         return None
 
     @property
     def num_degraded(self) -> int:
-        """How often this tracker could not do its work."""
+        """Number of times that this tracker could not do its work."""
         return 0

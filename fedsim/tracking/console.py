@@ -1,4 +1,4 @@
-"""What a person sees: a progress bar with the accuracy, a closing table, and one table over the jobs of a sweep."""
+"""Terminal output: a progress bar with the accuracy, a table at the end of a run, and one over the jobs of a sweep."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ from fedsim.communication.ledger import PHASES
 from fedsim.tracking.base import RunInfo, Tracker
 
 CONSOLE = Console(highlight=False)
-"""One for all, so that what one prints does not run into another's bar."""
+"""Shared by all trackers, so that the output of one does not break the progress bar of another."""
 PLAIN_LINES = 10
-"""Progress lines of a run where there is no terminal."""
+"""Number of progress lines per run if the output is not a terminal."""
 
 
 class ConsoleTracker(Tracker):
-    """A bar on a terminal, a few plain lines elsewhere; `progress: false` leaves both out."""
+    """Shows a final table and, if `progress`, a progress bar on a terminal or a few lines elsewhere."""
 
     def __init__(self, *, progress: bool) -> None:
         self.progress = progress
@@ -63,7 +63,10 @@ class ConsoleTracker(Tracker):
 
 @contextmanager
 def lanes_progress(num_lanes: int, num_rounds: int) -> Iterator[Callable[[int, int], None]]:
-    """One bar, or a few plain lines, for runs side by side; to be told how many are left and the foremost's round."""
+    """One progress bar, or a few lines, for runs side by side in one process.
+
+    Yields a function to call with the number of runs left and the round of the run that is furthest ahead.
+    """
     console = CONSOLE
     console.print(f"{num_lanes} runs side by side")
     if console.is_terminal:
@@ -73,13 +76,13 @@ def lanes_progress(num_lanes: int, num_rounds: int) -> Iterator[Callable[[int, i
         return
     last = 0
 
-    def told(left: int, round: int) -> None:
+    def show_progress(left: int, round: int) -> None:
         nonlocal last
         if round > last and _is_due(round, num_rounds):
             console.print(f"  round {round}/{num_rounds}, {left} runs")
         last = max(last, round)
 
-    yield told
+    yield show_progress
 
 
 def _bar(console: Console, text: str) -> Progress:
@@ -92,7 +95,7 @@ def _is_due(round: int, total: int) -> bool:
 
 
 def closing_table(summary: Mapping[str, Any]) -> Table:
-    """Final accuracy, participation, time by phase, bytes and samples."""
+    """A run's final accuracy, participation, time by phase, bytes and samples."""
     totals = summary["totals"]
     table = Table(show_header=False, box=None, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
@@ -116,9 +119,9 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
 
 
 def sweep_table(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """One line per job with the choices that differ; then mean and deviation over jobs that differ by seed alone.
+    """Print one row per job with the choices that differ, then means and deviations over jobs that differ only by seed.
 
-    A row: labels (keys and values of the command line but the seed), seed, status, summary.
+    Each of `rows` has the keys labels (keys and values of the command line except the seed), seed, status and summary.
     """
     console = console or CONSOLE
     differing = _differing([r["labels"] for r in rows])

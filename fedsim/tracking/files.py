@@ -1,4 +1,4 @@
-"""A run's folder: config.yaml, metrics.jsonl, summary.json. These files are the truth; all else mirrors them."""
+"""The files of a run's folder: config.yaml, metrics.jsonl, summary.json. They are the authoritative record of a run."""
 
 import json
 import math
@@ -18,20 +18,20 @@ TRACE, LOCKS = "trace.jsonl", ".locks"
 
 
 class OutputError(FedsimError):
-    """A run's folder cannot be written (no space, no permission)."""
+    """A run's folder cannot be written (no space, no permission), or another process is using it."""
 
 
 class RunFolder:
-    """The one writer of a run's folder."""
+    """The writer of a run's folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunFolder":
-        """Make `path` for a new run, without what an earlier one left there, and write the config."""
+        """Create `path` for a new run, delete the files that an earlier run left there, and write the config."""
         folder = cls(path)
-        with _told(path):
+        with _write_errors_explained(path):
             path.mkdir(parents=True, exist_ok=True)
             for name in (METRICS, SUMMARY, ERROR, TRACE):
                 (path / name).unlink(missing_ok=True)
@@ -39,21 +39,22 @@ class RunFolder:
         return folder
 
     def append(self, record: Mapping[str, Any], name: str = METRICS) -> None:
-        """One line of a file, handed to the operating system before this returns: it outlives a killed process.
+        """Append `record` as one JSON line to the file `name`.
 
-        It is not forced to the disk, which would take milliseconds: a power cut may cost the last lines.
+        The line is handed to the operating system before this returns, so that it survives a kill of the process. It is
+        not forced to the disk, which would take milliseconds: a power failure may lose the last lines.
         """
-        with _told(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
+        with _write_errors_explained(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(json_ready(record)) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """summary.json; its presence says that the run has ended."""
+        """Write summary.json, whose presence indicates that the run has ended."""
         self.write_text(SUMMARY, json.dumps(json_ready(summary), indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file whole or not at all."""
+        """Write a file atomically: completely or not at all."""
         target, temporary = self.path / name, self.path / f"{name}.tmp"
-        with _told(target):
+        with _write_errors_explained(target):
             try:
                 with temporary.open("w", encoding="utf-8") as file:
                     file.write(text)
@@ -66,12 +67,12 @@ class RunFolder:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """A run's folder, for one process at a time. Raises `OutputError` while another one has it.
+    """Hold the lock of a run's folder. Raises `OutputError` if another process holds it.
 
-    The lock is gone with its process, however that ends.
+    The operating system releases the lock when its process ends, in whatever way.
     """
     lock = FileLock(folder.parent / LOCKS / f"{folder.name}.lock")
-    with _told(folder):
+    with _write_errors_explained(folder):
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
@@ -84,7 +85,7 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _write_errors_explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -94,7 +95,7 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def json_ready(value: Any) -> Any:
-    """Plain JSON values: NumPy and torch numbers and arrays, paths and tuples converted, nan and infinity as None."""
+    """`value` as plain JSON types: converts NumPy and torch values, paths and tuples; nan and infinity become None."""
     if isinstance(value, Mapping):
         return {str(k): json_ready(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):
@@ -109,7 +110,10 @@ def json_ready(value: Any) -> Any:
 
 
 def read_metrics(folder: Path, name: str = METRICS) -> list[dict[str, Any]]:
-    """The records of a run, or another file of such lines; a last line that was cut off is left out."""
+    """The records in metrics.jsonl of a run, or in another file `name` of JSON lines.
+
+    An incomplete last line is ignored; there are no records if the file does not exist.
+    """
     path = folder / name
     if not path.is_file():
         return []
@@ -123,7 +127,7 @@ def read_metrics(folder: Path, name: str = METRICS) -> list[dict[str, Any]]:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The summary of a run, or None if it has not ended (or its summary cannot be read)."""
+    """The summary of a run, or None if the run has not ended or its summary cannot be read."""
     try:
         summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):

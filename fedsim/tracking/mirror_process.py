@@ -1,4 +1,4 @@
-"""The child process in which W&B runs, seen from the run: a queue in front of it and a limit behind it."""
+"""The child process that runs W&B, as used by a run: messages are queued, and waiting for the child is limited."""
 
 import json
 import os
@@ -16,11 +16,11 @@ from typing import Any
 
 COMMAND = (sys.executable, "-m", "fedsim.tracking.wandb_mirror")
 NOT_INHERITED = ("WANDB_RUN_ID", "WANDB_RESUME")
-"""Would make all jobs of a sweep one W&B run."""
+"""Environment variables that would merge all jobs of a sweep into one W&B run."""
 
 
 class MirrorProcess:
-    """Takes messages at any speed; a thread writes them to the child. Only `finish` ever waits."""
+    """Sends messages to the child process from a thread, so that only `finish` waits for the child."""
 
     def __init__(self) -> None:
         self._temporary = tempfile.mkdtemp(prefix="fedsim-wandb-")
@@ -32,7 +32,7 @@ class MirrorProcess:
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment | {"WANDB_ERROR_REPORTING": "false"},
-            start_new_session=True,  # Ctrl-C is the run's
+            start_new_session=True,  # Ctrl-C goes to the run only
         )
         self._queue: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._write, daemon=True).start()
@@ -42,13 +42,13 @@ class MirrorProcess:
         return self._child.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queue a message."""
+        """Queue a message for the child."""
         self._queue.put(message)
 
     def finish(self, seconds: float) -> str:
-        """No more messages: wait at most so long for the child, end it if need be, and return its report.
+        """Close the queue, wait at most `seconds` for the child to end, kill it if it has not, and return its report.
 
-        The report is `done` or says what went wrong.
+        The report is `done` or a description of the failure.
         """
         self._queue.put(None)
         assert self._child.stdout is not None
@@ -59,7 +59,7 @@ class MirrorProcess:
         except subprocess.TimeoutExpired:
             return f"no answer within {seconds:g} s"
         finally:
-            end_with_children(self._child)
+            kill_with_children(self._child)
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _write(self) -> None:
@@ -70,8 +70,11 @@ class MirrorProcess:
                 pipe.flush()
 
 
-def end_with_children(process: "subprocess.Popen[str]") -> None:
-    """Kill a process that has not ended and its children (W&B's service has a session of its own, so no group)."""
+def kill_with_children(process: "subprocess.Popen[str]") -> None:
+    """Kill a process that has not ended, and its children.
+
+    W&B's service runs in its own session, so that killing the process group would not end it.
+    """
     if process.poll() is not None:
         return
     listings = Path(f"/proc/{process.pid}/task").glob("*/children")  # Linux; elsewhere the service watches its parent

@@ -1,4 +1,4 @@
-"""The process that talks to W&B: reads a run as JSON lines from a tracker, or from the folder of a run.
+"""The process that communicates with W&B. It reads a run as JSON lines from a tracker, or from the run's folder.
 
 `python -m fedsim.tracking.wandb_mirror <folder> ...` sends runs again from their files.
 """
@@ -20,7 +20,7 @@ import yaml
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.files import CONFIG, read_metrics, read_summary
 from fedsim.tracking.wandb_mode import resolve_mode
-from fedsim.tracking.wandb_tracker import MAX_SECONDS, numbers, start_of_run
+from fedsim.tracking.wandb_tracker import MAX_SECONDS, scalars, start_message
 
 QUIET = {
     "console": "off",
@@ -32,7 +32,7 @@ QUIET = {
     "x_disable_stats": True,
     "x_save_requirements": False,
 }
-"""W&B records the run alone: no terminal output, code, machine or repository."""
+"""Settings with which W&B records only the run: no terminal output, code, machine or repository."""
 
 SUMMARY_KEYS = (
     *("status", "final_accuracy", "best_accuracy", "wall_seconds", "mean_participation_ratio", "coverage"),
@@ -41,35 +41,35 @@ SUMMARY_KEYS = (
 
 
 def main() -> None:
-    """Mirror standard input (`--pipe <temporary folder>`) or the folders named; say `done` or what went wrong."""
+    """Mirror standard input (`--pipe <temporary folder>`) or the folders in argv; print `done` or the failure."""
     arguments = sys.argv[1:]
     if not arguments:
         sys.exit("usage: python -m fedsim.tracking.wandb_mirror <folder of a run> ...")
-    output = take_stdout()
+    output = claim_stdout()
     piped = arguments[0] == "--pipe"
     temporary = arguments[1] if piped else tempfile.mkdtemp(prefix="fedsim-wandb-")
-    os.environ["TMPDIR"] = tempfile.tempdir = temporary  # what W&B leaves behind goes with it
+    os.environ["TMPDIR"] = tempfile.tempdir = temporary  # W&B's temporary files are deleted with it
     if piped:
-        _end_after_parent(MAX_SECONDS)
-        code = _tell("", map(json.loads, sys.stdin), output)
+        _exit_after_parent(MAX_SECONDS)
+        code = _mirror_and_report("", map(json.loads, sys.stdin), output)
     else:
-        code = max([_tell(f"{folder}: ", replay(Path(folder)), output) for folder in arguments])
+        code = max([_mirror_and_report(f"{folder}: ", replay(Path(folder)), output) for folder in arguments])
     shutil.rmtree(temporary, ignore_errors=True)
     os._exit(code)  # W&B's own exit handlers may hang
 
 
-def _tell(prefix: str, messages: Iterable[dict[str, Any]], output: TextIO) -> int:
+def _mirror_and_report(prefix: str, messages: Iterable[dict[str, Any]], output: TextIO) -> int:
     try:
         report = mirror(messages)
-    except Exception as error:  # whatever W&B raises
+    except Exception as error:  # W&B raises many kinds of errors
         report = _one_line(error)
-    with suppress(OSError):  # the run may be gone
+    with suppress(OSError):  # the run's process may have ended
         print(prefix + report, file=output, flush=True)
     return int(report != "done")
 
 
-def take_stdout() -> TextIO:
-    """Standard output for this module alone: what W&B or its service print goes nowhere and keeps nothing open."""
+def claim_stdout() -> TextIO:
+    """The standard output, reserved for this module: the output of W&B and its service is redirected to /dev/null."""
     own = os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -77,8 +77,8 @@ def take_stdout() -> TextIO:
     return own
 
 
-def _end_after_parent(seconds: float) -> None:
-    """A run that is killed leaves nobody to limit this process, so it limits itself."""
+def _exit_after_parent(seconds: float) -> None:
+    """Exit `seconds` after the parent process has ended: a killed run cannot end this process any more."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -91,15 +91,15 @@ def _end_after_parent(seconds: float) -> None:
 
 
 def mirror(messages: Iterable[dict[str, Any]]) -> str:
-    """Begin a run, log to it and finish it as the messages say: `done`, or why it is only offline.
+    """Begin a W&B run, log to it and finish it, as `messages` say. Returns `done`, or why the run is only offline.
 
-    A run whose messages break off counts as crashed.
+    A run whose messages end without `finish` is marked as crashed.
     """
     run: Any = None
     report = "done"
     for message in messages:
         if "start" in message:
-            run, report = begin(message["start"])
+            run, report = begin_run(message["start"])
         elif "log" in message:
             run.log(message["log"])
         elif "finish" in message:
@@ -112,8 +112,8 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
     return report
 
 
-def begin(start: dict[str, Any]) -> tuple[Any, str]:
-    """A new W&B run, offline where going online fails; `done`, or why it failed."""
+def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
+    """A new W&B run, offline if going online fails, and `done` or the reason of the failure."""
     import wandb
 
     known = wandb.Settings.model_fields
@@ -142,7 +142,7 @@ def _one_line(error: Exception) -> str:
 
 
 def replay(folder: Path) -> Iterator[dict[str, Any]]:
-    """The messages that a run's tracker would have sent."""
+    """The messages that the tracker of a finished run would have sent, from the files in its folder."""
     config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     summary = read_summary(folder) or {"status": "unfinished"}
     info = RunInfo(
@@ -150,9 +150,9 @@ def replay(folder: Path) -> Iterator[dict[str, Any]]:
     )
     node = (config.get("tracker") or {}).get("wandb") or {}
     project, entity, tags = node.get("project", "fedsim"), node.get("entity"), node.get("tags", [])
-    yield {"start": start_of_run(info, resolve_mode("auto"), project, entity, tags, MAX_SECONDS)}
+    yield {"start": start_message(info, resolve_mode("auto"), project, entity, tags, MAX_SECONDS)}
     for record in read_metrics(folder):
-        yield {"log": numbers(record)}
+        yield {"log": scalars(record)}
     yield {"finish": summary}
 
 

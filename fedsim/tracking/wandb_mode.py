@@ -1,4 +1,4 @@
-"""Whether W&B is wanted, read as W&B itself would read it, without importing it (that takes a second)."""
+"""The mode of W&B, determined from its settings as W&B would, without importing it (which takes a second)."""
 
 import configparser
 import netrc
@@ -11,20 +11,20 @@ MODES = ("online", "offline", "disabled")
 
 
 def resolve_mode(mode: str) -> str:
-    """`online`, `offline` or `disabled`. `auto` is what the user told W&B, or else online where there is a key."""
+    """`online`, `offline` or `disabled`. `auto`: the mode configured in W&B, else online if there is an API key."""
     if mode != "auto":
         return mode
-    return told_mode() or ("online" if has_key() else "offline")
+    return configured_mode() or ("online" if has_key() else "offline")
 
 
-def told_mode() -> str | None:
-    """The mode of WANDB_MODE or of `wandb offline`; None where neither says one."""
-    wanted = os.environ.get("WANDB_MODE") or user_settings().get("mode")
-    return wanted if wanted in MODES else None
+def configured_mode() -> str | None:
+    """The mode set by WANDB_MODE or `wandb offline`, or None."""
+    mode = os.environ.get("WANDB_MODE") or user_settings().get("mode")
+    return mode if mode in MODES else None
 
 
 def has_key() -> bool:
-    """Whether W&B would find credentials; they are not kept."""
+    """Whether W&B would find credentials. They are not stored."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     settings = user_settings()
@@ -37,7 +37,7 @@ def has_key() -> bool:
 
 
 def user_settings() -> dict[str, str]:
-    """W&B's settings files: the user's, overridden by that of the working folder. Faulty ones count as empty."""
+    """W&B's settings: the user's file, overridden by that of the working folder; invalid files are ignored."""
     settings: dict[str, str] = {}
     home = os.environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb"
     for folder in (Path(home), Path("wandb")):

@@ -1,5 +1,8 @@
-"""Weights & Biases, at arm's length: a process of its own talks to it (`wandb_mirror`), so that it can neither stop,
-hang nor change a run. This module never imports it."""
+"""The tracker for Weights & Biases (W&B).
+
+A separate process (`wandb_mirror`) communicates with W&B, so that W&B can neither stop nor delay nor change a run. This
+module does not import W&B.
+"""
 
 import os
 from collections.abc import Mapping
@@ -10,17 +13,17 @@ from fedsim.errors import check, positive, rule
 from fedsim.tracking.base import RunInfo, Tracker
 from fedsim.tracking.files import json_ready
 from fedsim.tracking.mirror_process import MirrorProcess
-from fedsim.tracking.wandb_mode import resolve_mode, told_mode
+from fedsim.tracking.wandb_mode import configured_mode, resolve_mode
 
 MAX_SECONDS = 20.0
 
 
 class WandbTracker(Tracker):
-    """One finished W&B run for each run: group = the run's name, job_type = its selector, `round` as the step.
+    """Makes one W&B run of each run: group = the run's name, job_type = its selector, step = `round`.
 
-    `mode: auto` goes online where a key is found (WANDB_API_KEY, netrc, W&B's settings) and else logs offline in the
-    run's folder, from where `wandb sync` sends it; WANDB_MODE and `wandb offline`, where used, replace `auto`. A run
-    waits for W&B once, at its end, for at most `timeout` seconds. What went wrong is told then and counted.
+    `mode: auto` is online if an API key is found (WANDB_API_KEY, netrc, W&B's settings), else offline, with records in
+    the run's folder that `wandb sync` can send; WANDB_MODE and `wandb offline` take precedence over `auto`. The run
+    waits for W&B only at its end, for at most `timeout` seconds; failures are then reported and counted.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class WandbTracker(Tracker):
         )
         self.mode = resolve_mode(mode)
         self.project, self.entity, self.tags, self.timeout = project, entity, tags, timeout
-        self._no_key = mode == "auto" and self.mode == "offline" and told_mode() is None
+        self._no_key = mode == "auto" and self.mode == "offline" and configured_mode() is None
         self._process: MirrorProcess | None = None
         self._notice: str | None = None
         self._degraded = 0
@@ -62,11 +65,13 @@ class WandbTracker(Tracker):
                 "('wandb login' turns it on, tracker.wandb.mode=disabled off)"
             )
         self._process = MirrorProcess()
-        self._process.send({"start": start_of_run(info, self.mode, self.project, self.entity, self.tags, self.timeout)})
+        self._process.send(
+            {"start": start_message(info, self.mode, self.project, self.entity, self.tags, self.timeout)}
+        )
 
     def log(self, record: Mapping[str, Any]) -> None:
         if self._process is not None:
-            self._process.send({"log": numbers(record)})
+            self._process.send({"log": scalars(record)})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         if self._process is None:
@@ -80,14 +85,14 @@ class WandbTracker(Tracker):
 
 
 def resend_command(folder: Path) -> str:
-    """The command that sends a run from its files."""
+    """The command that sends a run to W&B from its files."""
     return f"python -m fedsim.tracking.wandb_mirror {folder}"
 
 
-def start_of_run(
+def start_message(
     info: RunInfo, mode: str, project: str, entity: str | None, tags: list[str], timeout: float
 ) -> dict[str, Any]:
-    """What the mirror needs to begin a run."""
+    """The message from which the mirror process begins a W&B run."""
     return {
         "mode": mode,
         "project": project,
@@ -102,6 +107,6 @@ def start_of_run(
     }
 
 
-def numbers(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The scalars of a record that were measured."""
+def scalars(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers in a record; values that were not measured (None) are left out."""
     return {k: v for k, v in json_ready(record).items() if isinstance(v, int | float)}

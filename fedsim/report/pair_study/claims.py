@@ -72,7 +72,7 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
     if len(seeds) < MIN_SEEDS:
         return [JudgedRow("pncs.table1", "Table I", TEXTS["best"], "-", "undecided", f"{len(seeds)} seeds")]
     folds = [Fold.of(list(names), conditions, seed) for seed in seeds]
-    found = [
+    judged = [
         _negative(folds),
         _against_random(folds, None),
         *(_against_random(folds, setting) for setting in sorted({c.setting for c in conditions}, key=sort_key)),
@@ -81,8 +81,8 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
         _best_power(folds),
         *_smaller_but_wider(folds),
     ]
-    tested = iter(holm_corrected([claim.evidence for claim in found if isinstance(claim, _Tested)]))
-    return [claim.judged(next(tested)) if isinstance(claim, _Tested) else claim for claim in found]
+    tested = iter(holm_corrected([claim.evidence for claim in judged if isinstance(claim, _Tested)]))
+    return [claim.judged(next(tested)) if isinstance(claim, _Tested) else claim for claim in judged]
 
 
 def claims_table(rows: Sequence[JudgedRow]) -> Table:
@@ -143,11 +143,11 @@ class Fold:
     def relative_losses(self, conditions: Sequence[Condition]) -> Floats:
         """Relative losses [F, len(conditions)] of the pair that each feature picks in each condition."""
         negative = np.array([w[0] < 0 for w in self.alone])
-        found = []
+        losses = []
         for c in conditions:
             picked = np.where(negative, c.features.argmin(0), c.features.argmax(0))
-            found.append(1 - c.labels[picked])
-        return np.array(found, dtype=np.float64).T
+            losses.append(1 - c.labels[picked])
+        return np.array(losses, dtype=np.float64).T
 
     @property
     def pncs(self) -> int:

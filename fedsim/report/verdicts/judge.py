@@ -66,13 +66,13 @@ class Unjudged:
 
 def judge_all(groups: Sequence[Group]) -> list[tuple[Publication, list[Judged]]]:
     """The judgements for every publication about the groups' presets and sizes."""
-    found = []
+    judgements = []
     for preset, scale in made_with(groups):
         ours = [g for g in groups if (g.choices.get("preset"), g.choices.get("scale", "full")) == (preset, scale)]
         for publication in publications_about(preset, scale):
             protocol = protocol_of(preset, scale, publication.substitutes)
-            found.append((publication, judge(publication, ours, protocol)))
-    return found
+            judgements.append((publication, judge(publication, ours, protocol)))
+    return judgements
 
 
 def judge(publication: Publication, groups: Sequence[Group], protocol: Protocol | None) -> list[Judged]:
@@ -96,8 +96,8 @@ class _JudgedGroups:
 
     def find(self, wanted: Mapping[str, str]) -> Group | None:
         """The group that made these choices; of several, the one that deviates least from the preset."""
-        found = [group for group in self.groups if matches(group, wanted)]
-        return min(found, key=lambda group: len(self.deviations(group)), default=None)
+        matching = [group for group in self.groups if matches(group, wanted)]
+        return min(matching, key=lambda group: len(self.deviations(group)), default=None)
 
     def deviations(self, group: Group) -> list[str]:
         return [] if self.protocol is None else self.protocol.deviations(group)
@@ -123,8 +123,8 @@ class _JudgedGroups:
 
 def values_by_seed(group: Group, measure: str) -> dict[int, float]:
     """A measure of the group's finished runs by seed, without runs for which it does not exist."""
-    found = {run.seed: find_measure(measure)(run) for run in group.complete}
-    return {seed: value for seed, value in found.items() if value is not None}
+    values = {run.seed: find_measure(measure)(run) for run in group.complete}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 # --- numbers -------------------------------------------------------------------------------------------------------
@@ -163,11 +163,11 @@ def _number_objection(group: Group, cases: _JudgedGroups) -> str | None:
 
 def _judge_claims(claims: Sequence[tuple[Claim, Group]], cases: _JudgedGroups) -> list[Judged]:
     """Judge bounds by counting seeds, and all other claims by tests that are corrected together."""
-    found = [_examine(claim, group, cases) for claim, group in claims]
-    tested = iter(holm_corrected([one for one in found if isinstance(one, Evidence)]))
+    results = [_examine(claim, group, cases) for claim, group in claims]
+    tested = iter(holm_corrected([result for result in results if isinstance(result, Evidence)]))
     return [
-        _to_judged(claim, next(tested) if isinstance(one, Evidence) else one, cases.remark(group))
-        for (claim, group), one in zip(claims, found, strict=True)
+        _to_judged(claim, next(tested) if isinstance(result, Evidence) else result, cases.remark(group))
+        for (claim, group), result in zip(claims, results, strict=True)
     ]
 
 
@@ -228,8 +228,8 @@ def _trend_values(claim: Claim, wanted: Mapping[str, str], cases: _JudgedGroups)
     other = None if claim.minus is None else cases.find({**wanted, **claim.minus})
     if group is None or (claim.minus is not None and other is None):
         return Unjudged(f"no runs at {claim.grows_with}={wanted[str(claim.grows_with)]}")
-    for one in (group, *([other] if other else [])):
-        if (reason := cases.objection(one)) is not None:
+    for candidate in (group, *([other] if other else [])):
+        if (reason := cases.objection(candidate)) is not None:
             return Unjudged(reason)
     values = values_by_seed(group, claim.measure)
     if other is None:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,9 +78,11 @@ class Checkpoints:
             return waited and (wall_seconds - self._saved_wall) * LARGEST_SHARE >= self._cost
         return self.every is not None and round % self.every == 0
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write `checkpoint`; the one before it is kept. Raises `FedsimError` if that cannot be done."""
+    def save(self, make: Callable[[], Checkpoint]) -> None:
+        """Write the checkpoint that `make` gives; the one before it is kept. Raises `FedsimError` if that cannot be
+        done."""
         start = time.monotonic()
+        checkpoint = make()
         self.folder.write_bytes(NEWEST, pack(self.identity, vars(checkpoint)), keep_as=PREVIOUS)
         self._saved_at = time.monotonic()
         self._cost, self._saved_wall = self._saved_at - start, checkpoint.state["wall_seconds"]

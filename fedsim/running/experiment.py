@@ -258,18 +258,16 @@ def _run_rounds(
 ) -> tuple[str, str | None, BaseException | None]:
     """The status, its reason in words, and the exception that ended the rounds."""
 
-    def save() -> None:
-        state = simulation.state_dict()
-        checkpoints.save(
-            Checkpoint(state, folder.lengths(), progress.initial_accuracy, progress.started, plan.settings.overwrite)
-        )
+    def checkpoint() -> Checkpoint:
+        state, began = simulation.state_dict(), (progress.initial_accuracy, progress.started)
+        return Checkpoint(state, folder.lengths(), *began, plan.settings.overwrite)
 
     num_rounds = plan.settings.num_rounds
     try:
         while simulation.round < num_rounds:
             if STOP.status is not None:
                 if simulation.round:
-                    save()
+                    checkpoints.save(checkpoint)
                 return STOP.status, f"asked to end after round {simulation.round}; the same command goes on", None
             entry = simulation.step()
             progress.records.append(entry)
@@ -278,7 +276,7 @@ def _run_rounds(
                 folder.append({"round": entry.round, **trace}, TRACE)
             trackers.log(entry.as_dict())
             if STOP.status is None and entry.round < num_rounds and checkpoints.due(entry.round, entry.wall_seconds):
-                save()
+                checkpoints.save(checkpoint)
     except DivergedError as reason:
         return "diverged", str(reason), reason
     except KeyboardInterrupt as reason:

@@ -112,8 +112,8 @@ def measured(name: str) -> bool:
     head, _, argument = name.partition("@")
     if argument:
         float(argument)
-        return head in published.WITH_ARGUMENT
-    return head in published.PLAIN
+        return head in published.MEASURES_WITH_ARGUMENT
+    return head in published.MEASURES
 
 
 @cache
@@ -131,7 +131,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def is_run(presets: Sequence[str], about: Mapping[str, str]) -> bool:
     return any(
-        all(published._same(run.get(key), str(value)) for key, value in about.items())
+        all(published._equal(run.get(key), str(value)) for key, value in about.items())
         for preset in presets
         for run in plans(preset)
     )

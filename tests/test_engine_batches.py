@@ -101,9 +101,10 @@ def test_schedules_are_joined_row_by_row() -> None:
 
 def test_padding_repeats_a_sample_of_the_same_client() -> None:
     """So that another client's non-finite sample cannot reach it."""
-    made = schedule([9, 5], LocalWork(1, None, 4))
+    made = schedule([9, 5, 2], LocalWork(1, None, 4))
     assert set(made.positions[0].ravel()) <= set(range(100, 109))
     assert set(made.positions[1, :2].ravel()) <= set(range(200, 205))
+    assert set(made.positions[2, 0].ravel()) <= {300, 301}
 
 
 def test_a_schedule_is_no_wider_than_the_largest_batch() -> None:

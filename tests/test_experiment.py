@@ -199,3 +199,13 @@ def test_a_failure_is_in_the_summary_with_its_reason(here: Path, monkeypatch: py
 
 def test_trackers_are_told_the_runs_own_seed(here: Path) -> None:
     assert experiment._run_info(plan("seed=7"), here, True).seed == 7
+
+
+def test_a_model_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+    for module in (assembly, prepared_data):
+        build_model = prepared_data.build_model
+        monkeypatch.setattr(module, "build_model", lambda *a, of=build_model: (built.append(a[0]), of(*a))[1])
+    prepared_data._latest.clear()
+    build(plan())
+    assert len(built) == 1

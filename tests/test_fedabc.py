@@ -88,7 +88,7 @@ def test_participation_that_the_files_of_thresholds_state(name: str, percent: in
     counts = [10] + [rule.count(np.full(10, 0.1), t, 20) for t in range(1, 20)]
     assert sum(counts) == 2 * percent
     text = (CONF / f"{name}.yaml").read_text()
-    assert re.findall(r"(\d+)%", text) == [str(percent)]
+    assert re.findall(r"(\d+) %", text) == [str(percent)]
 
 
 def test_lambda_lets_more_in_as_eta_grows() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedsim.report.pair_study.analysis import Condition, pick
-from fedsim.report.pair_study.claims import Fold, judge_conditions, judge_table_one, table_one_claims
+from fedsim.report.pair_study.claims import Fold, claims_table, judge_conditions, judge_runs
 from fedsim.report.runs import Run
 
 NAMES = ["cos_4", "cos_2", "norm_2 sum"]
@@ -92,9 +92,9 @@ def test_claims_are_tested_seed_by_seed_and_corrected_together() -> None:
     assert all(one.ours is not None and one.ours.num == 5 for one in tested)
     assert all(one.holm_for >= one.p_for for one in tested)
     assert rows["rank"].detail == "holds for 5 of 5 seeds (share 0.48 to 1.00)"
-    table = table_one_claims(list(rows.values()))
+    table = claims_table(list(rows.values()))
     assert [row[5] for row in table.rows] == [row.verdict for row in rows.values()]
 
 
 def test_runs_without_a_trace_are_not_judged(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    assert judge_table_one([Run(tmp_path, {}, {})]) == []
+    assert judge_runs([Run(tmp_path, {}, {})]) == []

@@ -9,7 +9,7 @@ import pytest
 
 from fedsim.cli import run
 from fedsim.report.__main__ import main
-from fedsim.report.pair_study.analysis import Condition, Scale, fit, labels_of, pick, split_by_seed, table_one
+from fedsim.report.pair_study.analysis import Condition, Scale, fit, labels_of, make_tables, pick, split_by_seed
 from fedsim.report.runs import Run
 from fedsim.selectors.tools.pair_features import pair_features
 from fedsim.selectors.tools.power_norm import similarities
@@ -103,4 +103,4 @@ def test_the_study_through_the_command(
 
 
 def test_runs_without_a_trace_make_no_table(tmp_path: Path) -> None:
-    assert table_one([Run(tmp_path, {}, {})]) == []
+    assert make_tables([Run(tmp_path, {}, {})]) == []

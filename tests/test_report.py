@@ -15,13 +15,13 @@ from fedsim.errors import FedsimError
 from fedsim.report import measures
 from fedsim.report.__main__ import main
 from fedsim.report.groups import group_runs
-from fedsim.report.panels import panels_of
+from fedsim.report.panels import make_panels
 from fedsim.report.runs import Run, read_runs
 from fedsim.report.tables import results, times
 from fedsim.report.tables.table import Table
 from fedsim.report.verdicts import published
 from fedsim.report.verdicts.judge import judge
-from fedsim.report.verdicts.published import Claim, Publication, measure_of
+from fedsim.report.verdicts.published import Claim, Publication, find_measure
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
 
@@ -146,7 +146,7 @@ def test_groups_are_named_by_what_differs(tmp_path: Path) -> None:
     write_run(tmp_path, [0.1, 0.2], [[0], [1]], lr=0.5)
     names = {g.name for g in group_runs(read_runs(tmp_path))}
     assert names == {"gpfl", "random 0.1", "random 0.5"}
-    (panel,) = panels_of(group_runs(read_runs(tmp_path)))
+    (panel,) = make_panels(group_runs(read_runs(tmp_path)))
     assert set(panel.lines) == {"gpfl", "random lr=0.1", "random lr=0.5"} or len(panel.lines) == 3
 
 
@@ -156,7 +156,7 @@ def test_values_of_the_partition_make_panels(tmp_path: Path) -> None:
             write_run(
                 tmp_path / str(shards), [0.1], [[0]], choices={"selector": selector}, partition={"shards": shards}
             )
-    panels = panels_of(group_runs(read_runs(tmp_path)))
+    panels = make_panels(group_runs(read_runs(tmp_path)))
     assert [(p.title, list(p.lines)) for p in panels] == [
         ("shards=2", ["random", "gpfl"]),
         ("shards=10", ["random", "gpfl"]),
@@ -355,7 +355,7 @@ def test_everything_published_can_be_measured_and_is_about_what_presets_run() ->
     for publication in published.publications():
         assert publication.numbers or publication.claims
         for one in (*publication.numbers, *publication.claims):
-            assert callable(measure_of(one.measure))
+            assert callable(find_measure(one.measure))
             for group, choice in one.about.items():
                 assert "." in group or not (conf / group).is_dir() or (conf / group / f"{choice}.yaml").is_file(), (
                     one.id

@@ -9,8 +9,8 @@ import pytest
 from fedsim.report.statistics import Difference, Estimate, differences
 from fedsim.report.verdicts.rules import (
     Evidence,
-    corrected,
     exceeds,
+    holm_corrected,
     is_level,
     judge_bound,
     judge_number,
@@ -27,7 +27,7 @@ def apart(*values: float) -> Difference:
 
 
 def verdict(evidence: Evidence) -> str:
-    (alone,) = corrected([evidence])
+    (alone,) = holm_corrected([evidence])
     return alone.verdict
 
 
@@ -84,10 +84,12 @@ def test_trends_are_slopes_of_seeds() -> None:
 def test_claims_are_corrected_together() -> None:
     borderline = exceeds(0.0, {"a": apart(0.02, 0.04, 0.03)})  # one-sided p = .018
     assert verdict(borderline) == "reproduced"
-    many = corrected([borderline] * 5)
+    many = holm_corrected([borderline] * 5)
     assert {one.verdict for one in many} == {"undecided"}
     assert many[0].p_for == borderline.p_for
-    assert corrected([Evidence(None), borderline])[1].verdict == "reproduced"  # what was not tested counts for nothing
+    assert (
+        holm_corrected([Evidence(None), borderline])[1].verdict == "reproduced"
+    )  # what was not tested counts for nothing
 
 
 TRIALS = 600

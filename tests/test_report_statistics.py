@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from fedsim.report.statistics import differences, estimate, holm, paired, reach_in_sd, share_interval, sign_flip_test
+from fedsim.report.statistics import (
+    differences,
+    estimate,
+    half_width_in_sd,
+    holm,
+    paired,
+    share_interval,
+    sign_flip_test,
+)
 
 TRIALS = 3000
 
@@ -77,7 +85,7 @@ def test_the_exact_interval_of_a_share() -> None:
 
 
 def test_how_far_an_interval_reaches() -> None:
-    assert reach_in_sd(3) == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
+    assert half_width_in_sd(3) == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
 
 
 @pytest.mark.parametrize("draw", ["normal", "uniform", "laplace"])

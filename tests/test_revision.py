@@ -176,7 +176,7 @@ def test_a_runs_summary_has_it_as_it_was_before_the_rounds(
 
 def test_weights_and_biases_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     run = SimpleNamespace(summary={}, finish=lambda exit_code: None)
-    monkeypatch.setattr("fedsim.tracking.wandb_mirror.begin", lambda start: (run, "done"))
+    monkeypatch.setattr("fedsim.tracking.wandb_mirror.begin_run", lambda start: (run, "done"))
     recorded = {"commit": "0" * 40, "dirty": False}
     mirror([{"start": {}}, {"finish": {"status": "done", "revision": recorded}}])
     assert run.summary["revision"] == recorded

@@ -1,4 +1,4 @@
-"""`python -m fedsim.report <folder or preset>`: tables on the terminal, and all of it in <folder>/report/.
+"""`python -m fedsim.report <folder or preset>`: prints tables, and writes the whole report to <folder>/report/.
 
     python -m fedsim.report outputs/default
     python -m fedsim.report gpfl_table2_fmnist          # the preset's folder below outputs/
@@ -20,18 +20,18 @@ from rich.console import Console
 from fedsim.errors import FedsimError
 from fedsim.report.figures import all_plots
 from fedsim.report.groups import Group, group_runs
-from fedsim.report.html_page import page
-from fedsim.report.pair_study.analysis import table_one
-from fedsim.report.pair_study.claims import judge_table_one, table_one_claims
-from fedsim.report.panels import Panel, panels_of
+from fedsim.report.html_page import html_page
+from fedsim.report.pair_study.analysis import make_tables
+from fedsim.report.pair_study.claims import claims_table, judge_runs
+from fedsim.report.panels import Panel, make_panels
 from fedsim.report.runs import read_runs
-from fedsim.report.summary import compare, summary_of
+from fedsim.report.summary import compare_summaries, make_summary
 from fedsim.report.tables import papers, results, times
 from fedsim.report.tables.table import Table
 from fedsim.report.verdicts.judge import Judged, judge_all
 
-WIDE = 180
-"""Columns where there is no terminal."""
+DEFAULT_WIDTH = 180
+"""Width of the output in characters if it is not a terminal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--against", type=Path, help="an earlier summary.json to compare with")
     options = parser.parse_args(argv)
     try:
-        folder = folder_of(options.folder, options.output_dir)
+        folder = find_folder(options.folder, options.output_dir)
         report(folder, options.to, figures=not options.no_figures, against=options.against)
     except FedsimError as error:
         Console(stderr=True, highlight=False).print(f"fedsim.report: {error}", soft_wrap=True, markup=False)
@@ -51,44 +51,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def folder_of(name: str, output_dir: Path) -> Path:
-    """A folder as it is, or that of a preset."""
-    found = next((path for path in (Path(name), output_dir / name) if path.is_dir()), None)
-    if found is None:
+def find_folder(name: str, output_dir: Path) -> Path:
+    """The folder `name`, or that of the preset `name` below `output_dir`. Raises `FedsimError` if neither exists."""
+    path = next((path for path in (Path(name), output_dir / name) if path.is_dir()), None)
+    if path is None:
         raise FedsimError(f"{name}: neither a folder nor a preset with results in {output_dir}/; run it first")
-    return found
+    return path
 
 
 def report(folder: Path, to: Path | None = None, *, figures: bool = True, against: Path | None = None) -> None:
-    """Read all runs below `folder`, print the tables, and write everything to `to`."""
+    """Read all runs below `folder`, print the tables, and write the report to `to` (None: <folder>/report)."""
     runs = read_runs(folder)
     groups = group_runs(runs)
-    panels = panels_of(groups)
+    panels = make_panels(groups)
     compared = judge_all(groups)
-    judged = [one for _, some in compared for one in some]
-    pair_rows = judge_table_one(runs)
-    verdicts = {one.printed.id: one.verdict for one in judged} | {row.id: row.verdict for row in pair_rows}
-    summary = summary_of(groups, verdicts)
-    pair_tables = [*([table_one_claims(pair_rows)] if pair_rows else []), *table_one(runs)]
-    made = [*all_tables(groups, panels, judged), *pair_tables]
+    judged = [judgement for _, judgements in compared for judgement in judgements]
+    pair_rows = judge_runs(runs)
+    verdicts = {judgement.printed.id: judgement.verdict for judgement in judged}
+    verdicts |= {row.id: row.verdict for row in pair_rows}
+    summary = make_summary(groups, verdicts)
+    pair_tables = [*([claims_table(pair_rows)] if pair_rows else []), *make_tables(runs)]
+    tables = [*all_tables(groups, panels, judged), *pair_tables]
     if against is not None:
-        made.append(compare(summary, read_earlier(against)))
+        tables.append(compare_summaries(summary, read_summary_file(against)))
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=WIDE)
-    for table in made:
+        console = Console(highlight=False, width=DEFAULT_WIDTH)
+    for table in tables:
         console.print(table.rich())
     target = to or folder / "report"
-    write(target, made)
+    write(target, tables)
     plots = {plot.save(target / "figures"): plot for plot in (all_plots(panels) if figures else [])}
-    html = page(folder.resolve().name, runs, made, plots, [publication for publication, _ in compared])
+    html = html_page(folder.resolve().name, runs, tables, plots, [publication for publication, _ in compared])
     (target / "report.html").write_text(html, encoding="utf-8")
     (target / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     console.print(f"report in {target}", soft_wrap=True, markup=False)
 
 
-def read_earlier(path: Path) -> dict[str, Any]:
-    """The summary of another report. Raises `FedsimError` where it is none."""
+def read_summary_file(path: Path) -> dict[str, Any]:
+    """The summary.json of another report. Raises `FedsimError` if the file is not one."""
     try:
         earlier = json.loads(path.read_text(encoding="utf-8"))
         return {"groups": earlier["groups"], "verdicts": earlier["verdicts"]}
@@ -97,8 +98,8 @@ def read_earlier(path: Path) -> dict[str, Any]:
 
 
 def all_tables(groups: Sequence[Group], panels: Sequence[Panel], judged: Sequence[Judged]) -> list[Table]:
-    """Verdicts first where there are any; tables without rows are left out."""
-    made = [
+    """All tables that have rows; those with verdicts come first."""
+    tables = [
         papers.numbers(judged),
         papers.claims(judged),
         results.overview(groups),
@@ -109,14 +110,14 @@ def all_tables(groups: Sequence[Group], panels: Sequence[Panel], judged: Sequenc
         times.phases(groups),
         times.selection_times(groups),
     ]
-    return [table for table in made if table.rows]
+    return [table for table in tables if table.rows]
 
 
-def write(target: Path, made: Sequence[Table]) -> None:
-    """tables.md, and each table as .tex and .csv."""
+def write(target: Path, tables: Sequence[Table]) -> None:
+    """Write tables.md, and each table as .tex and .csv, to the folder `target`."""
     target.mkdir(parents=True, exist_ok=True)
-    (target / "tables.md").write_text("\n".join(table.markdown() for table in made), encoding="utf-8")
-    for table in made:
+    (target / "tables.md").write_text("\n".join(table.markdown() for table in tables), encoding="utf-8")
+    for table in tables:
         (target / f"{table.name}.tex").write_text(table.latex(), encoding="utf-8")
         (target / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
 

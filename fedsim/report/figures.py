@@ -1,4 +1,4 @@
-"""Figures: one panel for each setting, one line for each method; mean over seeds with the range of the seeds."""
+"""Figures with one panel per setting and one line per method: means over seeds, with the range of the seeds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,21 +32,21 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 0.9,
     "figure.constrained_layout.use": True,
 }
-MOST_LINES = 10
-"""Lines that the colours of one cycle can tell apart; beyond, dashes are added."""
+NUM_COLOURS = 10
+"""Number of colours in a cycle; further lines repeat them with other line styles."""
 BINS = 30
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, the name of its files, and what it shows."""
+    """A figure, the name of its files, and its caption."""
 
     name: str
     caption: str
     figure: Figure
 
     def save(self, folder: Path) -> Path:
-        """PNG and PDF; the path of the PNG."""
+        """Write it as PNG and PDF to `folder` and close it; returns the path of the PNG."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.png"
         self.figure.savefig(path, dpi=130)
@@ -56,17 +56,21 @@ class Plot:
 
 
 def all_plots(panels: Sequence[Panel]) -> list[Plot]:
-    """Those that the runs have numbers for."""
+    """All figures for which the runs have data."""
     panels = [p for p in panels if any(group.complete for group in p.lines.values())]
     if not panels:
         return []
     with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
         plots = [
-            _curves("accuracy_rounds", panels, "Test accuracy against rounds", _against_rounds),
-            _curves("accuracy_bytes", panels, "Test accuracy against bytes, both ways", _against("GB", _gigabytes)),
-            _curves("accuracy_samples", panels, "Test accuracy against samples passed by clients", _by_samples),
-            _curves("coverage", panels, "Share of clients that have been selected", _coverage),
-            _curves("participation", panels, "Share of clients that upload", _participation),
+            _curves("accuracy_rounds", panels, "Test accuracy against rounds", _draw_against_rounds),
+            _curves(
+                "accuracy_bytes", panels, "Test accuracy against bytes, both ways", _draw_against("GB", _gigabytes)
+            ),
+            _curves(
+                "accuracy_samples", panels, "Test accuracy against samples passed by clients", _draw_against_samples
+            ),
+            _curves("coverage", panels, "Share of clients that have been selected", _draw_coverage),
+            _curves("participation", panels, "Share of clients that upload", _draw_participation),
             _histograms(panels),
             _phase_bars(panels),
             _partitions(panels),
@@ -78,11 +82,11 @@ Draw = Callable[[Axes, Sequence[Run], dict[str, Any]], None]
 
 
 def _curves(name: str, panels: Sequence[Panel], caption: str, draw: Draw) -> Plot:
-    figure, axes = _grid(panels)
+    figure, axes = _make_axes(panels)
     for panel, ax in zip(panels, axes, strict=True):
         for number, (line, group) in enumerate(panel.lines.items()):
             if group.complete:
-                draw(ax, group.complete, {"label": line, **_look(number)})
+                draw(ax, group.complete, {"label": line, **_line_style(number)})
         ax.set_title(panel.title)
         if ax.get_xlabel() == "round" and ax.get_xscale() == "linear":
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -90,19 +94,19 @@ def _curves(name: str, panels: Sequence[Panel], caption: str, draw: Draw) -> Plo
     return Plot(name, f"{caption}: mean over seeds, and their range.", figure)
 
 
-def _against_rounds(ax: Axes, runs: Sequence[Run], look: dict[str, Any]) -> None:
-    values = _stack(runs, lambda run: run.series("test_accuracy"))
+def _draw_against_rounds(ax: Axes, runs: Sequence[Run], style: dict[str, Any]) -> None:
+    values = _stack_series(runs, lambda run: run.series("test_accuracy"))
     measured = np.isfinite(values).any(0)
-    _band(ax, np.flatnonzero(measured) + 1.0, values[:, measured], look)
+    _plot_mean_and_range(ax, np.flatnonzero(measured) + 1.0, values[:, measured], style)
     ax.set(xlabel="round", ylabel="test accuracy")
 
 
-def _against(unit: str, amount: Callable[[Run], Floats]) -> Draw:
-    def draw(ax: Axes, runs: Sequence[Run], look: dict[str, Any]) -> None:
-        values = _stack(runs, lambda run: run.series("test_accuracy"))
-        spent = _stack(runs, lambda run: np.cumsum(amount(run))).mean(0)
+def _draw_against(unit: str, amount: Callable[[Run], Floats]) -> Draw:
+    def draw(ax: Axes, runs: Sequence[Run], style: dict[str, Any]) -> None:
+        values = _stack_series(runs, lambda run: run.series("test_accuracy"))
+        spent = _stack_series(runs, lambda run: np.cumsum(amount(run))).mean(0)
         measured = np.isfinite(values).any(0)
-        _band(ax, spent[measured], values[:, measured], look)
+        _plot_mean_and_range(ax, spent[measured], values[:, measured], style)
         ax.set(xlabel=unit, ylabel="test accuracy")
 
     return draw
@@ -112,27 +116,27 @@ def _gigabytes(run: Run) -> Floats:
     return (run.series("bytes_down") + run.series("bytes_up")) / 1e9
 
 
-def _by_samples(ax: Axes, runs: Sequence[Run], look: dict[str, Any]) -> None:
-    _against("million samples", lambda run: (run.series("train_samples") + run.series("forward_samples")) / 1e6)(
-        ax, runs, look
+def _draw_against_samples(ax: Axes, runs: Sequence[Run], style: dict[str, Any]) -> None:
+    _draw_against("million samples", lambda run: (run.series("train_samples") + run.series("forward_samples")) / 1e6)(
+        ax, runs, style
     )
 
 
-def _coverage(ax: Axes, runs: Sequence[Run], look: dict[str, Any]) -> None:
-    values = _stack(runs, lambda run: run.series("coverage"))
-    _band(ax, np.arange(values.shape[1]) + 1.0, values, look)
+def _draw_coverage(ax: Axes, runs: Sequence[Run], style: dict[str, Any]) -> None:
+    values = _stack_series(runs, lambda run: run.series("coverage"))
+    _plot_mean_and_range(ax, np.arange(values.shape[1]) + 1.0, values, style)
     ax.set(xlabel="round", ylabel="covered", ylim=(0, 1.03), xscale="log")
 
 
-def _participation(ax: Axes, runs: Sequence[Run], look: dict[str, Any]) -> None:
-    values = _stack(runs, lambda run: run.series("participation_ratio"))
-    _band(ax, np.arange(values.shape[1]) + 1.0, values, look)
+def _draw_participation(ax: Axes, runs: Sequence[Run], style: dict[str, Any]) -> None:
+    values = _stack_series(runs, lambda run: run.series("participation_ratio"))
+    _plot_mean_and_range(ax, np.arange(values.shape[1]) + 1.0, values, style)
     ax.set(xlabel="round", ylabel="participation ratio", ylim=(0, 1.03))
 
 
 def _histograms(panels: Sequence[Panel]) -> Plot:
-    """How many clients were selected how often, over all seeds."""
-    figure, axes = _grid(panels)
+    """Histograms of how often clients were selected, over all seeds."""
+    figure, axes = _make_axes(panels)
     for panel, ax in zip(panels, axes, strict=True):
         counts = {
             line: np.concatenate([r.selections for r in g.complete]) for line, g in panel.lines.items() if g.complete
@@ -142,19 +146,19 @@ def _histograms(panels: Sequence[Panel]) -> Plot:
         for number, (line, values) in enumerate(counts.items()):
             seeds = len(panel.lines[line].complete)
             heights, _ = np.histogram(values, edges)
-            ax.stairs(heights / seeds, edges, label=line, **_look(number))
+            ax.stairs(heights / seeds, edges, label=line, **_line_style(number))
         ax.set(xlabel="selections of a client", ylabel="clients", title=panel.title)
     _legend(axes)
     return Plot("selections", "How often clients were selected: clients per bar, mean over seeds.", figure)
 
 
 def _phase_bars(panels: Sequence[Panel]) -> Plot:
-    figure, axes = _grid(panels)
+    figure, axes = _make_axes(panels)
     for panel, ax in zip(panels, axes, strict=True):
         done = {line: group for line, group in panel.lines.items() if group.complete}
         left = np.zeros(len(done))
         for phase in PHASES:
-            spent = np.array([_per_200_rounds(group, phase) for group in done.values()])
+            spent = np.array([_seconds_of_200_rounds(group, phase) for group in done.values()])
             ax.barh(list(done), spent, left=left, label=phase, height=0.6)
             left += spent
         ax.invert_yaxis()
@@ -163,18 +167,18 @@ def _phase_bars(panels: Sequence[Panel]) -> Plot:
     return Plot("phases", "Seconds of 200 rounds by phase, mean over seeds.", figure)
 
 
-def _per_200_rounds(group: Group, phase: str) -> float:
+def _seconds_of_200_rounds(group: Group, phase: str) -> float:
     cost = measures.cost_of_rounds(f"seconds_{phase}")
     values = [value for run in group.complete if (value := cost(run)) is not None]
     return float(np.mean(values)) if values else 0.0
 
 
 def _partitions(panels: Sequence[Panel]) -> Plot | None:
-    """Labels of every client at the first seed."""
+    """The clients' label counts at the first seed."""
     shown = [(p.title, h) for p in panels if (h := measures.label_histograms(_first_run(p))) is not None]
     if not shown:
         return None
-    figure, axes = _grid(shown)
+    figure, axes = _make_axes(shown)
     for (title, histogram), ax in zip(shown, axes, strict=True):
         left = np.zeros(len(histogram))
         for label in range(histogram.shape[1]):
@@ -186,10 +190,10 @@ def _partitions(panels: Sequence[Panel]) -> Plot | None:
     return Plot("partitions", "Training samples of every client by label, at the first seed.", figure)
 
 
-# --- what all share ----------------------------------------------------------------------------------------------
+# --- shared helpers ----------------------------------------------------------------------------------------------
 
 
-def _grid(panels: Sequence[Any]) -> tuple[Figure, list[Axes]]:
+def _make_axes(panels: Sequence[Any]) -> tuple[Figure, list[Axes]]:
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns + 1.3, 3.1 * rows), squeeze=False)
@@ -205,19 +209,19 @@ def _legend(axes: Sequence[Axes]) -> None:
         axes[-1].legend(handles, labels, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
 
 
-def _look(number: int) -> dict[str, Any]:
-    return {"color": f"C{number % MOST_LINES}", "linestyle": ["-", "--", ":"][number // MOST_LINES % 3]}
+def _line_style(number: int) -> dict[str, Any]:
+    return {"color": f"C{number % NUM_COLOURS}", "linestyle": ["-", "--", ":"][number // NUM_COLOURS % 3]}
 
 
-def _band(ax: Axes, x: NDArray[Any], values: Floats, look: dict[str, Any]) -> None:
-    """Mean [T] of `values` [S, T], and the range of the S seeds."""
-    ax.plot(x, np.nanmean(values, 0), **look)
+def _plot_mean_and_range(ax: Axes, x: NDArray[Any], values: Floats, style: dict[str, Any]) -> None:
+    """Plot the mean [T] of `values` [S, T] over S seeds, and their range."""
+    ax.plot(x, np.nanmean(values, 0), **style)
     if len(values) > 1:
-        ax.fill_between(x, np.nanmin(values, 0), np.nanmax(values, 0), color=look["color"], alpha=0.12, linewidth=0)
+        ax.fill_between(x, np.nanmin(values, 0), np.nanmax(values, 0), color=style["color"], alpha=0.12, linewidth=0)
 
 
-def _stack(runs: Sequence[Run], series: Callable[[Run], Floats]) -> Floats:
-    """One row a run, cut to the shortest."""
+def _stack_series(runs: Sequence[Run], series: Callable[[Run], Floats]) -> Floats:
+    """The series of all runs, [S, T], cut to the length T of the shortest."""
     rows = [series(run) for run in runs]
     length = min(map(len, rows))
     return np.stack([row[:length] for row in rows])

@@ -1,4 +1,4 @@
-"""Runs that differ by their seed alone belong together, and are named by what tells them from the others."""
+"""Groups of runs that differ only by their seed, labelled by what distinguishes them from other groups."""
 
 import json
 import re
@@ -10,15 +10,15 @@ from fedsim.config.plan import IRRELEVANT
 from fedsim.report.runs import Run, complete
 
 SEEDS = ("seed", "partition_seed", "init_seed")
-FIRST = ("cell", "dataset", "partition", "model", "selector")
-"""Config groups whose choices name runs, in this order and before those of a selector's parts and single values."""
+LABEL_ORDER = ("cell", "dataset", "partition", "model", "selector")
+"""Config groups whose choices label runs, in this order; parts of a selector and single values come after them."""
 REFERENCE = "random"
-"""The selector that others are compared with, where there is one."""
+"""The selector that others are compared with, if there are runs of it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs of one config at several seeds. `labels` say what differs from other groups, `{}` where there is one."""
+    """Runs of one config at several seeds. `labels` distinguish it from other groups; {} if it is the only one."""
 
     labels: Mapping[str, str]
     runs: Sequence[Run]
@@ -41,56 +41,60 @@ class Group:
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Groups in the order of their labels: numbers by value, random selection first."""
-    together: dict[str, list[Run]] = {}
+    """The groups, sorted by their labels: numbers by value, random selection first."""
+    by_config: dict[str, list[Run]] = {}
     for run in runs:
-        together.setdefault(json.dumps(relevant(run.config), sort_keys=True, default=str), []).append(run)
-    kinds = list(together.values())
+        by_config.setdefault(json.dumps(relevant(run.config), sort_keys=True, default=str), []).append(run)
+    runs_by_config = list(by_config.values())
     groups = [
-        Group(labels, sorted(kind, key=lambda run: run.seed))
-        for labels, kind in zip(_labels([kind[0] for kind in kinds]), kinds, strict=True)
+        Group(labels, sorted(members, key=lambda run: run.seed))
+        for labels, members in zip(
+            _make_labels([members[0] for members in runs_by_config]), runs_by_config, strict=True
+        )
     ]
-    return sorted(groups, key=lambda group: [rank(text) for text in group.labels.values()])
+    return sorted(groups, key=lambda group: [sort_key(text) for text in group.labels.values()])
 
 
 def show_labels(labels: Mapping[str, str]) -> str:
-    """All of them, in their order."""
+    """All labels as one text, in their order."""
     return " ".join(show_label(key, value) for key, value in labels.items())
 
 
 def show_label(key: str, value: str) -> str:
-    """A choice by itself, a value with its key's last word."""
+    """One label as text: a choice of a config group by itself, a config value as `last part of the key=value`."""
     return f"{key.rpartition('.')[2]}={value}" if "." in key else value
 
 
-def rank(text: str) -> tuple[bool, list[str | float]]:
-    """For sorting texts: numbers within them are ordered by value."""
+def sort_key(text: str) -> tuple[bool, list[str | float]]:
+    """A key that sorts texts with numbers in them by value, and `REFERENCE` first."""
     parts = re.split(r"(\d+(?:\.\d+)?)", text)
     return text != REFERENCE, [float(part) if position % 2 else part for position, part in enumerate(parts)]
 
 
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without seeds (`init_seed=per_client` is none) and without what cannot change a result."""
+    """The config without seeds and without keys that cannot change a result. `init_seed=per_client` is not a seed."""
     seeds = {k for k in SEEDS if not isinstance(config.get(k), str)}
     return {k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT}
 
 
-def _labels(runs: Sequence[Run]) -> list[dict[str, str]]:
-    names = [name for name in FIRST if len({run.choices.get(name, "") for run in runs}) > 1]
-    if "cell" in names:  # which decides the partition
+def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
+    names = [name for name in LABEL_ORDER if len({run.choices.get(name, "") for run in runs}) > 1]
+    if "cell" in names:  # a cell determines the partition
         names = [name for name in names if name != "partition"]
     labels = [{name: run.choices.get(name, "-") for name in names} for run in runs]
-    _tell_apart(labels, [{g: c for g, c in run.choices.items() if g.startswith("selector/")} for run in runs])
-    _tell_apart(labels, [dict(flat(relevant(run.config))) for run in runs])
+    _add_distinguishing_values(
+        labels, [{g: c for g, c in run.choices.items() if g.startswith("selector/")} for run in runs]
+    )
+    _add_distinguishing_values(labels, [dict(flat(relevant(run.config))) for run in runs])
     return labels
 
 
-def _tell_apart(labels: Sequence[dict[str, str]], values: Sequence[Mapping[str, Any]]) -> None:
-    """Adds those values in which runs of the same label differ."""
-    alike: dict[tuple[str, ...], list[int]] = {}
+def _add_distinguishing_values(labels: Sequence[dict[str, str]], values: Sequence[Mapping[str, Any]]) -> None:
+    """Add to `labels`, in place, those of the `values` in which runs with the same labels differ."""
+    same_label: dict[tuple[str, ...], list[int]] = {}
     for position, label in enumerate(labels):
-        alike.setdefault(tuple(label.values()), []).append(position)
-    for positions in alike.values():
+        same_label.setdefault(tuple(label.values()), []).append(position)
+    for positions in same_label.values():
         for key in sorted({key for p in positions for key in values[p]}):
             shown = [str(values[p].get(key, "-")) for p in positions]
             if len(set(shown)) > 1:
@@ -99,7 +103,7 @@ def _tell_apart(labels: Sequence[dict[str, str]], values: Sequence[Mapping[str, 
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Values of nested mappings by dotted key."""
+    """All (dotted key, value) pairs of a nested mapping."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

@@ -1,33 +1,33 @@
-"""Which groups are drawn and compared together: one panel for each setting, one line in it for each method."""
+"""Panels: groups that are drawn and compared together. One panel per setting, with one line per method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.groups import Group, rank, show_labels
+from fedsim.report.groups import Group, show_labels, sort_key
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """Groups of one setting by what tells them apart."""
+    """The groups of one setting, by the labels that distinguish them."""
 
     title: str
     lines: Mapping[str, Group]
 
     def reference(self, selector: str) -> Group:
-        """The group of that selector, or the first."""
+        """The group of the given selector, or the first group."""
         groups = list(self.lines.values())
         return next((g for g in groups if g.choices.get("selector") == selector), groups[0])
 
     def name_of(self, group: Group) -> str:
-        return next(name for name, one in self.lines.items() if one is group)
+        return next(name for name, other in self.lines.items() if other is group)
 
 
 SETTING = ("cell", "dataset", "partition", "model")
-"""Config groups whose choices and values make a setting; all others make lines."""
+"""Config groups whose choices and values define a setting; all others distinguish lines within a panel."""
 
 
-def panels_of(groups: Sequence[Group]) -> list[Panel]:
-    """Groups by setting, in the order in which they come; where only settings differ, they are the lines."""
+def make_panels(groups: Sequence[Group]) -> list[Panel]:
+    """Panels sorted by setting. If groups differ only by setting, they are the lines of a single panel."""
     if all(_is_setting(name) for group in groups for name in group.labels):
         return [Panel("", {group.name: group for group in groups})]
     panels: dict[str, dict[str, Group]] = {}
@@ -35,7 +35,7 @@ def panels_of(groups: Sequence[Group]) -> list[Panel]:
         title = show_labels({k: v for k, v in group.labels.items() if _is_setting(k)})
         line = show_labels({k: v for k, v in group.labels.items() if not _is_setting(k)})
         panels.setdefault(title, {})[line] = group
-    return [Panel(title, panels[title]) for title in sorted(panels, key=rank)]
+    return [Panel(title, panels[title]) for title in sorted(panels, key=sort_key)]
 
 
 def _is_setting(name: str) -> bool:

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a run's folder holds."""
+    """A finished run: its folder, config (as saved) and summary."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -46,44 +46,44 @@ class Run:
 
     @property
     def num_rounds(self) -> int:
-        """Rounds that it was to have."""
+        """Number of rounds that were configured."""
         return int(self.config["num_rounds"])
 
     @property
     def start_up_rounds(self) -> int | None:
-        """First rounds that cost other than the later ones; None where it was not recorded."""
-        found: int | None = self.summary.get("start_up_rounds")
-        return found
+        """Number of initial rounds whose cost differs from that of later ones; None if it was not recorded."""
+        value: int | None = self.summary.get("start_up_rounds")
+        return value
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
-        """The rounds, as in metrics.jsonl."""
+        """The records of its rounds, as in metrics.jsonl."""
         return read_metrics(self.folder)
 
     def series(self, name: str) -> Floats:
-        """One number a round [T]; nan where it was not measured."""
+        """A recorded number of every round, [T]; nan if it was not measured."""
         values = [np.nan if r[name] is None else r[name] for r in self.records]
         return np.array(values, dtype=np.float64)
 
     @cached_property
     def selections(self) -> NDArray[np.int64]:
-        """How often each client was selected [N]."""
+        """Number of selections of each client, [N]."""
         chosen = [i for r in self.records for i in r["selected"]]
         return np.bincount(np.array(chosen, dtype=np.int64), minlength=self.num_clients)
 
     def division(self) -> Division | None:
-        """Who holds what; None where it was not kept."""
+        """The division of the training set; None if it was not saved."""
         path = self.folder / "partition.npz"
         return Division.load(path) if path.is_file() else None
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """All runs below `folder` that have ended, by path. Raises `FedsimError` where there is none."""
+    """All runs below `folder` that have ended, sorted by path. Raises `FedsimError` if there are none."""
     paths = [path for path in sorted(folder.rglob(SUMMARY)) if REPLACEMENTS not in path.parts]
-    found = [run for path in paths if (run := _read(path.parent)) is not None]
-    if not found:
+    runs = [run for path in paths if (run := _read(path.parent)) is not None]
+    if not runs:
         raise FedsimError(f"{folder}: no finished run below it (a run's folder holds {CONFIG} and {SUMMARY})")
-    return found
+    return runs
 
 
 def _read(folder: Path) -> Run | None:
@@ -98,5 +98,5 @@ def _read(folder: Path) -> Run | None:
 
 
 def complete(runs: Iterable[Run]) -> list[Run]:
-    """Those that reached their last round."""
+    """The runs that reached their last round."""
     return [run for run in runs if run.status == "done"]

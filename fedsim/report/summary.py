@@ -1,4 +1,4 @@
-"""A report in a few numbers: small enough to be kept with the code, so that anybody can compare theirs with it."""
+"""The summary of a report: a JSON file small enough to be kept with the code, for comparison with later results."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from fedsim.report import measures
 from fedsim.report.groups import Group, show_labels
 from fedsim.report.tables.table import Table
 
-KEPT = {
+SUMMARY_MEASURES = {
     "final_accuracy": measures.final_accuracy(),
     "accuracy_after_15_percent": measures.accuracy_after(0.15),
     "accuracy_after_50_percent": measures.accuracy_after(0.5),
@@ -19,14 +19,16 @@ KEPT = {
 }
 
 
-def summary_of(groups: Sequence[Group], verdicts: Mapping[str, str]) -> dict[str, Any]:
-    """Per group and seed what `KEPT` measures, and all verdicts by the claims' ids."""
+def make_summary(groups: Sequence[Group], verdicts: Mapping[str, str]) -> dict[str, Any]:
+    """The `SUMMARY_MEASURES` of each group and seed, and all verdicts by the ids of numbers and claims."""
     return {
         "groups": [
             {
                 "labels": dict(group.labels),
                 "diverged": group.num_diverged,
-                "seeds": {str(run.seed): {n: _rounded(m(run)) for n, m in KEPT.items()} for run in group.complete},
+                "seeds": {
+                    str(run.seed): {n: _rounded(m(run)) for n, m in SUMMARY_MEASURES.items()} for run in group.complete
+                },
             }
             for group in groups
         ],
@@ -34,19 +36,19 @@ def summary_of(groups: Sequence[Group], verdicts: Mapping[str, str]) -> dict[str
     }
 
 
-def compare(now: Mapping[str, Any], shipped: Mapping[str, Any]) -> Table:
-    """Two summaries: final accuracies at the seeds that both have, and verdicts that differ."""
-    others = {_key(group): group["seeds"] for group in shipped["groups"]}
+def compare_summaries(current: Mapping[str, Any], earlier: Mapping[str, Any]) -> Table:
+    """A table comparing two summaries: final accuracies at the seeds that both have, and verdicts that differ."""
+    earlier_seeds = {_key(group): group["seeds"] for group in earlier["groups"]}
     rows = []
-    for group in now["groups"]:
-        theirs = others.get(_key(group), {})
-        common = [s for s in group["seeds"] if s in theirs and _final(group["seeds"][s]) and _final(theirs[s])]
-        apart = [_final(group["seeds"][s]) - _final(theirs[s]) for s in common]
+    for group in current["groups"]:
+        before = earlier_seeds.get(_key(group), {})
+        common = [s for s in group["seeds"] if s in before and _final(group["seeds"][s]) and _final(before[s])]
+        differences = [_final(group["seeds"][s]) - _final(before[s]) for s in common]
         name = show_labels(group["labels"]) or "run"
-        largest = f"{max(map(abs, apart)):.4f}" if apart else "-"
-        mean = f"{sum(apart) / len(apart):+.4f}" if apart else "-"
+        largest = f"{max(map(abs, differences)):.4f}" if differences else "-"
+        mean = f"{sum(differences) / len(differences):+.4f}" if differences else "-"
         rows.append([name, str(len(common)), mean, largest])
-    changed = [k for k, v in now["verdicts"].items() if shipped["verdicts"].get(k, v) != v]
+    changed = [k for k, v in current["verdicts"].items() if earlier["verdicts"].get(k, v) != v]
     note = f"Verdicts that differ: {', '.join(changed) or 'none'}."
     head = ["run", "common seeds", "mean difference of final accuracy", "largest"]
     return Table("against", "Against an earlier summary", head, rows, note)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.communication.server import LabelledSamples
-from fedsim.config.build import instantiate
+from fedsim.config.build import instantiate, resolve
 from fedsim.config.plan import Plan
 from fedsim.data.base import Dataset
 from fedsim.data.features import TrainsOnFeatures, extract
@@ -51,9 +51,11 @@ def prepare(plan: Plan) -> PreparedData:
 def _load(plan: Plan, device: torch.device) -> PreparedData:
     data = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
     shape = data.input_shape
-    model = build_model(plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed))
-    if isinstance(model, TrainsOnFeatures):
-        data = extract(data, model, plan.data_dir, plan.cache_dir, device)
+    model_class = resolve(plan.config["model"], nn.Module, "model")
+    if hasattr(model_class, "extractor") or not isinstance(model_class, type):  # what a function returns: see there
+        model = build_model(plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed))
+        if isinstance(model, TrainsOnFeatures):
+            data = extract(data, model, plan.data_dir, plan.cache_dir, device)
     test = LabelledSamples(data.normalise(data.test.x).to(device), data.test.y.to(device))
     x, y = data.normalise(data.train.x).to(device), data.train.y.to(device)
     return PreparedData(x, y, test, data.num_classes, shape, data.owners)

@@ -111,17 +111,17 @@ def lazy_greedy(distance: Floats, count: int, rng: np.random.Generator) -> NDArr
     G is submodular: a gain can only shrink as the set grows. An outdated gain that is below the best up-to-date one
     therefore needs no new evaluation.
     """
-    everybody, tie_breaker = np.arange(len(distance)), RandomTieBreaker(distance, rng)
-    first = tie_breaker.largest(-distance.sum(1, dtype=np.float64), everybody)
+    all_positions, tie_breaker = np.arange(len(distance)), RandomTieBreaker(distance, rng)
+    first = tie_breaker.largest(-distance.sum(1, dtype=np.float64), all_positions)
     chosen, nearest = [first], distance[first].copy()
-    gains = _row_sums(distance, everybody, lambda block: np.maximum(nearest - block, 0))
+    gains = _row_sums(distance, all_positions, lambda block: np.maximum(nearest - block, 0))
     gains[first] = -np.inf
     while len(chosen) < min(count, len(distance)):
         fresh = np.zeros(len(distance), dtype=bool)
         while True:
             top = int(np.argmax(gains))
             if fresh[top]:
-                top = tie_breaker.largest(gains, everybody)
+                top = tie_breaker.largest(gains, all_positions)
             if fresh[top]:
                 break
             gains[top] = np.maximum(nearest - distance[top], 0).sum(dtype=np.float64)

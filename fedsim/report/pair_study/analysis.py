@@ -1,7 +1,7 @@
-"""PNCS's Table I from the traces of `selector=pair_study`: which feature of a pair of gradients tells how good it is.
+"""PNCS's Table I from the traces of `selector=pair_study`: which feature of a pair of gradients predicts its quality.
 
-A condition is one round of one run. Outcomes are min-max scaled within each condition, losses negated; features are
-standardised over the training conditions. The split is by seeds, never by pairs.
+A condition is one round of one run. The label of a pair is its negated validation loss, min-max scaled within the
+condition; features are standardised over the training conditions. Training and test conditions are split by seed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from fedsim.report.groups import rank
+from fedsim.report.groups import sort_key
 from fedsim.report.runs import Floats, Run
 from fedsim.report.tables.table import Table
 from fedsim.tracking.files import TRACE, read_metrics
 
 PENALTY = 1e-3
 TEST_SHARE = 0.3
-SETTING = "partition.shards_per_client"
+SETTING_KEY = "partition.shards_per_client"
 Losses = list[float]
 
 
 @dataclass(frozen=True)
 class Condition:
-    """`features` [P, F] of its pairs, validation `losses` [P] after each pair's step."""
+    """One round of one run: `features` [P, F] of its P pairs, and validation `losses` [P] after each pair's step."""
 
     seed: int
     setting: str
@@ -36,40 +36,40 @@ class Condition:
 
     @property
     def labels(self) -> Floats:
-        """1 for the pair of lowest loss, 0 for that of the highest; .5 where all are alike."""
+        """Labels [P]: 1 for the pair with the lowest loss, 0 for that with the highest; .5 if all losses are equal."""
         low, high = self.losses.min(), self.losses.max()
         return np.full(len(self.losses), 0.5) if high == low else (high - self.losses) / (high - low)
 
     def relative_loss(self, pair: int) -> float:
-        """0 for the best pair, 1 for the worst."""
+        """The relative loss of a pair: 0 for the best pair, 1 for the worst."""
         return float(1 - self.labels[pair])
 
 
-RANDOM = "a random pair"
+RANDOM_PAIR = "a random pair"
 
 
-def table_one(runs: Sequence[Run]) -> list[Table]:
-    """The features over all conditions, and their relative losses by setting and by round; none without a trace."""
+def make_tables(runs: Sequence[Run]) -> list[Table]:
+    """Tables of the features over all conditions, and of relative losses by setting and by round; [] without traces."""
     names, conditions = read_conditions(runs)
     if not conditions:
         return []
     training, testing = split_by_seed(conditions)
     scale = Scale.of(training)
-    seen, labels = scale.apply(training), labels_of(training)
-    joint = fit(seen, labels)
+    features, labels = scale.apply(training), labels_of(training)
+    joint = fit(features, labels)
     ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1
-    cells: dict[str, list[str]] = {RANDOM: [""] * 4}
-    losses: dict[str, Losses] = {RANDOM: [float(np.mean(1 - c.labels)) for c in testing]}
+    cells: dict[str, list[str]] = {RANDOM_PAIR: [""] * 4}
+    losses: dict[str, Losses] = {RANDOM_PAIR: [float(np.mean(1 - c.labels)) for c in testing]}
     for number, name in enumerate(names):
-        alone = fit(seen[:, [number]], labels)
-        entropy = cross_entropy(alone, scale.apply(testing)[:, [number]], labels_of(testing))
-        cells[name] = [f"{alone[0]:+.3f}", f"{joint[number]:+.3f}", str(ranks[number]), f"{entropy:.4f}"]
-        losses[name] = [c.relative_loss(pick(c, number, alone[0])) for c in testing]
+        single = fit(features[:, [number]], labels)
+        entropy = cross_entropy(single, scale.apply(testing)[:, [number]], labels_of(testing))
+        cells[name] = [f"{single[0]:+.3f}", f"{joint[number]:+.3f}", str(ranks[number]), f"{entropy:.4f}"]
+        losses[name] = [c.relative_loss(pick(c, number, single[0])) for c in testing]
     losses = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
     return [
         _features(cells, losses, f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed."),
         _losses_by("setting", "Relative loss by shards a client", losses, [c.setting for c in testing]),
-        _losses_by("rounds", "Relative loss by rounds", losses, [_five_rounds(c.round) for c in testing]),
+        _losses_by("rounds", "Relative loss by rounds", losses, [_round_range(c.round) for c in testing]),
     ]
 
 
@@ -85,8 +85,8 @@ def _features(cells: Mapping[str, list[str]], losses: Mapping[str, Losses], size
 
 
 def _losses_by(name: str, title: str, losses: Mapping[str, Losses], kinds: Sequence[str]) -> Table:
-    """Mean relative losses of the conditions of each kind."""
-    columns = sorted(set(kinds), key=rank)
+    """A table of mean relative losses per feature, with one column for each of the `kinds` of conditions."""
+    columns = sorted(set(kinds), key=sort_key)
     rows = [
         [feature, *(f"{np.mean([v for v, kind in zip(found, kinds, strict=True) if kind == c]):.3f}" for c in columns)]
         for feature, found in losses.items()
@@ -94,15 +94,15 @@ def _losses_by(name: str, title: str, losses: Mapping[str, Losses], kinds: Seque
     return Table(f"pair_features_by_{name}", title, ["feature", *columns], rows)
 
 
-def _five_rounds(round: int) -> str:
+def _round_range(round: int) -> str:
     first = (round - 1) // 5 * 5 + 1
     return f"{first} to {first + 4}"
 
 
 def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
-    """The features' names, and every condition of every run whose values are all finite."""
+    """The names of the features, and all conditions of all runs whose values are finite."""
     names: list[str] = []
-    found = []
+    conditions = []
     for run in runs:
         for line in read_metrics(run.folder, TRACE):
             if "features" not in line or not line["pairs"]:
@@ -111,12 +111,15 @@ def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
             features = np.array([line["features"][name] for name in names], dtype=np.float64).T
             losses = np.array(line["loss"], dtype=np.float64)
             if np.isfinite(features).all() and np.isfinite(losses).all():
-                found.append(Condition(run.seed, _setting(run.config), line["round"], features, losses))
-    return names, found
+                conditions.append(Condition(run.seed, _setting(run.config), line["round"], features, losses))
+    return names, conditions
 
 
 def split_by_seed(conditions: Sequence[Condition]) -> tuple[list[Condition], list[Condition]]:
-    """The last 30 % of the seeds, one at least, are for testing; with one seed it is for both."""
+    """Training and test conditions: the last 30 % of the seeds, at least one, are for testing.
+
+    A single seed is for both.
+    """
     seeds = sorted({c.seed for c in conditions})
     held = set(seeds[-max(1, round(TEST_SHARE * len(seeds))) :])
     testing = [c for c in conditions if c.seed in held]
@@ -125,7 +128,7 @@ def split_by_seed(conditions: Sequence[Condition]) -> tuple[list[Condition], lis
 
 @dataclass(frozen=True)
 class Scale:
-    """Mean and standard deviation of every feature; a constant one becomes 0."""
+    """Standardisation by the mean and standard deviation [F] of every feature; constant features become 0."""
 
     mean: Floats
     deviation: Floats
@@ -146,7 +149,7 @@ def labels_of(conditions: Sequence[Condition]) -> Floats:
 
 
 def fit(features: Floats, labels: Floats) -> Floats:
-    """Weights and, last, the intercept that minimise the mean cross-entropy with soft labels plus 1e-3 |weights|^2."""
+    """Weights and, last, intercept [F + 1] of a logistic regression with soft labels and penalty 1e-3 |weights|^2."""
 
     def objective(w: Floats) -> tuple[float, Floats]:
         scores = features @ w[:-1] + w[-1]
@@ -164,13 +167,13 @@ def cross_entropy(w: Floats, features: Floats, labels: Floats) -> float:
 
 
 def pick(condition: Condition, feature: int, weight: float) -> int:
-    """The pair with the feature's lowest value if its weight is negative, else with the highest."""
+    """The pair with the lowest value of `feature` if its `weight` is negative, else with the highest."""
     values: NDArray[np.float64] = condition.features[:, feature]
     return int(values.argmin() if weight < 0 else values.argmax())
 
 
 def _setting(config: Mapping[str, Any]) -> str:
     value: Any = config
-    for key in SETTING.split("."):
+    for key in SETTING_KEY.split("."):
         value = value.get(key, "-") if isinstance(value, Mapping) else "-"
     return str(value)

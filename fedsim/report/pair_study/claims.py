@@ -1,8 +1,9 @@
-"""What PNCS claims of its Table I, judged on the traces of `selector=pair_study`.
+"""The claims of PNCS about its Table I, judged on the traces of `selector=pair_study`.
 
-Every seed is held out once: directions and rivals are chosen on the other seeds, and what they are worth is measured on
-that one. A comparison is a t test of one number for each held-out seed; all of them are corrected together (`rules`).
-When these claims were written, the table of runs at small had been seen.
+Cross-validation over seeds: every seed is held out once; the directions of features, and the rival features to compare
+with, are chosen on the other seeds and evaluated on the held-out one. A comparison is a t test on one number per
+held-out seed; all tests are corrected together (see `rules`). These claims were written after the table of the runs at
+`scale=small` had been seen.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,16 +12,16 @@ from functools import cached_property
 
 import numpy as np
 
-from fedsim.report.groups import rank
+from fedsim.report.groups import sort_key
 from fedsim.report.pair_study.analysis import Condition, Scale, cross_entropy, fit, labels_of, pick, read_conditions
 from fedsim.report.runs import Floats, Run
-from fedsim.report.statistics import LEAST_SEEDS, differences
-from fedsim.report.tables.formatting import show_interval, show_sides
+from fedsim.report.statistics import MIN_SEEDS, differences
+from fedsim.report.tables.formatting import show_interval, show_one_sided
 from fedsim.report.tables.table import Table
-from fedsim.report.verdicts.rules import Evidence, Verdict, corrected, judge_bound, show_share
+from fedsim.report.verdicts.rules import Evidence, Verdict, holm_corrected, judge_bound, show_share
 
-PNCS, FAMILY = "cos_4", "cos_"
-"""The feature that the paper chooses (p = 4 by its public summary), and how the names of its relatives begin."""
+PNCS_FEATURE, COSINE_PREFIX = "cos_4", "cos_"
+"""The feature that the paper chooses (p = 4 by its public summary), and the name prefix of cosines for other p."""
 RULE = (
     "Every seed is held out once; directions and rivals are chosen on the others. One-sided t tests over the held-out"
     " seeds, for the claim and against it, with Holm's correction for all of them. A claim on a rank is counted by"
@@ -30,7 +31,7 @@ RULE = (
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """A claim of the paper, what came out here as text, and whether they agree."""
+    """A claim of the paper, our result as text, and the verdict."""
 
     id: str
     where: str
@@ -43,7 +44,7 @@ class JudgedRow:
 
 @dataclass(frozen=True)
 class _Tested:
-    """A claim about the side of 0 on which a number lies, and what the held-out seeds say of it."""
+    """A claim about the sign of a number, and the evidence from the held-out seeds."""
 
     id: str
     text: str
@@ -55,39 +56,41 @@ class _Tested:
         return JudgedRow(self.id, "V-B", self.text, ours, evidence.verdict, self.detail, evidence)
 
 
-def judge_table_one(runs: Sequence[Run]) -> list[JudgedRow]:
-    """The paper's claims about features of pairs; none without a trace."""
+def judge_runs(runs: Sequence[Run]) -> list[JudgedRow]:
+    """Judge the paper's claims about features of pairs; [] if the runs have no traces."""
     names, conditions = read_conditions(runs)
     return judge_conditions(names, conditions) if conditions else []
 
 
 def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> list[JudgedRow]:
-    """The same for conditions whose features have these names."""
-    if PNCS not in names:
-        return [JudgedRow("pncs.table1", "Table I", TEXTS["best"], "-", "not judged", f"{PNCS} was not measured")]
+    """Judge the claims on `conditions`, whose features have the given `names`."""
+    if PNCS_FEATURE not in names:
+        return [
+            JudgedRow("pncs.table1", "Table I", TEXTS["best"], "-", "not judged", f"{PNCS_FEATURE} was not measured")
+        ]
     seeds = sorted({c.seed for c in conditions})
-    if len(seeds) < LEAST_SEEDS:
+    if len(seeds) < MIN_SEEDS:
         return [JudgedRow("pncs.table1", "Table I", TEXTS["best"], "-", "undecided", f"{len(seeds)} seeds")]
     folds = [Fold.of(list(names), conditions, seed) for seed in seeds]
-    found = [
+    judged = [
         _negative(folds),
         _against_random(folds, None),
-        *(_against_random(folds, setting) for setting in sorted({c.setting for c in conditions}, key=rank)),
+        *(_against_random(folds, setting) for setting in sorted({c.setting for c in conditions}, key=sort_key)),
         _rank(folds),
         _most_predictive(folds),
         _best_power(folds),
         *_smaller_but_wider(folds),
     ]
-    tested = iter(corrected([one.evidence for one in found if isinstance(one, _Tested)]))
-    return [one.judged(next(tested)) if isinstance(one, _Tested) else one for one in found]
+    tested = iter(holm_corrected([claim.evidence for claim in judged if isinstance(claim, _Tested)]))
+    return [claim.judged(next(tested)) if isinstance(claim, _Tested) else claim for claim in judged]
 
 
-def table_one_claims(rows: Sequence[JudgedRow]) -> Table:
-    """The judged claims for people."""
+def claims_table(rows: Sequence[JudgedRow]) -> Table:
+    """The judged claims as a table."""
     cells = []
     for row in rows:
         e = row.evidence or Evidence(None)
-        p_values = show_sides(e.p_for, e.p_against), show_sides(e.holm_for, e.holm_against)
+        p_values = show_one_sided(e.p_for, e.p_against), show_one_sided(e.holm_for, e.holm_against)
         cells.append([row.where, row.text, row.ours, *p_values, row.verdict, row.detail])
     header = ["where", "claim", "ours", "p for / against", "the same (Holm)", "verdict", ""]
     return Table("pair_claims", "Claims on PNCS's Table I (written after runs had been seen)", header, cells, RULE)
@@ -106,7 +109,7 @@ TEXTS = {
 
 @dataclass(frozen=True)
 class Fold:
-    """All conditions of one seed, `held`, and those of the others; features [F] have `names`."""
+    """One fold: the conditions of the held-out seed, `held`, and those of the `others`; the F features have `names`."""
 
     names: list[str]
     held: Sequence[Condition]
@@ -122,38 +125,38 @@ class Fold:
 
     @cached_property
     def alone(self) -> list[Floats]:
-        """Weight and intercept of each feature's own model, fitted on the others [F][2]."""
-        seen, labels = self.scale.apply(self.others), labels_of(self.others)
-        return [fit(seen[:, [number]], labels) for number in range(len(self.names))]
+        """Weight and intercept of the model of each single feature, fitted on the others, [F][2]."""
+        features, labels = self.scale.apply(self.others), labels_of(self.others)
+        return [fit(features[:, [number]], labels) for number in range(len(self.names))]
 
     @cached_property
     def weights(self) -> Floats:
-        """Weights of all features in one model, fitted on the others [F]."""
+        """Weights [F] of the model of all features, fitted on the others."""
         found: Floats = fit(self.scale.apply(self.others), labels_of(self.others))[:-1]
         return found
 
     def entropies(self, conditions: Sequence[Condition]) -> Floats:
-        """Cross-entropy of each feature's own model [F]."""
-        seen, labels = self.scale.apply(conditions), labels_of(conditions)
-        return np.array([cross_entropy(w, seen[:, [number]], labels) for number, w in enumerate(self.alone)])
+        """Cross-entropy [F] of the model of each single feature."""
+        features, labels = self.scale.apply(conditions), labels_of(conditions)
+        return np.array([cross_entropy(w, features[:, [number]], labels) for number, w in enumerate(self.alone)])
 
     def relative_losses(self, conditions: Sequence[Condition]) -> Floats:
-        """Of the pair that each feature picks in each condition [F, len(conditions)]."""
+        """Relative losses [F, len(conditions)] of the pair that each feature picks in each condition."""
         negative = np.array([w[0] < 0 for w in self.alone])
-        found = []
+        losses = []
         for c in conditions:
             picked = np.where(negative, c.features.argmin(0), c.features.argmax(0))
-            found.append(1 - c.labels[picked])
-        return np.array(found, dtype=np.float64).T
+            losses.append(1 - c.labels[picked])
+        return np.array(losses, dtype=np.float64).T
 
     @property
     def pncs(self) -> int:
-        return self.names.index(PNCS)
+        return self.names.index(PNCS_FEATURE)
 
-    def rival(self, worth: Floats, among: Callable[[str], bool] = lambda name: True) -> int:
-        """The feature of least `worth` [F] besides cos_4."""
-        open_to = [f for f, name in enumerate(self.names) if f != self.pncs and among(name)]
-        return min(open_to, key=lambda f: float(worth[f]))
+    def rival(self, score: Floats, among: Callable[[str], bool] = lambda name: True) -> int:
+        """The feature with the lowest `score` [F], cos_4 excluded, among those whose names satisfy `among`."""
+        candidates = [f for f, name in enumerate(self.names) if f != self.pncs and among(name)]
+        return min(candidates, key=lambda f: float(score[f]))
 
 
 def _negative(folds: Sequence[Fold]) -> _Tested:
@@ -161,18 +164,18 @@ def _negative(folds: Sequence[Fold]) -> _Tested:
     for fold in folds:
         values = Scale.of(fold.held).apply(fold.held)[:, [fold.pncs]]
         weights.append(float(fit(values, labels_of(fold.held))[0]))
-    return _row("pncs.table1.negative", TEXTS["negative"], weights, "weight of each seed's own model")
+    return _tested_claim("pncs.table1.negative", TEXTS["negative"], weights, "weight of each seed's own model")
 
 
 def _against_random(folds: Sequence[Fold], setting: str | None) -> _Tested:
-    """The pair of lowest cos_4 against the mean pair, in all conditions or in those of one setting."""
+    """The pair of lowest cos_4 against the mean pair, in all conditions or those of one `setting`."""
     gains = []
     for fold in folds:
         chosen = [c for c in fold.held if setting in (None, c.setting)]
         found = [c.relative_loss(pick(c, fold.pncs, -1.0)) - float(np.mean(1 - c.labels)) for c in chosen]
         gains += [float(np.mean(found))] if found else []
     name, where = ("", "") if setting is None else (f".{setting}", f" (shards: {setting})")
-    return _row(f"pncs.table1.random{name}", TEXTS["random"] + where, gains, "difference in relative loss")
+    return _tested_claim(f"pncs.table1.random{name}", TEXTS["random"] + where, gains, "difference in relative loss")
 
 
 def _rank(folds: Sequence[Fold]) -> JudgedRow:
@@ -187,42 +190,43 @@ def _most_predictive(folds: Sequence[Fold]) -> _Tested:
     rivals = [fold.rival(fold.entropies(fold.others)) for fold in folds]
     held = [fold.entropies(fold.held) for fold in folds]
     values = [float(h[fold.pncs] - h[rival]) for fold, h, rival in zip(folds, held, rivals, strict=True)]
-    return _row("pncs.table1.best", TEXTS["best"], values, f"difference to {_named(folds, rivals)}")
+    return _tested_claim("pncs.table1.best", TEXTS["best"], values, f"difference to {_rival_names(folds, rivals)}")
 
 
 def _best_power(folds: Sequence[Fold]) -> JudgedRow | _Tested:
-    if not any(name.startswith(FAMILY) and name != PNCS for name in folds[0].names):
+    if not any(name.startswith(COSINE_PREFIX) and name != PNCS_FEATURE for name in folds[0].names):
         return JudgedRow("pncs.table1.power", "V-B", TEXTS["power"], "-", "not judged", "no other power was measured")
     rivals = [
-        fold.rival(fold.relative_losses(fold.others).mean(1), lambda name: name.startswith(FAMILY)) for fold in folds
+        fold.rival(fold.relative_losses(fold.others).mean(1), lambda name: name.startswith(COSINE_PREFIX))
+        for fold in folds
     ]
-    values = _differences(folds, rivals, np.mean)
-    return _row("pncs.table1.power", TEXTS["power"], values, f"difference to {_named(folds, rivals)}")
+    values = _differences_to(folds, rivals, np.mean)
+    return _tested_claim("pncs.table1.power", TEXTS["power"], values, f"difference to {_rival_names(folds, rivals)}")
 
 
 def _smaller_but_wider(folds: Sequence[Fold]) -> list[_Tested]:
-    """That the best other feature by relative loss beats cos_4, and that its deviation over conditions is higher."""
+    """Claims that the best other feature has a smaller relative loss than cos_4, but a higher deviation of it."""
     rivals = [fold.rival(fold.relative_losses(fold.others).mean(1)) for fold in folds]
-    against = f"cos_4 minus {_named(folds, rivals)}"
-    smaller, wider = (_differences(folds, rivals, of) for of in (np.mean, np.std))
+    against = f"cos_4 minus {_rival_names(folds, rivals)}"
+    smaller, wider = (_differences_to(folds, rivals, of) for of in (np.mean, np.std))
     return [
-        _row("pncs.table1.smaller", TEXTS["smaller"], smaller, against, below=False),
-        _row("pncs.table1.wider", TEXTS["wider"], wider, f"deviation of {against}"),
+        _tested_claim("pncs.table1.smaller", TEXTS["smaller"], smaller, against, below=False),
+        _tested_claim("pncs.table1.wider", TEXTS["wider"], wider, f"deviation of {against}"),
     ]
 
 
-def _differences(folds: Sequence[Fold], rivals: Sequence[int], of: Callable[[Floats], np.floating]) -> list[float]:
-    """cos_4 minus the rival, by a statistic of the relative losses on each held-out seed."""
+def _differences_to(folds: Sequence[Fold], rivals: Sequence[int], of: Callable[[Floats], np.floating]) -> list[float]:
+    """cos_4 minus its rival, in the statistic `of` of the relative losses, one value per held-out seed."""
     held = [fold.relative_losses(fold.held) for fold in folds]
     return [float(of(h[fold.pncs]) - of(h[rival])) for fold, h, rival in zip(folds, held, rivals, strict=True)]
 
 
-def _named(folds: Sequence[Fold], rivals: Sequence[int]) -> str:
+def _rival_names(folds: Sequence[Fold], rivals: Sequence[int]) -> str:
     return " or ".join(sorted({fold.names[rival] for fold, rival in zip(folds, rivals, strict=True)}))
 
 
-def _row(id: str, text: str, values: Sequence[float], detail: str, *, below: bool = True) -> _Tested:
-    """A claim that `values`, one a seed, are below 0 (or above)."""
+def _tested_claim(id: str, text: str, values: Sequence[float], detail: str, *, below: bool = True) -> _Tested:
+    """Test the claim that `values`, one per seed, are below 0 (or above 0 if `below` is false)."""
     found = differences(values)
     if found is None:
         return _Tested(id, text, detail, Evidence(None))

@@ -1,4 +1,4 @@
-"""What stands in the cells of tables."""
+"""Formatting of numbers as the text of table cells."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from fedsim.report.statistics import Difference, Estimate, estimate
 def show_estimate(value: Estimate | Difference | None) -> str:
     if value is None:
         return "-"
-    digits = 4 if abs(value.mean) < 10 else 1  # shares, or rounds and selections
+    digits = 4 if abs(value.mean) < 10 else 1  # shares have four digits; rounds and numbers of selections have one
     interval = f" [{value.low:.{digits}f}, {value.high:.{digits}f}]" if value.num > 1 else ""
     return f"{value.mean:.{digits}f}{interval}"
 
@@ -23,24 +23,27 @@ def show_mean(value: Estimate | None) -> str:
 
 
 def show_interval(value: Difference) -> list[str]:
-    """Mean and 95 % interval, with their signs."""
+    """Two cells: the mean, and the 95 % interval, with signs."""
     return [f"{value.mean:+.4f}", f"[{value.low:+.4f}, {value.high:+.4f}]"]
 
 
 def show_p(value: float) -> str:
-    """Three digits; nothing for nan."""
+    """A p-value with three digits; empty for nan."""
     if math.isnan(value):
         return ""
     return "< .001" if value < 0.001 else f"{value:.3f}"
 
 
-def show_sides(p_for: float, p_against: float) -> str:
-    """Two one-sided p-values; nothing where nothing was tested."""
+def show_one_sided(p_for: float, p_against: float) -> str:
+    """Two one-sided p-values, for and against a claim; empty if nothing was tested."""
     return f"{show_p(p_for)} / {show_p(p_against)}".strip(" /")
 
 
-def show_reached(group: Group, measure: Measure, show: Callable[[float], str]) -> str:
-    """The median over finished runs, counting those that never get there as beyond; how many did if not all."""
+def show_median_reached(group: Group, measure: Measure, show: Callable[[float], str]) -> str:
+    """The median of `measure` over finished runs, with runs that never reach the target counted as the largest.
+
+    If not all runs reach it, their number is added.
+    """
     runs = group.complete
     values = sorted(value for run in runs if (value := measure(run)) is not None)
     if not runs:
@@ -50,15 +53,15 @@ def show_reached(group: Group, measure: Measure, show: Callable[[float], str]) -
     return median if len(values) == len(runs) else f"{median} ({len(values)}/{len(runs)})"
 
 
-def estimate_of(group: Group, measure: Measure) -> Estimate | None:
+def estimate_measure(group: Group, measure: Measure) -> Estimate | None:
     return estimate([value for run in group.complete if (value := measure(run)) is not None])
 
 
-def total_of(group: Group, name: str) -> float:
+def mean_total(group: Group, name: str) -> float:
     totals = [float(run.summary["totals"][name]) for run in group.complete]
     return float(np.mean(totals)) if totals else 0.0
 
 
-def seeds_of(group: Group) -> str:
+def show_seeds(group: Group) -> str:
     diverged = f", {group.num_diverged} diverged" if group.num_diverged else ""
     return f"{len(group.complete)}{diverged}"

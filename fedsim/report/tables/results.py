@@ -9,36 +9,36 @@ from fedsim.report import measures
 from fedsim.report.groups import REFERENCE, Group
 from fedsim.report.measures import Measure
 from fedsim.report.panels import Panel
-from fedsim.report.statistics import Difference, holm, paired, reach_in_sd
+from fedsim.report.statistics import Difference, half_width_in_sd, holm, paired
 from fedsim.report.tables.formatting import (
-    estimate_of,
-    seeds_of,
+    estimate_measure,
+    mean_total,
     show_estimate,
     show_interval,
     show_mean,
+    show_median_reached,
     show_p,
-    show_reached,
-    total_of,
+    show_seeds,
 )
 from fedsim.report.tables.table import Table
-from fedsim.report.verdicts.judge import values_of
+from fedsim.report.verdicts.judge import values_by_seed
 from fedsim.tracking.console import show_bytes
 
 
 def overview(groups: Sequence[Group]) -> Table:
-    """What every group came to and what it cost, means over seeds."""
+    """The results and costs of every group, as means over seeds."""
     header = ["run", "seeds", "final accuracy", "last 10", "fluct.", "covered after", "Gini", "part.", "down", "up"]
     rows = [
         [
             group.name,
-            seeds_of(group),
-            show_estimate(estimate_of(group, measures.final_accuracy())),
-            show_mean(estimate_of(group, measures.final_accuracy(10))),
-            show_mean(estimate_of(group, measures.fluctuation())),
-            show_reached(group, measures.rounds_to_cover(), lambda value: f"{value:.0f}"),
-            show_mean(estimate_of(group, measures.selection_gini)),
-            show_mean(estimate_of(group, measures.mean_participation)),
-            *(show_bytes(total_of(group, name)) for name in ("bytes_down", "bytes_up")),
+            show_seeds(group),
+            show_estimate(estimate_measure(group, measures.final_accuracy())),
+            show_mean(estimate_measure(group, measures.final_accuracy(10))),
+            show_mean(estimate_measure(group, measures.fluctuation())),
+            show_median_reached(group, measures.rounds_to_cover(), lambda value: f"{value:.0f}"),
+            show_mean(estimate_measure(group, measures.selection_gini)),
+            show_mean(estimate_measure(group, measures.mean_participation)),
+            *(show_bytes(mean_total(group, name)) for name in ("bytes_down", "bytes_up")),
         ]
         for group in groups
     ]
@@ -51,7 +51,7 @@ def overview(groups: Sequence[Group]) -> Table:
 
 
 def checkpoints(groups: Sequence[Group]) -> Table:
-    """Accuracy after 15 % and 50 % of the rounds, single and around, and at the end."""
+    """Accuracy after 15 % and 50 % of the rounds, of the single round and of a window around it, and at the end."""
     columns: dict[str, Measure] = {
         "15 %": measures.accuracy_after(0.15),
         "around 15 %": measures.accuracy_around(0.15),
@@ -60,7 +60,7 @@ def checkpoints(groups: Sequence[Group]) -> Table:
         "last 11": measures.final_accuracy(),
     }
     rows = [
-        [group.name, seeds_of(group), *(show_estimate(estimate_of(group, m)) for m in columns.values())]
+        [group.name, show_seeds(group), *(show_estimate(estimate_measure(group, m)) for m in columns.values())]
         for group in groups
     ]
     note = "Single rounds are noisy; 'around' is the mean of eleven rounds centred on the checkpoint."
@@ -68,7 +68,7 @@ def checkpoints(groups: Sequence[Group]) -> Table:
 
 
 def selections(groups: Sequence[Group]) -> Table:
-    """How often clients were selected, means over seeds."""
+    """The distribution of the clients' numbers of selections, as means over seeds."""
     rows = []
     for group in groups:
         counts = [np.array(run.selections, dtype=np.float64) for run in group.complete]
@@ -76,7 +76,7 @@ def selections(groups: Sequence[Group]) -> Table:
             continue
         spread = [np.mean([of(c) for c in counts]) for of in (np.min, np.median, np.max, measures.gini)]
         never = np.mean([(c == 0).sum() for c in counts])
-        reached = show_reached(group, measures.rounds_to_cover(), lambda value: f"{value:.0f}")
+        reached = show_median_reached(group, measures.rounds_to_cover(), lambda value: f"{value:.0f}")
         rows.append([group.name, reached, f"{never:.3g}", *(f"{v:.3g}" for v in spread[:-1]), f"{spread[-1]:.3f}"])
     header = ["run", "covered after", "never", "min", "median", "max", "Gini"]
     note = "never: clients that were not selected at all. min to Gini are over clients' numbers of selections."
@@ -84,7 +84,7 @@ def selections(groups: Sequence[Group]) -> Table:
 
 
 def pairs(panels: Sequence[Panel]) -> Table:
-    """Every line of a panel against its reference, at equal seeds; Holm's correction over the whole table."""
+    """Paired differences of every line of a panel to its reference; Holm's correction is over the whole table."""
     compared = [
         (panel.title, f"{line} - {panel.name_of(reference)}", _final_difference(group, reference))
         for panel in panels
@@ -92,10 +92,10 @@ def pairs(panels: Sequence[Panel]) -> Table:
         for line, group in panel.lines.items()
         if group is not reference
     ]
-    together = holm([math.nan if found is None else found.p_value for _, _, found in compared])
+    corrected_p = holm([math.nan if difference is None else difference.p_value for _, _, difference in compared])
     rows = [
-        [title, name, *(["-"] + [""] * 6 if found is None else _pair_cells(found, after))]
-        for (title, name, found), after in zip(compared, together, strict=True)
+        [title, name, *(["-"] + [""] * 6 if difference is None else _pair_cells(difference, after))]
+        for (title, name, difference), after in zip(compared, corrected_p, strict=True)
     ]
     header = ["", "difference of final accuracy", "mean", "95 % interval"]
     header += ["p", "p (Holm)", "p (sign flips)", "pairs", "detectable"]
@@ -106,30 +106,31 @@ PAIRS_NOTE = (
     "Intervals and p: Student's t. Holm: corrected for all comparisons of this table. Sign flips: without"
     " assumptions, but n pairs cannot give less than 2 / 2^n, so that fewer than six never fall below .05."
     " detectable: the true difference that as many pairs would show in 80 % of cases; smaller ones cannot be told"
-    f" from none here. With n pairs an interval reaches {reach_in_sd(3):.1f} (n = 3), {reach_in_sd(5):.1f} (5) or"
-    f" {reach_in_sd(10):.1f} (10) standard deviations to each side; fewer than 3 pairs decide nothing."
+    f" from none here. With n pairs an interval reaches {half_width_in_sd(3):.1f} (n = 3),"
+    f" {half_width_in_sd(5):.1f} (5) or {half_width_in_sd(10):.1f} (10) standard deviations to each side; fewer than"
+    " 3 pairs decide nothing."
 )
 
 
 def _final_difference(group: Group, reference: Group) -> Difference | None:
-    return paired(values_of(group, "final_accuracy"), values_of(reference, "final_accuracy"))
+    return paired(values_by_seed(group, "final_accuracy"), values_by_seed(reference, "final_accuracy"))
 
 
-def _pair_cells(found: Difference, corrected: float) -> list[str]:
-    p_values = [show_p(p) for p in (found.p_value, corrected, found.p_flips)]
-    return [*show_interval(found), *p_values, str(found.num), f"{found.detectable:.4f}"]
+def _pair_cells(difference: Difference, corrected: float) -> list[str]:
+    p_values = [show_p(p) for p in (difference.p_value, corrected, difference.p_flips)]
+    return [*show_interval(difference), *p_values, str(difference.num), f"{difference.detectable:.4f}"]
 
 
 def targets(panels: Sequence[Panel]) -> Table:
-    """Rounds and bytes until the reference's mean final accuracy is first reached."""
+    """Rounds and bytes until a run first reaches the mean final accuracy of the reference."""
     rows = []
     for panel in panels:
-        level = estimate_of(panel.reference(REFERENCE), measures.final_accuracy())
+        level = estimate_measure(panel.reference(REFERENCE), measures.final_accuracy())
         if level is None:
             continue
         for line, group in panel.lines.items():
-            rounds = show_reached(group, measures.rounds_to(level.mean), lambda value: f"{value:.0f}")
-            volume = show_reached(group, measures.bytes_to(level.mean), show_bytes)
+            rounds = show_median_reached(group, measures.rounds_to(level.mean), lambda value: f"{value:.0f}")
+            volume = show_median_reached(group, measures.bytes_to(level.mean), show_bytes)
             rows.append([panel.title, line, f"{level.mean:.4f}", rounds, volume])
     header = ["", "run", "target", "rounds", "bytes both ways"]
     note = (

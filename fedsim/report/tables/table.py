@@ -1,4 +1,4 @@
-"""A table as plain data, and as text for a terminal, Markdown, LaTeX and CSV."""
+"""The table type: text cells, with output for a terminal and as Markdown, LaTeX and CSV."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text. `name` is that of its files."""
+    """A table of text cells. `name` is the name of its files; `note` is printed below it."""
 
     name: str
     title: str
@@ -31,15 +31,15 @@ class Table:
         return table
 
     def markdown(self) -> str:
-        lines = [f"### {self.title}", "", _bars(self.header), _bars(["---"] * len(self.header))]
-        lines += [_bars(row) for row in self.rows]
+        lines = [f"### {self.title}", "", _markdown_row(self.header), _markdown_row(["---"] * len(self.header))]
+        lines += [_markdown_row(row) for row in self.rows]
         return "\n".join([*lines, "", *([self.note, ""] if self.note else [])])
 
     def latex(self) -> str:
-        """A `tabular` with booktabs' rules."""
-        body = [" & ".join(map(_tex, row)) + r" \\" for row in self.rows]
+        """A `tabular` environment with the rules of the package booktabs."""
+        body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in self.rows]
         columns = "l" * min(2, len(self.header)) + "r" * max(len(self.header) - 2, 0)
-        head = " & ".join(map(_tex, self.header)) + r" \\"
+        head = " & ".join(map(_escape_latex, self.header)) + r" \\"
         rules = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
         return "\n".join([f"% {self.title}", *rules, r"\end{tabular}", ""])
 
@@ -49,11 +49,11 @@ class Table:
         return out.getvalue()
 
 
-def _bars(cells: Sequence[str]) -> str:
+def _markdown_row(cells: Sequence[str]) -> str:
     escaped = [cell.replace("|", "\\|") for cell in cells]
     return f"| {' | '.join(escaped)} |"
 
 
-def _tex(text: str) -> str:
+def _escape_latex(text: str) -> str:
     text = re.sub(r"([&%$#_{}])", r"\\\1", text)
     return text.replace("±", r"$\pm$").replace("^", r"\^{}")

@@ -1,4 +1,4 @@
-"""Tables of what runs took. Times of runs that shared a machine with others are those of a shared machine."""
+"""Tables of the time and traffic of runs. Times are meaningful only if the runs did not share their machine."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,9 +13,9 @@ from fedsim.tracking.console import show_bytes, show_seconds
 
 
 def phases(groups: Sequence[Group]) -> Table:
-    """Seconds by phase and what crossed the network, scaled to 200 rounds as in GPFL's Fig. 6."""
+    """Seconds by phase and bytes, scaled to 200 rounds as in GPFL's Fig. 6."""
     rows = []
-    for group, runs in _timed(groups):
+    for group, runs in _groups_with_records(groups):
         spent = [_mean_cost(f"seconds_{phase}", runs) for phase in PHASES]
         moved = [_mean_cost(name, runs) for name in ("bytes_down", "bytes_up")]
         if None in spent:
@@ -32,10 +32,10 @@ def phases(groups: Sequence[Group]) -> Table:
 
 
 def selection_times(groups: Sequence[Group]) -> Table:
-    """Milliseconds of a round by phase, and what the server's selection takes beside the training that it steers."""
+    """Milliseconds per round by phase, and the time of the server's selection relative to that of training."""
     rows = []
-    for group, runs in _timed(groups):
-        spent = {phase: 1e3 * float(np.mean([_later(run, phase) for run in runs])) for phase in PHASES}
+    for group, runs in _groups_with_records(groups):
+        spent = {phase: 1e3 * float(np.mean([_mean_after_first_round(run, phase) for run in runs])) for phase in PHASES}
         share = spent["select"] / spent["train"] if spent["train"] else float("nan")
         worst = 1e3 * max(float(run.series("seconds_select").max()) for run in runs)
         shown = [f"{value:.1f}" for value in (*spent.values(), sum(spent.values()))]
@@ -50,19 +50,19 @@ def selection_times(groups: Sequence[Group]) -> Table:
 
 
 def _mean_cost(name: str, runs: Sequence[Run]) -> float | None:
-    """What 200 rounds cost of that, mean over those runs that tell; None if none does."""
+    """Mean cost of 200 rounds in the quantity `name`, over the runs that give one; None if none does."""
     values = [value for run in runs if (value := cost_of_rounds(name)(run)) is not None]
     return float(np.mean(values)) if values else None
 
 
-def _timed(groups: Sequence[Group]) -> Iterator[tuple[Group, list[Run]]]:
-    """Groups with those of their runs that have rounds, where there are any."""
+def _groups_with_records(groups: Sequence[Group]) -> Iterator[tuple[Group, list[Run]]]:
+    """Groups that have finished runs with records, and these runs."""
     for group in groups:
         if runs := [run for run in group.complete if run.records]:
             yield group, runs
 
 
-def _later(run: Run, phase: str) -> float:
+def _mean_after_first_round(run: Run, phase: str) -> float:
     """Mean seconds of a phase in all rounds but the first."""
     values = run.series(f"seconds_{phase}")
     return float(values[1:].mean() if len(values) > 1 else values.mean())

@@ -1,4 +1,7 @@
-"""The paper's number or claim, ours, and whether they agree. See `rules` for how, and `protocol` for which runs."""
+"""Judgements of a paper's numbers and claims by finished runs, by the rules in `rules`.
+
+`fedsim.report.protocol` says which runs may be judged.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,12 +11,12 @@ from fedsim.report.groups import Group
 from fedsim.report.protocol import Protocol, made_with, protocol_of, show_deviations
 from fedsim.report.runs import Run
 from fedsim.report.statistics import Difference, Estimate, estimate, holm, paired
-from fedsim.report.verdicts.published import Claim, Number, Publication, about, matches, measure_of
+from fedsim.report.verdicts.published import Claim, Number, Publication, find_measure, matches, publications_about
 from fedsim.report.verdicts.rules import (
     Evidence,
     Verdict,
-    corrected,
     exceeds,
+    holm_corrected,
     is_level,
     judge_bound,
     judge_number,
@@ -22,18 +25,19 @@ from fedsim.report.verdicts.rules import (
     show_share,
 )
 
-WAITING = ("rounds_to_cover", "rounds_to")
-"""Measures of the round in which something first happens: without a value it has not happened by the last round."""
-COUNTS = ("most_selections", "mean_selections", "peak_selections")
+FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
+"""Measures of the first round in which something happens; no value means that it never happened in the run."""
+COUNT_MEASURES = ("most_selections", "mean_selections", "peak_selections")
 """Measures that cannot exceed the number of rounds."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A printed number, or a claim, with ours beside it.
+    """A printed number or claim, our result for it, and the verdict.
 
-    p-values: of a number, two-sided and only `p_against`; of a claim that is tested, one-sided, for it and against it.
-    nan where nothing was tested. `holm_...` are corrected for all that the same paper says of runs of this preset.
+    p-values are nan if nothing was tested. A number has a two-sided `p_against` only; a tested claim has one-sided
+    p-values for it and against it. `holm_...` are corrected for all numbers, or all claims, of the paper about this
+    preset.
     """
 
     printed: Number | Claim
@@ -47,7 +51,7 @@ class Judged:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's, for numbers."""
+        """Our number minus the paper's; None for claims."""
         if isinstance(self.printed, Claim) or self.ours is None:
             return None
         return self.ours.mean - self.printed.value
@@ -55,33 +59,33 @@ class Judged:
 
 @dataclass(frozen=True)
 class Unjudged:
-    """Why a claim is not judged."""
+    """The reason why a claim is not judged."""
 
     reason: str
 
 
 def judge_all(groups: Sequence[Group]) -> list[tuple[Publication, list[Judged]]]:
-    """Every publication about runs of these groups, by the presets and sizes that they were made with."""
-    found = []
+    """The judgements for every publication about the groups' presets and sizes."""
+    judgements = []
     for preset, scale in made_with(groups):
-        mine = [g for g in groups if (g.choices.get("preset"), g.choices.get("scale", "full")) == (preset, scale)]
-        for publication in about(preset, scale):
+        ours = [g for g in groups if (g.choices.get("preset"), g.choices.get("scale", "full")) == (preset, scale)]
+        for publication in publications_about(preset, scale):
             protocol = protocol_of(preset, scale, publication.substitutes)
-            found.append((publication, judge(publication, mine, protocol)))
-    return found
+            judgements.append((publication, judge(publication, ours, protocol)))
+    return judgements
 
 
 def judge(publication: Publication, groups: Sequence[Group], protocol: Protocol | None) -> list[Judged]:
-    """Everything that a publication says of runs that there are; claims about runs that are missing are left out."""
-    cases = _Cases(groups, protocol)
+    """Judge all numbers and claims of a publication for which there are runs; others are left out."""
+    cases = _JudgedGroups(groups, protocol)
     numbers = [(number, group) for number in publication.numbers if (group := cases.find(number.about)) is not None]
     claims = [(claim, group) for claim in publication.claims if (group := cases.find(claim.about)) is not None]
     return [*_judge_numbers(numbers, cases), *_judge_claims(claims, cases)]
 
 
 @dataclass(frozen=True)
-class _Cases:
-    """The groups of one preset and size, and whether they may be judged."""
+class _JudgedGroups:
+    """The groups of one preset and size, and checks whether they may be judged."""
 
     groups: Sequence[Group]
     protocol: Protocol | None
@@ -91,15 +95,15 @@ class _Cases:
         return self.protocol is None or self.protocol.scale == "full"
 
     def find(self, wanted: Mapping[str, str]) -> Group | None:
-        """The group that made these choices; one that follows the preset before others."""
-        found = [group for group in self.groups if matches(group, wanted)]
-        return min(found, key=lambda group: len(self.deviations(group)), default=None)
+        """The group that made these choices; of several, the one that deviates least from the preset."""
+        matching = [group for group in self.groups if matches(group, wanted)]
+        return min(matching, key=lambda group: len(self.deviations(group)), default=None)
 
     def deviations(self, group: Group) -> list[str]:
         return [] if self.protocol is None else self.protocol.deviations(group)
 
     def objection(self, group: Group) -> str | None:
-        """Why a group may not be judged."""
+        """The reason why a group may not be judged, or None."""
         if deviations := self.deviations(group):
             return f"{group.name} is not as the preset: {show_deviations(deviations)}"
         return None if group.complete else f"{group.name} has no finished run"
@@ -108,7 +112,7 @@ class _Cases:
         return "; ".join([] if self.protocol is None else self.protocol.remarks(group))
 
     def rivals(self, claim: Claim) -> dict[str, Group] | Unjudged:
-        """The groups of a claim's others, all of them or the reason why not."""
+        """The groups that a claim compares with, by name, or the reason why one of them cannot be used."""
         found = {name: self.find({**claim.about, claim.among: name}) for name in claim.others}
         if missing := [name for name, group in found.items() if group is None]:
             return Unjudged(f"no runs of {', '.join(missing)}")
@@ -117,17 +121,17 @@ class _Cases:
         return Unjudged(objections[0]) if objections else groups
 
 
-def values_of(group: Group, measure: str) -> dict[int, float]:
-    """A measure of the finished runs that have it, by seed."""
-    found = {run.seed: measure_of(measure)(run) for run in group.complete}
-    return {seed: value for seed, value in found.items() if value is not None}
+def values_by_seed(group: Group, measure: str) -> dict[int, float]:
+    """A measure of the group's finished runs by seed, without runs for which it does not exist."""
+    values = {run.seed: find_measure(measure)(run) for run in group.complete}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 # --- numbers -------------------------------------------------------------------------------------------------------
 
 
-def _judge_numbers(numbers: Sequence[tuple[Number, Group]], cases: _Cases) -> list[Judged]:
-    ours = [estimate(list(values_of(group, number.measure).values())) for number, group in numbers]
+def _judge_numbers(numbers: Sequence[tuple[Number, Group]], cases: _JudgedGroups) -> list[Judged]:
+    ours = [estimate(list(values_by_seed(group, number.measure).values())) for number, group in numbers]
     reasons = [_number_objection(group, cases) for _, group in numbers]
     p_values = [
         math.nan if reason else number_p(number.value, our)
@@ -150,24 +154,24 @@ def _judge_numbers(numbers: Sequence[tuple[Number, Group]], cases: _Cases) -> li
     ]
 
 
-def _number_objection(group: Group, cases: _Cases) -> str | None:
+def _number_objection(group: Group, cases: _JudgedGroups) -> str | None:
     return cases.objection(group) or (None if cases.full_size else "another size than the paper's")
 
 
 # --- claims --------------------------------------------------------------------------------------------------------
 
 
-def _judge_claims(claims: Sequence[tuple[Claim, Group]], cases: _Cases) -> list[Judged]:
-    """Bounds by counting seeds; all others tested, and corrected together."""
-    found = [_weigh(claim, group, cases) for claim, group in claims]
-    tested = iter(corrected([one for one in found if isinstance(one, Evidence)]))
+def _judge_claims(claims: Sequence[tuple[Claim, Group]], cases: _JudgedGroups) -> list[Judged]:
+    """Judge bounds by counting seeds, and all other claims by tests that are corrected together."""
+    results = [_examine(claim, group, cases) for claim, group in claims]
+    tested = iter(holm_corrected([result for result in results if isinstance(result, Evidence)]))
     return [
-        _concluded(claim, next(tested) if isinstance(one, Evidence) else one, cases.remark(group))
-        for (claim, group), one in zip(claims, found, strict=True)
+        _to_judged(claim, next(tested) if isinstance(result, Evidence) else result, cases.remark(group))
+        for (claim, group), result in zip(claims, results, strict=True)
     ]
 
 
-def _weigh(claim: Claim, group: Group, cases: _Cases) -> Evidence | Judged | Unjudged:
+def _examine(claim: Claim, group: Group, cases: _JudgedGroups) -> Evidence | Judged | Unjudged:
     if (reason := cases.objection(group)) is not None:
         return Unjudged(reason)
     if claim.grows_with is not None:
@@ -177,10 +181,10 @@ def _weigh(claim: Claim, group: Group, cases: _Cases) -> Evidence | Judged | Unj
     rivals = cases.rivals(claim)
     if isinstance(rivals, Unjudged):
         return rivals
-    return _compared(claim, group, rivals, full_size=cases.full_size or claim.any_size)
+    return _compare(claim, group, rivals, full_size=cases.full_size or claim.any_size)
 
 
-def _concluded(claim: Claim, found: Evidence | Judged | Unjudged, remark: str) -> Judged:
+def _to_judged(claim: Claim, found: Evidence | Judged | Unjudged, remark: str) -> Judged:
     if isinstance(found, Judged):
         return found
     if isinstance(found, Unjudged):
@@ -190,11 +194,11 @@ def _concluded(claim: Claim, found: Evidence | Judged | Unjudged, remark: str) -
     return Judged(claim, found.ours, found.verdict, detail, *p_values)
 
 
-def _compared(claim: Claim, group: Group, rivals: Mapping[str, Group], *, full_size: bool) -> Evidence | Unjudged:
-    mine = values_of(group, claim.measure)
-    apart = {name: paired(mine, values_of(rival, claim.measure)) for name, rival in rivals.items()}
-    usable = {name: difference for name, difference in apart.items() if difference is not None}
-    if few := [name for name in apart if name not in usable]:
+def _compare(claim: Claim, group: Group, rivals: Mapping[str, Group], *, full_size: bool) -> Evidence | Unjudged:
+    ours = values_by_seed(group, claim.measure)
+    differences = {name: paired(ours, values_by_seed(rival, claim.measure)) for name, rival in rivals.items()}
+    usable = {name: difference for name, difference in differences.items() if difference is not None}
+    if few := [name for name in differences if name not in usable]:
         return Unjudged(f"fewer than two seeds in common with {', '.join(few)}")
     if claim.level_with is not None:
         return is_level(claim.level_with, usable)
@@ -205,7 +209,7 @@ def _compared(claim: Claim, group: Group, rivals: Mapping[str, Group], *, full_s
     return Evidence(found.ours, found.p_for, found.p_against, detail=f"{found.detail}; by its sign alone at this size")
 
 
-def _trend(claim: Claim, cases: _Cases) -> Evidence | Unjudged:
+def _trend(claim: Claim, cases: _JudgedGroups) -> Evidence | Unjudged:
     assert claim.grows_with is not None
     by_value: list[dict[int, float]] = []
     for value in claim.values:
@@ -218,24 +222,24 @@ def _trend(claim: Claim, cases: _Cases) -> Evidence | Unjudged:
     return rises(at, {seed: [values[seed] for values in by_value] for seed in seeds}, falls=claim.falls)
 
 
-def _trend_values(claim: Claim, wanted: Mapping[str, str], cases: _Cases) -> dict[int, float] | Unjudged:
+def _trend_values(claim: Claim, wanted: Mapping[str, str], cases: _JudgedGroups) -> dict[int, float] | Unjudged:
     """The measure by seed at one value of the parameter, or its difference to the method in `minus`."""
     group = cases.find(wanted)
     other = None if claim.minus is None else cases.find({**wanted, **claim.minus})
     if group is None or (claim.minus is not None and other is None):
         return Unjudged(f"no runs at {claim.grows_with}={wanted[str(claim.grows_with)]}")
-    for one in (group, *([other] if other else [])):
-        if (reason := cases.objection(one)) is not None:
+    for candidate in (group, *([other] if other else [])):
+        if (reason := cases.objection(candidate)) is not None:
             return Unjudged(reason)
-    values = values_of(group, claim.measure)
+    values = values_by_seed(group, claim.measure)
     if other is None:
         return values
-    theirs = values_of(other, claim.measure)
+    theirs = values_by_seed(other, claim.measure)
     return {seed: values[seed] - theirs[seed] for seed in values if seed in theirs}
 
 
 def _positions(values: Sequence[str]) -> list[float]:
-    """Numbers as they are, choices by their order."""
+    """The values as numbers; if they are not numbers, their positions 0, 1, ..."""
     try:
         return [float(value) for value in values]
     except ValueError:
@@ -243,26 +247,26 @@ def _positions(values: Sequence[str]) -> list[float]:
 
 
 def _bound(claim: Claim, group: Group) -> Judged | Unjudged:
-    measured = {run.seed: measure_of(claim.measure)(run) for run in group.complete}
-    answers = [_within(claim, run, measured[run.seed]) for run in group.complete]
-    known = [answer for answer in answers if answer is not None]
+    measured = {run.seed: find_measure(claim.measure)(run) for run in group.complete}
+    outcomes = [_is_within(claim, run, measured[run.seed]) for run in group.complete]
+    known = [outcome for outcome in outcomes if outcome is not None]
     if not known:
         return Unjudged(f"all runs end at round {group.complete[0].num_rounds}, before the bound")
     values = [value for value in measured.values() if value is not None]
     never = f", {len(measured) - len(values)} never" if len(values) < len(measured) else ""
-    silent = f", {len(answers) - len(known)} end before the bound" if len(known) < len(answers) else ""
-    detail = show_share(sum(known), len(known)) + never + silent
+    too_short = f", {len(outcomes) - len(known)} end before the bound" if len(known) < len(outcomes) else ""
+    detail = show_share(sum(known), len(known)) + never + too_short
     return Judged(claim, estimate(values), judge_bound(sum(known), len(known)), detail)
 
 
-def _within(claim: Claim, run: Run, value: float | None) -> bool | None:
-    """Whether a run is within the bound of a claim; None where it ended too early to tell, or was not measured."""
+def _is_within(claim: Claim, run: Run, value: float | None) -> bool | None:
+    """Whether a run is within the bound of a claim; None if it ended too early to tell, or has no value."""
     name = claim.measure.partition("@")[0]
     if claim.at_most is not None:
         if value is None:
-            return False if name in WAITING and run.num_rounds >= claim.at_most else None
-        return None if name in COUNTS and run.num_rounds <= claim.at_most else value <= claim.at_most
+            return False if name in FIRST_ROUND_MEASURES and run.num_rounds >= claim.at_most else None
+        return None if name in COUNT_MEASURES and run.num_rounds <= claim.at_most else value <= claim.at_most
     assert claim.at_least is not None
     if value is None:
-        return True if name in WAITING and run.num_rounds + 1 >= claim.at_least else None
-    return None if name in COUNTS and run.num_rounds < claim.at_least else value >= claim.at_least
+        return True if name in FIRST_ROUND_MEASURES and run.num_rounds + 1 >= claim.at_least else None
+    return None if name in COUNT_MEASURES and run.num_rounds < claim.at_least else value >= claim.at_least

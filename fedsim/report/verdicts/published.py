@@ -1,4 +1,4 @@
-"""What papers print: numbers and claims, each with its source, and which of our runs they are about."""
+"""Numbers and claims printed in papers, each with its source and the runs of ours that it is about."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,11 @@ FOLDER = Path(__file__).parent / "published"
 
 @dataclass(frozen=True)
 class Number:
-    """A number that a paper prints for one of its runs. `about`: the choices of our runs that it is about."""
+    """A number that a paper prints for one of its runs.
+
+    `about`: the choices of config groups, or config values, that identify our runs; `measure`: the name of the measure
+    (see `find_measure`); `where`: the place in the paper; `plus_minus`: the printed deviation.
+    """
 
     id: str
     where: str
@@ -28,17 +32,17 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about the runs that made the choices `about`; one of these forms, told by the field that is given:
+    """A claim of a paper about the runs identified by `about`. Which of these fields is given determines its form:
 
-    - `at_most`, `at_least`: `measure` of each run is at most or at least a value.
-    - `gain`: `measure` exceeds that of each of the `others`, which made these choices of `among` and are else the same,
-      by about as much.
-    - `level_with`: `measure` differs from that of each of the `others` by at most as much.
-    - `grows_with`: `measure` rises along `values` of that config key or choice (`falls`: it falls); with `minus`, the
-      difference to the runs that made those choices does.
+    - `at_most`, `at_least`: the `measure` of each run is at most, or at least, this value.
+    - `gain`: the `measure` exceeds that of each of the `others` by about this value. The `others` are choices of the
+      config group `among`; their runs have everything else in common.
+    - `level_with`: the `measure` differs from that of each of the `others` by at most this value.
+    - `grows_with`: the `measure` increases along the `values` of this config key or group (with `falls` it decreases).
+      With `minus`, this is about the difference to the runs that made the choices `minus`.
 
-    `any_size`: the claim is one about shares, which hold at a smaller size of the preset too. `added_after_runs`: it
-    was written down after runs of the preset had been seen.
+    `any_size`: the claim is about shares and therefore also holds at a smaller size of the preset. `added_after_runs`:
+    the claim was written down after results of the preset had been seen.
     """
 
     id: str
@@ -62,10 +66,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Publication:
-    """A file of published/: the numbers and claims of a paper that runs of `presets` are about; those of `claims_only`
-    are of another size, so that numbers cannot be compared.
+    """A file of published/: the numbers and claims of a paper that are compared with runs of `presets`.
 
-    `substitutes`: choices of config groups that may take the place of the preset's (see `protocol`).
+    Runs of the presets in `claims_only` have another size than the paper's, so that only claims can be compared.
+    `substitutes`: choices of config groups that may replace those of the preset (see `protocol`).
     """
 
     title: str
@@ -78,27 +82,27 @@ class Publication:
 
 
 def publications() -> list[Publication]:
-    """All that are shipped."""
+    """All publications in published/."""
     return [_read(path) for path in sorted(FOLDER.glob("*.yaml"))]
 
 
-def about(preset: str, scale: str) -> list[Publication]:
-    """Those that runs of a preset in that size are compared with."""
+def publications_about(preset: str, scale: str) -> list[Publication]:
+    """The publications that runs of a preset at this scale are compared with."""
     if scale == "full":
         return [publication for publication in publications() if preset in publication.presets]
     return [publication for publication in publications() if f"{preset}_{scale}" in publication.claims_only]
 
 
-def measure_of(text: str) -> Measure:
-    """`accuracy@0.15` (after that share of the rounds), `final_accuracy` and so on as functions. Raises KeyError."""
+def find_measure(text: str) -> Measure:
+    """The measure with a name such as `final_accuracy` or `accuracy@0.15` (@ an argument). Raises KeyError."""
     name, _, argument = text.partition("@")
     if argument:
-        made: Measure = WITH_ARGUMENT[name](float(argument))
-        return made
-    return PLAIN[name]
+        measure: Measure = MEASURES_WITH_ARGUMENT[name](float(argument))
+        return measure
+    return MEASURES[name]
 
 
-PLAIN: Mapping[str, Measure] = {
+MEASURES: Mapping[str, Measure] = {
     "final_accuracy": measures.final_accuracy(),
     "final_accuracy_10": measures.final_accuracy(10),
     "fluctuation": measures.fluctuation(),
@@ -120,7 +124,7 @@ PLAIN: Mapping[str, Measure] = {
     "samples_mean": measures.samples_mean,
     "samples_deviation": measures.samples_deviation,
 }
-WITH_ARGUMENT: Mapping[str, Any] = {
+MEASURES_WITH_ARGUMENT: Mapping[str, Any] = {
     "accuracy": measures.accuracy_after,
     "accuracy_around": measures.accuracy_around,
     "gain_after": measures.gain_after,
@@ -131,13 +135,13 @@ WITH_ARGUMENT: Mapping[str, Any] = {
 
 
 def matches(group: Group, about: Mapping[str, str]) -> bool:
-    """Whether a group made these choices, or has these values of the config (`partition.alpha`)."""
+    """Whether a group made the choices `about`, or has these config values (such as `partition.alpha`)."""
     values = {**{k: str(v) for k, v in flat(group.runs[0].config)}, **group.choices, **group.labels}
-    return all(_same(values.get(name), str(wanted)) for name, wanted in about.items())
+    return all(_equal(values.get(name), str(wanted)) for name, wanted in about.items())
 
 
-def _same(found: str | None, wanted: str) -> bool:
-    """Whether two texts are the same, or the same number."""
+def _equal(found: str | None, wanted: str) -> bool:
+    """Whether two texts are equal, or represent the same number."""
     try:
         return found == wanted or (found is not None and float(found) == float(wanted))
     except ValueError:
@@ -158,12 +162,12 @@ def _read(path: Path) -> Publication:
 
 
 def _numbers(table: Mapping[str, Any]) -> list[Number]:
-    """A printed table: `rows` map a choice of the group `row` to one value for each of `columns`."""
-    found = []
+    """The numbers of a printed table, whose `rows` map choices of the config group `row` to one value per column."""
+    numbers = []
     for choice, values in table["rows"].items():
         for column, value in zip(table["columns"], values, strict=True):
             value, plus_minus = value if isinstance(value, list) else (value, None)
-            found.append(
+            numbers.append(
                 Number(
                     id=f"{table['id']}/{choice}/{column['title']}",
                     where=table["where"],
@@ -173,4 +177,4 @@ def _numbers(table: Mapping[str, Any]) -> list[Number]:
                     plus_minus=plus_minus,
                 )
             )
-    return found
+    return numbers

@@ -1,6 +1,6 @@
-"""The rules by which numbers and claims are judged, as functions of statistics alone.
+"""The rules by which numbers and claims are judged, as functions of statistics only.
 
-They were fixed before runs were looked at; `RULES` says them in words. Their error rates are simulated in
+They were fixed before any results were seen; `RULES` states them in words. Their error rates are simulated in
 tests/test_report_rules.py.
 """
 
@@ -11,15 +11,15 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.report.statistics import LEAST_SEEDS, LEVEL, Difference, Estimate, differences, holm, share_interval
+from fedsim.report.statistics import LEVEL, MIN_SEEDS, Difference, Estimate, differences, holm, share_interval
 
 Verdict = Literal["reproduced", "not reproduced", "undecided", "not judged"]
 
-LEAST_FOR_BOUNDS = 5
-"""Where something holds for 5 of 5 seeds, the share of seeds for which it does lies above one half (one-sided 95 %)."""
-WIDEST = 0.2
-"""An interval of one more run's accuracy that is wider tells nothing."""
-ERROR = round(1 - LEVEL, 10)
+MIN_SEEDS_FOR_BOUNDS = 5
+"""If something holds for 5 of 5 seeds, the share of seeds for which it holds is above one half (one-sided 95 %)."""
+MAX_INTERVAL_WIDTH = 0.2
+"""A prediction interval of the accuracy that is wider than this is not informative."""
+ALPHA = round(1 - LEVEL, 10)
 
 RULES = {
     "judged": (
@@ -30,30 +30,31 @@ RULES = {
     "number": (
         "A number that a paper prints for one run is reproduced if it lies where one more run of ours would fall (95"
         " % prediction interval over seeds), not reproduced if it lies outside and stays so after Holm's correction"
-        f" for all its numbers, and undecided otherwise, with fewer than {LEAST_SEEDS} finished seeds, or with an"
-        f" interval wider than {WIDEST}."
+        f" for all its numbers, and undecided otherwise, with fewer than {MIN_SEEDS} finished seeds, or with an"
+        f" interval wider than {MAX_INTERVAL_WIDTH}."
     ),
     "bound": (
         "A claim that something is at most, or at least, a value is reproduced if it holds for every seed, not"
-        f" reproduced if it holds for none, and undecided in between or with fewer than {LEAST_FOR_BOUNDS} seeds. A run"
-        " that never gets there counts as later than its last round; one that ends before the bound says nothing."
+        f" reproduced if it holds for none, and undecided in between or with fewer than {MIN_SEEDS_FOR_BOUNDS} seeds. A"
+        " run that never gets there counts as later than its last round; one that ends before the bound says nothing."
     ),
     "gain": (
         "Claims that a method exceeds others, is level with them, or gains along a parameter are tested on paired"
         " differences at equal seeds (one-sided t tests): for the claim, against each of the others, the weakest of"
         " which counts; and against it (some other is not exceeded by the printed gain), corrected for their number."
         " All tests of a paper's claims together are corrected by Holm's method. Not reproduced if the corrected"
-        f" p-value against is below {ERROR}, else reproduced if the one for it is, else undecided; so with fewer than"
-        f" {LEAST_SEEDS} pairs."
+        f" p-value against is below {ALPHA}, else reproduced if the one for it is, else undecided; so with fewer than"
+        f" {MIN_SEEDS} pairs."
     ),
 }
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What runs say of a claim: one-sided p-values for it and against it, raw and after Holm's correction.
+    """The result of testing a claim: one-sided p-values for it and against it, raw and after Holm's correction.
 
-    `ours` is the difference that decides: to the other method for which the claim is weakest.
+    A small `p_for` supports the claim, a small `p_against` contradicts it. `ours` is the decisive difference: that to
+    the method for which the claim is weakest.
     """
 
     ours: Difference | None
@@ -65,44 +66,44 @@ class Evidence:
 
     @property
     def verdict(self) -> Verdict:
-        """By RULES["gain"]."""
-        if self.ours is None or self.ours.num < LEAST_SEEDS:
+        """The verdict by RULES["gain"]."""
+        if self.ours is None or self.ours.num < MIN_SEEDS:
             return "undecided"
-        if self.holm_against < ERROR:
+        if self.holm_against < ALPHA:
             return "not reproduced"
-        return "reproduced" if self.holm_for < ERROR else "undecided"
+        return "reproduced" if self.holm_for < ALPHA else "undecided"
 
 
 def number_p(value: float, ours: Estimate | None) -> float:
-    """Two-sided p-value of a printed value as one more run of ours; nan with too few seeds."""
-    return math.nan if ours is None or ours.num < LEAST_SEEDS else ours.surprise(value)
+    """Two-sided p-value of the printed `value` as the result of one more run of ours; nan with too few seeds."""
+    return math.nan if ours is None or ours.num < MIN_SEEDS else ours.surprise(value)
 
 
 def judge_number(value: float, ours: Estimate | None, corrected: float) -> Verdict:
-    """By RULES["number"]; `corrected` is its p-value after Holm's correction."""
-    if ours is None or ours.num < LEAST_SEEDS:
+    """The verdict by RULES["number"]; `corrected` is the number's p-value after Holm's correction."""
+    if ours is None or ours.num < MIN_SEEDS:
         return "undecided"
     if ours.next_low <= value <= ours.next_high:
-        return "undecided" if ours.next_high - ours.next_low > WIDEST else "reproduced"
-    return "not reproduced" if corrected < ERROR else "undecided"
+        return "undecided" if ours.next_high - ours.next_low > MAX_INTERVAL_WIDTH else "reproduced"
+    return "not reproduced" if corrected < ALPHA else "undecided"
 
 
-def judge_bound(held: int, num: int) -> Verdict:
-    """By RULES["bound"]."""
-    if num < LEAST_FOR_BOUNDS or 0 < held < num:
+def judge_bound(count: int, num: int) -> Verdict:
+    """The verdict by RULES["bound"] on a claim that holds for `count` of `num` seeds."""
+    if num < MIN_SEEDS_FOR_BOUNDS or 0 < count < num:
         return "undecided"
-    return "reproduced" if held else "not reproduced"
+    return "reproduced" if count else "not reproduced"
 
 
-def show_share(held: int, num: int) -> str:
-    """For how many seeds something holds, with the exact interval of their share."""
-    low, high = share_interval(held, num)
-    few = f"; fewer than {LEAST_FOR_BOUNDS} decide nothing" if num < LEAST_FOR_BOUNDS else ""
-    return f"holds for {held} of {num} seeds (share {low:.2f} to {high:.2f}{few})"
+def show_share(count: int, num: int) -> str:
+    """Text: for how many seeds something holds, and the exact interval of their share."""
+    low, high = share_interval(count, num)
+    few = f"; fewer than {MIN_SEEDS_FOR_BOUNDS} decide nothing" if num < MIN_SEEDS_FOR_BOUNDS else ""
+    return f"holds for {count} of {num} seeds (share {low:.2f} to {high:.2f}{few})"
 
 
 def exceeds(gain: float, rivals: Mapping[str, Difference]) -> Evidence:
-    """That a method exceeds each of its rivals, by `gain` if that is above 0. `rivals`: the differences to them."""
+    """Test that a method exceeds each of its rivals (by `gain` if it is > 0); `rivals` are the differences to them."""
     weakest = max(rivals, key=lambda name: rivals[name].p_above(0.0))
     against = min(rivals[name].p_below(gain) for name in rivals) * len(rivals)
     ours = rivals[weakest]
@@ -110,7 +111,7 @@ def exceeds(gain: float, rivals: Mapping[str, Difference]) -> Evidence:
 
 
 def is_level(margin: float, rivals: Mapping[str, Difference]) -> Evidence:
-    """That a method differs from each of its rivals by at most `margin`: two one-sided tests (Schuirmann, 1987)."""
+    """Test that a method differs from each rival by at most `margin`: two one-sided tests (Schuirmann, 1987)."""
     inside = {n: max(d.p_above(-margin), d.p_below(margin)) for n, d in rivals.items()}
     outside = min(min(d.p_above(margin), d.p_below(-margin)) for d in rivals.values())
     weakest = max(inside, key=lambda name: inside[name])
@@ -119,7 +120,7 @@ def is_level(margin: float, rivals: Mapping[str, Difference]) -> Evidence:
 
 
 def rises(at: Sequence[float], by_seed: Mapping[int, Sequence[float]], *, falls: bool = False) -> Evidence:
-    """That something rises (or falls) along the values `at`: a test of the seeds' least-squares slopes."""
+    """Test that values rise (or fall) along the positions `at`: a t test on the least-squares slope of each seed."""
     sign = -1.0 if falls else 1.0
     slopes = differences([sign * float(np.polyfit(at, values, 1)[0]) for values in by_seed.values()])
     if slopes is None:
@@ -127,14 +128,14 @@ def rises(at: Sequence[float], by_seed: Mapping[int, Sequence[float]], *, falls:
     return Evidence(slopes, slopes.p_above(0.0), slopes.p_below(0.0), detail="slope" + (" downwards" if falls else ""))
 
 
-def corrected(found: Sequence[Evidence]) -> list[Evidence]:
-    """The same with Holm's correction over all their p-values, for and against."""
-    p_values = holm([p if _enough(e) else math.nan for e in found for p in (e.p_for, e.p_against)])
+def holm_corrected(evidences: Sequence[Evidence]) -> list[Evidence]:
+    """The evidences with Holm's correction over all of their p-values, for and against."""
+    p_values = holm([p if _has_enough_seeds(e) else math.nan for e in evidences for p in (e.p_for, e.p_against)])
     return [
         replace(evidence, holm_for=p_values[2 * i], holm_against=p_values[2 * i + 1])
-        for i, evidence in enumerate(found)
+        for i, evidence in enumerate(evidences)
     ]
 
 
-def _enough(evidence: Evidence) -> bool:
-    return evidence.ours is not None and evidence.ours.num >= LEAST_SEEDS
+def _has_enough_seeds(evidence: Evidence) -> bool:
+    return evidence.ours is not None and evidence.ours.num >= MIN_SEEDS

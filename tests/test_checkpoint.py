@@ -469,3 +469,51 @@ class Late(Random):
     def select(self, round, clients, rng):
         raise SystemExit(0)
 """
+
+
+# --- the disk is full ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Any]:
+    """Files cannot grow beyond a number of bytes, as on a disk that is full: a write may do a part of its work."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_line_that_does_not_fit_leaves_nothing_of_itself(tmp_path: Path, full_disk: Any) -> None:
+    folder = RunFolder.create(tmp_path, {})
+    folder.append({"round": 1})
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    full_disk(len(before) + 5)
+    with pytest.raises(FedsimError, match=r"output_dir: cannot write .*metrics\.jsonl"):
+        folder.append({"round": 2})
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_on_a_disk_that_fills_up_keeps_its_last_checkpoint_and_goes_on(
+    full_disk: Any, rounds: list[int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*WORDS, "output_dir=whole", EVERY]) == 0
+    write = RunFolder.write_bytes
+
+    def filling(self: RunFolder, name: str, content: bytes, keep_as: str | None = None) -> None:
+        if name == NEWEST and len(rounds) >= 8 + 4:
+            full_disk(len(content) // 2)
+        write(self, name, content, keep_as)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write_bytes", filling)
+        assert run([*WORDS, EVERY]) == 1
+    full_disk(-1)
+    folder = folder_in("outputs")
+    summary = read_summary(folder) or {}
+    assert (summary["status"], summary["rounds"]) == ("failed", 4)
+    assert NEWEST in summary["error"]
+    assert not list(folder.glob("*.tmp"))
+    rounds.clear()
+    assert run([*WORDS, EVERY]) == 0
+    assert rounds == [3, 4, 5, 6, 7, 8]
+    assert result(folder) == result(folder_in("whole"))

@@ -1,6 +1,6 @@
 """The entry point as a module: `python -m fedsim` is `fedsim`."""
 
-from fedsim.cli import main
+from fedsim.run import main
 
 if __name__ == "__main__":
     main()

@@ -1,14 +1,14 @@
-"""The entry point: `fedsim`, or `python -m fedsim.run`. Composes the command line, checks it, runs every job.
+"""The command line: composes it, checks it, runs every job. `fedsim.run` is where a process enters.
 
 Jobs run in this process, from the plans that were checked. Hydra launches those of other launchers than ours
 (`hydra/launcher=joblib`), and answers questions (`--help`, `--cfg job`).
 
-Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 130 interrupted. FEDSIM_DEBUG=1 shows tracebacks.
+Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 75 preempted (a signal asked it to end; the same
+command goes on), 130 interrupted (Ctrl-C; likewise). FEDSIM_DEBUG=1 shows tracebacks.
 """
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,14 +22,15 @@ from fedsim.config import command_line
 from fedsim.config.compose import Composed, compose_jobs, conf_dir, implied, search_path
 from fedsim.errors import ConfigError, DataError, FedsimError, Problem, check, rule
 from fedsim.running.process import tune
+from fedsim.running.signals import CODES, STOP, Preempted
 
 if TYPE_CHECKING:
     from fedsim.config.plan import Plan
     from fedsim.running.experiment import Outcome
     from fedsim.running.interleaving import InterleavedRun, Lanes
 
-EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, "interrupted": 130}
-SEVERITY = ("done", "diverged", "data", "config", "failed", "interrupted")
+EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, **CODES}
+SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interrupted")
 
 
 def main() -> None:
@@ -46,6 +47,8 @@ def main() -> None:
         code = error.exit_code
     except KeyboardInterrupt:
         code = EXIT_CODES["interrupted"]
+    except Preempted:
+        code = EXIT_CODES["preempted"]
     sys.exit(code)
 
 
@@ -77,13 +80,14 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str]) -> int:
     plans = check_jobs(jobs)
     lanes = _lanes(jobs)
     attempts = Attempts()
-    if lanes is not None and len(plans) > 1:
-        run_in_lanes(plans, lanes, attempts)
-    elif lanes is None and jobs[0].through_hydra:
-        hand_to_hydra(hydra_words, lambda config: attempts.run(_plan_of_launched(plans)).status)
-    else:
-        for plan in plans:
-            attempts.run(plan)
+    with STOP.working():
+        if lanes is not None and len(plans) > 1:
+            run_in_lanes(plans, lanes, attempts)
+        elif lanes is None and jobs[0].through_hydra:
+            hand_to_hydra(hydra_words, lambda config: attempts.run_next(_plan_of_launched(plans)).status)
+        else:
+            for plan in plans:
+                attempts.run_next(plan)
     if attempts.refused and len(plans) == 1:
         raise attempts.refused[0]
     for error in attempts.refused:
@@ -102,22 +106,25 @@ class Attempts:
         self.refused: list[FedsimError] = []
 
     def run(self, plan: "Plan", interleaved: "InterleavedRun | None" = None) -> "Outcome":
-        """Run a job. Raises KeyboardInterrupt after an interrupted one."""
+        """Run a job. Raises KeyboardInterrupt or `Preempted` where a signal has stopped it outside of its rounds."""
         from fedsim.running.experiment import Outcome, execute
 
         try:
             outcome = execute(plan, interleaved)
         except FedsimError as error:
             self.refused.append(error)
-            outcome = Outcome("data" if isinstance(error, DataError) else "failed", {"error": str(error)})
-        except Exception as error:  # of a user's class, say; the other jobs go on
-            traceback.print_exc()
-            outcome = Outcome("failed", {"error": f"{type(error).__name__}: {error}"})
+            kinds = {DataError: "data", ConfigError: "config"}
+            status = next((name for kind, name in kinds.items() if isinstance(error, kind)), "failed")
+            outcome = Outcome(status, {"error": str(error)})
         self.ended[plan.folder] = outcome
         if outcome.skipped:
             print(f"already {outcome.status}: {plan.folder} (overwrite=true runs it again)")
-        if outcome.status == "interrupted":
-            raise KeyboardInterrupt
+        return outcome
+
+    def run_next(self, plan: "Plan") -> "Outcome":
+        """As `run`; after a signal there is no next one, and KeyboardInterrupt or `Preempted` is raised."""
+        outcome = self.run(plan)
+        STOP.raise_if_asked()
         return outcome
 
 
@@ -129,6 +136,7 @@ def run_in_lanes(plans: "Sequence[Plan]", lanes: "Lanes", attempts: Attempts) ->
     for group in lanes.groups(plans):
         with lanes_progress(len(group), max(plan.settings.num_rounds for plan in group)) as progress:
             run_interleaved([partial(attempts.run, plan) for plan in group], progress)
+        STOP.raise_if_asked()
 
 
 def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":

@@ -1,6 +1,6 @@
 """Errors for users: each names the config key, its value, the violated rule and a remedy.
 
-Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 130 interrupted.
+Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 75 preempted, 130 interrupted.
 """
 
 import math

@@ -163,6 +163,7 @@ def test_what_has_an_end_is_not_run_again_unless_asked(
     monkeypatch.setattr(experiment, "outcome_on_file", lambda p: Outcome(status, {"x": 1}))
     monkeypatch.setattr(experiment, "build", lambda p: ran.append(p))
     monkeypatch.setattr(experiment, "record", lambda *_, **__: Outcome("done", {}))
+    monkeypatch.setattr(experiment, "replace_folder", lambda folder: None)
     found = execute(plan())
     assert (len(ran), found.skipped) == (again, not again)
     assert again or (found.status, found.summary) == (status, {"x": 1})
@@ -196,8 +197,8 @@ def test_a_failure_is_in_the_summary_with_its_reason(here: Path, monkeypatch: py
     assert summary["error"] == "KeyError: 'mine'"
 
 
-def test_trackers_are_told_the_runs_own_seed() -> None:
-    assert experiment._run_info(plan("seed=7"), True).seed == 7
+def test_trackers_are_told_the_runs_own_seed(here: Path) -> None:
+    assert experiment._run_info(plan("seed=7"), here, True).seed == 7
 
 
 def test_a_model_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_what_cannot_change_a_result_does_not() -> None:
     config = job().config
     for key in IRRELEVANT:
         assert hash_config({**config, key: "another"}) == hash_config(config)
-    assert set(IRRELEVANT) == {"name", "data_dir", "cache_dir", "output_dir", "overwrite", "tracker"}
+    assert set(IRRELEVANT) == {"name", "data_dir", "cache_dir", "output_dir", "overwrite", "checkpoint", "tracker"}
     assert {p.partition(".")[0] for p, _ in DECISIVE} == set(config) - set(IRRELEVANT)
 
 

@@ -61,7 +61,13 @@ def test_a_run_leaves_config_metrics_summary_and_partition(fedsim: Run, tmp_path
     (folder,) = folders(tmp_path)
     assert folder.parent == tmp_path / "outputs" / "trial"
     assert folder.name.startswith("digits-shards-mlp-power_of_choice-s4-")
-    assert {p.name for p in folder.iterdir()} == {"config.yaml", "metrics.jsonl", "summary.json", "partition.npz"}
+    assert {p.name for p in folder.iterdir()} == {
+        "config.yaml",
+        "metrics.jsonl",
+        "summary.json",
+        "partition.npz",
+        "model.safetensors",
+    }
     records, summary = read_metrics(folder), read_summary(folder)
     assert [r["round"] for r in records] == [1, 2, 3]
     assert all(set(r) >= FIELDS for r in records)

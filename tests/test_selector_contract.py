@@ -17,6 +17,7 @@ from fedsim.config.compose import compose_jobs, search_path
 from fedsim.selectors.base import Selector
 from fedsim.simulation import Record, Simulation
 from fedsim.types import Population
+from tests.test_checkpoint import through_a_file
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
 
 FOLDER = Path(__file__).parents[1] / "conf" / "selector"
@@ -102,7 +103,8 @@ def test_a_state_dict_taken_in_mid_run_continues_identically(choice: str) -> Non
     first, second = simulation(choice, UNEQUAL, 3), simulation(choice, UNEQUAL, 3)
     for _ in range(5):
         first.step()
-    second.load_state_dict(first.state_dict())
+    parts = first.components
+    second.load_state_dict(through_a_file(first.state_dict(), parts.selector, parts.aggregator))
     first.step()  # what goes on in one must not reach the other
     assert results(second) == whole[5:]
 

@@ -17,7 +17,7 @@ from fedsim.availability import Availability
 from fedsim.communication.signals import Signal
 from fedsim.config.build import bind, inspect_node, instantiate
 from fedsim.config.moved import with_first_paths
-from fedsim.config.settings import LocalSettings, Settings
+from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
 from fedsim.data.base import Dataset
 from fedsim.engine.backend import Backend
 from fedsim.errors import ConfigError, Problem, rule
@@ -30,7 +30,7 @@ from fedsim.types import Population
 
 T = TypeVar("T")
 
-IRRELEVANT = ("name", "data_dir", "cache_dir", "output_dir", "overwrite", "tracker")
+IRRELEVANT = ("name", "data_dir", "cache_dir", "output_dir", "overwrite", "checkpoint", "tracker")
 """Top-level keys that cannot change a result; all others are in the hash that names a run's folder."""
 
 
@@ -43,6 +43,7 @@ class Plan:
     settings: Settings
     local: LocalSettings
     server: ServerSplit
+    checkpoint: CheckpointSettings
     config_hash: str
     folder: Path
 
@@ -71,6 +72,13 @@ class _Problems:
             self.found += [p for p in error.problems if p not in self.found]
             return None
 
+    def run_users(self, build: Callable[[], T]) -> T | None:
+        """As `run`, where a user's class is called: whatever else it raises ends its own job, when that is built."""
+        try:
+            return self.run(build)
+        except (Exception, SystemExit):
+            return None
+
     def add(self, problem: Problem | None) -> None:
         if problem is not None:
             self.found.append(problem)
@@ -83,14 +91,16 @@ def make_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
     settings = problems.run(lambda: _build(config, Settings, ""))
     local = problems.run(lambda: _build(config.get("local") or {}, LocalSettings, "local"))
     server = problems.run(lambda: _build(config.get("server") or {}, ServerSplit, "server"))
+    checkpoint = problems.run(lambda: _build(config.get("checkpoint") or {}, CheckpointSettings, "checkpoint"))
     problems.run(lambda: _check_groups(config, problems))
-    problems.run(lambda: _check_selector(config, settings, server, problems))
+    problems.run_users(lambda: _check_selector(config, settings, server, problems))
     if settings is not None:
         problems.add(_device_problem(settings.device))
-    if problems.found or settings is None or local is None or server is None:
+    if problems.found or settings is None or local is None or server is None or checkpoint is None:
         raise ConfigError(problems.found)
     config_hash = hash_config(config)
-    return Plan(config, choices, settings, local, server, config_hash, folder_of(settings, choices, config_hash))
+    folder = folder_of(settings, choices, config_hash)
+    return Plan(config, choices, settings, local, server, checkpoint, config_hash, folder)
 
 
 def hash_config(config: Mapping[str, Any]) -> str:
@@ -123,15 +133,15 @@ def with_one_amount_of_work(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_groups(config: Mapping[str, Any], problems: _Problems) -> None:
     nowhere = Path()
-    problems.run(lambda: instantiate(config.get("dataset"), Dataset, "dataset", nowhere, nowhere))
-    problems.run(lambda: instantiate(config.get("partition"), Partition, "partition"))
-    problems.run(lambda: instantiate(config.get("availability"), Availability, "availability"))
-    problems.run(lambda: instantiate(config.get("optimizer"), LocalOptimizer, "optimizer"))
-    problems.run(lambda: instantiate(config.get("aggregator"), Aggregator, "aggregator", frozenset()))
-    problems.run(lambda: inspect_node(config.get("model"), nn.Module, "model"))
-    problems.run(lambda: inspect_node(config.get("engine"), Backend, "engine"))
+    problems.run_users(lambda: instantiate(config.get("dataset"), Dataset, "dataset", nowhere, nowhere))
+    problems.run_users(lambda: instantiate(config.get("partition"), Partition, "partition"))
+    problems.run_users(lambda: instantiate(config.get("availability"), Availability, "availability"))
+    problems.run_users(lambda: instantiate(config.get("optimizer"), LocalOptimizer, "optimizer"))
+    problems.run_users(lambda: instantiate(config.get("aggregator"), Aggregator, "aggregator", frozenset()))
+    problems.run_users(lambda: inspect_node(config.get("model"), nn.Module, "model"))
+    problems.run_users(lambda: inspect_node(config.get("engine"), Backend, "engine"))
     for name, node in (config.get("tracker") or {}).items():
-        problems.run(lambda n=name, v=node: instantiate(v, Tracker, f"tracker.{n}"))  # type: ignore[misc]
+        problems.run_users(lambda n=name, v=node: instantiate(v, Tracker, f"tracker.{n}"))  # type: ignore[misc]
 
 
 def _check_selector(

@@ -24,6 +24,7 @@ class Settings:
     cache_dir: Path | None
     output_dir: Path
     overwrite: bool
+    checkpoint: dict[str, Any]
     local: dict[str, Any]
     server: dict[str, Any]
     dataset: dict[str, Any]
@@ -59,6 +60,17 @@ class Settings:
             ),
             at_least("eval_every", self.eval_every, 1),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """How often a run is saved: every so many rounds; `auto`: at most every 5 s and 1 % of the time; None: on a signal
+    only."""
+
+    every: int | Literal["auto"] | None
+
+    def __post_init__(self) -> None:
+        check(at_least("every", self.every, 1, "null saves on a signal only") if isinstance(self.every, int) else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedsim.config.moved import with_paths_now
 from fedsim.errors import FedsimError
 from fedsim.partitions.division import Division
-from fedsim.tracking.files import CONFIG, SUMMARY, read_metrics, read_summary
+from fedsim.tracking.files import CONFIG, REPLACEMENTS, SUMMARY, read_metrics, read_summary
 
 Floats = NDArray[np.float64]
 
@@ -79,7 +79,8 @@ class Run:
 
 def read_runs(folder: Path) -> list[Run]:
     """All runs below `folder` that have ended, sorted by path. Raises `FedsimError` if there are none."""
-    runs = [run for path in sorted(folder.rglob(SUMMARY)) if (run := _read(path.parent)) is not None]
+    paths = [path for path in sorted(folder.rglob(SUMMARY)) if REPLACEMENTS not in path.parts]
+    runs = [run for path in paths if (run := _read(path.parent)) is not None]
     if not runs:
         raise FedsimError(f"{folder}: no finished run below it (a run's folder holds {CONFIG} and {SUMMARY})")
     return runs

@@ -1,12 +1,14 @@
-"""One run from its plan: assemble it, run the rounds, keep the records.
+"""One run from its plan: assemble it, run the rounds or those that are missing, keep the records.
 
 Nothing is written into the run's folder before everything that can refuse has been built.
 """
 
+import sys
 import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,35 @@ from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.errors import DivergedError, FedsimError
 from fedsim.running.assembly import Experiment, build
+from fedsim.running.checkpoint import (
+    START_ANEW,
+    Checkpoint,
+    CheckpointError,
+    Checkpoints,
+    identity_of,
+    save_model,
+)
+from fedsim.running.encoding import dataclasses_known_to, encode
 from fedsim.running.environment import environment
 from fedsim.running.interleaving import InterleavedRun
 from fedsim.running.revision import own_revision
-from fedsim.simulation import Record
+from fedsim.running.signals import CODES, STOP
+from fedsim.simulation import Record, Simulation
 from fedsim.tracking import Trackers
 from fedsim.tracking.base import RunInfo, Tracker
-from fedsim.tracking.files import TRACE, RunFolder, owned, read_summary
+from fedsim.tracking.files import (
+    ERROR,
+    MODEL,
+    TRACE,
+    RunFolder,
+    owned,
+    read_summary,
+    replace_folder,
+    replacement_of,
+)
+
+FINAL = ("done", "diverged")
+"""Statuses of runs that have an end; runs of others go on with the same command."""
 
 LEDGER_TOTALS = (
     "contacted",
@@ -41,92 +65,235 @@ LEDGER_TOTALS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `done`, `diverged`, `failed`, `interrupted`; `skipped` if an earlier run did so."""
+    """How a run ended: `done`, `diverged`, `failed`, `interrupted`, `preempted`; `skipped` if an earlier run did so."""
 
     status: str
     summary: Mapping[str, Any]
     skipped: bool = False
 
+    @property
+    def final(self) -> bool:
+        """The same command does not run it again."""
+        return self.status in FINAL
+
 
 def execute(plan: Plan, interleaved: InterleavedRun | None = None) -> Outcome:
-    """Run `plan`, or return at once what an identical finished run recorded.
+    """Run `plan`, or go on with it from its checkpoint, or return at once what an identical finished run recorded.
 
     `interleaved`: the run among several side by side that this is. Raises `FedsimError`s that are found before round 1;
-    later ones end in the summary's status.
+    later ones, and whatever a user's class raises, end in the status.
     """
     earlier = outcome_on_file(plan)
-    if earlier.status in ("done", "diverged") and not plan.settings.overwrite:
+    if earlier.final and not plan.settings.overwrite:
         return replace(earlier, skipped=True)
-    experiment = build(plan)
+    try:
+        experiment = build(plan)
+    except FedsimError:
+        raise
+    except (Exception, SystemExit) as error:
+        STOP.raise_if_asked()  # an interrupted import may raise anything
+        return _failed_to_build(plan, error)
     if interleaved is not None:
         interleaved.join(experiment.simulation, experiment.model)
     with owned(plan.folder):
-        return record(plan, experiment, alone=interleaved is None)
+        settled = _settled_meanwhile(plan)
+        return settled or _record_in_place(plan, experiment, alone=interleaved is None)
 
 
 def outcome_on_file(plan: Plan) -> Outcome:
     """What the run's folder says of it; `failed` where there is no summary."""
-    summary = read_summary(plan.folder)
+    return _outcome_in(plan.folder)
+
+
+def _outcome_in(folder: Path) -> Outcome:
+    summary = read_summary(folder)
     return Outcome("failed", {}) if summary is None else Outcome(summary["status"], summary)
 
 
-def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome:
-    """Run the rounds; write every record as it comes, then the summary."""
+def _settled_meanwhile(plan: Plan) -> Outcome | None:
+    """What another process has finished since this one looked, or had finished but for its last step.
+
+    To be called by the owner of the folder's lock.
+    """
+    if _outcome_in(replacement_of(plan.folder)).final:
+        replace_folder(plan.folder)
+        return replace(outcome_on_file(plan), skipped=True)
+    found = outcome_on_file(plan)
+    return replace(found, skipped=True) if found.final and not plan.settings.overwrite else None
+
+
+def _record_in_place(plan: Plan, experiment: Experiment, *, alone: bool) -> Outcome:
+    """Run it in its folder, or beside a finished result, which it replaces when it is finished itself."""
+    replaces = outcome_on_file(plan).final
+    place = replacement_of(plan.folder) if replaces else plan.folder
+    outcome = record(plan, experiment, place, alone=alone)
+    if replaces and outcome.final:
+        replace_folder(plan.folder)
+    return outcome
+
+
+def _failed_to_build(plan: Plan, error: BaseException) -> Outcome:
+    """Leave the traceback of what a user's class raised before round 1 in the run's folder."""
+    with owned(plan.folder):
+        finished = outcome_on_file(plan).final
+        folder = RunFolder(replacement_of(plan.folder) if finished else plan.folder)
+        folder.write_error(plan.config, "".join(traceback.format_exception(error)))
+    reason = f"{type(error).__name__}: {error}"
+    sys.stderr.write(f"fedsim: {plan.folder} failed before round 1: {reason}\n    see {folder.path / ERROR}\n")
+    return Outcome("failed", {"error": reason})
+
+
+@dataclass
+class _Progress:
+    """What of a run is on file: `started` in seconds since 1970."""
+
+    records: list[Record]
+    initial_accuracy: float
+    started: float
+
+
+def record(plan: Plan, experiment: Experiment, place: Path, *, alone: bool = True) -> Outcome:
+    """Run the rounds that are missing in the folder `place`; write every record as it comes, then the summary.
+
+    Asked to end by a signal, it finishes its round, saves a checkpoint and returns; interrupted in mid-round, it leaves
+    the latest checkpoint, and raises KeyboardInterrupt after the summary.
+    """
     simulation = experiment.simulation
     revision = own_revision()  # before the rounds: the checkout may change while they run
-    folder = RunFolder.create(plan.folder, plan.config)
-    experiment.division.save(plan.folder / "partition.npz")
-    trackers = Trackers({n: instantiate(node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()})
-    trackers.start(_run_info(plan, alone))
-    for warning in filter(None, (simulation.components.selector.warning,)):
-        trackers.message(warning)
-    records: list[Record] = []
-    status, error = "done", None
-    initial_accuracy = simulation.evaluate().accuracy
-    started = time.time()
-    try:
-        for entry in simulation:
-            records.append(entry)
-            folder.append(entry.as_dict())
-            if (trace := simulation.components.selector.trace) is not None:
-                folder.append({"round": entry.round, **trace}, TRACE)
-            trackers.log(entry.as_dict())
-    except DivergedError as reason:
-        status, error = "diverged", str(reason)
-    except KeyboardInterrupt:
-        status, error = "interrupted", "Ctrl-C"
-    except FedsimError as reason:
-        status, error = "failed", str(reason)
-    except Exception as reason:
-        status, error = "failed", f"{type(reason).__name__}: {reason}"
-        folder.write_text("error.txt", traceback.format_exc())
-    summary = {
-        "status": status,
-        "error": error,
-        **_results(records, initial_accuracy),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "start_up_rounds": simulation.components.selector.start_up_rounds,
-        "seed": plan.settings.seed,
-        "choices": dict(plan.choices),
-        "engine": simulation.components.engine.description,
-        "partition_hash": experiment.division.hash,
-        "config_hash": plan.config_hash,
-        "revision": revision,
-        "environment": environment(simulation.components.server_data.test.x.device),
-        "trackers": {},
-    }
-    folder.write_summary(summary)
+    folder = RunFolder(place)
+    with STOP.deferred():
+        checkpoints = _checkpoints(plan, simulation, folder)
+        progress = _begin(plan, experiment, folder, checkpoints)
+        trackers = Trackers(
+            {n: instantiate(node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()}
+        )
+        trackers.start(_run_info(plan, place, alone))
+        for warning in filter(None, (simulation.components.selector.warning,)):
+            trackers.message(warning)
+        if progress.records:
+            trackers.message(f"going on after round {simulation.round} of {plan.settings.num_rounds}")
+            for entry in progress.records:
+                trackers.replay(entry.as_dict())
+        status, error, reason = _run_rounds(plan, simulation, folder, checkpoints, progress, trackers)
+        if status in FINAL:
+            save_model(folder, MODEL, simulation.params)
+        summary = {
+            "status": status,
+            "error": error,
+            **_results(progress.records, progress.initial_accuracy),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(progress.started)),
+            "start_up_rounds": simulation.components.selector.start_up_rounds,
+            "seed": plan.settings.seed,
+            "choices": dict(plan.choices),
+            "engine": simulation.components.engine.description,
+            "partition_hash": experiment.division.hash,
+            "config_hash": plan.config_hash,
+            "revision": revision,
+            "environment": environment(simulation.components.server_data.test.x.device),
+            "trackers": {},
+        }
+        folder.write_summary(summary)
+        if status in FINAL:
+            checkpoints.delete()
     trackers.finish(summary)
     if trackers.degraded:
         summary["trackers"] = trackers.degraded
         folder.write_summary(summary)
+    if isinstance(reason, KeyboardInterrupt):
+        raise reason
     return Outcome(status, summary)
 
 
-def _run_info(plan: Plan, alone: bool) -> RunInfo:
+def _checkpoints(plan: Plan, simulation: Simulation, folder: RunFolder) -> Checkpoints:
+    parts = simulation.components
+    device = parts.server_data.test.x.device
+    encode({"selector": parts.selector.state_dict(), "aggregator": parts.aggregator.state_dict()}, {})  # or refuse now
+    backend = parts.engine.backend.description.partition(",")[0]
+    return Checkpoints(folder, identity_of(plan, backend, device), plan.checkpoint.every, device)
+
+
+def _begin(plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: Checkpoints) -> _Progress:
+    """Go on from the checkpoint if there is one, or start anew."""
+    simulation = experiment.simulation
+    found = _checkpoint_to_go_on_from(plan, simulation, checkpoints)
+    if found is None:
+        RunFolder.create(folder.path, plan.config)
+        experiment.division.save(folder.path / "partition.npz")
+        progress = _Progress([], simulation.evaluate().accuracy, time.time())
+    else:
+        checkpoint, records = found
+        try:
+            simulation.load_state_dict(checkpoint.state)
+        except KeyError as missing:
+            raise CheckpointError(f"{folder.path}: its checkpoint lacks {missing}; {START_ANEW}") from missing
+        folder.reopen(checkpoint.lengths)
+        progress = _Progress(records, checkpoint.initial_accuracy, checkpoint.started)
+    checkpoints.start(simulation.wall_seconds)
+    return progress
+
+
+def _checkpoint_to_go_on_from(
+    plan: Plan, simulation: Simulation, checkpoints: Checkpoints
+) -> tuple[Checkpoint, list[Record]] | None:
+    """`overwrite=true` goes on only from one of its own that was killed or asked to end."""
+    known = dataclasses_known_to(simulation.components.selector, simulation.components.aggregator)
+    if not plan.settings.overwrite:
+        return checkpoints.load(known)
+    if (read_summary(checkpoints.folder.path) or {"status": "preempted"})["status"] not in CODES:
+        return None
+    try:
+        found = checkpoints.load(known)
+    except FedsimError:
+        return None
+    return found if found is not None and found[0].overwrite else None
+
+
+def _run_rounds(
+    plan: Plan,
+    simulation: Simulation,
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    progress: _Progress,
+    trackers: Trackers,
+) -> tuple[str, str | None, BaseException | None]:
+    """The status, its reason in words, and the exception that ended the rounds."""
+
+    def checkpoint() -> Checkpoint:
+        state, began = simulation.state_dict(), (progress.initial_accuracy, progress.started)
+        return Checkpoint(state, folder.lengths(), *began, plan.settings.overwrite)
+
+    num_rounds = plan.settings.num_rounds
+    try:
+        while simulation.round < num_rounds:
+            if STOP.status is not None:
+                if simulation.round:
+                    checkpoints.save(checkpoint)
+                return STOP.status, f"asked to end after round {simulation.round}; the same command goes on", None
+            entry = simulation.step()
+            progress.records.append(entry)
+            folder.append(entry.as_dict())
+            if (trace := simulation.components.selector.trace) is not None:
+                folder.append({"round": entry.round, **trace}, TRACE)
+            trackers.log(entry.as_dict())
+            if STOP.status is None and entry.round < num_rounds and checkpoints.due(entry.round, entry.wall_seconds):
+                checkpoints.save(checkpoint)
+    except DivergedError as reason:
+        return "diverged", str(reason), reason
+    except KeyboardInterrupt as reason:
+        return "interrupted", "Ctrl-C", reason
+    except FedsimError as reason:
+        return "failed", str(reason), reason
+    except (Exception, SystemExit) as reason:
+        folder.write_text(ERROR, traceback.format_exc())
+        return "failed", f"{type(reason).__name__}: {reason}", reason
+    return "done", None, None
+
+
+def _run_info(plan: Plan, place: Path, alone: bool) -> RunInfo:
     return RunInfo(
         name=plan.settings.name,
-        folder=plan.folder,
+        folder=place,
+        final_folder=plan.folder,
         config=plan.config,
         choices=plan.choices,
         seed=plan.settings.seed,

@@ -34,6 +34,7 @@ class PairStudy(Selector):
     """
 
     needs = frozenset({Signal.GRADIENTS, Signal.VALIDATION})
+    state = ("_trace",)
 
     def __init__(self, population: Population, *, powers: list[float], step: float) -> None:
         super().__init__(population)

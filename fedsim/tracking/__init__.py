@@ -26,6 +26,9 @@ class Trackers:
     def log(self, record: Mapping[str, Any]) -> None:
         self._call_each(lambda t: t.log(record))
 
+    def replay(self, record: Mapping[str, Any]) -> None:
+        self._call_each(lambda t: t.replay(record))
+
     def message(self, text: str) -> None:
         self._call_each(lambda t: t.message(text))
 

@@ -13,7 +13,8 @@ from typing import Any
 class RunInfo:
     """Information about a run for its trackers.
 
-    `config` is resolved; `choices` maps config groups to the choices made; `alone` is false if several runs of a sweep
+    `folder` is where its files are while it runs, `final_folder` where they will be then (None: the same). `config` is
+    resolved; `choices` maps config groups to the choices made; `alone` is false if several runs of a sweep
     progress side by side in one process.
     """
 
@@ -24,6 +25,12 @@ class RunInfo:
     seed: int
     num_rounds: int
     alone: bool = True
+    final_folder: Path | None = None
+
+    @property
+    def results(self) -> Path:
+        """Where the run's files will be when it has ended."""
+        return self.final_folder or self.folder
 
     @property
     def run_id(self) -> str:
@@ -39,6 +46,10 @@ class Tracker:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """The record of one round, as in metrics.jsonl."""
+
+    def replay(self, record: Mapping[str, Any]) -> None:
+        """The record of a round that an earlier process ran, whose run this one goes on with; by default as `log`."""
+        self.log(record)
 
     def message(self, text: str) -> None:
         """One line of text for the user."""

@@ -49,6 +49,12 @@ class ConsoleTracker(Tracker):
         elif self.progress and self._info.alone and _is_due(record["round"], self._info.num_rounds):
             self.console.print(f"  round {record['round']}/{self._info.num_rounds}  test accuracy {shown}")
 
+    def replay(self, record: Mapping[str, Any]) -> None:
+        if record["test_accuracy"] is not None:
+            self._accuracy = record["test_accuracy"]
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=record["round"], accuracy=show_share(self._accuracy))
+
     def message(self, text: str) -> None:
         self.console.print(text, style="dim", soft_wrap=True, markup=False)
 
@@ -58,7 +64,7 @@ class ConsoleTracker(Tracker):
         self.console.print(closing_table(summary))
         if summary.get("error"):
             self.console.print(f"{summary['status']}: {summary['error']}", style="red", soft_wrap=True, markup=False)
-        self.console.print(f"results in {self._info.folder}", soft_wrap=True, markup=False)
+        self.console.print(f"results in {self._info.results}", soft_wrap=True, markup=False)
 
 
 @contextmanager

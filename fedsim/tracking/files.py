@@ -1,10 +1,16 @@
-"""The files of a run's folder: config.yaml, metrics.jsonl, summary.json. They are the authoritative record of a run."""
+"""The files of a run's folder: config.yaml, metrics.jsonl, summary.json, the final model. They are the authoritative
+record of a run. While it is not finished, checkpoints lie beside them (fedsim.running.checkpoint).
 
+Every file is written completely or not at all: under another name, forced to the disk, and renamed.
+"""
+
+import errno
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +21,9 @@ from fedsim.errors import FedsimError
 
 CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
 TRACE, LOCKS = "trace.jsonl", ".locks"
+MODEL, NEWEST, PREVIOUS = "model.safetensors", "checkpoint.safetensors", "checkpoint.previous.safetensors"
+REPLACEMENTS = ".replacements"
+"""Beside the runs' folders: what `overwrite=true` makes, until it is complete and takes the place of the old one."""
 
 
 class OutputError(FedsimError):
@@ -33,19 +42,66 @@ class RunFolder:
         folder = cls(path)
         with _write_errors_explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            for name in (METRICS, SUMMARY, ERROR, TRACE):
+            for name in (SUMMARY, NEWEST, PREVIOUS, METRICS, TRACE, MODEL, ERROR):
                 (path / name).unlink(missing_ok=True)
-        folder.write_text(CONFIG, yaml.safe_dump(json_ready(config), sort_keys=False, allow_unicode=True))
+            folder._clean()
+        folder.write_config(config)
         return folder
 
+    def reopen(self, lengths: Mapping[str, int]) -> None:
+        """Go on with a run that has not ended: files of records are cut to `lengths` (bytes), what is not to be kept is
+        deleted."""
+        with _write_errors_explained(self.path):
+            for name in (SUMMARY, MODEL, ERROR):
+                (self.path / name).unlink(missing_ok=True)
+            self._clean()
+            for name in (METRICS, TRACE):
+                if (self.path / name).exists():
+                    os.truncate(self.path / name, lengths.get(name, 0))
+
+    def _clean(self) -> None:
+        """Delete what a killed process may have left: temporary files, and W&B's records of rounds that it is sent
+        again."""
+        for left in self.path.glob("*.tmp"):
+            left.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "wandb", ignore_errors=True)
+
     def append(self, record: Mapping[str, Any], name: str = METRICS) -> None:
-        """Append `record` as one JSON line to the file `name`.
+        """Append `record` as one JSON line to the file `name`: the whole line, or an error and nothing of it.
 
         The line is handed to the operating system before this returns, so that it survives a kill of the process. It is
-        not forced to the disk, which would take milliseconds: a power failure may lose the last lines.
+        forced to the disk with the next checkpoint; a power failure may lose the lines since.
         """
-        with _write_errors_explained(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(json_ready(record)) + "\n")
+        path, line = self.path / name, (json.dumps(json_ready(record)) + "\n").encode()
+        with _write_errors_explained(path), path.open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                written = file.write(line)
+                if written != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                os.ftruncate(file.fileno(), end)
+                raise
+
+    def lengths(self) -> dict[str, int]:
+        """Bytes in the files of records, which are forced to the disk before this returns."""
+        found = {}
+        for name in (METRICS, TRACE):
+            if (self.path / name).exists():
+                with _write_errors_explained(self.path / name), (self.path / name).open("rb+") as file:
+                    os.fsync(file.fileno())
+                    found[name] = os.fstat(file.fileno()).st_size
+        return found
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        self.write_text(CONFIG, yaml.safe_dump(json_ready(config), sort_keys=False, allow_unicode=True))
+
+    def write_error(self, config: Mapping[str, Any], text: str) -> None:
+        """Write why a run could not begin, and its config; what an earlier run has left stays as it is."""
+        with _write_errors_explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        self.write_config(config)
+        self.write_text(ERROR, text)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json, whose presence indicates that the run has ended."""
@@ -53,16 +109,56 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a file atomically: completely or not at all."""
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, content: bytes | bytearray, keep_as: str | None = None) -> None:
+        """Write a file atomically. `keep_as`: another name for the file that was there before."""
         target, temporary = self.path / name, self.path / f"{name}.tmp"
         with _write_errors_explained(target):
             try:
-                with temporary.open("w", encoding="utf-8") as file:
-                    file.write(text)
+                with temporary.open("wb") as file:
+                    file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
+                if keep_as is not None and target.exists():
+                    target.replace(self.path / keep_as)
                 temporary.replace(target)
+                _sync_folder(self.path)
             finally:
                 temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(path: Path) -> None:
+    """Force renames in a folder to the disk, where the operating system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replacement_of(folder: Path) -> Path:
+    """Where a run that is to replace the finished one in `folder` is kept until it is complete."""
+    return folder.parent / REPLACEMENTS / folder.name
+
+
+def replace_folder(folder: Path) -> None:
+    """Put the replacement of `folder` in its place; the old one is deleted last. To be called by the owner of its lock.
+
+    A process that is killed between the two renames leaves no `folder`, and both of what belongs there.
+    """
+    new, old = replacement_of(folder), folder.parent / REPLACEMENTS / f"{folder.name}.old"
+    with _write_errors_explained(folder):
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+        new.rename(folder)
+        _sync_folder(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
+        with suppress(OSError):  # others may have theirs there
+            new.parent.rmdir()
 
 
 @contextmanager
@@ -109,8 +205,8 @@ def json_ready(value: Any) -> Any:
     return value
 
 
-def read_metrics(folder: Path, name: str = METRICS) -> list[dict[str, Any]]:
-    """The records in metrics.jsonl of a run, or in another file `name` of JSON lines.
+def read_metrics(folder: Path, name: str = METRICS, end: int | None = None) -> list[dict[str, Any]]:
+    """The records in metrics.jsonl of a run, or in another file `name` of JSON lines; those in its first `end` bytes.
 
     An incomplete last line is ignored; there are no records if the file does not exist.
     """
@@ -118,7 +214,7 @@ def read_metrics(folder: Path, name: str = METRICS) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     records: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_bytes()[:end].decode(errors="replace").splitlines():
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError:

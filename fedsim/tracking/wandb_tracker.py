@@ -58,10 +58,10 @@ class WandbTracker(Tracker):
     def start(self, info: RunInfo) -> None:
         if self.mode == "disabled":
             return
-        self._folder = info.folder
+        self._folder = info.results
         if self._no_key:
             self._notice = (
-                f"W&B: no API key, so this run is logged offline in {info.folder}/wandb "
+                f"W&B: no API key, so this run is logged offline in {info.results}/wandb "
                 "('wandb login' turns it on, tracker.wandb.mode=disabled off)"
             )
         self._process = MirrorProcess()

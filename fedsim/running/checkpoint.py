@@ -1,0 +1,196 @@
+"""Checkpoints: a run's whole state in one file, from which the same command goes on as if nothing had happened.
+
+A file in the format of safetensors. Its metadata hold the state as JSON (`fedsim.running.encoding`) and a SHA-256 of
+the file; nothing in it is ever executed. It is written completely or not at all, and the one before it is kept.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+import fedsim
+from fedsim.config.plan import IRRELEVANT, Plan
+from fedsim.errors import ConfigError, DataError, Problem
+from fedsim.running.encoding import decode, encode
+from fedsim.simulation import Record
+from fedsim.tracking.files import METRICS, NEWEST, PREVIOUS, RunFolder, json_ready, read_metrics
+
+FORMAT = 1
+"""Of checkpoint files; to be counted up whenever older ones can no longer be read."""
+BLANK = "0" * 64
+"""In place of the SHA-256 while it is computed."""
+LEAST_SECONDS = 5.0
+"""`checkpoint.every=auto` saves at most this often."""
+LARGEST_SHARE = 0.01
+"""... and takes at most this part of the run's time."""
+START_ANEW = "overwrite=true runs it from the start"
+
+
+class CheckpointError(DataError):
+    """A checkpoint is damaged, and there is no other."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds.
+
+    `state` is that of the simulation, `lengths` the bytes of the records up to it (by file), `started` when the run
+    began (seconds since 1970), `overwrite` whether by `overwrite=true`.
+    """
+
+    state: dict[str, Any]
+    lengths: dict[str, int]
+    initial_accuracy: float
+    started: float
+    overwrite: bool
+
+
+class Checkpoints:
+    """Those of one run. `every`: rounds, None for none but those on a signal, `auto` for as often as costs little.
+
+    `identity` (`identity_of`) says what a checkpoint must have been made by; `device` is where tensors of a GPU go.
+    """
+
+    def __init__(
+        self, folder: RunFolder, identity: Mapping[str, Any], every: int | Literal["auto"] | None, device: torch.device
+    ) -> None:
+        self.folder, self.identity, self.every, self.device = folder, identity, every, device
+        self._saved_at, self._saved_wall, self._cost = time.monotonic(), 0.0, 0.0
+
+    def start(self, wall_seconds: float) -> None:
+        """The rounds begin, or go on after `wall_seconds` of earlier ones."""
+        self._saved_at, self._saved_wall = time.monotonic(), wall_seconds
+
+    def due(self, round: int, wall_seconds: float) -> bool:
+        """Whether to save after `round`, the run having taken `wall_seconds` so far."""
+        if self.every == "auto":
+            waited = time.monotonic() - self._saved_at >= LEAST_SECONDS
+            return waited and (wall_seconds - self._saved_wall) * LARGEST_SHARE >= self._cost
+        return self.every is not None and round % self.every == 0
+
+    def save(self, make: Callable[[], Checkpoint]) -> None:
+        """Write the checkpoint that `make` gives; the one before it is kept. Raises `FedsimError` if that cannot be
+        done."""
+        start = time.monotonic()
+        checkpoint = make()
+        self.folder.write_bytes(NEWEST, pack(self.identity, vars(checkpoint)), keep_as=PREVIOUS)
+        self._saved_at = time.monotonic()
+        self._cost, self._saved_wall = self._saved_at - start, checkpoint.state["wall_seconds"]
+
+    def load(self, dataclasses: Mapping[str, type]) -> tuple[Checkpoint, list[Record]] | None:
+        """The latest checkpoint that is sound, with the records of its rounds; None if there is no checkpoint at all.
+
+        `dataclasses`: those that the state may hold, by path. Raises `CheckpointError` if all are damaged,
+        `ConfigError` if it is of another config, version, backend or kind of device.
+        """
+        damaged: list[str] = []
+        for path in (self.folder.path / NEWEST, self.folder.path / PREVIOUS):
+            if not path.exists():
+                continue
+            try:
+                found = self._read(path, dataclasses)
+            except ConfigError:
+                raise
+            except Exception as error:  # damage shows itself in many ways
+                damaged.append(f"{path}: {error}" if isinstance(error, CheckpointError) else f"{path}: {error!r}")
+                continue
+            if damaged:
+                sys.stderr.write(f"fedsim: {damaged[0]}; going on from the checkpoint before it\n")
+                path.replace(self.folder.path / NEWEST)
+            return found
+        if damaged:
+            what = "; ".join(damaged)
+            raise CheckpointError(f"the run cannot go on: {what}; {START_ANEW}")
+        return None
+
+    def _read(self, path: Path, dataclasses: Mapping[str, type]) -> tuple[Checkpoint, list[Record]]:
+        header, tensors = unpack(path.read_bytes())
+        problems = differences(path, header["identity"], self.identity)
+        if problems:
+            raise ConfigError(problems)
+        checkpoint = Checkpoint(**decode(header["content"], tensors, self.device, dataclasses))
+        records = read_metrics(self.folder.path, end=checkpoint.lengths.get(METRICS, 0))
+        if [r["round"] for r in records] != list(range(1, checkpoint.state["round"] + 1)):
+            raise CheckpointError(f"{METRICS} lacks rounds that it counts on")
+        return checkpoint, [Record(**record) for record in records]
+
+    def delete(self) -> None:
+        """Delete them: the run is finished."""
+        for name in (NEWEST, PREVIOUS):
+            (self.folder.path / name).unlink(missing_ok=True)
+
+
+def identity_of(plan: Plan, backend: str, device: torch.device) -> dict[str, Any]:
+    """All that must be the same for a checkpoint to be gone on from: what decides a result, to the last bit."""
+    return {
+        "format": FORMAT,
+        "fedsim": fedsim.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": device.type,
+        "engine": backend,
+        "config": json_ready({k: v for k, v in plan.config.items() if k not in IRRELEVANT}),
+    }
+
+
+def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Problem]:
+    """A problem for each key in which the identity of a checkpoint differs from that of the run."""
+    before, after = _flat(saved), _flat(now)
+    return [
+        Problem(key.removeprefix("config."), after.get(key), f"is {before.get(key)!r} in {path}", START_ANEW)
+        for key in sorted({*before, *after})
+        if key not in before or key not in after or before[key] != after[key]
+    ]
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(node, Mapping) or not node:
+        return {prefix: node}
+    return {key: leaf for k, v in node.items() for key, leaf in _flat(v, f"{prefix}.{k}" if prefix else str(k)).items()}
+
+
+def pack(identity: Mapping[str, Any], content: Mapping[str, Any]) -> bytearray:
+    """The bytes of a checkpoint file. Raises `EncodingError` for content that it cannot hold."""
+    tensors: dict[str, Tensor] = {}
+    encoded = encode(dict(content), tensors, "checkpoint")
+    text = json.dumps({"identity": identity, "content": encoded}, allow_nan=False)
+    data = bytearray(safetensors.torch.save(tensors, {"sha256": BLANK, "checkpoint": text}))
+    digest = hashlib.sha256(data).hexdigest()
+    position = data.index(_mark(BLANK))
+    data[position : position + len(_mark(BLANK))] = _mark(digest)
+    return data
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The JSON and the tensors of a checkpoint file. Raises `CheckpointError` if it is not as it was written."""
+    length = int.from_bytes(data[:8], "little")
+    try:
+        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        digest = str(metadata["sha256"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError("is damaged: its header cannot be read") from None
+    blank = data[: 8 + length].replace(_mark(digest), _mark(BLANK), 1) + data[8 + length :]
+    if hashlib.sha256(blank).hexdigest() != digest:
+        raise CheckpointError("is damaged: its SHA-256 is not that of its content")
+    return json.loads(metadata["checkpoint"]), safetensors.torch.load(data)
+
+
+def _mark(digest: str) -> bytes:
+    """The SHA-256 as it stands in the header; quotes inside of strings are escaped, so that it stands there once."""
+    return f'"sha256":"{digest}"'.encode()
+
+
+def save_model(folder: RunFolder, name: str, params: Mapping[str, Tensor]) -> None:
+    """The model as a file of safetensors."""
+    on_cpu = {key: value.detach().cpu().contiguous() for key, value in params.items()}
+    folder.write_bytes(name, safetensors.torch.save(on_cpu))

@@ -1,0 +1,115 @@
+"""State as JSON and tensors, and back: values of known types alone, so that reading a file runs no code of its choice.
+
+Plain JSON types stand for themselves, finite floats to the last bit. Every other value is a mapping with one key, its
+kind: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"array": {"name": ..., "axes": [...]}}` and so on.
+"""
+
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.errors import FedsimError
+
+SEQUENCES: Mapping[str, Callable[[Sequence[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+class EncodingError(FedsimError):
+    """A value of a type that cannot be written; the message says where it is."""
+
+
+def encode(value: Any, tensors: dict[str, Tensor], where: str = "state") -> Any:
+    """`value` as JSON types; its arrays and tensors are added to `tensors` (on the CPU, contiguous) under new names.
+
+    Raises `EncodingError` for a type that is not known; `where` is how the message calls the value.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if kind is list:
+        return [encode(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)]
+    if kind in (tuple, set, frozenset):
+        return {kind.__name__: [encode(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)]}
+    if kind is deque:
+        return {"deque": [[encode(item, tensors, f"{where}[...]") for item in value], value.maxlen]}
+    if kind is dict:
+        pairs = [[encode(k, tensors, f"{where} key"), encode(v, tensors, f"{where}[{k!r}]")] for k, v in value.items()]
+        return {"dict": pairs}
+    if isinstance(value, Tensor):
+        return {"tensor": {"cpu": value.device.type == "cpu", **_keep(value.detach(), tensors)}}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        kind_name = "array" if isinstance(value, np.ndarray) else "scalar"
+        return {kind_name: _keep(torch.from_numpy(np.array(value)), tensors)}
+    if is_dataclass(value) and not isinstance(value, type):
+        values = {f.name: encode(getattr(value, f.name), tensors, f"{where}.{f.name}") for f in fields(value)}
+        return {"dataclass": [_path(kind), values]}
+    raise EncodingError(
+        f"{where} is of type {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold (it holds None, "
+        "numbers, strings, lists, tuples, dicts, sets, deques, NumPy arrays, torch tensors and dataclasses of these)"
+    )
+
+
+def decode(
+    node: Any, tensors: Mapping[str, Tensor], device: torch.device, dataclasses: Mapping[str, type] | None = None
+) -> Any:
+    """The value that `encode` was given. Tensors that were not on the CPU go to `device`.
+
+    `dataclasses`: those that may be built, by path. Raises `ValueError` or `KeyError` on what `encode` did not write.
+    """
+    if isinstance(node, list):
+        return [decode(item, tensors, device, dataclasses) for item in node]
+    if not isinstance(node, dict):
+        return node
+    ((kind, content),) = node.items()
+    if kind == "float":
+        return float(content)
+    if kind in SEQUENCES:
+        return SEQUENCES[kind](decode(content, tensors, device, dataclasses))
+    if kind == "deque":
+        return deque(decode(content[0], tensors, device, dataclasses), content[1])
+    if kind == "dict":
+        return dict(decode(content, tensors, device, dataclasses))
+    if kind == "tensor":
+        return _kept(content, tensors).to("cpu" if content["cpu"] else device)
+    if kind == "array":
+        return _kept(content, tensors).numpy()
+    if kind == "scalar":
+        return _kept(content, tensors).numpy()[()]
+    if kind == "dataclass":
+        values = {k: decode(v, tensors, device, dataclasses) for k, v in content[1].items()}
+        return (dataclasses or {})[content[0]](**values)
+    raise ValueError(f"unknown kind {kind!r}")
+
+
+def dataclasses_known_to(*objects: object) -> dict[str, type]:
+    """All dataclasses that the modules of the classes of `objects` define or import, by path."""
+    modules = {cls.__module__ for value in objects for cls in type(value).__mro__}
+    found = [value for name in modules for value in vars(sys.modules.get(name, object)).values()]
+    return {_path(value): value for value in found if isinstance(value, type) and is_dataclass(value)}
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _keep(value: Tensor, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Put `value` into `tensors`. The order of its axes in memory is kept: sums may depend on it in the last bit."""
+    strides = value.stride()
+    axes = sorted(range(value.dim()), key=lambda axis: -strides[axis])
+    name = str(len(tensors))
+    tensors[name] = value.permute(axes).cpu().clone(memory_format=torch.contiguous_format)
+    return {"name": name, "axes": axes}
+
+
+def _kept(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
+    stored = tensors[content["name"]].clone()  # into memory of its own, aligned as torch does it
+    axes = content["axes"]
+    return stored.permute([axes.index(i) for i in range(len(axes))])

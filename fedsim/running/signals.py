@@ -1,0 +1,87 @@
+"""Signals that ask this process to end: a run first finishes its round and is saved.
+
+Needs the standard library alone: it is in place before the first import that takes time.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+PREEMPTING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+"""What clusters send before they take a machine away."""
+CODES = {"interrupted": 130, "preempted": 75}
+"""Exit codes of a process that was asked to end, by the status of its runs."""
+NOTICE = b"\nfedsim: finishing this round and saving it; Ctrl-C again stops at once\n"
+
+
+class Preempted(BaseException):
+    """The process was asked to end by one of `PREEMPTING`, as KeyboardInterrupt is by Ctrl-C."""
+
+
+class StopRequests:
+    """What signals have asked for. Their handler does one of three things:
+
+    - before jobs run (imports, checks of the config) and after that, it ends the process: nothing is being written;
+    - within `deferred`, where rounds are run, it only sets `status`; the second Ctrl-C raises KeyboardInterrupt;
+    - elsewhere it raises KeyboardInterrupt or `Preempted`.
+    """
+
+    def __init__(self) -> None:
+        self.status: str | None = None
+        """`interrupted` or `preempted` after the first signal, None before."""
+        self._ctrl_c = 0
+        self._deferring = 0
+        self._working = False
+
+    def install(self) -> None:
+        """Handle Ctrl-C and the signals of `PREEMPTING`; those that the parent has ignored (nohup) stay so."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for name in ("SIGINT", *PREEMPTING):
+            number = getattr(signal, name, None)  # Windows lacks most
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self.handle)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Jobs are run."""
+        self._working = True
+        try:
+            yield
+        finally:
+            self._working = False
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Rounds are run, of one run or (entered once for each) of several side by side: they look at `status`."""
+        self._deferring += 1
+        try:
+            yield
+        finally:
+            self._deferring -= 1
+
+    def handle(self, number: int, frame: FrameType | None = None) -> None:
+        """The handler of all signals."""
+        self._ctrl_c += number == signal.SIGINT
+        self.status = self.status or ("interrupted" if number == signal.SIGINT else "preempted")
+        if not self._working:
+            os._exit(CODES[self.status])
+        if self._deferring and self._ctrl_c < 2:
+            with suppress(OSError):
+                os.write(2, NOTICE)
+            return
+        self.raise_if_asked()
+
+    def raise_if_asked(self) -> None:
+        """Raise KeyboardInterrupt or `Preempted` if there was a signal."""
+        if self.status == "interrupted" or self._ctrl_c > 1:
+            raise KeyboardInterrupt
+        if self.status == "preempted":
+            raise Preempted
+
+
+STOP = StopRequests()
+"""Those of this process."""

@@ -1,0 +1,211 @@
+"""Processes that are asked to end: saved within a round, the exit code says which, and the same command goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.cli import run
+from fedsim.running import signals
+from fedsim.running.signals import StopRequests
+from fedsim.simulation import Record, Simulation
+from fedsim.tracking.files import MODEL, NEWEST, read_metrics, read_summary
+
+HANG = 1800
+WORDS = ("num_rounds=8", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "selector=oort")
+CODES = {"interrupted": 130, "preempted": 75}
+
+
+@pytest.fixture(autouse=True)
+def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
+    """Signals of a process of its own, whose handler is called by hand."""
+    monkeypatch.chdir(tmp_path)
+    fresh = StopRequests()
+    for module in ("fedsim.running.experiment", "fedsim.cli", "fedsim.running.signals"):
+        monkeypatch.setattr(f"{module}.STOP", fresh)
+    return fresh
+
+
+@pytest.fixture
+def asked(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a command that gets `numbers`, signals, in the middle of round 4; the exception that comes out."""
+    step = Simulation.step
+
+    def call(*words: str, numbers: Sequence[int]) -> BaseException:
+        left = list(numbers)
+
+        def interrupted(self: Simulation) -> Record:
+            if self.round == 3:
+                while left:
+                    stop.handle(left.pop(0))
+            return step(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Simulation, "step", interrupted)
+            with pytest.raises((KeyboardInterrupt, signals.Preempted)) as caught:
+                run([*WORDS, *words])
+        stop.__init__()  # type: ignore[misc]
+        return caught.value
+
+    return call
+
+
+def folders(place: str) -> list[Path]:
+    return sorted(p.parent for p in Path(place).glob("*/*/config.yaml"))
+
+
+def result(folder: Path) -> Any:
+    records = [{k: v for k, v in r.items() if "seconds" not in k} for r in read_metrics(folder)]
+    return records, (read_summary(folder) or {})["status"], (folder / MODEL).read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_saves_after_the_round_and_the_same_command_goes_on(number: int, asked: Any) -> None:
+    assert run([*WORDS, "output_dir=whole"]) == 0
+    error = asked(numbers=[number])
+    status = "interrupted" if number == signal.SIGINT else "preempted"
+    assert isinstance(error, KeyboardInterrupt if status == "interrupted" else signals.Preempted)
+    (folder,) = folders("outputs")
+    summary = read_summary(folder) or {}
+    assert (summary["status"], summary["rounds"]) == (status, 4)
+    assert (folder / NEWEST).exists()
+    assert run(list(WORDS)) == 0
+    assert result(folder) == result(*folders("whole"))
+
+
+def test_ctrl_c_pressed_twice_stops_in_the_middle_of_a_round_and_the_run_goes_on(asked: Any) -> None:
+    assert run([*WORDS, "output_dir=whole"]) == 0
+    assert isinstance(asked("checkpoint.every=2", numbers=[signal.SIGINT, signal.SIGINT]), KeyboardInterrupt)
+    (folder,) = folders("outputs")
+    summary = read_summary(folder) or {}
+    assert (summary["status"], summary["rounds"]) == ("interrupted", 3)
+    assert run([*WORDS, "checkpoint.every=2"]) == 0
+    assert result(folder) == result(*folders("whole"))
+
+
+def test_repeated_signals_of_a_cluster_do_not_break_off_the_round(asked: Any) -> None:
+    error = asked(numbers=[signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM])
+    assert isinstance(error, signals.Preempted)
+    assert (read_summary(*folders("outputs")) or {})["rounds"] == 4
+
+
+@pytest.mark.parametrize("launcher", ["basic", "lanes"])
+def test_a_sweep_stops_with_all_that_runs_saved(launcher: str, asked: Any) -> None:
+    words = ("-m", "seed=0,1,2", f"hydra/launcher={launcher}")
+    assert run([*WORDS, *words, "output_dir=whole"]) == 0
+    assert isinstance(asked(*words, numbers=[signal.SIGTERM]), signals.Preempted)
+    found = [read_summary(folder) or {} for folder in folders("outputs")]
+    assert [s["status"] for s in found] == ["preempted"] * (3 if launcher == "lanes" else 1)
+    assert all(3 <= s["rounds"] <= 4 for s in found)
+    assert run([*WORDS, *words]) == 0
+    assert [result(f) for f in folders("outputs")] == [result(f) for f in folders("whole")]
+
+
+def test_before_jobs_run_and_after_them_the_process_ends_at_once(
+    stop: StopRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as caught:
+        stop.handle(signal.SIGINT)
+    assert caught.value.code == 130
+    stop.__init__()  # type: ignore[misc]
+    assert run([*WORDS, "num_rounds=1"]) == 0
+    with pytest.raises(SystemExit):
+        stop.handle(signal.SIGINT)
+
+
+def test_an_interrupted_build_is_no_failed_run(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half_imported(plan: Any) -> Any:
+        with pytest.raises(signals.Preempted):
+            stop.handle(signal.SIGTERM)
+        raise ImportError("what an import makes of it")
+
+    monkeypatch.setattr("fedsim.running.experiment.build", half_imported)
+    with pytest.raises(signals.Preempted):
+        run(list(WORDS))
+    assert not Path("outputs").exists()
+
+
+def test_a_signal_that_the_parent_ignores_stays_ignored(stop: StopRequests) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)}
+    others = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        stop.install()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == stop.handle
+    finally:
+        for number, handler in (before | others).items():
+            signal.signal(number, handler)
+
+
+# --- as a cluster and a user do it ---------------------------------------------------------------------------------
+
+LONG = ("num_rounds=100000", "local.epochs=1", "num_clients=6", "cohort_size=2", "eval_every=1000")
+
+
+def started(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "fedsim.run", *LONG, *words]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def children_of(pid: int) -> list[int]:
+    listings = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for listing in listings for child in listing.read_text().split()]
+
+
+def rounds_on_file(folder: Path) -> int:
+    return max((len(read_metrics(p.parent)) for p in folder.glob("outputs/*/*/metrics.jsonl")), default=0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+def test_a_process_that_is_told_to_end_saves_and_leaves_no_other_behind(tmp_path: Path) -> None:
+    process = started(tmp_path, "tracker.wandb.mode=offline")
+    try:
+        while rounds_on_file(tmp_path) < 3 and process.poll() is None:
+            time.sleep(0.05)
+        children = children_of(process.pid)
+        assert children  # W&B's
+        process.terminate()
+        _, errors = process.communicate(timeout=HANG)
+    finally:
+        process.kill()
+    assert process.returncode == 75, errors
+    assert "Traceback" not in errors
+    (folder,) = (p.parent for p in tmp_path.glob("outputs/*/*/summary.json"))
+    summary = read_summary(folder) or {}
+    assert summary["status"] == "preempted"
+    assert summary["rounds"] == len(read_metrics(folder)) >= 3
+    assert (folder / NEWEST).exists()
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal: from then on it can be asked to end."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = (line.split()[1] for line in lines if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+@pytest.mark.parametrize(
+    "seconds", [0.0, 0.6, *(pytest.param(0.05 * n, marks=pytest.mark.faults) for n in range(1, 61))]
+)
+def test_ctrl_c_is_130_without_a_traceback_however_early(seconds: float, tmp_path: Path) -> None:
+    process = started(tmp_path, "tracker=files_only")
+    try:
+        while not handles(process.pid, signal.SIGUSR1):
+            time.sleep(0.002)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=HANG)
+    finally:
+        process.kill()
+    assert "Traceback" not in errors
+    assert process.returncode == 130

@@ -60,7 +60,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError([Problem("--experimental-rerun", ..., "is not supported: it would unpickle a file")])
     with search_path(args.config_dir, args.config_path):
         if command_line.asks_hydra(args):
-            more = implied(args.overrides, name, sweeps=False) if args.cfg else []
+            more = [] if args.shell_completion else implied(args.overrides, name, sweeps=False)
+            more = more if args.cfg else []
             jobs = []
         else:
             jobs = compose_jobs(args.overrides, multirun=args.multirun, config_name=name)

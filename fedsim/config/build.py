@@ -2,7 +2,8 @@
 
 A node is a mapping with `_target_` (a class) and values. Values live in YAML once; names and types live in the
 constructor's keyword-only parameters once. Whatever is not a subclass of the expected base is refused before it is
-called, which is also the answer to hostile targets.
+called, and a module that no part of an experiment can come from before it is imported (`fedsim.config.origin`): that is
+the answer to hostile targets.
 """
 
 import difflib
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
 from fedsim.config.moved import path_now
+from fedsim.config.origin import REMEDY, not_imported
 from fedsim.config.typecheck import conform, describe
 from fedsim.errors import ConfigError, Problem
 
@@ -53,10 +55,12 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
     if not isinstance(target, str):
         raise ConfigError([Problem(f"{key}._target_", target, expected, f"choose a file of conf/{key.split('.')[0]}/")])
     module_name, _, name = path_now(target).rpartition(".")
+    if stranger := not_imported(module_name):
+        raise ConfigError([Problem(f"{key}._target_", target, f"{expected}; {stranger}", REMEDY)])
     try:
         found: Any = getattr(importlib.import_module(module_name), name) if module_name else None
         made = get_type_hints(found).get("return") if inspect.isfunction(found) else found
-    except Exception as error:  # an import of a user's module may fail in any way
+    except (Exception, SystemExit) as error:  # an import of a user's module may fail in any way
         reason = f"{expected}; importing it failed: {type(error).__name__}: {error}"
         raise ConfigError([Problem(f"{key}._target_", target, reason, "is its module on PYTHONPATH?")]) from error
     if not (isinstance(made, type) and issubclass(made, base)):
@@ -90,7 +94,7 @@ def bind(values: Node, constructor: Callable[..., Any], key: str) -> dict[str, A
 
 
 def _argument(value: Any, hint: Any, key: str) -> Any:
-    if isinstance(value, Mapping) and "_target_" in value and isinstance(hint, type):
+    if isinstance(value, Mapping) and "_target_" in value and isinstance(hint, type) and hint is not object:
         return instantiate(value, hint, key)
     try:
         return conform(value, hint)

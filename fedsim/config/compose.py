@@ -20,8 +20,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.config.diagnosis import compose_one
+from fedsim.config.hydra_node import check_search_path, check_words
+from fedsim.config.interpolations import restrict_resolvers
 from fedsim.config.overrides import expand, first_line, parse, without_sweeps, words_of
 from fedsim.config.presets import OWN_KEYS, choices_of, run_name, words_of_scale
+from fedsim.config.sources import CheckedFolder
 from fedsim.errors import ConfigError, Problem, check, rule
 
 OUR_LAUNCHERS = ("basic", "lanes")
@@ -44,13 +47,17 @@ class Composed:
 
 
 class ConfigDir(SearchPathPlugin):
-    """Puts the folder of `--config-dir` behind conf/ on Hydra's search path."""
+    """Puts the folder of `--config-dir` behind conf/ on Hydra's search path, whose folders `CheckedFolder` reads."""
 
     folder: ClassVar[Path | None] = None
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if self.folder is not None:
             search_path.append(provider="command-line", path=f"file://{self.folder}")
+        for element in search_path.get_path():
+            path = str(element.path).removeprefix("file://")
+            if Path(path).is_absolute():
+                element.path = f"{CheckedFolder.scheme()}://{path}"
 
 
 def conf_dir() -> Path:
@@ -66,6 +73,8 @@ def search_path(config_dir: str | None = None, config_path: str | None = None) -
     if config_dir is not None and not Path(config_dir).is_dir():
         raise ConfigError([Problem("--config-dir", config_dir, "must be an existing folder")])
     Plugins.instance().register(ConfigDir)
+    Plugins.instance().register(CheckedFolder)
+    restrict_resolvers()
     GlobalHydra.instance().clear()
     ConfigDir.folder = None if config_dir is None else Path(config_dir).resolve()
     try:
@@ -115,7 +124,9 @@ def implied(overrides: Sequence[str], config_name: str = "config", *, sweeps: bo
 
 
 def _base(parsed: Sequence[Override], config_name: str) -> DictConfig:
-    """What the overrides that are not swept over compose to."""
+    """What the overrides that are not swept over compose to; all of them are checked."""
+    check_words(parsed)
+    check_search_path(GlobalHydra.instance().config_loader(), config_name)
     return compose_one([o.input_line or "" for o in parsed if not o.is_sweep_override()], config_name)
 
 

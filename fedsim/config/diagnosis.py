@@ -12,6 +12,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from fedsim.config.build import unknown
+from fedsim.config.hydra_node import check_node, check_words
+from fedsim.config.interpolations import check_size
 from fedsim.config.overrides import COMPOSITION_ERRORS, first_line, parse
 from fedsim.errors import ConfigError, Problem
 
@@ -19,10 +21,16 @@ from fedsim.errors import ConfigError, Problem
 def compose_one(overrides: Sequence[str], config_name: str = "config") -> DictConfig:
     """The config that `overrides` make, with Hydra's own node. Raises `ConfigError` with a diagnosis."""
     parsed = parse(overrides)
+    check_words(parsed)
     if problems := _outside(parsed):
         raise ConfigError(problems)
     try:
-        return compose(config_name, overrides=list(overrides), return_hydra_config=True)
+        config = compose(config_name, overrides=list(overrides), return_hydra_config=True)
+        check_size(config)
+        check_node(config)
+        return config
+    except ConfigError:
+        raise
     except COMPOSITION_ERRORS as error:
         raise ConfigError(_diagnose(parsed, config_name, error)) from error
 

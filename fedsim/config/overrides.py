@@ -15,7 +15,17 @@ from fedsim.errors import ConfigError, Problem, check, rule
 
 MAX_JOBS = 10_000
 """Of one command."""
-COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError, TypeError)
+MAX_WORD = 4_000
+"""Characters of one override; the time that Hydra's parser takes grows with their square."""
+COMPOSITION_ERRORS = (
+    HydraException,
+    OmegaConfBaseException,
+    YAMLError,
+    RecursionError,
+    ValueError,
+    TypeError,
+    KeyError,
+)
 """What Hydra raises for bad input."""
 
 
@@ -23,6 +33,10 @@ def parse(words: Sequence[str]) -> list[Override]:
     """The overrides that `words` are. Raises `ConfigError` with all malformed ones."""
     parser, parsed, problems = OverridesParser.create(), [], []
     for word in words:
+        if len(word) > MAX_WORD:
+            text = f"must have at most {MAX_WORD} characters"
+            problems.append(Problem(f"{word[:60]}...", ..., text, "put it into a file of --config-dir"))
+            continue
         try:
             parsed += parser.parse_overrides([word])
         except COMPOSITION_ERRORS as error:
@@ -71,4 +85,5 @@ def first_line(error: BaseException) -> str:
     """What a library's error says, in one line."""
     if isinstance(error, RecursionError):
         return "is nested too deeply"
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

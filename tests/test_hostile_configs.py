@@ -1,0 +1,262 @@
+"""Configs from a stranger: they run nothing, import nothing, write nowhere else, and are refused within seconds.
+
+Each config would leave a marker file, or take minutes, without its check.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.config_store import ConfigStore
+
+from fedsim.cli import hand_to_hydra, run
+from fedsim.config import hydra_node
+from fedsim.config.build import resolve
+from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.hydra_node import check_node, check_search_path, check_words
+from fedsim.config.interpolations import SecretError, environment_variable
+from fedsim.config.origin import not_imported
+from fedsim.errors import ConfigError
+from fedsim.selectors.base import Selector
+
+QUICK = ("num_rounds=1", "local.epochs=1", "tracker=files_only")
+CALLBACKS = ("fedsim.engine.native.library._run", "torch.utils.collect_env.run", "distutils.spawn.spawn", "numpy.load")
+QUESTIONS = ((), ("-m",), ("--cfg", "job"), ("--cfg", "hydra"), ("--help",), ("--info", "all"))
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
+    """The error of a command line in an empty folder, which must write nothing there but what was there before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedsim"])
+
+    def call(*words: str) -> str:
+        before = set(tmp_path.rglob("*"))
+        with pytest.raises(ConfigError) as caught:
+            run([*words, *QUICK])
+        assert set(tmp_path.rglob("*")) == before, "something was written"
+        return str(caught.value)
+
+    return call
+
+
+def write(tmp_path: Path, name: str, text: str) -> str:
+    """A file of a folder for `--config-dir`, whose path is returned."""
+    path = tmp_path / "conf_of_a_stranger" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(tmp_path / "conf_of_a_stranger")
+
+
+def preset(hydra: str) -> str:
+    return f"# @package _global_\nhydra:\n{hydra}"
+
+
+@contextmanager
+def unprotected(monkeypatch: pytest.MonkeyPatch) -> Any:
+    with monkeypatch.context() as patch:
+        for name in ("check_node", "check_words"):
+            patch.setattr(f"fedsim.config.diagnosis.{name}", lambda _: None)
+        patch.setattr("fedsim.config.compose.check_words", lambda _: None)
+        yield
+
+
+# --- Hydra's node ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_callbacks_are_never_built(refused: Refused, tmp_path: Path, question: tuple[str, ...]) -> None:
+    marker = tmp_path / "marker"
+    for target in CALLBACKS:
+        node = f"  callbacks:\n    x:\n      _target_: {target}\n      command: [touch, {marker}]\n"
+        folder = write(tmp_path, "preset/bad.yaml", preset(node))
+        assert "hydra.callbacks: must not be set" in refused("--config-dir", folder, "preset=bad", *question)
+        word = f"+hydra.callbacks.x={{_target_: {target}, command: [touch, '{marker}']}}"
+        assert "hydra.callbacks.x: must not be set" in refused(word, *question)
+
+
+def test_without_the_checks_a_callback_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control."""
+    marker = tmp_path / "marker"
+    monkeypatch.chdir(tmp_path)
+    words = [f"+hydra.callbacks.x={{_target_: fedsim.engine.native.library._run, command: [touch, '{marker}']}}"]
+    with unprotected(monkeypatch), search_path(), suppress(SystemExit):
+        compose_jobs(words, multirun=False)
+    with pytest.warns(UserWarning, match="Callback"), suppress(SystemExit):
+        hand_to_hydra(words, lambda config: None)
+    assert marker.exists()
+
+
+HYDRA = {
+    "job:\n    env_set: {CC: 'touch marker', PATH: /tmp}": "hydra.job.env_set",
+    "job:\n    env_copy: [HOME]": "hydra.job.env_copy",
+    "job:\n    chdir: true": "hydra.job.chdir",
+    "run: {dir: /tmp/elsewhere}": "hydra.run.dir='/tmp/elsewhere': must lie in output_dir",
+    "run: {dir: '${output_dir}/../elsewhere'}": "hydra.run.dir",
+    "sweep: {dir: ../elsewhere}": "hydra.sweep.dir='../elsewhere': must lie in output_dir",
+    "sweep: {subdir: ../elsewhere}": "hydra.sweep.subdir",
+    "output_subdir: ../elsewhere": "hydra.output_subdir",
+    "job_logging: {handlers: {f: {class: logging.FileHandler, filename: marker}}}": "hydra.job_logging: must be",
+    "hydra_logging: {handlers: {f: {(): os.system, command: touch marker}}}": "hydra.hydra_logging: must be",
+    "runtime: {output_dir: /tmp/elsewhere}": "hydra.runtime.output_dir",
+    "launcher: {_target_: subprocess.Popen}": "hydra.launcher._target_='subprocess.Popen': must be the class",
+    "launcher: {nested: {_target_: os.system, command: touch marker}}": "nested",
+    "launcher: {setup: [touch marker]}": "setup",
+    "sweeper: {_target_: os.system}": "hydra.sweeper._target_",
+    "sweeper: {params: {+hydra.callbacks.x._target_: os.system}}": "hydra.sweeper.params.+hydra.callbacks.x._target_",
+}
+
+
+@pytest.mark.parametrize("node", HYDRA)
+def test_what_hydra_may_be_told_is_listed_and_the_rest_refused_by_name(
+    refused: Refused, tmp_path: Path, node: str
+) -> None:
+    folder = write(tmp_path, "preset/bad.yaml", preset(f"  {node}\n"))
+    assert HYDRA[node] in refused("--config-dir", folder, "preset=bad")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("hydra.searchpath=[pkg://this]", "+hydra.job.env_set.PATH=/tmp", "hydra.job_logging.root={}"),
+        *("hydra.hydra_logging.version=2", "hydra.runtime.output_dir=/tmp", "hydra.callbacks={}", "hydra.job.name=x"),
+        *("hydra.sweep.dir=/tmp/elsewhere", "hydra={}", "+hydra.callbacks.x._target_=a,b"),
+    ],
+)
+def test_overrides_of_the_rest_are_refused_too(refused: Refused, word: str) -> None:
+    assert word.lstrip("+").split("=")[0] in refused(word)
+    assert word.lstrip("+").split("=")[0] in refused("-m", word)
+
+
+def test_a_primary_config_imports_no_packages(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "planted_package").mkdir()
+    (tmp_path / "planted_package" / "__init__.py").write_text("open('marker', 'w')")
+    folder = write(tmp_path, "mine.yaml", "defaults: [config]\nhydra: {searchpath: ['pkg://planted_package']}\n")
+    assert "hydra.searchpath" in refused("--config-dir", folder, "-cn", "mine")
+
+
+def test_launchers_of_others_take_their_own_defaults_and_plain_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cluster:
+        pass
+
+    name = f"{Cluster.__module__}.{Cluster.__qualname__}"
+    defaults = {"_target_": name, "folder": "${hydra.sweep.dir}/.jobs", "n_jobs": -1, "setup": None, "partition": None}
+    monkeypatch.setattr(hydra_node.Plugins, "discover", lambda self, kind: [Cluster])
+    ConfigStore.instance().store(group="hydra/launcher", name="planted", node=defaults)
+    try:
+        for good in ({}, {"n_jobs": 4}, {"partition": "gpu-a100"}, {"folder": "${hydra.sweep.dir}/.jobs"}):
+            assert not hydra_node._launcher({**defaults, **good})
+        for bad in ({"setup": ["touch marker"]}, {"folder": "/tmp"}, {"x": {"_target_": "os.system"}}, {"_args_": []}):
+            (problem,) = hydra_node._launcher({**defaults, **bad})
+            assert problem is not None
+            assert problem.key == f"launcher.{next(iter(bad))}"
+    finally:
+        ConfigStore.instance().repo["hydra"]["launcher"].pop("planted.yaml")
+
+
+# --- targets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(
+            "antigravity.fly",
+            "this.s",
+            "idlelib.idle.x",
+            "test.regrtest.x",
+            "__main__.X",
+            "os.system",
+            "pip.__main__.x",
+        ),
+        *("torch.utils.collect_env.run", "joblib.load", "numpy.load", "torch.hub.load", "fedsim.__main__.main"),
+    ],
+)
+def test_modules_that_hold_no_part_of_an_experiment_are_not_imported(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"{name} was imported"))
+    with pytest.raises(ConfigError, match=r"selector\._target_"):
+        resolve({"_target_": target}, Selector, "selector")
+
+
+def test_own_modules_and_packages_for_fedsim_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planted_lab.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not_imported("planted_lab") is None
+    assert not_imported("fedsim.selectors.random") is None
+    assert not_imported("tests.toys") is None
+    assert "installed package" in str(not_imported("yaml"))
+    monkeypatch.setattr("fedsim.config.origin.requires", lambda name: ["numpy", "fedsim_selection>=0.1"])
+    monkeypatch.setattr("fedsim.config.origin._extends_fedsim", not_imported.__globals__["_extends_fedsim"].__wrapped__)
+    assert not_imported("yaml") is None
+
+
+# --- size -----------------------------------------------------------------------------------------------------------
+
+BOMBS = {
+    "aliases": "a: &a [x, x, x, x]\n"
+    + "".join(
+        f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}]\n" for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+    ),
+    "an alias of itself": "a: &a [*a, *a]\n",
+    "a long list": f"a: [{', '.join('1' for _ in range(100_000))}]\n",
+    "a long text": f"a: {'x' * 300_000}\n",
+    "nesting": "a: " + "[" * 3000 + "]" * 3000 + "\n",
+    "nested mappings": "a: " + "{a: " * 3000 + "1" + "}" * 3000 + "\n",
+    "interpolated text": "a0: xxxxxxxx\n" + "".join(f"a{i + 1}: ${{.a{i}}}${{.a{i}}}\n" for i in range(40)),
+    "interpolated lists": "a0: [x]\n"
+    + "".join(f"a{i + 1}: ['${{model.a{i}}}', '${{model.a{i}}}']\n" for i in range(40)),
+    "selected": "a0: xx\n" + "".join(f'a{i + 1}: "${{oc.select:model.a{i}}}${{model.a{i}}}"\n' for i in range(40)),
+    "a long chain": "a0: x\n" + "".join(f"a{i + 1}: ${{.a{i}}}\n" for i in range(2000)),
+    "computed names": "a: b\nb: 1\nc: ${.${.a}}\n",
+    "made nodes": "a: ${oc.create:{b:1}}\n",
+    "tags": "a: !!python/object/apply:os.system [touch marker]\n",
+    "no mapping": "just a text\n",
+    "out of the folder": "defaults: [../../../../../../../etc/hosts]\n",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_bombs_are_refused_before_hydra_works_on_them(refused: Refused, tmp_path: Path, bomb: str) -> None:
+    folder = write(tmp_path, "model/bad.yaml", BOMBS[bomb])
+    assert len(refused("--config-dir", folder, "model=bad")) < 2000
+
+
+@pytest.mark.parametrize("text", ["[" * 3000 + "]" * 3000, "[" + "1," * 100_000 + "1]", "x" * 100_000])
+def test_long_words_are_refused_before_they_are_parsed(refused: Refused, text: str) -> None:
+    assert len(refused(f"model.hidden={text}")) < 2000
+
+
+# --- secrets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_config_names_no_secret_of_the_environment(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted-secret")
+    monkeypatch.setenv("FEDSIM_MINE", "allowed")
+    for key in ("name", "+tracker.wandb.project", "output_dir", "data_dir"):
+        word = f"{key}=${{oc.env:AWS_SECRET_ACCESS_KEY}}"
+        text = refused(word)
+        assert "AWS_SECRET_ACCESS_KEY" in text
+        assert "planted" not in text
+    assert "AWS" in refused("name=${oc.decode:'${oc.env:AWS_SECRET_ACCESS_KEY}'}")
+    assert environment_variable("FEDSIM_MINE") == "allowed"
+    assert environment_variable("FEDSIM_NONE", None) is None
+    with pytest.raises(SecretError):
+        environment_variable("AWS_SECRET_ACCESS_KEY", "a default")
+
+
+def test_the_checks_are_those_in_use() -> None:
+    """`unprotected` replaces these."""
+    from fedsim.config import compose, diagnosis
+
+    assert diagnosis.check_node is check_node
+    assert diagnosis.check_words is compose.check_words is check_words
+    assert compose.check_search_path is check_search_path

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedsim.config.moved import without_added_nulls
 from fedsim.config.plan import IRRELEVANT
 from fedsim.report.runs import Run, complete
 
@@ -72,7 +73,7 @@ def rank(text: str) -> tuple[bool, list[str | float]]:
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without seeds (`init_seed=per_client` is none) and without what cannot change a result."""
     seeds = {k for k in SEEDS if not isinstance(config.get(k), str)}
-    return {k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT}
+    return without_added_nulls({k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT})
 
 
 def _labels(runs: Sequence[Run]) -> list[dict[str, str]]:

@@ -109,6 +109,7 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
         "seed": plan.settings.seed,
         "choices": dict(plan.choices),
         "engine": simulation.components.engine.description,
+        "data": dict(experiment.data_source),
         "partition_hash": experiment.division.hash,
         "config_hash": plan.config_hash,
         "revision": revision,

@@ -1,24 +1,35 @@
 """What the round loop lets through: well-formed selections, finite updates, finite models."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from textwrap import shorten
+from typing import TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedsim.communication.signals import UndeclaredSignalError
 from fedsim.errors import DivergedError, FedsimError
 from fedsim.types import Cohort, Ids, Params, Selection
 
 
 class SelectionError(FedsimError):
-    """A selector returned what is not a selection."""
+    """A selector returned what is not a selection, or did what it must not do."""
 
 
-def selection_fault(selection: Selection, available: Ids, expected: int | None) -> str | None:
+class AvailabilityError(FedsimError):
+    """An availability model returned what is not a mask of the clients."""
+
+
+def selection_fault(selection: object, available: Ids, expected: int | None) -> str | None:
     """What is wrong with a selection, in words, or None. `expected` is the number of clients, None for adaptive."""
+    if not isinstance(selection, Selection):
+        return f"must return a fedsim.types.Selection, not {_shown(selection)}"
     ids, weights = selection.ids, selection.weights
     if not (isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64):
-        return f"must return ids as a one-dimensional int64 array, not {ids!r}"
+        return f"must return ids as a one-dimensional int64 array, not {_shown(ids)}"
     if np.any(np.diff(ids) <= 0):
         return f"must return unique ids in ascending order, not {ids.tolist()}"
     strangers = ids[~np.isin(ids, available)]
@@ -26,9 +37,46 @@ def selection_fault(selection: Selection, available: Ids, expected: int | None) 
         return f"selected clients that are not available this round: {strangers.tolist()}"
     if expected is not None and len(ids) != expected:
         return f"must return {expected} clients, not {len(ids)} (`adaptive = True` if the method decides the number)"
-    if weights is not None and (weights.shape != ids.shape or not np.isfinite(weights).all()):
-        return f"must return one finite weight per id, not {weights!r}"
+    if weights is not None and not (_is_numeric(weights) and weights.shape == ids.shape and np.isfinite(weights).all()):
+        return f"must return weights as an array with one finite number per id, not {_shown(weights)}"
     return None
+
+
+def availability_fault(mask: object, num_clients: int) -> str | None:
+    """What is wrong with what an availability model returned, in words, or None."""
+    if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (num_clients,):
+        return None
+    rule = f"must return a mask of booleans with one entry for each of the {num_clients} clients, not {_shown(mask)}"
+    return f"{rule}; np.isin(np.arange(num_clients), ids) makes one of ids" if _is_numeric(mask) else rule
+
+
+@contextmanager
+def selector_named(selector: object, round: int) -> Iterator[None]:
+    """Errors of a selector that asks for what it does not declare say which one it was, and in which round."""
+    try:
+        yield
+    except UndeclaredSignalError as error:
+        raise SelectionError(f"round {round}: {type(selector).__name__}: {error}") from error
+
+
+def require_unmodified(modified: Sequence[str], selector: object, round: int) -> None:
+    """Raise `SelectionError` if the selector has `modified` tensors of the model, given by name."""
+    if modified:
+        raise SelectionError(
+            f"round {round}: {type(selector).__name__} modified the model's {', '.join(modified[:3])} in place; work "
+            "on a copy: {name: value.clone() for name, value in clients.params.items()}"
+        )
+
+
+def _is_numeric(value: object) -> TypeGuard[NDArray[np.float64]]:
+    return isinstance(value, np.ndarray) and (
+        np.issubdtype(value.dtype, np.floating) or np.issubdtype(value.dtype, np.integer)
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if value is None else f"{type(value).__name__} {value!r}"
+    return shorten(text, 160)
 
 
 def drop_nonfinite(

@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
-from fedsim.checks import SelectionError, drop_nonfinite, require_finite, selection_fault
+from fedsim.checks import (
+    AvailabilityError,
+    SelectionError,
+    availability_fault,
+    drop_nonfinite,
+    require_finite,
+    require_unmodified,
+    selection_fault,
+    selector_named,
+)
 from fedsim.communication.clients import Clients
 from fedsim.communication.context import RoundContext
 from fedsim.communication.ledger import Clock, Ledger
@@ -118,8 +127,9 @@ class Simulation:
                 params = parts.aggregator.aggregate(params, kept, weights)
                 require_finite(params, t)
             server = Server(parts.engine, parts.server_data, parts.selector.needs, ledger, params)
-            with clock("select"):
+            with clock("select"), selector_named(parts.selector, t):
                 parts.selector.observe(t, self._as_declared(kept), server)
+            require_unmodified(server.modified, parts.selector, t)
 
         self.params, self.round = params, t
         self.covered[selection.ids] = True
@@ -131,8 +141,10 @@ class Simulation:
     def _clients(self, t: int, ledger: Ledger, clock: Clock) -> Clients:
         parts = self.components
         rng = parts.streams.generator(Purpose.AVAILABILITY, t)
-        reachable = parts.availability.available(t, parts.population.num_clients, rng) & (parts.population.sizes > 0)
-        lr, available = parts.learning_rate(t), np.flatnonzero(reachable)
+        mask = parts.availability.available(t, parts.population.num_clients, rng)
+        if fault := availability_fault(mask, parts.population.num_clients):
+            raise AvailabilityError(f"round {t}: {type(parts.availability).__name__} {fault}")
+        lr, available = parts.learning_rate(t), np.flatnonzero(mask & (parts.population.sizes > 0))
         context = RoundContext(t, lr, available, parts.selector.needs, parts.streams)
         first, public = parts.first_model if t == 1 else None, parts.server_data.public
         return Clients(parts.engine, parts.population, context, self.params, ledger, clock, public, first)
@@ -140,11 +152,13 @@ class Simulation:
     def _select(self, t: int, clients: Clients) -> Selection:
         if not len(clients.available):
             return Selection(clients.available)
-        selection = self.components.selector.select(t, clients, self.components.streams.generator(Purpose.SELECT, t))
-        expected = None if self.components.selector.adaptive else self.components.selector.cohort_size(clients)
-        fault = selection_fault(selection, clients.available, expected)
-        if fault:
-            raise SelectionError(f"round {t}: {type(self.components.selector).__name__} {fault}")
+        selector, available = self.components.selector, clients.available.copy()
+        with selector_named(selector, t):
+            selection = selector.select(t, clients, self.components.streams.generator(Purpose.SELECT, t))
+        expected = None if selector.adaptive else selector.cohort_size(clients)
+        if fault := selection_fault(selection, available, expected):
+            raise SelectionError(f"round {t}: {type(selector).__name__} {fault}")
+        require_unmodified(clients.modified, selector, t)
         return selection
 
     def _as_declared(self, cohort: Cohort) -> Cohort:

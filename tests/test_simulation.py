@@ -107,8 +107,8 @@ def test_training_losses_reach_only_a_selector_that_declares_them() -> None:
         ([3, 1], "unique ids in ascending order"),
         ([1, 9], r"not available this round: \[9\]"),
         ([1], "must return 2 clients, not 1"),
-        (Selection(np.array([1, 3]), np.array([1.0, np.nan])), "one finite weight per id"),
-        (Selection(np.array([1, 3]), np.array([1.0])), "one finite weight per id"),
+        (Selection(np.array([1, 3]), np.array([1.0, np.nan])), "one finite number per id"),
+        (Selection(np.array([1, 3]), np.array([1.0])), "one finite number per id"),
         (Selection(np.array([1.0, 3.0])), "int64"),  # type: ignore[arg-type]
     ],
 )

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedsim.communication.compression import Compressor, Identity
 from fedsim.communication.context import RoundContext
 from fedsim.communication.ledger import Clock, Ledger
+from fedsim.communication.lent_params import LentParams
 from fedsim.communication.local_results import LocalResults, local_training, row_norms
 from fedsim.communication.signals import Signal
 from fedsim.communication.transfers import Transfers
@@ -46,6 +47,7 @@ class Clients:
         self._population = population
         self._context = context
         self._params = params
+        self._lent: LentParams | None = None
         self._ledger = ledger
         self._clock = clock
         self._public = public
@@ -66,8 +68,14 @@ class Clients:
 
     @property
     def params(self) -> Params:
-        """The version of the model; the server's own, not to be modified."""
-        return self._params
+        """The version of the model: a copy, which is not to be modified either."""
+        self._lent = self._lent or LentParams(self._params)
+        return self._lent.get()
+
+    @property
+    def modified(self) -> list[str]:
+        """Names of tensors in `params` that the selector has modified in place."""
+        return [] if self._lent is None else self._lent.modified
 
     def broadcast(self, params: Params) -> "Clients":
         """The same clients at another model in the same round (a virtual round), with the same ledger."""

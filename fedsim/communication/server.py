@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedsim.communication.ledger import Ledger
+from fedsim.communication.lent_params import LentParams
 from fedsim.communication.signals import Signal, require
 from fedsim.engine.engine import Engine
 from fedsim.errors import FedsimError
@@ -39,8 +40,17 @@ class Server:
         self._data = data
         self._needs = needs
         self._ledger = ledger
-        self.params = params
-        """The global model after this round's aggregation."""
+        self._lent = LentParams(params)
+
+    @property
+    def params(self) -> Params:
+        """The global model after this round's aggregation: a copy, which is not to be modified either."""
+        return self._lent.get()
+
+    @property
+    def modified(self) -> list[str]:
+        """Names of tensors in `params` that the selector has modified in place."""
+        return self._lent.modified
 
     def validate(self, params: Params) -> Evaluation:
         """Accuracy and loss of `params` on the server's validation split (never the test set)."""

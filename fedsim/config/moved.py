@@ -1,10 +1,11 @@
-"""Paths by which classes were known before they moved: users' files and records of runs name them so.
+"""Configs of earlier versions: paths by which classes were known before they moved, and keys that came later.
 
-A run's folder carries a hash of its config, `_target_`s among it. Hashes are of the first path that a class had, so
-that a finished run is found again wherever its classes live now.
+Users' files and records of runs name classes by those paths. A run's folder carries a hash of its config, `_target_`s
+among it. Hashes are of the first path that a class had, so that a finished run is found again wherever its classes live
+now. A key that came later is null where nothing changes, and is then left out of the hash.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOVED = {
@@ -20,6 +21,9 @@ MOVED = {
     "fedsim.sketches.TopK": "fedsim.communication.compression.TopK",
 }
 """The first path of each class that has moved, and its path now."""
+
+ADDED = {"dataset": ("sha256",)}
+"""Keys that came later, by config group."""
 
 _FIRST = {now: first for first, now in MOVED.items()}
 
@@ -37,6 +41,17 @@ def with_paths_now(config: Any) -> Any:
 def with_first_paths(config: Any) -> Any:
     """A copy of `config` in which all `_target_`s are the first paths of their classes."""
     return _replaced(config, _FIRST)
+
+
+def without_added_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `config` without the keys in `ADDED` that are null, as it was before they came."""
+    return {group: _without_nulls(node, ADDED.get(group, ())) for group, node in config.items()}
+
+
+def _without_nulls(node: Any, keys: Sequence[str]) -> Any:
+    if not keys or not isinstance(node, Mapping):
+        return node
+    return {k: v for k, v in node.items() if k not in keys or v is not None}
 
 
 def _replaced(node: Any, paths: Mapping[str, str]) -> Any:

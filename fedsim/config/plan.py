@@ -16,7 +16,7 @@ from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
 from fedsim.communication.signals import Signal
 from fedsim.config.build import bind, inspect_node, instantiate
-from fedsim.config.moved import with_first_paths
+from fedsim.config.moved import with_first_paths, without_added_nulls
 from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
 from fedsim.data.base import Dataset
 from fedsim.engine.backend import Backend
@@ -105,7 +105,7 @@ def make_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
 
 def hash_config(config: Mapping[str, Any]) -> str:
     """SHA-256 over every value that can change a result."""
-    relevant = with_first_paths({k: v for k, v in config.items() if k not in IRRELEVANT})
+    relevant = with_first_paths(without_added_nulls({k: v for k, v in config.items() if k not in IRRELEVANT}))
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()
 
 

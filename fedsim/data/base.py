@@ -31,8 +31,9 @@ class LoadedData:
 
     `mean` and `std` (per channel, for pixels scaled to [0, 1]) are None if `x` is float32 and needs no normalisation.
     `owners` [n_train] is the natural client of each training sample (writer, user), or None if the source does not say.
-    `fingerprint` identifies the content; caches of anything computed from the data use it as their key. Raises
-    `DataError` if a label is not one of 0..num_classes - 1.
+    `fingerprint` identifies the content; caches of anything computed from the data use it as their key. `sha256` is the
+    checksum of the source files where it was computed. Raises `DataError` if a label is not one of
+    0..num_classes - 1, if a split is empty, or if its images, labels and owners differ in number.
     """
 
     train: Samples
@@ -42,8 +43,11 @@ class LoadedData:
     std: tuple[float, ...] | None
     fingerprint: str
     owners: NDArray[np.int64] | None = None
+    sha256: str | None = None
 
     def __post_init__(self) -> None:
+        check_counts(self.train, "training", self.owners)
+        check_counts(self.test, "test")
         check_labels(self.train.y, self.num_classes, "training")
         check_labels(self.test.y, self.num_classes, "test")
 
@@ -61,6 +65,15 @@ class LoadedData:
             return x
         shape = (1, len(self.mean)) + (1,) * (x.dim() - 2)
         return (x.div_(255) - x.new_tensor(self.mean).view(shape)).div_(x.new_tensor(self.std).view(shape))
+
+
+def check_counts(samples: Samples, split: str, owners: NDArray[np.int64] | None = None) -> None:
+    """Raise `DataError` unless `samples` of the `split` are some, with one label, and one owner if any, for each."""
+    counts = {"images": len(samples.x), "labels": len(samples.y)}
+    counts |= {} if owners is None else {"owners": len(owners)}
+    if len(set(counts.values())) > 1 or not len(samples):
+        found = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise DataError(f"the {split} set must have one label for each image, and at least one image; found {found}")
 
 
 def check_labels(y: Tensor, num_classes: int, split: str) -> None:

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import digest, load_or_build, modification_key
+from fedsim.data.checksums import CONTENT, content_tensor, require_regular, require_sha256, sha256_problem
 from fedsim.data.fetch import require_files
 from fedsim.data.parquet import Parquet
 from fedsim.errors import DataError, between, check
 
 HUB_LISTING_URL = "https://huggingface.co/api/datasets/flwrlabs/femnist/parquet/default/train"
 """Returns a JSON list of the URLs of the data set's parquet files (0.2 GB in all)."""
+PROTOCOL = "https://"
 NUM_CLASSES, NUM_DIGITS = 62, 10
 """Labels: first the digits, then the capital letters, then the lower-case letters."""
 
@@ -33,7 +35,8 @@ class Femnist(Dataset):
     `classes: digits` keeps only the ten digits.
 
     LEAF stores floats in which 1 is white paper and 0 is ink; they are converted to 255 and 0, which is dark on light,
-    the inverse of MNIST. The Hub's images are used as they are.
+    the inverse of MNIST. The Hub's images are used as they are. `sha256`: None, or the checksum that the files must
+    have (see `sha256_of_files`).
     """
 
     def __init__(
@@ -46,9 +49,15 @@ class Femnist(Dataset):
         test_fraction: float,
         mean: list[float],
         std: list[float],
+        sha256: str | None = None,
     ) -> None:
         super().__init__(data_dir, cache_dir)
-        check(between("test_fraction", test_fraction, 0, 1, open_high=True), *normalisation_problems(mean, std, 1))
+        check(
+            between("test_fraction", test_fraction, 0, 1, open_high=True),
+            *normalisation_problems(mean, std, 1),
+            sha256_problem(sha256),
+        )
+        self.sha256 = sha256
         self.source, self.classes, self.test_fraction = source, classes, test_fraction
         self.mean, self.std = mean, std
 
@@ -74,14 +83,24 @@ class Femnist(Dataset):
             size=None,
             mean=self.mean,
             std=self.std,
+            sha256=self.sha256,
         ).load()
 
     def _load_leaf(self) -> LoadedData:
-        files = {split: _leaf_files(self.data_dir / "femnist" / split) for split in ("train", "test")}
-        cache = self.cache_dir / f"leaf-{modification_key([*files['train'], *files['test']])[:32]}.safetensors"
+        root = self.data_dir / "femnist"
+        train, test = _leaf_files(root / "train"), _leaf_files(root / "test")
+        files = [*train, *test]
+        cache = self.cache_dir / f"leaf-{modification_key(files, CONTENT)[:32]}.safetensors"
         tensors = load_or_build(
-            cache, lambda: read_leaf_split(files["train"], "train") | read_leaf_split(files["test"], "test")
+            cache,
+            lambda: {
+                **read_leaf_split(train, "train"),
+                **read_leaf_split(test, "test"),
+                "content": content_tensor(root, files),
+            },
         )
+        sha256 = tensors.pop("content").numpy().tobytes().hex()
+        require_sha256(self.sha256, sha256, f"dataset.source=leaf in {root}")
         return LoadedData(
             train=Samples(tensors["train_x"], tensors["train_y"]),
             test=Samples(tensors["test_x"], tensors["test_y"]),
@@ -90,6 +109,7 @@ class Femnist(Dataset):
             std=tuple(self.std),
             fingerprint=f"femnist leaf {digest(tensors)}",
             owners=tensors["train_owners"].numpy(),
+            sha256=sha256,
         )
 
 
@@ -100,6 +120,7 @@ def _leaf_files(folder: Path) -> list[Path]:
             f"dataset.source=leaf: no JSON file in {folder}; put LEAF's files of this split there, or point data_dir "
             "or FEDSIM_DATA to the folder that has them"
         )
+    require_regular(files)
     return files
 
 
@@ -117,8 +138,10 @@ def read_leaf_split(files: Sequence[Path], split: str) -> dict[str, Tensor]:
                 pixels.append(x)
                 labels.append(y)
                 names += [writer] * len(y)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise DataError(f"{file} is not a sound LEAF file ({type(error).__name__}: {error})") from error
+    if not names:
+        raise DataError(f"dataset.source=leaf: no writer has an image in {', '.join(map(str, files))}")
     _, owners = np.unique(np.array(names), return_inverse=True)
     tensors = {"x": np.concatenate(pixels), "y": np.concatenate(labels), "owners": owners.astype(np.int64)}
     return {f"{split}_{name}": torch.as_tensor(values) for name, values in tensors.items()}
@@ -165,8 +188,8 @@ def fetch_hub(data_dir: Path) -> None:
 
 
 def _download(url: str) -> bytes:
-    if not url.startswith("https://"):
+    if not url.startswith(PROTOCOL):
         raise ValueError(f"{url!r} is no https address")
-    with urllib.request.urlopen(url, timeout=60) as response:
+    with urllib.request.urlopen(url) as response:  # `require_files` bounds the time without a byte
         content: bytes = response.read()
     return content

@@ -1,13 +1,13 @@
 """Images in folders named after their classes, in the layout of torchvision's ImageFolder."""
 
-import hashlib
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
-from fedsim.data.cache import file_sha256, load_or_build, modification_key
+from fedsim.data.cache import load_or_build, modification_key
+from fedsim.data.checksums import CONTENT, content_tensor, require_regular, require_sha256, sha256_problem
 from fedsim.data.images import decode
 from fedsim.errors import DataError, at_least, check, rule
 
@@ -17,7 +17,7 @@ class ImageFolder(Dataset):
 
     `path` is absolute, or relative to the working folder or to data_dir. `grey` converts to one channel. `mean` and
     `std`: None is .5 per channel. Images are decoded once into a cache whose key includes the sizes and modification
-    times of all files.
+    times of all files. `sha256`: None, or the checksum that the files must have (see `sha256_of_files`).
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class ImageFolder(Dataset):
         grey: bool,
         mean: list[float] | None,
         std: list[float] | None,
+        sha256: str | None = None,
     ) -> None:
         super().__init__(data_dir, cache_dir)
         channels = 1 if grey else 3
@@ -37,7 +38,9 @@ class ImageFolder(Dataset):
             rule(bool(path), "path", path, "must name a folder with train/ and test/", "dataset.path=..."),
             at_least("size", size, 1),
             *normalisation_problems(mean, std, channels),
+            sha256_problem(sha256),
         )
+        self.sha256 = sha256
         self.path, self.size, self.grey = path, size, grey
         self.mean = mean or [0.5] * channels
         self.std = std or [0.5] * channels
@@ -54,12 +57,14 @@ class ImageFolder(Dataset):
             differ = sorted(set(classes) ^ set(test_classes))
             raise DataError(f"dataset.path={self.path}: train/ and test/ differ in their classes: {', '.join(differ)}")
         files = [p for p, _ in (*train, *test)]
-        cache = self.cache_dir / f"image_folder-{modification_key(files, self.size, self.grey)[:32]}.safetensors"
+        key = modification_key(files, self.size, self.grey, CONTENT)
+        cache = self.cache_dir / f"image_folder-{key[:32]}.safetensors"
         tensors = load_or_build(
             cache,
-            lambda: {**self._decode(train), **self._decode(test, "test"), "content": _content_digest(root, files)},
+            lambda: {**self._decode(train), **self._decode(test, "test"), "content": content_tensor(root, files)},
         )
         content = tensors["content"].numpy().tobytes().hex()
+        require_sha256(self.sha256, content, f"dataset.path={self.path}")
         return LoadedData(
             Samples(tensors["train_x"], tensors["train_y"]),
             Samples(tensors["test_x"], tensors["test_y"]),
@@ -67,18 +72,13 @@ class ImageFolder(Dataset):
             tuple(self.mean),
             tuple(self.std),
             f"image_folder {self.size} {'L' if self.grey else 'RGB'} {content}",
+            sha256=content,
         )
 
     def _decode(self, listing: list[tuple[Path, int]], split: str = "train") -> dict[str, Tensor]:
         mode = "L" if self.grey else "RGB"
         images = decode([p for p, _ in listing], mode=mode, size=self.size, name=f"dataset.path={self.path} ({split})")
         return {f"{split}_x": images, f"{split}_y": torch.tensor([c for _, c in listing])}
-
-
-def _content_digest(root: Path, files: list[Path]) -> Tensor:
-    """SHA-256, uint8 [32], over the names and contents of all files; independent of the folder's location."""
-    listing = "\n".join(f"{file.relative_to(root).as_posix()} {file_sha256(file)}" for file in files)
-    return torch.tensor(list(hashlib.sha256(listing.encode()).digest()), dtype=torch.uint8)
 
 
 def _list_files(folder: Path) -> tuple[list[tuple[Path, int]], list[str]]:
@@ -93,4 +93,5 @@ def _list_files(folder: Path) -> tuple[list[tuple[Path, int]], list[str]]:
         files = make_dataset(str(folder), numbers, IMG_EXTENSIONS)
     except FileNotFoundError as error:
         raise DataError(f"dataset.path: {error}") from error
+    require_regular(Path(p) for p, _ in files)
     return [(Path(p), c) for p, c in files], classes

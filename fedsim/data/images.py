@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from fedsim.errors import DataError
 GREY = ("1", "L", "LA")
 HIGH_BIT_DEPTH = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 """Pillow's modes of grey images, and those with more than 8 bits per pixel, which a conversion would clip."""
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF")
+"""Formats that are decoded, whatever a file's name says. Pillow knows many more, some of which start other programs."""
+MAX_PIXELS = 80_000_000
+"""Pixels of the largest image that is decoded: small files can claim to hold far more than memory does."""
 CHUNK = 512
 
 
@@ -71,10 +76,29 @@ def _resize(image: Image.Image, shape: tuple[int, int], required: bool, name: st
 
 def _open_image(source: Any, number: int, name: str) -> Image.Image:
     try:
-        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        content = source if isinstance(source, bytes) else Path(source).read_bytes()
+        image = _identified(content)
+        if image.width * image.height > MAX_PIXELS:
+            raise DataError(
+                f"{name}: image {number} has {image.width}x{image.height} pixels, more than {MAX_PIXELS:,} in all; "
+                "scale it down, or remove it if it is not part of the data set"
+            )
+        if image.format == "PNG":  # decoding does not look at the checksums of a PNG file
+            image.verify()
+            image = _identified(content)
         image.load()
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{name}: image {number} cannot be decoded ({error}); fetch the file again") from error
+    except UnidentifiedImageError as error:
+        file = "" if isinstance(source, bytes) else f"{source}: "
+        reason = f"cannot be decoded ({file}in none of the formats {', '.join(FORMATS)})"
+        raise DataError(f"{name}: image {number} {reason}; convert it, or fetch the file again") from error
+    except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
+        file = "" if isinstance(source, bytes) else f"{source}: "
+        raise DataError(f"{name}: image {number} cannot be decoded ({file}{error}); fetch the file again") from error
     if image.mode in HIGH_BIT_DEPTH:
         raise DataError(f"{name}: image {number} has more than 8 bits per pixel; convert the images to 8 bits first")
     return image
+
+
+def _identified(content: bytes) -> Image.Image:
+    """The image whose header is in `content`, which is one of `FORMATS`; its pixels are not decoded yet."""
+    return Image.open(io.BytesIO(content), formats=FORMATS)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import file_sha256, load_or_build
+from fedsim.data.checksums import require_sha256, sha256_of_list, sha256_problem
 from fedsim.data.images import decode
 from fedsim.data.parquet_columns import class_labels, encoded_images, owners
 from fedsim.data.parquet_files import by_split, concatenate, find_files, read
@@ -26,7 +27,8 @@ class Parquet(Dataset):
     set; without either, a fixed random `test_fraction` of all rows. Columns that are None are found by type and name:
     images are structs with a field `bytes`, or bytes; labels are integers or strings. `client_column` holds the owner
     of each row. `size` scales all images to `size` x `size` pixels; `mean` and `std`: None is .5 per channel. Images
-    are decoded once into a cache whose key includes the checksums of the files.
+    are decoded once into a cache whose key includes the checksums of the files. `sha256`: None, or the checksum that
+    the files must have (see `sha256_of_files`); few parquet files hold checksums of their own.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Parquet(Dataset):
         size: int | None,
         mean: list[float] | None,
         std: list[float] | None,
+        sha256: str | None = None,
     ) -> None:
         super().__init__(data_dir, cache_dir)
         check(
@@ -49,22 +52,28 @@ class Parquet(Dataset):
             between("test_fraction", test_fraction, 0, 1, open_high=True),
             None if size is None else at_least("size", size, 1),
             *normalisation_problems(mean, std),
+            sha256_problem(sha256),
         )
         self.path = path
+        self.sha256 = sha256
         self.columns = {"image": image_column, "label": label_column, "client": client_column}
         self.test_fraction = test_fraction
         self.size = size
         self.mean, self.std = mean, std
 
     def load(self) -> LoadedData:
-        files = by_split(*find_files(self.path, self.data_dir))
-        facts = [f"{split} {f.name} {file_sha256(f)}" for split, paths in files.items() for f in paths]
+        root, found = find_files(self.path, self.data_dir)
+        files = by_split(root, found)
+        sums = {file: file_sha256(file) for file in found}
+        sha256 = sha256_of_list({f.name if f == root else f.relative_to(root).as_posix(): s for f, s in sums.items()})
+        require_sha256(self.sha256, sha256, f"dataset.path={self.path}")
+        facts = [f"{split} {f.name} {sums[f]}" for split, paths in files.items() for f in paths]
         settings = [self.columns, self.size, self.test_fraction]
         fingerprint = hashlib.sha256("\n".join([*facts, str(settings)]).encode()).hexdigest()
         cache = self.cache_dir / f"parquet-{fingerprint[:32]}.safetensors"
-        return self._to_loaded_data(load_or_build(cache, lambda: self._decode(files)), fingerprint)
+        return self._to_loaded_data(load_or_build(cache, lambda: self._decode(files)), fingerprint, sha256)
 
-    def _to_loaded_data(self, tensors: dict[str, Tensor], fingerprint: str) -> LoadedData:
+    def _to_loaded_data(self, tensors: dict[str, Tensor], fingerprint: str, sha256: str) -> LoadedData:
         channels = tensors["train_x"].shape[1]
         mean, std = self.mean or [0.5] * channels, self.std or [0.5] * channels
         try:
@@ -79,6 +88,7 @@ class Parquet(Dataset):
             std=tuple(std),
             fingerprint=f"parquet {fingerprint}",
             owners=tensors["owners"].numpy() if "owners" in tensors else None,
+            sha256=sha256,
         )
 
     def _decode(self, files: dict[str, list[Path]]) -> dict[str, Tensor]:

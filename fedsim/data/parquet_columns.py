@@ -11,6 +11,8 @@ from fedsim.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MAX_CLASSES = 1_000_000
+"""The last layer of a model has an output for each number up to the largest label."""
 LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
 
 
@@ -42,6 +44,11 @@ def class_labels(table: "pa.Table", name: str | None) -> tuple[NDArray[np.int64]
         return labels, int(labels.max()) + 1
     if values.min() < 0:
         raise DataError(f"dataset.label_column={name}: labels must be >= 0, found {values.min()}")
+    if values.max() >= MAX_CLASSES:
+        raise DataError(
+            f"dataset.label_column={name}: labels are numbers of classes and must be < {MAX_CLASSES:,}, found "
+            f"{values.max()}; number the classes from 0, or store the labels as strings"
+        )
     return values.astype(np.int64), max(int(values.max()) + 1, _num_named_classes(table, name))
 
 
@@ -96,7 +103,7 @@ def _num_named_classes(table: "pa.Table", name: str) -> int:
     try:
         features = json.loads((table.schema.metadata or {})[b"huggingface"])["info"]["features"]
         return len(features[name]["names"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return 0
 
 

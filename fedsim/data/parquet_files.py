@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedsim.data.checksums import require_regular
 from fedsim.errors import DataError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def find_files(path: str, data_dir: Path) -> tuple[Path, list[Path]]:
     for place in places:
         files = [place] if place.is_file() else sorted(place.rglob("*.parquet"))
         if files:
+            require_regular(files)
             _check_complete(files)
             return place, files
     raise DataError(f"dataset.path={path}: no parquet file at {' or '.join(str(p.absolute()) for p in places)}")
@@ -45,14 +47,17 @@ def by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def read(paths: Sequence[Path]) -> "pa.Table":
-    """The rows of all files as one table. Raises `DataError` naming a file that is not valid."""
+    """The rows of all files as one table. Raises `DataError` naming a file that is not valid.
+
+    Checksums of pages are verified in files that have them (few writers add them).
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     tables = []
     for path in paths:
         try:
-            tables.append(pq.read_table(path, partitioning=None))
+            tables.append(pq.read_table(path, partitioning=None, page_checksum_verification=True))
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} is no sound parquet file ({error}); delete it and fetch it again") from error
     return concatenate(tables)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import digest
+from fedsim.data.checksums import require_regular, require_sha256, sha256_of_files, sha256_problem
 from fedsim.data.fetch import require_files
 from fedsim.data.idx import read_checked, read_idx
 from fedsim.errors import DataError, check, rule
@@ -46,7 +47,8 @@ class MNISTLike(Dataset):
     """MNIST, FashionMNIST or EMNIST, as `source` says, in <data_dir>/<source>/raw.
 
     `split` is one of EMNIST's splits, and None for the others. EMNIST's images are stored transposed and are transposed
-    back; the labels of its letters are shifted to begin at 0.
+    back; the labels of its letters are shifted to begin at 0. `sha256`: None, or the checksum that the four files must
+    have (see `sha256_of_files`); those of MNIST and FashionMNIST have known checksums anyhow.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class MNISTLike(Dataset):
         split: str | None,
         mean: list[float],
         std: list[float],
+        sha256: str | None = None,
     ) -> None:
         super().__init__(data_dir, cache_dir)
         splits = list(EMNIST) if source == "EMNIST" else [None]
@@ -65,8 +68,9 @@ class MNISTLike(Dataset):
         check(
             rule(split in splits, "split", split, f"must be one of {allowed} for {source}"),
             *normalisation_problems(mean, std, 1),
+            sha256_problem(sha256),
         )
-        self.source, self.split, self.mean, self.std = source, split, mean, std
+        self.source, self.split, self.mean, self.std, self.sha256 = source, split, mean, std, sha256
 
     def load(self) -> LoadedData:
         folder = self.data_dir / self.source / "raw"
@@ -77,6 +81,8 @@ class MNISTLike(Dataset):
         tensors = {}
         for name, size in zip(self._names(), np.repeat(sizes, 2).tolist(), strict=True):
             tensors[name] = read_idx(folder / name, (size, 28, 28) if "images" in name else (size,), md5.get(name))
+        sha256 = sha256_of_files(folder, [folder / name for name in tensors])
+        require_sha256(self.sha256, sha256, str(folder))
         train_x, train_y, test_x, test_y = tensors.values()
         return LoadedData(
             train=self._samples(train_x, train_y, classes),
@@ -85,6 +91,7 @@ class MNISTLike(Dataset):
             mean=tuple(self.mean),
             std=tuple(self.std),
             fingerprint=f"{self.source} {self.split} {digest(tensors)}",
+            sha256=sha256,
         )
 
     def _names(self) -> list[str]:
@@ -151,6 +158,7 @@ def _require_downloaded(folder: Path, names: Sequence[str], data_dir: Path, sour
     def missing() -> list[str]:
         return [name for name in names if not (folder / name).is_file()]
 
+    require_regular(path for path in (folder / name for name in names) if path.is_symlink() or path.exists())
     require_files(folder, data_dir, missing, lambda: _fetch(source, data_dir, **kwargs))
 
 

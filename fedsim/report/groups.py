@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedsim.config.moved import without_added_nulls
 from fedsim.config.plan import IRRELEVANT
 from fedsim.report.runs import Run, complete
 
@@ -74,7 +75,7 @@ def sort_key(text: str) -> tuple[bool, list[str | float]]:
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without seeds and without keys that cannot change a result. `init_seed=per_client` is not a seed."""
     seeds = {k for k in SEEDS if not isinstance(config.get(k), str)}
-    return {k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT}
+    return without_added_nulls({k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT})
 
 
 def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:

@@ -1,6 +1,6 @@
 """The simulation of a run from its plan: data, division, model, and every part that the config names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,11 +28,12 @@ from fedsim.types import Params, Population
 
 @dataclass(frozen=True)
 class Experiment:
-    """A simulation ready to run, the division of its data, and the model as it was built."""
+    """A simulation ready to run, the division of its data, the model as it was built, and what identifies the data."""
 
     simulation: Simulation
     division: Division
     model: nn.Module
+    data_source: Mapping[str, str | None]
 
 
 def build(plan: Plan) -> Experiment:
@@ -51,7 +52,7 @@ def build(plan: Plan) -> Experiment:
         plan.local.holdout_fraction,
     )
     model = model.to(data.x.device)
-    return Experiment(_simulation(plan, data, division, model, streams), division, model)
+    return Experiment(_simulation(plan, data, division, model, streams), division, model, data.source)
 
 
 def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams) -> Simulation:

@@ -186,6 +186,7 @@ def record(plan: Plan, experiment: Experiment, place: Path, *, alone: bool = Tru
             "seed": plan.settings.seed,
             "choices": dict(plan.choices),
             "engine": simulation.components.engine.description,
+            "data": dict(experiment.data_source),
             "partition_hash": experiment.division.hash,
             "config_hash": plan.config_hash,
             "revision": revision,

@@ -22,7 +22,8 @@ from fedsim.rng import Purpose, Streams
 class PreparedData:
     """Training samples `x` [n, ...] float32 and `y` [n], and the test set. Nobody writes to them.
 
-    `input_shape` is that of the data set, which a model is built for, also where it trains on features.
+    `input_shape` is that of the data set, which a model is built for, also where it trains on features. `source`
+    identifies the data set's content, for the run's summary: its fingerprint, and the checksum of its files if known.
     """
 
     x: Tensor
@@ -31,6 +32,7 @@ class PreparedData:
     num_classes: int
     input_shape: tuple[int, ...]
     owners: NDArray[np.int64] | None
+    source: Mapping[str, str | None]
 
 
 _latest: dict[str, PreparedData] = {}
@@ -50,7 +52,7 @@ def prepare(plan: Plan) -> PreparedData:
 
 def _load(plan: Plan, device: torch.device) -> PreparedData:
     data = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
-    shape = data.input_shape
+    shape, source = data.input_shape, {"fingerprint": data.fingerprint, "sha256": data.sha256}
     model_class = resolve(plan.config["model"], nn.Module, "model")
     if hasattr(model_class, "extractor") or not isinstance(model_class, type):  # what a function returns: see there
         model = build_model(plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed))
@@ -58,7 +60,7 @@ def _load(plan: Plan, device: torch.device) -> PreparedData:
             data = extract(data, model, plan.data_dir, plan.cache_dir, device)
     test = LabelledSamples(data.normalise(data.test.x).to(device), data.test.y.to(device))
     x, y = data.normalise(data.train.x).to(device), data.train.y.to(device)
-    return PreparedData(x, y, test, data.num_classes, shape, data.owners)
+    return PreparedData(x, y, test, data.num_classes, shape, data.owners, source)
 
 
 def build_model(

@@ -421,3 +421,14 @@ def test_a_run_that_is_not_done_ends_with_code_1(
     messages: list[dict[str, Any]] = [{"start": {}}, {"log": {"round": 1}}]
     mirror(messages if status is None else [*messages, {"finish": {"status": status}}])
     assert codes == [code]
+
+
+def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json", "numpy", "yaml", "wandb", "fedsim"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
+    monkeypatch.setenv("PYTHONPATH", ".")
+    subprocess.run([*COMMAND, "nowhere"], cwd=tmp_path, capture_output=True, check=False)
+    assert not (tmp_path / "marker").exists()
+    module = [sys.executable, "-m", "fedsim.tracking.wandb_mirror", "nowhere"]  # the negative control
+    subprocess.run(module, cwd=tmp_path, capture_output=True, check=False)
+    assert (tmp_path / "marker").exists()

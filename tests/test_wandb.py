@@ -178,6 +178,12 @@ def test_a_key_turns_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert resolve_mode("auto") == "disabled"
 
 
+@pytest.mark.parametrize("host", [wandb.Settings().base_url.removeprefix("https://"), "api.wandb.ai"])
+def test_a_key_for_wandbs_default_host_is_found(host: str, tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text(f"machine {host} login user password secret\n")
+    assert has_key()
+
+
 def test_wandbs_own_settings_are_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = tmp_path / ".config" / "wandb" / "settings"

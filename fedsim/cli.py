@@ -9,7 +9,7 @@ command goes on), 130 interrupted (Ctrl-C; likewise). FEDSIM_DEBUG=1 shows trace
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,7 +197,8 @@ def _lanes(jobs: Sequence[Composed]) -> "Lanes | None":
 
 def _work_without_effect(job: Composed) -> Problem | None:
     """`local.epochs` on the command line, although `local.steps` takes its place."""
-    steps = (job.config.get("local") or {}).get("steps")
+    local = job.config.get("local")
+    steps = local.get("steps") if isinstance(local, Mapping) else None
     given = [o for o in job.overrides if o.startswith("local.epochs=") and not o.endswith("=null")]
     return rule(
         not (given and steps is not None),

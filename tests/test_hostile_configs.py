@@ -38,7 +38,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
     def call(*words: str) -> str:
         before = set(tmp_path.rglob("*"))
         with pytest.raises(ConfigError) as caught:
-            run([*words, *QUICK])
+            run([*words, *(w for w in QUICK if not any(word == f"{w.split('.')[0]}=5" for word in words))])
         assert set(tmp_path.rglob("*")) == before, "something was written"
         return str(caught.value)
 
@@ -260,3 +260,27 @@ def test_the_checks_are_those_in_use() -> None:
     assert diagnosis.check_node is check_node
     assert diagnosis.check_words is compose.check_words is check_words
     assert compose.check_search_path is check_search_path
+
+
+# --- values of the wrong kind and size ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("local=5", "local=5: must be a mapping of keys to values"),
+        ("server=2", "server=2: must be a mapping of keys to values"),
+        ("num_clients=1000000000", "num_clients=1000000000: must be at most 1000000"),
+        (f"num_clients={2**63}", "must be at most 1000000"),
+    ],
+)
+def test_values_of_the_wrong_kind_and_size_are_told(refused: Refused, word: str, message: str) -> None:
+    assert message in refused(word)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(("--help", "selector=nope"), "selector='nope': is not a choice"), (("--cfg", "job", "sede=1"), "sede: is not a")],
+)
+def test_questions_with_mistakes_are_told_too(refused: Refused, words: tuple[str, ...], message: str) -> None:
+    assert message in refused(*words)

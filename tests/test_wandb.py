@@ -178,6 +178,12 @@ def test_a_key_turns_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert resolve_mode("auto") == "disabled"
 
 
+@pytest.mark.parametrize("host", [wandb.Settings().base_url.removeprefix("https://"), "api.wandb.ai"])
+def test_a_key_for_wandbs_default_host_is_found(host: str, tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text(f"machine {host} login user password secret\n")
+    assert has_key()
+
+
 def test_wandbs_own_settings_are_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = tmp_path / ".config" / "wandb" / "settings"
@@ -421,3 +427,14 @@ def test_a_run_that_is_not_done_ends_with_code_1(
     messages: list[dict[str, Any]] = [{"start": {}}, {"log": {"round": 1}}]
     mirror(messages if status is None else [*messages, {"finish": {"status": status}}])
     assert codes == [code]
+
+
+def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json", "numpy", "yaml", "wandb", "fedsim"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
+    monkeypatch.setenv("PYTHONPATH", ".")
+    subprocess.run([*COMMAND, "nowhere"], cwd=tmp_path, capture_output=True, check=False)
+    assert not (tmp_path / "marker").exists()
+    module = [sys.executable, "-m", "fedsim.tracking.wandb_mirror", "nowhere"]  # the negative control
+    subprocess.run(module, cwd=tmp_path, capture_output=True, check=False)
+    assert (tmp_path / "marker").exists()

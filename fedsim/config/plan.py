@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import platformdirs
@@ -115,7 +115,10 @@ def folder_of(settings: Settings, choices: Mapping[str, str], config_hash: str) 
     return settings.output_dir / settings.name / "-".join([*readable, f"s{settings.seed}", config_hash[:8]])
 
 
-def _build(values: Mapping[str, Any], cls: type[T], key: str) -> T:
+def _build(values: Any, cls: type[T], key: str) -> T:
+    if not isinstance(values, Mapping):
+        remedy = f"set its keys one by one, as in {key}.{next(iter(get_type_hints(cls)))}=..."
+        raise ConfigError([Problem(key, values, "must be a mapping of keys to values", remedy)])
     arguments = bind(values, cls, key)
     try:
         return cls(**arguments)

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from fedsim.errors import at_least, between, check, rule
 
+MAX_CLIENTS = 1_000_000
+"""More than any data set can be divided among; every selector keeps numbers for each."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -51,6 +54,7 @@ class Settings:
             at_least("init_seed", self.init_seed, 0) if isinstance(self.init_seed, int) else None,
             at_least("num_rounds", self.num_rounds, 1),
             at_least("num_clients", n, 1),
+            rule(n <= MAX_CLIENTS, "num_clients", n, f"must be at most {MAX_CLIENTS}"),
             rule(
                 1 <= k <= max(n, 1),
                 "cohort_size",

@@ -14,7 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-COMMAND = (sys.executable, "-m", "fedsim.tracking.wandb_mirror")
+START = f"""
+import os, sys
+del sys.argv[1]
+here = os.getcwd()
+sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here] + [{str(Path(__file__).parents[2])!r}]
+from fedsim.tracking.wandb_mirror import main
+main()
+"""
+COMMAND = (sys.executable, "-P", "-c", START, "fedsim.tracking.wandb_mirror")
+"""Nothing is imported from the working folder, in which a file may be called like a module (json.py); fedsim itself is
+searched for last, as it may be that folder. The last word names the process for those who look for it."""
 NOT_INHERITED = ("WANDB_RUN_ID", "WANDB_RESUME")
 """Environment variables that would merge all jobs of a sweep into one W&B run."""
 

@@ -9,6 +9,9 @@ from urllib.parse import urlsplit
 
 MODES = ("online", "offline", "disabled")
 
+DEFAULT_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")
+"""W&B's own server by its names of today and before; a key may be kept for either."""
+
 
 def resolve_mode(mode: str) -> str:
     """`online`, `offline` or `disabled`. `auto`: the mode configured in W&B, else online if there is an API key."""
@@ -30,9 +33,11 @@ def has_key() -> bool:
     settings = user_settings()
     if settings.get("api_key"):
         return True
-    url = os.environ.get("WANDB_BASE_URL") or settings.get("base_url") or "https://api.wandb.ai"
+    url = os.environ.get("WANDB_BASE_URL") or settings.get("base_url")
+    hosts = DEFAULT_HOSTS if url is None or urlsplit(url).netloc in DEFAULT_HOSTS else (urlsplit(url).netloc,)
     with suppress(OSError, ValueError, netrc.NetrcParseError):
-        return bool(netrc.netrc(str(_netrc_path())).authenticators(urlsplit(url).netloc))
+        found = netrc.netrc(str(_netrc_path()))
+        return any(found.authenticators(host) for host in hosts)
     return False
 
 

@@ -1,4 +1,9 @@
-"""The C sources of this folder as a library, compiled once per machine and kept in the user's cache."""
+"""The C sources of this folder as a library, compiled once per machine and kept in the user's cache.
+
+A library is code that this process runs, so it is loaded only from a folder that nobody else can write to, and only if
+it is, to the last bit, what was compiled: a checksum lies beside it. Else it is compiled anew, if need be for this
+process alone.
+"""
 
 import ctypes
 import functools
@@ -6,8 +11,12 @@ import hashlib
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
@@ -19,6 +28,9 @@ REALS = {torch.float32: "float", torch.float64: "double"}
 """C's names of the types that a library can be compiled for."""
 TIMEOUT = 120
 """Seconds that a compiler gets."""
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+ENVIRONMENT = dict(os.environ)
+"""The user's environment when the process began: the compiler is that of the user, whatever a config does later."""
 
 
 class NotCompiledError(Exception):
@@ -28,25 +40,29 @@ class NotCompiledError(Exception):
 @functools.cache
 def library(dtype: torch.dtype) -> ctypes.CDLL:
     """`native.c` for `dtype`. Raises `NotCompiledError` where it cannot be built or loaded."""
-    compiler = _compiler()
-    command = [*compiler, *FLAGS, f"-DREAL={REALS[dtype]}"]
-    path = _folder() / f"native-{_fingerprint(command)}.so"
+    command = [*_compiler(), *FLAGS, f"-DREAL={REALS[dtype]}"]
+    name = f"native-{_fingerprint(command)}.so"
     try:
-        if not path.exists():
-            _build(command, path)
-        return ctypes.CDLL(str(path))
+        folder = _folder()
+        if not _is_private(folder):
+            return _built_for_this_process(command)
+        _remove_litter(folder)
+        if not _is_intact(folder / name):
+            _build(command, folder / name)
+        return ctypes.CDLL(str(folder / name))
     except OSError as error:
         raise NotCompiledError(str(error)) from error
 
 
 def _compiler() -> list[str]:
     """`CC` of the environment, or the first C compiler of the path."""
-    if chosen := os.environ.get("CC"):
+    if chosen := ENVIRONMENT.get("CC"):
         try:
             return shlex.split(chosen)
         except ValueError as error:
             raise NotCompiledError(f"CC={chosen}: {error}") from error
-    found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    path = ENVIRONMENT.get("PATH")
+    found = next(filter(None, (shutil.which(name, path=path) for name in ("cc", "gcc", "clang"))), None)
     if found is None:
         raise NotCompiledError("there is no C compiler (cc, gcc, clang or CC)")
     return [found]
@@ -63,18 +79,74 @@ def _fingerprint(command: list[str]) -> str:
     return hashlib.sha256(b"\0".join([*sources, macros, " ".join(command).encode()])).hexdigest()[:32]
 
 
+def _is_private(folder: Path) -> bool:
+    """Make `folder` if need be, and take others' right to write to it and to the folder that it is in.
+
+    False where that cannot be: it belongs to another user, is a link or a file, or cannot be made.
+    """
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for own in (folder.parent, folder):
+            status = own.lstat()
+            if status.st_mode & OTHERS_WRITE and status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode):
+                own.chmod(0o700)
+        return all(_is_own(own.lstat(), stat.S_ISDIR) for own in (folder.parent, folder))
+    except OSError:
+        return False
+
+
+def _is_own(status: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
+    return is_kind(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & OTHERS_WRITE
+
+
+def _checksum_of(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _is_intact(path: Path) -> bool:
+    """Whether `path` and its checksum are files of this user, no links, and agree."""
+    try:
+        files = (path, _checksum_of(path))
+        if not all(_is_own(file.lstat(), stat.S_ISREG) for file in files):
+            return False
+        return hashlib.sha256(path.read_bytes()).hexdigest() == _checksum_of(path).read_text().strip()
+    except (OSError, ValueError):
+        return False
+
+
 def _build(command: list[str], path: Path) -> None:
-    """To a file of its own first, so that processes that build at once do not disturb each other."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """To files of its own first, so that processes that build at once do not disturb each other."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / "native.so"
+        made, checksum = Path(folder) / "native.so", Path(folder) / "native.sha256"
         _run([*command, "-o", str(made), str(SOURCES / "native.c"), "-lm"])
-        made.replace(path)
+        made.chmod(0o600)
+        checksum.write_text(hashlib.sha256(made.read_bytes()).hexdigest() + "\n")
+        checksum.chmod(0o600)
+        made.replace(path)  # never in place: another process may have the old one loaded
+        checksum.replace(_checksum_of(path))
+
+
+def _built_for_this_process(command: list[str]) -> ctypes.CDLL:
+    """Compiled in a private temporary folder, which is gone once the library is loaded."""
+    with tempfile.TemporaryDirectory(prefix="fedsim-native-") as folder:
+        path = Path(folder) / "native.so"
+        _build(command, path)
+        return ctypes.CDLL(str(path))
+
+
+def _remove_litter(folder: Path) -> None:
+    """Delete temporary folders of builds that were killed: those older than any compiler may take."""
+    for left in folder.glob("tmp*"):
+        with suppress(OSError):
+            if not left.is_symlink() and time.time() - left.stat().st_mtime > 2 * TIMEOUT:
+                shutil.rmtree(left)
 
 
 def _run(command: list[str]) -> bytes:
     try:
-        return subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT).stdout
+        done = subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT, env=ENVIRONMENT)
+        return done.stdout
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {error.returncode}"]
         raise NotCompiledError(f"{command[0]}: {lines[0][:200]}") from error

@@ -1,0 +1,173 @@
+"""The compiled library is loaded only as it was compiled, and from where nobody else can write."""
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsim.engine.native import library as module
+from fedsim.engine.native.library import NotCompiledError, library
+
+GOOD = b"int answer(void) { return 42; }"
+load = library.__wrapped__
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where libraries are kept, of a source that compiles in no time."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "native.c").write_bytes(GOOD)
+    monkeypatch.setattr(module, "SOURCES", sources)
+    monkeypatch.setattr(module, "_folder", lambda: tmp_path / "cache" / "compiled")
+    try:
+        module._compiler()
+    except NotCompiledError as error:
+        pytest.skip(str(error))
+    return tmp_path / "cache" / "compiled"
+
+
+def answer() -> int:
+    made: ctypes.CDLL = load(torch.float32)
+    return int(made.answer())
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Where libraries were built."""
+    found: list[Path] = []
+    build = module._build
+    monkeypatch.setattr(module, "_build", lambda command, path: (found.append(path), build(command, path)))
+    return found
+
+
+def test_it_is_built_once_into_a_private_folder(folder: Path, builds: list[Path]) -> None:
+    assert answer() == answer() == 42
+    (path,) = builds
+    assert path.parent == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {file.suffix for file in folder.iterdir()} == {".so", ".sha256"}
+
+
+def put(path: Path, content: bytes) -> None:
+    """In a file of its own: the old one is loaded here, and a change of it would be one of this process."""
+    path.unlink()
+    path.write_bytes(content)
+    path.chmod(0o600)
+
+
+def cut(path: Path) -> None:
+    put(path, path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    for position in range(100, len(content), 7):
+        content[position] ^= 0xFF
+    put(path, bytes(content))
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+DAMAGES: list[Callable[[Path], object]] = [
+    *(cut, flip, link),
+    lambda path: path.chmod(0o666),
+    lambda path: path.with_suffix(".sha256").unlink(),
+    lambda path: path.with_suffix(".sha256").write_bytes(b"\xff"),
+    lambda path: put(path, b""),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_one_is_built_anew_and_never_loaded(
+    damage: Callable[[Path], object], folder: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer()
+    damage(builds[0])
+    damaged = builds[0].read_bytes() if builds[0].exists() else b""
+    loaded: list[bytes] = []
+    cdll = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: (loaded.append(Path(path).read_bytes()), cdll(path))[1])
+    assert answer() == 42
+    assert len(builds) == 2
+    assert not builds[0].is_symlink()
+    assert damage not in (cut, flip) or loaded[-1] != damaged
+    assert answer() == 42
+    assert len(builds) == 2
+
+
+def test_without_the_check_a_damaged_one_would_be_loaded(
+    folder: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control; nothing is really loaded."""
+    answer()
+    put(builds[0], b"no library")
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: Path(path).read_bytes())
+    assert load(torch.float32) != b"no library"
+    put(builds[0], b"no library")
+    monkeypatch.setattr(module, "_is_intact", lambda path: path.exists())
+    assert load(torch.float32) == b"no library"
+
+
+def test_a_folder_that_others_can_write_to_is_closed_and_its_files_are_not_trusted(
+    folder: Path, builds: list[Path]
+) -> None:
+    answer()
+    builds[0].chmod(0o660)
+    folder.chmod(0o777)
+    assert answer() == 42
+    assert len(builds) == 2
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_somebody_else_is_not_used(
+    folder: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer()
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    monkeypatch.setattr(module, "_is_intact", lambda path: pytest.fail("looked at"))
+    assert answer() == 42
+    assert builds[1].parent != folder
+    assert not builds[1].exists()
+
+
+def test_a_folder_that_is_a_link_or_a_file_is_not_used(folder: Path, builds: list[Path], tmp_path: Path) -> None:
+    folder.parent.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert answer() == 42
+    assert not list((tmp_path / "elsewhere").iterdir())
+    folder.unlink()
+    folder.write_text("")
+    assert answer() == 42
+    assert all(path.parent.name.startswith("fedsim-native-") for path in builds)
+
+
+def test_folders_of_dead_builds_are_removed_and_those_at_work_are_not(folder: Path) -> None:
+    answer()
+    for name, age in (("tmpdead", 3600), ("tmpatwork", 0)):
+        (folder / name).mkdir()
+        os.utime(folder / name, (time.time() - age,) * 2)
+    answer()
+    assert not (folder / "tmpdead").exists()
+    assert (folder / "tmpatwork").exists()
+
+
+def test_the_compiler_is_that_of_the_environment_at_the_start(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "marker"
+    monkeypatch.setenv("CC", f"touch {marker}")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert answer() == 42
+    assert not marker.exists()
+    monkeypatch.setitem(module.ENVIRONMENT, "CC", f"touch {marker}")  # the negative control
+    with pytest.raises(NotCompiledError):
+        answer()

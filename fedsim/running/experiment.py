@@ -17,6 +17,7 @@ from fedsim.config.plan import Plan
 from fedsim.errors import DivergedError, FedsimError
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.environment import environment
+from fedsim.running.incidents import Incidents
 from fedsim.running.interleaving import InterleavedRun
 from fedsim.running.revision import own_revision
 from fedsim.simulation import Record
@@ -80,6 +81,8 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
     trackers.start(_run_info(plan, alone))
     for warning in filter(None, (simulation.components.selector.warning,)):
         trackers.message(warning)
+    parts = simulation.components
+    incidents = Incidents(parts.population, parts.selector.adaptive, trackers.message)
     records: list[Record] = []
     status, error = "done", None
     initial_accuracy = simulation.evaluate().accuracy
@@ -91,6 +94,7 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
             if (trace := simulation.components.selector.trace) is not None:
                 folder.append({"round": entry.round, **trace}, TRACE)
             trackers.log(entry.as_dict())
+            incidents.see(entry)
     except DivergedError as reason:
         status, error = "diverged", str(reason)
     except KeyboardInterrupt:
@@ -109,6 +113,7 @@ def record(plan: Plan, experiment: Experiment, *, alone: bool = True) -> Outcome
         "seed": plan.settings.seed,
         "choices": dict(plan.choices),
         "engine": simulation.components.engine.description,
+        "incidents": incidents.counts(records),
         "data": dict(experiment.data_source),
         "partition_hash": experiment.division.hash,
         "config_hash": plan.config_hash,

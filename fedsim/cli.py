@@ -76,9 +76,11 @@ def run(argv: Sequence[str]) -> int:
 def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str]) -> int:
     """Check all jobs, run them, and close a sweep with one table. `hydra_words`: the command line for Hydra."""
     from fedsim.running.experiment import outcome_on_file
+    from fedsim.running.room import require_room
     from fedsim.tracking.console import sweep_table
 
     plans = check_jobs(jobs)
+    require_room(plans)
     lanes = _lanes(jobs)
     attempts = Attempts()
     with STOP.working():

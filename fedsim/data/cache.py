@@ -1,6 +1,8 @@
 """An on-disk cache of tensors that are costly to compute. Files are verified at every read and rebuilt if damaged."""
 
 import hashlib
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -19,23 +21,37 @@ def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[st
     """The tensors stored in `path`; if there are none, those returned by `build`, which are then stored there.
 
     One process builds while others wait for it. A file that is damaged or of another format is rebuilt. A valid file
-    can be read from a folder that is not writable. Raises `DataError` if a built file cannot be written.
+    can be read from a folder that is not writable. Raises `DataError` if a file cannot be written there: before
+    anything is built where the folder takes no file, and else with the bytes that are needed and free.
     """
     if (cached := _read(path)) is not None:
         return cached
+    need = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             tensors = _read(path)
             if tensors is None:
+                with tempfile.TemporaryFile(dir=path.parent) as file:
+                    file.write(b"\0")
                 tensors = build()
+                need = sum(t.nbytes for t in tensors.values())
                 _write(path, tensors)
             return tensors
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"cache_dir: cannot write {path} ({getattr(error, 'strerror', None) or error}); choose another folder with "
-            "cache_dir or FEDSIM_CACHE"
+            f"cache_dir: cannot write {path} ({getattr(error, 'strerror', None) or error}{_room(path, need)}); choose "
+            "another folder with cache_dir or FEDSIM_CACHE"
         ) from error
+
+
+def _room(path: Path, need: int) -> str:
+    """The bytes needed, where known, and free, in words."""
+    try:
+        free = shutil.disk_usage(path.parent).free
+    except OSError:
+        return ""
+    return f"; need {need / 1e6:.1f} MB, free {free / 1e6:.1f} MB" if need else f"; free {free / 1e6:.1f} MB"
 
 
 def digest(tensors: dict[str, Tensor]) -> str:

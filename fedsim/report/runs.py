@@ -1,5 +1,6 @@
 """Finished runs, read back from their folders."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +14,13 @@ from numpy.typing import NDArray
 from fedsim.config.moved import with_paths_now
 from fedsim.errors import FedsimError
 from fedsim.partitions.division import Division
-from fedsim.tracking.files import CONFIG, REPLACEMENTS, SUMMARY, read_metrics, read_summary
+from fedsim.tracking.files import CONFIG, METRICS, REPLACEMENTS, SUMMARY, read_metrics, read_summary
 
 Floats = NDArray[np.float64]
+NUMBERS = ("seed", "num_clients", "num_rounds")
+"""Keys of a config without which a run cannot be reported."""
+RECORDED = {"round", "selected", "test_accuracy", "participation_ratio", "coverage", "bytes_down", "bytes_up"}
+"""Keys that every record of a round has, among others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,21 +85,40 @@ class Run:
 def read_runs(folder: Path) -> list[Run]:
     """All runs below `folder` that have ended, sorted by path. Raises `FedsimError` if there are none."""
     paths = [path for path in sorted(folder.rglob(SUMMARY)) if REPLACEMENTS not in path.parts]
-    runs = [run for path in paths if (run := _read(path.parent)) is not None]
+    runs = [run for path in paths if (run := _read_or_tell(path.parent)) is not None]
     if not runs:
         raise FedsimError(f"{folder}: no finished run below it (a run's folder holds {CONFIG} and {SUMMARY})")
     return runs
 
 
-def _read(folder: Path) -> Run | None:
+def _read_or_tell(folder: Path) -> Run | None:
+    """The run in `folder`; where its files cannot be used, one line on stderr and None."""
+    if not (folder / CONFIG).is_file():  # a summary of something else, such as a report
+        return None
+    found = _read(folder)
+    if isinstance(found, Run):
+        return found
+    sys.stderr.write(f"fedsim.report: left out {folder}: {found}\n")
+    return None
+
+
+def _read(folder: Path) -> Run | str:
+    """The run in `folder`, or what is wrong with its files."""
     summary = read_summary(folder)
+    if summary is None or not isinstance(summary.get("choices"), Mapping):
+        return f"{SUMMARY} is not that of a run"
     try:
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return None
-    if summary is None or not isinstance(config, Mapping) or "choices" not in summary:
-        return None
-    return Run(folder, with_paths_now(config), summary)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        return f"{CONFIG} cannot be read ({' '.join(str(error).split())[:100]})"
+    if not isinstance(config, Mapping) or not all(isinstance(config.get(key), int) for key in NUMBERS):
+        return f"{CONFIG} is not that of a run"
+    run = Run(folder, with_paths_now(config), summary)
+    if run.status == "done" and len(run.records) < run.num_rounds:
+        return f"{METRICS} holds {len(run.records)} of {run.num_rounds} rounds; run it again with overwrite=true"
+    if not all(record.keys() >= RECORDED for record in run.records):
+        return f"{METRICS} holds lines that are not records of rounds"
+    return run
 
 
 def complete(runs: Iterable[Run]) -> list[Run]:

@@ -28,6 +28,7 @@ from fedsim.running.checkpoint import (
 )
 from fedsim.running.encoding import dataclasses_known_to, encode
 from fedsim.running.environment import environment
+from fedsim.running.incidents import Incidents
 from fedsim.running.interleaving import InterleavedRun
 from fedsim.running.revision import own_revision
 from fedsim.running.signals import CODES, STOP
@@ -170,11 +171,13 @@ def record(plan: Plan, experiment: Experiment, place: Path, *, alone: bool = Tru
         trackers.start(_run_info(plan, place, alone))
         for warning in filter(None, (simulation.components.selector.warning,)):
             trackers.message(warning)
+        parts = simulation.components
+        incidents = Incidents(parts.population, parts.selector.adaptive, trackers.message)
         if progress.records:
             trackers.message(f"going on after round {simulation.round} of {plan.settings.num_rounds}")
             for entry in progress.records:
                 trackers.replay(entry.as_dict())
-        status, error, reason = _run_rounds(plan, simulation, folder, checkpoints, progress, trackers)
+        status, error, reason = _run_rounds(plan, simulation, folder, checkpoints, progress, trackers, incidents)
         if status in FINAL:
             save_model(folder, MODEL, simulation.params)
         summary = {
@@ -187,6 +190,7 @@ def record(plan: Plan, experiment: Experiment, place: Path, *, alone: bool = Tru
             "choices": dict(plan.choices),
             "engine": simulation.components.engine.description,
             "data": dict(experiment.data_source),
+            "incidents": incidents.counts(progress.records),
             "partition_hash": experiment.division.hash,
             "config_hash": plan.config_hash,
             "revision": revision,
@@ -256,6 +260,7 @@ def _run_rounds(
     checkpoints: Checkpoints,
     progress: _Progress,
     trackers: Trackers,
+    incidents: Incidents,
 ) -> tuple[str, str | None, BaseException | None]:
     """The status, its reason in words, and the exception that ended the rounds."""
 
@@ -275,6 +280,7 @@ def _run_rounds(
             folder.append(entry.as_dict())
             if (trace := simulation.components.selector.trace) is not None:
                 folder.append({"round": entry.round, **trace}, TRACE)
+            incidents.see(entry)
             trackers.log(entry.as_dict())
             if STOP.status is None and entry.round < num_rounds and checkpoints.due(entry.round, entry.wall_seconds):
                 checkpoints.save(checkpoint)

@@ -216,16 +216,19 @@ def read_metrics(folder: Path, name: str = METRICS, end: int | None = None) -> l
     records: list[dict[str, Any]] = []
     for line in path.read_bytes()[:end].decode(errors="replace").splitlines():
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(record, dict):
+            break
+        records.append(record)
     return records
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """The summary of a run, or None if the run has not ended or its summary cannot be read."""
     try:
-        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
-    return summary
+    return summary if isinstance(summary, dict) and isinstance(summary.get("status"), str) else None

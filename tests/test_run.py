@@ -310,8 +310,8 @@ def refused(fedsim: Run, tmp_path: Path, *words: str) -> str:
         (["scale=smal"], "scale='smal': must be one of full, small"),
         (["-m", "seed=range(10000000)"], "must have at most 10000 jobs"),
         (["+a={b:{b:1}}"], "a: is not a known key"),
-        (["+a=" + "{b:" * 3000 + "1" + "}" * 3000], "nested too deeply"),
-        (["+a=" + "[" * 3000 + "]" * 3000], "nested too deeply"),
+        (["+a=" + "{b:" * 900 + "1" + "}" * 900], "nested too deeply"),
+        (["+a=" + "[" * 1900 + "]" * 1900], "nested too deeply"),
         (["name=${oc.env:NO_SUCH_VARIABLE}"], "NO_SUCH_VARIABLE"),
     ],
 )

@@ -151,8 +151,16 @@ LONG = ("num_rounds=100000", "local.epochs=1", "num_clients=6", "cohort_size=2",
 
 
 def started(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    """A run that hears Ctrl-C, which a shell lets jobs in the background ignore (and fedsim respects that)."""
     command = [sys.executable, "-m", "fedsim.run", *LONG, *words]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
 
 
 def children_of(pid: int) -> list[int]:

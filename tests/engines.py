@@ -1,10 +1,11 @@
 """Engines on a backend each, as tests build them."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from fedsim.engine.backend import Workload
+from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.batched.backend import BatchedBackend
 from fedsim.engine.choose import choose_backend
 from fedsim.engine.data import ClientData
@@ -18,53 +19,29 @@ from fedsim.rng import Streams
 from fedsim.types import Ids
 
 
-def workload(
-    model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, rounds: int = 0
-) -> Workload:
-    return Workload(model, data, optimizer, rounds * work.median_steps(data.train))
+def engines_on(backend: Callable[..., Backend], **defaults: Any) -> Callable[..., Engine]:
+    """What builds an engine on a backend, from a model, its data, and how it is trained for so many `rounds`."""
+
+    def build(
+        model: nn.Module,
+        data: ClientData,
+        work: LocalWork,
+        optimizer: LocalOptimizer,
+        streams: Streams,
+        *,
+        rounds: int = 0,
+        **switches: Any,
+    ) -> Engine:
+        task = Workload(model, data, optimizer, rounds * work.median_steps(data.train))
+        return Engine(backend(task, **defaults | switches), task, work, streams)
+
+    return build
 
 
-def batched(
-    model: nn.Module,
-    data: ClientData,
-    work: LocalWork,
-    optimizer: LocalOptimizer,
-    streams: Streams,
-    *,
-    rounds: int = 0,
-    **switches: Any,
-) -> Engine:
-    task = workload(model, data, work, optimizer, rounds)
-    chosen = {"precision": "float32", "chunk_size": "auto", "compile": False} | switches
-    return Engine(BatchedBackend(task, **chosen), task, work, streams)
-
-
-def reference(
-    model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, streams: Streams, **switches: Any
-) -> Engine:
-    task = workload(model, data, work, optimizer)
-    return Engine(ReferenceBackend(task, **{"precision": "float32", "workers": 1} | switches), task, work, streams)
-
-
-def native(
-    model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, streams: Streams, **switches: Any
-) -> Engine:
-    task = workload(model, data, work, optimizer)
-    return Engine(NativeBackend(task, **{"workers": 1} | switches), task, work, streams)
-
-
-def auto(
-    model: nn.Module,
-    data: ClientData,
-    work: LocalWork,
-    optimizer: LocalOptimizer,
-    streams: Streams,
-    *,
-    rounds: int = 0,
-    **switches: Any,
-) -> Engine:
-    task = workload(model, data, work, optimizer, rounds)
-    return Engine(choose_backend(task, **{"precision": "float32", "compile": "auto"} | switches), task, work, streams)
+batched = engines_on(BatchedBackend, precision="float32", chunk_size="auto", compile=False)
+reference = engines_on(ReferenceBackend, precision="float32", workers=1)
+native = engines_on(NativeBackend, workers=1)
+auto = engines_on(choose_backend, precision="float32", compile="auto")
 
 
 def schedule_of(engine: Engine, ids: Ids, round: int, lr: float = 0.1) -> Schedule:

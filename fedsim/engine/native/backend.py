@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.engine.backend import Backend, TrainingResult, Workload
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model.parameters import initial, traveling
 from fedsim.engine.native.calls import ChainCalls, Rule, Work
 from fedsim.engine.native.library import NotCompiledError
 from fedsim.engine.schedule import Schedule
@@ -151,7 +151,7 @@ def unfit(workload: Workload) -> Problem | None:
         return Problem("", ..., f"runs chains of {kinds} alone", remedy)
     if type(workload.optimizer) is not SGD:
         return Problem("", ..., f"knows optimizer=sgd alone, not {type(workload.optimizer).__name__}", remedy)
-    outputs = len(initial(workload.model)[chain.links[-1].weight])
+    outputs = len(traveling(workload.model)[chain.links[-1].weight])
     if outputs < data.num_classes:
         return Problem("", ..., f"needs an output for each of {data.num_classes} classes, not {outputs}", remedy)
     device = data.x.device

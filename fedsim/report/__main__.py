@@ -67,7 +67,7 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
     compared = judge_all(groups)
     judged = [judgement for _, judgements in compared for judgement in judgements]
     pair_rows = judge_runs(runs)
-    verdicts = {judgement.printed.id: judgement.verdict for judgement in judged}
+    verdicts: dict[str, str] = {judgement.printed.id: judgement.verdict for judgement in judged}
     verdicts |= {row.id: row.verdict for row in pair_rows}
     summary = make_summary(groups, verdicts)
     pair_tables = [*([claims_table(pair_rows)] if pair_rows else []), *make_tables(runs)]
@@ -101,10 +101,12 @@ def all_tables(groups: Sequence[Group], panels: Sequence[Panel], judged: Sequenc
     """All tables that have rows; those with verdicts come first."""
     tables = [
         papers.numbers(judged),
+        papers.all_numbers(judged),
         papers.claims(judged),
         results.overview(groups),
         results.checkpoints(groups),
         results.pairs(panels),
+        results.pooled_pairs(panels),
         results.targets(panels),
         results.selections(groups),
         times.phases(groups),

@@ -13,9 +13,10 @@ from fedsim.report.figures import Plot
 from fedsim.report.runs import Run
 from fedsim.report.tables.table import Table
 from fedsim.report.verdicts.published import Publication
-from fedsim.report.verdicts.rules import RULES
+from fedsim.report.verdicts.rules import RULES, VERDICTS
 
-CLASSES = {"reproduced": "reproduced", "not reproduced": "not", "undecided": "undecided", "not judged": "undecided"}
+CLASSES = dict.fromkeys(VERDICTS, "undecided") | {"reproduced": "reproduced", "not reproduced": "not"}
+"""The style of a cell with a verdict."""
 
 
 def html_page(

@@ -25,11 +25,15 @@ RECORDED = {"round", "selected", "test_accuracy", "participation_ratio", "covera
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run: its folder, config (as saved) and summary."""
+    """A finished run: its folder, config (as saved) and summary.
+
+    `kept`: measures by name, for a run whose records are gone and of which a summary.json of a report is left.
+    """
 
     folder: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
+    kept: Mapping[str, float | None] | None = None
 
     @property
     def seed(self) -> int:

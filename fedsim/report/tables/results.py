@@ -8,8 +8,9 @@ import numpy as np
 from fedsim.report import measures
 from fedsim.report.groups import REFERENCE, Group
 from fedsim.report.measures import Measure
+from fedsim.report.named_measures import values_by_seed
 from fedsim.report.panels import Panel
-from fedsim.report.statistics import Difference, half_width_in_sd, holm, paired
+from fedsim.report.statistics import Difference, half_width_in_sd, holm, paired, pooled
 from fedsim.report.tables.formatting import (
     estimate_measure,
     mean_total,
@@ -21,7 +22,6 @@ from fedsim.report.tables.formatting import (
     show_seeds,
 )
 from fedsim.report.tables.table import Table
-from fedsim.report.verdicts.judge import values_by_seed
 from fedsim.tracking.console import show_bytes
 
 
@@ -119,6 +119,37 @@ def _final_difference(group: Group, reference: Group) -> Difference | None:
 def _pair_cells(difference: Difference, corrected: float) -> list[str]:
     p_values = [show_p(p) for p in (difference.p_value, corrected, difference.p_flips)]
     return [*show_interval(difference), *p_values, str(difference.num), f"{difference.detectable:.4f}"]
+
+
+def pooled_pairs(panels: Sequence[Panel]) -> Table:
+    """Differences to the reference, pooled over all panels: for lines that all panels have, of at least two panels."""
+    common = [line for line in (panels[0].lines if panels else ()) if all(line in panel.lines for panel in panels)]
+    found = [
+        (f"{line} - {panels[0].name_of(panels[0].reference(REFERENCE))}", [d for d in differences if d is not None])
+        for line in common
+        if panels[0].lines[line] is not panels[0].reference(REFERENCE)
+        for differences in [[_final_difference(p.lines[line], p.reference(REFERENCE)) for p in panels]]
+    ]
+    compared = [(name, pooled(strata)) for name, strata in found if len(strata) == len(panels) > 1]
+    corrected_p = holm([difference.p_value for _, difference in compared])
+    rows = [
+        [
+            name,
+            str(difference.strata),
+            *show_interval(difference),
+            show_p(difference.p_value),
+            show_p(after),
+            str(difference.num),
+            f"{difference.detectable:.4f}",
+        ]
+        for (name, difference), after in zip(compared, corrected_p, strict=True)
+    ]
+    header = ["difference of final accuracy", "settings", "mean", "95 % interval", "p", "p (Holm)", "pairs"]
+    note = (
+        "The mean of the settings' mean differences, each setting with the same weight, a mean and a variance of its"
+        " own (degrees of freedom by Satterthwaite). Holm: corrected for all rows of this table."
+    )
+    return Table("pooled", "Paired differences pooled over settings", [*header, "detectable"], rows, note)
 
 
 def targets(panels: Sequence[Panel]) -> Table:

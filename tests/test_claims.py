@@ -19,7 +19,7 @@ from fedsim.engine.schedule import LocalWork
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.partitions.division import Division
-from fedsim.report import measures
+from fedsim.report import measures, named_measures
 from fedsim.report.groups import group_runs
 from fedsim.report.runs import Run, read_runs
 from fedsim.report.verdicts import published
@@ -29,7 +29,7 @@ from tests.engines import reference
 from tests.test_presets import plans_of
 
 PUBLISHED = sorted(published.FOLDER.glob("*.yaml"))
-FORMS = {"at_most", "at_least", "gain", "level_with", "grows_with"}
+FORMS = {"at_most", "at_least", "value", "gain", "not_worse_by", "level_with", "grows_with"}
 KEYS = {
     "id",
     "where",
@@ -43,6 +43,11 @@ KEYS = {
     "falls",
     "any_size",
     "added_after_runs",
+    "revised_after_runs",
+    "tolerance",
+    "all_pairs",
+    "pooled_over",
+    "note",
 }
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
 
@@ -114,8 +119,8 @@ def measured(name: str) -> bool:
     head, _, argument = name.partition("@")
     if argument:
         float(argument)
-        return head in published.MEASURES_WITH_ARGUMENT
-    return head in published.MEASURES
+        return head in named_measures.MEASURES_WITH_ARGUMENT
+    return head in named_measures.MEASURES
 
 
 @cache
@@ -141,11 +146,12 @@ def is_run(presets: Sequence[str], about: Mapping[str, str]) -> bool:
 
 def wanted(claim: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """The runs that a claim compares."""
-    yield claim["about"]
-    for other in claim.get("others", ()):
-        yield {**claim["about"], claim.get("among", "selector"): other}
-    for value, more in itertools.product(claim.get("values", ()), ({}, claim.get("minus", {}))):
-        yield {**claim["about"], **more, claim["grows_with"]: value}
+    along = claim.get("grows_with", claim.get("pooled_over"))
+    for at in [{along: value} for value in claim.get("values", ())] or [{}]:
+        yield {**claim["about"], **at}
+        yield {**claim["about"], **claim.get("minus", {}), **at}
+        for other in claim.get("others", ()):
+            yield {**claim["about"], **at, claim.get("among", "selector"): other}
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
@@ -156,12 +162,17 @@ def test_all_that_is_published_is_about_runs_of_its_presets(path: Path) -> None:
         assert len(FORMS & set(claim)) == 1, claim["id"]
         assert set(claim) <= KEYS | FORMS, claim["id"]
         assert measured(claim["measure"]), claim["measure"]
-        assert ("grows_with" in claim) == ("values" in claim)
+        assert ("grows_with" in claim or "pooled_over" in claim) == ("values" in claim)
+        assert "tolerance" not in claim or "value" in claim or claim["gain"] > 0, claim["id"]
+        assert "value" not in claim or claim["tolerance"] > 0, claim["id"]
+        assert not (claim.get("added_after_runs") and claim.get("revised_after_runs")), claim["id"]
         for about in wanted(claim):
             assert is_run(values["presets"], about), (claim["id"], about)
     for table in values.get("tables", ()):
+        assert set(table.get("rows_added_after_runs", ())) <= set(table["rows"])
         for choice, column in itertools.product(table["rows"], table["columns"]):
             assert measured(column["measure"])
+            assert {**table, **column}["margin"] > 0, table["id"]
             assert is_run(values["presets"], {**column["about"], table["row"]: choice}), (table["id"], choice)
 
 

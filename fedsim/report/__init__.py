@@ -4,6 +4,7 @@
     groups      puts runs together that differ by their seed alone
     panels      arranges groups: one panel per setting, one line per method
     measures    computes single numbers of a run (final accuracy, rounds to a target, ...)
+    named_measures  the same by the names that files use
     statistics  means with intervals, paired differences, corrections for many tests
     protocol    tells whether runs follow a preset
     verdicts/   what papers print, the rules of judging, the judgements

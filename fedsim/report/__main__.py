@@ -69,7 +69,7 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
     pair_rows = judge_runs(runs)
     verdicts: dict[str, str] = {judgement.printed.id: judgement.verdict for judgement in judged}
     verdicts |= {row.id: row.verdict for row in pair_rows}
-    summary = make_summary(groups, verdicts)
+    summary = make_summary(groups, verdicts, [judgement.printed for judgement in judged])
     pair_tables = [*([claims_table(pair_rows)] if pair_rows else []), *make_tables(runs)]
     tables = [*all_tables(groups, panels, judged), *pair_tables]
     if against is not None:

@@ -31,6 +31,7 @@ def find_measure(text: str) -> Measure:
 MEASURES: Mapping[str, Measure] = {
     "final_accuracy": measures.final_accuracy(),
     "final_accuracy_10": measures.final_accuracy(10),
+    "mean_accuracy": measures.mean_accuracy(),
     "fluctuation": measures.fluctuation(),
     "steadiness": measures.steadiness(),
     "rounds_to_cover": measures.rounds_to_cover(),
@@ -53,6 +54,7 @@ MEASURES: Mapping[str, Measure] = {
 MEASURES_WITH_ARGUMENT: Mapping[str, Any] = {
     "accuracy": measures.accuracy_after,
     "accuracy_around": measures.accuracy_around,
+    "mean_accuracy": measures.mean_accuracy,
     "gain_after": measures.gain_after,
     "rounds_to": measures.rounds_to,
     "bytes_to": measures.bytes_to,

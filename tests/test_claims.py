@@ -20,7 +20,7 @@ from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.partitions.division import Division
 from fedsim.report import measures, named_measures
-from fedsim.report.groups import group_runs
+from fedsim.report.groups import group_runs, is_equal
 from fedsim.report.runs import Run, read_runs
 from fedsim.report.verdicts import published
 from fedsim.rng import Streams
@@ -138,7 +138,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def is_run(presets: Sequence[str], about: Mapping[str, str]) -> bool:
     return any(
-        all(published._equal(run.get(key), str(value)) for key, value in about.items())
+        all(is_equal(run.get(key), str(value)) for key, value in about.items())
         for preset in presets
         for run in plans(preset)
     )

@@ -199,7 +199,9 @@ def test_claims_among_values_that_are_numbers(tmp_path: Path) -> None:
 
 
 def verdicts(folder: Path, *claims: Claim) -> dict[str, str]:
-    judged = judge(Publication("x", "t", "s", [], [], [], claims), group_runs(read_runs(folder)), None)
+    """The verdicts on claims, each as if it were the only one of its paper."""
+    groups = group_runs(read_runs(folder))
+    judged = [one for claim in claims for one in judge(Publication("x", "t", "s", [], [], [], [claim]), groups, None)]
     return {one.printed.id: one.verdict for one in judged}
 
 
@@ -241,11 +243,13 @@ def test_claims_against_runs(tmp_path: Path) -> None:
 
 def test_a_gain_over_several_settings_is_their_mean(tmp_path: Path) -> None:
     for seed in range(3):
-        for lr, gain in ((0.1, 0.06), (0.5, 0.02), (1.0, 0.01)):
+        for shards, gain in ((1, 0.06), (2, 0.02), (5, 0.01)):
             for selector, more in (("fedabc", gain), ("top_loss_7", 0.0), ("full", gain)):
-                accuracy = 0.5 + 0.01 * seed + 0.3 * lr + more + 0.001 * (seed == 1) * (selector == "fedabc")
-                write_run(tmp_path, [accuracy], [[0]], seed=seed, lr=lr, choices={"selector": selector})
-    about, over = {"selector": "fedabc"}, {"pooled_over": "lr", "values": ["0.1", "0.5", "1.0"]}
+                accuracy = 0.5 + 0.01 * seed + 0.01 * shards + more + 0.001 * (seed == 1) * (selector == "fedabc")
+                choices, partition = {"selector": selector}, {"shards": shards}
+                write_run(tmp_path / str(shards), [accuracy], [[0]], seed=seed, choices=choices, partition=partition)
+    about: dict[str, str] = {"selector": "fedabc"}
+    over: dict[str, Any] = {"pooled_over": "partition.shards", "values": ["1", "2", "5"]}
     claims = [
         Claim("mean", "", "", about, "final_accuracy", gain=0.03, others=["top_loss_7"], **over),
         Claim("at each", "", "", about, "final_accuracy", gain=0.035, others=["top_loss_7"], **over),
@@ -263,8 +267,8 @@ def test_a_gain_over_several_settings_is_their_mean(tmp_path: Path) -> None:
         "any of three": "not reproduced",
         "missing": "not judged",
     }
-    (row,) = (row for row in results.pooled_pairs(make_panels(group_runs(read_runs(tmp_path)))).rows[:1])
-    assert row[1] == "3"
+    rows = results.pooled_pairs(make_panels(group_runs(read_runs(tmp_path)))).rows
+    assert [row[:3] for row in rows] == [["full - fedabc", "3", "-0.0003"], ["top_loss_7 - fedabc", "3", "-0.0303"]]
 
 
 def test_rows_that_were_added_after_runs_do_not_change_the_others(tmp_path: Path) -> None:
@@ -431,7 +435,7 @@ def test_an_old_summary_without_configs_is_matched_where_its_labels_leave_no_dou
     assert (code, [row[:2] for row in rows]) == (0, [["random", "3"], ["gpfl", "3"]])
     write_run(tmp_path / "now", [0.1, 0.2], [[0], [1]], lr=0.5)  # random at another learning rate: which one was it?
     code, rows = against(tmp_path / "now", tmp_path / "earlier.json")
-    assert (code, [row[:2] for row in rows]) == (0, [["gpfl", "3"], ["random 0.1", "0"], ["random 0.5", "0"]])
+    assert (code, [row[:2] for row in rows]) == (0, [["random 0.1", "0"], ["random 0.5", "0"], ["gpfl", "3"]])
 
 
 def test_a_folder_without_runs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from tests import verdict_rates as sim
 from tests.verdict_rates import MARGIN, PRINTED, SEEDS, Draw, not_above, not_below
 
 TRIALS = 400
-LONG = 20_000
+LONG = 5_000
 HALF = 0.025
 """The error rate of one side of a 95 % interval."""
 SIGN = ("reproduced", "direction only")

@@ -9,8 +9,10 @@ import yaml
 
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import with_one_amount_of_work
+from fedsim.errors import FedsimError
 from fedsim.report.__main__ import main
 from fedsim.report.groups import group_runs
+from fedsim.report.kept import read_kept
 from fedsim.report.protocol import protocol_of
 from fedsim.report.runs import read_runs
 from fedsim.report.verdicts.judge import Judged, judge_all
@@ -47,6 +49,7 @@ def judged(folder: Path) -> dict[str, Judged]:
     return {one.printed.id: one for _, some in judge_all(group_runs(read_runs(folder))) for one in some}
 
 
+CODE = ("gpfl_table2_fmnist_code", "full")
 TABLE2 = ("preset=gpfl_table2_fmnist", "cell=gpfl_2spc")
 
 
@@ -60,6 +63,29 @@ def test_runs_of_the_preset_are_judged(tmp_path: Path) -> None:
     assert found["gpfl.cover.random"].verdict == "not reproduced"
     gain = found["gpfl.gain.2SPC.gpfl"]  # needs power-of-choice and FedCor, too
     assert (gain.verdict, gain.detail) == ("not judged", "no runs of power_of_choice_d10, fedcor")
+
+
+def test_a_summary_is_judged_as_the_runs_that_it_is_about(tmp_path: Path) -> None:
+    for selector, accuracy in (("gpfl_official", 0.73), ("random", 0.7)):
+        words = ("preset=gpfl_table2_fmnist_code", "cell=gpfl_2spc", f"selector={selector}")
+        run_of(tmp_path, *words, accuracy=accuracy, seeds=3)
+    assert main([str(tmp_path), "--no-figures"]) == 0
+    path = tmp_path / "report" / "summary.json"
+    kept = {one.printed.id: one for _, some in judge_all(group_runs(read_kept(path, *CODE))) for one in some}
+    before = judged(tmp_path)
+    assert {name: one.verdict for name, one in kept.items()} == {name: one.verdict for name, one in before.items()}
+    assert kept["gpfl.t2.deviation/random/2SPC"].evidence is not None
+    summary = json.loads(path.read_text())
+    for group in summary["groups"]:
+        for measured in group["seeds"].values():
+            del measured["fluctuation"]
+    path.write_text(json.dumps(summary))
+    kept = {one.printed.id: one for _, some in judge_all(group_runs(read_kept(path, *CODE))) for one in some}
+    assert kept["gpfl.t2.deviation/random/2SPC"].detail == "the summary does not hold fluctuation"
+    summary["groups"][0]["config"] = "another"
+    path.write_text(json.dumps(summary))
+    with pytest.raises(FedsimError, match="0 settings of the preset fit"):
+        read_kept(path, *CODE)
 
 
 def test_other_rounds_under_the_presets_name_are_not_judged(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -21,6 +20,7 @@ from fedsim.errors import FedsimError
 from fedsim.report.figures import all_plots
 from fedsim.report.groups import Group, group_runs
 from fedsim.report.html_page import html_page
+from fedsim.report.kept import read_summary_file
 from fedsim.report.pair_study.analysis import make_tables
 from fedsim.report.pair_study.claims import claims_table, judge_runs
 from fedsim.report.panels import Panel, make_panels
@@ -73,7 +73,7 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
     pair_tables = [*([claims_table(pair_rows)] if pair_rows else []), *make_tables(runs)]
     tables = [*all_tables(groups, panels, judged), *pair_tables]
     if against is not None:
-        tables.append(compare_summaries(summary, read_summary_file(against)))
+        tables.append(compare_summaries(summary, read_summary_file(against, "--against")))
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=DEFAULT_WIDTH)
@@ -86,15 +86,6 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
     (target / "report.html").write_text(html, encoding="utf-8")
     (target / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     console.print(f"report in {target}", soft_wrap=True, markup=False)
-
-
-def read_summary_file(path: Path) -> dict[str, Any]:
-    """The summary.json of another report. Raises `FedsimError` if the file is not one."""
-    try:
-        earlier = json.loads(path.read_text(encoding="utf-8"))
-        return {"groups": earlier["groups"], "verdicts": earlier["verdicts"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedsimError(f"--against {path}: not the summary.json of a report ({error})") from error
 
 
 def all_tables(groups: Sequence[Group], panels: Sequence[Panel], judged: Sequence[Judged]) -> list[Table]:

@@ -41,7 +41,7 @@ def make_summary(
             {
                 "labels": dict(group.labels),
                 "choices": {name: choice for name, choice in group.choices.items() if name not in _NO_CHOICE},
-                "config": config_key(group),
+                "config": config_hash(group.runs[0].config),
                 "diverged": group.num_diverged,
                 "seeds": {
                     str(run.seed): {k: _rounded(value_of(run, n)) for k, n in names.items() if is_known(run, n)}
@@ -60,9 +60,9 @@ _NO_CHOICE = (*FREE, "tracker", "hydra/launcher")
 """Config groups that change no result, or by rounding alone."""
 
 
-def config_key(group: Group) -> str:
+def config_hash(config: Mapping[str, Any]) -> str:
     """A hash of all config values that can matter for a result, but for seeds, engine and device."""
-    text = json.dumps(comparable_config(group.runs[0].config), sort_keys=True, default=str)
+    text = json.dumps(comparable_config(config), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fedsim.report.statistics import LEVEL, Estimate
+from fedsim.report.statistics import Estimate
 from fedsim.report.tables.formatting import show_both, show_estimate, show_p, show_result
 from fedsim.report.tables.table import Table
 from fedsim.report.verdicts.evidence import Evidence
@@ -88,5 +88,5 @@ def claims(judged: Sequence[Judged]) -> Table:
             cells = [show_result(found.ours), p_values, corrected, judgement.verdict, judgement.detail]
             rows.append([claim.where, text, *cells])
     note = " ".join(RULES[name] for name in ("judged", "value", "bound", "gain", "level", "trend", "holm"))
-    header = ["where", "claim", f"ours [{LEVEL:.0%}]", "p for / against", "the same (Holm)", "verdict", ""]
+    header = ["where", "claim", "ours [95 %]", "p for / against", "the same (Holm)", "verdict", ""]
     return Table("claims", "The paper's claims", header, rows, note)

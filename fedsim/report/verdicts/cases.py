@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.groups import Group
+from fedsim.report.groups import Group, has_made
 from fedsim.report.named_measures import is_known
 from fedsim.report.protocol import Protocol, show_deviations
-from fedsim.report.verdicts.published import matches
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Cases:
 
     def find(self, wanted: Mapping[str, str]) -> Group | None:
         """The group that made these choices; of several, the one that deviates least from the preset."""
-        matching = [group for group in self.groups if matches(group, wanted)]
+        matching = [group for group in self.groups if _matches(group, wanted)]
         return min(matching, key=lambda group: len(self.deviations(group)), default=None)
 
     def deviations(self, group: Group) -> list[str]:
@@ -48,9 +47,13 @@ class Cases:
         """The group that made these choices, or the reason why it cannot be judged."""
         group = self.find(wanted)
         if group is None:
-            return Unjudged(f"no runs of {', '.join(map(str, wanted.values()))}")
+            return Unjudged(f"no runs of {', '.join(f'{key}={value}' for key, value in wanted.items())}")
         reason = self.objection(group, measure)
         return group if reason is None else Unjudged(reason)
 
     def remark(self, group: Group) -> str:
         return "; ".join([] if self.protocol is None else self.protocol.remarks(group))
+
+
+def _matches(group: Group, wanted: Mapping[str, str]) -> bool:
+    return has_made(group.runs[0].config, {**group.choices, **group.labels}, wanted)

@@ -69,6 +69,8 @@ def _compare(claim: Claim, cases: Cases) -> Found:
 
 def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[str, Difference] | Unjudged:
     """The paired differences to each of the other methods; with `all_pairs`, those of all pairs of methods."""
+    if missing := [name for name in claim.others if cases.find({**about, claim.among: name}) is None]:
+        return Unjudged(f"no runs of {', '.join(missing)}")
     own = cases.usable(about, claim.measure)
     if isinstance(own, Unjudged):
         return own

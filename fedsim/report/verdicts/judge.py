@@ -49,13 +49,18 @@ class Examined:
 
 def judge_all(groups: Sequence[Group]) -> list[tuple[Publication, list[Judged]]]:
     """The judgements for every publication about the groups' presets and sizes."""
+    return correct(examine_all(groups))
+
+
+def examine_all(groups: Sequence[Group]) -> list[tuple[Publication, list[Examined]]]:
+    """The evidence for every publication about the groups' presets and sizes."""
     examined = []
     for preset, scale in made_with(groups):
         ours = [g for g in groups if (g.choices.get("preset"), g.choices.get("scale", "full")) == (preset, scale)]
         for publication in publications_about(preset, scale):
             protocol = protocol_of(preset, scale, publication.substitutes)
             examined.append((publication, examine(publication, ours, protocol)))
-    return correct(examined)
+    return examined
 
 
 def judge(publication: Publication, groups: Sequence[Group], protocol: Protocol | None) -> list[Judged]:

@@ -7,8 +7,6 @@ from typing import Any
 
 import yaml
 
-from fedsim.report.groups import Group, flat
-
 FOLDER = Path(__file__).parent / "published"
 
 
@@ -111,20 +109,6 @@ def publications_about(preset: str, scale: str) -> list[Publication]:
     if scale == "full":
         return [publication for publication in publications() if preset in publication.presets]
     return [publication for publication in publications() if f"{preset}_{scale}" in publication.claims_only]
-
-
-def matches(group: Group, about: Mapping[str, str]) -> bool:
-    """Whether a group made the choices `about`, or has these config values (such as `partition.alpha`)."""
-    values = {**{k: str(v) for k, v in flat(group.runs[0].config)}, **group.choices, **group.labels}
-    return all(_equal(values.get(name), str(wanted)) for name, wanted in about.items())
-
-
-def _equal(found: str | None, wanted: str) -> bool:
-    """Whether two texts are equal, or represent the same number."""
-    try:
-        return found == wanted or (found is not None and float(found) == float(wanted))
-    except ValueError:
-        return False
 
 
 def _read(path: Path) -> Publication:

@@ -4,7 +4,8 @@
     uv run python scripts/verdicts.py --write    # also writes the tables of each folder, and verdicts to summary.json
 
 All folders are judged together, so that tests of the same paper are corrected together. What a summary does not hold is
-not judged; a folder of which nothing is judged stays as it is. A folder's name is that of its preset, and of its size if it ends in _small.
+not judged; a folder of which nothing is judged stays as it is. A folder's name is that of its preset,
+and of its size if it ends in _small.
 """
 
 import argparse

@@ -139,6 +139,10 @@ def test_a_data_set_in_another_form_is_told(tmp_path: Path) -> None:
     found = judged(tmp_path)["pncs.k4.best.1"]
     assert found.verdict == "reproduced"
     assert "dataset=parquet" in found.detail
+    assert main([str(tmp_path), "--no-figures"]) == 0
+    kept = judge_all(group_runs(read_kept(tmp_path / "report" / "summary.json", "pncs_k4", "small")))
+    again = {one.printed.id: one for _, some in kept for one in some}["pncs.k4.best.1"]
+    assert (again.verdict, again.detail) == (found.verdict, found.detail)
 
 
 def test_there_is_no_protocol_without_a_preset() -> None:

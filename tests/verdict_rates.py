@@ -182,7 +182,7 @@ TABLES: Mapping[str, Mapping[str, Callable[[int], Draw]]] = {
 
 
 def main() -> None:
-    trials = 20_000
+    trials = 2000
     for title, cases in TABLES.items():
         sys.stdout.write(f"\n{title}\n\n| truth | verdict | {' | '.join(f'{num} seeds' for num in SEEDS)} |\n")
         sys.stdout.write("|---" * (len(SEEDS) + 2) + "|\n")

@@ -1,17 +1,19 @@
 """Runs of which a report's summary.json is left: they can be judged again by the measures that it holds."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import with_one_amount_of_work
 from fedsim.errors import FedsimError
 from fedsim.report.groups import has_made
+from fedsim.report.protocol import preset_settings
 from fedsim.report.runs import Run
 from fedsim.report.summary import SUMMARY_MEASURES, config_hash
-from fedsim.tracking.files import json_ready
+
+PARQUET = ("dataset=parquet", "dataset.path=.")
+"""The same images in parquet files, in place of a preset's data set."""
+Settings = Sequence[tuple[Mapping[str, str], Mapping[str, Any]]]
 
 
 def read_kept(path: Path, preset: str, scale: str = "full") -> list[Run]:
@@ -20,10 +22,12 @@ def read_kept(path: Path, preset: str, scale: str = "full") -> list[Run]:
     The file holds no configs: a run gets that of the preset's own setting that made the choices in its labels. Where
     the file has hashes of configs, they must agree. Raises `FedsimError` where no setting, or more than one, fits.
     """
-    with search_path():
-        jobs = compose_jobs([f"preset={preset}", f"scale={scale}", "seed=0"], multirun=True)
-    settings = [(dict(job.choices), json_ready(with_one_amount_of_work(job.config))) for job in jobs]
-    return [run for group in read_summary_file(path)["groups"] for run in _runs(path, group, settings)]
+    groups = read_summary_file(path)["groups"]
+    in_parquet = any(group.get("choices", {}).get("dataset") == "parquet" for group in groups)
+    settings = preset_settings(preset, scale, PARQUET if in_parquet else ())
+    if settings is None:
+        raise FedsimError(f"{path}: there is no preset {preset} at scale={scale}")
+    return [run for group in groups for run in _runs(path, group, settings)]
 
 
 def read_summary_file(path: Path, option: str = "") -> dict[str, Any]:
@@ -35,7 +39,7 @@ def read_summary_file(path: Path, option: str = "") -> dict[str, Any]:
         raise FedsimError(f"{option} {path}".strip() + f": not the summary.json of a report ({error})") from error
 
 
-def _runs(path: Path, group: Mapping[str, Any], settings: list[tuple[dict[str, str], dict[str, Any]]]) -> list[Run]:
+def _runs(path: Path, group: Mapping[str, Any], settings: Settings) -> list[Run]:
     wanted = {**group.get("choices", {}), **group["labels"]}
     fitting = [(choices, config) for choices, config in settings if has_made(config, choices, wanted)]
     if "config" in group:

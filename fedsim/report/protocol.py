@@ -53,12 +53,24 @@ def protocol_of(preset: str, scale: str, substitutes: Mapping[str, Sequence[str]
 
 @cache
 def _settings(preset: str, scale: str) -> Sequence[Mapping[str, Any]] | None:
+    composed = preset_settings(preset, scale)
+    return None if composed is None else [comparable_config(config) for _, config in composed]
+
+
+@cache
+def preset_settings(
+    preset: str, scale: str, words: tuple[str, ...] = ()
+) -> Sequence[tuple[Mapping[str, str], Mapping[str, Any]]] | None:
+    """The choices and configs of all jobs of a shipped preset in a size, at seed 0; None without such a preset.
+
+    `words` are overrides, such as that of a substitute for its data.
+    """
     try:
         with search_path():
-            jobs = compose_jobs([f"preset={preset}", f"scale={scale}", "seed=0"], multirun=True)
+            jobs = compose_jobs([f"preset={preset}", f"scale={scale}", *words, "seed=0"], multirun=True)
     except ConfigError:
         return None
-    return [comparable_config(json_ready(with_one_amount_of_work(job.config))) for job in jobs]
+    return [(dict(job.choices), json_ready(with_one_amount_of_work(job.config))) for job in jobs]
 
 
 def made_with(groups: Iterable[Group]) -> list[tuple[str, str]]:

@@ -55,14 +55,17 @@ def make_summary(
     }
 
 
+FOLDERS = ("dataset.path",)
+"""Config values that are of a machine."""
 _ALWAYS = set(SUMMARY_MEASURES.values())
 _NO_CHOICE = (*FREE, "tracker", "hydra/launcher")
 """Config groups that change no result, or by rounding alone."""
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """A hash of all config values that can matter for a result, but for seeds, engine and device."""
-    text = json.dumps(comparable_config(config), sort_keys=True, default=str)
+    """A hash of all config values that can matter for a result, but for seeds, engine, device and folders of data."""
+    values = {key: value for key, value in comparable_config(config).items() if key not in FOLDERS}
+    text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -32,11 +32,11 @@ def main() -> None:
     groups = {path.parent: read_groups(path) for path in sorted(RESULTS.glob("*/summary.json"))}
     examined = {folder: examine_all(some) for folder, some in groups.items()}
     judged = iter(correct([one for some in examined.values() for one in some]))
-    by_paper: dict[str, list[Judged]] = {}
+    compared = []
     for folder, some in examined.items():
         ours = []
         for publication, found in itertools.islice(judged, len(some)):
-            by_paper.setdefault(publication.paper, []).extend(found)
+            compared.append((publication, found))
             ours += found
         if any(one.evidence is not None for one in ours):
             show_changes(folder, ours)
@@ -44,7 +44,7 @@ def main() -> None:
                 write_folder(folder, groups[folder], ours)
         elif ours:
             print(f"{folder.name}: left as it is; the summary holds nothing that a claim is about")
-    print(papers.totals(by_paper).markdown())
+    print(papers.totals(compared).markdown())
 
 
 def read_groups(path: Path) -> list[Group]:

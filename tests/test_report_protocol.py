@@ -1,6 +1,8 @@
 """Verdicts are for runs that follow a preset, by their configs; a folder's name says nothing."""
 
+import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from fedsim.report.kept import read_kept
 from fedsim.report.protocol import protocol_of
 from fedsim.report.runs import read_runs
 from fedsim.report.verdicts.judge import Judged, judge_all
+from fedsim.report.verdicts.published import Claim, Number, publications
 from fedsim.tracking.files import json_ready
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
@@ -156,3 +159,17 @@ def test_the_report_names_what_was_not_judged(tmp_path: Path, capsys: pytest.Cap
     assert "num_rounds=3 (preset: 500)" in " ".join(capsys.readouterr().out.split())
     verdicts = json.loads((tmp_path / "report" / "summary.json").read_text())["verdicts"]
     assert set(verdicts.values()) == {"not judged"}
+    rows = list(csv.reader((tmp_path / "report" / "totals.csv").open()))
+    assert [row[:3] + row[-1:] for row in rows[1:]] == [
+        ["GPFL", kind, str(num), str(num)] for kind, num in totals(verdicts) if num
+    ]
+
+
+def totals(verdicts: Mapping[str, str]) -> list[tuple[str, int]]:
+    """The kinds of rows of the table of totals, and how many of each the verdicts are about."""
+    printed = [one for p in publications() for one in (*p.numbers, *p.claims) if one.id in verdicts]
+    after = " (written after runs had been seen)"
+    kinds = [(Number, False), (Number, True), (Claim, False), (Claim, True)]
+    names = ["numbers", "numbers" + after, "claims", "claims" + after]
+    counts = [sum(isinstance(o, kind) and o.added_after_runs == added for o in printed) for kind, added in kinds]
+    return list(zip(names, counts, strict=True))

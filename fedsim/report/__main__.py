@@ -29,6 +29,7 @@ from fedsim.report.summary import compare_summaries, make_summary
 from fedsim.report.tables import papers, results, times
 from fedsim.report.tables.table import Table
 from fedsim.report.verdicts.judge import Judged, judge_all
+from fedsim.report.verdicts.published import Publication
 
 DEFAULT_WIDTH = 180
 """Width of the output in characters if it is not a terminal."""
@@ -71,7 +72,7 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
     verdicts |= {row.id: row.verdict for row in pair_rows}
     summary = make_summary(groups, verdicts, [judgement.printed for judgement in judged])
     pair_tables = [*([claims_table(pair_rows)] if pair_rows else []), *make_tables(runs)]
-    tables = [*all_tables(groups, panels, judged), *pair_tables]
+    tables = [*all_tables(groups, panels, compared), *pair_tables]
     if against is not None:
         tables.append(compare_summaries(summary, read_summary_file(against, "--against")))
     console = Console(highlight=False)
@@ -88,9 +89,13 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
     console.print(f"report in {target}", soft_wrap=True, markup=False)
 
 
-def all_tables(groups: Sequence[Group], panels: Sequence[Panel], judged: Sequence[Judged]) -> list[Table]:
+def all_tables(
+    groups: Sequence[Group], panels: Sequence[Panel], compared: Sequence[tuple[Publication, Sequence[Judged]]]
+) -> list[Table]:
     """All tables that have rows; those with verdicts come first."""
+    judged = [judgement for _, judgements in compared for judgement in judgements]
     tables = [
+        papers.totals(compared),
         papers.numbers(judged),
         papers.all_numbers(judged),
         papers.claims(judged),

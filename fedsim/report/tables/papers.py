@@ -1,7 +1,7 @@
 """Tables that set the numbers and claims of a paper beside what our runs give."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fedsim.report.statistics import Estimate
 from fedsim.report.tables.formatting import show_both, show_estimate, show_p, show_result
@@ -9,17 +9,20 @@ from fedsim.report.tables.table import Table
 from fedsim.report.verdicts.evidence import Evidence
 from fedsim.report.verdicts.judge import Judged
 from fedsim.report.verdicts.omnibus import omnibus, standardised_errors
-from fedsim.report.verdicts.published import Claim, Number
+from fedsim.report.verdicts.published import Claim, Number, Publication
 from fedsim.report.verdicts.rules import RULES, VERDICTS
 
 AFTER = " (written after runs had been seen)"
-REVISED = " (wording revised after runs had been seen)"
+REVISED = " (form revised after runs had been seen)"
 
 
-def totals(judged: Mapping[str, Sequence[Judged]]) -> Table:
-    """How many numbers and claims of each paper have which verdict; `judged` are the judgements by paper."""
+def totals(compared: Sequence[tuple[Publication, Sequence[Judged]]]) -> Table:
+    """How many numbers and claims of each paper have which verdict."""
+    by_paper: dict[str, list[Judged]] = {}
+    for publication, judged in compared:
+        by_paper.setdefault(publication.paper, []).extend(judged)
     rows = []
-    for paper, some in judged.items():
+    for paper, some in by_paper.items():
         for kind, of_kind in (("numbers", Number), ("claims", Claim)):
             for after in (False, True):
                 chosen = [j for j in some if isinstance(j.printed, of_kind) and j.printed.added_after_runs == after]

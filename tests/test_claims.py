@@ -149,7 +149,8 @@ def wanted(claim: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     along = claim.get("grows_with", claim.get("pooled_over"))
     for at in [{along: value} for value in claim.get("values", ())] or [{}]:
         yield {**claim["about"], **at}
-        yield {**claim["about"], **claim.get("minus", {}), **at}
+        if "minus" in claim:
+            yield {**claim["about"], **claim["minus"], **at}
         for other in claim.get("others", ()):
             yield {**claim["about"], **at, claim.get("among", "selector"): other}
 

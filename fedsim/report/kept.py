@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,18 @@ from fedsim.report.groups import has_made
 from fedsim.report.protocol import preset_settings
 from fedsim.report.runs import Run
 from fedsim.report.summary import SUMMARY_MEASURES, config_hash
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRun(Run):
+    """A run of which nothing but some measures is left, by name."""
+
+    measures: Mapping[str, float | None]
+
+    @property
+    def kept(self) -> Mapping[str, float | None]:
+        return self.measures
+
 
 PARQUET = ("dataset=parquet", "dataset.path=.")
 """The same images in parquet files, in place of a preset's data set."""
@@ -48,7 +61,7 @@ def _runs(path: Path, group: Mapping[str, Any], settings: Settings) -> list[Run]
         raise FedsimError(f"{path}: {len(fitting)} settings of the preset fit {wanted}; one is needed")
     ((choices, config),) = fitting
     return [
-        Run(path.parent, {**config, "seed": int(seed)}, {"status": "done", "choices": choices}, _measures(measured))
+        KeptRun(path.parent, {**config, "seed": int(seed)}, {"status": "done", "choices": choices}, _measures(measured))
         for seed, measured in group["seeds"].items()
     ]
 

@@ -25,15 +25,16 @@ RECORDED = {"round", "selected", "test_accuracy", "participation_ratio", "covera
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run: its folder, config (as saved) and summary.
-
-    `kept`: measures by name, for a run whose records are gone and of which a summary.json of a report is left.
-    """
+    """A finished run: its folder, config (as saved) and summary."""
 
     folder: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
-    kept: Mapping[str, float | None] | None = None
+
+    @property
+    def kept(self) -> Mapping[str, float | None] | None:
+        """All measures that are known, by name, of a run whose records are gone (see `fedsim.report.kept`)."""
+        return None
 
     @property
     def seed(self) -> int:

@@ -13,7 +13,7 @@ from fedsim.selectors.tools.layers import missing_layers
 TINY = ("num_clients=5", "cohort_size=2", "num_rounds=1", "local.epochs=1", "tracker=files_only")
 LAYERS = (
     "selector.layers=['classifier.3', 'classifier.6']: must name layers that the model trains",
-    "layers.1, layers.4",
+    "it has layers.1, layers.4",
 )
 
 

@@ -105,7 +105,7 @@ def solve_sizes(q: NDArray[np.float64], b: NDArray[np.float64], solver: str) -> 
     program = cp.Problem(cp.Minimize(cp.sum_squares(x)), [q[present] @ x == b[present] / unit])
     try:
         program.solve(solver=solver)
-    except cp.error.SolverError:
+    except (cp.error.SolverError, ValueError, ArithmeticError):  # some solvers raise errors of their own
         return None
     if program.status != cp.OPTIMAL or x.value is None or not np.isfinite(x.value).all():
         return None

@@ -3,7 +3,8 @@ running are waited for."""
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -138,14 +139,30 @@ def run_launched(launch: Callable[[LaunchedJob], None], job: LaunchedJob) -> Non
 
     If it breaks, as joblib does when one of its processes is killed, this is told; the same command goes on.
     """
-    with STOP.passed_on():
+    with STOP.passed_on(), _errors_of_hydra_raised():
         try:
             launch(job)
-        except SystemExit as error:
+        except Exception as error:
             STOP.raise_if_asked()
-            if error.code:
-                tell_line("the launcher has failed; the same command goes on with the jobs that have not ended")
+            if os.environ.get("FEDSIM_DEBUG") == "1":
+                raise
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            tell_line(f"the launcher has failed ({reason}); the same command goes on with the jobs that have not ended")
     STOP.raise_if_asked()
     for plan in job.plans:
         if not outcome_on_file(plan).final and not is_free(plan.folder):
             job.attempts.held[plan.folder] = plan
+
+
+@contextmanager
+def _errors_of_hydra_raised() -> Iterator[None]:
+    """Hydra raises errors that it would print, with a traceback, and exit for."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before

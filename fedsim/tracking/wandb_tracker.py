@@ -28,16 +28,19 @@ LEAST_SECONDS = 2.0
 
 @dataclass
 class Server:
-    """What the runs of this process have found out about W&B's server, so that a sweep waits for a dead one once."""
+    """What the runs of this process have found out about W&B's server, so that a sweep waits for a dead one once.
 
-    reason: str = ""
-    tried: float = 0.0
+    `failed`: when it last did not answer (`time.monotonic()`), None if it did since; `waited`: seconds that ends of runs
+    have waited for it in vain.
+    """
+
+    failed: float | None = None
     waited: float = 0.0
 
     @property
     def is_dead(self) -> bool:
         """Whether it did not answer lately; runs that begin now are logged offline at once."""
-        return bool(self.reason) and time.monotonic() - self.tried < RETRY_SECONDS
+        return self.failed is not None and time.monotonic() - self.failed < RETRY_SECONDS
 
     def limit(self, seconds: float) -> float:
         """How long to wait for it at the end of a run; less than `seconds` if others have waited in vain."""
@@ -46,10 +49,10 @@ class Server:
     def note(self, report: str, seconds: float) -> None:
         """Take account of a `report` of the mirror process, for which a run waited so long."""
         if report == "done":
-            self.reason, self.waited = "", 0.0
+            self.failed, self.waited = None, 0.0
         elif report.startswith((NOT_ONLINE, NO_ANSWER)):
             self.waited = seconds + (self.waited if self.is_dead else 0.0)
-            self.reason, self.tried = report, time.monotonic()
+            self.failed = time.monotonic()
 
 
 SERVER = Server()
@@ -117,7 +120,7 @@ class WandbTracker(Tracker):
         if needs_server:
             SERVER.note(report, time.monotonic() - began)
         elif report == "done" and self._server_is_dead:
-            report = f"an earlier run had this: {SERVER.reason}; this one is logged offline, too"
+            report = "the server did not answer an earlier run, so this one is logged offline"
         if report.startswith(NO_KEY):
             self._notice = (
                 f"W&B: {NO_KEY}, so this run is logged offline in {self._folder}/wandb "

@@ -30,8 +30,8 @@ LEAST_SECONDS = 2.0
 class Server:
     """What the runs of this process have found out about W&B's server, so that a sweep waits for a dead one once.
 
-    `failed`: when it last did not answer (`time.monotonic()`), None if it did since; `waited`: seconds that ends of runs
-    have waited for it in vain.
+    `failed`: when it last did not answer (`time.monotonic()`), None if it did since. `waited`: seconds in which ends
+    of runs have waited for it in vain.
     """
 
     failed: float | None = None

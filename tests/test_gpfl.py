@@ -110,7 +110,11 @@ def test_a_large_alpha_is_a_round_robin_and_gp_ranks_by_projection_alone() -> No
 
 def official(n: int = 10, k: int = 3, warmup: int = 4) -> GPFLOfficial:
     return GPFLOfficial(
-        toy_population([2] * n, k, 100), warmup=warmup, exploration=Triangular(peak=100), reward_eval="test"
+        toy_population([2] * n, k, 100),
+        warmup=warmup,
+        exploration=Triangular(peak=100),
+        reward_eval="test",
+        average=None,
     )
 
 
@@ -202,6 +206,21 @@ class PublishedRule:
         self.last, self.count = score, self.count + 1
 
 
+def test_models_are_averaged_by_size_or_as_all_others_are() -> None:
+    """Clients of 1, 2 and 5 samples, all of them selected in round 1."""
+    for average, weights in ((None, [0.125, 0.25, 0.625]), ("aggregator", None)):
+        selector = GPFLOfficial(
+            toy_population([1, 2, 5], 3, 10),
+            warmup=1,
+            exploration=Triangular(peak=10),
+            reward_eval="test",
+            average=average,
+        )
+        clients = toy_clients([1, 2, 5], selector.needs, round=1, cohort_size=3)
+        found = selector.select(1, clients, np.random.default_rng(0)).weights
+        assert (None if found is None else found.tolist()) == weights
+
+
 @pytest.mark.parametrize("exploration", list(ALPHAS))
 def test_selections_of_200_rounds_equal_those_of_the_published_rule(exploration: str) -> None:
     """Over random updates (two trained tensors, and running statistics, which must play no part) and given accuracies
@@ -209,7 +228,7 @@ def test_selections_of_200_rounds_equal_those_of_the_published_rule(exploration:
     n, k, warmup, num_rounds = 20, 3, 5, 200
     schedule, alpha = ALPHAS[exploration]
     population, random = toy_population([2] * n, k, num_rounds), np.random.default_rng(7)
-    selector = GPFLOfficial(population, warmup=warmup, exploration=schedule, reward_eval="test")
+    selector = GPFLOfficial(population, warmup=warmup, exploration=schedule, reward_eval="test", average=None)
     rule, drift = PublishedRule(n, k, alpha), random.normal(0, 1, (n, 11))  # each client's own direction
     scores = [
         (a / 10, float(loss)) for a, loss in zip(random.integers(5, 9, num_rounds), random.random(200), strict=True)

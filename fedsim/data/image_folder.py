@@ -8,8 +8,8 @@ from torch import Tensor
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import load_or_build, modification_key
 from fedsim.data.checksums import CONTENT, content_tensor, require_regular, require_sha256, sha256_problem
-from fedsim.data.images import decode
-from fedsim.errors import DataError, at_least, check, rule
+from fedsim.data.images import MAX_SIDE, decode
+from fedsim.errors import DataError, at_least, at_most, check, rule
 
 
 class ImageFolder(Dataset):
@@ -37,6 +37,7 @@ class ImageFolder(Dataset):
         check(
             rule(bool(path), "path", path, "must name a folder with train/ and test/", "dataset.path=..."),
             at_least("size", size, 1),
+            at_most("size", size, MAX_SIDE),
             *normalisation_problems(mean, std, channels),
             sha256_problem(sha256),
         )

@@ -120,7 +120,7 @@ def divide(
     remaining = Labelled(data.labels[rest], data.num_classes, owners)
     parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
     _check_partition(parts, num_clients, len(rest), type(partition).__name__)
-    pairs = [_hold_out(rest[p], holdout_fraction, streams.generator(Purpose.HOLDOUT, i)) for i, p in enumerate(parts)]
+    pairs = [_hold_out(rest[p], holdout_fraction, streams, i) for i, p in enumerate(parts)]
     train, holdout = [t for t, _ in pairs], [h for _, h in pairs]
     histograms = np.stack([np.bincount(data.labels[t], minlength=data.num_classes) for t in train])
     return Division(train, holdout, validation, public, histograms.astype(np.int64))
@@ -172,8 +172,8 @@ def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
     return picked
 
 
-def _hold_out(positions: Indices, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+def _hold_out(positions: Indices, fraction: float, streams: Streams, client: int) -> tuple[Indices, Indices]:
     """A client's training and held-out positions; at least one is left for training, if the client has any."""
     count = min(round(fraction * len(positions)), max(len(positions) - 1, 0))
-    shuffled = rng.permutation(positions) if count else positions
+    shuffled = streams.generator(Purpose.HOLDOUT, client).permutation(positions) if count else positions
     return shuffled[count:], shuffled[:count]

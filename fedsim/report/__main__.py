@@ -3,6 +3,8 @@
     python -m fedsim.report outputs/default
     python -m fedsim.report gpfl_table2_fmnist          # the preset's folder below outputs/
     python -m fedsim.report gpfl_table2_fmnist --against docs/results/gpfl_table2_fmnist/summary.json
+    python -m fedsim.report gpfl_table2_fmnist --archive runs.parquet    # also all runs in one small file
+    python -m fedsim.report runs.parquet                # the report of the runs in such a file
 
 Writes report.html (one page with everything), tables.md, and for each table a .tex and a .csv file, figures as PNG and
 PDF, and summary.json, which is small enough to keep and to compare.
@@ -17,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedsim.errors import FedsimError
+from fedsim.report.archive import SUFFIX, read_archive, write_archive
 from fedsim.report.figures import all_plots
 from fedsim.report.groups import Group, group_runs
 from fedsim.report.html_page import html_page
@@ -24,7 +27,7 @@ from fedsim.report.kept import read_summary_file
 from fedsim.report.pair_study.analysis import make_tables
 from fedsim.report.pair_study.claims import claims_table, judge_runs
 from fedsim.report.panels import Panel, make_panels
-from fedsim.report.runs import read_runs
+from fedsim.report.runs import Run, read_runs
 from fedsim.report.summary import compare_summaries, make_summary
 from fedsim.report.tables import papers, results, times
 from fedsim.report.tables.table import Table
@@ -37,32 +40,44 @@ DEFAULT_WIDTH = 180
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fedsim.report", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", help="a folder with runs below it, or the name of a preset that has been run")
+    parser.add_argument(
+        "folder", help="a folder with runs below it, the name of a preset that has been run, or an archive"
+    )
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="where presets' folders are (outputs)")
     parser.add_argument("--to", type=Path, help="where to write (<folder>/report)")
     parser.add_argument("--no-figures", action="store_true", help="tables only")
     parser.add_argument("--against", type=Path, help="an earlier summary.json to compare with")
+    parser.add_argument("--archive", type=Path, help="a .parquet file to write the runs to, to publish them")
     options = parser.parse_args(argv)
     try:
-        folder = find_folder(options.folder, options.output_dir)
-        report(folder, options.to, figures=not options.no_figures, against=options.against)
+        source = find_source(options.folder, options.output_dir)
+        runs = read_archive(source) if source.is_file() else read_runs(source)
+        if options.archive is not None:
+            write_archive(runs, source, options.archive)
+        report(runs, source, options.to, figures=not options.no_figures, against=options.against)
     except FedsimError as error:
         Console(stderr=True, highlight=False).print(f"fedsim.report: {error}", soft_wrap=True, markup=False)
         return 3
     return 0
 
 
-def find_folder(name: str, output_dir: Path) -> Path:
-    """The folder `name`, or that of the preset `name` below `output_dir`. Raises `FedsimError` if neither exists."""
+def find_source(name: str, output_dir: Path) -> Path:
+    """The archive or folder `name`, or the folder of the preset `name` below `output_dir`.
+
+    Raises `FedsimError` if none of them exists.
+    """
+    if name.endswith(SUFFIX) and Path(name).is_file():
+        return Path(name)
     path = next((path for path in (Path(name), output_dir / name) if path.is_dir()), None)
     if path is None:
         raise FedsimError(f"{name}: neither a folder nor a preset with results in {output_dir}/; run it first")
     return path
 
 
-def report(folder: Path, to: Path | None = None, *, figures: bool = True, against: Path | None = None) -> None:
-    """Read all runs below `folder`, print the tables, and write the report to `to` (None: <folder>/report)."""
-    runs = read_runs(folder)
+def report(
+    runs: Sequence[Run], source: Path, to: Path | None = None, *, figures: bool = True, against: Path | None = None
+) -> None:
+    """Print the tables of `runs`, and write the report to `to` (None: the folder `report` in or beside `source`)."""
     groups = group_runs(runs)
     panels = make_panels(groups)
     compared = judge_all(groups)
@@ -80,10 +95,10 @@ def report(folder: Path, to: Path | None = None, *, figures: bool = True, agains
         console = Console(highlight=False, width=DEFAULT_WIDTH)
     for table in tables:
         console.print(table.rich())
-    target = to or folder / "report"
+    target = to or (source.parent if source.is_file() else source) / "report"
     write(target, tables)
     plots = {plot.save(target / "figures"): plot for plot in (all_plots(panels) if figures else [])}
-    html = html_page(folder.resolve().name, runs, tables, plots, [publication for publication, _ in compared])
+    html = html_page(source.resolve().stem, runs, tables, plots, [publication for publication, _ in compared])
     (target / "report.html").write_text(html, encoding="utf-8")
     (target / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     console.print(f"report in {target}", soft_wrap=True, markup=False)

@@ -175,7 +175,7 @@ def _seconds_of_200_rounds(group: Group, phase: str) -> float:
 
 def _partitions(panels: Sequence[Panel]) -> Plot | None:
     """The clients' label counts at the first seed."""
-    shown = [(p.title, h) for p in panels if (h := measures.label_histograms(_first_run(p))) is not None]
+    shown = [(p.title, h) for p in panels if (h := _first_run(p).histograms) is not None]
     if not shown:
         return None
     figure, axes = _make_axes(shown)

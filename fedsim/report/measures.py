@@ -168,8 +168,7 @@ def samples_deviation(run: Run) -> float | None:
 
 def client_sizes(run: Run) -> NDArray[np.int64] | None:
     """Number of training samples of each client [N]; None if the partition was not saved."""
-    division = run.division()
-    return None if division is None else division.histograms.sum(1)
+    return None if run.histograms is None else run.histograms.sum(1)
 
 
 def seconds(phase: str) -> Measure:
@@ -232,12 +231,6 @@ def gini(values: Floats) -> float:
         return 0.0
     ranks = np.arange(1, len(ordered) + 1)
     return float((2 * ranks - len(ordered) - 1) @ ordered / (len(ordered) * total))
-
-
-def label_histograms(run: Run) -> NDArray[np.int64] | None:
-    """Training samples of each client by class, [N, C]; None if the partition was not saved."""
-    division = run.division()
-    return None if division is None else division.histograms
 
 
 def _value_at(values: Floats, round: int) -> float | None:

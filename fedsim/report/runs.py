@@ -81,10 +81,11 @@ class Run:
         chosen = [i for r in self.records for i in r["selected"]]
         return np.bincount(np.array(chosen, dtype=np.int64), minlength=self.num_clients)
 
-    def division(self) -> Division | None:
-        """The division of the training set; None if it was not saved."""
+    @cached_property
+    def histograms(self) -> NDArray[np.int64] | None:
+        """Training samples of each client by class, [N, C]; None if the partition was not saved."""
         path = self.folder / "partition.npz"
-        return Division.load(path) if path.is_file() else None
+        return Division.load(path).histograms if path.is_file() else None
 
 
 def read_runs(folder: Path) -> list[Run]:

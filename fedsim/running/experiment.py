@@ -39,7 +39,9 @@ from fedsim.tracking.files import (
     ERROR,
     MODEL,
     TRACE,
+    HeldError,
     RunFolder,
+    is_free,
     owned,
     read_summary,
     replace_folder,
@@ -81,12 +83,14 @@ class Outcome:
 def execute(plan: Plan, interleaved: InterleavedRun | None = None) -> Outcome:
     """Run `plan`, or go on with it from its checkpoint, or return at once what an identical finished run recorded.
 
-    `interleaved`: the run among several side by side that this is. Raises `FedsimError`s that are found before round 1;
-    later ones, and whatever a user's class raises, end in the status.
+    `interleaved`: the run among several side by side that this is. Raises `FedsimError`s that are found before round 1,
+    `HeldError` if another process is running it; later ones, and whatever a user's class raises, end in the status.
     """
     earlier = outcome_on_file(plan)
     if earlier.final and not plan.settings.overwrite:
         return replace(earlier, skipped=True)
+    if not is_free(plan.folder):  # known before it is built, which may take long
+        raise HeldError(plan.folder)
     try:
         experiment = build(plan)
     except FedsimError:

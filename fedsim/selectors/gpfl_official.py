@@ -39,8 +39,9 @@ class GPFLOfficial(Selector):
 
     Later rounds: the K clients of highest index sum of rewards / (selections + 1)
     + alpha(t - 1) sqrt(2 ln(t - 1) / selections) are selected; ties go to the higher id. `exploration` is evaluated at
-    the number of rounds so far: a linear schedule gives rho (t - 1) / T. Models are averaged by data size. The code
-    evaluates accuracy and loss on the test set (`reward_eval: test`).
+    the number of rounds so far: a linear schedule gives rho (t - 1) / T. The code averages models by data size
+    (`average: null`; `aggregator`: by the aggregator's weights, as for other methods), and evaluates accuracy and loss
+    on the test set (`reward_eval: test`).
     """
 
     adaptive = True
@@ -53,12 +54,14 @@ class GPFLOfficial(Selector):
         warmup: int,
         exploration: Exploration,
         reward_eval: Literal["validation", "test"],
+        average: Literal["aggregator"] | None,
     ) -> None:
         super().__init__(population)
         check(at_least("warmup", warmup, 1))
         self.warmup = warmup
         self.exploration = exploration
         self.reward_eval = reward_eval
+        self.average = average
         self.needs = frozenset({Signal.VALIDATION if reward_eval == "validation" else Signal.TEST})
         self.reward_sum = np.zeros(population.num_clients)
         self.pulls = np.zeros(population.num_clients)
@@ -82,6 +85,8 @@ class GPFLOfficial(Selector):
             index = self.index(round)[ids]
             chosen = ascending(ids[np.lexsort((ids, index))[::-1][: self.cohort_size(clients)]])
         self.pulls[chosen] += 1
+        if self.average == "aggregator":
+            return Selection(chosen)
         sizes = self.population.sizes[chosen]
         return Selection(chosen, sizes / sizes.sum())
 

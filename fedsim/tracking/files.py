@@ -18,6 +18,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from fedsim.errors import FedsimError
+from fedsim.tracking.holder import Holder
 
 CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
 TRACE, LOCKS = "trace.jsonl", ".locks"
@@ -26,8 +27,20 @@ REPLACEMENTS = ".replacements"
 """Beside the runs' folders: what `overwrite=true` makes, until it is complete and takes the place of the old one."""
 
 
+LOOK_SECONDS = 0.5
+"""For how long a lock is tried: those that look whether it is free hold it for a moment."""
+
+
 class OutputError(FedsimError):
-    """A run's folder cannot be written (no space, no permission), or another process is using it."""
+    """A run's folder cannot be written (no space, no permission)."""
+
+
+class HeldError(FedsimError):
+    """Another process is running this. `holder`: which, if that is known."""
+
+    def __init__(self, folder: Path) -> None:
+        self.holder = Holder.read(_holder_file(folder))
+        super().__init__(f"{folder}: another process is running this now ({self.holder or 'unknown which'})")
 
 
 class RunFolder:
@@ -163,21 +176,47 @@ def replace_folder(folder: Path) -> None:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder. Raises `OutputError` if another process holds it.
+    """Hold the lock of a run's folder, and say so beside it. Raises `HeldError` if another process holds it.
 
     The operating system releases the lock when its process ends, in whatever way.
     """
-    lock = FileLock(folder.parent / LOCKS / f"{folder.name}.lock")
+    lock = FileLock(_lock_file(folder))
     with _write_errors_explained(folder):
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=LOOK_SECONDS)
         except Timeout:
-            raise OutputError(f"{folder}: another process is running this now; wait for it, or stop it") from None
+            raise HeldError(folder) from None
     try:
+        Holder.this_process().write(_holder_file(folder))
         yield
     finally:
+        with suppress(OSError):
+            _holder_file(folder).unlink(missing_ok=True)
         lock.release()
+
+
+def is_free(folder: Path) -> bool:
+    """Whether no process holds the lock of a run's folder. Nothing is written."""
+    if not _lock_file(folder).exists():
+        return True
+    lock = FileLock(_lock_file(folder))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    except OSError:  # which is explained when it is to be held
+        return True
+    lock.release()
+    return True
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.parent / LOCKS / f"{folder.name}.lock"
+
+
+def _holder_file(folder: Path) -> Path:
+    return folder.parent / LOCKS / f"{folder.name}.holder.json"
 
 
 @contextmanager

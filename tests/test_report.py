@@ -268,7 +268,12 @@ def test_a_gain_over_several_settings_is_their_mean(tmp_path: Path) -> None:
         "missing": "not judged",
     }
     rows = results.pooled_pairs(make_panels(group_runs(read_runs(tmp_path)))).rows
-    assert [row[:3] for row in rows] == [["full - fedabc", "3", "-0.0003"], ["top_loss_7 - fedabc", "3", "-0.0303"]]
+    assert [row[:4] for row in rows] == [
+        ["", "full - fedabc", "3", "-0.0003"],
+        ["", "top_loss_7 - fedabc", "3", "-0.0303"],
+    ]
+    level = rows[0].index("< .001", 5), rows[1].index("1.000", 5)  # within .02 of each other, and not
+    assert level == (7, 7)
 
 
 def test_rows_that_were_added_after_runs_do_not_change_the_others(tmp_path: Path) -> None:

@@ -111,6 +111,10 @@ class Difference:
         """Two-sided p-value of the t test that the true difference is 0."""
         return 2 * t_tail(abs(self.mean), self.error, self.df)
 
+    def p_equivalent(self, margin: float) -> float:
+        """p-value of the two one-sided tests (Schuirmann, 1987) that the true difference is within +- `margin`."""
+        return max(self.p_above(-margin), self.p_below(margin))
+
     @property
     def detectable(self) -> float:
         """Approximately the true difference that this test detects in 80 % of cases."""

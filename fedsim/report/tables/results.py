@@ -94,12 +94,11 @@ def pairs(panels: Sequence[Panel]) -> Table:
     ]
     corrected_p = holm([math.nan if difference is None else difference.p_value for _, _, difference in compared])
     rows = [
-        [title, name, *(["-"] + [""] * 6 if difference is None else _pair_cells(difference, after))]
+        [title, name, *(["-"] + [""] * (2 + len(P_HEADER)) if difference is None else _pair_cells(difference, after))]
         for (title, name, difference), after in zip(compared, corrected_p, strict=True)
     ]
-    header = ["", "difference of final accuracy", "mean", "95 % interval"]
-    header += ["p", "p (Holm)", "p (sign flips)", "pairs", "detectable"]
-    return Table("pairs", "Paired differences at equal seeds", header, rows, PAIRS_NOTE)
+    header = ["", "difference of final accuracy", "mean", "95 % interval", "p (sign flips)", *P_HEADER]
+    return Table("pairs", "Paired differences at equal seeds", header, rows, f"{PAIRS_NOTE} {LEVEL_NOTE}")
 
 
 PAIRS_NOTE = (
@@ -117,39 +116,49 @@ def _final_difference(group: Group, reference: Group) -> Difference | None:
 
 
 def _pair_cells(difference: Difference, corrected: float) -> list[str]:
-    p_values = [show_p(p) for p in (difference.p_value, corrected, difference.p_flips)]
-    return [*show_interval(difference), *p_values, str(difference.num), f"{difference.detectable:.4f}"]
+    return [*show_interval(difference), show_p(difference.p_flips), *_p_cells(difference, corrected)]
 
 
 def pooled_pairs(panels: Sequence[Panel]) -> Table:
-    """Differences to the reference, pooled over all panels: for lines that all panels have, of at least two panels."""
-    common = [line for line in (panels[0].lines if panels else ()) if all(line in panel.lines for panel in panels)]
-    found = [
-        (f"{line} - {panels[0].name_of(panels[0].reference(REFERENCE))}", [d for d in differences if d is not None])
-        for line in common
-        if panels[0].lines[line] is not panels[0].reference(REFERENCE)
-        for differences in [[_final_difference(p.lines[line], p.reference(REFERENCE)) for p in panels]]
-    ]
-    compared = [(name, pooled(strata)) for name, strata in found if len(strata) == len(panels) > 1]
-    corrected_p = holm([difference.p_value for _, difference in compared])
+    """Differences to the reference, pooled over the divisions of the data: for lines that all of these have."""
+    settings: dict[str, list[Panel]] = {}
+    for panel in panels:
+        settings.setdefault(panel.besides_partition, []).append(panel)
+    compared = [(title, *found) for title, some in settings.items() if len(some) > 1 for found in _pooled(some)]
+    corrected_p = holm([difference.p_value for _, _, difference in compared])
     rows = [
-        [
-            name,
-            str(difference.strata),
-            *show_interval(difference),
-            show_p(difference.p_value),
-            show_p(after),
-            str(difference.num),
-            f"{difference.detectable:.4f}",
-        ]
-        for (name, difference), after in zip(compared, corrected_p, strict=True)
+        [title, name, str(difference.strata), *show_interval(difference), *_p_cells(difference, after)]
+        for (title, name, difference), after in zip(compared, corrected_p, strict=True)
     ]
-    header = ["difference of final accuracy", "settings", "mean", "95 % interval", "p", "p (Holm)", "pairs"]
+    header = ["", "difference of final accuracy", "settings", "mean", "95 % interval", *P_HEADER]
     note = (
         "The mean of the settings' mean differences, each setting with the same weight, a mean and a variance of its"
-        " own (degrees of freedom by Satterthwaite). Holm: corrected for all rows of this table."
+        f" own (degrees of freedom by Satterthwaite). Holm: corrected for all rows of this table. {LEVEL_NOTE}"
     )
-    return Table("pooled", "Paired differences pooled over settings", [*header, "detectable"], rows, note)
+    return Table("pooled", "Paired differences pooled over divisions of the data", header, rows, note)
+
+
+def _pooled(panels: Sequence[Panel]) -> list[tuple[str, Difference]]:
+    found = []
+    for line in panels[0].lines:
+        if any(line not in p.lines or p.lines[line] is p.reference(REFERENCE) for p in panels):
+            continue
+        strata = [_final_difference(panel.lines[line], panel.reference(REFERENCE)) for panel in panels]
+        complete = [difference for difference in strata if difference is not None]
+        if len(complete) == len(strata):
+            name = f"{line} - {panels[0].name_of(panels[0].reference(REFERENCE))}"
+            found.append((name, pooled(complete)))
+    return found
+
+
+LEVEL_MARGIN = 0.02
+LEVEL_NOTE = f"level: p-value of equivalence within +-{LEVEL_MARGIN} (two one-sided tests, not corrected)."
+P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
+
+
+def _p_cells(difference: Difference, corrected: float) -> list[str]:
+    p_values = [show_p(p) for p in (difference.p_value, corrected, difference.p_equivalent(LEVEL_MARGIN))]
+    return [*p_values, str(difference.num), f"{difference.detectable:.4f}"]
 
 
 def targets(panels: Sequence[Panel]) -> Table:

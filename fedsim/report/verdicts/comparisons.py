@@ -43,7 +43,7 @@ def is_not_worse(rivals: Mapping[str, Difference], margin: float) -> Evidence:
 
 def is_level(rivals: Mapping[str, Difference], margin: float) -> Evidence:
     """Test that a method differs from each rival by at most `margin`: two one-sided tests (Schuirmann, 1987)."""
-    inside = {name: max(d.p_above(-margin), d.p_below(margin)) for name, d in rivals.items()}
+    inside = {name: d.p_equivalent(margin) for name, d in rivals.items()}
     outside = min(min(d.p_above(margin), d.p_below(-margin)) for d in rivals.values())
     furthest = max(inside, key=lambda name: inside[name])
     detail = f"furthest from {furthest}" if len(rivals) > 1 else ""

@@ -75,4 +75,5 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
     assert result(folder_in(tmp_path / "outputs")) == result(folder_in(tmp_path / "alone"))
     trees = [{p.relative_to(tmp_path / d) for p in (tmp_path / d).rglob("*")} for d in ("outputs", "alone")]
     assert trees[0] == trees[1]
-    assert not list((tmp_path / "temporary").iterdir())
+    left = {p.name for p in (tmp_path / "temporary").iterdir()}
+    assert all(name.startswith("torchinductor_") for name in left)  # torch's one folder of caches

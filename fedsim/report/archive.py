@@ -74,7 +74,9 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
         write_atomically(path, file.getvalue())
     except OSError as error:
         reason = error.strerror or error
-        raise OutputError(f"--archive: cannot write {path} ({reason}); free some space or choose another path") from error
+        raise OutputError(
+            f"--archive: cannot write {path} ({reason}); free some space or choose another path"
+        ) from error
 
 
 def read_archive(path: Path) -> list[Run]:

@@ -100,7 +100,8 @@ def test_sizes_of_the_clients(tmp_path: Path) -> None:
     assert measures.samples_mean(run) is None
     parts = [np.arange(2), np.arange(2, 8)]
     empty = np.empty(0, np.int64)
-    Division(parts, [empty, empty], empty, empty, np.array([[2, 0], [3, 3]])).save(run.folder / "partition.npz")
+    division = Division(parts, [empty, empty], empty, empty, np.array([[2, 0], [3, 3]]))
+    (run.folder / "partition.npz").write_bytes(division.to_bytes())
     (run,) = read_runs(tmp_path)
     assert measures.num_clients(run) == 2
     assert measures.samples_total(run) == 8

@@ -14,7 +14,8 @@ from fedsim.data.checksums import require_sha256, sha256_of_list, sha256_problem
 from fedsim.data.images import MAX_SIDE, decode
 from fedsim.data.parquet_columns import class_labels, encoded_images, owners
 from fedsim.data.parquet_files import by_split, concatenate, find_files, read
-from fedsim.errors import ConfigError, DataError, at_least, at_most, between, check, rule
+from fedsim.disk import reading_problem
+from fedsim.errors import ConfigError, DataError, Problem, at_least, at_most, between, check, rule
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,6 +62,10 @@ class Parquet(Dataset):
         self.test_fraction = test_fraction
         self.size = size
         self.mean, self.std = mean, std
+
+    def source_problem(self) -> Problem | None:
+        here = Path(self.path).expanduser()
+        return None if here.exists() else reading_problem("data_dir", self.data_dir, [self.data_dir / self.path])
 
     def load(self) -> LoadedData:
         root, found = find_files(self.path, self.data_dir)

@@ -4,6 +4,7 @@ A division is a function of the config and the seed.
 """
 
 import hashlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,13 +77,15 @@ class Division:
             "histograms": self.histograms,
         }
 
-    def save(self, path: Path) -> None:
-        """Write partition.npz: flat arrays with the sizes of the clients, the histograms and the hash."""
-        np.savez_compressed(path, hash=np.array(self.hash), allow_pickle=False, **self._arrays())
+    def to_bytes(self) -> bytes:
+        """The content of partition.npz: flat arrays with the sizes of the clients, the histograms and the hash."""
+        file = io.BytesIO()
+        np.savez_compressed(file, hash=np.array(self.hash), allow_pickle=False, **self._arrays())
+        return file.getvalue()
 
     @classmethod
     def load(cls, path: Path) -> "Division":
-        """Read a file written by `save`. Raises `DataError` if it cannot be read or does not match its hash."""
+        """Read a file that holds `to_bytes`. Raises `DataError` if it cannot be read or does not match its hash."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}

@@ -33,6 +33,7 @@ from fedsim.report.tables import papers, results, times
 from fedsim.report.tables.table import Table
 from fedsim.report.verdicts.judge import Judged, judge_all
 from fedsim.report.verdicts.published import Publication
+from fedsim.tracking.files import OutputError, write_atomically
 
 DEFAULT_WIDTH = 180
 """Width of the output in characters if it is not a terminal."""
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report(runs, source, options.to, figures=not options.no_figures, against=options.against)
     except FedsimError as error:
         Console(stderr=True, highlight=False).print(f"fedsim.report: {error}", soft_wrap=True, markup=False)
-        return 3
+        return error.exit_code if isinstance(error, OutputError) else 3
     return 0
 
 
@@ -96,11 +97,17 @@ def report(
     for table in tables:
         console.print(table.rich())
     target = to or (source.parent if source.is_file() else source) / "report"
-    write(target, tables)
-    plots = {plot.save(target / "figures"): plot for plot in (all_plots(panels) if figures else [])}
-    html = html_page(source.resolve().stem, runs, tables, plots, [publication for publication, _ in compared])
-    (target / "report.html").write_text(html, encoding="utf-8")
-    (target / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    try:
+        write(target, tables)
+        plots = {plot.save(target / "figures"): plot for plot in (all_plots(panels) if figures else [])}
+        html = html_page(source.resolve().stem, runs, tables, plots, [publication for publication, _ in compared])
+        write_atomically(target / "report.html", html.encode())
+        write_atomically(target / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+    except OSError as error:
+        reason = error.strerror or error
+        raise OutputError(
+            f"--to: cannot write {target} ({reason}); free some space or choose another folder"
+        ) from error
     console.print(f"report in {target}", soft_wrap=True, markup=False)
 
 
@@ -129,10 +136,10 @@ def all_tables(
 def write(target: Path, tables: Sequence[Table]) -> None:
     """Write tables.md, and each table as .tex and .csv, to the folder `target`."""
     target.mkdir(parents=True, exist_ok=True)
-    (target / "tables.md").write_text("\n".join(table.markdown() for table in tables), encoding="utf-8")
+    write_atomically(target / "tables.md", "\n".join(table.markdown() for table in tables).encode())
     for table in tables:
-        (target / f"{table.name}.tex").write_text(table.latex(), encoding="utf-8")
-        (target / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
+        write_atomically(target / f"{table.name}.tex", table.latex().encode())
+        write_atomically(target / f"{table.name}.csv", table.csv().encode())
 
 
 if __name__ == "__main__":

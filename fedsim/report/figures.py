@@ -1,5 +1,6 @@
 """Figures with one panel per setting and one line per method: means over seeds, with the range of the seeds."""
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedsim.report import measures
 from fedsim.report.groups import Group
 from fedsim.report.panels import Panel
 from fedsim.report.runs import Floats, Run
+from fedsim.tracking.files import write_atomically
 
 STYLE: dict[str, Any] = {
     "axes.spines.top": False,
@@ -49,8 +51,11 @@ class Plot:
         """Write it as PNG and PDF to `folder` and close it; returns the path of the PNG."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.png"
-        self.figure.savefig(path, dpi=130)
-        self.figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
+        png, pdf = io.BytesIO(), io.BytesIO()
+        self.figure.savefig(png, format="png", dpi=130)
+        self.figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
+        write_atomically(path, png.getvalue())
+        write_atomically(path.with_suffix(".pdf"), pdf.getvalue())
         plt.close(self.figure)
         return path
 

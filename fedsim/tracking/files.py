@@ -21,7 +21,7 @@ from fedsim.errors import FedsimError
 from fedsim.tracking.holder import Holder
 
 CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
-TRACE, LOCKS = "trace.jsonl", ".locks"
+TRACE, PARTITION, LOCKS = "trace.jsonl", "partition.npz", ".locks"
 MODEL, NEWEST, PREVIOUS = "model.safetensors", "checkpoint.safetensors", "checkpoint.previous.safetensors"
 REPLACEMENTS = ".replacements"
 """Beside the runs' folders: what `overwrite=true` makes, until it is complete and takes the place of the old one."""
@@ -96,8 +96,8 @@ class RunFolder:
                 os.ftruncate(file.fileno(), end)
                 raise
 
-    def lengths(self) -> dict[str, int]:
-        """Bytes in the files of records, which are forced to the disk before this returns."""
+    def sync_records(self) -> dict[str, int]:
+        """Force the files of records to the disk; returns how many bytes are in each."""
         found = {}
         for name in (METRICS, TRACE):
             if (self.path / name).exists():
@@ -126,19 +126,29 @@ class RunFolder:
 
     def write_bytes(self, name: str, content: bytes | bytearray, keep_as: str | None = None) -> None:
         """Write a file atomically. `keep_as`: another name for the file that was there before."""
-        target, temporary = self.path / name, self.path / f"{name}.tmp"
-        with _write_errors_explained(target):
-            try:
-                with temporary.open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                if keep_as is not None and target.exists():
-                    target.replace(self.path / keep_as)
-                temporary.replace(target)
-                _sync_folder(self.path)
-            finally:
-                temporary.unlink(missing_ok=True)
+        with _write_errors_explained(self.path / name):
+            write_atomically(self.path / name, content, None if keep_as is None else self.path / keep_as)
+
+    def rename(self, name: str, new: str) -> None:
+        """Give the file `name` the name `new`, and with it the place of the file that has it."""
+        with _write_errors_explained(self.path / new):
+            (self.path / name).replace(self.path / new)
+
+
+def write_atomically(path: Path, content: bytes | bytearray, keep_as: Path | None = None) -> None:
+    """Write a file completely or not at all. `keep_as`: where the file goes that was there before. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep_as is not None and path.exists():
+            path.replace(keep_as)
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _sync_folder(path: Path) -> None:

@@ -38,17 +38,17 @@ class State:
         self._start = self._spread(self.layout.rows(models), owner)
         self._statistics_start = self._spread(self.statistics_layout.rows(models), owner)
         self.flat.copy_(self._start)
-        if self.statistics_layout.slots:
-            self.statistics.copy_(self._statistics_start)
+        self.statistics.copy_(self._statistics_start)
 
     def _spread(self, rows: Tensor, owner: Tensor) -> Tensor:
         return rows if len(rows) == 1 else rows.index_select(0, owner)
 
     @torch.no_grad()
-    def delta(self, count: int) -> Stack:
-        """What the models of the first `count` rows have changed by since `load`, in new memory."""
-        changed = self.layout.views(self.flat[:count] - self._start[:count])
-        if not self.statistics_layout.slots:
-            return changed
-        moved = self.statistics[:count] - self._statistics_start[:count]
-        return changed | self.statistics_layout.views(moved)
+    def changes(self, count: int) -> tuple[Tensor, Tensor]:
+        """What the models of the first `count` rows have changed by since `load`: parameters [count, P] and statistics
+        [count, Q], in new memory."""
+        return self.flat[:count] - self._start[:count], self.statistics[:count] - self._statistics_start[:count]
+
+    def named(self, parameters: Tensor, statistics: Tensor) -> Stack:
+        """All tensors that travel by name, from rows laid out as `flat` and `statistics`; share memory."""
+        return self.layout.views(parameters) | self.statistics_layout.views(statistics)

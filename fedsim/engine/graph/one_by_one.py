@@ -5,6 +5,7 @@ vmap makes grouped convolutions and BatchNorm of many small passes.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,7 @@ class OneByOne(StepProgram):
         def train(client: int) -> None:
             losses[client] = self._gradient(template, client, batch, {n: v[client] for n, v in side.items()})
 
-        side_by_side(self.streams, [lambda client=client: train(client) for client in range(len(self.state))])
+        side_by_side(self.streams, [partial(train, client) for client in range(len(self.state))])
         self._finish(torch.stack(losses), moved, row.counts[0], row.scalars[0])
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -11,6 +12,10 @@ WARM_UPS = 2
 """Calls before a capture: libraries choose their kernels and allocate their workspaces in the first ones."""
 
 Body = Callable[[], None]
+
+
+class NotRecordedError(Exception):
+    """A body that cannot be recorded, such as one that makes the host wait."""
 
 
 class Recorder(ABC):
@@ -25,7 +30,8 @@ class Recorder(ABC):
     def record(self, body: Body, prepare: Body) -> Body:
         """What does the same as `body` whenever it is called, on what the tensors hold then.
 
-        `body` itself may be called for it, each time after `prepare`, which makes that harmless.
+        `body` itself may be called for it, each time after `prepare`, which makes that harmless. Raises
+        `NotRecordedError` where that cannot be.
         """
 
     def streams(self, count: int) -> Sequence[torch.cuda.Stream]:
@@ -41,7 +47,7 @@ class CudaGraphs(Recorder):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
         self._streams: list[torch.cuda.Stream] = []
 
     @property
@@ -54,8 +60,13 @@ class CudaGraphs(Recorder):
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                body()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool):
+                    body()
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise NotRecordedError(str(error).strip().partition("\n")[0][:200]) from error
         return graph.replay
 
     def _warm_up(self, body: Body, prepare: Body) -> None:
@@ -98,6 +109,13 @@ def recorder_for(device: torch.device) -> Recorder:
 def warn_not_recorded(failure: str) -> None:
     """Print the reason to stderr, once a process however many recordings fail for it."""
     text = f"engine=graph: not recorded, which is slower and else the same: {failure}"
+    Console(stderr=True).print(text, soft_wrap=True, markup=False)
+
+
+@functools.cache
+def warn_halved(count: int, chunk_size: int) -> None:
+    """Print to stderr, once a process for each pair, that memory ran out with so many clients at once."""
+    text = f"engine.chunk_size: memory ran out with {count} clients at once; from now on {chunk_size}"
     Console(stderr=True).print(text, soft_wrap=True, markup=False)
 
 

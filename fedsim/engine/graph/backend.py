@@ -17,8 +17,8 @@ from fedsim.engine.graph.programs import ProgramKind, choose_program, new_progra
 from fedsim.engine.graph.recorder import Eager, NotRecordedError, recorder_for, warn_halved, warn_not_recorded
 from fedsim.engine.graph.state import State
 from fedsim.engine.graph.tables import Tables
-from fedsim.engine.graph.trainer import Trained, Trainer
-from fedsim.engine.model.adapt import for_batched, refuse_hidden_randomness
+from fedsim.engine.graph.trainer import Trained, Trainer, forms_of
+from fedsim.engine.model.adapt import for_batched, masked_norms, refuse_hidden_randomness
 from fedsim.engine.precision import Precision
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import TorchBackend
@@ -54,7 +54,7 @@ class GraphBackend(TorchBackend):
         self.recorder = recorder_for(x.device)
         self.kind: ProgramKind = choose_program(workload, precision, program)
         flat_optimizer(workload.optimizer, x.new_empty(0, 0))  # refuses one that it does not know
-        for_batched(workload.model)  # refuses what cannot be trained on padded batches
+        self.two_forms = bool(masked_norms(for_batched(workload.model)))  # refuses what padding would change
         if len(x):
             refuse_hidden_randomness(workload.model, x)
         self._trainers: OrderedDict[tuple[int, int], Trainer] = OrderedDict()
@@ -73,8 +73,10 @@ class GraphBackend(TorchBackend):
     def joint_key(self, schedule: Schedule) -> Hashable:
         """Batches are padded to the widest of the call, and products of one shape are the same for any number of
         clients from two on, which is the fewest that are ever trained. (On a CPU; a library of a GPU may choose another
-        product for another number of matrices.)"""
-        return schedule.lr, schedule.positions.shape[2]
+        product for another number of matrices.) Where full batches are trained in another way, it is in the same steps
+        that they are."""
+        forms = tuple(forms_of(schedule)) if self.two_forms else ()
+        return schedule.lr, schedule.positions.shape[2], forms
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """The host waits once, for the losses."""
@@ -149,9 +151,11 @@ def capacity(count: int) -> int:
 
 
 def _rows(schedule: Schedule, rows: slice) -> Schedule:
-    """Those clients, with batches padded as they are."""
-    keys = None if schedule.keys is None else schedule.keys[rows]
-    return Schedule(schedule.positions[rows], schedule.counts[rows], keys, schedule.lr)
+    """Those clients, without the steps that none of them makes, with batches padded as they are."""
+    counts = schedule.counts[rows]
+    steps = int(np.count_nonzero(counts.any(0)))
+    keys = None if schedule.keys is None else schedule.keys[rows, :steps]
+    return Schedule(schedule.positions[rows, :steps], counts[:, :steps], keys, schedule.lr)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,9 +43,10 @@ class Trainer:
 
     @torch.no_grad()
     def train(self, start: Sequence[Params], schedule: Schedule, recorder: Recorder) -> Trained:
-        """Train K <= R clients by a schedule that fits, each from its model. Does not wait for the device."""
-        steps = int(np.count_nonzero(schedule.counts.any(0)))
-        blocks = recordings(self._forms(schedule, steps), self._longest)
+        """Train K <= R clients by a schedule with batches of B, each from its model. Does not wait for the device."""
+        steps = schedule.counts.shape[1]
+        forms = forms_of(schedule) if self.program.two_forms else [False] * steps
+        blocks = recordings(forms, self._longest)
         for block in blocks:
             if block not in self._recorded:
                 self._recorded[block] = self._record(*block, recorder)
@@ -59,14 +59,6 @@ class Trainer:
         for block in blocks:
             self._recorded[block]()
         return self._trained(len(schedule), steps)
-
-    def _forms(self, schedule: Schedule, steps: int) -> list[bool]:
-        """Of each step, whether it is one of full batches, where the program makes a difference."""
-        if not self.program.two_forms:
-            return [False] * steps
-        counts = schedule.counts[:, :steps]
-        forms: list[bool] = ((counts == self.tables.batch) | (counts == 0)).all(0).tolist()
-        return forms
 
     def _record(self, steps: int, full: bool, recorder: Recorder) -> Body:
         def body() -> None:
@@ -85,6 +77,13 @@ class Trainer:
             self.tables.losses[:steps, :count],
             None if momentum is None else momentum[:count].clone(),
         )
+
+
+def forms_of(schedule: Schedule) -> list[bool]:
+    """Of each step, whether all batches are full, those of clients that have finished left aside."""
+    counts = schedule.counts
+    forms: list[bool] = ((counts == schedule.positions.shape[2]) | (counts == 0)).all(0).tolist()
+    return forms
 
 
 def longest_recording(launches: int) -> int:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsim.engine.graph.recorder import Body, Recorder
-from tests.pretended_cuda import PretendedCard
+from tests.pretended_cuda import PretendedCard, held
 
 WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive",
@@ -50,14 +50,14 @@ class Tape(TorchDispatchMode):
         for _, _, _, outs in self._calls:
             for out in outs:
                 if out is not None and out.is_floating_point():
-                    out.fill_(torch.nan)
+                    held(out).fill_(torch.nan)
 
     @torch.no_grad()
     def replay(self) -> None:
         for func, args, kwargs, outs in self._calls:
             for old, new in zip(outs, _tensors(func(*args, **kwargs)), strict=True):
                 if old is not None and old is not new:
-                    old.copy_(new)
+                    held(old).copy_(held(new))  # no kernel of the recording
 
 
 class TapeRecorder(Recorder):
@@ -76,8 +76,7 @@ class TapeRecorder(Recorder):
         tape = Tape()
         with _present("recording"), tape:
             body()
-        with _present("recording"):
-            tape.forget()
+        tape.forget()
         self.tapes.append(tape)
 
         def replay() -> None:

@@ -24,7 +24,7 @@ from fedsim.engine.model.adapt import for_batched, for_sequential, keyed_dropout
 from fedsim.engine.precision import Precision, autocast
 from fedsim.types import Params, Stack
 
-LAUNCHES_A_LAYER = 12
+LAUNCHES_A_LAYER = 5
 """About how many kernels the forward and backward pass of a layer are, cuDNN's changes of layout counted."""
 
 

@@ -71,11 +71,12 @@ class TapeRecorder(Recorder):
     def description(self) -> str:
         return "a tape"
 
-    def record(self, body: Body, prepare: Body) -> Body:
+    def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
         prepare()
         tape = Tape()
         with _present("recording"), tape:
-            body()
+            for _ in range(times):
+                step()
         tape.forget()
         self.tapes.append(tape)
 

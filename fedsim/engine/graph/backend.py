@@ -12,13 +12,14 @@ from torch import Tensor
 
 from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.batched.backend import CACHED_BYTES, _model_bytes, _rows_that_fit
+from fedsim.engine.graph.one_by_one import Passes
 from fedsim.engine.graph.optimizers import flat_optimizer
-from fedsim.engine.graph.programs import ProgramKind, choose_program, new_program
+from fedsim.engine.graph.programs import ProgramKind, choose_program, new_programs
 from fedsim.engine.graph.recorder import Eager, NotRecordedError, recorder_for, warn_halved, warn_not_recorded
 from fedsim.engine.graph.state import State
 from fedsim.engine.graph.tables import Tables
-from fedsim.engine.graph.trainer import Trained, Trainer, forms_of
-from fedsim.engine.model.adapt import for_batched, masked_norms, refuse_hidden_randomness
+from fedsim.engine.graph.trainer import Trained, Trainer
+from fedsim.engine.model.adapt import refuse_hidden_randomness
 from fedsim.engine.precision import Precision
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import TorchBackend
@@ -54,7 +55,7 @@ class GraphBackend(TorchBackend):
         self.recorder = recorder_for(x.device)
         self.kind: ProgramKind = choose_program(workload, precision, program)
         flat_optimizer(workload.optimizer, x.new_empty(0, 0))  # refuses one that it does not know
-        self.two_forms = bool(masked_norms(for_batched(workload.model)))  # refuses what padding would change
+        self._passes = Passes(workload, precision, self.layout) if self.kind is ProgramKind.ONE_BY_ONE else None
         if len(x):
             refuse_hidden_randomness(workload.model, x)
         self._trainers: OrderedDict[tuple[int, int], Trainer] = OrderedDict()
@@ -73,10 +74,8 @@ class GraphBackend(TorchBackend):
     def joint_key(self, schedule: Schedule) -> Hashable:
         """Batches are padded to the widest of the call, and products of one shape are the same for any number of
         clients from two on, which is the fewest that are ever trained. (On a CPU; a library of a GPU may choose another
-        product for another number of matrices.) Where full batches are trained in another way, it is in the same steps
-        that they are."""
-        forms = tuple(forms_of(schedule)) if self.two_forms else ()
-        return schedule.lr, schedule.positions.shape[2], forms
+        product for another number of matrices.)"""
+        return schedule.lr, schedule.positions.shape[2]
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """The host waits once, for the losses."""
@@ -125,12 +124,11 @@ class GraphBackend(TorchBackend):
     def _new_trainer(self, rows: int, steps: int, batch: int) -> Trainer:
         like = self.data.x.new_empty(0)
         last = self.layout is torch.channels_last and self.kind is ProgramKind.ONE_BY_ONE
-        state = State(self.model, rows, like, channels_last=last)
+        state = State.of(self.model, rows, like, channels_last=last)
         optimizer = flat_optimizer(self.workload.optimizer, state.flat)
         tables = Tables(steps, rows, batch, optimizer.num_scalars, like)
-        streams = self.recorder.streams(rows)
-        program = new_program(self.kind, self.workload, tables, state, optimizer, self.precision, self.layout, streams)
-        return Trainer(tables, state, optimizer, program)
+        programs = new_programs(self.kind, self.workload, tables, state, optimizer, self._passes)
+        return Trainer(tables, state, optimizer, programs)
 
     def _result(self, parts: Sequence[Trained], schedule: Schedule) -> TrainingResult:
         state = next(reversed(self._trainers.values())).state

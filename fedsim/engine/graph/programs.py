@@ -1,14 +1,11 @@
 """Which program takes the steps of a model."""
 
-from collections.abc import Sequence
 from enum import Enum
 from typing import Literal
 
-import torch
-
 from fedsim.engine.backend import Workload
 from fedsim.engine.graph.linear import LinearProgram
-from fedsim.engine.graph.one_by_one import OneByOne
+from fedsim.engine.graph.one_by_one import OneByOne, Passes
 from fedsim.engine.graph.optimizers import FlatOptimizer
 from fedsim.engine.graph.program import StepProgram
 from fedsim.engine.graph.state import State
@@ -37,17 +34,20 @@ def choose_program(workload: Workload, precision: Precision, wanted: Literal["au
     return ProgramKind.LINEAR
 
 
-def new_program(
+def new_programs(
     kind: ProgramKind,
     workload: Workload,
     tables: Tables,
     state: State,
     optimizer: FlatOptimizer,
-    precision: Precision,
-    layout: torch.memory_format,
-    streams: Sequence[torch.cuda.Stream],
-) -> StepProgram:
-    """A program on these buffers; `precision`, `layout` and `streams` are for those that take clients one by one."""
+    passes: Passes | None,
+) -> list[StepProgram]:
+    """One program on these buffers, or one for each client; `passes` is for the latter."""
     if kind is ProgramKind.LINEAR:
-        return LinearProgram(workload, tables, state, optimizer)
-    return OneByOne(workload, tables, state, optimizer, precision=precision, layout=layout, streams=streams)
+        return [LinearProgram(workload, tables, state, optimizer)]
+    assert passes is not None
+    return [
+        OneByOne(workload, tables.part(row), state.part(rows), optimizer.part(rows), passes)
+        for row in range(len(state))
+        for rows in [slice(row, row + 1)]
+    ]

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
 """Two Triton kernels that make one local step of R stacked chains of linear layers.
 
 `forward`: one program for each client and tile of T samples. It gathers the samples by position, computes all layers,
@@ -14,9 +14,9 @@ gets is therefore the same in any company, to the last bit. A client whose count
 
 Shapes (constant per compilation; tuples have an entry per layer, counted from 0): WIDTHS, the layers' inputs and then
 the number of classes; PADDED, the same as powers of 2 from 16 on; WEIGHTS and BIASES, where each layer's tensors begin
-in a row of the parameters [R, P] (a bias of -1: the layer has none); HIDDEN and SLOPES, where each layer's inputs and
-slopes begin in a row of `hidden` [R, B, HIDDEN_WIDTH] and `slopes` [R, B, SLOPES_WIDTH]. Weights are [out, in] as in
-torch.nn.Linear: both kernels read them along their inputs, where neighbours in memory are.
+in a row of the flat parameters [R, P] (a bias of -1: the layer has none); HIDDEN and SLOPES, where each layer's inputs
+and slopes begin in a row of `hidden` [R, B, HIDDEN_WIDTH] and `slopes` [R, B, SLOPES_WIDTH]. Weights are [out, in] as
+in torch.nn.Linear: both kernels read them along their inputs, where neighbours in memory are.
 """
 
 import triton
@@ -88,28 +88,31 @@ def _cross_entropy(z, label, live, count, columns, CLASSES: tl.constexpr):
     return losses, tl.where(live[:, None], slopes, 0.0)
 
 
-@triton.jit
-def forward(x, y, positions, counts, keys, step, params, hidden, slopes, losses, R, B, P,
+@triton.jit(do_not_specialize=["R", "B", "stride"])
+def forward(x, y, positions, counts, keys, step, flat, hidden, slopes, losses, R, B, P, stride,
             WIDTHS: tl.constexpr, PADDED: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr,
             HIDDEN: tl.constexpr, HIDDEN_WIDTH: tl.constexpr, SLOPES: tl.constexpr, SLOPES_WIDTH: tl.constexpr,
             SALTS: tl.constexpr, FLOORS: tl.constexpr, SCALES: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
             PRECISION: tl.constexpr):  # fmt: skip
-    """Grid (R, ceil(B / T)). `x` [n, D], `y` [n], `positions` [S, R, B], `counts` [S, R], `keys` [S, R] or None, `step`
-    [1], `params` [R, P], `losses` [S, R, B], of which the valid ones are written."""
+    """Grid (R, ceil(B / T)).
+
+    `x` [n, D] and `y` [n] are the samples. Of the tables' row `step` [1], `stride` 32-bit words from that before it:
+    `positions` [R, B], `counts` [R], `keys` [R]. `flat` [R, P]: the parameters. The valid ones of `losses` [S, R, B]
+    are written.
+    """
     LAYERS: tl.constexpr = len(BIASES)
     r, tile = tl.program_id(0), tl.program_id(1)
-    at_step = tl.load(step).to(tl.int64) * R + r
-    count = tl.load(counts + at_step)
+    s = tl.load(step)
+    count = tl.load(counts + s * stride + r)
     if tile * T >= count:
         return
     rows = tile * T + tl.arange(0, T)
     live = rows < count
-    at = tl.load(positions + at_step * B + rows, mask=live, other=0).to(tl.int64)
+    at = tl.load(positions + s * stride + r * B + rows, mask=live, other=0).to(tl.int64)
     label = tl.load(y + at, mask=live, other=0)
-    own = params + r.to(tl.int64) * P
+    key = tl.load(keys + s * (stride // 2) + r).to(tl.uint64, bitcast=True)
+    own = flat + r.to(tl.int64) * P
     own_rows = (r * B + rows).to(tl.int64)
-    if keys is not None:
-        key = tl.load(keys + at_step).to(tl.uint64, bitcast=True)
 
     z = _first_layer(x, at, live, own + WEIGHTS[0], T, K, WIDTHS[0], WIDTHS[1], PADDED[1], PRECISION)
     z = _with_bias(z, own, tl.arange(0, PADDED[1]), WIDTHS[1], BIASES[0])
@@ -119,7 +122,7 @@ def forward(x, y, positions, counts, keys, step, params, hidden, slopes, losses,
         if FLOORS[layer - 1] > 0:
             z = _dropout(z, key, rows, into, WIDTHS[layer], SALTS[layer - 1], FLOORS[layer - 1], SCALES[layer - 1])
         z = tl.where(z <= 0, 0.0, z)  # NaN stays NaN
-        inputs = inputs + (z,)
+        inputs = inputs + (z,)  # noqa: RUF005  Triton knows no starred expressions
         here = hidden + own_rows[:, None] * HIDDEN_WIDTH + (HIDDEN[layer] + into)[None, :]
         tl.store(here, z, mask=live[:, None])
         weight = _weight(own + WEIGHTS[layer], out, into, WIDTHS[layer + 1], WIDTHS[layer])
@@ -128,7 +131,7 @@ def forward(x, y, positions, counts, keys, step, params, hidden, slopes, losses,
 
     columns = tl.arange(0, PADDED[LAYERS])
     loss, d = _cross_entropy(z, label, live, count, columns, WIDTHS[LAYERS])
-    tl.store(losses + at_step * B + rows, loss, mask=live)
+    tl.store(losses + (s * R + r) * B + rows, loss, mask=live)
     there = slopes + own_rows[:, None] * SLOPES_WIDTH
     tl.store(there + (SLOPES[LAYERS - 1] + columns)[None, :], d, mask=live[:, None])
     for layer in tl.static_range(LAYERS - 1, 0, -1):
@@ -142,35 +145,39 @@ def forward(x, y, positions, counts, keys, step, params, hidden, slopes, losses,
 
 
 @triton.jit
-def _optimise(params, first, second, at, inside, g, rates, RULE: tl.constexpr):
+def _optimise(flat, first, second, at, inside, g, scalars, rates, RULE: tl.constexpr):
     """One step of the optimiser on the parameters `at`, and on their state, with gradient `g`.
 
-    RULE: sgd, momentum, nesterov (`beta1` is the momentum), adam or adamw; `fresh` is 1 - beta, `debias` is
-    1 / (1 - beta^t), and `decay` the weight decay. The rules of `fedsim.optimizers`.
+    The rules of `fedsim.engine.graph.optimizers`, where `scalars` are from; RULE is sgd, momentum, nesterov, adam or
+    adamw.
     """
-    lr, decay, beta1, fresh1, beta2, fresh2, eps, debias1, debias2 = rates
-    w = tl.load(params + at, mask=inside, other=0.0)
-    if RULE == "adamw":
-        w -= lr * decay * w
+    decay, beta1, fresh1, beta2, fresh2, eps = rates  # fresh: 1 - beta; beta1: also the momentum
+    w = tl.load(flat + at, mask=inside, other=0.0)
+    if RULE == "adam" or RULE == "adamw":
+        rate, correction, keep = tl.load(scalars), tl.load(scalars + 1), tl.load(scalars + 2)
+        if RULE == "adamw":
+            w *= keep
+        else:
+            g += decay * w
+        m = tl.load(first + at, mask=inside, other=0.0)
+        m += fresh1 * (g - m)
+        v = beta2 * tl.load(second + at, mask=inside, other=0.0) + fresh2 * g * g
+        tl.store(first + at, m, mask=inside)
+        tl.store(second + at, v, mask=inside)
+        w -= rate * tl.div_rn(m, tl.sqrt_rn(tl.div_rn(v, correction)) + eps)
+    elif RULE == "sgd":
+        rate, keep = tl.load(scalars), tl.load(scalars + 1)
+        w = keep * w - rate * g
     else:
         g += decay * w
-    change = g
-    if RULE != "sgd":
-        m = tl.load(first + at, mask=inside, other=0.0)
-        if RULE == "adam" or RULE == "adamw":
-            v = beta2 * tl.load(second + at, mask=inside, other=0.0) + fresh2 * g * g
-            m += fresh1 * (g - m)
-            tl.store(second + at, v, mask=inside)
-            change = tl.div_rn(m * debias1, tl.sqrt_rn(v * debias2) + eps)
-        else:
-            m = beta1 * m + g
-            change = g + beta1 * m if RULE == "nesterov" else m
+        m = beta1 * tl.load(first + at, mask=inside, other=0.0) + g
         tl.store(first + at, m, mask=inside)
-    tl.store(params + at, w - lr * change, mask=inside)
+        w -= tl.load(scalars) * (g + beta1 * m if RULE == "nesterov" else m)
+    tl.store(flat + at, w, mask=inside)
 
 
-@triton.jit
-def update(x, positions, counts, step, params, first, second, hidden, slopes, lr, debias, R, B, P,
+@triton.jit(do_not_specialize=["R", "B", "stride"])
+def update(x, positions, counts, scalars, step, flat, first, second, hidden, slopes, R, B, P, stride,
            decay, beta1, fresh1, beta2, fresh2, eps,
            WIDTHS: tl.constexpr, PADDED: tl.constexpr, WEIGHTS: tl.constexpr, BIASES: tl.constexpr,
            HIDDEN: tl.constexpr, HIDDEN_WIDTH: tl.constexpr, SLOPES: tl.constexpr, SLOPES_WIDTH: tl.constexpr,
@@ -178,19 +185,15 @@ def update(x, positions, counts, step, params, first, second, hidden, slopes, lr
            PRECISION: tl.constexpr):  # fmt: skip
     """Grid (R, BLOCKS[-1]): layer l has blocks of SIZES[l] inputs, and BLOCKS[l] is the number of blocks before it.
 
-    `first` and `second` [R, P] are the optimiser's state (None where the rule has none), `lr` [1], and `debias` [S, 2]
-    Adam's 1 / (1 - beta^t). The sum over samples runs in tiles of T.
+    `first` and `second` [R, P] are the optimiser's state (None where the rule has none), `scalars` [C] its numbers in
+    the tables' row; the rest is as for `forward`. The sum over samples runs in tiles of T.
     """
     r, block = tl.program_id(0), tl.program_id(1)
-    s = tl.load(step).to(tl.int64)
-    at_step = s * R + r
-    count = tl.load(counts + at_step)
+    s = tl.load(step)
+    count = tl.load(counts + s * stride + r)
     if count == 0:
         return
-    rates = (tl.load(lr), decay, beta1, fresh1, beta2, fresh2, eps, 1.0, 1.0)
-    if RULE == "adam" or RULE == "adamw":
-        debias1, debias2 = tl.load(debias + 2 * s), tl.load(debias + 2 * s + 1)
-        rates = (tl.load(lr), decay, beta1, fresh1, beta2, fresh2, eps, debias1, debias2)
+    rates = (decay, beta1, fresh1, beta2, fresh2, eps)
     own = r.to(tl.int64) * P
     for layer in tl.static_range(0, len(BIASES)):
         if (block >= BLOCKS[layer]) & (block < BLOCKS[layer + 1]):
@@ -205,7 +208,7 @@ def update(x, positions, counts, step, params, first, second, hidden, slopes, lr
                 own_rows = (r * B + rows).to(tl.int64)[:, None]
                 d = tl.load(slopes + own_rows * SLOPES_WIDTH + (SLOPES[layer] + out)[None, :], mask=live, other=0.0)
                 if layer == 0:
-                    at = tl.load(positions + at_step * B + rows, mask=rows < count, other=0).to(tl.int64)
+                    at = tl.load(positions + s * stride + r * B + rows, mask=rows < count, other=0).to(tl.int64)
                     given = tl.load(x + at[:, None] * WIDTHS[0] + into[None, :], mask=live & inside, other=0.0)
                 else:
                     given = tl.load(hidden + own_rows * HIDDEN_WIDTH + (HIDDEN[layer] + into)[None, :],
@@ -213,7 +216,8 @@ def update(x, positions, counts, step, params, first, second, hidden, slopes, lr
                 g = tl.dot(tl.trans(d), given, g, input_precision=PRECISION)
                 g_bias += tl.sum(d, 0)
             at_w = own + WEIGHTS[layer] + out[:, None] * WIDTHS[layer] + into[None, :]
-            _optimise(params, first, second, at_w, (out < WIDTHS[layer + 1])[:, None] & inside, g, rates, RULE)
+            valid = (out < WIDTHS[layer + 1])[:, None] & inside
+            _optimise(flat, first, second, at_w, valid, g, scalars + s * stride, rates, RULE)
             if BIASES[layer] >= 0 and block == BLOCKS[layer]:
-                at_b = own + BIASES[layer] + out
-                _optimise(params, first, second, at_b, out < WIDTHS[layer + 1], g_bias, rates, RULE)
+                at_b, valid_b = own + BIASES[layer] + out, out < WIDTHS[layer + 1]
+                _optimise(flat, first, second, at_b, valid_b, g_bias, scalars + s * stride, rates, RULE)

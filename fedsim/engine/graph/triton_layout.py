@@ -1,13 +1,11 @@
 """Where a chain of linear layers lies in memory for its Triton kernels, and how it is cut into tiles."""
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-
+from fedsim.engine.graph.layout import Layout
 from fedsim.engine.model.chain import Chain
 from fedsim.engine.model.layers import _CALLS, _GOLDEN
 
@@ -33,12 +31,12 @@ class ChainLayout:
 
     @cached_property
     def hidden(self) -> tuple[int, ...]:
-        """Where the inputs of layers 1, 2, ... begin in a sample's row of hidden values; the last entry is its width."""
+        """Where the inputs of layers 1, 2, ... begin in a sample's row of hidden values, and the row's width."""
         return _cumulated([0, *self.padded[1:-1]])
 
     @cached_property
     def slopes(self) -> tuple[int, ...]:
-        """Where the gradients at the outputs of layers 0, 1, ... begin in a sample's row; the last entry is its width."""
+        """Where the gradients at the outputs of layers 0, 1, ... begin in a sample's row, and the row's width."""
         return _cumulated(self.padded[1:])
 
     def constants(self) -> dict[str, Any]:
@@ -54,6 +52,12 @@ class ChainLayout:
             "SLOPES_WIDTH": self.slopes[-1],
         }
 
+    def blocks(self, size: int) -> dict[str, Any]:
+        """Each layer's inputs cut into blocks of `size`, for `update`."""
+        sizes = tuple(min(size, padded) for padded in self.padded[:-1])
+        counts = [-(-width // size) for width, size in zip(self.widths, sizes, strict=False)]
+        return {"BLOCKS": _cumulated(counts), "SIZES": sizes}
+
     def dropout_constants(self) -> dict[str, Any]:
         """The rule of `fedsim.engine.model.layers.dropout_mask`, for each layer."""
         return {
@@ -63,14 +67,44 @@ class ChainLayout:
         }
 
 
-def layout_of(chain: Chain, shapes: Mapping[str, torch.Size]) -> ChainLayout:
-    """The layout where the tensors of `shapes` lie one after another, in this order."""
-    begins = dict(zip(shapes, _cumulated([shape.numel() for shape in shapes.values()]), strict=False))
-    links = chain.links
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of tiles, warps of a program, and how many loads run ahead of their products (`stages`).
+
+    A program of `forward` has `samples`, and takes `inputs` of the first layer at a time; one of `update` has a `block`
+    of a layer's inputs, and sums over `summed` samples at a time.
+
+    Chosen for an H100 by thought and by what the compiler reports; never timed on a card. None depends on the number of
+    clients or on the size of a batch, because the order of additions depends on all of them.
+    """
+
+    samples: int = 16
+    inputs: int = 64
+    summed: int = 32
+    block: int = 64
+    forward_warps: int = 4
+    update_warps: int = 4
+    stages: int = 3
+
+    @classmethod
+    def of(cls, layout: ChainLayout) -> "Tiles":
+        """Those for a chain."""
+        return cls()
+
+    def of_forward(self) -> dict[str, int]:
+        return {"T": self.samples, "K": self.inputs, "num_warps": self.forward_warps}
+
+    def of_update(self) -> dict[str, int]:
+        return {"T": self.summed, "num_warps": self.update_warps}
+
+
+def chain_layout(chain: Chain, layout: Layout) -> ChainLayout:
+    """The chain's tensors as they lie in the rows of `layout`."""
+    slots, links = {slot.name: slot for slot in layout.slots}, chain.links
     return ChainLayout(
-        widths=(shapes[links[0].weight][1], *(shapes[link.weight][0] for link in links)),
-        weights=tuple(begins[link.weight] for link in links),
-        biases=tuple(-1 if link.bias is None else begins[link.bias] for link in links),
+        widths=(slots[links[0].weight].shape[1], *(slots[link.weight].shape[0] for link in links)),
+        weights=tuple(slots[link.weight].first for link in links),
+        biases=tuple(-1 if link.bias is None else slots[link.bias].first for link in links),
         dropouts=tuple((link.dropout, link.rate) for link in links),
     )
 

@@ -74,8 +74,15 @@ class Tiles:
     A program of `forward` has `samples`, and takes `inputs` of the first layer at a time; one of `update` has a `block`
     of a layer's inputs, and sums over `summed` samples at a time.
 
-    Chosen for an H100 by thought and by what the compiler reports; never timed on a card. None depends on the number of
-    clients or on the size of a batch, because the order of additions depends on all of them.
+    None may depend on the number of clients or on the size of a batch: the order of additions depends on all of them,
+    and a client's result must not depend on its company. Chosen for an H100 (132 multiprocessors) by thought and by
+    the registers that the compiler reports, never timed on a card:
+
+    - 16 samples, the least that tensor cores take: 10 clients with batches of 64 are then 40 programs of `forward`.
+      Each reads all weights of its client, 0.2 MB in W1, from the L2 cache, where all of them stay from step to step;
+      larger tiles would read them less often, but leave more multiprocessors idle.
+    - blocks of 64 inputs: 150 programs of `update` in that case, each with a gradient of 64 x 64 in registers.
+    - 4 warps, and 8 for layers wider than 64, so that the three TF32 products of tf32x3 keep their values in registers.
     """
 
     samples: int = 16
@@ -89,7 +96,9 @@ class Tiles:
     @classmethod
     def of(cls, layout: ChainLayout) -> "Tiles":
         """Those for a chain."""
-        return cls()
+        if max(layout.padded[1:]) <= 64:
+            return cls()
+        return cls(inputs=32, block=32, forward_warps=8, update_warps=8)
 
     def of_forward(self) -> dict[str, int]:
         return {"T": self.samples, "K": self.inputs, "num_warps": self.forward_warps}

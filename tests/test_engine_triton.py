@@ -18,7 +18,7 @@ from fedsim.engine.graph.triton_chain import unfit
 from fedsim.engine.model.adapt import has_dropout
 from fedsim.engine.model.parameters import initial
 from fedsim.engine.reference.backend import ReferenceBackend
-from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
+from fedsim.engine.schedule import LocalWork, make_schedule
 from fedsim.models.logistic import Logistic
 from fedsim.models.mlp import MLP
 from fedsim.optimizers.adam import Adam
@@ -104,10 +104,14 @@ def assert_close(got: TrainingResult, want: TrainingResult, case: Case) -> None:
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
             scale = float(value.abs().max() + start[name].abs().max())
-            import sys; print("REL", name, float((found[name] - value).abs().max()) / scale, file=sys.stderr)
+            import sys
+
+            print("REL", name, float((found[name] - value).abs().max()) / scale, file=sys.stderr)
             np.testing.assert_allclose(found[name], value, rtol=0, atol=ROUNDING * scale, err_msg=name)
     mask = case.schedule.mask
-    import sys; print("LOSS", abs(got.losses[mask] - want.losses[mask]).max() if mask.any() else 0, file=sys.stderr)
+    import sys
+
+    print("LOSS", abs(got.losses[mask] - want.losses[mask]).max() if mask.any() else 0, file=sys.stderr)
     np.testing.assert_allclose(got.losses[mask], want.losses[mask], rtol=ROUNDING, atol=ROUNDING)
 
 

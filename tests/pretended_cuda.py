@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
@@ -111,6 +112,7 @@ class PretendedCard(TorchDispatchMode):
         self.runtime = Runtime(self.wait, memory, devices)
         self.refuses = refuses
         self._in_graph = ""  # "captured" or "replayed"
+        self._functions = _Functions()
         self._stack = ExitStack()
 
     @classmethod
@@ -123,6 +125,7 @@ class PretendedCard(TorchDispatchMode):
     def __enter__(self) -> "PretendedCard":
         assert PretendedCard._entered is None, "one pretended device at a time"
         self._stack.enter_context(patched_runtime(self.runtime))
+        self._stack.enter_context(self._functions)
         PretendedCard._entered = self
         super().__enter__()
         return self
@@ -181,7 +184,7 @@ class PretendedCard(TorchDispatchMode):
             return self._copy(func, name, args, kwargs)
         flat, spec = pytree.tree_flatten((args, kwargs))
         ours = [value for value in flat if isinstance(value, CardTensor)]
-        asked = _device_asked_for(kwargs)
+        asked = self._device_asked_for(kwargs)
         if not ours and (asked is None or asked.type != "cuda"):
             return func(*args, **kwargs)
         index = ours[0]._index if ours else self.runtime.index_of(asked)
@@ -223,9 +226,16 @@ class PretendedCard(TorchDispatchMode):
                 device = f"cuda:{index} and {stranger.device}"
                 raise RuntimeError(f"{name}: Expected all tensors to be on the same device, but found {device}")
 
+    def _device_asked_for(self, kwargs: dict[str, Any]) -> torch.device | None:
+        """The card where the operation's own code asks for the device of a tensor on it, which to C++ is `meta`."""
+        device = None if kwargs.get("device") is None else torch.device(kwargs["device"])
+        if device is None or device.type != "meta" or (self._functions.asks_for_meta and not _in_transform()):
+            return device
+        return torch.device("cuda", 0)
+
     def _copy(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "_to_copy":
-            source, asked = args[0], _device_asked_for(kwargs)
+            source, asked = args[0], self._device_asked_for(kwargs)
             target_device = source.device if asked is None else asked
         else:
             target, source = args[0], args[1]
@@ -266,13 +276,23 @@ class PretendedCard(TorchDispatchMode):
         return self.runtime.pin(func(*args, **{**kwargs, "pin_memory": False}))
 
 
-def _device_asked_for(kwargs: dict[str, Any]) -> torch.device | None:
-    """A tensor's own `device` is `meta` within transforms of torch.func, where no attribute of Python's is seen."""
-    device = None if kwargs.get("device") is None else torch.device(kwargs["device"])
-    return torch.device("cuda", 0) if device is not None and device.type == "meta" and _in_transform() else device
+class _Functions(TorchFunctionMode):
+    """Notes whether the function of torch's that is being called was itself asked for a tensor on `meta`."""
+
+    asks_for_meta = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self.asks_for_meta
+        asked = (kwargs or {}).get("device")
+        self.asks_for_meta = asked is not None and torch.device(asked).type == "meta"
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.asks_for_meta = before
 
 
 def _in_transform() -> bool:
+    """Whether a transform of torch.func is running, within which a tensor's own device reads `meta`."""
     frame = sys._getframe(1)
     while frame is not None:
         if "_functorch" in frame.f_code.co_filename:

@@ -120,3 +120,12 @@ def test_meta_is_no_card() -> None:
     with PretendedCard():
         assert torch.empty(3, device="meta").device.type == "meta"
         assert not isinstance(nn.Linear(2, 2, device="meta").weight, CardTensor)
+        with torch.device("meta"):
+            assert not isinstance(nn.Linear(2, 2).weight, CardTensor)
+
+
+def test_code_within_transforms_makes_tensors_where_its_arguments_are() -> None:
+    with PretendedCard():
+        a = torch.ones(3, 2, device="cuda")
+        ramp = torch.func.vmap(lambda row: row * torch.arange(2, device=row.device))(a)
+        assert torch.equal(held(torch.where(a > 0, ramp, 5.0)), torch.tensor([[0.0, 1.0]] * 3))

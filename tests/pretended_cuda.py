@@ -11,18 +11,17 @@ It has neither the numerics of cuBLAS and cuDNN nor autocast to bfloat16, and no
 done in the order of the calls. Generators of the device draw from torch's global one.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
 from tests.pretended_counts import SEVERAL_KERNELS, Counts, calling_line
+from tests.pretended_functions import Functions, in_transform
 from tests.pretended_runtime import Runtime, patched_runtime
 
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
@@ -112,7 +111,7 @@ class PretendedCard(TorchDispatchMode):
         self.runtime = Runtime(self.wait, memory, devices)
         self.refuses = refuses
         self._in_graph = ""  # "captured" or "replayed"
-        self._functions = _Functions()
+        self._functions = Functions()
         self._stack = ExitStack()
 
     @classmethod
@@ -180,7 +179,7 @@ class PretendedCard(TorchDispatchMode):
             self.refuses(name, args)
         if kwargs.get("pin_memory") or name in ("is_pinned", "_pin_memory", "pin_memory"):
             return self._pinned(func, name, args, kwargs)
-        if name in _COPIES:
+        if name in _COPIES and isinstance(args[0], Tensor):  # and not a number, as in torch.func's rules
             return self._copy(func, name, args, kwargs)
         flat, spec = pytree.tree_flatten((args, kwargs))
         ours = [value for value in flat if isinstance(value, CardTensor)]
@@ -229,7 +228,7 @@ class PretendedCard(TorchDispatchMode):
     def _device_asked_for(self, kwargs: dict[str, Any]) -> torch.device | None:
         """The card where the operation's own code asks for the device of a tensor on it, which to C++ is `meta`."""
         device = None if kwargs.get("device") is None else torch.device(kwargs["device"])
-        if device is None or device.type != "meta" or (self._functions.asks_for_meta and not _in_transform()):
+        if device is None or device.type != "meta" or (self._functions.asks_for_meta and not in_transform()):
             return device
         return torch.device("cuda", 0)
 
@@ -274,31 +273,6 @@ class PretendedCard(TorchDispatchMode):
         if name in ("_pin_memory", "pin_memory"):
             return self.runtime.pin(args[0].clone())
         return self.runtime.pin(func(*args, **{**kwargs, "pin_memory": False}))
-
-
-class _Functions(TorchFunctionMode):
-    """Notes whether the function of torch's that is being called was itself asked for a tensor on `meta`."""
-
-    asks_for_meta = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = self.asks_for_meta
-        asked = (kwargs or {}).get("device")
-        self.asks_for_meta = asked is not None and torch.device(asked).type == "meta"
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            self.asks_for_meta = before
-
-
-def _in_transform() -> bool:
-    """Whether a transform of torch.func is running, within which a tensor's own device reads `meta`."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if "_functorch" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def _plain(value: Any) -> Any:

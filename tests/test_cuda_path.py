@@ -1,7 +1,7 @@
 """Whole experiments with device=cuda, on a pretended device (tests/pretended_cuda.py), against device=cpu."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,29 @@ from tests.pretended_cuda import PretendedCard
 
 CONF = Path(__file__).parents[1] / "conf"
 SELECTORS = sorted(path.stem for path in (CONF / "selector").glob("*.yaml"))
-VARIANTS = {name for name in SELECTORS if name.startswith(("fedcor_", "pncs_", "top_loss_", "power_of_choice_d"))}
+IN_SHORT = {
+    "clustered2",
+    "delta",
+    "divfl",
+    "fedabc",
+    "fedcbs",
+    "fedcor",
+    "gpfl",
+    "grad_norm",
+    "hics",
+    "lefl",
+    "ocs",
+    "oort",
+}
+IN_SHORT |= {"pair_study", "pncs", "power_of_choice", "ucb_shapley"}
+"""One selector of each kind of question and arithmetic; the others only with `-m faults`."""
 SKETCHES = sorted(path.stem for path in (CONF / "selector" / "sketch").glob("*.yaml"))
 SMALL = ("model.hidden=[16,8]",)
 SEQUENTIAL = ("engine=sequential", "engine.workers=1")
 RAGGED = ("partition=dirichlet_class", "partition.alpha=0.3", "local.epochs=2")
-IMAGES = ("num_rounds=2", "num_clients=3", "cohort_size=2", "local.epochs=null", "local.steps=2", "local.batch_size=8")
+IMAGES = ("num_rounds=1", "num_clients=3", "cohort_size=2", "local.epochs=null", "local.steps=2", "local.batch_size=8")
+LONG = ("linear chain, one by one", "weight decay", "adam, decoupled", "logistic", "mlp_64", "resnet20, one by one")
+LONG += ("resnet20, group norm", "a model for each client", "evaluation every other round", "by_size", "in chunks")
 CASES: dict[str, Sequence[str]] = {
     "linear chain": (*SMALL, *BATCHED),
     "linear chain, one by one": (*SMALL, *SEQUENTIAL),
@@ -55,9 +72,9 @@ def _fresh_samples() -> None:
     prepared_data._latest.clear()  # those of one device are of no use to the other
 
 
-def heavy(names: Sequence[str], light: set[str] | None = None) -> list[Any]:
-    """All `names`, those not `light` only with `-m faults`."""
-    return [name if light is None or name in light else pytest.param(name, marks=pytest.mark.faults) for name in names]
+def in_short(names: Iterable[str], short: Collection[str]) -> list[Any]:
+    """All `names`, those that are not in `short` only with `-m faults`."""
+    return [pytest.param(name, marks=() if name in short else pytest.mark.faults) for name in names]
 
 
 def assert_equal(card: Run, cpu: Run) -> None:
@@ -72,20 +89,20 @@ def timeless(record: Any) -> dict[str, Any]:
     return {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in values.items()}
 
 
-@pytest.mark.parametrize("words", CASES.values(), ids=CASES.keys())
-def test_equals_the_cpu(words: Sequence[str]) -> None:
-    assert_equal(run_on_card(words), run(words, "cpu"))
+@pytest.mark.parametrize("case", in_short(CASES, CASES.keys() - set(LONG)))
+def test_equals_the_cpu(case: str) -> None:
+    assert_equal(run_on_card(CASES[case]), run(CASES[case], "cpu"))
 
 
-@pytest.mark.parametrize("selector", heavy(SELECTORS, set(SELECTORS) - VARIANTS))
+@pytest.mark.parametrize("selector", in_short(SELECTORS, IN_SHORT))
 def test_selectors_equal_the_cpu(selector: str) -> None:
-    words = (f"selector={selector}", *SMALL, *BATCHED, "optimizer.momentum=0.9")
+    words = (f"selector={selector}", *SMALL, *BATCHED, "optimizer.momentum=0.9", "num_rounds=2")
     card = PretendedCard()
     assert_equal(run_on_card(words, card), run(words, "cpu"))
     assert not [what for _, what in card.counts.copied if what == "index from the host"]
 
 
-@pytest.mark.parametrize("sketch", SKETCHES)
+@pytest.mark.parametrize("sketch", in_short(SKETCHES, {"coord", "countsketch", "gauss", "int8", "topk"}))
 def test_sketches_equal_the_cpu(sketch: str) -> None:
     words = ("selector=pncs", f"selector/sketch={sketch}", *SMALL, *BATCHED, "num_rounds=2")
     assert_equal(run_on_card(words), run(words, "cpu"))

@@ -59,5 +59,5 @@ def _train(arguments: bytes) -> bytes:
     program = TritonChain(workload, tables, state, optimizer)
     trained = Trainer(tables, state, optimizer, [program]).train(start, schedule, Eager("in the interpreter"))
     losses = trained.losses.transpose(0, 1).numpy()
-    momentum = None if trained.momentum is None else state.named(trained.momentum, trained.statistics)
-    return pickle.dumps(TrainingResult(state.named(trained.parameters, trained.statistics), losses, momentum))
+    momentum = None if trained.momentum is None else state.named(trained.momentum)
+    return pickle.dumps(TrainingResult(state.named(trained.changes), losses, momentum))

@@ -9,7 +9,7 @@ from fedsim.engine.batched.steps import StackedBatch
 from fedsim.engine.graph.optimizers import FlatOptimizer
 from fedsim.engine.graph.program import StepProgram
 from fedsim.engine.graph.state import State
-from fedsim.engine.graph.tables import Fields, Tables
+from fedsim.engine.graph.tables import Fields, StepTables
 from fedsim.engine.model.chain import Chain
 from fedsim.types import Stack
 
@@ -17,7 +17,7 @@ from fedsim.types import Stack
 class LinearProgram(StepProgram):
     """A chain of linear layers, with products of all clients' matrices at once."""
 
-    def __init__(self, workload: Workload, tables: Tables, state: State, optimizer: FlatOptimizer) -> None:
+    def __init__(self, workload: Workload, tables: StepTables, state: State, optimizer: FlatOptimizer) -> None:
         super().__init__(workload, tables, state, optimizer)
         assert workload.chain is not None
         self.models = _ViewedChain(workload.chain, state.views)

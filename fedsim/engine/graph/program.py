@@ -2,17 +2,15 @@
 
 from abc import ABC, abstractmethod
 
-from torch import Tensor
-
 from fedsim.engine.backend import Workload
 from fedsim.engine.graph.optimizers import FlatOptimizer
 from fedsim.engine.graph.state import State
-from fedsim.engine.graph.tables import Tables
+from fedsim.engine.graph.tables import StepTables
 
 
 class StepProgram(ABC):
     """Local steps of R clients, by `tables` and on `state`, on the device where these are; `optimizer` has the update
-    and its state.
+    and its state, which is zero before the first step.
 
     `step` is recorded once and replayed many times, so it may not make the host wait, not depend in Python on the
     content of a tensor or on a learning rate, and allocate no tensor that it needs in a later step.
@@ -21,7 +19,7 @@ class StepProgram(ABC):
     two_forms = False
     """Whether steps whose batches are full are taken in another way (see `step`)."""
 
-    def __init__(self, workload: Workload, tables: Tables, state: State, optimizer: FlatOptimizer) -> None:
+    def __init__(self, workload: Workload, tables: StepTables, state: State, optimizer: FlatOptimizer) -> None:
         self.workload, self.tables, self.state, self.optimizer = workload, tables, state, optimizer
 
     @property
@@ -35,13 +33,5 @@ class StepProgram(ABC):
         `state.statistics` in place and writes the samples' losses before the step into `tables.losses`.
 
         Nothing of other rows changes, whatever is in them; losses where there is no sample may be anything. `full`:
-        all rows of this step have a count of B or 0; only passed to programs with `two_forms`.
+        all rows have a count of B; only passed to programs with `two_forms`.
         """
-
-    def reset(self) -> None:
-        """The optimiser's state before a first step. Called before each training, not recorded; does not wait."""
-        self.optimizer.reset()
-
-    def momentum(self) -> Tensor | None:
-        """The optimiser's momentum buffers [R, P], laid out as `state.flat`; None where it has none."""
-        return self.optimizer.momentum

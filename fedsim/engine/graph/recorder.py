@@ -2,19 +2,29 @@
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from rich.console import Console
 
 WARM_UPS = 2
-"""Calls before a capture: libraries choose their kernels and allocate their workspaces in the first ones."""
+"""Steps before a capture: libraries choose their kernels and allocate their workspaces in the first ones."""
 
 Body = Callable[[], None]
 
 
+class NotRecordedError(Exception):
+    """A step that cannot be recorded, such as one that makes the host wait."""
+
+
 class Recorder(ABC):
-    """Records bodies that work on static tensors alone, and leave nothing behind that a later one needs."""
+    """Records steps that work on static tensors alone, and leave nothing in new memory that a later one needs.
+
+    Steps of different `track`s (0, 1, ...) share no tensor that either writes; their replays may run side by side.
+    """
 
     @property
     @abstractmethod
@@ -22,61 +32,84 @@ class Recorder(ABC):
         """What it does, in a few words, for the summary."""
 
     @abstractmethod
-    def record(self, body: Body, prepare: Body) -> Body:
-        """What does the same as `body` whenever it is called, on what the tensors hold then.
+    def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
+        """What does the same as so many calls of `step` whenever it is called, on what the tensors hold then.
 
-        `body` itself may be called for it, each time after `prepare`, which makes that harmless.
+        `step` itself may be called for it, after `prepare`, which makes that harmless. Raises `NotRecordedError` where
+        that cannot be.
         """
 
-    def streams(self, count: int) -> Sequence[torch.cuda.Stream]:
-        """At most so many streams for parts of a body that may run side by side; none where they cannot."""
-        return ()
+    def side_by_side(self, tracks: int) -> AbstractContextManager[None]:
+        """What is replayed inside may run side by side where the tracks differ; all is done behind it."""
+        return nullcontext()
 
 
 class CudaGraphs(Recorder):
-    """CUDA graphs. All share one pool of memory, which is right because they are replayed one after another and none
-    leaves a tensor behind in it."""
+    """CUDA graphs, those of a track on a stream of its own.
+
+    Those of a stream share a pool of memory, which is right because they are replayed one after another and none leaves
+    a tensor behind in it. With one track, all is on the current stream.
+    """
 
     MOST_STREAMS = 16
+    description = "CUDA graphs"
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool: tuple[int, int] | None = None
-        self._streams: list[torch.cuda.Stream] = []
+        self._streams = [torch.cuda.Stream(device) for _ in range(self.MOST_STREAMS)]
+        self._pools: dict[int, Any] = {}
+        self._forked: Sequence[torch.cuda.Stream] = ()
 
-    @property
-    def description(self) -> str:
-        return "CUDA graphs"
-
-    def record(self, body: Body, prepare: Body) -> Body:
+    def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
+        number = track % self.MOST_STREAMS
         with torch.cuda.device(self.device):
-            self._warm_up(body, prepare)
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
+            self._warm_up(step, prepare)
+            if number not in self._pools:
+                self._pools[number] = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                body()
-        return graph.replay
+            try:
+                with torch.cuda.graph(graph, pool=self._pools[number]):
+                    for _ in range(times):
+                        step()
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise NotRecordedError(str(error).strip().partition("\n")[0][:200]) from error
+        return partial(self._replay, graph, number)
 
-    def _warm_up(self, body: Body, prepare: Body) -> None:
+    def _warm_up(self, step: Body, prepare: Body) -> None:
         """On a stream of its own, as PyTorch's notes on CUDA graphs ask for."""
         current, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
                 prepare()
-                body()
+                step()
         current.wait_stream(side)
 
-    def streams(self, count: int) -> Sequence[torch.cuda.Stream]:
-        count = min(count, self.MOST_STREAMS)
-        while len(self._streams) < count:
-            self._streams.append(torch.cuda.Stream(self.device))
-        return self._streams[:count] if count > 1 else ()
+    def _replay(self, graph: torch.cuda.CUDAGraph, number: int) -> None:
+        if not self._forked:
+            graph.replay()
+            return
+        with torch.cuda.stream(self._forked[number]):
+            graph.replay()
+
+    @contextmanager
+    def side_by_side(self, tracks: int) -> Iterator[None]:
+        current = torch.cuda.current_stream(self.device)
+        self._forked = self._streams[:tracks] if tracks > 1 else ()
+        for stream in self._forked:
+            stream.wait_stream(current)
+        try:
+            yield
+        finally:
+            for stream in self._forked:
+                current.wait_stream(stream)
+            self._forked = ()
 
 
 class Eager(Recorder):
-    """No recording: the body is called each time. `reason` is why."""
+    """No recording: the steps are taken each time. `reason` is why."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -85,7 +118,11 @@ class Eager(Recorder):
     def description(self) -> str:
         return f"step by step ({self.reason})"
 
-    def record(self, body: Body, prepare: Body) -> Body:
+    def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
+        def body() -> None:
+            for _ in range(times):
+                step()
+
         return body
 
 
@@ -101,18 +138,8 @@ def warn_not_recorded(failure: str) -> None:
     Console(stderr=True).print(text, soft_wrap=True, markup=False)
 
 
-def side_by_side(streams: Sequence[torch.cuda.Stream], jobs: Sequence[Body]) -> None:
-    """Do the jobs, which need nothing of each other, in turns on `streams` (none: one after another) and go on when
-    all are done. In a capture, streams become branches of the graph."""
-    if not streams:
-        for job in jobs:
-            job()
-        return
-    current, used = torch.cuda.current_stream(), streams[: len(jobs)]
-    for stream in used:
-        stream.wait_stream(current)
-    for number, job in enumerate(jobs):
-        with torch.cuda.stream(used[number % len(used)]):
-            job()
-    for stream in used:
-        current.wait_stream(stream)
+@functools.cache
+def warn_halved(count: int, chunk_size: int) -> None:
+    """Print to stderr, once a process for each pair, that memory ran out with so many clients at once."""
+    text = f"engine.chunk_size: memory ran out with {count} clients at once; from now on {chunk_size}"
+    Console(stderr=True).print(text, soft_wrap=True, markup=False)

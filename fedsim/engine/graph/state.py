@@ -18,16 +18,27 @@ class State:
     `channels_last`: four-dimensional parameters lie with their second axis last.
     """
 
-    def __init__(self, model: nn.Module, rows: int, like: Tensor, *, channels_last: bool = False) -> None:
+    def __init__(
+        self, layout: Layout, statistics_layout: Layout, flat: Tensor, grads: Tensor, statistics: Tensor
+    ) -> None:
+        self.layout, self.statistics_layout = layout, statistics_layout
+        self.flat, self.grads, self.statistics = flat, grads, statistics
+        self.views, self.grad_views = layout.views(flat), layout.views(grads)
+        self.statistics_views = statistics_layout.views(statistics)
+
+    @classmethod
+    def of(cls, model: nn.Module, rows: int, like: Tensor, *, channels_last: bool = False) -> "State":
+        """New buffers for so many models, all zero, of the kind of `like`."""
         tensors, trained = traveling(model), trained_names(model)
         rest = {name: value for name, value in tensors.items() if name not in set(trained)}
-        self.layout = Layout({name: tensors[name] for name in trained}, like, channels_last=channels_last)
-        self.statistics_layout = Layout(rest, like, channels_last=False)
-        self.flat, self.grads = (like.new_zeros(rows, self.layout.width) for _ in range(2))
-        self.statistics = like.new_zeros(rows, self.statistics_layout.width)
-        self.views = self.layout.views(self.flat)
-        self.grad_views = self.layout.views(self.grads)
-        self.statistics_views = self.statistics_layout.views(self.statistics)
+        layout = Layout({name: tensors[name] for name in trained}, like, channels_last=channels_last)
+        statistics = Layout(rest, like, channels_last=False)
+        widths = (layout.width, layout.width, statistics.width)
+        return cls(layout, statistics, *(like.new_zeros(rows, width) for width in widths))
+
+    def part(self, rows: slice) -> "State":
+        """Those rows; shares memory."""
+        return State(self.layout, self.statistics_layout, self.flat[rows], self.grads[rows], self.statistics[rows])
 
     def __len__(self) -> int:
         return len(self.flat)

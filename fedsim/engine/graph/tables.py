@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedsim.engine.schedule import Schedule
 
-_HEADER_STEP = 8
-"""The header's first 32 bytes are for the number of the next step."""
+_UNIT = 8
+"""Everything starts at a multiple of so many int32, 32 bytes."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,10 @@ class Fields:
     scalars: Tensor
 
 
-class Tables:
-    """Room for S steps of R clients with batches of B samples and C numbers of the optimiser.
+class _Format:
+    """Where the fields lie in a row of `width` int32."""
 
-    `step` [1] int64 is the index of the next step; what is recorded ends each step by `advance`. `all` has the fields
-    of all steps; they do not lie behind one another (`all.positions.stride(0)` elements from a step to the next).
-    `losses` [S, R, B] takes every sample's loss. The host writes into one of two pinned buffers by turns, and waits
-    for none: the next tables can be filled while the card still trains by these.
-    """
-
-    def __init__(self, steps: int, rows: int, batch: int, scalars: int, like: Tensor) -> None:
-        self.steps, self.rows, self.batch, self.dtype, self.device = steps, rows, batch, like.dtype, like.device
+    def __init__(self, rows: int, batch: int, scalars: int, like: Tensor) -> None:
         each = like.element_size() // 4
         sizes = {
             "keys": (2 * rows, torch.int64, (rows,)),
@@ -56,22 +49,34 @@ class Tables:
         self.width = 0
         for name, (size, dtype, shape) in sizes.items():
             self._places[name] = (self.width, size, dtype, shape)
-            self.width += size + -size % 8
-        self._header = _HEADER_STEP + 2 * rows + -2 * rows % 8
-        length = self._header + steps * self.width
-        self._device = torch.zeros(length, dtype=torch.int32, device=like.device)
-        pinned = like.device.type == "cuda"
-        self._staging = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        self._copied: list[torch.cuda.Event | None] = [None, None]
-        self._turn = 0
-        self.step, self.owner, self._table = self._parts(self._device)
-        self.all = self._fields(self._table)
-        self.losses = like.new_zeros(steps, rows, batch)
+            self.width += size + -size % _UNIT
+
+    def fields(self, table: Tensor, rows: slice) -> Fields:
+        """Those of clients `rows` in `table` [n, width]; share memory."""
+        found = {}
+        for name, (first, size, dtype, shape) in self._places.items():
+            whole = table[:, first : first + size].view(dtype).view(len(table), *shape)
+            found[name] = whole if name == "scalars" else whole[:, rows]
+        return Fields(**found)
+
+
+class StepTables:
+    """What recorded steps of R clients read and write.
+
+    `step` [1] int64 is the index of the next step; what is recorded ends each step by `advance`. `all` has the fields
+    of all steps, which do not lie behind one another (see `all.positions.stride()`). `losses` [S, R, B] takes every
+    sample's loss.
+    """
+
+    def __init__(self, table: Tensor, form: _Format, rows: slice, step: Tensor, losses: Tensor) -> None:
+        self._table, self._form, self._rows = table, form, rows
+        self.step, self.losses = step, losses
+        self.all = form.fields(table, rows)
 
     @property
     def row(self) -> Fields:
-        """The fields of the next step, in new memory; recordable."""
-        return self._fields(self._table.index_select(0, self.step))
+        """The fields of the next step (n = 1), in new memory; recordable."""
+        return self._form.fields(self._table.index_select(0, self.step), self._rows)
 
     def write_losses(self, losses: Tensor) -> None:
         """Keep the samples' losses [R, B] of this step; recordable."""
@@ -80,6 +85,32 @@ class Tables:
     def advance(self) -> None:
         """To the next step; recordable."""
         self.step.add_(1)
+
+
+class Tables(StepTables):
+    """Room for S steps of R clients with batches of B samples and C numbers of the optimiser.
+
+    The host writes into one of two pinned buffers by turns, and waits for none: the next tables can be filled while the
+    card still trains by these.
+    """
+
+    def __init__(self, steps: int, rows: int, batch: int, scalars: int, like: Tensor) -> None:
+        self.steps, self.rows, self.batch = steps, rows, batch
+        self._form = _Format(rows, batch, scalars, like)
+        self._header = 2 * (1 + 2 * rows) + -2 * (1 + 2 * rows) % _UNIT
+        length = self._header + steps * self._form.width
+        self._device = torch.zeros(length, dtype=torch.int32, device=like.device)
+        self._on_card = like.device.type == "cuda"
+        self._staging = [torch.zeros(length, dtype=torch.int32, pin_memory=self._on_card) for _ in range(2)]
+        self._copied: list[torch.cuda.Event | None] = [None, None]
+        self._turn = 0
+        self._steps, self.owner, table = self._parts(self._device)
+        super().__init__(table, self._form, slice(rows), self._steps[:1], like.new_zeros(steps, rows, batch))
+
+    def part(self, row: int) -> StepTables:
+        """Those of one client, with a step number of its own; shares memory."""
+        rows, step = slice(row, row + 1), self._steps[row + 1 : row + 2]
+        return StepTables(self._table, self._form, rows, step, self.losses[:, rows])
 
     def clear(self) -> None:
         """No client takes a step, and the next step is the first: what is tried out then changes no model."""
@@ -94,33 +125,27 @@ class Tables:
         self._turn = 1 - self._turn
         if (copied := self._copied[self._turn]) is not None:
             copied.synchronize()  # of the call before the last: long done
-        used = self._staging[self._turn][: self._header + steps * self.width]
+        used = self._staging[self._turn][: self._header + steps * self._form.width]
         used.zero_()
         _, owners, table = self._parts(used)
         owners.numpy()[:count] = owner
-        host = self._fields(table)
-        host.positions.numpy()[:, :count] = schedule.positions.transpose(1, 0, 2)
-        host.counts.numpy()[:, :count] = schedule.counts.T
-        host.weights.numpy()[:, :count] = _weights(schedule)
+        host = self._form.fields(table, slice(count))
+        host.positions.numpy()[:] = schedule.positions.transpose(1, 0, 2)
+        host.counts.numpy()[:] = schedule.counts.T
+        host.weights.numpy()[:] = _weights(schedule)
         host.scalars.numpy()[:] = scalars
         if schedule.keys is not None:
-            host.keys.numpy()[:, :count] = schedule.keys.T
+            host.keys.numpy()[:] = schedule.keys.T
         self._device[: len(used)].copy_(used, non_blocking=True)
-        if self.device.type == "cuda":
+        if self._on_card:
             event = self._copied[self._turn] = torch.cuda.Event()
             event.record()
 
     def _parts(self, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`step` [1], `owner` [R] and the rows of a buffer."""
-        step = buffer[:2].view(torch.int64)
-        owner = buffer[_HEADER_STEP : _HEADER_STEP + 2 * self.rows].view(torch.int64)
-        return step, owner, buffer[self._header :].view(-1, self.width)
-
-    def _fields(self, table: Tensor) -> Fields:
-        found = {}
-        for name, (first, size, dtype, shape) in self._places.items():
-            found[name] = table[:, first : first + size].view(dtype).view(len(table), *shape)
-        return Fields(**found)
+        """The numbers of the next step, for all clients and for each [1 + R], `owner` [R], and the rows of a buffer."""
+        first = 1 + self.rows
+        numbers = buffer[: 2 * (first + self.rows)].view(torch.int64)
+        return numbers[:first], numbers[first:], buffer[self._header :].view(-1, self._form.width)
 
 
 def _weights(schedule: Schedule) -> NDArray[np.float64]:

@@ -1,11 +1,12 @@
 """Training of a cohort of fixed capacity by replaying recorded steps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.engine.graph.optimizers import FlatOptimizer
@@ -18,7 +19,7 @@ from fedsim.types import Params
 
 MOST_STEPS = 64
 """Local steps in one recording."""
-MOST_LAUNCHES = 20_000
+MOST_LAUNCHES = 5_000
 """Kernels in one recording: a node of a graph takes memory on the device and time when the graph is made."""
 
 
@@ -34,57 +35,79 @@ class Trained:
     momentum: Tensor | None
 
 
-class Trainer:
-    """A program, its buffers for R clients, S steps and batches of B, and what was recorded of it so far."""
+class Track:
+    """A program, and what was recorded of it so far."""
 
-    def __init__(self, tables: Tables, state: State, optimizer: FlatOptimizer, program: StepProgram) -> None:
-        self.tables, self.state, self.optimizer, self.program = tables, state, optimizer, program
+    def __init__(self, program: StepProgram, number: int) -> None:
+        self.program, self.number = program, number
         self._recorded: dict[tuple[int, bool], Body] = {}
         self._longest = longest_recording(program.launches)
 
+    def bodies(self, counts: NDArray[np.int64], tables: Tables, recorder: Recorder) -> list[Body]:
+        """Recordings that make up the steps of clients with these `counts` [R, S]; those not made yet are made."""
+        if not self.program.two_forms:
+            forms = [False] * int(np.count_nonzero(counts.any(0)))
+        else:
+            forms = [bool((column == tables.batch).all()) for column in counts.T if column.any()]
+        return [self._body(steps, full, tables, recorder) for steps, full in recordings(forms, self._longest)]
+
+    def _body(self, steps: int, full: bool, tables: Tables, recorder: Recorder) -> Body:
+        def step() -> None:
+            self.program.step(full=full)
+            self.program.tables.advance()
+
+        if (steps, full) not in self._recorded:
+            self._recorded[steps, full] = recorder.record(step, steps, tables.clear, self.number)
+        return self._recorded[steps, full]
+
+
+class Trainer:
+    """Buffers for R clients, S steps and batches of B, and the programs on them: one for all clients, or one for each
+    (`one_each`)."""
+
+    def __init__(self, tables: Tables, state: State, optimizer: FlatOptimizer, programs: Sequence[StepProgram]) -> None:
+        self.tables, self.state, self.optimizer = tables, state, optimizer
+        self._tracks = [Track(program, number) for number, program in enumerate(programs)]
+        self._one_each = len(programs[0].state) == 1
+
     @torch.no_grad()
     def train(self, start: Sequence[Params], schedule: Schedule, recorder: Recorder) -> Trained:
-        """Train K <= R clients by a schedule that fits, each from its model. Does not wait for the device."""
-        steps = int(np.count_nonzero(schedule.counts.any(0)))
-        blocks = recordings(self._forms(schedule, steps), self._longest)
-        for block in blocks:
-            if block not in self._recorded:
-                self._recorded[block] = self._record(*block, recorder)
+        """Train K <= R clients by a schedule with batches of B, each from its model. Does not wait for the device."""
+        replays = [
+            track.bodies(counts, self.tables, recorder)
+            for track, counts in zip(self._tracks, self._counts(schedule), strict=False)
+        ]
         models = list({id(model): model for model in start}.values())
         number = {id(model): owner for owner, model in enumerate(models)}
-        scalars = self.optimizer.scalars(schedule.lr, steps)
+        scalars = self.optimizer.scalars(schedule.lr, schedule.counts.shape[1])
         self.tables.fill(schedule, scalars, [number[id(model)] for model in start])
         self.state.load(models, self.tables.owner)
-        self.program.reset()
-        for block in blocks:
-            self._recorded[block]()
-        return self._trained(len(schedule), steps)
+        self.optimizer.reset()
+        with recorder.side_by_side(len(replays)):
+            for replay in _in_turns(replays):
+                replay()
+        return self._trained(len(schedule), schedule.counts.shape[1])
 
-    def _forms(self, schedule: Schedule, steps: int) -> list[bool]:
-        """Of each step, whether it is one of full batches, where the program makes a difference."""
-        if not self.program.two_forms:
-            return [False] * steps
-        counts = schedule.counts[:, :steps]
-        forms: list[bool] = ((counts == self.tables.batch) | (counts == 0)).all(0).tolist()
-        return forms
-
-    def _record(self, steps: int, full: bool, recorder: Recorder) -> Body:
-        def body() -> None:
-            for _ in range(steps):
-                self.program.step(full=full)
-                self.tables.advance()
-
-        return recorder.record(body, self.tables.clear)
+    def _counts(self, schedule: Schedule) -> list[NDArray[np.int64]]:
+        """Those of each track's clients [., S]."""
+        counts = schedule.counts
+        return [counts[row : row + 1] for row in range(len(counts))] if self._one_each else [counts]
 
     def _trained(self, count: int, steps: int) -> Trained:
         parameters, statistics = self.state.changes(count)
-        momentum = self.program.momentum()
+        momentum = self.optimizer.momentum
         return Trained(
             parameters,
             statistics,
             self.tables.losses[:steps, :count],
             None if momentum is None else momentum[:count].clone(),
         )
+
+
+def _in_turns(lists: Sequence[list[Body]]) -> Iterator[Body]:
+    """The first of each list, the second of each, and so on: all tracks start at once."""
+    for some in zip_longest(*lists):
+        yield from (body for body in some if body is not None)
 
 
 def longest_recording(launches: int) -> int:

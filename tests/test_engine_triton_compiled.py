@@ -70,7 +70,7 @@ def program(
     """A chain on 784 inputs and 10 classes; (64, 30) is FedCor's (W1 in docs/performance.md)."""
     model = MLP((1, 28, 28), 10, hidden=list(hidden), dropout=0.0)
     data = ClientData(torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64), [], [], 10)
-    state = State(model, clients, data.x)
+    state = State.of(model, clients, data.x)
     update = flat_optimizer(optimizer, state.flat)
     tables = Tables(2, clients, batch, update.num_scalars, data.x)
     return TritonChain(Workload(model, data, optimizer), tables, state, update, **switches)

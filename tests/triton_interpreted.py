@@ -53,11 +53,11 @@ def _train(arguments: bytes) -> bytes:
     assert unfit(workload) is None
     clients, steps = (size + more for size, more in zip(schedule.counts.shape, room, strict=True))
     like = workload.data.x
-    state = State(workload.model, clients, like)
+    state = State.of(workload.model, clients, like)
     optimizer = flat_optimizer(workload.optimizer, state.flat)
     tables = Tables(steps, clients, schedule.positions.shape[2], optimizer.num_scalars, like)
     program = TritonChain(workload, tables, state, optimizer)
-    trained = Trainer(tables, state, optimizer, program).train(start, schedule, Eager("in the interpreter"))
+    trained = Trainer(tables, state, optimizer, [program]).train(start, schedule, Eager("in the interpreter"))
     losses = trained.losses.transpose(0, 1).numpy()
     momentum = None if trained.momentum is None else state.named(trained.momentum, trained.statistics)
     return pickle.dumps(TrainingResult(state.named(trained.parameters, trained.statistics), losses, momentum))

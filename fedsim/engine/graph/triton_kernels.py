@@ -14,9 +14,9 @@ gets is therefore the same in any company, to the last bit. For the same reason 
 are not compiled into the kernels. A client whose count in this step is 0 returns at once.
 
 Why it should be fast (never timed on a card): a step is two launches, where the same step in torch is thirty. Samples
-go from the data set to shared memory, asynchronously and ahead of the products that need them, and are never copied to a
-batch. Weights are read from the L2 cache, and written once. What goes through memory between the two kernels is one row
-of hidden values and slopes for each sample.
+go from the data set to shared memory, asynchronously and ahead of the products that need them, and are never copied to
+a batch. Weights are read from the L2 cache, and written once. What goes through memory between the two kernels is one
+row of hidden values and slopes for each sample.
 
 Shapes (constant per compilation; tuples have an entry per layer, counted from 0): WIDTHS, the layers' inputs and then
 the number of classes; PADDED, the same as powers of 2 from 16 on; WEIGHTS and BIASES, where each layer's tensors begin

@@ -34,10 +34,11 @@ pytest.importorskip("triton")
 SHAPE, CLASSES = (1, 7, 10), 5
 """70 inputs: two passes of the kernels' loop over the first layer's inputs, the second of 6."""
 ROUNDING = 1e-6
-"""Of the largest change of a tensor. The largest difference seen is 4e-7; see `test_equals_the_reference`."""
+"""Of a tensor's largest value (`assert_close`). The largest difference seen is 4e-7."""
 
 
-TWO_EPOCHS = LocalWork(2, None, 4)
+IN_FOURS = LocalWork(1, None, 4)
+"""Few steps of few clients throughout: every operation of a program takes the interpreter 1 ms."""
 
 
 def sgd(momentum: float = 0.0, nesterov: bool = False, decay: float = 0.0) -> SGD:
@@ -77,8 +78,8 @@ class Case:
 
     model: nn.Module
     optimizer: LocalOptimizer
-    sizes: tuple[int, ...] = (7, 1, 0, 4)
-    work: LocalWork = TWO_EPOCHS
+    sizes: tuple[int, ...] = (5, 1, 0)
+    work: LocalWork = IN_FOURS
 
     def __post_init__(self) -> None:
         self.data = samples(list(self.sizes))
@@ -104,14 +105,8 @@ def assert_close(got: TrainingResult, want: TrainingResult, case: Case) -> None:
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
             scale = float(value.abs().max() + start[name].abs().max())
-            import sys
-
-            print("REL", name, float((found[name] - value).abs().max()) / scale, file=sys.stderr)
             np.testing.assert_allclose(found[name], value, rtol=0, atol=ROUNDING * scale, err_msg=name)
     mask = case.schedule.mask
-    import sys
-
-    print("LOSS", abs(got.losses[mask] - want.losses[mask]).max() if mask.any() else 0, file=sys.stderr)
     np.testing.assert_allclose(got.losses[mask], want.losses[mask], rtol=ROUNDING, atol=ROUNDING)
 
 
@@ -124,11 +119,11 @@ CASES = {
     "adamw": lambda: Case(mlp(8), adam(decoupled=True)),
     "logistic regression": lambda: Case(mlp(), sgd(0.9)),
     "two hidden layers": lambda: Case(mlp(8, 6), sgd(0.9)),
-    "three hidden layers, wider than a tile": lambda: Case(mlp(20, 70, 5), sgd(), sizes=(3, 1)),
+    "three hidden layers, wider than a tile": lambda: Case(mlp(20, 70, 5), sgd(), sizes=(3,)),
     "dropout": lambda: Case(mlp(8, 6, dropout=0.4), sgd(0.5)),
     "dropout, layers without bias": lambda: Case(without_bias(), adam(decoupled=False)),
-    "batches of several tiles": lambda: Case(mlp(8), sgd(), sizes=(37, 5, 21), work=LocalWork(2, None, 35)),
-    "steps in place of epochs": lambda: Case(mlp(8), sgd(0.9), sizes=(5, 0, 2), work=LocalWork(None, 3, 4)),
+    "batches of several tiles": lambda: Case(mlp(8), sgd(), sizes=(35, 18), work=LocalWork(2, None, 35)),
+    "steps in place of epochs": lambda: Case(mlp(8), sgd(0.9), sizes=(2, 0, 1), work=LocalWork(None, 3, 2)),
 }
 
 
@@ -139,15 +134,15 @@ def test_equals_the_reference(triton: Interpreter, name: str) -> None:
 
 
 def test_every_client_from_its_own_model(triton: Interpreter) -> None:
-    case = Case(mlp(8), sgd(0.9), sizes=(6, 1, 3))
-    case.start = [{n: v + 0.1 * k * torch.sign(v) for n, v in case.start[0].items()} for k in range(3)]
+    case = Case(mlp(8), sgd(), sizes=(3, 2))
+    case.start = [{n: v + 0.1 * k * torch.sign(v) for n, v in case.start[0].items()} for k in range(2)]
     assert_close(triton.train(case.workload, case.start, case.schedule), case.reference(), case)
 
 
 @pytest.mark.parametrize("optimizer", [sgd(0.9, decay=0.1), adam(decoupled=True)], ids=["momentum", "adamw"])
 def test_alone_as_in_any_company(triton: Interpreter, optimizer: LocalOptimizer) -> None:
     """To the last bit, though the company has larger batches and more steps, and its buffers room for more still."""
-    case = Case(mlp(8, 6, dropout=0.4), optimizer, sizes=(33, 3, 1), work=LocalWork(2, None, 20))
+    case = Case(mlp(8, 6, dropout=0.4), optimizer, sizes=(18, 3, 1), work=LocalWork(1, None, 17))
     together = triton.train(case.workload, case.start, case.schedule, room=(1, 2))
     for row in (1, 2):
         own = case.schedule.rows(slice(row, row + 1))
@@ -159,7 +154,7 @@ def test_alone_as_in_any_company(triton: Interpreter, optimizer: LocalOptimizer)
 
 @pytest.mark.parametrize("broken", ["model", "samples"])
 def test_nan_stays_with_its_client(triton: Interpreter, broken: str) -> None:
-    case = Case(mlp(8, dropout=0.4), sgd(0.9), sizes=(6, 5, 3))
+    case = Case(mlp(8, dropout=0.4), sgd(0.9), sizes=(3, 5, 2))
     sound = triton.train(case.workload, case.start, case.schedule)
     if broken == "model":
         case.start = [case.start[0], {n: v * math.nan for n, v in case.start[1].items()}, case.start[2]]

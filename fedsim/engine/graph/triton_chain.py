@@ -12,7 +12,7 @@ from fedsim.engine.backend import Workload
 from fedsim.engine.graph.optimizers import FlatOptimizer
 from fedsim.engine.graph.program import StepProgram
 from fedsim.engine.graph.state import State
-from fedsim.engine.graph.tables import Tables
+from fedsim.engine.graph.tables import StepTables
 from fedsim.engine.graph.triton_layout import ChainLayout, Tiles, chain_layout
 from fedsim.engine.model.chain import Chain
 from fedsim.optimizers.adam import Adam
@@ -53,7 +53,7 @@ class TritonChain(StepProgram):
     def __init__(
         self,
         workload: Workload,
-        tables: Tables,
+        tables: StepTables,
         state: State,
         optimizer: FlatOptimizer,
         *,
@@ -70,31 +70,33 @@ class TritonChain(StepProgram):
         common = layout.constants() | self._common(layout) | options
         forward = layout.dropout_constants() | self._forward() | tiles.of_forward()
         update = layout.blocks(tiles.block) | self._update() | tiles.of_update()
-        self.forward = Launch(kernels.forward, (tables.rows, -(-tables.batch // tiles.samples)), common | forward)
-        self.update = Launch(kernels.update, (tables.rows, update["BLOCKS"][-1]), common | update)
+        _, rows, batch = tables.losses.shape
+        self.forward = Launch(kernels.forward, (rows, -(-batch // tiles.samples)), common | forward)
+        self.update = Launch(kernels.update, (rows, update["BLOCKS"][-1]), common | update)
 
     @property
     def launches(self) -> int:
         return 2
 
     def step(self, *, full: bool) -> None:
-        self.forward()
-        self.update()
+        with torch.cuda.device_of(self.state.flat):  # Triton launches on the current device
+            self.forward()
+            self.update()
 
     def _common(self, layout: ChainLayout) -> dict[str, Any]:
         """What both kernels take: samples, tables, parameters, and the buffers between the two."""
-        tables, flat = self.tables, self.state.flat
-        fields = tables.all
+        flat, fields = self.state.flat, self.tables.all
+        _, rows, batch = self.tables.losses.shape
         return {
             "x": self.workload.data.x.flatten(1).contiguous(),
             "positions": fields.positions,
             "counts": fields.counts,
-            "step": tables.step,
+            "step": self.tables.step,
             "flat": flat,
-            "hidden": flat.new_zeros(tables.rows, tables.batch, layout.hidden[-1]),
-            "slopes": flat.new_zeros(tables.rows, tables.batch, layout.slopes[-1]),
-            "R": tables.rows,
-            "B": tables.batch,
+            "hidden": flat.new_zeros(rows, batch, layout.hidden[-1]),
+            "slopes": flat.new_zeros(rows, batch, layout.slopes[-1]),
+            "R": rows,
+            "B": batch,
             "P": flat.stride(0),
             "stride": fields.positions.stride(0),
         }

@@ -10,7 +10,13 @@ gradient is stored. The programs of a layer's first block do the same for its bi
 
 A program reads and writes what belongs to one client alone, and none of its shapes depends on other clients: tiles and
 blocks have fixed sizes, and sums run over the client's own samples in order, without atomic additions. What a client
-gets is therefore the same in any company, to the last bit. A client whose count in this step is 0 returns at once.
+gets is therefore the same in any company, to the last bit. For the same reason numbers of clients and sizes of batches
+are not compiled into the kernels. A client whose count in this step is 0 returns at once.
+
+Why it should be fast (never timed on a card): a step is two launches, where the same step in torch is thirty. Samples
+go from the data set to shared memory, asynchronously and ahead of the products that need them, and are never copied to
+a batch. Weights are read from the L2 cache, and written once. What goes through memory between the two kernels is one
+row of hidden values and slopes for each sample.
 
 Shapes (constant per compilation; tuples have an entry per layer, counted from 0): WIDTHS, the layers' inputs and then
 the number of classes; PADDED, the same as powers of 2 from 16 on; WEIGHTS and BIASES, where each layer's tensors begin

@@ -13,7 +13,8 @@ from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.memory import activation_bytes, samples_that_fit
 from fedsim.engine.model.adapt import layout_for
 from fedsim.engine.model.parameters import traveling
-from fedsim.engine.precision import Precision, autocast
+from fedsim.engine.precision import Precision, autocast, passes_in, precision_problem, prepare
+from fedsim.errors import check
 from fedsim.flat import to_device
 from fedsim.types import Params
 
@@ -26,7 +27,9 @@ MOST = 0.7
 class TorchBackend(Backend):
     """Keeps a copy of the model in eval mode, into which parameters are copied before they are used."""
 
-    def __init__(self, workload: Workload, precision: Precision) -> None:
+    def __init__(self, workload: Workload, precision: Precision, deterministic: bool | None = None) -> None:
+        check(precision_problem(precision, workload.data.x.device))
+        prepare(workload.data.x.device, deterministic)
         self.data, self.optimizer, self.precision = workload.data, workload.optimizer, precision
         self.model = copy.deepcopy(workload.model).to(self.data.x.device).eval()
         self.layout = layout_for(self.model, self.data.x)
@@ -37,9 +40,12 @@ class TorchBackend(Backend):
             self.pass_size = samples_that_fit(self.activations, self.data.x.device, EVALUATION_BATCH)
         self._laid_out: tuple[Tensor, Tensor] | None = None
 
-    @torch.no_grad()
     def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
-        self._load(params)
+        with torch.no_grad(), passes_in(self.precision, x.device):
+            self._load(params)
+            return self._forward(x, positions)
+
+    def _forward(self, x: Tensor, positions: NDArray[np.int64] | None) -> Tensor:
         if positions is None:
             return self._in_passes(self._in_layout(x))
         chosen = to_device(torch.as_tensor(positions), x.device)
@@ -71,9 +77,10 @@ class TorchBackend(Backend):
 
     def _sum_gradient(self, chosen: Tensor, names: Sequence[str]) -> list[Tensor]:
         """The gradient of the sum of the cross-entropies of the samples at these positions."""
-        logits = self._logits(self.data.x.index_select(0, chosen))
-        loss = F.cross_entropy(logits, self.data.y[chosen], reduction="sum")
-        return list(torch.autograd.grad(loss, [self._tensors[name] for name in names]))
+        with passes_in(self.precision, chosen.device):
+            logits = self._logits(self.data.x.index_select(0, chosen))
+            loss = F.cross_entropy(logits, self.data.y[chosen], reduction="sum")
+            return list(torch.autograd.grad(loss, [self._tensors[name] for name in names]))
 
     def _logits(self, x: Tensor) -> Tensor:
         with autocast(self.precision, x.device):

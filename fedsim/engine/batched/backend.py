@@ -15,7 +15,7 @@ from fedsim.engine.batched.programs import Differentiated, LinearChain, Program
 from fedsim.engine.batched.steps import stacked_batches
 from fedsim.engine.memory import model_bytes, rows_that_fit
 from fedsim.engine.model.adapt import refuse_hidden_randomness
-from fedsim.engine.precision import Precision
+from fedsim.engine.precision import Precision, passes_in
 from fedsim.engine.results import concatenate_flags, concatenate_stacks, fetched
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import TorchBackend
@@ -37,15 +37,21 @@ class BatchedBackend(TorchBackend):
     """
 
     def __init__(
-        self, workload: Workload, *, precision: Precision, chunk_size: int | Literal["auto"], compile: Compile
+        self,
+        workload: Workload,
+        *,
+        precision: Precision,
+        chunk_size: int | Literal["auto"],
+        compile: Compile,
+        deterministic: bool | None = None,
     ) -> None:
         check(rule(chunk_size == "auto" or chunk_size >= 1, "chunk_size", chunk_size, "must be auto or >= 1"))
-        super().__init__(workload, precision)
+        super().__init__(workload, precision, deterministic)
         model, x = workload.model, workload.data.x
         self.chunk_size = rows_that_fit(model, x.device) if chunk_size == "auto" else chunk_size
         self.counts_activations = chunk_size == "auto" and x.is_cuda
         self.gradients_of_stack = StackedGradients(model, x.device, precision)
-        chain = workload.chain if precision == "float32" else None
+        chain = workload.chain if precision != "bf16" else None
         self.chain = chain if chain is not None and chain.is_linear else None
         if len(x):
             refuse_hidden_randomness(model, x)
@@ -88,7 +94,8 @@ class BatchedBackend(TorchBackend):
     def _train_if_it_fits(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """On running out of memory, in smaller chunks; raises for one client."""
         try:
-            return self._train_chunk(start, schedule)
+            with passes_in(self.precision, self.data.x.device):
+                return self._train_chunk(start, schedule)
         except torch.OutOfMemoryError:
             if len(schedule) == 1:
                 raise

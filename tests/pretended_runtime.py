@@ -22,6 +22,7 @@ class Runtime:
         self.wait, self.memory, self.devices = wait, memory, devices
         self.issued = self.completed = 0
         self.capturing: str = ""
+        self.current = 0
         self._pinned: list[Any] = []
 
     def index_of(self, device: object) -> int:
@@ -29,7 +30,10 @@ class Runtime:
         index = device if isinstance(device, int) else (torch.device(device).index if device is not None else None)  # type: ignore[arg-type]
         if (index or 0) >= self.devices:
             raise RuntimeError(f"CUDA error: invalid device ordinal {index}")
-        return index or 0
+        return self.current if index is None else index
+
+    def set_device(self, device: object) -> None:
+        self.current = self.index_of(device)
 
     def pin(self, tensor: Tensor) -> Tensor:
         self._pinned.append(tensor.untyped_storage())  # kept, so that no other memory gets this address
@@ -128,9 +132,10 @@ def patched_runtime(runtime: Runtime) -> Iterator[None]:
         "is_initialized": lambda: True,
         "_lazy_init": lambda: None,
         "device_count": lambda: runtime.devices,
-        "current_device": lambda: 0,
+        "current_device": lambda: runtime.current,
         "is_bf16_supported": lambda *more, **named: True,
         "empty_cache": lambda: None,
+        "set_device": lambda device: runtime.set_device(device),
         "get_device_name": with_valid("pretended"),
         "get_device_capability": with_valid((9, 0)),
         "get_device_properties": with_valid(properties),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsim.engine.data import ClientData
 from fedsim.engine.schedule import Schedule
+from fedsim.flat import to_device
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
     left of several, its batch comes twice: what it computes does not depend on who trained beside it before.
     """
     device = data.x.device
-    positions = torch.as_tensor(schedule.positions, device=device)
-    keys = None if schedule.keys is None else torch.as_tensor(schedule.keys, device=device)
+    positions = to_device(torch.as_tensor(schedule.positions), device)
+    keys = None if schedule.keys is None else to_device(torch.as_tensor(schedule.keys), device)
     labels = data.y[positions]
     for step, width in enumerate(schedule.widths):
         counts = schedule.counts[:, step]
@@ -62,4 +63,4 @@ def _weights(counts: NDArray[np.int64], width: int, like: Tensor) -> Tensor | No
     if counts.min() == width:
         return None
     inverse = (np.arange(width) < counts[:, None]) / counts[:, None]
-    return torch.as_tensor(inverse, dtype=like.dtype, device=like.device)
+    return to_device(torch.as_tensor(inverse, dtype=like.dtype), like.device)

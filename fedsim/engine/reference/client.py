@@ -31,8 +31,7 @@ class ClientTrainer:
         Returns w_k - w, and the optimiser's momentum buffers, empty for one without.
         """
         with torch.no_grad():
-            for name, tensor in self.tensors.items():
-                tensor.copy_(params[name])
+            torch._foreach_copy_(list(self.tensors.values()), [params[name] for name in self.tensors])
         trained = [p for p in self.model.parameters() if p.requires_grad]
         optimizer = self.optimizer.torch_optimizer(trained, schedule.lr)
         self._steps(schedule, optimizer, losses)
@@ -52,8 +51,9 @@ class ClientTrainer:
             values.mean().backward()
             optimizer.step()
             each.append(values.detach())
-        for step, values in enumerate(each):
-            losses[step, : len(values)] = values.cpu().numpy()
+        if each:
+            _, steps, width = schedule.positions.shape
+            losses[:steps, :width][schedule.mask[0]] = torch.cat(each).cpu().numpy()  # one copy for all steps
 
     def _set_keys(self, key: Tensor) -> None:
         for layer in self.dropouts:

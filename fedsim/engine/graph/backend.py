@@ -7,11 +7,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.engine.backend import TrainingResult, Workload
-from fedsim.engine.batched.backend import CACHED_BYTES, _model_bytes, _rows_that_fit
+from fedsim.engine.batched.backend import CACHED_BYTES
 from fedsim.engine.graph.one_by_one import Passes
 from fedsim.engine.graph.optimizers import flat_optimizer
 from fedsim.engine.graph.programs import ProgramKind, choose_program, new_programs
@@ -19,8 +18,10 @@ from fedsim.engine.graph.recorder import Eager, NotRecordedError, recorder_for, 
 from fedsim.engine.graph.state import State
 from fedsim.engine.graph.tables import Tables
 from fedsim.engine.graph.trainer import Trained, Trainer
+from fedsim.engine.memory import model_bytes, rows_that_fit
 from fedsim.engine.model.adapt import refuse_hidden_randomness
 from fedsim.engine.precision import Precision
+from fedsim.engine.results import fetched
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import TorchBackend
 from fedsim.errors import check, rule
@@ -51,7 +52,7 @@ class GraphBackend(TorchBackend):
         super().__init__(workload, precision)
         x = self.data.x
         self.workload = workload
-        self.chunk_size = _rows_that_fit(self.model, x.device) if chunk_size == "auto" else chunk_size
+        self.chunk_size = rows_that_fit(self.model, x.device) if chunk_size == "auto" else chunk_size
         self.recorder = recorder_for(x.device)
         self.kind: ProgramKind = choose_program(workload, precision, program)
         flat_optimizer(workload.optimizer, x.new_empty(0, 0))  # refuses one that it does not know
@@ -69,7 +70,7 @@ class GraphBackend(TorchBackend):
         """As many as fit into the memory of a GPU, or into the cache of a CPU."""
         if self.data.x.is_cuda:
             return self.chunk_size
-        return max(1, min(self.chunk_size, CACHED_BYTES // max(_model_bytes(self.model), 1)))
+        return max(1, min(self.chunk_size, CACHED_BYTES // max(model_bytes(self.model), 1)))
 
     def joint_key(self, schedule: Schedule) -> Hashable:
         """Batches are padded to the widest of the call, and products of one shape are the same for any number of
@@ -133,10 +134,10 @@ class GraphBackend(TorchBackend):
     def _result(self, parts: Sequence[Trained], schedule: Schedule) -> TrainingResult:
         state = next(reversed(self._trainers.values())).state
         momenta = [part.momentum for part in parts if part.momentum is not None]
+        delta = state.named(_joined([part.changes for part in parts]))
+        losses, finite = fetched(_together([part.losses for part in parts], schedule.positions.shape), delta)
         return TrainingResult(
-            state.named(_joined([part.changes for part in parts])),
-            _on_host([part.losses for part in parts], schedule.positions.shape),
-            state.named(_joined(momenta)) if momenta else None,
+            delta, losses.transpose(1, 0, 2), state.named(_joined(momenta)) if momenta else None, finite
         )
 
 
@@ -158,14 +159,13 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _on_host(parts: Sequence[Tensor], shape: tuple[int, ...]) -> NDArray[np.floating]:
-    """Losses [S_i, K_i, B] of chunks as an array [K, S, B], by one copy."""
+def _together(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """Losses [S_i, K_i, B] of chunks as one tensor [S, K, B]; `shape`: K, S, B."""
     if len(parts) == 1 and parts[0].shape[0] == shape[1]:
-        (whole,) = parts
-    else:
-        whole = parts[0].new_zeros(shape[1], shape[0], shape[2])
-        first = 0
-        for part in parts:
-            whole[: len(part), first : first + part.shape[1]] = part
-            first += part.shape[1]
-    return whole.cpu().numpy().transpose(1, 0, 2)
+        return parts[0]
+    whole = parts[0].new_zeros(shape[1], shape[0], shape[2])
+    first = 0
+    for part in parts:
+        whole[: len(part), first : first + part.shape[1]] = part
+        first += part.shape[1]
+    return whole

@@ -64,7 +64,7 @@ class Aggregator(ABC):
 
 def _weighted_sum(stack: Tensor, weights: NDArray[np.float64]) -> Tensor:
     row = to_device(torch.as_tensor(weights, dtype=stack.dtype), stack.device)
-    return (row @ stack.flatten(1)).view(stack.shape[1:])
+    return (row @ stack.reshape(len(stack), -1)).view(stack.shape[1:])
 
 
 class FedAvg(Aggregator):

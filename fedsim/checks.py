@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedsim.communication.signals import UndeclaredSignalError
 from fedsim.errors import DivergedError, FedsimError
+from fedsim.flat import to_device
 from fedsim.types import Cohort, Ids, Params, Selection, Stack
 
 
@@ -92,11 +93,12 @@ def drop_nonfinite(
         return cohort, weights, 0
     if not keep.any():
         raise DivergedError("every update of the round holds a nan or infinity: a lower optimizer.lr may help")
+    rows = to_device(torch.as_tensor(np.flatnonzero(keep)), next(iter(cohort.delta.values())).device)
     kept = replace(
         cohort,
         ids=cohort.ids[keep],
         sizes=cohort.sizes[keep],
-        delta={name: delta[torch.as_tensor(keep, device=delta.device)] for name, delta in cohort.delta.items()},
+        delta={name: delta[rows] for name, delta in cohort.delta.items()},
         loss=None if cohort.loss is None else cohort.loss[keep],
         rms_loss=None if cohort.rms_loss is None else cohort.rms_loss[keep],
         steps=cohort.steps[keep],
@@ -113,7 +115,7 @@ def drop_nonfinite(
 def _finite_rows(stack: Stack) -> NDArray[np.bool_]:
     """Which of K models hold neither a nan nor infinity [K]."""
     # the sum of a row is finite exactly where all its entries are (or so large that their sum is not)
-    finite = torch.stack([d.flatten(1).sum(1) for d in stack.values()]).isfinite().all(0)
+    finite = torch.stack([d.reshape(len(d), -1).sum(1) for d in stack.values()]).isfinite().all(0)
     rows: NDArray[np.bool_] = finite.cpu().numpy()
     return rows
 

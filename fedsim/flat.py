@@ -18,7 +18,7 @@ def flat_rows(stack: Stack) -> Tensor:
     if _are_columns(tensors, width):
         first = tensors[0]
         return first.as_strided((len(first), width), (width, 1), first.storage_offset())
-    return torch.cat([t.flatten(1) for t in tensors], dim=1)
+    return torch.cat([t.reshape(len(t), -1) for t in tensors], dim=1)
 
 
 def _are_columns(tensors: Sequence[Tensor], width: int) -> bool:

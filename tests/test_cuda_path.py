@@ -38,6 +38,7 @@ RAGGED = ("partition=dirichlet_class", "partition.alpha=0.3", "local.epochs=2")
 IMAGES = ("num_rounds=1", "num_clients=3", "cohort_size=2", "local.epochs=null", "local.steps=2", "local.batch_size=8")
 LONG = ("linear chain, one by one", "weight decay", "adam, decoupled", "logistic", "mlp_64", "resnet20, one by one")
 LONG += ("resnet20, group norm", "a model for each client", "evaluation every other round", "by_size", "in chunks")
+GRAPH = ("engine=graph", "engine.program=torch")
 CASES: dict[str, Sequence[str]] = {
     "linear chain": (*SMALL, *BATCHED),
     "linear chain, one by one": (*SMALL, *SEQUENTIAL),
@@ -58,6 +59,7 @@ CASES: dict[str, Sequence[str]] = {
     "resnet20, one by one": ("model=resnet20", *SEQUENTIAL, *IMAGES),
     "resnet20, group norm": ("model=resnet20", "model.norm=group", "model.shortcut=conv", *BATCHED, *IMAGES),
     "norms of our own": ("model=logistic", "model._target_=tests.goldens.Norms", *BATCHED),
+    "step by step on static buffers": (*SMALL, *GRAPH, *RAGGED, "model.dropout=0.3"),
     "by_size": (*SMALL, *BATCHED, "aggregator=by_size"),
     "fedavgm": (*SMALL, *BATCHED, "aggregator=fedavgm"),
     "fedadam": (*SMALL, *BATCHED, "aggregator=fedadam"),

@@ -23,7 +23,6 @@ from fedsim.models.resnet20 import ResNet20
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.rng import Streams
 from fedsim.types import Params
-from tests import card_workloads
 from tests.engines import graph, schedule_of
 from tests.pretended_cuda import PretendedCard, held
 from tests.tape import TapeRecorder
@@ -140,19 +139,6 @@ def test_a_step_that_waits_for_the_device_is_not_recorded_and_breaks_the_budget(
     assert capfd.readouterr().err == f"engine=graph: not recorded, which is slower and else the same: {reason}\n"
     assert totals["waits"] > 3
     assert totals["launches"] > 120
-
-
-BUDGETS = {"W1": (card_workloads.W1, 80), "W2": (card_workloads.W2, 120), "ResNet-20": (card_workloads.RESNET20, 400)}
-
-
-@pytest.mark.parametrize("name", ["W1", *(pytest.param(n, marks=pytest.mark.faults) for n in ("W2", "ResNet-20"))])
-def test_a_whole_round_keeps_to_its_budget(name: str) -> None:
-    """With evaluation, aggregation and checks."""
-    words, launches = BUDGETS[name]
-    counts = card_workloads.counts_of_a_round([*words, "engine=graph"], 5 if name == "W2" else 2, num_train=600)
-    totals = counts.totals()
-    assert totals["launches"] <= launches, counts.table("launches")
-    assert totals["waits"] <= 3, counts.table("waits")
 
 
 def test_the_next_tables_are_written_without_waiting_for_the_last_to_arrive() -> None:

@@ -11,7 +11,6 @@ It has neither the numerics of cuBLAS and cuDNN nor autocast to bfloat16, and no
 done in the order of the calls. Generators of the device draw from torch's global one.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
@@ -22,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
 from tests.pretended_counts import SEVERAL_KERNELS, Counts, calling_line
+from tests.pretended_functions import Functions, in_transform
 from tests.pretended_runtime import Runtime, patched_runtime
 
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
@@ -111,6 +111,7 @@ class PretendedCard(TorchDispatchMode):
         self.runtime = Runtime(self.wait, memory, devices)
         self.refuses = refuses
         self._in_graph = ""  # "captured" or "replayed"
+        self._functions = Functions()
         self._stack = ExitStack()
 
     @classmethod
@@ -123,6 +124,7 @@ class PretendedCard(TorchDispatchMode):
     def __enter__(self) -> "PretendedCard":
         assert PretendedCard._entered is None, "one pretended device at a time"
         self._stack.enter_context(patched_runtime(self.runtime))
+        self._stack.enter_context(self._functions)
         PretendedCard._entered = self
         super().__enter__()
         return self
@@ -177,11 +179,11 @@ class PretendedCard(TorchDispatchMode):
             self.refuses(name, args)
         if kwargs.get("pin_memory") or name in ("is_pinned", "_pin_memory", "pin_memory"):
             return self._pinned(func, name, args, kwargs)
-        if name in _COPIES:
+        if name in _COPIES and isinstance(args[0], Tensor):  # and not a number, as in torch.func's rules
             return self._copy(func, name, args, kwargs)
         flat, spec = pytree.tree_flatten((args, kwargs))
         ours = [value for value in flat if isinstance(value, CardTensor)]
-        asked = _device_asked_for(kwargs)
+        asked = self._device_asked_for(kwargs)
         if not ours and (asked is None or asked.type != "cuda"):
             return func(*args, **kwargs)
         index = ours[0]._index if ours else self.runtime.index_of(asked)
@@ -223,9 +225,16 @@ class PretendedCard(TorchDispatchMode):
                 device = f"cuda:{index} and {stranger.device}"
                 raise RuntimeError(f"{name}: Expected all tensors to be on the same device, but found {device}")
 
+    def _device_asked_for(self, kwargs: dict[str, Any]) -> torch.device | None:
+        """The card where the operation's own code asks for the device of a tensor on it, which to C++ is `meta`."""
+        device = None if kwargs.get("device") is None else torch.device(kwargs["device"])
+        if device is None or device.type != "meta" or (self._functions.asks_for_meta and not in_transform()):
+            return device
+        return torch.device("cuda", 0)
+
     def _copy(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "_to_copy":
-            source, asked = args[0], _device_asked_for(kwargs)
+            source, asked = args[0], self._device_asked_for(kwargs)
             target_device = source.device if asked is None else asked
         else:
             target, source = args[0], args[1]
@@ -264,21 +273,6 @@ class PretendedCard(TorchDispatchMode):
         if name in ("_pin_memory", "pin_memory"):
             return self.runtime.pin(args[0].clone())
         return self.runtime.pin(func(*args, **{**kwargs, "pin_memory": False}))
-
-
-def _device_asked_for(kwargs: dict[str, Any]) -> torch.device | None:
-    """A tensor's own `device` is `meta` within transforms of torch.func, where no attribute of Python's is seen."""
-    device = None if kwargs.get("device") is None else torch.device(kwargs["device"])
-    return torch.device("cuda", 0) if device is not None and device.type == "meta" and _in_transform() else device
-
-
-def _in_transform() -> bool:
-    frame = sys._getframe(1)
-    while frame is not None:
-        if "_functorch" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def _plain(value: Any) -> Any:

@@ -108,8 +108,7 @@ def type_of_events(runtime: Runtime) -> type[_Event]:
 
 @contextmanager
 def patched_runtime(runtime: Runtime) -> Iterator[None]:
-    """torch.cuda speaks of `runtime`; autograd stays on its caller's thread; modules move by new parameters; kernels of
-    torch's own take the place of cuDNN's, which no CPU has."""
+    """torch.cuda speaks of `runtime`; autograd stays on its caller's thread; modules move by new parameters."""
     torch._C._ensureCUDADeviceGuardSet()  # so that autograd asks nothing of a driver
     stream_type = type("Stream", (_Stream,), {"runtime": runtime})
     default = stream_type()
@@ -154,8 +153,8 @@ def patched_runtime(runtime: Runtime) -> Iterator[None]:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        stack.callback(torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled())
-        torch._C._set_cudnn_enabled(False)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor makes them on the CPU and then copies them
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
         yield

@@ -160,9 +160,9 @@ def test_dropout_to_the_last_bit_of_its_rate(triton: Interpreter) -> None:
 
 @pytest.mark.parametrize("optimizer", [sgd(0.9, decay=0.1), adam(decoupled=True)], ids=["momentum", "adamw"])
 def test_alone_as_in_any_company(triton: Interpreter, optimizer: LocalOptimizer) -> None:
-    """To the last bit, though the company has larger batches and more steps, and its buffers room for more still."""
+    """To the last bit, though the company has larger batches and more steps."""
     case = Case(mlp(8, 6, dropout=0.4), optimizer, sizes=(18, 3, 1), work=LocalWork(1, None, 17))
-    together = triton.train(case.workload, case.start, case.schedule, room=(1, 2))
+    together = triton.train(case.workload, case.start, case.schedule)
     for row in (1, 2):
         own = case.schedule.rows(slice(row, row + 1))
         alone = triton.train(case.workload, case.start[row : row + 1], own)

@@ -120,3 +120,22 @@ def test_meta_is_no_card() -> None:
     with PretendedCard():
         assert torch.empty(3, device="meta").device.type == "meta"
         assert not isinstance(nn.Linear(2, 2, device="meta").weight, CardTensor)
+        with torch.device("meta"):
+            assert not isinstance(nn.Linear(2, 2).weight, CardTensor)
+
+
+def test_code_within_transforms_makes_tensors_where_its_arguments_are() -> None:
+    with PretendedCard():
+        a = torch.ones(3, 2, device="cuda")
+        ramp = torch.func.vmap(lambda row: row * torch.arange(2, device=row.device))(a)
+        assert torch.equal(held(torch.where(a > 0, ramp, 5.0)), torch.tensor([[0.0, 1.0]] * 3))
+
+
+def test_lists_become_tensors_of_the_card() -> None:
+    with PretendedCard() as card:
+        a = torch.arange(6.0, device="cuda").view(3, 2)
+        assert torch.equal(held(a[[2, 0], 1]), torch.tensor([5.0, 1.0]))
+        a[[0, 1]] = 7
+        assert torch.equal(held(a), torch.tensor([[7.0, 7.0], [7.0, 7.0], [4.0, 5.0]]))
+        assert torch.equal(held(a.new_tensor([1, 2])), torch.tensor([1.0, 2.0]))
+        assert card.counts.copied.total() >= 3

@@ -41,15 +41,20 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
         counts = schedule.counts[:, step]
         rows = np.arange(np.count_nonzero(counts))
         repeats_last = len(rows) == 1 < len(schedule)
-        chosen: slice | list[int] = [0, 0] if repeats_last else slice(0, len(rows))
-        where = positions[chosen, step, :width]
+        chosen = rows if not repeats_last else np.zeros(2, np.int64)
+        where = _first(positions[:, step, :width], len(rows), repeats_last)
         yield StackedBatch(
             data.x.index_select(0, where.reshape(-1)).view(*where.shape, *data.x.shape[1:]),
-            labels[chosen, step, :width],
+            _first(labels[:, step, :width], len(rows), repeats_last),
             _weights(counts[chosen], width, data.x),
-            None if keys is None else keys[chosen, step],
+            None if keys is None else _first(keys[:, step], len(rows), repeats_last),
             repeats_last,
         )
+
+
+def _first(values: Tensor, count: int, repeats: bool) -> Tensor:
+    """The first `count` rows, or the first row twice."""
+    return values[:1].expand(2, *values.shape[1:]) if repeats else values[:count]
 
 
 def _weights(counts: NDArray[np.int64], width: int, like: Tensor) -> Tensor | None:

@@ -86,7 +86,7 @@ class GraphBackend(TorchBackend):
             part = self._train_if_it_fits(start[rows], _rows(schedule, rows))
             if part is None:
                 continue
-            first += len(part.parameters)
+            first += len(part.changes)
             more = first < len(schedule)  # and the next chunk overwrites the losses of this one
             parts.append(replace(part, losses=part.losses.clone()) if more else part)
         return self._result(parts, schedule)
@@ -133,12 +133,10 @@ class GraphBackend(TorchBackend):
     def _result(self, parts: Sequence[Trained], schedule: Schedule) -> TrainingResult:
         state = next(reversed(self._trainers.values())).state
         momenta = [part.momentum for part in parts if part.momentum is not None]
-        parameters = _joined([part.parameters for part in parts])
-        statistics = _joined([part.statistics for part in parts])
         return TrainingResult(
-            state.named(parameters, statistics),
+            state.named(_joined([part.changes for part in parts])),
             _on_host([part.losses for part in parts], schedule.positions.shape),
-            state.layout.views(_joined(momenta)) if momenta else None,
+            state.named(_joined(momenta)) if momenta else None,
         )
 
 

@@ -38,6 +38,11 @@ class Slot:
         outputs, inputs, height, width = self.shape
         return part.view(len(flat), outputs, height, width, inputs).permute(0, 1, 4, 2, 3)
 
+    @property
+    def columns(self) -> Tensor:
+        """Where its elements lie, in the order that they have in a contiguous tensor [size]."""
+        return self.of(torch.arange(self.first + self.size).unsqueeze(0)).reshape(-1)
+
     def flattened(self, value: Tensor) -> Tensor:
         """The elements of `value` [*shape] in the order in which they lie here, [size]."""
         return (value.permute(0, 2, 3, 1) if self.channels_last else value).reshape(-1)

@@ -4,6 +4,7 @@ from enum import Enum
 from typing import Literal
 
 from fedsim.engine.backend import Workload
+from fedsim.engine.graph import triton_chain
 from fedsim.engine.graph.linear import LinearProgram
 from fedsim.engine.graph.one_by_one import OneByOne, Passes
 from fedsim.engine.graph.optimizers import FlatOptimizer
@@ -11,11 +12,13 @@ from fedsim.engine.graph.program import StepProgram
 from fedsim.engine.graph.state import State
 from fedsim.engine.graph.tables import Tables
 from fedsim.engine.precision import Precision
+from fedsim.errors import check, rule
 
 
 class ProgramKind(Enum):
     """The programs; values are for the summary."""
 
+    TRITON = "Triton kernels"
     LINEAR = "linear layers"
     ONE_BY_ONE = "one client a stream"
 
@@ -23,15 +26,20 @@ class ProgramKind(Enum):
     def least_rows(self) -> int:
         """Rows that are trained at least: torch multiplies one pair of matrices in another order of additions than
         several."""
-        return 1 if self is ProgramKind.ONE_BY_ONE else 2
+        return 2 if self is ProgramKind.LINEAR else 1
 
 
 def choose_program(workload: Workload, precision: Precision, wanted: Literal["auto", "torch", "triton"]) -> ProgramKind:
-    """What `engine.program` asks for. Raises `ConfigError` for `triton` where it cannot train the workload."""
+    """What takes the steps where `engine.program` is `wanted`. Raises `ConfigError` for `triton` where it cannot."""
+    problem = "engine.precision is bf16" if precision == "bf16" else triton_chain.unfit(workload)
+    check(
+        rule(wanted != "triton" or problem is None, "program", wanted, f"Triton: {problem}", "program=auto falls back")
+    )
+    if wanted != "torch" and problem is None:
+        return ProgramKind.TRITON
     chain = workload.chain
-    if chain is None or not chain.is_linear or precision == "bf16":
-        return ProgramKind.ONE_BY_ONE
-    return ProgramKind.LINEAR
+    linear = chain is not None and chain.is_linear and precision != "bf16"
+    return ProgramKind.LINEAR if linear else ProgramKind.ONE_BY_ONE
 
 
 def new_programs(
@@ -43,6 +51,8 @@ def new_programs(
     passes: Passes | None,
 ) -> list[StepProgram]:
     """One program on these buffers, or one for each client; `passes` is for the latter."""
+    if kind is ProgramKind.TRITON:
+        return [triton_chain.TritonChain(workload, tables, state, optimizer)]
     if kind is ProgramKind.LINEAR:
         return [LinearProgram(workload, tables, state, optimizer)]
     assert passes is not None

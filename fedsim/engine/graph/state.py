@@ -1,6 +1,7 @@
 """The models of R clients while they train: static buffers, so that recorded steps find them where they were."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,16 @@ class State:
         widths = (layout.width, layout.width, statistics.width)
         return cls(layout, statistics, *(like.new_zeros(rows, width) for width in widths))
 
+    @cached_property
+    def _columns(self) -> Tensor:
+        """Where the elements of all tensors lie in a row of `flat` and one of `statistics` behind it."""
+        statistics = [slot.columns + self.layout.width for slot in self.statistics_layout.slots]
+        return torch.cat([slot.columns for slot in self.layout.slots] + statistics).to(self.flat.device)
+
+    @cached_property
+    def _trained(self) -> int:
+        return sum(slot.size for slot in self.layout.slots)
+
     def part(self, rows: slice) -> "State":
         """Those rows; shares memory."""
         return State(self.layout, self.statistics_layout, self.flat[rows], self.grads[rows], self.statistics[rows])
@@ -55,11 +66,26 @@ class State:
         return rows if len(rows) == 1 else rows.index_select(0, owner)
 
     @torch.no_grad()
-    def changes(self, count: int) -> tuple[Tensor, Tensor]:
-        """What the models of the first `count` rows have changed by since `load`: parameters [count, P] and statistics
-        [count, Q], in new memory."""
-        return self.flat[:count] - self._start[:count], self.statistics[:count] - self._statistics_start[:count]
+    def changes(self, count: int) -> Tensor:
+        """What the first `count` models have changed by since `load`, as rows that `named` takes, in new memory."""
+        changed = self.flat[:count] - self._start[:count]
+        if self.statistics_layout.slots:
+            moved = self.statistics[:count] - self._statistics_start[:count]
+            changed = torch.cat([changed, moved], dim=1)
+        return changed.index_select(1, self._columns)
 
-    def named(self, parameters: Tensor, statistics: Tensor) -> Stack:
-        """All tensors that travel by name, from rows laid out as `flat` and `statistics`; share memory."""
-        return self.layout.views(parameters) | self.statistics_layout.views(statistics)
+    @torch.no_grad()
+    def packed(self, flat: Tensor) -> Tensor:
+        """Rows that lie as those of `flat`, as `named` takes them, in new memory."""
+        return flat.index_select(1, self._columns[: self._trained])
+
+    def named(self, rows: Tensor) -> Stack:
+        """Tensors by name, parameters first, from rows in which they lie one behind the other; share memory."""
+        slots = [*self.layout.slots, *self.statistics_layout.slots]
+        stack: Stack = {}
+        first = 0
+        for slot in slots:
+            if first < rows.shape[1]:
+                stack[slot.name] = rows[:, first : first + slot.size].view(len(rows), *slot.shape)
+            first += slot.size
+        return stack

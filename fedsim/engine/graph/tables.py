@@ -69,14 +69,15 @@ class StepTables:
     """
 
     def __init__(self, table: Tensor, form: _Format, rows: slice, step: Tensor, losses: Tensor) -> None:
-        self._table, self._form, self._rows = table, form, rows
+        self._table, self._form, self._columns = table, form, rows
         self.step, self.losses = step, losses
+        self.steps, self.rows, self.batch = losses.shape
         self.all = form.fields(table, rows)
 
     @property
     def row(self) -> Fields:
         """The fields of the next step (n = 1), in new memory; recordable."""
-        return self._form.fields(self._table.index_select(0, self.step), self._rows)
+        return self._form.fields(self._table.index_select(0, self.step), self._columns)
 
     def write_losses(self, losses: Tensor) -> None:
         """Keep the samples' losses [R, B] of this step; recordable."""
@@ -95,7 +96,6 @@ class Tables(StepTables):
     """
 
     def __init__(self, steps: int, rows: int, batch: int, scalars: int, like: Tensor) -> None:
-        self.steps, self.rows, self.batch = steps, rows, batch
         self._form = _Format(rows, batch, scalars, like)
         self._header = 2 * (1 + 2 * rows) + -2 * (1 + 2 * rows) % _UNIT
         length = self._header + steps * self._form.width
@@ -104,6 +104,7 @@ class Tables(StepTables):
         self._staging = [torch.zeros(length, dtype=torch.int32, pin_memory=self._on_card) for _ in range(2)]
         self._copied: list[torch.cuda.Event | None] = [None, None]
         self._turn = 0
+        self.rows = rows
         self._steps, self.owner, table = self._parts(self._device)
         super().__init__(table, self._form, slice(rows), self._steps[:1], like.new_zeros(steps, rows, batch))
 

@@ -25,12 +25,10 @@ MOST_LAUNCHES = 5_000
 
 @dataclass(frozen=True)
 class Trained:
-    """What K clients came to, on the device and in the layout of `State`: changes of the parameters [K, P] and of the
-    statistics [K, Q], the samples' losses [S, K, B], and the momentum buffers [K, P] if there are any. `losses` is
-    overwritten by the next training."""
+    """What K clients came to, on the device: changes of all tensors that travel and the momentum buffers, if there are
+    any, as rows that `State.named` takes, and the samples' losses [S, K, B], which the next training overwrites."""
 
-    parameters: Tensor
-    statistics: Tensor
+    changes: Tensor
     losses: Tensor
     momentum: Tensor | None
 
@@ -94,13 +92,11 @@ class Trainer:
         return [counts[row : row + 1] for row in range(len(counts))] if self._one_each else [counts]
 
     def _trained(self, count: int, steps: int) -> Trained:
-        parameters, statistics = self.state.changes(count)
         momentum = self.optimizer.momentum
         return Trained(
-            parameters,
-            statistics,
+            self.state.changes(count),
             self.tables.losses[:steps, :count],
-            None if momentum is None else momentum[:count].clone(),
+            None if momentum is None else self.state.packed(momentum[:count]),
         )
 
 

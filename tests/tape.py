@@ -49,14 +49,14 @@ class Tape(TorchDispatchMode):
         """Overwrite what was computed between the inputs and the outputs: replays may not rely on it."""
         for _, _, _, outs in self._calls:
             for out in outs:
-                if out is not None and out.is_floating_point():
+                if out is not None and out.is_floating_point() and out.numel():
                     held(out).fill_(torch.nan)
 
     @torch.no_grad()
     def replay(self) -> None:
         for func, args, kwargs, outs in self._calls:
             for old, new in zip(outs, _tensors(func(*args, **kwargs)), strict=True):
-                if old is not None and old is not new:
+                if old is not None and old is not new and old.numel():
                     held(old).copy_(held(new))  # no kernel of the recording
 
 

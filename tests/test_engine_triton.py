@@ -16,6 +16,7 @@ from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.data import ClientData
 from fedsim.engine.graph.triton_chain import unfit
 from fedsim.engine.model.adapt import has_dropout
+from fedsim.engine.model.layers import dropout_mask
 from fedsim.engine.model.parameters import initial
 from fedsim.engine.reference.backend import ReferenceBackend
 from fedsim.engine.schedule import LocalWork, make_schedule
@@ -139,11 +140,29 @@ def test_every_client_from_its_own_model(triton: Interpreter) -> None:
     assert_close(triton.train(case.workload, case.start, case.schedule), case.reference(), case)
 
 
+def test_dropout_to_the_last_bit_of_its_rate(triton: Interpreter) -> None:
+    """A rate at which the first element of a mask is just kept, and the next of the 2^24 rates, at which it is not."""
+    key = torch.as_tensor(Case(mlp(8, dropout=0.5), sgd(), sizes=(1,)).schedule.keys)[0, 0]
+    kept, dropped = 0, 2**24
+    while dropped - kept > 1:
+        middle = (kept + dropped) // 2
+        stays = bool(dropout_mask(key, 0, 0, (1, 1), middle / 2**24))
+        kept, dropped = (middle, dropped) if stays else (kept, middle)
+    changes = []
+    for rate in (kept / 2**24, dropped / 2**24):
+        case = Case(mlp(8, dropout=rate), sgd(), sizes=(1,))
+        case.start[0]["layers.1.bias"].add_(3)  # so that all hidden units are active
+        found = triton.train(case.workload, case.start, case.schedule)
+        assert_close(found, case.reference(), case)
+        changes.append(bool(found.delta["layers.4.weight"][0, :, 0].any()))
+    assert changes == [True, False]
+
+
 @pytest.mark.parametrize("optimizer", [sgd(0.9, decay=0.1), adam(decoupled=True)], ids=["momentum", "adamw"])
 def test_alone_as_in_any_company(triton: Interpreter, optimizer: LocalOptimizer) -> None:
-    """To the last bit, though the company has larger batches and more steps, and its buffers room for more still."""
+    """To the last bit, though the company has larger batches and more steps."""
     case = Case(mlp(8, 6, dropout=0.4), optimizer, sizes=(18, 3, 1), work=LocalWork(1, None, 17))
-    together = triton.train(case.workload, case.start, case.schedule, room=(1, 2))
+    together = triton.train(case.workload, case.start, case.schedule)
     for row in (1, 2):
         own = case.schedule.rows(slice(row, row + 1))
         alone = triton.train(case.workload, case.start[row : row + 1], own)

@@ -13,7 +13,7 @@ from fedsim.engine.data import ClientData
 from fedsim.engine.graph.optimizers import flat_optimizer
 from fedsim.engine.graph.state import State
 from fedsim.engine.graph.tables import Tables
-from fedsim.engine.graph.triton_chain import Launch, TritonChain
+from fedsim.engine.graph.triton_chain import Launch, TritonChain, _unfit_device
 from fedsim.engine.graph.triton_layout import Tiles
 from fedsim.models.mlp import MLP
 from fedsim.optimizers.adam import Adam
@@ -29,8 +29,11 @@ if triton.knobs.runtime.interpret:
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
-class H100:
+class Card:
     """What Triton asks of the driver of a device when it compiles."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
 
     def get_current_device(self) -> int:
         return 0
@@ -39,7 +42,7 @@ class H100:
         return 0
 
     def get_current_target(self) -> Any:
-        return triton.backends.compiler.GPUTarget("cuda", 90, 32)
+        return triton.backends.compiler.GPUTarget("cuda", self.arch, 32)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +55,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     kernels = triton_kernels.forward, triton_kernels.update
     for kernel in kernels:
         monkeypatch.setattr(kernel, "device_caches", type(kernel.device_caches)(kernel.create_binder))
-    monkeypatch.setattr(triton.runtime.driver, "_active", H100())
+    monkeypatch.setattr(triton.runtime.driver, "_active", Card(90))
 
 
 def sgd(momentum: float = 0.0) -> SGD:
@@ -124,3 +127,13 @@ def test_one_program_for_any_company() -> None:
     chains = [program((), sgd(), clients=clients, batch=batch) for clients, batch in ((10, 64), (1, 1), (16, 9))]
     assert len({id(compiled(chain.forward)) for chain in chains}) == 1
     assert len({id(compiled(chain.update)) for chain in chains}) == 1
+
+
+def test_devices_that_triton_cannot_use_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    assert _unfit_device(cuda) is None
+    monkeypatch.setattr(triton.runtime.driver, "_active", Card(75))
+    assert _unfit_device(cuda) == "the device is of sm_75, before sm_80"
+    monkeypatch.setattr(triton.runtime.driver, "_active", object())  # fails in some way
+    assert str(_unfit_device(cuda)).startswith("Triton cannot use the device: ")
+    assert _unfit_device(torch.device("mps")) == "the device is mps"

@@ -12,12 +12,7 @@ import pytest
 import torch
 
 from fedsim.engine.backend import TrainingResult, Workload
-from fedsim.engine.graph.optimizers import flat_optimizer
-from fedsim.engine.graph.recorder import Eager
-from fedsim.engine.graph.state import State
-from fedsim.engine.graph.tables import Tables
-from fedsim.engine.graph.trainer import Trainer
-from fedsim.engine.graph.triton_chain import TritonChain, unfit
+from fedsim.engine.graph.backend import GraphBackend
 from fedsim.engine.schedule import Schedule
 from fedsim.types import Params
 
@@ -28,11 +23,9 @@ class Interpreter:
     def __init__(self, pool: ProcessPoolExecutor) -> None:
         self.pool = pool
 
-    def train(
-        self, workload: Workload, start: Sequence[Params], schedule: Schedule, *, room: tuple[int, int] = (0, 0)
-    ) -> TrainingResult:
-        """`schedule` by `TritonChain`, on buffers with room for so many more clients and steps."""
-        arguments = pickle.dumps((workload, start, schedule, room))  # by value: torch's own way shares memory
+    def train(self, workload: Workload, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        """`schedule` by Triton's kernels."""
+        arguments = pickle.dumps((workload, start, schedule))  # by value: torch's own way shares memory
         result: TrainingResult = pickle.loads(self.pool.submit(_train, arguments).result())
         return result
 
@@ -49,15 +42,6 @@ def interpreter(cache: Path) -> Iterator[Interpreter]:
 
 
 def _train(arguments: bytes) -> bytes:
-    workload, start, schedule, room = pickle.loads(arguments)
-    assert unfit(workload) is None
-    clients, steps = (size + more for size, more in zip(schedule.counts.shape, room, strict=True))
-    like = workload.data.x
-    state = State.of(workload.model, clients, like)
-    optimizer = flat_optimizer(workload.optimizer, state.flat)
-    tables = Tables(steps, clients, schedule.positions.shape[2], optimizer.num_scalars, like)
-    program = TritonChain(workload, tables, state, optimizer)
-    trained = Trainer(tables, state, optimizer, [program]).train(start, schedule, Eager("in the interpreter"))
-    losses = trained.losses.transpose(0, 1).numpy()
-    momentum = None if trained.momentum is None else state.named(trained.momentum)
-    return pickle.dumps(TrainingResult(state.named(trained.changes), losses, momentum))
+    workload, start, schedule = pickle.loads(arguments)
+    backend = GraphBackend(workload, precision="float32", chunk_size="auto", program="triton")
+    return pickle.dumps(backend.train(start, schedule))

@@ -42,7 +42,6 @@ GRAPH = ("engine=graph", "engine.program=torch")
 CASES: dict[str, Sequence[str]] = {
     "linear chain": (*SMALL, *BATCHED),
     "linear chain, one by one": (*SMALL, *SEQUENTIAL),
-    "chosen by auto": (*SMALL, "engine=auto"),
     "ragged, dropout, momentum": (*SMALL, *BATCHED, *RAGGED, "model.dropout=0.3", "optimizer.momentum=0.9"),
     "ragged, one by one": (*SMALL, *SEQUENTIAL, *RAGGED, "model.dropout=0.3", "optimizer.momentum=0.9"),
     "in chunks": (*SMALL, *BATCHED, *RAGGED, "engine.chunk_size=2"),
@@ -94,6 +93,12 @@ def timeless(record: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("case", in_short(CASES, CASES.keys() - set(LONG)))
 def test_equals_the_cpu(case: str) -> None:
     assert_equal(run_on_card(CASES[case]), run(CASES[case], "cpu"))
+
+
+def test_auto_takes_recorded_steps_on_a_gpu() -> None:
+    card = run_on_card((*SMALL, "engine=auto"))
+    assert card.simulation.components.engine.description.endswith("(auto: a GPU)")
+    assert_equal(card, run((*SMALL, *GRAPH), "cpu"))
 
 
 @pytest.mark.parametrize("selector", in_short(SELECTORS, IN_SHORT))

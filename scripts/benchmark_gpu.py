@@ -20,28 +20,29 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fedsim.engine.precision import prepare
 from scripts.gpu.convolutions import convolutions
-from scripts.gpu.sections import engines, environment, lanes, latencies, loop, native, tf32
-from scripts.gpu.workloads import CASES, Bench, products
+from scripts.gpu.sections import engines, environment, lanes, latencies, loop, native
+from scripts.gpu.workloads import CASES, Bench
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
-    f.__name__: f for f in (environment, latencies, engines, loop, lanes, native, tf32, convolutions)
+    f.__name__: f for f in (environment, latencies, engines, loop, lanes, native, convolutions)
 }
 
 
 def run(bench: Bench, only: list[str]) -> list[dict[str, Any]]:
     """The rows of the sections `only`, of all if it is empty."""
-    with products(tf32=False):
-        for name, section in SECTIONS.items():
-            if only and name not in only:
-                continue
-            if time.perf_counter() - bench.begin > bench.budget:
-                bench.put(name, "left out", reason=f"--budget {bench.budget:g} s is spent")
-                continue
-            try:
-                section(bench)
-            except Exception as error:  # the other sections are worth having
-                bench.put(name, "failed", error=f"{type(error).__name__}: {error}"[:300])
+    prepare(bench.device, deterministic=None)
+    for name, section in SECTIONS.items():
+        if only and name not in only:
+            continue
+        if time.perf_counter() - bench.begin > bench.budget:
+            bench.put(name, "left out", reason=f"--budget {bench.budget:g} s is spent")
+            continue
+        try:
+            section(bench)
+        except Exception as error:  # the other sections are worth having
+            bench.put(name, "failed", error=f"{type(error).__name__}: {error}"[:300])
     return bench.rows
 
 

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedsim.engine.graph.recorder import recorder_for
-from scripts.gpu.workloads import Bench, products
+from fedsim.engine.precision import passes_in
+from scripts.gpu.workloads import Bench
 
 
 def convolutions(bench: Bench) -> None:
@@ -28,7 +29,7 @@ def convolutions(bench: Bench) -> None:
                 def step(x: Tensor = x, w: Tensor = w, forward: Callable[..., Tensor] = forward) -> None:
                     torch.autograd.grad(forward(x, w).sum(), (x, w))
 
-                with products(tf32=precision == "tf32"):
+                with passes_in("tf32" if precision == "tf32" else "float32", bench.device):
                     replay = recorder_for(bench.device).record(step, 5, lambda: None, 0)
                     bench.put("convolutions", f"{name}, {precision}, {how}", ms=bench.milliseconds(replay, 0.2) / 5)
 

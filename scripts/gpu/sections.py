@@ -19,15 +19,18 @@ from fedsim.engine.graph.backend import GraphBackend
 from fedsim.engine.graph.recorder import recorder_for
 from fedsim.engine.model.parameters import initial
 from fedsim.engine.native.backend import NativeBackend
+from fedsim.engine.precision import passes_in
 from fedsim.engine.reference.backend import ReferenceBackend
 from fedsim.rng import Streams
-from scripts.gpu.workloads import LANES, TEST_SAMPLES, Bench, Case, products, schedule_of, workload
+from scripts.gpu.workloads import LANES, TEST_SAMPLES, Bench, Case, schedule_of, workload
 
+GPU_ALONE = ("graph, triton", "graph, tf32")
 BACKENDS: dict[str, Callable[[Workload], Backend]] = {
     "sequential": lambda task: ReferenceBackend(task, precision="float32", workers=1),
     "batched": lambda task: BatchedBackend(task, precision="float32", chunk_size="auto", compile=False),
     "graph, torch": lambda task: GraphBackend(task, precision="float32", chunk_size="auto", program="torch"),
     "graph, triton": lambda task: GraphBackend(task, precision="float32", chunk_size="auto", program="triton"),
+    "graph, tf32": lambda task: GraphBackend(task, precision="tf32", chunk_size="auto", program="auto"),
     "graph, bf16": lambda task: GraphBackend(task, precision="bf16", chunk_size="auto", program="torch"),
 }
 
@@ -46,7 +49,7 @@ def environment(bench: Bench) -> None:
     side = bench.size(8192, 64)
     for label, dtype in (("float32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)):
         matrix = torch.randn(side, side, device=bench.device).to(dtype)
-        with products(tf32=label == "tf32"):
+        with passes_in("tf32" if label == "tf32" else "float32", bench.device):
             ms = bench.milliseconds(lambda matrix=matrix: matrix @ matrix)
         bench.put("environment", f"product, {label}", teraflops=2 * side**3 / ms / 1e9)
 
@@ -82,7 +85,8 @@ def engines(bench: Bench) -> None:
         start, schedule = [params] * len(ids), schedule_of(case, task, ids, 1)
         wanted = BACKENDS["sequential"](task).train(start, schedule).delta
         for label, build in BACKENDS.items():
-            if label == "graph, triton" and (task.chain is None or not task.chain.is_linear or not bench.on_gpu):
+            linear = task.chain is not None and task.chain.is_linear
+            if (label in GPU_ALONE and not bench.on_gpu) or (label == "graph, triton" and not linear):
                 continue
             try:
                 backend = build(task)
@@ -108,17 +112,6 @@ def test_set(bench: Bench, backend: Backend, task: Workload, case: Case) -> floa
     y = torch.zeros(len(x), dtype=torch.int64, device=bench.device)
     engine, params = Engine(backend, task, case.work, Streams(0)), initial(task.model)
     return bench.milliseconds(lambda: engine.evaluate(params, x, y))
-
-
-def tf32(bench: Bench) -> None:
-    """The graph engine with products and convolutions in TF32."""
-    for name in bench.cases:
-        case, task, ids = workload(bench, name)
-        start, schedule = [initial(task.model)] * len(ids), schedule_of(case, task, ids, 1)
-        with products(tf32=True):
-            backend = BACKENDS["graph, torch"](task)
-            ms = bench.milliseconds(lambda b=backend, s=start, t=schedule: b.train(s, t), 2.0)
-        bench.put("tf32", name, train_ms=ms)
 
 
 def lanes(bench: Bench) -> None:

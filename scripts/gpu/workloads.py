@@ -3,8 +3,7 @@
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,15 +127,3 @@ def workload(bench: Bench, name: str, device: torch.device | None = None) -> tup
 def schedule_of(case: Case, task: Workload, ids: list[int], round: int) -> Schedule:
     lr = case.optimizer.lr
     return make_schedule(task.data.train, case.work, Streams(0), round, np.array(ids), lr, dropout=False)
-
-
-@contextmanager
-def products(*, tf32: bool) -> Iterator[None]:
-    """Whether products and convolutions of float32 may be in TF32."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before

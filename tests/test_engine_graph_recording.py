@@ -110,6 +110,19 @@ def test_cohorts_of_many_sizes_keep_few_recordings_and_equal_the_reference() -> 
     assert len(backend_of(one)._trainers) == MOST_TRAINERS
 
 
+def test_fewer_clients_replay_what_was_recorded_for_more() -> None:
+    """Where each client has recordings of its own."""
+    one, other = pair(model_of("conv"), problem([4] * 5), WORKS["steps"], OPTIMIZERS["momentum"])
+    recorder = backend_of(one).recorder
+    assert isinstance(recorder, TapeRecorder)
+    assert_equal(one, other, np.arange(5))
+    recorded = len(recorder.tapes)
+    for count in (2, 1, 4):
+        assert_equal(one, other, np.arange(count))
+    assert len(recorder.tapes) == recorded
+    assert len(backend_of(one)._trainers) == 1
+
+
 def test_batches_that_are_full_take_the_ordinary_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where other clients have short batches."""
     forms: list[bool] = []

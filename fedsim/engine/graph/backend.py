@@ -124,6 +124,8 @@ class GraphBackend(TorchBackend):
         """One with room for the schedule; those used longest ago are let go."""
         count, steps, batch = schedule.positions.shape
         rows = min(capacity(max(count, self.kind.least_rows)), max(count, self.chunk_size, self.kind.least_rows))
+        if self.kind is ProgramKind.ONE_BY_ONE:  # rows that are not used cost nothing
+            rows = min((r for r, b in self._trainers if b == batch and r >= rows), default=rows)
         trainer = self._trainers.pop((rows, batch), None)
         if trainer is None or trainer.tables.steps < steps:
             trainer = self._new_trainer(rows, capacity(steps), batch)

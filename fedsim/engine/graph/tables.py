@@ -140,7 +140,7 @@ class Tables(StepTables):
         self._device[: len(used)].copy_(used, non_blocking=True)
         if self._on_card:
             event = self._copied[self._turn] = torch.cuda.Event()
-            event.record()
+            event.record(torch.cuda.current_stream(self._device.device))
 
     def _parts(self, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The numbers of the next step, for all clients and for each [1 + R], `owner` [R], and the rows of a buffer."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -127,7 +127,13 @@ def patched_runtime(runtime: Runtime) -> Iterator[None]:
     def in_stream(stream: Any) -> Iterator[None]:
         yield
 
+    from tests.tape import TapeGraph, captured  # which knows the device that is entered
+
     replaced = {
+        "CUDAGraph": TapeGraph,
+        "graph": captured,
+        "graph_pool_handle": lambda: (0, 0),
+        "device": lambda device: nullcontext(),
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "_lazy_init": lambda: None,

@@ -5,8 +5,8 @@ float, a new tensor in place of a static buffer, or a branch on the content of a
 see. What a capture may not hold, because the host would wait for it, raises RuntimeError.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -86,6 +86,25 @@ class TapeRecorder(Recorder):
                 tape.replay()
 
         return replay
+
+
+class TapeGraph:
+    """What takes the place of torch.cuda.CUDAGraph on a pretended device."""
+
+    def __init__(self) -> None:
+        self.tape = Tape()
+
+    def replay(self) -> None:
+        with _present("replay"):
+            self.tape.replay()
+
+
+@contextmanager
+def captured(graph: TapeGraph, pool: Any = None) -> Iterator[None]:
+    """What takes the place of the context torch.cuda.graph."""
+    with _present("recording"), graph.tape:
+        yield
+    graph.tape.forget()
 
 
 def _present(context: str) -> AbstractContextManager[None]:

@@ -42,7 +42,6 @@ GRAPH = ("engine=graph", "engine.program=torch")
 CASES: dict[str, Sequence[str]] = {
     "linear chain": (*SMALL, *BATCHED),
     "linear chain, one by one": (*SMALL, *SEQUENTIAL),
-    "chosen by auto": (*SMALL, "engine=auto"),
     "ragged, dropout, momentum": (*SMALL, *BATCHED, *RAGGED, "model.dropout=0.3", "optimizer.momentum=0.9"),
     "ragged, one by one": (*SMALL, *SEQUENTIAL, *RAGGED, "model.dropout=0.3", "optimizer.momentum=0.9"),
     "in chunks": (*SMALL, *BATCHED, *RAGGED, "engine.chunk_size=2"),

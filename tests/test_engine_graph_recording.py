@@ -12,7 +12,7 @@ from fedsim.engine.graph import linear
 from fedsim.engine.graph.backend import MOST_TRAINERS, GraphBackend, capacity
 from fedsim.engine.graph.one_by_one import OneByOne
 from fedsim.engine.graph.optimizers import FlatSGD
-from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder, warn_halved, warn_not_recorded
+from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder
 from fedsim.engine.graph.trainer import MOST_STEPS, longest_recording, recordings
 from fedsim.engine.model.parameters import initial
 from fedsim.engine.schedule import LocalWork
@@ -137,7 +137,6 @@ class Failing(Recorder):
 def test_where_recording_fails_steps_are_taken_one_by_one_and_that_is_said(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    warn_not_recorded.cache_clear()
     one, other = pair(chain(), problem(SIZES["ragged"]), WORKS["epochs"], OPTIMIZERS["adam"])
     backend_of(one).recorder = Failing()
     assert_equal(one, other, np.arange(5))
@@ -162,12 +161,11 @@ class Scarce(TapeRecorder):
 
 
 def test_running_out_of_memory_halves_the_chunk_says_so_and_loses_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    warn_halved.cache_clear()
     one, other = pair(chain(), problem(SIZES["ragged"]), WORKS["epochs"], OPTIMIZERS["sgd"])
     backend_of(one).recorder = Scarce(backend_of(one))
     assert_equal(one, other, np.arange(5))
     assert backend_of(one).chunk_size == 2
-    assert capfd.readouterr().err == ("engine.chunk_size: memory ran out with 5 clients at once; from now on 2\n")
+    assert capfd.readouterr().err == ("engine.chunk_size: out of memory with 5 clients at once; going on with 2\n")
 
 
 def test_one_client_too_large_for_the_memory_is_an_error() -> None:

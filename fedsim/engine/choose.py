@@ -1,5 +1,6 @@
 """The backend that fits model, device and length of the run, by a fixed rule: a repeated run is the same run."""
 
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
@@ -7,6 +8,7 @@ from torch import nn
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.batched.backend import BatchedBackend
 from fedsim.engine.batched.compiled import Compile, warn_not_compiled, worth_compiling
+from fedsim.engine.graph.backend import GraphBackend
 from fedsim.engine.native.backend import NativeBackend, unfit
 from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.precision import Precision, precision_problem
@@ -22,9 +24,9 @@ workload W1 on two cores is some .8 ms shorter, one of a client of W2 some 5 ms 
 def choose_backend(
     workload: Workload, *, precision: Precision, compile: Compile, deterministic: bool | None = None
 ) -> Backend:
-    """On a CPU, `native` for what it can train, in runs long enough to compile for. Else `sequential` for convolutional
-    models, as grouped convolutions are slow on CPUs and GPUs, and for models that cannot run batched; `batched`
-    otherwise."""
+    """On a GPU, `graph` for what it can train. On a CPU, `native` for what it can train, in runs long enough to compile
+    for. Else `sequential` for convolutional models, as grouped convolutions are slow on CPUs and GPUs, and for models
+    that cannot run batched; `batched` otherwise."""
     if workload.data.x.is_cuda:
         return _on_gpu(workload, precision, compile, deterministic)
     convolutional = _is_convolutional(workload)
@@ -47,9 +49,16 @@ def choose_backend(
 
 
 def _on_gpu(workload: Workload, precision: Precision, compile: Compile, deterministic: bool | None) -> Backend:
-    """By what the host launches in a step, as counted in docs/performance.md: one client's convolutions after another
-    are fewer and larger kernels than those of torch.func's vmap, which become grouped ones."""
+    """Recorded steps where the model and the optimiser allow it: the fewest launches, as counted in
+    docs/performance.md. Of the others, one client's convolutions after another are fewer and larger kernels than those
+    of torch.func's vmap, which become grouped ones."""
     backend: Backend
+    with suppress(ConfigError):
+        backend = GraphBackend(
+            workload, precision=precision, chunk_size="auto", program="auto", deterministic=deterministic
+        )
+        backend.reason = "a GPU"
+        return backend
     if _is_convolutional(workload):
         backend = ReferenceBackend(workload, precision=precision, workers="auto", deterministic=deterministic)
         backend.reason = "convolutions on a GPU"

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.batched.backend import CACHED_BYTES
+from fedsim.engine.batched.compiled import tell
 from fedsim.engine.graph.one_by_one import Passes
 from fedsim.engine.graph.optimizers import flat_optimizer
 from fedsim.engine.graph.programs import ProgramKind, choose_program, new_programs
-from fedsim.engine.graph.recorder import Eager, NotRecordedError, recorder_for, warn_halved, warn_not_recorded
+from fedsim.engine.graph.recorder import Eager, NotRecordedError, recorder_for
 from fedsim.engine.graph.state import State
 from fedsim.engine.graph.tables import Tables
 from fedsim.engine.graph.trainer import Trained, Trainer
 from fedsim.engine.memory import model_bytes, rows_that_fit
 from fedsim.engine.model.adapt import refuse_hidden_randomness
-from fedsim.engine.precision import Precision
+from fedsim.engine.precision import Precision, passes_in
 from fedsim.engine.results import fetched
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import TorchBackend
@@ -47,12 +48,14 @@ class GraphBackend(TorchBackend):
         precision: Precision,
         chunk_size: int | Literal["auto"],
         program: Literal["auto", "torch", "triton"],
+        deterministic: bool | None = None,
     ) -> None:
         check(rule(chunk_size == "auto" or chunk_size >= 1, "chunk_size", chunk_size, "must be auto or >= 1"))
-        super().__init__(workload, precision)
+        super().__init__(workload, precision, deterministic)
         x = self.data.x
         self.workload = workload
         self.chunk_size = rows_that_fit(self.model, x.device) if chunk_size == "auto" else chunk_size
+        self.counts_activations = chunk_size == "auto" and x.is_cuda
         self.recorder = recorder_for(x.device)
         self.kind: ProgramKind = choose_program(workload, precision, program)
         flat_optimizer(workload.optimizer, x.new_empty(0, 0))  # refuses one that it does not know
@@ -83,7 +86,7 @@ class GraphBackend(TorchBackend):
         parts: list[Trained] = []
         first = 0
         while first < len(schedule):
-            rows = slice(first, first + self.chunk_size)
+            rows = slice(first, first + min(self.chunk_size, self._rows_that_fit(schedule)))
             part = self._train_if_it_fits(start[rows], _rows(schedule, rows))
             if part is None:
                 continue
@@ -92,19 +95,26 @@ class GraphBackend(TorchBackend):
             parts.append(replace(part, losses=part.losses.clone()) if more else part)
         return self._result(parts, schedule)
 
+    def _rows_that_fit(self, schedule: Schedule) -> int:
+        """Clients whose batches' activations fit into the memory of a GPU, too."""
+        if not self.counts_activations:
+            return len(schedule)
+        return rows_that_fit(self.model, self.data.x.device, self.activations * schedule.positions.shape[2])
+
     def _train_if_it_fits(self, start: Sequence[Params], schedule: Schedule) -> Trained | None:
         """None where memory ran out or a step cannot be recorded: after that, chunks are smaller, or steps are taken
         one by one. Raises for one client."""
         try:
-            return self._trainer(schedule).train(start, schedule, self.recorder)
+            with passes_in(self.precision, self.data.x.device):
+                return self._trainer(schedule).train(start, schedule, self.recorder)
         except NotRecordedError as error:
-            warn_not_recorded(str(error))
+            tell(f"engine=graph: not recorded, which is slower and else the same: {error}")
             self.recorder = Eager(str(error))
         except torch.OutOfMemoryError:
             if len(schedule) == 1:
                 raise
-            self.chunk_size = len(schedule) // 2
-            warn_halved(len(schedule), self.chunk_size)
+            self.chunk_size = half = len(schedule) // 2
+            tell(f"engine.chunk_size: out of memory with {len(schedule)} clients at once; going on with {half}")
         self._trainers.clear()
         if self.data.x.is_cuda:  # by now, what the attempt held is free
             torch.cuda.empty_cache()
@@ -128,17 +138,16 @@ class GraphBackend(TorchBackend):
         state = State.of(self.model, rows, like, channels_last=last)
         optimizer = flat_optimizer(self.workload.optimizer, state.flat)
         tables = Tables(steps, rows, batch, optimizer.num_scalars, like)
-        programs = new_programs(self.kind, self.workload, tables, state, optimizer, self._passes)
+        programs = new_programs(self.kind, self.workload, tables, state, optimizer, self._passes, self.precision)
         return Trainer(tables, state, optimizer, programs)
 
     def _result(self, parts: Sequence[Trained], schedule: Schedule) -> TrainingResult:
         state = next(reversed(self._trainers.values())).state
         momenta = [part.momentum for part in parts if part.momentum is not None]
         delta = state.named(_joined([part.changes for part in parts]))
-        losses, finite = fetched(_together([part.losses for part in parts], schedule.positions.shape), delta)
-        return TrainingResult(
-            delta, losses.transpose(1, 0, 2), state.named(_joined(momenta)) if momenta else None, finite
-        )
+        losses, finite = fetched(_whole([part.losses for part in parts], schedule.positions.shape), delta)
+        momentum = state.named(_joined(momenta)) if momenta else None
+        return TrainingResult(delta, losses.transpose(1, 0, 2), momentum, finite)
 
 
 def capacity(count: int) -> int:
@@ -159,9 +168,9 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _together(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Losses [S_i, K_i, B] of chunks as one tensor [S, K, B]; `shape`: K, S, B."""
-    if len(parts) == 1 and parts[0].shape[0] == shape[1]:
+def _whole(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """Losses [S_i, K_i, B] of chunks as a tensor [S, K, B] for the `shape` (K, S, B)."""
+    if len(parts) == 1 and len(parts[0]) == shape[1]:
         return parts[0]
     whole = parts[0].new_zeros(shape[1], shape[0], shape[2])
     first = 0

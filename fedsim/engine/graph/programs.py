@@ -49,10 +49,12 @@ def new_programs(
     state: State,
     optimizer: FlatOptimizer,
     passes: Passes | None,
+    precision: Precision,
 ) -> list[StepProgram]:
     """One program on these buffers, or one for each client; `passes` is for the latter."""
     if kind is ProgramKind.TRITON:
-        return [triton_chain.TritonChain(workload, tables, state, optimizer)]
+        products: triton_chain.Products = "tf32" if precision == "tf32" else "tf32x3"
+        return [triton_chain.TritonChain(workload, tables, state, optimizer, products=products)]
     if kind is ProgramKind.LINEAR:
         return [LinearProgram(workload, tables, state, optimizer)]
     assert passes is not None

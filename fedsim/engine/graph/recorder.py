@@ -1,6 +1,5 @@
 """Record what a function makes a device do, and replay it: the host then launches once what it launched many times."""
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -8,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from rich.console import Console
 
 WARM_UPS = 2
 """Steps before a capture: libraries choose their kernels and allocate their workspaces in the first ones."""
@@ -67,6 +65,7 @@ class CudaGraphs(Recorder):
             if number not in self._pools:
                 self._pools[number] = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
+            prepare()
             try:
                 with torch.cuda.graph(graph, pool=self._pools[number]):
                     for _ in range(times):
@@ -129,17 +128,3 @@ class Eager(Recorder):
 def recorder_for(device: torch.device) -> Recorder:
     """CUDA graphs on a CUDA device, else none."""
     return CudaGraphs(device) if device.type == "cuda" else Eager(f"no CUDA graphs on device {device.type}")
-
-
-@functools.cache
-def warn_not_recorded(failure: str) -> None:
-    """Print the reason to stderr, once a process however many recordings fail for it."""
-    text = f"engine=graph: not recorded, which is slower and else the same: {failure}"
-    Console(stderr=True).print(text, soft_wrap=True, markup=False)
-
-
-@functools.cache
-def warn_halved(count: int, chunk_size: int) -> None:
-    """Print to stderr, once a process for each pair, that memory ran out with so many clients at once."""
-    text = f"engine.chunk_size: memory ran out with {count} clients at once; from now on {chunk_size}"
-    Console(stderr=True).print(text, soft_wrap=True, markup=False)

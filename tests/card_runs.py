@@ -10,12 +10,10 @@ from torch import Tensor
 
 from fedsim.config.compose import Composed, compose_jobs, search_path
 from fedsim.config.plan import make_plan
-from fedsim.engine.graph.backend import GraphBackend
 from fedsim.running.assembly import build
 from fedsim.simulation import Record, Simulation
 from tests.goldens import fitted
 from tests.pretended_cuda import PretendedCard, held
-from tests.tape import TapeRecorder
 
 COMMON = (
     "num_rounds=3",
@@ -51,10 +49,7 @@ def simulation(words: Sequence[str], device: str) -> Simulation:
     """That of the config which `words` give, on `device`, not begun."""
     job = composed(*words)
     config: dict[str, Any] = fitted({**copy.deepcopy(dict(job.config)), "device": device})
-    made = build(make_plan(config, job.choices)).simulation
-    if device != "cpu" and isinstance(made.components.engine.backend, GraphBackend):
-        made.components.engine.backend.recorder = TapeRecorder()  # no CUDA graphs on a pretended GPU
-    return made
+    return build(make_plan(config, job.choices)).simulation
 
 
 def run(words: Sequence[str], device: str) -> Run:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fedsim.config.plan import hash_config, make_plan
+from fedsim.engine import choose
 from fedsim.engine.precision import switches
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, Problem
 from fedsim.running import prepared_data
 from fedsim.running.environment import environment
 from tests.card_runs import BATCHED, composed, run, run_on_card, simulation
@@ -130,12 +131,19 @@ def test_the_summary_names_gpu_driver_libraries_and_switches() -> None:
     assert "gpu" not in environment(torch.device("cpu"))
 
 
-def test_auto_takes_no_vmap_for_convolutions_on_a_gpu() -> None:
+def chosen_on_gpu(*words: str) -> str:
     with PretendedCard():
-        convolutions = simulation((*CONVOLUTIONS, "engine=auto"), "cuda").components.engine.description
-        linear = simulation((*SMALL, "engine=auto"), "cuda").components.engine.description
-    assert convolutions == "sequential (auto: convolutions on a GPU)"
-    assert linear == "batched (auto: no convolutions)"
+        return simulation((*words, "engine=auto"), "cuda").components.engine.description
+
+
+def test_auto_takes_no_vmap_for_convolutions_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **more: Any) -> None:
+        raise ConfigError([Problem("optimizer", "a user's", "cannot be recorded")])
+
+    assert chosen_on_gpu(*CONVOLUTIONS).startswith("graph, ")
+    monkeypatch.setattr(choose, "GraphBackend", refuse)
+    assert chosen_on_gpu(*CONVOLUTIONS) == "sequential (auto: convolutions on a GPU)"
+    assert chosen_on_gpu(*SMALL) == "batched (auto: no convolutions)"
 
 
 def test_activations_count_in_what_fits_into_a_gpus_memory() -> None:

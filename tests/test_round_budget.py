@@ -16,7 +16,7 @@ BUDGETS = {
     "W1": ((*W1, *RECORDED), 80),
     "W2, eight steps": ((*W2, *RECORDED, "local.steps=8", "eval_every=2"), 60),
     "W2": ((*W2, *RECORDED, "eval_every=2"), 120),
-    "ResNet-20, ragged": ((*RESNET20, *RECORDED, *RAGGED), 250),
+    "ResNet-20, ragged": ((*RESNET20, *RECORDED, *RAGGED), 200),
 }
 """The workload, and the most launches of a round. Of waits, it is three."""
 WAITS = 3

@@ -12,6 +12,7 @@ from fedsim.engine.model.adapt import for_sequential, keyed_dropouts
 from fedsim.engine.model.parameters import traveling
 from fedsim.engine.precision import Precision, autocast
 from fedsim.engine.schedule import Schedule
+from fedsim.flat import to_device
 from fedsim.types import Params
 
 
@@ -40,8 +41,8 @@ class ClientTrainer:
 
     def _steps(self, schedule: Schedule, optimizer: torch.optim.Optimizer, losses: NDArray[Any]) -> None:
         device = self.data.x.device
-        positions = torch.as_tensor(schedule.positions[0], device=device)
-        keys = None if schedule.keys is None else torch.as_tensor(schedule.keys[0], device=device)
+        positions = to_device(torch.as_tensor(schedule.positions[0]), device)
+        keys = None if schedule.keys is None else to_device(torch.as_tensor(schedule.keys[0]), device)
         each: list[Tensor] = []
         for step, count in enumerate(schedule.counts[0].tolist()):
             if keys is not None:

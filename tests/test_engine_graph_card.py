@@ -100,7 +100,12 @@ def test_replays_on_the_card_equal_those_on_the_cpu_to_the_last_bit(
 
 @pytest.mark.parametrize(
     ("case", "launches"),
-    [(W1, 12), (W2, 20), (SMALL_RESNET, 40), pytest.param(RESNET, 60, marks=pytest.mark.faults)],
+    [
+        (W1, 12),
+        pytest.param(W2, 20, marks=pytest.mark.faults),
+        (SMALL_RESNET, 40),
+        pytest.param(RESNET, 60, marks=pytest.mark.faults),
+    ],
     ids=["W1", "W2", "two ResNets", "ResNet-20"],
 )
 def test_what_a_trained_cohort_costs_the_host(case: Case, launches: int) -> None:

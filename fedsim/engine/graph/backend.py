@@ -173,7 +173,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 def _whole(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     """Losses [S_i, K_i, B] of chunks as a tensor [S, K, B] for the `shape` (K, S, B)."""
     if len(parts) == 1 and len(parts[0]) == shape[1]:
-        return parts[0]
+        return parts[0] if parts[0].is_cuda else parts[0].clone()  # from a GPU, it is copied anyway
     whole = parts[0].new_zeros(shape[1], shape[0], shape[2])
     first = 0
     for part in parts:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.errors import between, check, positive
+from fedsim.flat import flat_rows, split_flat, to_device
 from fedsim.types import Cohort, Params
 
 Weighting = Literal["uniform", "by_size"]
@@ -48,6 +49,9 @@ class Aggregator(ABC):
     def mean_delta(self, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         """sum_k weights_k (w_k - w) per tensor: the negative of FedOpt's pseudo-gradient."""
         used = self.weights(cohort) if weights is None else weights
+        if any(delta.is_cuda for delta in cohort.delta.values()):
+            like = {name: cohort.start[name] for name in cohort.delta}
+            return split_flat(_weighted_sum(flat_rows(cohort.delta), used), like)
         return {name: _weighted_sum(delta, used) for name, delta in cohort.delta.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,8 +63,8 @@ class Aggregator(ABC):
 
 
 def _weighted_sum(stack: Tensor, weights: NDArray[np.float64]) -> Tensor:
-    row = torch.as_tensor(weights, dtype=stack.dtype, device=stack.device)
-    return (row @ stack.flatten(1)).view(stack.shape[1:])
+    row = to_device(torch.as_tensor(weights, dtype=stack.dtype), stack.device)
+    return (row @ stack.reshape(len(stack), -1)).view(stack.shape[1:])
 
 
 class FedAvg(Aggregator):
@@ -68,7 +72,8 @@ class FedAvg(Aggregator):
 
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         mean = self.mean_delta(cohort, weights)
-        return {name: value + mean[name] for name, value in params.items()}
+        new = torch._foreach_add(list(params.values()), [mean[name] for name in params])
+        return dict(zip(params, new, strict=True))
 
 
 class ServerOptimizer(Aggregator):

@@ -1,5 +1,6 @@
 """What the round loop lets through: well-formed selections, finite updates, finite models."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from fedsim.communication.signals import UndeclaredSignalError
 from fedsim.errors import DivergedError, FedsimError
-from fedsim.types import Cohort, Ids, Params, Selection
+from fedsim.flat import to_device
+from fedsim.types import Cohort, Ids, Params, Selection, Stack
 
 
 class SelectionError(FedsimError):
@@ -86,22 +88,22 @@ def drop_nonfinite(
 
     The selector's weights of the rest are scaled to keep their sum. Raises `DivergedError` if no update is left.
     """
-    # the sum of a row is finite exactly where all its entries are (or so large that their sum is not)
-    finite = torch.stack([d.flatten(1).sum(1) for d in cohort.delta.values()]).isfinite().all(0)
-    keep = finite.cpu().numpy()
+    keep = _finite_rows(cohort.delta) if cohort.finite is None else cohort.finite
     if keep.all():
         return cohort, weights, 0
     if not keep.any():
         raise DivergedError("every update of the round holds a nan or infinity: a lower optimizer.lr may help")
+    rows = to_device(torch.as_tensor(np.flatnonzero(keep)), next(iter(cohort.delta.values())).device)
     kept = replace(
         cohort,
         ids=cohort.ids[keep],
         sizes=cohort.sizes[keep],
-        delta={name: delta[finite] for name, delta in cohort.delta.items()},
+        delta={name: delta[rows] for name, delta in cohort.delta.items()},
         loss=None if cohort.loss is None else cohort.loss[keep],
         rms_loss=None if cohort.rms_loss is None else cohort.rms_loss[keep],
         steps=cohort.steps[keep],
         durations=None if cohort.durations is None else cohort.durations[keep],
+        finite=None if cohort.finite is None else cohort.finite[keep],
     )
     if weights is not None and weights[keep].sum() != 0:
         weights = weights[keep] * (weights.sum() / weights[keep].sum())
@@ -110,6 +112,19 @@ def drop_nonfinite(
     return kept, weights, int((~keep).sum())
 
 
+def _finite_rows(stack: Stack) -> NDArray[np.bool_]:
+    """Which of K models hold neither a nan nor infinity [K]."""
+    # the sum of a row is finite exactly where all its entries are (or so large that their sum is not)
+    finite = torch.stack([d.reshape(len(d), -1).sum(1) for d in stack.values()]).isfinite().all(0)
+    rows: NDArray[np.bool_] = finite.cpu().numpy()
+    return rows
+
+
 def require_finite(params: Params, t: int) -> None:
-    if not all(bool(torch.isfinite(p).all()) for p in params.values()):
+    values = list(params.values())
+    if any(p.is_cuda for p in values):  # one answer to wait for in place of one for each tensor
+        finite = math.isfinite(torch.cat([p.flatten() for p in values]).sum().item())
+    else:
+        finite = all(bool(torch.isfinite(p).all()) for p in values)
+    if not finite:
         raise DivergedError(f"round {t}: the aggregated model holds a nan or infinity: a lower optimizer.lr may help")

@@ -57,7 +57,8 @@ class Cohort:
     None for selectors that do not declare `Signal.TRAINING_LOSS`; `rms_loss` [K] the root of the mean squared loss of
     all samples passed, None without `Signal.SQUARED_LOSS`; `steps` [K] counts local optimiser steps; `trained` names
     the tensors that training changes (the others are running statistics). `durations` [K] are seconds of a simulated
-    clock, None where there is none.
+    clock, None where there is none. `finite` [K] says whose update holds neither a nan nor infinity, None where that
+    has not been found out yet.
     """
 
     ids: Ids
@@ -69,6 +70,7 @@ class Cohort:
     steps: NDArray[np.int64]
     trained: Sequence[str]
     durations: NDArray[np.float64] | None = None
+    finite: NDArray[np.bool_] | None = None
 
     @property
     def updates(self) -> Tensor:

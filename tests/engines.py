@@ -10,6 +10,7 @@ from fedsim.engine.batched.backend import BatchedBackend
 from fedsim.engine.choose import choose_backend
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
+from fedsim.engine.graph.backend import GraphBackend
 from fedsim.engine.model.adapt import has_dropout
 from fedsim.engine.native.backend import NativeBackend
 from fedsim.engine.reference.backend import ReferenceBackend
@@ -40,6 +41,7 @@ def engines_on(backend: Callable[..., Backend], **defaults: Any) -> Callable[...
 
 batched = engines_on(BatchedBackend, precision="float32", chunk_size="auto", compile=False)
 reference = engines_on(ReferenceBackend, precision="float32", workers=1)
+graph = engines_on(GraphBackend, precision="float32", chunk_size="auto", program="torch")
 native = engines_on(NativeBackend, workers=1)
 auto = engines_on(choose_backend, precision="float32", compile="auto")
 

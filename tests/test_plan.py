@@ -119,4 +119,5 @@ def test_a_gpu_is_asked_for_only_where_there_is_one(monkeypatch: pytest.MonkeyPa
     ]
     assert plan("device=cpu").settings.device == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert plan("device=cuda").settings.device == "cuda"

@@ -301,7 +301,7 @@ def refused(fedsim: Run, tmp_path: Path, *words: str) -> str:
         (["optimizer._target_=os.system"], "optimizer._target_='os.system': must be the dotted path of a subclass"),
         (["optimizer.schedule._target_=subprocess.Popen"], "optimizer.schedule._target_='subprocess.Popen'"),
         (["tracker.console._target_=builtins.open"], "tracker.console._target_='builtins.open'"),
-        (["device=tpu"], "device='tpu': must be one of auto, cpu, cuda"),
+        (["device=tpu"], "device='tpu': must be one of auto, cpu, cuda or cuda:<number>"),
         (["name=../evil"], "name='../evil': must be usable as a folder's name"),
         (
             ["scale=small"],

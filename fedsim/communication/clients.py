@@ -252,6 +252,7 @@ class Clients:
             rms_loss=updates.rms_loss,
             steps=updates.steps,
             trained=self._engine.trained,
+            finite=updates.finite,
         )
 
     # --- how they are answered ---------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ MOVED = {
 }
 """The first path of each class that has moved, and its path now."""
 
-ADDED = {"dataset": ("sha256",)}
+ADDED = {"dataset": ("sha256",), "engine": ("deterministic",)}
 """Keys that came later, by config group."""
 
 _FIRST = {now: first for first, now in MOVED.items()}

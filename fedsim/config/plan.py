@@ -86,7 +86,7 @@ class _Problems:
 
 def make_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
     """Check `config` (plain containers, resolved). Raises `ConfigError` with all its problems."""
-    config = with_one_amount_of_work(config)
+    config = with_one_amount_of_work(with_device(config))
     problems = _Problems()
     settings = problems.run(lambda: _build(config, Settings, ""))
     local = problems.run(lambda: _build(config.get("local") or {}, LocalSettings, "local"))
@@ -134,6 +134,13 @@ def with_one_amount_of_work(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "local": local}
 
 
+def with_device(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`device: auto` is `cuda` where there is a GPU, in the record and in its hash, so that what was computed on a CPU
+    is not taken for a GPU's result. Where there is none it stays `auto`."""
+    on_gpu = config.get("device") == "auto" and torch.cuda.is_available()
+    return {**config, "device": "cuda"} if on_gpu else dict(config)
+
+
 def _check_groups(config: Mapping[str, Any], problems: _Problems) -> None:
     nowhere = Path()
     problems.run_users(lambda: instantiate(config.get("dataset"), Dataset, "dataset", nowhere, nowhere))
@@ -171,5 +178,10 @@ def _unmet(signal: Signal, selector: Selector, key: str, value: float, example: 
 
 
 def _device_problem(device: str) -> Problem | None:
-    missing = device == "cuda" and not torch.cuda.is_available()
-    return rule(not missing, "device", device, "needs a CUDA GPU that torch can see", "use device=cpu or device=auto")
+    if not device.startswith("cuda"):
+        return None
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return Problem("device", device, "needs a CUDA GPU that torch can see", "use device=cpu or device=auto")
+    there = int(device.partition(":")[2] or 0) < count
+    return rule(there, "device", device, f"torch sees GPUs 0 to {count - 1}", f"use device=cuda:{count - 1}, say")

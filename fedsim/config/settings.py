@@ -1,5 +1,6 @@
 """The top level of a config: its keys and types once (here), its values once (conf/config.yaml)."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,7 @@ class Settings:
     num_clients: int
     cohort_size: int
     eval_every: int
-    device: Literal["auto", "cpu", "cuda"]
+    device: str
     data_dir: Path | None
     cache_dir: Path | None
     output_dir: Path
@@ -52,6 +53,13 @@ class Settings:
                 "name",
                 self.name,
                 "must be usable as a folder's name",
+            ),
+            rule(
+                re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None,
+                "device",
+                self.device,
+                "must be one of auto, cpu, cuda or cuda:<number>",
+                "cuda:1 is the second GPU",
             ),
             at_least("seed", self.seed, 0),
             None if self.partition_seed is None else at_least("partition_seed", self.partition_seed, 0),

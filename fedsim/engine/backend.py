@@ -55,11 +55,14 @@ class Workload:
 class TrainingResult:
     """`delta` [K, ...]: w_k minus the model that client k started from, for all tensors that travel, on the device;
     `losses` [K, S, B]: every sample's loss before the step that it was used in (anything where the schedule's mask is
-    false); `momentum` [K, ...]: the optimiser's last momentum buffers, None where it has none."""
+    false); `momentum` [K, ...]: the optimiser's last momentum buffers, None where it has none; `finite` [K]: which
+    rows of `delta` hold neither a nan nor infinity, None where the backend leaves that to be found out
+    (`fedsim.engine.results.fetched` fetches it together with the losses)."""
 
     delta: Stack
     losses: NDArray[Any]
     momentum: Stack | None
+    finite: NDArray[np.bool_] | None = None
 
 
 class Backend(ABC):

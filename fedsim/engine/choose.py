@@ -1,15 +1,19 @@
 """The backend that fits model, device and length of the run, by a fixed rule: a repeated run is the same run."""
 
+from contextlib import suppress
+from typing import Any
+
 from torch import nn
 
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.batched.backend import BatchedBackend
 from fedsim.engine.batched.compiled import Compile, warn_not_compiled, worth_compiling
+from fedsim.engine.graph.backend import GraphBackend
 from fedsim.engine.native.backend import NativeBackend, unfit
 from fedsim.engine.native.library import NotCompiledError, library
-from fedsim.engine.precision import Precision
+from fedsim.engine.precision import Precision, precision_problem
 from fedsim.engine.reference.backend import ReferenceBackend
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, check
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
@@ -17,12 +21,16 @@ WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
 workload W1 on two cores is some .8 ms shorter, one of a client of W2 some 5 ms of a core (docs/performance.md)."""
 
 
-def choose_backend(workload: Workload, *, precision: Precision, compile: Compile) -> Backend:
-    """`native` for what it can train, in runs long enough to compile for; else `sequential` for convolutional models on
-    a CPU, where grouped convolutions are slow, and for models that cannot run batched; `batched` otherwise."""
-    convolutional = any(isinstance(m, _CONVOLUTIONS) for m in workload.model.modules())
-    on_cpu = workload.data.x.device.type == "cpu"
-    reason = "no convolutions" if not convolutional else "convolutions on a CPU" if on_cpu else "a GPU"
+def choose_backend(
+    workload: Workload, *, precision: Precision, compile: Compile, deterministic: bool | None = None
+) -> Backend:
+    """On a GPU, `graph` for what it can train. On a CPU, `native` for what it can train, in runs long enough to compile
+    for. Else `sequential` for convolutional models, as grouped convolutions are slow on CPUs and GPUs, and for models
+    that cannot run batched; `batched` otherwise."""
+    if workload.data.x.is_cuda:
+        return _on_gpu(workload, precision, compile, deterministic)
+    convolutional = _is_convolutional(workload)
+    reason = "convolutions on a CPU" if convolutional else "no convolutions"
     backend: Backend
     try:
         if _native_pays(workload, precision, compile, WORTH_STEPS["convolutional" if convolutional else "linear"]):
@@ -32,12 +40,36 @@ def choose_backend(workload: Workload, *, precision: Precision, compile: Compile
     except NotCompiledError as error:
         warn_not_compiled(str(error))
         reason += f", not compiled: {error}"
-    if convolutional and on_cpu:
-        backend = ReferenceBackend(workload, precision=precision, workers="auto")
+    if convolutional:
+        backend = ReferenceBackend(workload, precision=precision, workers="auto", deterministic=deterministic)
     else:
-        backend, reason = _batched_if_it_can(workload, precision, compile, reason)
+        backend, reason = _batched_if_it_can(workload, precision, compile, deterministic, reason)
     backend.reason = reason
     return backend
+
+
+def _on_gpu(workload: Workload, precision: Precision, compile: Compile, deterministic: bool | None) -> Backend:
+    """Recorded steps where the model and the optimiser allow it: the fewest launches, as counted in
+    docs/performance.md. Of the others, one client's convolutions after another are fewer and larger kernels than those
+    of torch.func's vmap, which become grouped ones."""
+    backend: Backend
+    with suppress(ConfigError):
+        backend = GraphBackend(
+            workload, precision=precision, chunk_size="auto", program="auto", deterministic=deterministic
+        )
+        backend.reason = "a GPU"
+        return backend
+    if _is_convolutional(workload):
+        backend = ReferenceBackend(workload, precision=precision, workers="auto", deterministic=deterministic)
+        backend.reason = "convolutions on a GPU"
+        return backend
+    backend, reason = _batched_if_it_can(workload, precision, compile, deterministic, "no convolutions")
+    backend.reason = reason
+    return backend
+
+
+def _is_convolutional(workload: Workload) -> bool:
+    return any(isinstance(m, _CONVOLUTIONS) for m in workload.model.modules())
 
 
 def _native_pays(workload: Workload, precision: Precision, compile: Compile, enough: int) -> bool:
@@ -48,8 +80,12 @@ def _native_pays(workload: Workload, precision: Precision, compile: Compile, eno
     return True
 
 
-def _batched_if_it_can(workload: Workload, precision: Precision, compile: Compile, reason: str) -> tuple[Backend, str]:
+def _batched_if_it_can(
+    workload: Workload, precision: Precision, compile: Compile, deterministic: bool | None, reason: str
+) -> tuple[Backend, str]:
+    check(precision_problem(precision, workload.data.x.device))
+    more: dict[str, Any] = {"precision": precision, "deterministic": deterministic}
     try:
-        return BatchedBackend(workload, precision=precision, chunk_size="auto", compile=compile), reason
+        return BatchedBackend(workload, chunk_size="auto", compile=compile, **more), reason
     except ConfigError as error:
-        return ReferenceBackend(workload, precision=precision, workers="auto"), error.problems[0].rule
+        return ReferenceBackend(workload, workers="auto", **more), error.problems[0].rule

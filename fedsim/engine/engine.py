@@ -14,6 +14,7 @@ from fedsim.engine.model.adapt import has_dropout
 from fedsim.engine.model.parameters import trained_names
 from fedsim.engine.results import ClientUpdates, client_updates
 from fedsim.engine.schedule import LocalWork, make_schedule
+from fedsim.flat import to_device
 from fedsim.rng import Streams
 from fedsim.types import Evaluation, Ids, Params
 
@@ -60,7 +61,7 @@ class Engine:
         if not sizes.sum():
             return np.full(len(sizes), np.nan)
         chosen = np.concatenate(positions)
-        labels = self.data.y[torch.as_tensor(chosen, device=self.data.y.device)]
+        labels = self.data.y[to_device(torch.as_tensor(chosen), self.data.y.device)]
         values = F.cross_entropy(self.backend.forward(params, self.data.x, chosen), labels, reduction="none")
         owner = np.repeat(np.arange(len(sizes)), sizes)
         totals = np.bincount(owner, values.double().cpu().numpy(), minlength=len(sizes))
@@ -80,10 +81,11 @@ class Engine:
     def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
         """Accuracy and mean cross-entropy of `params` in eval mode over a labelled set on the device."""
         output = self.backend.forward(params, x)
-        correct = int((output.argmax(1) == y).sum())
+        correct = (output.argmax(1) == y).sum()
         precise = output.double()
-        loss = float((precise.logsumexp(1) - precise.gather(1, y.unsqueeze(1)).squeeze(1)).sum())
-        return Evaluation(correct / len(y), loss / len(y))
+        loss = (precise.logsumexp(1) - precise.gather(1, y.unsqueeze(1)).squeeze(1)).sum()
+        found = torch.stack([correct.double(), loss]).tolist()  # one copy from a GPU
+        return Evaluation(found[0] / len(y), found[1] / len(y))
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Log-probabilities of `params` in eval mode, float64 [len(x), C]."""

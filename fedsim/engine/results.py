@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedsim.engine.backend import TrainingResult
 from fedsim.engine.schedule import Schedule
+from fedsim.flat import flat_rows
 from fedsim.types import Stack
 
 
@@ -19,7 +22,7 @@ class ClientUpdates:
     `delta` and `momentum` [K, ...] are on the device: w_k - w of all tensors that travel, and the optimiser's last
     momentum buffers (None where it has none). Per client [K]: `loss`, the mean over local steps of the batch's mean
     training loss; `rms_loss`, the root mean square of the losses of all samples passed (both nan without a step);
-    `steps`, optimiser steps; `samples`, samples passed forward and backward.
+    `steps`, optimiser steps; `samples`, samples passed forward and backward; `finite`, as in `TrainingResult`.
     """
 
     delta: Stack
@@ -28,6 +31,7 @@ class ClientUpdates:
     steps: NDArray[np.int64]
     samples: NDArray[np.int64]
     momentum: Stack | None = None
+    finite: NDArray[np.bool_] | None = None
 
     def rows(self, rows: NDArray[np.int64]) -> "ClientUpdates":
         """Those of the clients at `rows`, in this order."""
@@ -36,7 +40,13 @@ class ClientUpdates:
             {n: v[index.to(v.device)] for n, v in (s or {}).items()} for s in (self.delta, self.momentum)
         )
         return ClientUpdates(
-            delta, self.loss[rows], self.rms_loss[rows], self.steps[rows], self.samples[rows], momentum or None
+            delta,
+            self.loss[rows],
+            self.rms_loss[rows],
+            self.steps[rows],
+            self.samples[rows],
+            momentum or None,
+            None if self.finite is None else self.finite[rows],
         )
 
 
@@ -47,7 +57,16 @@ def client_updates(result: TrainingResult, schedule: Schedule) -> ClientUpdates:
     with np.errstate(invalid="ignore"):
         loss = _sum(_sum(losses) / np.maximum(counts, 1)) / steps
         rms_loss = np.sqrt(_sum(_sum(losses**2)) / samples)
-    return ClientUpdates(result.delta, loss, rms_loss, steps, samples, result.momentum)
+    return ClientUpdates(result.delta, loss, rms_loss, steps, samples, result.momentum, result.finite)
+
+
+def fetched(losses: Tensor, delta: Stack) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """The `losses` and `finite` of a `TrainingResult`, from a GPU in one copy, which the host waits for once."""
+    if not losses.is_cuda:
+        return losses.numpy(), None
+    sums = flat_rows(delta).sum(1)  # finite exactly where all entries are, or they are so large that it is not
+    values = torch.cat([losses.flatten(), sums.to(losses.dtype)]).cpu().numpy()
+    return values[: losses.numel()].reshape(losses.shape), np.isfinite(values[losses.numel() :])
 
 
 def _sum(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -67,7 +86,14 @@ def concatenate_updates(parts: Sequence[ClientUpdates]) -> ClientUpdates:
         steps=np.concatenate([p.steps for p in parts]),
         samples=np.concatenate([p.samples for p in parts]),
         momentum=concatenate_stacks(momenta) if momenta else None,
+        finite=concatenate_flags([p.finite for p in parts]),
     )
+
+
+def concatenate_flags(flags: Sequence[NDArray[np.bool_] | None]) -> NDArray[np.bool_] | None:
+    """`finite` of all parts in order; None where a part does not know it."""
+    known = [part for part in flags if part is not None]
+    return np.concatenate(known) if len(known) == len(flags) else None
 
 
 def concatenate_stacks(stacks: Sequence[Stack]) -> Stack:

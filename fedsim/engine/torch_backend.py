@@ -10,13 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedsim.engine.backend import Backend, Workload
+from fedsim.engine.memory import activation_bytes, samples_that_fit
 from fedsim.engine.model.adapt import layout_for
 from fedsim.engine.model.parameters import traveling
-from fedsim.engine.precision import Precision, autocast
+from fedsim.engine.precision import Precision, autocast, passes_in, precision_problem, prepare
+from fedsim.errors import check
+from fedsim.flat import to_device
 from fedsim.types import Params
 
 EVALUATION_BATCH = 1000
-"""Samples in one forward pass."""
+"""Samples in one forward pass on a CPU, and at least on a GPU, which takes as many as fit into its memory."""
 MOST = 0.7
 """Share of all samples from which on it is faster to pass all of them in their order than to gather some."""
 
@@ -24,21 +27,42 @@ MOST = 0.7
 class TorchBackend(Backend):
     """Keeps a copy of the model in eval mode, into which parameters are copied before they are used."""
 
-    def __init__(self, workload: Workload, precision: Precision) -> None:
+    def __init__(self, workload: Workload, precision: Precision, deterministic: bool | None = None) -> None:
+        check(precision_problem(precision, workload.data.x.device))
+        prepare(workload.data.x.device, deterministic)
         self.data, self.optimizer, self.precision = workload.data, workload.optimizer, precision
         self.model = copy.deepcopy(workload.model).to(self.data.x.device).eval()
         self.layout = layout_for(self.model, self.data.x)
         self._tensors = traveling(self.model)
+        self.activations, self.pass_size = 0, EVALUATION_BATCH
+        if self.data.x.is_cuda:
+            self.activations = activation_bytes(self.model, self.data.x)
+            self.pass_size = samples_that_fit(self.activations, self.data.x.device, EVALUATION_BATCH)
+        self._laid_out: tuple[Tensor, Tensor] | None = None
 
-    @torch.no_grad()
     def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
-        self._load(params)
+        with torch.no_grad(), passes_in(self.precision, x.device):
+            self._load(params)
+            return self._forward(x, positions)
+
+    def _forward(self, x: Tensor, positions: NDArray[np.int64] | None) -> Tensor:
         if positions is None:
-            return torch.cat([self._logits(part) for part in x.split(EVALUATION_BATCH)])
-        chosen = torch.as_tensor(positions, device=x.device)
+            return self._in_passes(self._in_layout(x))
+        chosen = to_device(torch.as_tensor(positions), x.device)
         if len(chosen) >= MOST * len(x):
-            return torch.cat([self._logits(part) for part in x.split(EVALUATION_BATCH)])[chosen]
-        return torch.cat([self._logits(x[part]) for part in chosen.split(EVALUATION_BATCH)])
+            return self._in_passes(x)[chosen]
+        return _joined([self._logits(x[part]) for part in chosen.split(self.pass_size)])
+
+    def _in_passes(self, x: Tensor) -> Tensor:
+        return _joined([self._logits(part) for part in x.split(self.pass_size)])
+
+    def _in_layout(self, x: Tensor) -> Tensor:
+        """`x` as the model's batches lie in memory. On a GPU the latest result, the test set as a rule, is kept."""
+        if not x.is_cuda or self.layout is torch.contiguous_format:
+            return x
+        if self._laid_out is None or self._laid_out[0] is not x:
+            self._laid_out = x, x.contiguous(memory_format=self.layout)
+        return self._laid_out[1]
 
     def gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
@@ -46,16 +70,17 @@ class TorchBackend(Backend):
         for chosen in positions:
             self._load(params)  # again for each: the caller may have used the model in between
             total = [torch.zeros_like(params[name]) for name in names]
-            for part in torch.as_tensor(chosen, device=self.data.x.device).split(EVALUATION_BATCH):
+            for part in to_device(torch.as_tensor(chosen), self.data.x.device).split(EVALUATION_BATCH):
                 torch._foreach_add_(total, self._sum_gradient(part, names))
             torch._foreach_div_(total, max(len(chosen), 1))
             yield torch.cat([t.flatten() for t in total])
 
     def _sum_gradient(self, chosen: Tensor, names: Sequence[str]) -> list[Tensor]:
         """The gradient of the sum of the cross-entropies of the samples at these positions."""
-        logits = self._logits(self.data.x.index_select(0, chosen))
-        loss = F.cross_entropy(logits, self.data.y[chosen], reduction="sum")
-        return list(torch.autograd.grad(loss, [self._tensors[name] for name in names]))
+        with passes_in(self.precision, chosen.device):
+            logits = self._logits(self.data.x.index_select(0, chosen))
+            loss = F.cross_entropy(logits, self.data.y[chosen], reduction="sum")
+            return list(torch.autograd.grad(loss, [self._tensors[name] for name in names]))
 
     def _logits(self, x: Tensor) -> Tensor:
         with autocast(self.precision, x.device):
@@ -64,5 +89,8 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def _load(self, params: Params) -> None:
-        for name, tensor in self._tensors.items():
-            tensor.copy_(params[name])
+        torch._foreach_copy_(list(self._tensors.values()), [params[name] for name in self._tensors])
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -242,7 +242,8 @@ def _split(joint: TrainingResult, schedules: Sequence[Schedule]) -> Iterator[Tra
         first = rows.stop
         _, steps, width = schedule.positions.shape
         momentum = None if joint.momentum is None else _rows(joint.momentum, rows)
-        yield TrainingResult(_rows(joint.delta, rows), joint.losses[rows, :steps, :width], momentum)
+        finite = None if joint.finite is None else joint.finite[rows]
+        yield TrainingResult(_rows(joint.delta, rows), joint.losses[rows, :steps, :width], momentum, finite)
 
 
 def _rows(stack: Stack, rows: slice) -> Stack:

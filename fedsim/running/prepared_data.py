@@ -77,7 +77,9 @@ def build_model(
 
 
 def resolve_device(name: str) -> str:
-    """`auto` is the GPU where there is one."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """`cpu`, or a GPU by its number, which becomes torch's current one; `auto`: the first GPU where there is one."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    device = torch.device("cuda" if name == "auto" else name)
+    torch.cuda.set_device(device.index or 0)
+    return f"cuda:{device.index or 0}"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedsim.selectors.base import (
@@ -58,7 +59,10 @@ class PairStudy(Selector):
         self._before = None
         pairs = list(itertools.combinations(range(len(ids)), 2))
         after = [
-            server.validate(_after_step(before, names, gradients[[i, j]].mean(0), self.step * lr)) for i, j in pairs
+            server.validate(
+                _after_step(before, names, torch.stack([gradients[i], gradients[j]]).mean(0), self.step * lr)
+            )
+            for i, j in pairs
         ]
         features = pair_features(gradients.double().cpu().numpy(), self.powers)
         self._trace = {

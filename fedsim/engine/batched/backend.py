@@ -1,29 +1,28 @@
 """All clients as one tensor program: their models stacked on a client axis, one forward and backward pass for all."""
 
-import os
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsim.engine.backend import TrainingResult, Workload
-from fedsim.engine.batched.compiled import Compile, worth_compiling
+from fedsim.engine.batched.compiled import Compile, tell, worth_compiling
 from fedsim.engine.batched.gradients import StackedGradients
 from fedsim.engine.batched.programs import Differentiated, LinearChain, Program
 from fedsim.engine.batched.steps import stacked_batches
+from fedsim.engine.memory import model_bytes, rows_that_fit
 from fedsim.engine.model.adapt import refuse_hidden_randomness
-from fedsim.engine.precision import Precision
-from fedsim.engine.results import concatenate_stacks
+from fedsim.engine.precision import Precision, passes_in
+from fedsim.engine.results import concatenate_flags, concatenate_stacks, fetched
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import TorchBackend
 from fedsim.errors import check, rule
+from fedsim.flat import as_columns
 from fedsim.types import Params, Stack
 
-MEMORY_SHARE = 0.2
-"""Share of the device's memory that `chunk_size: auto` lets the stacked models of one chunk take."""
 CACHED_BYTES = 4 * 2**20
 """Stacked models of several runs in one call on a CPU: beyond, products wait for memory (docs/performance.md)."""
 
@@ -38,14 +37,21 @@ class BatchedBackend(TorchBackend):
     """
 
     def __init__(
-        self, workload: Workload, *, precision: Precision, chunk_size: int | Literal["auto"], compile: Compile
+        self,
+        workload: Workload,
+        *,
+        precision: Precision,
+        chunk_size: int | Literal["auto"],
+        compile: Compile,
+        deterministic: bool | None = None,
     ) -> None:
         check(rule(chunk_size == "auto" or chunk_size >= 1, "chunk_size", chunk_size, "must be auto or >= 1"))
-        super().__init__(workload, precision)
+        super().__init__(workload, precision, deterministic)
         model, x = workload.model, workload.data.x
-        self.chunk_size = _rows_that_fit(model, x.device) if chunk_size == "auto" else chunk_size
+        self.chunk_size = rows_that_fit(model, x.device) if chunk_size == "auto" else chunk_size
+        self.counts_activations = chunk_size == "auto" and x.is_cuda
         self.gradients_of_stack = StackedGradients(model, x.device, precision)
-        chain = workload.chain if precision == "float32" else None
+        chain = workload.chain if precision != "bf16" else None
         self.chain = chain if chain is not None and chain.is_linear else None
         if len(x):
             refuse_hidden_randomness(model, x)
@@ -68,26 +74,35 @@ class BatchedBackend(TorchBackend):
             return 1
         if self.data.x.is_cuda:
             return self.chunk_size
-        return max(1, min(self.chunk_size, CACHED_BYTES // max(_model_bytes(self.model), 1)))
+        return max(1, min(self.chunk_size, CACHED_BYTES // max(model_bytes(self.model), 1)))
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        size = self.chunk_size
+        size = min(self.chunk_size, self._rows_that_fit(schedule))
         if len(schedule) <= size:
             return self._train_if_it_fits(start, schedule)
         cuts = [slice(first, first + size) for first in range(0, len(schedule), size)]
         parts = [self._train_if_it_fits(start[cut], schedule.rows(cut)) for cut in cuts]
         return _concatenate(parts, schedule)
 
+    def _rows_that_fit(self, schedule: Schedule) -> int:
+        """Clients whose batches' activations fit, too. On a GPU alone: a CPU trains what has large ones one by one."""
+        if not self.counts_activations:
+            return len(schedule)
+        width = schedule.positions.shape[2]
+        return rows_that_fit(self.model, self.data.x.device, self.activations * width)
+
     def _train_if_it_fits(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """On running out of memory, in smaller chunks; raises for one client."""
         try:
-            return self._train_chunk(start, schedule)
+            with passes_in(self.precision, self.data.x.device):
+                return self._train_chunk(start, schedule)
         except torch.OutOfMemoryError:
             if len(schedule) == 1:
                 raise
         if self.data.x.is_cuda:  # by now, what the attempt held is free
             torch.cuda.empty_cache()
         self.chunk_size = len(schedule) // 2
+        tell(f"engine.chunk_size: out of memory with {len(schedule)} clients at once; going on with {self.chunk_size}")
         return self.train(start, schedule)
 
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
@@ -105,12 +120,9 @@ class BatchedBackend(TorchBackend):
         for value, result in zip(program.row(1) if kept else [], kept, strict=True):
             value.copy_(result)
         back = np.argsort(order, kind="stable")
-        momentum = program.momentum()
-        return TrainingResult(
-            delta=_in_order(program.delta(), back),
-            losses=losses.cpu().numpy()[back],
-            momentum=None if momentum is None else _in_order(momentum, back),
-        )
+        delta, momentum = as_columns(_in_order(program.delta(), back)), program.momentum()
+        values, finite = fetched(losses, delta)
+        return TrainingResult(delta, values[back], None if momentum is None else _in_order(momentum, back), finite)
 
     def _program(self, start: Stack, lr: float) -> Program:
         if self.chain is not None:
@@ -139,7 +151,10 @@ def _concatenate(parts: Sequence[TrainingResult], schedule: Schedule) -> Trainin
         first += rows
     momenta = [part.momentum for part in parts if part.momentum is not None]
     return TrainingResult(
-        concatenate_stacks([part.delta for part in parts]), losses, concatenate_stacks(momenta) if momenta else None
+        concatenate_stacks([part.delta for part in parts]),
+        losses,
+        concatenate_stacks(momenta) if momenta else None,
+        concatenate_flags([part.finite for part in parts]),
     )
 
 
@@ -148,19 +163,3 @@ def _in_order(stack: Stack, rows: NDArray[np.int64]) -> Stack:
     if (rows[:-1] < rows[1:]).all():
         return stack
     return {name: value[torch.as_tensor(rows, device=value.device)] for name, value in stack.items()}
-
-
-def _rows_that_fit(model: nn.Module, device: torch.device) -> int:
-    """Clients whose models, gradients, optimiser state and results fit into a share of the device's whole memory.
-
-    The whole and not the free memory, so that a run on the same machine is always cut alike.
-    """
-    if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
-    else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, int(memory * MEMORY_SHARE / (6 * max(_model_bytes(model), 1))))
-
-
-def _model_bytes(model: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)

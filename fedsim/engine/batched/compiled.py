@@ -51,5 +51,9 @@ class Compiled:
 @functools.cache
 def warn_not_compiled(failure: str) -> None:
     """Print the reason to stderr, once a process however many functions fail for it."""
-    text = f"engine.compile: not compiled, which is slower and else the same: {failure}"
-    Console(stderr=True).print(text, soft_wrap=True)
+    tell(f"engine.compile: not compiled, which is slower and else the same: {failure}")
+
+
+def tell(text: str) -> None:
+    """Print one line to stderr, about something that changes how a run computes and not what."""
+    Console(stderr=True).print(text, soft_wrap=True, markup=False)

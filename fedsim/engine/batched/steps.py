@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsim.engine.data import ClientData
 from fedsim.engine.schedule import Schedule
+from fedsim.flat import to_device
 
 
 @dataclass(frozen=True)
@@ -34,22 +35,27 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
     left of several, its batch comes twice: what it computes does not depend on who trained beside it before.
     """
     device = data.x.device
-    positions = torch.as_tensor(schedule.positions, device=device)
-    keys = None if schedule.keys is None else torch.as_tensor(schedule.keys, device=device)
+    positions = to_device(torch.as_tensor(schedule.positions), device)
+    keys = None if schedule.keys is None else to_device(torch.as_tensor(schedule.keys), device)
     labels = data.y[positions]
     for step, width in enumerate(schedule.widths):
         counts = schedule.counts[:, step]
         rows = np.arange(np.count_nonzero(counts))
         repeats_last = len(rows) == 1 < len(schedule)
-        chosen: slice | list[int] = [0, 0] if repeats_last else slice(0, len(rows))
-        where = positions[chosen, step, :width]
+        chosen = rows if not repeats_last else np.zeros(2, np.int64)
+        where = _first(positions[:, step, :width], len(rows), repeats_last)
         yield StackedBatch(
             data.x.index_select(0, where.reshape(-1)).view(*where.shape, *data.x.shape[1:]),
-            labels[chosen, step, :width],
+            _first(labels[:, step, :width], len(rows), repeats_last),
             _weights(counts[chosen], width, data.x),
-            None if keys is None else keys[chosen, step],
+            None if keys is None else _first(keys[:, step], len(rows), repeats_last),
             repeats_last,
         )
+
+
+def _first(values: Tensor, count: int, repeats: bool) -> Tensor:
+    """The first `count` rows, or the first row twice."""
+    return values[:1].expand(2, *values.shape[1:]) if repeats else values[:count]
 
 
 def _weights(counts: NDArray[np.int64], width: int, like: Tensor) -> Tensor | None:
@@ -57,4 +63,4 @@ def _weights(counts: NDArray[np.int64], width: int, like: Tensor) -> Tensor | No
     if counts.min() == width:
         return None
     inverse = (np.arange(width) < counts[:, None]) / counts[:, None]
-    return torch.as_tensor(inverse, dtype=like.dtype, device=like.device)
+    return to_device(torch.as_tensor(inverse, dtype=like.dtype), like.device)

@@ -49,12 +49,13 @@ def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
 
 
 def layout_for(model: nn.Module, x: Tensor) -> torch.memory_format:
-    """How batches of `x` should lie in memory: channels last for convolutions on a CPU, 1.3 to 2 times as fast there.
+    """How batches of `x` should lie in memory: channels last for convolutions, 1.3 to 2 times as fast on a CPU, and
+    what the tensor cores of a GPU take without a conversion.
 
     Not for models that cannot take it, such as those with `view` behind a convolution.
     """
     convolutional = any(isinstance(m, nn.Conv2d) for m in model.modules())
-    if x.device.type != "cpu" or x.dim() != 4 or not len(x) or not convolutional:
+    if x.dim() != 4 or not len(x) or not convolutional:
         return torch.contiguous_format
     with torch.no_grad():
         try:

@@ -12,6 +12,7 @@ from fedsim.engine.model.adapt import for_sequential, keyed_dropouts
 from fedsim.engine.model.parameters import traveling
 from fedsim.engine.precision import Precision, autocast
 from fedsim.engine.schedule import Schedule
+from fedsim.flat import to_device
 from fedsim.types import Params
 
 
@@ -31,8 +32,7 @@ class ClientTrainer:
         Returns w_k - w, and the optimiser's momentum buffers, empty for one without.
         """
         with torch.no_grad():
-            for name, tensor in self.tensors.items():
-                tensor.copy_(params[name])
+            torch._foreach_copy_(list(self.tensors.values()), [params[name] for name in self.tensors])
         trained = [p for p in self.model.parameters() if p.requires_grad]
         optimizer = self.optimizer.torch_optimizer(trained, schedule.lr)
         self._steps(schedule, optimizer, losses)
@@ -41,8 +41,8 @@ class ClientTrainer:
 
     def _steps(self, schedule: Schedule, optimizer: torch.optim.Optimizer, losses: NDArray[Any]) -> None:
         device = self.data.x.device
-        positions = torch.as_tensor(schedule.positions[0], device=device)
-        keys = None if schedule.keys is None else torch.as_tensor(schedule.keys[0], device=device)
+        positions = to_device(torch.as_tensor(schedule.positions[0]), device)
+        keys = None if schedule.keys is None else to_device(torch.as_tensor(schedule.keys[0]), device)
         each: list[Tensor] = []
         for step, count in enumerate(schedule.counts[0].tolist()):
             if keys is not None:
@@ -52,8 +52,9 @@ class ClientTrainer:
             values.mean().backward()
             optimizer.step()
             each.append(values.detach())
-        for step, values in enumerate(each):
-            losses[step, : len(values)] = values.cpu().numpy()
+        if each:
+            _, steps, width = schedule.positions.shape
+            losses[:steps, :width][schedule.mask[0]] = torch.cat(each).cpu().numpy()  # one copy for all steps
 
     def _set_keys(self, key: Tensor) -> None:
         for layer in self.dropouts:

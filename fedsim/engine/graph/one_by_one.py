@@ -1,0 +1,126 @@
+"""Any model by automatic differentiation, each client in recordings of its own, which run side by side.
+
+Each client's pass is the plain one of PyTorch: ordinary convolutions and, on full batches, ordinary BatchNorm, where
+vmap makes grouped convolutions and BatchNorm of many small passes.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedsim.engine.backend import Workload
+from fedsim.engine.batched.steps import StackedBatch
+from fedsim.engine.graph.linear import gathered
+from fedsim.engine.graph.optimizers import FlatOptimizer
+from fedsim.engine.graph.program import StepProgram
+from fedsim.engine.graph.state import State
+from fedsim.engine.graph.tables import StepTables
+from fedsim.engine.model.adapt import for_batched, for_sequential, keyed_dropouts, masked_norms
+from fedsim.engine.precision import Precision, autocast
+from fedsim.types import Params, Stack
+
+LAUNCHES_A_LAYER = 5
+"""About how many kernels the forward and backward pass of a layer are, cuDNN's changes of layout counted."""
+
+
+class OneByOne(StepProgram):
+    """One client's passes on views of its row of the flat buffers. Full batches take torch's BatchNorm, others the
+    one with masks."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        tables: StepTables,
+        state: State,
+        optimizer: FlatOptimizer,
+        passes: "Passes",
+    ) -> None:
+        super().__init__(workload, tables, state, optimizer)
+        assert len(state) == 1
+        self.passes, self.two_forms = passes, passes.masked is not passes.full
+        self._leaves = {name: view[0].detach().requires_grad_() for name, view in state.views.items()}
+
+    @property
+    def launches(self) -> int:
+        return 20 + LAUNCHES_A_LAYER * sum(1 for m in self.passes.masked.module.modules() if not list(m.children()))
+
+    def step(self, *, full: bool) -> None:
+        template = self.passes.full if full else self.passes.masked
+        row = self.tables.row
+        batch = gathered(self.workload, row)
+        moved = self.state.statistics.clone()
+        side = self._side_inputs(template, batch) | self.state.statistics_layout.views(moved)
+        losses = self._gradient(template, batch, {name: value[0] for name, value in side.items()})
+        self._finish(losses.unsqueeze(0), moved, row.counts[0], row.scalars[0])
+
+    @torch.no_grad()
+    def _finish(self, losses: Tensor, moved: Tensor, counts: Tensor, scalars: Tensor) -> None:
+        self.tables.write_losses(losses)
+        live = (counts > 0).unsqueeze(1)
+        if moved.numel():
+            torch.where(live, moved, self.state.statistics, out=self.state.statistics)
+        self.optimizer.update(self.state.flat, self.state.grads, live, scalars)
+
+    def _side_inputs(self, template: "_Template", batch: StackedBatch) -> Stack:
+        """Per-client buffers that are not part of the model: dropout keys and BatchNorm's masks."""
+        side: Stack = {}
+        if template.keys and batch.keys is not None:
+            side |= dict.fromkeys(template.keys, batch.keys)
+        if template.masks and batch.weights is not None:
+            side |= dict.fromkeys(template.masks, (batch.weights > 0).to(batch.x.dtype))
+        return side
+
+    def _gradient(self, template: "_Template", batch: StackedBatch, side: Params) -> Tensor:
+        """The gradient of the mean loss into `state.grads`; running statistics in `side` are updated in place. Returns
+        the samples' losses [B]."""
+        assert batch.weights is not None
+        leaves = self._leaves
+        x = batch.x[0].contiguous(memory_format=self.passes.layout)
+        tensors = leaves | side
+        with torch.enable_grad():
+            with autocast(self.passes.precision, x.device):
+                output = template(tensors, x).to(x.dtype)
+            each = F.cross_entropy(output, batch.y[0], reduction="none")
+            total = (each * batch.weights[0]).sum()
+        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            parts = self.state.layout.parts(dict(zip(leaves, found, strict=True)))
+            torch.cat(parts, out=self.state.grads[0])
+            replaced = [name for name in self.state.statistics_views if tensors[name] is not side[name]]
+            if replaced:
+                torch._foreach_copy_([side[n] for n in replaced], [tensors[n].detach() for n in replaced])
+        return each.detach()
+
+
+class Passes:
+    """The model's passes, which the programs of all clients share: with BatchNorm of torch's (`full`) and with masks
+    (`masked`; the same where the model has no BatchNorm). Batches lie in memory as `layout` says."""
+
+    def __init__(self, workload: Workload, precision: Precision, layout: torch.memory_format) -> None:
+        """Raises `ConfigError` naming a layer that cannot be trained on padded batches."""
+        device = workload.data.x.device
+        self.precision, self.layout = precision, layout
+        self.masked = self.full = _Template(for_batched(workload.model).to(device))
+        if self.masked.masks:
+            self.full = _Template(for_sequential(workload.model).to(device))
+
+
+class _Template:
+    """A module whose tensors are passed in; frozen parameters are its own, and it writes nothing of its own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module.requires_grad_(False)
+        for layer in module.modules():
+            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+                layer.num_batches_tracked = None  # which nothing reads where there is a momentum
+        dropouts = dict(keyed_dropouts(module))
+        self.keys, self.dropouts = list(dropouts), list(dropouts.values())
+        self.masks = masked_norms(module)
+
+    def __call__(self, tensors: Params, x: Tensor) -> Tensor:
+        """Running statistics are updated in place, or replaced in `tensors`."""
+        for layer in self.dropouts:
+            layer.calls = 0
+        output: Tensor = functional_call(self.module, tensors, (x,))
+        return output

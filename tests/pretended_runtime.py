@@ -1,0 +1,171 @@
+"""What torch.cuda says on a machine with a pretended device: its properties, events, streams and pinned memory."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+
+class Runtime:
+    """The state of pretended devices. `wait` is told what makes the host wait.
+
+    `issued` counts the device's work as it is asked for, `completed` that which the host knows to be done because it
+    has waited since. `capturing` is true while a graph is captured or replayed.
+    """
+
+    def __init__(self, wait: Callable[[str], None], memory: int, devices: int) -> None:
+        self.wait, self.memory, self.devices = wait, memory, devices
+        self.issued = self.completed = 0
+        self.capturing: str = ""
+        self.current = 0
+        self._pinned: list[Any] = []
+
+    def index_of(self, device: object) -> int:
+        """Raises RuntimeError, as torch does, if there is no such device."""
+        index = device if isinstance(device, int) else (torch.device(device).index if device is not None else None)  # type: ignore[arg-type]
+        if (index or 0) >= self.devices:
+            raise RuntimeError(f"CUDA error: invalid device ordinal {index}")
+        return self.current if index is None else index
+
+    def set_device(self, device: object) -> None:
+        self.current = self.index_of(device)
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        self._pinned.append(tensor.untyped_storage())  # kept, so that no other memory gets this address
+        return tensor
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        if tensor.device.type != "cpu":
+            return False
+        address = tensor.untyped_storage().data_ptr()
+        return any(storage.data_ptr() == address for storage in self._pinned)
+
+
+class _Stream:
+    """A stream of the pretended device; everything is in order anyway."""
+
+    runtime: Runtime
+
+    def __init__(self, device: Any = None, priority: int = 0, **more: Any) -> None:
+        self.device = torch.device("cuda", self.runtime.index_of(device))
+
+    def synchronize(self) -> None:
+        self.runtime.wait("stream.synchronize")
+
+    def wait_stream(self, other: "_Stream") -> None:
+        pass
+
+    def wait_event(self, event: "_Event") -> None:
+        pass
+
+    def record_event(self, event: "_Event | None" = None) -> "_Event":
+        event = event or type_of_events(self.runtime)()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        return self.runtime.completed >= self.runtime.issued
+
+
+class _Event:
+    """An event; it has happened for the host once that has waited for the device since."""
+
+    runtime: Runtime
+
+    def __init__(self, enable_timing: bool = False, **more: Any) -> None:
+        self.timed = enable_timing
+        self.place: int | None = None
+        self.seconds = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self.runtime.issued += 1
+        self.place, self.seconds = self.runtime.issued, time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return self.place is None or self.runtime.completed >= self.place
+
+    def synchronize(self) -> None:
+        if not self.query():
+            self.runtime.wait("event.synchronize")
+
+    def elapsed_time(self, end: "_Event") -> float:
+        if not (self.timed and end.timed):
+            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
+        if self.place is None or end.place is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        if not end.query():
+            raise RuntimeError("CUDA error: device not ready")
+        return (end.seconds - self.seconds) * 1000
+
+
+def type_of_events(runtime: Runtime) -> type[_Event]:
+    return type("Event", (_Event,), {"runtime": runtime})
+
+
+@contextmanager
+def patched_runtime(runtime: Runtime) -> Iterator[None]:
+    """torch.cuda speaks of `runtime`; autograd stays on its caller's thread; modules move by new parameters."""
+    torch._C._ensureCUDADeviceGuardSet()  # so that autograd asks nothing of a driver
+    stream_type = type("Stream", (_Stream,), {"runtime": runtime})
+    default = stream_type()
+    properties = SimpleNamespace(
+        total_memory=runtime.memory, name="pretended", major=9, minor=0, multi_processor_count=132, warp_size=32
+    )
+
+    def with_valid(value: Any) -> Callable[..., Any]:
+        return lambda device=None, *more, **named: (runtime.index_of(device), value)[1]
+
+    @contextmanager
+    def in_stream(stream: Any) -> Iterator[None]:
+        yield
+
+    from tests.tape import TapeGraph, captured  # which knows the device that is entered
+
+    replaced = {
+        "CUDAGraph": TapeGraph,
+        "graph": captured,
+        "graph_pool_handle": lambda: (0, 0),
+        "device": lambda device: nullcontext(),
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_lazy_init": lambda: None,
+        "device_count": lambda: runtime.devices,
+        "current_device": lambda: runtime.current,
+        "is_bf16_supported": lambda *more, **named: True,
+        "empty_cache": lambda: None,
+        "set_device": lambda device: runtime.set_device(device),
+        "get_device_name": with_valid("pretended"),
+        "get_device_capability": with_valid((9, 0)),
+        "get_device_properties": with_valid(properties),
+        "mem_get_info": with_valid((runtime.memory, runtime.memory)),
+        "memory_allocated": with_valid(0),
+        "max_memory_allocated": with_valid(0),
+        "reset_peak_memory_stats": with_valid(None),
+        "synchronize": lambda device=None: runtime.wait("synchronize"),
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+        "is_current_stream_capturing": lambda: bool(runtime.capturing),
+        "Event": type_of_events(runtime),
+        "Stream": stream_type,
+        "stream": in_stream,
+        "current_stream": lambda device=None: default,
+        "default_stream": lambda device=None: default,
+    }
+    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    with ExitStack() as stack:
+        for name, value in replaced.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor makes them on the CPU and then copies them
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
+        yield

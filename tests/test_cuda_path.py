@@ -1,0 +1,115 @@
+"""Whole experiments with device=cuda, on a pretended device (tests/pretended_cuda.py), against device=cpu."""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.running import prepared_data
+from tests.card_runs import BATCHED, Run, run, run_on_card
+from tests.pretended_cuda import PretendedCard
+
+CONF = Path(__file__).parents[1] / "conf"
+SELECTORS = sorted(path.stem for path in (CONF / "selector").glob("*.yaml"))
+IN_SHORT = {
+    "clustered2",
+    "delta",
+    "divfl",
+    "fedabc",
+    "fedcbs",
+    "fedcor",
+    "gpfl",
+    "grad_norm",
+    "hics",
+    "lefl",
+    "ocs",
+    "oort",
+}
+IN_SHORT |= {"pair_study", "pncs", "power_of_choice", "ucb_shapley"}
+"""One selector of each kind of question and arithmetic; the others only with `-m faults`."""
+SKETCHES = sorted(path.stem for path in (CONF / "selector" / "sketch").glob("*.yaml"))
+SMALL = ("model.hidden=[16,8]",)
+SEQUENTIAL = ("engine=sequential", "engine.workers=1")
+RAGGED = ("partition=dirichlet_class", "partition.alpha=0.3", "local.epochs=2")
+IMAGES = ("num_rounds=1", "num_clients=3", "cohort_size=2", "local.epochs=null", "local.steps=2", "local.batch_size=8")
+LONG = ("linear chain, one by one", "weight decay", "adam, decoupled", "logistic", "mlp_64", "resnet20, one by one")
+LONG += ("resnet20, group norm", "a model for each client", "evaluation every other round", "by_size", "in chunks")
+GRAPH = ("engine=graph", "engine.program=torch")
+CASES: dict[str, Sequence[str]] = {
+    "linear chain": (*SMALL, *BATCHED),
+    "linear chain, one by one": (*SMALL, *SEQUENTIAL),
+    "ragged, dropout, momentum": (*SMALL, *BATCHED, *RAGGED, "model.dropout=0.3", "optimizer.momentum=0.9"),
+    "ragged, one by one": (*SMALL, *SEQUENTIAL, *RAGGED, "model.dropout=0.3", "optimizer.momentum=0.9"),
+    "in chunks": (*SMALL, *BATCHED, *RAGGED, "engine.chunk_size=2"),
+    "weight decay": (*SMALL, *BATCHED, "optimizer.weight_decay=0.1"),
+    "nesterov": (*SMALL, *BATCHED, "optimizer.momentum=0.9", "optimizer.nesterov=true"),
+    "adam": (*SMALL, *BATCHED, "optimizer=adam"),
+    "adam, decoupled": (*SMALL, *BATCHED, "optimizer=adam", "optimizer.decoupled=true", "optimizer.weight_decay=0.1"),
+    "adam, one by one": (*SMALL, *SEQUENTIAL, "optimizer=adam"),
+    "logistic": ("model=logistic", *BATCHED),
+    "mlp_64": ("model=mlp_64", *BATCHED),
+    "femnist_cnn": ("model=femnist_cnn", *BATCHED, *IMAGES),
+    "femnist_cnn, one by one": ("model=femnist_cnn", *SEQUENTIAL, *IMAGES),
+    "resnet20": ("model=resnet20", *BATCHED, *IMAGES),
+    "resnet20, one by one": ("model=resnet20", *SEQUENTIAL, *IMAGES),
+    "resnet20, group norm": ("model=resnet20", "model.norm=group", "model.shortcut=conv", *BATCHED, *IMAGES),
+    "norms of our own": ("model=logistic", "model._target_=tests.goldens.Norms", *BATCHED),
+    "step by step on static buffers": (*SMALL, *GRAPH, *RAGGED, "model.dropout=0.3"),
+    "by_size": (*SMALL, *BATCHED, "aggregator=by_size"),
+    "fedavgm": (*SMALL, *BATCHED, "aggregator=fedavgm"),
+    "fedadam": (*SMALL, *BATCHED, "aggregator=fedadam"),
+    "a model for each client": (*SMALL, *BATCHED, "init_seed=per_client"),
+    "holdout": (*SMALL, *BATCHED, "local.holdout_fraction=0.2", "local.evaluate_on=holdout", "selector=top_loss"),
+    "evaluation every other round": (*SMALL, *BATCHED, "eval_every=2"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_samples() -> None:
+    prepared_data._latest.clear()  # those of one device are of no use to the other
+
+
+def in_short(names: Iterable[str], short: Collection[str]) -> list[Any]:
+    """All `names`, those that are not in `short` only with `-m faults`."""
+    return [pytest.param(name, marks=() if name in short else pytest.mark.faults) for name in names]
+
+
+def assert_equal(card: Run, cpu: Run) -> None:
+    """To the last bit, but for seconds."""
+    assert [timeless(record) for record in card.records] == [timeless(record) for record in cpu.records]
+    assert set(card.params) == set(cpu.params)
+    assert [name for name in cpu.params if not torch.equal(card.params[name], cpu.params[name])] == []
+
+
+def timeless(record: Any) -> dict[str, Any]:
+    values = {name: value for name, value in asdict(record).items() if "seconds" not in name}
+    return {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in values.items()}
+
+
+@pytest.mark.parametrize("case", in_short(CASES, CASES.keys() - set(LONG)))
+def test_equals_the_cpu(case: str) -> None:
+    assert_equal(run_on_card(CASES[case]), run(CASES[case], "cpu"))
+
+
+def test_auto_takes_recorded_steps_on_a_gpu() -> None:
+    card = run_on_card((*SMALL, "engine=auto"))
+    assert card.simulation.components.engine.description.endswith("(auto: a GPU)")
+    assert_equal(card, run((*SMALL, *GRAPH), "cpu"))
+
+
+@pytest.mark.parametrize("selector", in_short(SELECTORS, IN_SHORT))
+def test_selectors_equal_the_cpu(selector: str) -> None:
+    words = (f"selector={selector}", *SMALL, *BATCHED, "optimizer.momentum=0.9", "num_rounds=2")
+    card = PretendedCard()
+    assert_equal(run_on_card(words, card), run(words, "cpu"))
+    assert not [what for _, what in card.counts.copied if what == "index from the host"]
+
+
+@pytest.mark.parametrize("sketch", in_short(SKETCHES, {"coord", "countsketch", "gauss", "int8", "topk"}))
+def test_sketches_equal_the_cpu(sketch: str) -> None:
+    words = ("selector=pncs", f"selector/sketch={sketch}", *SMALL, *BATCHED, "num_rounds=2")
+    assert_equal(run_on_card(words), run(words, "cpu"))

@@ -26,6 +26,7 @@ def test_columns_of_one_buffer_are_not_copied() -> None:
 OTHERS: dict[str, dict[str, Tensor]] = {
     "another order": {"b": COLUMNS["b"], "a": COLUMNS["a"], "c": COLUMNS["c"]},
     "a gap": {"a": COLUMNS["a"], "c": COLUMNS["c"]},
+    "a gap in a row": {"a": COLUMNS["a"][:1], "c": COLUMNS["c"][:1]},
     "a tensor of its own": {**COLUMNS, "b": COLUMNS["b"].clone()},
     "expanded": {name: value[:1].expand(4, *value.shape[1:]) for name, value in COLUMNS.items()},
     "transposed": {**COLUMNS, "a": COLUMNS["a"].transpose(1, 2)},

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,13 +58,18 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 
 
 def show_labels(labels: Mapping[str, str]) -> str:
-    """All labels as one text, in their order."""
-    return " ".join(show_label(key, value) for key, value in labels.items())
+    """All labels as one text, in their order: choices of config groups by themselves, config values as `key=value`.
+
+    Of a dotted key its last part is shown, where this says which of the labels it is.
+    """
+    ends = Counter(key.rpartition(".")[2] for key in labels)
+    return " ".join(_show_label(key, value, whole=ends[key.rpartition(".")[2]] > 1) for key, value in labels.items())
 
 
-def show_label(key: str, value: str) -> str:
-    """One label as text: a choice of a config group by itself, a config value as `last part of the key=value`."""
-    return f"{key.rpartition('.')[2]}={value}" if "." in key else value
+def _show_label(key: str, value: str, *, whole: bool) -> str:
+    if key in LABEL_ORDER or "/" in key:
+        return value
+    return f"{key if whole else key.rpartition('.')[2]}={value}"
 
 
 def sort_key(text: str) -> tuple[bool, list[str | float]]:

@@ -38,5 +38,11 @@ def make_panels(groups: Sequence[Group]) -> list[Panel]:
     return [Panel(title, panels[title]) for title in sorted(panels, key=sort_key)]
 
 
+def drawn_panels(panels: Sequence[Panel]) -> list[Panel]:
+    """The panels with those of their lines that have finished runs; panels without any are left out."""
+    found = [Panel(panel.title, {name: g for name, g in panel.lines.items() if g.complete}) for panel in panels]
+    return [panel for panel in found if panel.lines]
+
+
 def _is_setting(name: str) -> bool:
     return name.partition(".")[0] in SETTING

@@ -68,7 +68,7 @@ def _draw(ax: Axes, group: Group, name: str, looks: Mapping[str, Look], axis: st
     curve, style = accuracy_curve(group.complete), line_style(looks[name])
     x = spent_until(group.complete, axis)[curve.rounds - 1]
     if smoothing_window(group.complete[0].num_rounds) > 1:
-        ax.plot(x, curve.raw, color=style["color"], linewidth=0.5, alpha=0.3, zorder=1)
+        ax.plot(x, curve.raw, color=style["color"], linewidth=0.5, alpha=0.22, zorder=1)
     if len(group.complete) > 1:
         _draw_range(ax, x, curve, style["color"])
     marked = list(looks).index(name) % MARKS / MARKS  # markers of different lines do not lie on each other

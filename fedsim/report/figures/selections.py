@@ -57,15 +57,16 @@ def _maps(panel: Panel) -> Figure:
     rows = -(-len(shown) // columns)
     width = COLUMN if columns <= 2 else PAGE
     figure = Figure(figsize=(width, 1.5 * rows + 0.4))
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    axes = list(grid.flat)[: len(shown)]
     highest = max(values.max() for _, values, _ in shown)
-    for ax, (name, values, rounds) in zip(axes.flat, shown, strict=False):
+    for ax, (name, values, rounds) in zip(axes, shown, strict=True):
         extent = (0.5, rounds + 0.5, len(values) - 0.5, -0.5)
         image = ax.imshow(values, cmap="Greys", vmin=0, vmax=highest, aspect="auto", extent=extent, rasterized=True)
         ax.set_title(name, fontsize=SMALL)
-    for unused in axes.flat[len(shown) :]:
+    for unused in grid.flat[len(shown) :]:
         unused.remove()
-    for ax in axes[:, 0]:
+    for ax in grid[:, 0]:
         ax.set_ylabel("client")
     figure.supxlabel("round", fontsize=SMALL)
     if panel.title:

@@ -68,7 +68,7 @@ function drawAll(data, places) {
     const ranges = byId("range").checked && value === data.range_of ? lines.filter((line) => line.seeds > 1) : [];
     const traces = [...ranges.map((line) => rangeTrace(line, data.looks[line.name], axis)),
                     ...lines.map((line) => lineTrace(line, data.looks[line.name], axis, value))];
-    const layout = { title: { text: escapeText(panel.title), font: { size: 14 } }, margin: { l: 60, r: 20, t: 40, b: 50 },
+    const layout = { title: { text: escapeText(panel.title), font: { size: 14 }, x: 0.02 }, margin: { l: 60, r: 20, t: 40, b: 50 },
                      xaxis: { title: { text: data.axes[axis] }, type: byId("log").checked ? "log" : "linear" },
                      yaxis: { title: { text: data.values[value] } }, hovermode: "closest" };
     const config = { responsive: true, displaylogo: false, toImageButtonOptions: { format: "svg" } };

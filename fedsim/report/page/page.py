@@ -19,6 +19,8 @@ from fedsim.report.tables.table import Table
 from fedsim.report.verdicts.published import Publication
 from fedsim.report.verdicts.rules import RULES
 
+LONG = 60
+"""Texts of more characters may be broken into lines."""
 HERE = Path(__file__).parent
 CLASSES = {"reproduced": "reproduced", "not reproduced": "not", "undecided": "undecided", "not judged": "undecided"}
 
@@ -66,9 +68,24 @@ def html_page(content: Content, folder: Path) -> str:
 
 
 def _cells(table: Table) -> dict[str, Any]:
-    """A table for the template: each cell with its text, the number it is sorted by, and its class."""
-    rows = [[{"text": text, "sort": sort_value(text), "kind": CLASSES.get(text)} for text in row] for row in table.rows]
-    return {"name": table.name, "title": table.title, "header": table.header, "rows": rows, "note": table.note}
+    """A table for the template: each cell with its text, the number it is sorted by, and its class if it has one."""
+    sorts = [[sort_value(text) for text in row] for row in table.rows]
+    of_text = [all(value is None for value in column) for column in zip(*sorts, strict=True)]
+    rows = [
+        [
+            {"text": text, "sort": value, "kind": CLASSES.get(text, _kind(text, left))}
+            for text, value, left in zip(row, values, of_text, strict=True)
+        ]
+        for row, values in zip(table.rows, sorts, strict=True)
+    ]
+    header = [{"text": text or "setting", "left": left} for text, left in zip(table.header, of_text, strict=True)]
+    return {"name": table.name, "title": table.title, "header": header, "rows": rows, "note": table.note}
+
+
+def _kind(text: str, left: bool) -> str:
+    if not left:
+        return ""
+    return "long" if len(text) > LONG else "text"
 
 
 def _plotly() -> str:

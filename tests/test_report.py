@@ -211,6 +211,13 @@ def test_values_of_the_partition_make_panels(tmp_path: Path) -> None:
     ]
 
 
+def test_a_method_that_was_run_in_one_setting_alone_is_in_its_panel(tmp_path: Path) -> None:
+    for selector, shards in (("random", 2), ("random", 10), ("afl", 10)):
+        write_run(tmp_path / str(shards), [0.1], [[0]], choices={"selector": selector}, partition={"shards": shards})
+    panels = make_panels(group_runs(read_runs(tmp_path)))
+    assert [(p.title, list(p.lines)) for p in panels] == [("shards=2", ["random"]), ("shards=10", ["random", "afl"])]
+
+
 def test_groups_come_in_the_order_of_their_labels(tmp_path: Path) -> None:
     for selector in ("gpfl", "random", "afl"):
         write_run(tmp_path, [0.1], [[0]], choices={"selector": selector})

@@ -31,14 +31,24 @@ function fillSelect(select, labels) {
   for (const [name, label] of Object.entries(labels)) select.add(new Option(label, name));
 }
 
+const DASHES = { solid: "", dash: "6 4", dot: "2 3", dashdot: "6 3 2 3" };
+
+function sample(look) {
+  const space = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(space, "svg"), line = document.createElementNS(space, "line");
+  for (const [key, value] of Object.entries({ width: 28, height: 8 })) svg.setAttribute(key, value);
+  const drawn = { x1: 0, x2: 28, y1: 4, y2: 4, stroke: look.color, "stroke-width": 2, "stroke-dasharray": DASHES[look.dash] };
+  for (const [key, value] of Object.entries(drawn)) line.setAttribute(key, value);
+  svg.append(line);
+  return svg;
+}
+
 function methodBox(name, look) {
-  const label = document.createElement("label"), box = document.createElement("input"), text = document.createElement("span");
+  const label = document.createElement("label"), box = document.createElement("input");
   box.type = "checkbox";
   box.checked = true;
   box.value = name;
-  text.textContent = ` ${name}`;
-  text.style.color = look.color;
-  label.append(box, text);
+  label.append(box, " ", sample(look), ` ${name}`);
   return label;
 }
 

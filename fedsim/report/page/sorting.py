@@ -8,7 +8,9 @@ UNITS = {
     **{"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
     **{"": 1.0, "%": 1.0},
 }
-NUMBER = re.compile(r"(?P<below><\s*)?(?P<number>[+-]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s?(?P<unit>%|[A-Za-z]*)")
+NUMBER = re.compile(
+    r"(?P<below><\s*)?(?P<number>[+-]?(?:\d{1,3}(?:,\d{3})+|\d*)(?:\.\d+)?(?:e[+-]?\d+)?)(?:\s?(?P<unit>%|[A-Za-z]+))?"
+)
 NEVER = "never"
 """The text for what runs never reached; it counts as more than any number."""
 
@@ -21,7 +23,9 @@ def sort_value(cell: str) -> float | None:
     if cell.startswith(NEVER):
         return math.inf
     found = NUMBER.match(cell)
-    if found is None or found["unit"] not in UNITS or cell[found.end() :][:1] not in ("", " ", ","):
+    if found is None or not any(c.isdigit() for c in found["number"]) or cell[found.end() :][:1] not in ("", " ", ","):
         return None
-    value = float(found["number"].replace(",", "")) * UNITS[found["unit"]]
+    if (unit := found["unit"] or "") not in UNITS:
+        return None
+    value = float(found["number"].replace(",", "")) * UNITS[unit]
     return math.nextafter(value, -math.inf) if found["below"] else value

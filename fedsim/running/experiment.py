@@ -45,6 +45,7 @@ from fedsim.tracking.files import (
     replace_folder,
     replacement_of,
 )
+from fedsim.tracking.final_accuracy import mean_of_last
 
 FINAL = ("done", "diverged")
 """Statuses of runs that have an end; runs of others go on with the same command."""
@@ -314,6 +315,7 @@ def _results(records: list[Record], initial_accuracy: float) -> dict[str, Any]:
     return {
         "rounds": len(records),
         "initial_accuracy": initial_accuracy,
+        "smoothed_accuracy": mean_of_last([r.test_accuracy for r in records]),
         "final_accuracy": evaluated[-1] if evaluated else None,
         "best_accuracy": max(evaluated, default=None),
         "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records])) if records else None,

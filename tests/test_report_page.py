@@ -137,12 +137,12 @@ def test_the_head_says_what_was_run(tmp_path: Path) -> None:
 
 
 def test_how_configs_differ(tmp_path: Path) -> None:
-    write_run(tmp_path, [0.1], [[0]], choices={"selector": "random"}, data_dir="/home/somebody")
+    write_run(tmp_path, [0.1], [[0]], choices={"selector": "random"}, mode="u", data_dir="/home/somebody")
     write_run(tmp_path, [0.1], [[0]], choices={"selector": "gpfl"}, lr=0.5, extra={"rho": 2}, data_dir="/home/other")
     groups = group_runs(read_runs(tmp_path))
     table = config_differences(groups)
     assert table.header == ["run", "selector", "lr", "keys of its own"]
-    assert table.rows == [["random", "random", "0.1", ""], ["gpfl", "gpfl", "0.5", "extra.rho=2"]]
+    assert table.rows == [["random", "random", "0.1", "mode=u"], ["gpfl", "gpfl", "0.5", "extra.rho=2"]]
     shared = shared_config(groups).splitlines()
     assert "num_clients: 4" in shared
     assert "dataset: digits" in shared

@@ -132,7 +132,9 @@ def test_the_smoothed_curve_ends_at_the_final_accuracy_with_the_raw_one_behind(t
 
 
 def test_what_is_spent_until_a_round(tmp_path: Path) -> None:
-    write_run(tmp_path, [0.1, None, 0.2], [[0, 1], [1], [2]])
+    path = write_run(tmp_path, [0.1, None, 0.2], [[0, 1], [1], [2]])
+    text = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text(text.replace('"seconds_evaluate": 1.0', '"seconds_evaluate": 50.0'))
     runs = read_runs(tmp_path)
     np.testing.assert_allclose(spent_until(runs, "rounds"), [1, 2, 3])
     np.testing.assert_allclose(spent_until(runs, "bytes"), np.array([40, 60, 80]) / 1e9)

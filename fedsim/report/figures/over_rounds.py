@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
 
 from fedsim.report import measures
 from fedsim.report.curves import stack_series
@@ -24,7 +23,7 @@ Remark = Callable[[Group], str]
 
 def coverage_plot(panels: Sequence[Panel]) -> Plot:
     """The share of clients that have been selected at least once."""
-    figure = _strips(panels, "coverage", 1.0, "share of clients selected so far", _covered_after, logarithmic=True)
+    figure = _strips(panels, "coverage", 1.0, "coverage", _covered_after, logarithmic=True)
     caption = "Share of clients selected so far, mean over seeds; right: median round by which all had been."
     return Plot("coverage", caption, figure)
 
@@ -33,7 +32,7 @@ def participation_plot(panels: Sequence[Panel]) -> Plot:
     """The share of clients that upload in a round."""
     groups = [group for panel in panels for group in panel.lines.values()]
     highest = max(float(_mean_over_seeds(group, "participation_ratio").max()) for group in groups)
-    figure = _strips(panels, "participation_ratio", highest, "share of clients that upload", _mean_participation)
+    figure = _strips(panels, "participation_ratio", highest, "participation", _mean_participation)
     caption = "Share of clients that upload in a round, mean over seeds; right: mean over all rounds."
     return Plot("participation", caption, figure)
 
@@ -54,7 +53,7 @@ def _strips(
         name_rows(ax, list(panel.lines))
         write_beside_rows(ax, [remark(group) for group in panel.lines.values()])
         ax.set(xlabel="round", title=panel.title, xscale="log" if logarithmic else "linear")
-        ax.xaxis.set_major_formatter(ScalarFormatter())
+        ax.xaxis.set_major_formatter("{x:g}")
     figure.colorbar(mesh, ax=axes, label=label, fraction=0.05, aspect=30 * axes[0].get_position().height)
     return figure
 

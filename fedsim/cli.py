@@ -1,7 +1,7 @@
 """The command line: composes it, checks it, runs every job. `fedsim.run` is where a process enters.
 
-Jobs run in this process, from the plans that were checked. Hydra launches those of other launchers than ours
-(`hydra/launcher=joblib`), and answers questions (`--help`, `--cfg job`).
+Jobs run in this process, from the plans that were checked (fedsim.running.sweep). Hydra launches those of other
+launchers than ours (`hydra/launcher=joblib`), and answers questions (`--help`, `--cfg job`).
 
 Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 75 preempted (a signal asked it to end; the same
 command goes on), 130 interrupted (Ctrl-C; likewise). FEDSIM_DEBUG=1 shows tracebacks.
@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from fedsim.config import command_line
 from fedsim.config.compose import Composed, compose_jobs, conf_dir, implied, search_path
-from fedsim.errors import ConfigError, DataError, FedsimError, Problem, check, rule
+from fedsim.errors import ConfigError, FedsimError, Problem, check, rule
 from fedsim.running.process import tune
 from fedsim.running.signals import CODES, STOP, Preempted
 
 if TYPE_CHECKING:
     from fedsim.config.plan import Plan
     from fedsim.running.experiment import Outcome
-    from fedsim.running.interleaving import InterleavedRun, Lanes
+    from fedsim.running.interleaving import Lanes
 
 EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, **CODES}
 SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interrupted")
@@ -77,20 +76,20 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str]) -> int:
     """Check all jobs, run them, and close a sweep with one table. `hydra_words`: the command line for Hydra."""
     from fedsim.running.experiment import outcome_on_file
     from fedsim.running.room import require_room
+    from fedsim.running.sweep import Attempts, LaunchedJob, run_launched
     from fedsim.tracking.console import sweep_table
 
     plans = check_jobs(jobs)
     require_room(plans)
     lanes = _lanes(jobs)
     attempts = Attempts()
+    run = attempts.run_in_turn if lanes is None or len(plans) == 1 else partial(attempts.run_in_lanes, lanes)
     with STOP.working():
-        if lanes is not None and len(plans) > 1:
-            run_in_lanes(plans, lanes, attempts)
-        elif lanes is None and jobs[0].through_hydra:
-            hand_to_hydra(hydra_words, lambda config: attempts.run_next(_plan_of_launched(plans)).status)
+        if lanes is None and jobs[0].through_hydra:
+            run_launched(partial(hand_to_hydra, hydra_words), LaunchedJob(plans, attempts, tell))
         else:
-            for plan in plans:
-                attempts.run_next(plan)
+            run(plans)
+        attempts.run_held(run)
     if attempts.refused and len(plans) == 1:
         raise attempts.refused[0]
     for error in attempts.refused:
@@ -99,47 +98,6 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str]) -> int:
     if len(plans) > 1:
         sweep_table([_row(*one) for one in zip(jobs, plans, outcomes, strict=True)])
     return EXIT_CODES[max((outcome.status for outcome in outcomes), key=SEVERITY.index)]
-
-
-class Attempts:
-    """Jobs as they are run: how each ended, and what was refused before its first round."""
-
-    def __init__(self) -> None:
-        self.ended: dict[Path, Outcome] = {}
-        self.refused: list[FedsimError] = []
-
-    def run(self, plan: "Plan", interleaved: "InterleavedRun | None" = None) -> "Outcome":
-        """Run a job. Raises KeyboardInterrupt or `Preempted` where a signal has stopped it outside of its rounds."""
-        from fedsim.running.experiment import Outcome, execute
-
-        try:
-            outcome = execute(plan, interleaved)
-        except FedsimError as error:
-            self.refused.append(error)
-            kinds = {DataError: "data", ConfigError: "config"}
-            status = next((name for kind, name in kinds.items() if isinstance(error, kind)), "failed")
-            outcome = Outcome(status, {"error": str(error)})
-        self.ended[plan.folder] = outcome
-        if outcome.skipped:
-            print(f"already {outcome.status}: {plan.folder} (overwrite=true runs it again)")
-        return outcome
-
-    def run_next(self, plan: "Plan") -> "Outcome":
-        """As `run`; after a signal there is no next one, and KeyboardInterrupt or `Preempted` is raised."""
-        outcome = self.run(plan)
-        STOP.raise_if_asked()
-        return outcome
-
-
-def run_in_lanes(plans: "Sequence[Plan]", lanes: "Lanes", attempts: Attempts) -> None:
-    """Run the jobs side by side, as many at a time as there are lanes and as fit together."""
-    from fedsim.running.interleaving import run_interleaved
-    from fedsim.tracking.console import lanes_progress
-
-    for group in lanes.groups(plans):
-        with lanes_progress(len(group), max(plan.settings.num_rounds for plan in group)) as progress:
-            run_interleaved([partial(attempts.run, plan) for plan in group], progress)
-        STOP.raise_if_asked()
 
 
 def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":
@@ -160,8 +118,12 @@ def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":
 
 def hand_to_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
     """Let Hydra do what the command line `words` says, with `job` as its task."""
+
+    def task(config: DictConfig) -> Any:  # a function of this module, after which Hydra names the job
+        return job(config)
+
     sys.argv = [sys.argv[0], *words]
-    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
+    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
 
 
 def tell(error: FedsimError) -> None:
@@ -173,15 +135,6 @@ def tell(error: FedsimError) -> None:
             print(f"  {problem}", file=sys.stderr)
     else:
         print(f"fedsim: {error}", file=sys.stderr)
-
-
-def _plan_of_launched(plans: "Sequence[Plan]") -> "Plan":
-    """The plan that was checked for the job that Hydra has launched, by its number in the sweep.
-
-    conf/ may have been edited since, which must not change the jobs of a sweep that are still to come.
-    """
-    job = HydraConfig.get().job
-    return plans[0 if OmegaConf.is_missing(job, "num") else job.num]
 
 
 def _lanes(jobs: Sequence[Composed]) -> "Lanes | None":

@@ -77,6 +77,11 @@ def at_least(key: str, value: float, low: float, remedy: str = "") -> Problem | 
     return rule(math.isfinite(value) and value >= low, key, value, f"{_finite(value)}>= {low:g}", remedy)
 
 
+def at_most(key: str, value: float, high: float, remedy: str = "") -> Problem | None:
+    """None if `value` is <= `high`, else a `Problem`."""
+    return rule(value <= high, key, value, f"must be at most {high}", remedy)
+
+
 def _finite(value: float) -> str:
     return "must be " if math.isfinite(value) else "must be finite and "
 

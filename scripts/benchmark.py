@@ -5,6 +5,7 @@
     uv run python scripts/benchmark.py run --quick                # W1, a second or two each: a look, no measurement
     uv run python scripts/benchmark.py run --json outputs/benchmark/results.json
     uv run python scripts/benchmark.py run --device cuda          # fedsim and the loop by hand on a GPU: not tried yet
+    uv run python scripts/benchmark.py checkpoints                # what checkpoints cost (scripts/checkpoint_cost.py)
     uv run python scripts/benchmark.py run --workload W2 --peers loop jax --repeats 5 --seconds 30
     uv run python scripts/benchmark.py run --fedsim engine=sequential --fedsim engine=batched engine.precision=bf16
 
@@ -45,6 +46,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from scripts.checkpoint_cost import compare, within_limit
+from scripts.checkpoint_cost import table_of as checkpoint_table
 from scripts.peers.stopwatch import RESULT, STARTED
 from scripts.peers.workloads import WORKLOADS, Workload, is_written
 
@@ -392,6 +395,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     own = [name for name, peer in PEERS.items() if peer.environment]
     installing = commands.add_parser("install", help="make the peers' environments")
     installing.add_argument("peers", nargs="*", metavar="peer", help=f"of {', '.join(own)} (all)")
+    saving = commands.add_parser("checkpoints", help="what checkpoints cost at the default interval")
+    saving.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="W1 W2 (both)")
+    saving.add_argument("--rounds", type=int, default=None, help="of each run (500 of W1, 30 of W2)")
+    saving.add_argument("--repeats", type=int, default=3)
     running = commands.add_parser("run", help="measure")
     running.add_argument("--workload", nargs="+", choices=WORKLOADS, default=None, help="W1 W2 (both)")
     running.add_argument("--peers", nargs="+", choices=PEERS, default=None, help="whom to measure (all)")
@@ -409,7 +416,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         if unknown := [name for name in options.peers if name not in own]:
             parser.error(f"no environment of its own: {', '.join(unknown)} (choose from {', '.join(own)})")
         options.peers = options.peers or own
-    else:
+    elif options.command == "run":
         defaults = QUICK if options.quick else {"workload": list(WORKLOADS), "repeats": 3, "seconds": 20.0}
         able = [name for name, peer in PEERS.items() if peer.cuda or options.device == "cpu"]
         options.peers = options.peers or able
@@ -457,6 +464,10 @@ def main() -> None:
     options = parse()
     if options.command == "install":
         sys.exit(1 if install(options.peers) else 0)
+    if options.command == "checkpoints":
+        costs = compare(options.workload, options.rounds, options.repeats)
+        Console().print(checkpoint_table(costs))
+        sys.exit(0 if within_limit(costs) else 1)
     plain = options.markdown or not sys.stdout.isatty()
     found = run(options, Console(width=160 if plain else None))
     if options.json:

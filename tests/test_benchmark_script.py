@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from fedsim.types import Ids
-from scripts import benchmark
+from scripts import benchmark, checkpoint_cost
 from scripts.benchmark import Entry, Result
 from scripts.peers import run_fedsim, run_loop, stopwatch, write_data
 from scripts.peers.networks import new_network
@@ -256,3 +256,30 @@ def test_on_a_gpu_only_those_run_that_can() -> None:
         benchmark.parse(["run", "--device", "cuda", "--peers", "loop", "jax"])
     assert len(benchmark.parse(["run"]).peers) == len(benchmark.PEERS)
     assert stopwatch.parse_case(["W1", "--data", ".", "--seconds", "1", "--threads", "1"]).device == "cpu"
+
+
+def test_the_cost_of_checkpoints_is_the_worst_share_of_the_runs_at_the_default_interval() -> None:
+    def found(saves: int, save_seconds: float, cpu_seconds: float) -> dict[str, float]:
+        seconds = {"save_seconds": save_seconds, "save_cpu_seconds": save_seconds / 2, "cpu_seconds": cpu_seconds}
+        return {"saves": saves, "round_seconds": 10 - save_seconds, **seconds}
+
+    results = {"null": [found(0, 0, 20), found(0, 0, 10)], "auto": [found(2, 0.1, 12), found(4, 0.15, 21)]}
+    cost = checkpoint_cost.shares(results)
+    assert cost == pytest.approx(
+        {"saves": 3, "milliseconds": 50, "share": 0.015, "cpu_share": 0.05 / 12, "difference": 16.5 / 15 - 1}
+    )
+    assert checkpoint_cost.within_limit({"W1": results})
+    assert not checkpoint_cost.within_limit({"W1": results, "W2": {**results, "auto": [found(1, 0.2, 12)]}})
+    target = Console(file=io.StringIO(), width=120)
+    target.print(checkpoint_cost.table_of({"W1": results}))
+    assert "1.50%" in target.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_checkpoints_are_timed_in_runs_of_the_workload_at_both_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(checkpoint_cost, "measure", lambda *case: asked.append(case) or {})
+    options = benchmark.parse(["checkpoints", "--workload", "W1", "--repeats", "2"])
+    checkpoint_cost.compare(options.workload, options.rounds, options.repeats)
+    assert asked == [(W1, 500, "null"), (W1, 500, "auto"), (W1, 500, "auto"), (W1, 500, "null")]
+    words = checkpoint_cost.words_of(W1, 500, "auto", Path("there"))
+    assert {"num_rounds=500", "checkpoint.every=auto", "local.steps=30", "output_dir=there"} <= set(words)

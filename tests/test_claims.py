@@ -19,8 +19,8 @@ from fedsim.engine.schedule import LocalWork
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.partitions.division import Division
-from fedsim.report import measures
-from fedsim.report.groups import group_runs
+from fedsim.report import measures, named_measures
+from fedsim.report.groups import group_runs, is_equal
 from fedsim.report.runs import Run, read_runs
 from fedsim.report.verdicts import published
 from fedsim.rng import Streams
@@ -29,7 +29,7 @@ from tests.engines import reference
 from tests.test_presets import plans_of
 
 PUBLISHED = sorted(published.FOLDER.glob("*.yaml"))
-FORMS = {"at_most", "at_least", "gain", "level_with", "grows_with"}
+FORMS = {"at_most", "at_least", "value", "gain", "not_worse_by", "level_with", "grows_with"}
 KEYS = {
     "id",
     "where",
@@ -43,6 +43,11 @@ KEYS = {
     "falls",
     "any_size",
     "added_after_runs",
+    "revised_after_runs",
+    "tolerance",
+    "all_pairs",
+    "pooled_over",
+    "note",
 }
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
 
@@ -95,7 +100,9 @@ def test_sizes_of_the_clients(tmp_path: Path) -> None:
     assert measures.samples_mean(run) is None
     parts = [np.arange(2), np.arange(2, 8)]
     empty = np.empty(0, np.int64)
-    Division(parts, [empty, empty], empty, empty, np.array([[2, 0], [3, 3]])).save(run.folder / "partition.npz")
+    division = Division(parts, [empty, empty], empty, empty, np.array([[2, 0], [3, 3]]))
+    (run.folder / "partition.npz").write_bytes(division.to_bytes())
+    (run,) = read_runs(tmp_path)
     assert measures.num_clients(run) == 2
     assert measures.samples_total(run) == 8
     assert measures.samples_mean(run) == 4
@@ -114,8 +121,8 @@ def measured(name: str) -> bool:
     head, _, argument = name.partition("@")
     if argument:
         float(argument)
-        return head in published.MEASURES_WITH_ARGUMENT
-    return head in published.MEASURES
+        return head in named_measures.MEASURES_WITH_ARGUMENT
+    return head in named_measures.MEASURES
 
 
 @cache
@@ -133,7 +140,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def is_run(presets: Sequence[str], about: Mapping[str, str]) -> bool:
     return any(
-        all(published._equal(run.get(key), str(value)) for key, value in about.items())
+        all(is_equal(run.get(key), str(value)) for key, value in about.items())
         for preset in presets
         for run in plans(preset)
     )
@@ -141,11 +148,13 @@ def is_run(presets: Sequence[str], about: Mapping[str, str]) -> bool:
 
 def wanted(claim: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """The runs that a claim compares."""
-    yield claim["about"]
-    for other in claim.get("others", ()):
-        yield {**claim["about"], claim.get("among", "selector"): other}
-    for value, more in itertools.product(claim.get("values", ()), ({}, claim.get("minus", {}))):
-        yield {**claim["about"], **more, claim["grows_with"]: value}
+    along = claim.get("grows_with", claim.get("pooled_over"))
+    for at in [{along: value} for value in claim.get("values", ())] or [{}]:
+        yield {**claim["about"], **at}
+        if "minus" in claim:
+            yield {**claim["about"], **claim["minus"], **at}
+        for other in claim.get("others", ()):
+            yield {**claim["about"], **at, claim.get("among", "selector"): other}
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
@@ -156,12 +165,17 @@ def test_all_that_is_published_is_about_runs_of_its_presets(path: Path) -> None:
         assert len(FORMS & set(claim)) == 1, claim["id"]
         assert set(claim) <= KEYS | FORMS, claim["id"]
         assert measured(claim["measure"]), claim["measure"]
-        assert ("grows_with" in claim) == ("values" in claim)
+        assert ("grows_with" in claim or "pooled_over" in claim) == ("values" in claim)
+        assert "tolerance" not in claim or "value" in claim or claim["gain"] > 0, claim["id"]
+        assert "value" not in claim or claim["tolerance"] > 0, claim["id"]
+        assert not (claim.get("added_after_runs") and claim.get("revised_after_runs")), claim["id"]
         for about in wanted(claim):
             assert is_run(values["presets"], about), (claim["id"], about)
     for table in values.get("tables", ()):
+        assert set(table.get("rows_added_after_runs", ())) <= set(table["rows"])
         for choice, column in itertools.product(table["rows"], table["columns"]):
             assert measured(column["measure"])
+            assert {**table, **column}["margin"] > 0, table["id"]
             assert is_run(values["presets"], {**column["about"], table["row"]: choice}), (table["id"], choice)
 
 

@@ -2,8 +2,10 @@
 
 import errno
 import os
+import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +17,11 @@ import torch
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
 from fedsim.data.cache import load_or_build
+from fedsim.data.torchvision_sets import MD5
+from fedsim.disk import room_problem
 from fedsim.errors import ConfigError, DataError
-from fedsim.running.room import require_room, room_problem
+from fedsim.running.assembly import build
+from fedsim.running.room import require_room
 from fedsim.tracking.files import SUMMARY
 
 
@@ -100,3 +105,91 @@ def test_a_cache_folder_that_takes_no_file_is_found_before_anything_is_decoded(
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     with pytest.raises(DataError, match=r"cache_dir: cannot write .*No space left on device; free .* MB\)"):
         load_or_build(tmp_path / "x.safetensors", decode)
+
+
+# --- data_dir ------------------------------------------------------------------------------------------------------
+
+
+def refused_for_data_dir(tmp_path: Path, *words: str) -> str:
+    """The one problem of `data_dir` that is told before any job of a sweep starts, whose first job is sound."""
+    sound, other = plan(tmp_path / "outputs"), plan(tmp_path / "outputs", f"data_dir={tmp_path}/data", *words)
+    with pytest.raises(ConfigError) as caught:
+        require_room([sound, other, other])
+    (problem,) = caught.value.problems
+    assert problem.key == "data_dir"
+    assert problem.value == f"{tmp_path}/data"
+    assert not (tmp_path / "outputs").exists()
+    return str(problem)
+
+
+FETCHED = [["dataset=mnist"], ["dataset=emnist"], ["dataset=cifar10"], ["dataset=femnist"]]
+READ = [*FETCHED, ["dataset=parquet", "dataset.path=mine"], ["dataset=image_folder", "dataset.path=mine"]]
+READ += [["dataset=femnist", "dataset.source=leaf"]]
+
+
+@pytest.mark.parametrize("words", FETCHED)
+def test_data_to_be_fetched_needs_a_folder_with_room(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_free(monkeypatch, 20_000_000)
+    told = refused_for_data_dir(tmp_path, *words)
+    assert re.search(r"no room in .*: need \d{2,4}\.\d MB, free 20\.0 MB\n.*another folder with data_dir", told)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", FETCHED)
+def test_data_to_be_fetched_needs_a_folder_that_takes_files(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tempfile.TemporaryFile
+    (tmp_path / "data").mkdir()
+
+    def read_only(*_: Any, dir: Path) -> Any:
+        if dir.name == "data":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return made(dir=dir)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", read_only)
+    told = refused_for_data_dir(tmp_path, *words)
+    assert re.search(r"cannot write in .*/data \(Read-only file system\); need \d{2,4}\.\d MB", told)
+
+
+@pytest.mark.parametrize("words", READ)
+@pytest.mark.parametrize("below", [False, True])
+def test_data_that_cannot_be_read_is_told(
+    below: bool, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+    (tmp_path / "data").mkdir()
+
+    def unreadable(path: Any) -> Any:
+        if (tmp_path / "data") in ([*Path(path).parents] if below else [Path(path)]):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", unreadable)
+    assert re.search(r"cannot read .*/data.* \(Permission denied\)", refused_for_data_dir(tmp_path, *words))
+
+
+def test_a_data_dir_that_is_no_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    assert "is no folder" in refused_for_data_dir(tmp_path, "dataset=mnist")
+
+
+def test_data_that_is_there_needs_no_room_and_data_dir_is_not_looked_at_without_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.running.room._bytes_of", lambda plan: 0)
+    with_free(monkeypatch, 0)
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in MD5["MNIST"]:
+        (raw / name).write_text("")
+    require_room([plan(tmp_path / "outputs", f"data_dir={tmp_path}/data", "dataset=mnist")])
+    require_room([plan(tmp_path / "outputs", f"data_dir={raw}/train-images-idx3-ubyte", "dataset=digits")])
+
+
+def test_a_data_dir_without_the_files_is_named_with_the_remedy(tmp_path: Path) -> None:
+    for words in READ[-3:-1]:
+        with pytest.raises(DataError, match=r"dataset\.path=mine: no .*point data_dir or FEDSIM_DATA .*/nowhere\)"):
+            build(plan(tmp_path, f"data_dir={tmp_path}/nowhere", *words))

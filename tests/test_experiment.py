@@ -15,6 +15,7 @@ from fedsim.data.digits import Digits
 from fedsim.running import assembly, experiment, prepared_data
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.experiment import Outcome, execute
+from fedsim.running.results import totals_of
 from fedsim.simulation import Record, Simulation
 from fedsim.tracking.files import read_summary
 
@@ -144,7 +145,7 @@ def test_results_are_those_of_the_rounds() -> None:
     ]
     rounds += [entry(3, 0.5, coverage=0.9, participation_ratio=0.0, wall_seconds=8.0), entry(4, None, bytes_up=9)]
     rounds[3] = replace(rounds[3], coverage=0.95, participation_ratio=0.5, wall_seconds=11.0)
-    found = experiment._results(rounds, 0.1)
+    found = totals_of(rounds, 0.1)
     assert (found["rounds"], found["initial_accuracy"]) == (4, 0.1)
     assert (found["final_accuracy"], found["best_accuracy"]) == (0.5, 0.7)
     assert found["smoothed_accuracy"] == pytest.approx(1.4 / 3)  # of 0.2, 0.7 and 0.5
@@ -152,7 +153,7 @@ def test_results_are_those_of_the_rounds() -> None:
     assert (found["coverage"], found["wall_seconds"]) == (0.95, 11.0)
     assert found["totals"]["bytes_up"] == 1 + 1 + 1 + 9
     assert found["totals"]["seconds_train"] == 4
-    nothing = experiment._results([], 0.1)
+    nothing = totals_of([], 0.1)
     assert (nothing["rounds"], nothing["final_accuracy"], nothing["coverage"]) == (0, None, 0.0)
 
 

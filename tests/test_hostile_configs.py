@@ -271,7 +271,7 @@ def test_the_checks_are_those_in_use() -> None:
         ("local=5", "local=5: must be a mapping of keys to values"),
         ("server=2", "server=2: must be a mapping of keys to values"),
         ("num_clients=1000000000", "num_clients=1000000000: must be at most 1000000"),
-        (f"num_clients={2**63}", "must be at most 1000000"),
+        (f"num_clients={2**63}", "must be an integer of at most 64 bits"),
     ],
 )
 def test_values_of_the_wrong_kind_and_size_are_told(refused: Refused, word: str, message: str) -> None:

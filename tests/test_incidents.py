@@ -1,11 +1,25 @@
 """What is told once and counted: dropped updates, rounds with too few clients or none, clients without samples."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
 
-from fedsim.running.incidents import Incidents
-from fedsim.types import Population
+from fedsim.availability import Always
+from fedsim.cli import run
+from fedsim.engine.engine import Engine
+from fedsim.engine.results import ClientUpdates
+from fedsim.partitions.division import Division, divide
+from fedsim.running.incidents import TEXTS, Incidents
+from fedsim.simulation import Record, Simulation
+from fedsim.tracking.files import MODEL, SUMMARY, read_metrics, read_summary
+from fedsim.types import Ids, Params, Population
 from tests.test_experiment import entry
 
 POPULATION = Population(np.array([4, 4, 0, 4]), cohort_size=3, num_rounds=5)
@@ -46,3 +60,153 @@ def test_a_selector_that_decides_how_many_take_part_may_take_few() -> None:
     incidents, told = watched(adaptive=True)
     assert not any("rounds_with_too_few_clients" in line for line in told)
     assert incidents.counts(RECORDS)["rounds_with_too_few_clients"] == 0
+
+
+# --- whole runs ----------------------------------------------------------------------------------------------------
+
+WORDS = [
+    *("num_rounds=8", "local.epochs=1", "tracker=default", "~tracker.wandb", "num_clients=6", "cohort_size=2"),
+    *("selector=power_of_choice", "checkpoint.every=2", "local.holdout_fraction=0"),
+]
+EXPECTED = {
+    "dropped_updates": 2,
+    "nonfinite_reports": 2,
+    "rounds_with_too_few_clients": 1,
+    "rounds_without_clients": 1,
+    "empty_clients": 1,
+}
+
+
+class Killed(BaseException):
+    """In place of SIGKILL: nothing catches it."""
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let updates, and losses that are asked for, be nan in some `rounds` of runs of some `seeds`.
+
+    Of the first client, or (`every_one`) the updates of all.
+    """
+    monkeypatch.chdir(tmp_path)
+    train, losses, clients, now = Engine.train, Engine.losses, Simulation._clients, [0]
+
+    def in_round(self: Simulation, t: int, *more: Any) -> Any:
+        now.append(t)
+        return clients(self, t, *more)
+
+    monkeypatch.setattr(Simulation, "_clients", in_round)
+
+    def call(*rounds: int, every_one: bool = False, seeds: Sequence[int] = (0,)) -> None:
+        def failing(self: Engine, params: Params, ids: Ids, round: int, *more: Any) -> ClientUpdates:
+            updates = train(self, params, ids, round, *more)
+            if round not in rounds or self._streams.seed not in seeds:
+                return updates
+            rows = slice(None) if every_one else slice(1)
+            delta = {name: value.clone() for name, value in updates.delta.items()}
+            for value in delta.values():
+                value[rows] = torch.nan
+            return replace(updates, delta=delta)
+
+        monkeypatch.setattr(Engine, "train", failing)
+
+        def reporting(self: Engine, *arguments: Any) -> NDArray[np.float64]:
+            found = losses(self, *arguments)
+            found[:1] = np.nan if now[-1] in rounds else found[:1]
+            return found
+
+        monkeypatch.setattr(Engine, "losses", reporting)
+
+    return call
+
+
+@pytest.fixture
+def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last client has no samples; in round 3 it and the first are available, in round 4 nobody."""
+
+    def emptied(*arguments: Any) -> Division:
+        found = divide(*arguments)
+        return replace(found, train=[*found.train[:-1], found.train[-1][:0]])
+
+    def available(self: Always, round: int, num_clients: int, rng: Any) -> NDArray[np.bool_]:
+        there: dict[int, list[int]] = {3: [0, num_clients - 1], 4: []}
+        return np.isin(np.arange(num_clients), there.get(round, range(num_clients)))
+
+    monkeypatch.setattr("fedsim.running.assembly.divide", emptied)
+    monkeypatch.setattr(Always, "available", available)
+
+
+def incidents_in(place: str) -> dict[str, Any]:
+    (folder,) = (path.parent for path in Path(place).glob("*/*/summary.json"))
+    found: dict[str, Any] = (read_summary(folder) or {})["incidents"]
+    return found
+
+
+def told(text: str) -> dict[str, int]:
+    """How often each kind is told on the screen."""
+    return {name: text.count(f"incidents.{name})") for name in TEXTS}
+
+
+@pytest.mark.usefixtures("scarce")
+def test_a_run_tells_each_kind_once_and_its_summary_counts_all_of_them(
+    broken: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process, and in two of which the first dies in round 6: counted once, told by the process that sees it."""
+    broken(2, 6)
+    assert run([*WORDS, "output_dir=whole"]) == 0
+    assert incidents_in("whole") == EXPECTED
+    assert told(capsys.readouterr().out) == dict.fromkeys(TEXTS, 1)
+    step = Simulation.step
+
+    def dying(self: Simulation) -> Record:
+        if self.round == 6:
+            raise Killed
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "step", dying)
+        with pytest.raises(Killed):
+            run([*WORDS, "output_dir=cut", "checkpoint.every=3"])  # goes on from round 3, with 4 to 6 once more
+    assert told(capsys.readouterr().out) == dict.fromkeys(TEXTS, 1)
+    assert run([*WORDS, "output_dir=cut", "checkpoint.every=3"]) == 0
+    assert incidents_in("cut") == EXPECTED
+    again = told(capsys.readouterr().out)
+    assert again == dict.fromkeys(TEXTS, 0) | {"empty_clients": 1}
+
+
+def test_an_undisturbed_run_tells_nothing_and_counts_nothing(broken: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    broken()
+    assert run([*WORDS]) == 0
+    assert set(incidents_in("outputs").values()) == {0}
+    assert told(capsys.readouterr().out) == dict.fromkeys(TEXTS, 0)
+
+
+@pytest.mark.parametrize("launcher", ["basic", "lanes"])
+def test_a_run_of_which_all_updates_are_nan_keeps_its_last_model_and_the_sweep_goes_on(
+    launcher: str, broken: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(4, every_one=True, seeds=(1, 3))
+    last: dict[int, Params] = {}
+    step = Simulation.step
+
+    def noted(self: Simulation) -> Record:
+        record = step(self)
+        last[self.components.streams.seed] = {name: value.clone() for name, value in self.params.items()}
+        return record
+
+    monkeypatch.setattr(Simulation, "step", noted)
+    words = [w for w in WORDS if "selector" not in w]
+    assert run([*words, "-m", "seed=range(5)", f"hydra/launcher={launcher}"]) == 4
+    assert "2/5" in capsys.readouterr().out
+    folders = {int(path.parent.name.split("-s")[-1].split("-")[0]): path.parent for path in Path().rglob(SUMMARY)}
+    for seed, folder in folders.items():
+        summary = read_summary(folder) or {}
+        expected = ("diverged", 3) if seed in (1, 3) else ("done", 8)
+        assert (summary["status"], summary["rounds"], len(read_metrics(folder))) == (*expected, expected[1])
+        model = load_file(folder / MODEL)
+        assert model.keys() == last[seed].keys()
+        assert all(torch.equal(model[name], value) and value.isfinite().all() for name, value in last[seed].items())
+    assert sorted(folders) == [0, 1, 2, 3, 4]
+    assert "every update of the round" in (read_summary(folders[1]) or {})["error"]
+    stamps = {path: path.stat().st_mtime_ns for path in Path().rglob(SUMMARY)}
+    assert run([*words, "-m", "seed=range(5)", f"hydra/launcher={launcher}"]) == 4
+    assert {path: path.stat().st_mtime_ns for path in Path().rglob(SUMMARY)} == stamps

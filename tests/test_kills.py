@@ -62,7 +62,8 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
     kills: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [*WORDS, f"num_rounds={20 * kills}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
     command = [sys.executable, "-c", SCRIPT, json.dumps(words), str(kills), str(seed)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -72,3 +73,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
 
     assert run([*words, "output_dir=alone"]) == 0
     assert result(folder_in(tmp_path / "outputs")) == result(folder_in(tmp_path / "alone"))
+    trees = [{p.relative_to(tmp_path / d) for p in (tmp_path / d).rglob("*")} for d in ("outputs", "alone")]
+    assert trees[0] == trees[1]
+    left = {p.name for p in (tmp_path / "temporary").iterdir()}
+    assert all(name.startswith("torchinductor_") for name in left)  # torch's one folder of caches

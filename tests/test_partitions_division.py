@@ -53,7 +53,7 @@ def test_a_saved_division_comes_back_and_a_changed_one_is_refused(tmp_path: Path
     server = ServerSplit(validation_fraction=0.1, public_samples=20, public_stratified=False)
     d = division(server, holdout=0.3)
     path = tmp_path / "partition.npz"
-    d.save(path)
+    path.write_bytes(d.to_bytes())
     again = Division.load(path)
     assert again.hash == d.hash
     assert all(np.array_equal(a, b) for a, b in zip(d.train, again.train, strict=True))
@@ -143,8 +143,7 @@ def test_a_partition_of_ones_own_that_breaks_its_promise_is_refused(parts: list[
 @pytest.mark.parametrize("content", [b"", b"<html>", None])
 def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "partition.npz"
-    division().save(path)
-    saved = path.read_bytes()
+    saved = division().to_bytes()
     for damaged in (
         [content] if content is not None else [saved[: len(saved) // 2], saved[:300] + bytes(50) + saved[350:]]
     ):

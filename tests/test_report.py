@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from fedsim.errors import FedsimError
 from fedsim.report import measures
 from fedsim.report.__main__ import main
 from fedsim.report.groups import group_runs, show_labels
+from fedsim.report.named_measures import find_measure
 from fedsim.report.panels import make_panels
 from fedsim.report.runs import Run, read_runs
 from fedsim.report.tables import results, times
 from fedsim.report.tables.table import Table
 from fedsim.report.verdicts import published
 from fedsim.report.verdicts.judge import judge
-from fedsim.report.verdicts.published import Claim, Publication, find_measure
+from fedsim.report.verdicts.published import Claim, Publication
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
 
@@ -242,7 +244,7 @@ def test_claims_among_the_parts_of_a_selector(tmp_path: Path) -> None:
     about, among = {"selector/threshold": "convex"}, "selector/threshold"
     assert verdicts(
         tmp_path,
-        Claim("both", "", "", about, "final_accuracy", gain=0.05, others=["linear"], among=among),
+        Claim("both", "", "", about, "final_accuracy", gain=0.1, others=["linear"], among=among),
         Claim("one is missing", "", "", about, "final_accuracy", gain=0.05, others=["linear", "concave"], among=among),
     ) == {"both": "reproduced", "one is missing": "not judged"}
 
@@ -251,17 +253,19 @@ def test_claims_among_values_that_are_numbers(tmp_path: Path) -> None:
     for seed in range(3):
         for lr, accuracy in ((1.0, 0.6), (0.5, 0.5)):
             write_run(tmp_path, [accuracy], [[0]], seed=seed, lr=lr)
-    claim = Claim("a", "", "", {"lr": "1"}, "final_accuracy", gain=0.05, others=["0.50"], among="lr")
+    claim = Claim("a", "", "", {"lr": "1"}, "final_accuracy", gain=0.1, others=["0.50"], among="lr")
     assert verdicts(tmp_path, claim) == {"a": "reproduced"}
 
 
 def verdicts(folder: Path, *claims: Claim) -> dict[str, str]:
-    judged = judge(Publication("t", "s", [], [], [], claims), group_runs(read_runs(folder)), None)
+    """The verdicts on claims, each as if it were the only one of its paper."""
+    groups = group_runs(read_runs(folder))
+    judged = [one for claim in claims for one in judge(Publication("x", "t", "s", [], [], [], [claim]), groups, None)]
     return {one.printed.id: one.verdict for one in judged}
 
 
 def test_claims_against_runs(tmp_path: Path) -> None:
-    two_methods(tmp_path, seeds=5)
+    two_methods(tmp_path, seeds=6)
     gpfl, random = {"selector": "gpfl"}, {"selector": "random"}
     assert verdicts(
         tmp_path,
@@ -273,6 +277,12 @@ def test_claims_against_runs(tmp_path: Path) -> None:
         Claim("f", "", "", {"selector": "fedcor"}, "final_accuracy", at_least=0.1),  # not run
         Claim("g", "", "", gpfl, "final_accuracy", level_with=0.01, others=["random"]),
         Claim("h", "", "", random, "final_accuracy", level_with=0.2, others=["gpfl"]),
+        Claim("i", "", "", random, "final_accuracy", not_worse_by=0.06, others=["gpfl"]),
+        Claim("j", "", "", random, "final_accuracy", not_worse_by=0.04, others=["gpfl"]),
+        Claim("k", "", "", gpfl, "final_accuracy", gain=0.2, others=["random"]),
+        Claim("l", "", "", gpfl, "final_accuracy", value=0.47, tolerance=0.03),
+        Claim("m", "", "", gpfl, "rounds_to_cover", value=1, tolerance=0.5),
+        Claim("n", "", "", gpfl, "rounds_to_cover", value=5, tolerance=1),  # of two rounds
     ) == {
         "a": "reproduced",
         "b": "not reproduced",
@@ -281,11 +291,66 @@ def test_claims_against_runs(tmp_path: Path) -> None:
         "e2": "not judged",
         "g": "not reproduced",
         "h": "reproduced",
+        "i": "reproduced",
+        "j": "not reproduced",
+        "k": "direction only",
+        "l": "reproduced",
+        "m": "not reproduced",
+        "n": "not judged",
     }
 
 
+def test_a_gain_over_several_settings_is_their_mean(tmp_path: Path) -> None:
+    for seed in range(3):
+        for shards, gain in ((1, 0.06), (2, 0.02), (5, 0.01)):
+            for selector, more in (("fedabc", gain), ("top_loss_7", 0.0), ("full", gain)):
+                accuracy = 0.5 + 0.01 * seed + 0.01 * shards + more + 0.001 * (seed == 1) * (selector == "fedabc")
+                choices, partition = {"selector": selector}, {"shards": shards}
+                write_run(tmp_path / str(shards), [accuracy], [[0]], seed=seed, choices=choices, partition=partition)
+    about: dict[str, str] = {"selector": "fedabc"}
+    over: dict[str, Any] = {"pooled_over": "partition.shards", "values": ["1", "2", "5"]}
+    claims = [
+        Claim("mean", "", "", about, "final_accuracy", gain=0.03, others=["top_loss_7"], **over),
+        Claim("at each", "", "", about, "final_accuracy", gain=0.035, others=["top_loss_7"], **over),
+        Claim("any two", "", "", about, "final_accuracy", level_with=0.01, others=["full"], all_pairs=True, **over),
+        Claim(
+            "any of three", "", "", about, "final_accuracy", level_with=0.01, others=["full", "top_loss_7"],
+            all_pairs=True, **over,
+        ),
+        Claim("missing", "", "", about, "final_accuracy", gain=0.03, others=["full"], pooled_over="lr", values=["5"]),
+    ]  # fmt: skip
+    assert verdicts(tmp_path, *claims) == {
+        "mean": "reproduced",
+        "at each": "direction only",
+        "any two": "reproduced",
+        "any of three": "not reproduced",
+        "missing": "not judged",
+    }
+    rows = results.pooled_pairs(make_panels(group_runs(read_runs(tmp_path)))).rows
+    assert [row[:4] for row in rows] == [
+        ["", "full - fedabc", "3", "-0.0003"],
+        ["", "top_loss_7 - fedabc", "3", "-0.0303"],
+    ]
+    level = rows[0].index("< .001", 5), rows[1].index("1.000", 5)  # within .02 of each other, and not
+    assert level == (7, 7)
+
+
+def test_rows_that_were_added_after_runs_do_not_change_the_others(tmp_path: Path) -> None:
+    two_methods(tmp_path)
+    first = next(tmp_path.glob("gpfl-*-1-*/metrics.jsonl"))  # one difference of .09 in place of .05
+    first.write_text(first.read_text().replace("0.61", "0.69"))
+    claim = Claim("a", "", "", {"selector": "gpfl"}, "final_accuracy", gain=0.0, others=["random"])
+    alone = judge(Publication("x", "t", "s", [], [], [], [claim]), group_runs(read_runs(tmp_path)), None)
+    for after in (True, False):
+        more = [replace(claim, id=str(i), added_after_runs=after) for i in range(9)]
+        found = judge(Publication("x", "t", "s", [], [], [], [claim, *more]), group_runs(read_runs(tmp_path)), None)
+        assert (found[0].evidence == alone[0].evidence) is after
+    assert alone[0].verdict == "reproduced"
+    assert found[0].verdict == "undecided"
+
+
 def test_a_run_that_ends_before_a_bound_says_nothing(tmp_path: Path) -> None:
-    two_methods(tmp_path, seeds=5)  # two rounds; random never covers all clients
+    two_methods(tmp_path, seeds=6)  # two rounds; random never covers all clients
     random = {"selector": "random"}
     assert verdicts(
         tmp_path,
@@ -368,17 +433,73 @@ def test_the_report_command_writes_everything(tmp_path: Path, capsys: pytest.Cap
     assert "gpfl - random" in capsys.readouterr().out
 
 
+def against(folder: Path, earlier: Path) -> tuple[int, list[list[str]]]:
+    """The exit code and the rows of the comparison of the runs in `folder` with an earlier summary."""
+    table = folder / "report" / "against.csv"
+    table.unlink(missing_ok=True)
+    code = main([str(folder), "--no-figures", "--against", str(earlier)])
+    return code, list(csv.reader(table.open()))[1:] if table.is_file() else []
+
+
 def test_a_report_compares_itself_with_an_earlier_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_methods(tmp_path / "now")
     assert main([str(tmp_path / "now"), "--no-figures"]) == 0
-    earlier = tmp_path / "now" / "report" / "summary.json"
-    values = json.loads(earlier.read_text())
+    values = json.loads((tmp_path / "now" / "report" / "summary.json").read_text())
     values["groups"][1]["seeds"]["1"]["final_accuracy"] -= 0.03
+    values["groups"][1]["made_by"]["1"] = {"engine": "batched, 1 thread", "commit": "0123456789abcdef"}
+    values["verdicts"]["gone"] = "reproduced"
     (tmp_path / "earlier.json").write_text(json.dumps(values))
-    assert main([str(tmp_path / "now"), "--no-figures", "--against", str(tmp_path / "earlier.json")]) == 0
-    rows = list(csv.reader((tmp_path / "now" / "report" / "against.csv").open()))
-    assert rows[1] == ["random", "3", "+0.0000", "0.0000"]
-    assert rows[2] == ["gpfl", "3", "+0.0100", "0.0300"]
+    capsys.readouterr()
+    code, rows = against(tmp_path / "now", tmp_path / "earlier.json")
+    assert code == 0
+    unknown = "not recorded"
+    assert rows[0] == ["random", "3", "+0.0000", "0.0000", *[unknown] * 4]
+    engines = f"batched, 1 thread, {unknown}"
+    assert rows[1] == ["gpfl", "3", "+0.0100", "0.0300", unknown, unknown, engines, f"0123456789, {unknown}"]
+    assert "Verdicts that are gone: gone." in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_comparison_of_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two_methods(tmp_path / "now")
+    assert main([str(tmp_path / "now"), "--no-figures"]) == 0
+    values = json.loads((tmp_path / "now" / "report" / "summary.json").read_text())
+    for change in (other_seeds, other_config, other_choice_in_an_old_file):
+        earlier = json.loads(json.dumps(values))
+        for group in earlier["groups"]:
+            change(group)
+        (tmp_path / "earlier.json").write_text(json.dumps(earlier))
+        capsys.readouterr()
+        assert against(tmp_path / "now", tmp_path / "earlier.json") == (3, [])
+        told = capsys.readouterr()
+        assert "--against: nothing to compare" in told.err
+        assert "Verdicts that differ" not in told.out
+
+
+def other_seeds(group: dict[str, Any]) -> None:
+    group["seeds"] = {f"1{seed}": values for seed, values in group["seeds"].items()}
+
+
+def other_config(group: dict[str, Any]) -> None:
+    group["config"] = "0"
+
+
+def other_choice_in_an_old_file(group: dict[str, Any]) -> None:
+    del group["config"]
+    group["choices"]["dataset"] = "mnist"
+
+
+def test_an_old_summary_without_configs_is_matched_where_its_labels_leave_no_doubt(tmp_path: Path) -> None:
+    two_methods(tmp_path / "now")
+    assert main([str(tmp_path / "now"), "--no-figures"]) == 0
+    values = json.loads((tmp_path / "now" / "report" / "summary.json").read_text())
+    for group in values["groups"]:
+        del group["config"], group["choices"], group["made_by"]
+    (tmp_path / "earlier.json").write_text(json.dumps(values))
+    code, rows = against(tmp_path / "now", tmp_path / "earlier.json")
+    assert (code, [row[:2] for row in rows]) == (0, [["random", "3"], ["gpfl", "3"]])
+    write_run(tmp_path / "now", [0.1, 0.2], [[0], [1]], lr=0.5)  # random at another learning rate: which one was it?
+    code, rows = against(tmp_path / "now", tmp_path / "earlier.json")
+    assert (code, [row[:2] for row in rows]) == (0, [["random lr=0.1", "0"], ["random lr=0.5", "0"], ["gpfl", "3"]])
 
 
 def test_a_folder_without_runs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,3 +98,10 @@ def test_another_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     error = capsys.readouterr().err
     assert str(path) in error.replace("\n", "")
     assert "archive of runs" in error
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "runs", [0.1], [[0]])
+    (tmp_path / "file").write_text("")
+    assert main([str(tmp_path / "runs"), "--no-figures", "--archive", str(tmp_path / "file" / "a.parquet")]) == 1
+    assert "--archive: cannot write" in capsys.readouterr().err

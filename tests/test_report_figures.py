@@ -209,7 +209,8 @@ def test_panels_of_one_division_share_its_map_of_labels(tmp_path: Path) -> None:
         for shards in (2, 10):
             path = write_run(tmp_path / f"{hidden}{shards}", [0.1], [[0]], model={"h": hidden}, partition={"s": shards})
             counts = histograms * (1 if shards == 2 else 2)
-            Division(parts, [empty] * 3, empty, empty, counts).save(path / "partition.npz")
+            division = Division(parts, [empty] * 3, empty, empty, counts)
+            (path / "partition.npz").write_bytes(division.to_bytes())
     plot = partitions_plot(panels_of(tmp_path))
     assert plot is not None
     maps = {ax.get_title(): np.asarray(ax.images[0].get_array()) for ax in axes_of(plot) if ax.images}

@@ -1,6 +1,8 @@
 """Verdicts are for runs that follow a preset, by their configs; a folder's name says nothing."""
 
+import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,14 @@ import yaml
 
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import with_one_amount_of_work
+from fedsim.errors import FedsimError
 from fedsim.report.__main__ import main
 from fedsim.report.groups import group_runs
+from fedsim.report.kept import read_kept
 from fedsim.report.protocol import protocol_of
 from fedsim.report.runs import read_runs
 from fedsim.report.verdicts.judge import Judged, judge_all
+from fedsim.report.verdicts.published import Claim, Number, publications
 from fedsim.tracking.files import json_ready
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
@@ -47,12 +52,13 @@ def judged(folder: Path) -> dict[str, Judged]:
     return {one.printed.id: one for _, some in judge_all(group_runs(read_runs(folder))) for one in some}
 
 
+CODE = ("gpfl_table2_fmnist_code", "full")
 TABLE2 = ("preset=gpfl_table2_fmnist", "cell=gpfl_2spc")
 
 
 def test_runs_of_the_preset_are_judged(tmp_path: Path) -> None:
-    run_of(tmp_path, *TABLE2, "selector=gpfl", accuracy=0.75)
-    run_of(tmp_path, *TABLE2, "selector=random", accuracy=0.4)
+    run_of(tmp_path, *TABLE2, "selector=gpfl", accuracy=0.73, seeds=10)
+    run_of(tmp_path, *TABLE2, "selector=random", accuracy=0.4, seeds=10)
     found = judged(tmp_path)
     assert found["gpfl.t2/gpfl/2SPC 100 %"].verdict == "reproduced"
     assert found["gpfl.t2/random/2SPC 100 %"].verdict == "not reproduced"
@@ -60,6 +66,29 @@ def test_runs_of_the_preset_are_judged(tmp_path: Path) -> None:
     assert found["gpfl.cover.random"].verdict == "not reproduced"
     gain = found["gpfl.gain.2SPC.gpfl"]  # needs power-of-choice and FedCor, too
     assert (gain.verdict, gain.detail) == ("not judged", "no runs of power_of_choice_d10, fedcor")
+
+
+def test_a_summary_is_judged_as_the_runs_that_it_is_about(tmp_path: Path) -> None:
+    for selector, accuracy in (("gpfl_official", 0.73), ("random", 0.7)):
+        words = ("preset=gpfl_table2_fmnist_code", "cell=gpfl_2spc", f"selector={selector}")
+        run_of(tmp_path, *words, accuracy=accuracy, seeds=3)
+    assert main([str(tmp_path), "--no-figures"]) == 0
+    path = tmp_path / "report" / "summary.json"
+    kept = {one.printed.id: one for _, some in judge_all(group_runs(read_kept(path, *CODE))) for one in some}
+    before = judged(tmp_path)
+    assert {name: one.verdict for name, one in kept.items()} == {name: one.verdict for name, one in before.items()}
+    assert kept["gpfl.t2.deviation/random/2SPC"].evidence is not None
+    summary = json.loads(path.read_text())
+    for group in summary["groups"]:
+        for measured in group["seeds"].values():
+            del measured["fluctuation"]
+    path.write_text(json.dumps(summary))
+    kept = {one.printed.id: one for _, some in judge_all(group_runs(read_kept(path, *CODE))) for one in some}
+    assert kept["gpfl.t2.deviation/random/2SPC"].detail == "the summary does not hold fluctuation"
+    summary["groups"][0]["config"] = "another"
+    path.write_text(json.dumps(summary))
+    with pytest.raises(FedsimError, match="0 settings of the preset fit"):
+        read_kept(path, *CODE)
 
 
 def test_other_rounds_under_the_presets_name_are_not_judged(tmp_path: Path) -> None:
@@ -113,6 +142,10 @@ def test_a_data_set_in_another_form_is_told(tmp_path: Path) -> None:
     found = judged(tmp_path)["pncs.k4.best.1"]
     assert found.verdict == "reproduced"
     assert "dataset=parquet" in found.detail
+    assert main([str(tmp_path), "--no-figures"]) == 0
+    kept = judge_all(group_runs(read_kept(tmp_path / "report" / "summary.json", "pncs_k4", "small")))
+    again = {one.printed.id: one for _, some in kept for one in some}["pncs.k4.best.1"]
+    assert (again.verdict, again.detail) == (found.verdict, found.detail)
 
 
 def test_there_is_no_protocol_without_a_preset() -> None:
@@ -126,3 +159,17 @@ def test_the_report_names_what_was_not_judged(tmp_path: Path, capsys: pytest.Cap
     assert "num_rounds=3 (preset: 500)" in " ".join(capsys.readouterr().out.split())
     verdicts = json.loads((tmp_path / "report" / "summary.json").read_text())["verdicts"]
     assert set(verdicts.values()) == {"not judged"}
+    rows = list(csv.reader((tmp_path / "report" / "totals.csv").open()))
+    assert [row[:3] + row[-1:] for row in rows[1:]] == [
+        ["GPFL", kind, str(num), str(num)] for kind, num in totals(verdicts) if num
+    ]
+
+
+def totals(verdicts: Mapping[str, str]) -> list[tuple[str, int]]:
+    """The kinds of rows of the table of totals, and how many of each the verdicts are about."""
+    printed = [one for p in publications() for one in (*p.numbers, *p.claims) if one.id in verdicts]
+    after = " (written after runs had been seen)"
+    kinds = [(Number, False), (Number, True), (Claim, False), (Claim, True)]
+    names = ["numbers", "numbers" + after, "claims", "claims" + after]
+    counts = [sum(isinstance(o, kind) and o.added_after_runs == added for o in printed) for kind, added in kinds]
+    return list(zip(names, counts, strict=True))

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from fedsim.report.statistics import (
+    Median,
+    Share,
     differences,
     estimate,
     half_width_in_sd,
     holm,
     paired,
-    share_interval,
+    pooled,
     sign_flip_test,
 )
 
@@ -25,13 +27,25 @@ def test_an_estimate_by_hand() -> None:
     reach = 12.7062 * math.sqrt(0.02)  # t of one degree of freedom times the standard deviation
     assert found.high - found.mean == pytest.approx(reach / math.sqrt(2), rel=1e-4)
     assert found.next_high - found.mean == pytest.approx(reach * math.sqrt(1.5), rel=1e-4)
-    assert found.surprise(found.next_high) == pytest.approx(0.05)
-    assert found.surprise(0.3) == pytest.approx(1)
+    assert found.p_next(found.next_high) == pytest.approx(0.05)
+    assert found.p_next(found.next_high + 0.1, tolerance=0.1) == pytest.approx(0.05)
+    assert found.p_next(0.3) == pytest.approx(1)
+    assert found.standardised_error(found.next_high) == pytest.approx(1.96, abs=1e-3)
+    assert found.standardised_error(found.next_low) == pytest.approx(-1.96, abs=1e-3)
     assert estimate([]) is None
     lonely = estimate([0.5])
     assert lonely is not None
     assert math.isnan(lonely.low)
-    assert math.isnan(lonely.surprise(0.4))
+    assert math.isnan(lonely.p_next(0.4))
+    assert math.isnan(lonely.standardised_error(0.4))
+
+
+def test_equivalence_is_the_90_percent_interval_inside_the_margin() -> None:
+    found = estimate([0.5, 0.52, 0.54])
+    assert found is not None
+    reach = 2.9200 * 0.02 / math.sqrt(3)  # one-sided 95 % quantile of t with two degrees of freedom
+    assert found.p_equivalent(0.51, 0.01 + reach) == pytest.approx(0.05, abs=1e-4)
+    assert found.p_equivalent(0.53, 0.01 + reach) == pytest.approx(0.05, abs=1e-4)
 
 
 def test_paired_differences_use_common_seeds_alone() -> None:
@@ -52,6 +66,22 @@ def test_the_interval_and_the_p_value_say_the_same() -> None:
         assert (found.p_value < 0.05) == (not found.low <= 0 <= found.high)
         assert found.p_above(0) + found.p_below(0) == pytest.approx(1)
         assert min(found.p_above(0), found.p_below(0)) * 2 == pytest.approx(found.p_value)
+
+
+def test_pooling_by_hand() -> None:
+    """Two settings with standard errors .3 and .4: the mean has .5 / 2, with (.25)^2 / (.09^2 / 2 + .16^2 / 4) df."""
+    first = differences([1 - 0.3 * 3**0.5, 1.0, 1 + 0.3 * 3**0.5])
+    second = differences([3 + 0.8 * 5**0.5 / 2 * sign for sign in (-1, -1, 0, 1, 1)])
+    assert first is not None
+    assert second is not None
+    assert (first.error, second.error) == (pytest.approx(0.3), pytest.approx(0.4))
+    found = pooled([first, second])
+    assert found.mean == pytest.approx(2.0)
+    assert found.error == pytest.approx(0.25)
+    assert found.df == pytest.approx(0.25**2 / (0.09**2 / 2 + 0.16**2 / 4))
+    assert (found.num, found.strata) == (8, 2)
+    same = pooled([d for d in (differences([0.1, 0.1]),) * 2 if d is not None])
+    assert (same.mean, same.error, same.df) == (pytest.approx(0.1), 0, 2)
 
 
 def test_equal_differences_leave_no_doubt() -> None:
@@ -79,9 +109,21 @@ def test_holms_correction_by_hand() -> None:
 
 
 def test_the_exact_interval_of_a_share() -> None:
-    assert share_interval(5, 5) == pytest.approx((0.4782, 1), abs=1e-4)
-    assert share_interval(0, 3) == pytest.approx((0, 0.7076), abs=1e-4)
-    assert share_interval(2, 4) == pytest.approx((0.0676, 0.9324), abs=1e-4)
+    assert Share(5, 5).interval == pytest.approx((0.4782, 1), abs=1e-4)
+    assert Share(0, 3).interval == pytest.approx((0, 0.7076), abs=1e-4)
+    assert Share(2, 4).interval == pytest.approx((0.0676, 0.9324), abs=1e-4)
+    assert Share(4, 5).p_above(0.5) == pytest.approx(6 / 32)
+    assert Share(4, 5).p_below(0.5) == pytest.approx(31 / 32)
+    assert Share(0, 5).p_above(0.5) == 1
+
+
+def test_a_median_of_values_that_are_partly_unknown() -> None:
+    found = Median((100.0, 200.0, 300.0, 400.0, math.inf, math.inf), 500)
+    assert found.median == 300
+    assert found.interval == (100, math.inf)  # the order statistics 1 and 6
+    assert found.p_above(150) == pytest.approx(7 / 64)  # 5 of 6 are above
+    assert found.p_below(600) == pytest.approx(22 / 64)  # that two are below 600 is not known
+    assert Median((1.0, 2.0, 3.0, 4.0, 5.0), 9).interval == (-math.inf, math.inf)
 
 
 def test_how_far_an_interval_reaches() -> None:

@@ -418,25 +418,6 @@ def test_ctrl_c_is_recorded_and_the_same_command_runs_it_again(
     assert fedsim() == 0
 
 
-def test_two_processes_do_not_write_to_one_folder(fedsim: Run, tmp_path: Path) -> None:
-    assert fedsim() == 0
-    (folder,) = folders(tmp_path)
-    before = (folder / "metrics.jsonl").read_bytes()
-    script = "import sys, time; from pathlib import Path; from fedsim.tracking.files import owned\n"
-    script += f"with owned(Path(sys.argv[1])):\n    print('mine', flush=True); time.sleep({HANG})"
-    other = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    try:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "mine\n"
-        with pytest.raises(FedsimError, match="another process is running this"):
-            fedsim("overwrite=true")
-        assert (folder / "metrics.jsonl").read_bytes() == before
-    finally:
-        other.kill()
-        other.wait()
-    assert fedsim("overwrite=true") == 0
-
-
 def test_an_error_is_one_screen_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     from fedsim.errors import Problem
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import struct
@@ -21,12 +22,11 @@ import wandb
 from wandb.proto import wandb_internal_pb2 as pb
 
 from fedsim.errors import ConfigError
-from fedsim.tracking import Trackers
+from fedsim.tracking import Trackers, wandb_tracker
 from fedsim.tracking.files import RunFolder
 from fedsim.tracking.mirror_process import COMMAND
 from fedsim.tracking.wandb_mirror import begin_run, mirror, replay
-from fedsim.tracking.wandb_mode import has_key, resolve_mode
-from fedsim.tracking.wandb_tracker import WandbTracker
+from fedsim.tracking.wandb_tracker import NO_KEY, Server, WandbTracker, resend_command
 from tests.test_tracking import info, record, summary
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes through /proc")
@@ -38,6 +38,7 @@ def _no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(wandb_tracker, "SERVER", Server())
 
 
 def processes(home: Path) -> dict[str, int]:
@@ -127,7 +128,6 @@ def history_of(records: list[pb.Record]) -> list[dict[str, Any]]:
 
 def test_without_a_key_a_finished_run_lies_beside_the_files(tmp_path: Path) -> None:
     mirror = tracker()
-    assert mirror.mode == "offline"
     assert play(mirror, tmp_path / "run") == {}
     assert mirror.notice is not None
     assert "wandb login" in mirror.notice
@@ -165,56 +165,110 @@ def test_the_tracker_itself_never_imports_wandb() -> None:
 # --- mode ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_turns_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not has_key()
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
-    assert resolve_mode("auto") == "online"
-    assert resolve_mode("offline") == "offline"
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.my-lab.org")
-    assert resolve_mode("auto") == "offline"
-    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    assert resolve_mode("auto") == "online"
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert resolve_mode("auto") == "disabled"
+class Pipe:
+    """In place of the mirror process: what it was sent, and what it reports."""
+
+    def __init__(self, report: str = "done") -> None:
+        self.report = report
+        self.messages: list[Any] = []
+        self.limits: list[float] = []
+
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
+
+    def finish(self, seconds: float) -> str:
+        self.limits.append(seconds)
+        return self.report
 
 
-@pytest.mark.parametrize("host", [wandb.Settings().base_url.removeprefix("https://"), "api.wandb.ai"])
-def test_a_key_for_wandbs_default_host_is_found(host: str, tmp_path: Path) -> None:
-    (tmp_path / "netrc").write_text(f"machine {host} login user password secret\n")
-    assert has_key()
+def piped(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, report: str) -> tuple[WandbTracker, Pipe]:
+    """A run with a mirror process that reports this."""
+    pipe = Pipe(report)
+    monkeypatch.setattr(wandb_tracker, "MirrorProcess", lambda: pipe)
+    made = tracker(mode, timeout=20.0)
+    made.start(info(folder))
+    made.finish(summary())
+    return made, pipe
 
 
-def test_wandbs_own_settings_are_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize(
+    ("place", "online"), [("its host", True), pytest.param("another host", False, marks=pytest.mark.faults)]
+)
+def test_wandb_finds_server_and_key_by_its_own_settings(
+    place: str, online: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mode `auto` is W&B's own, but offline without a key; here its server refuses at once."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
     settings = tmp_path / ".config" / "wandb" / "settings"
     settings.parent.mkdir(parents=True)
-    settings.write_text("[default]\nbase_url = https://wandb.my-lab.org\n")
-    (tmp_path / "netrc").write_text("machine wandb.my-lab.org login user password secret\n")
-    assert resolve_mode("auto") == "online"
-    (tmp_path / "wandb").mkdir()
-    (tmp_path / "wandb" / "settings").write_text("[default]\nmode = offline\n")
-    assert resolve_mode("auto") == "offline"
-    settings.write_text("no settings")
-    (tmp_path / "wandb" / "settings").write_bytes(b"\xff")
-    (tmp_path / "netrc").write_text("machine")
-    assert resolve_mode("auto") == "offline"
+    settings.write_text(f"[default]\nbase_url = http://127.0.0.1:{port}\n")
+    key = "0123456789" * 4
+    host = f"127.0.0.1:{port}" if place == "its host" else "127.0.0.1:1"
+    (tmp_path / "netrc").write_text(f"machine {host} login user password {key}\n")
+    code = (
+        "import os, sys; from fedsim.tracking.wandb_mirror import begin_run\n"
+        "start = dict.fromkeys(('project', 'entity', 'group', 'job_type', 'name', 'tags', 'config'))\n"
+        "run, report = begin_run({**start, 'mode': 'auto', 'folder': sys.argv[1], 'timeout': 1.0})\n"
+        "print('REPORT', report, flush=True); os._exit(0)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert ("REPORT could not go online" in done.stdout) == online, done.stdout + done.stderr
+    assert (f"REPORT {NO_KEY}" in done.stdout) == (not online)
+    assert list(tmp_path.glob("wandb/offline-run-*"))
+
+
+def test_wandbs_mode_is_heeded_by_auto_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert tracker("auto").mode == "disabled"
+    assert tracker("offline").mode == "offline"
 
 
 def test_only_a_missing_key_gives_the_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.tracking.wandb_tracker.MirrorProcess", Silent)
-    for mode, hint in (("auto", True), ("offline", False)):
-        mirror = tracker(mode)
-        mirror.start(info(tmp_path))
-        assert bool(mirror.notice) == hint
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    mirror = tracker()
-    mirror.start(info(tmp_path))
-    assert mirror.notice is None
+    made, _ = piped(monkeypatch, tmp_path, "auto", NO_KEY)
+    assert "wandb login" in str(made.notice)
+    assert made.num_degraded == 0
+    made, _ = piped(monkeypatch, tmp_path, "auto", "done")
+    assert made.notice is None
 
 
-class Silent:
-    def send(self, message: Any) -> None:
-        pass
+def test_a_dead_server_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 s for the first run; the runs that had begun before wait for what is left of them; later ones do not try."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(wandb_tracker.time, "monotonic", lambda: clock.now)
+    pipes = [Pipe("could not go online (no route)"), Pipe("no answer within 8 s"), Pipe("no answer within 2 s")]
+    runs = []
+    for pipe in pipes:  # side by side
+        monkeypatch.setattr(wandb_tracker, "MirrorProcess", lambda pipe=pipe: pipe)
+        runs.append(tracker("auto", timeout=20.0))
+        runs[-1].start(info(tmp_path))
+
+    def finish(pipe: Pipe, seconds: float) -> str:
+        pipe.limits.append(seconds)
+        clock.now += min(12.0, seconds)
+        return pipe.report
+
+    monkeypatch.setattr(Pipe, "finish", finish)
+    for one in runs:
+        one.finish(summary())
+    assert [pipe.limits for pipe in pipes] == [[20.0], [8.0], [2.0]]
+    assert [one.num_degraded for one in runs] == [1, 1, 1]
+
+    later, pipe = piped(monkeypatch, tmp_path, "auto", "done")
+    assert pipe.messages[0]["start"]["mode"] == "offline"
+    assert later.num_degraded == 1
+    assert "the server did not answer an earlier run, so this one is logged offline" in str(later.notice)
+    assert resend_command(tmp_path) in str(later.notice)
+    asked, _ = piped(monkeypatch, tmp_path, "offline", "done")
+    assert (asked.num_degraded, asked.notice) == (0, None)
+
+    clock.now += 3600
+    again, pipe = piped(monkeypatch, tmp_path, "auto", "done")
+    assert pipe.messages[0]["start"]["mode"] == "auto"
+    assert pipe.limits == [20.0]
+    assert again.num_degraded == 0
+    assert not wandb_tracker.SERVER.is_dead
 
 
 def test_where_going_online_fails_the_run_is_logged_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,9 +283,11 @@ def test_where_going_online_fails_the_run_is_logged_offline(tmp_path: Path, monk
     settings = type("Settings", (SimpleNamespace,), {"model_fields": {}})
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=settings, init=init))
     start = dict.fromkeys(("project", "entity", "group", "job_type", "name", "tags", "config"))
-    _, report = begin_run({**start, "mode": "online", "folder": "here", "timeout": 1.0})
+    (tmp_path / "wandb" / "offline-run-of-a-killed-process").mkdir(parents=True)
+    _, report = begin_run({**start, "mode": "online", "folder": str(tmp_path), "timeout": 1.0})
     assert tried == ["online", "offline"]
-    assert report == "could not go online (RuntimeError: no route), so this run is logged offline in here/wandb"
+    assert report == "could not go online (RuntimeError: no route), so it is logged offline"
+    assert not (tmp_path / "wandb").exists()
 
 
 # --- secrets and surroundings --------------------------------------------------------------------------------------
@@ -303,7 +359,7 @@ def test_the_death_of_its_process_is_counted_and_nothing_else(tmp_path: Path) ->
         trackers.log(record(t))
     trackers.finish(summary())
     assert trackers.degraded == {"wandb": 1}
-    assert "W&B: its process ended early (exit code -9); nothing is lost: python -m" in str(mirror.notice)
+    assert "W&B: its process ended early (exit code -9); nothing is lost: python -P -m" in str(mirror.notice)
 
 
 @linux
@@ -369,7 +425,7 @@ def test_a_mirror_that_hangs_is_given_up_and_gone(
     mirror.finish(summary())
     assert waits == [0.5, None]  # then it was killed
     assert mirror.num_degraded == 1
-    assert "no answer within 0.5 s; nothing is lost: python -m" in str(mirror.notice)
+    assert "no answer within 0.5 s; nothing is lost: python -P -m" in str(mirror.notice)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -397,14 +453,20 @@ def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_that_a_fault_names_sends_a_killed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder with files that are called like modules."""
     (tmp_path / "t").mkdir()
+    plant(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
-    folder = RunFolder.create(tmp_path / "run", {"name": "trial", "seed": 3, "num_rounds": 2})
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = RunFolder.create(tmp_path / "my run", {"name": "trial", "seed": 3, "num_rounds": 2})
     folder.append(record(1))
-    command = [*COMMAND, str(folder.path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
-    assert (done.returncode, done.stdout) == (0, f"{folder.path}: done\n")
-    assert [h["test_accuracy"] for h in history_of(offline_records(folder.path))] == [0.5]
+    command = shlex.split(resend_command(folder.path))
+    assert command.pop(0) == "python"
+    for _ in range(2):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, f"{folder.path}: done\n"), done.stderr
+        assert [h["test_accuracy"] for h in history_of(offline_records(folder.path))] == [0.5]  # of one record
+    assert not (tmp_path / "marker").exists()
     missing = subprocess.run([*COMMAND, "nowhere"], capture_output=True, text=True, check=False)
     assert missing.returncode == 1
     assert "nowhere: FileNotFoundError" in missing.stdout
@@ -429,12 +491,22 @@ def test_a_run_that_is_not_done_ends_with_code_1(
     assert codes == [code]
 
 
+def plant(folder: Path) -> None:
+    """Files that are called like modules, and leave a marker when they are imported."""
+    for name in ("json", "numpy", "yaml", "wandb", "dataclasses"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'marker')!r}, 'w')")
+
+
 def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("json", "numpy", "yaml", "wandb", "fedsim"):
-        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
+    plant(tmp_path)
+    command = [sys.executable, *shlex.split(resend_command(Path("nowhere")))[1:]]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert not (tmp_path / "marker").exists()
     monkeypatch.setenv("PYTHONPATH", ".")
+    (tmp_path / "fedsim.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
     subprocess.run([*COMMAND, "nowhere"], cwd=tmp_path, capture_output=True, check=False)
     assert not (tmp_path / "marker").exists()
-    module = [sys.executable, "-m", "fedsim.tracking.wandb_mirror", "nowhere"]  # the negative control
-    subprocess.run(module, cwd=tmp_path, capture_output=True, check=False)
+    subprocess.run(
+        [w for w in command if w != "-P"], cwd=tmp_path, check=False, capture_output=True
+    )  # negative control
     assert (tmp_path / "marker").exists()

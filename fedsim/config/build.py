@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from fedsim.config.moved import path_now
 from fedsim.config.origin import REMEDY, not_imported
-from fedsim.config.typecheck import conform, describe
+from fedsim.config.typecheck import conform, describe, is_long
 from fedsim.errors import ConfigError, Problem
 
 T = TypeVar("T")
@@ -99,7 +99,8 @@ def _argument(value: Any, hint: Any, key: str) -> Any:
     try:
         return conform(value, hint)
     except TypeError:
-        raise ConfigError([Problem(key, value, f"must be {describe(hint)}")]) from None
+        size = " of at most 64 bits" if is_long(value) else ""
+        raise ConfigError([Problem(key, value, f"must be {describe(hint)}{size}")]) from None
 
 
 def unknown(name: str, known: Iterable[str], key: str = "") -> Problem:

@@ -14,7 +14,6 @@ from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,6 +22,7 @@ from fedsim.config.diagnosis import compose_one
 from fedsim.config.hydra_node import check_search_path, check_words
 from fedsim.config.interpolations import restrict_resolvers
 from fedsim.config.overrides import expand, first_line, parse, without_sweeps, words_of
+from fedsim.config.plugins import plugins
 from fedsim.config.presets import OWN_KEYS, choices_of, run_name, words_of_scale
 from fedsim.config.sources import CheckedFolder
 from fedsim.errors import ConfigError, Problem, check, rule
@@ -72,8 +72,8 @@ def search_path(config_dir: str | None = None, config_path: str | None = None) -
     """Hydra ready to compose from conf/ (or `config_path`) and the user's own `config_dir`."""
     if config_dir is not None and not Path(config_dir).is_dir():
         raise ConfigError([Problem("--config-dir", config_dir, "must be an existing folder")])
-    Plugins.instance().register(ConfigDir)
-    Plugins.instance().register(CheckedFolder)
+    plugins().register(ConfigDir)
+    plugins().register(CheckedFolder)
     restrict_resolvers()
     GlobalHydra.instance().clear()
     ConfigDir.folder = None if config_dir is None else Path(config_dir).resolve()

@@ -16,11 +16,11 @@ import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedsim.config.plugins import plugins
 from fedsim.errors import ConfigError, Problem, rule
 
 OPEN = (
@@ -164,7 +164,7 @@ def _launcher(node: Mapping[str, Any]) -> list[Problem | None]:
     target = node.get("_target_")
     if target == LANES:
         return []  # checked when it is built
-    classes = {f"{cls.__module__}.{cls.__qualname__}" for cls in Plugins.instance().discover(Launcher)}
+    classes = {f"{cls.__module__}.{cls.__qualname__}" for cls in plugins().discover(Launcher)}
     if target not in classes:
         text = "must be the class of an installed launcher of Hydra"
         return [Problem("launcher._target_", target, text, f"known here: {', '.join(sorted({*classes, LANES}))}")]

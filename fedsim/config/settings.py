@@ -4,10 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsim.errors import at_least, between, check, rule
+from fedsim.errors import at_least, at_most, between, check, rule
 
 MAX_CLIENTS = 1_000_000
 """More than any data set can be divided among; every selector keeps numbers for each."""
+MAX_ROUNDS = 10_000_000
+"""Each leaves a line of some hundred bytes, and is kept in memory."""
+MAX_EPOCHS, MAX_STEPS = 100_000, 1_000_000
+"""Of one client in one round; all its batches are drawn before it begins (`fedsim.engine.schedule`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +57,9 @@ class Settings:
             None if self.partition_seed is None else at_least("partition_seed", self.partition_seed, 0),
             at_least("init_seed", self.init_seed, 0) if isinstance(self.init_seed, int) else None,
             at_least("num_rounds", self.num_rounds, 1),
+            at_most("num_rounds", self.num_rounds, MAX_ROUNDS),
             at_least("num_clients", n, 1),
-            rule(n <= MAX_CLIENTS, "num_clients", n, f"must be at most {MAX_CLIENTS}"),
+            at_most("num_clients", n, MAX_CLIENTS),
             rule(
                 1 <= k <= max(n, 1),
                 "cohort_size",
@@ -97,7 +102,9 @@ class LocalSettings:
                 "set local.epochs=1",
             ),
             None if self.epochs is None else at_least("epochs", self.epochs, 1),
+            None if self.epochs is None else at_most("epochs", self.epochs, MAX_EPOCHS),
             None if self.steps is None else at_least("steps", self.steps, 1),
+            None if self.steps is None else at_most("steps", self.steps, MAX_STEPS),
             at_least("batch_size", self.batch_size, 1),
             between("holdout_fraction", self.holdout_fraction, 0, 1, open_high=True),
             rule(

@@ -35,7 +35,11 @@ class CheckedFolder(ConfigSource):
             raise ConfigLoadError(f"Config not found : {path}")
         text = read_checked(path)
         header = ConfigSource._get_header_dict(text[:512])
-        config = OmegaConf.load(io.StringIO(text))
+        try:
+            config = OmegaConf.load(io.StringIO(text))
+        except OSError as error:  # a set, or another node that is neither mapping, list nor text
+            problem = Problem(str(path), ..., f"must be a mapping of keys to values ({error})")
+            raise ConfigError([problem]) from error
         return ConfigResult(self.provider, f"checked://{self.path}", config, header)
 
     def available(self) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+LARGEST_INTEGER = 2**63 - 1
+"""NumPy and torch count in 64 bits."""
 _NAMES = {
     int: "an integer",
     float: "a number",
@@ -64,11 +66,18 @@ def _conform_plain(value: Any, hint: Any) -> Any:
         return _float(value)
     if hint is Path and isinstance(value, str):
         return Path(value)
-    if hint is int and isinstance(value, bool):
+    if hint is int and (isinstance(value, bool) or is_long(value)):
         raise TypeError
     if isinstance(hint, type) and isinstance(value, hint):
         return value
     raise TypeError
+
+
+def is_long(value: Any) -> bool:
+    """Whether it is an integer of more than 64 bits, or a list with one."""
+    if isinstance(value, list):
+        return any(map(is_long, value))
+    return isinstance(value, int) and abs(value) > LARGEST_INTEGER
 
 
 def _float(value: int) -> float:

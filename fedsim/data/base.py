@@ -99,6 +99,13 @@ class Dataset(ABC):
         self.data_dir = data_dir
         self.cache_dir = cache_dir
 
+    def source_problem(self) -> Problem | None:
+        """A problem with `data_dir` that `load` would meet, as far as it shows before files are read; None by default.
+
+        It is asked of all jobs of a sweep before the first one starts.
+        """
+        return None
+
     @abstractmethod
     def load(self) -> LoadedData:
         """Read, check and decode the data. Raises `DataError` naming the file, what was expected and the remedy."""

@@ -15,11 +15,14 @@ from torch import Tensor
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import digest, load_or_build, modification_key
 from fedsim.data.checksums import CONTENT, content_tensor, require_regular, require_sha256, sha256_problem
-from fedsim.data.fetch import require_files
+from fedsim.data.fetch import require_files, source_problem
 from fedsim.data.parquet import Parquet
-from fedsim.errors import DataError, between, check
+from fedsim.disk import reading_problem
+from fedsim.errors import DataError, Problem, between, check
 
 HUB_LISTING_URL = "https://huggingface.co/api/datasets/flwrlabs/femnist/parquet/default/train"
+HUB_BYTES = 210_000_000
+"""Roughly what its parquet files need."""
 """Returns a JSON list of the URLs of the data set's parquet files (0.2 GB in all)."""
 PROTOCOL = "https://"
 NUM_CLASSES, NUM_DIGITS = 62, 10
@@ -61,17 +64,23 @@ class Femnist(Dataset):
         self.source, self.classes, self.test_fraction = source, classes, test_fraction
         self.mean, self.std = mean, std
 
+    def source_problem(self) -> Problem | None:
+        folder = self.data_dir / "femnist"
+        if self.source == "leaf":
+            return reading_problem("data_dir", self.data_dir, [folder, folder / "train", folder / "test"])
+        return source_problem(folder, self.data_dir, self._missing, HUB_BYTES)
+
+    def _missing(self) -> list[str]:
+        found = any((self.data_dir / "femnist").rglob("*.parquet"))
+        return [] if found else ["*.parquet of flwrlabs/femnist (or dataset.source=leaf)"]
+
     def load(self) -> LoadedData:
         data = self._load_hub() if self.source == "hub" else self._load_leaf()
         return data if self.classes == "all" else keep_digits(data)
 
     def _load_hub(self) -> LoadedData:
         folder = self.data_dir / "femnist"
-
-        def missing() -> list[str]:
-            return [] if any(folder.rglob("*.parquet")) else ["*.parquet of flwrlabs/femnist (or dataset.source=leaf)"]
-
-        require_files(folder, self.data_dir, missing, lambda: fetch_hub(self.data_dir))
+        require_files(folder, self.data_dir, self._missing, lambda: fetch_hub(self.data_dir), HUB_BYTES)
         return Parquet(
             self.data_dir,
             self.cache_dir,

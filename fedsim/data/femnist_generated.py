@@ -11,12 +11,17 @@ from torch import Tensor
 
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import digest, load_or_build
-from fedsim.errors import at_least, between, check, positive, rule
+from fedsim.errors import at_least, at_most, between, check, positive, rule
 
 SIDE, NUM_CONTROLS, NUM_POINTS = 28, 6, 40
 """Pixels per side; control points of a glyph's curve, and points at which the curve is drawn."""
 CHUNK = 512
 """Images drawn per batch."""
+MAX_CLASSES = 100_000
+MAX_GLYPHS = 10_000_000
+"""Writers times classes: 480 MB of control points."""
+MAX_IMAGES = 10_000_000
+"""On average, in either split: 8 GB."""
 GENERATOR_VERSION = 1
 """To be increased whenever a change of the code gives other images for the same parameters."""
 
@@ -54,8 +59,11 @@ class FemnistGenerated(Dataset):
         super().__init__(data_dir, cache_dir)
         check(
             at_least("num_classes", num_classes, 2),
+            at_most("num_classes", num_classes, MAX_CLASSES),
             at_least("num_writers", num_writers, 1),
+            at_most("num_writers", num_writers, MAX_GLYPHS // min(max(num_classes, 1), MAX_CLASSES)),
             positive("samples_per_writer", samples_per_writer),
+            at_most("samples_per_writer", samples_per_writer, MAX_IMAGES // max(num_writers, 1)),
             at_least("size_deviation", size_deviation, 0),
             rule(
                 1 <= classes_per_writer <= max(num_classes, 1),
@@ -64,6 +72,7 @@ class FemnistGenerated(Dataset):
                 f"must lie in [1, num_classes={num_classes}]",
             ),
             at_least("test_samples", test_samples, 1),
+            at_most("test_samples", test_samples, MAX_IMAGES),
             at_least("style", style, 0),
             between("noise", noise, 0, 1),
             at_least("seed", seed, 0),

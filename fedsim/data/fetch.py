@@ -10,7 +10,8 @@ from textwrap import shorten
 
 from filelock import FileLock, Timeout
 
-from fedsim.errors import DataError
+from fedsim.disk import reading_problem, room_problem
+from fedsim.errors import DataError, Problem
 
 STALL_SECONDS = 30.0
 """A download ends with an error when the server has sent nothing for so long."""
@@ -23,13 +24,25 @@ _failures: dict[tuple[Path, tuple[str, ...]], tuple[float, str]] = {}
 """When and why this process failed to fetch files (folder, names)."""
 
 
-def require_files(folder: Path, data_dir: Path, missing: Callable[[], list[str]], fetch: Callable[[], None]) -> None:
+def source_problem(folder: Path, data_dir: Path, missing: Callable[[], list[str]], need: int) -> Problem | None:
+    """The problem with `data_dir` of files that should be in `folder` below it: they cannot be read; or there is no
+    room for the `need` bytes (0: not known) to be fetched because `missing()` names some."""
+    between = [place for place in (folder, *folder.parents) if data_dir in place.parents]
+    problem = reading_problem("data_dir", data_dir, between[::-1])
+    return problem or (room_problem("data_dir", data_dir, need) if missing() else None)
+
+
+def require_files(
+    folder: Path, data_dir: Path, missing: Callable[[], list[str]], fetch: Callable[[], None], need: int = 0
+) -> None:
     """Call `fetch` if `missing()` returns the names of files that should be in `folder`, which is below `data_dir`.
 
     One process downloads while others wait for it; if it fails, they fail for the same reason. Nothing is written if
     nothing is missing. Raises `DataError` naming the files, the folder where they belong, and the settings that say
-    where they are.
+    where they are; or, before anything is fetched, why there is no room for the `need` bytes of them (0: not known).
     """
+    if problem := source_problem(folder, data_dir, missing, need):
+        raise DataError(str(problem))
     wanted = tuple(missing())
     if not wanted:
         return

@@ -8,8 +8,9 @@ from torch import Tensor
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import load_or_build, modification_key
 from fedsim.data.checksums import CONTENT, content_tensor, require_regular, require_sha256, sha256_problem
-from fedsim.data.images import decode
-from fedsim.errors import DataError, at_least, check, rule
+from fedsim.data.images import MAX_SIDE, decode
+from fedsim.disk import reading_problem
+from fedsim.errors import DataError, Problem, at_least, at_most, check, rule
 
 
 class ImageFolder(Dataset):
@@ -37,6 +38,7 @@ class ImageFolder(Dataset):
         check(
             rule(bool(path), "path", path, "must name a folder with train/ and test/", "dataset.path=..."),
             at_least("size", size, 1),
+            at_most("size", size, MAX_SIDE),
             *normalisation_problems(mean, std, channels),
             sha256_problem(sha256),
         )
@@ -45,12 +47,17 @@ class ImageFolder(Dataset):
         self.mean = mean or [0.5] * channels
         self.std = std or [0.5] * channels
 
+    def source_problem(self) -> Problem | None:
+        here = Path(self.path).expanduser()
+        return None if here.exists() else reading_problem("data_dir", self.data_dir, [self.data_dir / self.path])
+
     def load(self) -> LoadedData:
         places = [Path(self.path).expanduser(), self.data_dir / self.path]
         root = next((p for p in places if (p / "train").is_dir()), None)
         if root is None:
             searched = " or ".join(str(p.absolute()) for p in places)
-            raise DataError(f"dataset.path={self.path}: no folder train/ in {searched}")
+            remedy = f"point data_dir or FEDSIM_DATA to the folder that has it (data_dir={self.data_dir})"
+            raise DataError(f"dataset.path={self.path}: no folder train/ in {searched}; correct the path, or {remedy}")
         splits = {split: _list_files(root / split) for split in ("train", "test")}
         (train, classes), (test, test_classes) = splits["train"], splits["test"]
         if classes != test_classes:

@@ -1,6 +1,7 @@
 """Decoding of image files into tensors."""
 
 import io
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF")
 """Formats that are decoded, whatever a file's name says. Pillow knows many more, some of which start other programs."""
 MAX_PIXELS = 80_000_000
 """Pixels of the largest image that is decoded: small files can claim to hold far more than memory does."""
+MAX_SIDE = 4096
+"""Pixels per side to which images can be scaled."""
+MAX_BYTES = 2**36
+"""All decoded images of a split."""
 CHUNK = 512
 
 
@@ -46,7 +51,13 @@ def decode(sources: Sequence[Any], *, mode: str | None, size: int | None, name: 
 
 def _decode(sources: Sequence[Any], mode: str, size: int | None, name: str, only_grey: bool = False) -> Tensor:
     width, height = (size, size) if size is not None else _open_image(sources[0], 0, name).size
-    result = np.empty((len(sources), height, width, *((3,) if mode == "RGB" else ())), np.uint8)
+    shape = (len(sources), height, width, *((3,) if mode == "RGB" else ()))
+    if math.prod(shape) > MAX_BYTES:
+        raise DataError(
+            f"{name}: {len(sources)} images of {width}x{height} pixels take {math.prod(shape) / 2**30:.0f} GiB "
+            f"(at most {MAX_BYTES // 2**30}); set dataset.size to a smaller number of pixels per side"
+        )
+    result = np.empty(shape, np.uint8)
 
     def decode_chunk(start: int) -> None:
         for i in range(start, min(start + CHUNK, len(sources))):

@@ -11,10 +11,11 @@ from torch import Tensor
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import file_sha256, load_or_build
 from fedsim.data.checksums import require_sha256, sha256_of_list, sha256_problem
-from fedsim.data.images import decode
+from fedsim.data.images import MAX_SIDE, decode
 from fedsim.data.parquet_columns import class_labels, encoded_images, owners
 from fedsim.data.parquet_files import by_split, concatenate, find_files, read
-from fedsim.errors import ConfigError, DataError, at_least, between, check, rule
+from fedsim.disk import reading_problem
+from fedsim.errors import ConfigError, DataError, Problem, at_least, at_most, between, check, rule
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,6 +52,7 @@ class Parquet(Dataset):
             rule(bool(path), "path", path, "must name a parquet file or a folder of them", "dataset.path=..."),
             between("test_fraction", test_fraction, 0, 1, open_high=True),
             None if size is None else at_least("size", size, 1),
+            None if size is None else at_most("size", size, MAX_SIDE),
             *normalisation_problems(mean, std),
             sha256_problem(sha256),
         )
@@ -60,6 +62,10 @@ class Parquet(Dataset):
         self.test_fraction = test_fraction
         self.size = size
         self.mean, self.std = mean, std
+
+    def source_problem(self) -> Problem | None:
+        here = Path(self.path).expanduser()
+        return None if here.exists() else reading_problem("data_dir", self.data_dir, [self.data_dir / self.path])
 
     def load(self) -> LoadedData:
         root, found = find_files(self.path, self.data_dir)

@@ -25,7 +25,9 @@ def find_files(path: str, data_dir: Path) -> tuple[Path, list[Path]]:
             require_regular(files)
             _check_complete(files)
             return place, files
-    raise DataError(f"dataset.path={path}: no parquet file at {' or '.join(str(p.absolute()) for p in places)}")
+    searched = " or ".join(str(p.absolute()) for p in places)
+    remedy = f"correct the path, or point data_dir or FEDSIM_DATA to the folder that has it (data_dir={data_dir})"
+    raise DataError(f"dataset.path={path}: no parquet file at {searched}; {remedy}")
 
 
 def by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +13,9 @@ from torch import Tensor
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import digest
 from fedsim.data.checksums import require_regular, require_sha256, sha256_of_files, sha256_problem
-from fedsim.data.fetch import require_files
+from fedsim.data.fetch import require_files, source_problem
 from fedsim.data.idx import read_checked, read_idx
-from fedsim.errors import DataError, check, rule
+from fedsim.errors import DataError, Problem, check, rule
 
 MD5 = {
     "MNIST": {
@@ -41,6 +42,16 @@ EMNIST = {
     "mnist": (10, 60_000, 10_000),
 }
 """Number of classes, of training images and of test images of each split."""
+
+
+BYTES = {
+    "MNIST": 67_000_000,
+    "FashionMNIST": 86_000_000,
+    "EMNIST": 2_900_000_000,
+    "CIFAR10": 360_000_000,
+    "CIFAR100": 360_000_000,
+}
+"""Roughly what a download needs, archives and what is unpacked from them together."""
 
 
 class MNISTLike(Dataset):
@@ -71,6 +82,9 @@ class MNISTLike(Dataset):
             sha256_problem(sha256),
         )
         self.source, self.split, self.mean, self.std, self.sha256 = source, split, mean, std, sha256
+
+    def source_problem(self) -> Problem | None:
+        return _source_problem(self.data_dir / self.source / "raw", self._names(), self.data_dir, self.source)
 
     def load(self) -> LoadedData:
         folder = self.data_dir / self.source / "raw"
@@ -131,6 +145,13 @@ class CIFAR(Dataset):
         check(*normalisation_problems(mean, std, 3))
         self.source, self.mean, self.std = source, mean, std
 
+    def source_problem(self) -> Problem | None:
+        import torchvision
+
+        kind = getattr(torchvision.datasets, self.source)
+        names = [name for name, _ in (*kind.train_list, *kind.test_list)]
+        return _source_problem(self.data_dir / kind.base_folder, names, self.data_dir, self.source)
+
     def load(self) -> LoadedData:
         import torchvision
 
@@ -154,12 +175,20 @@ class CIFAR(Dataset):
         return Samples(x, torch.as_tensor([label for batch in batches for label in batch[key]]))
 
 
-def _require_downloaded(folder: Path, names: Sequence[str], data_dir: Path, source: str, **kwargs: Any) -> None:
-    def missing() -> list[str]:
-        return [name for name in names if not (folder / name).is_file()]
+def _missing(folder: Path, names: Sequence[str]) -> list[str]:
+    return [name for name in names if not (folder / name).is_file()]
 
+
+def _source_problem(folder: Path, names: Sequence[str], data_dir: Path, source: str) -> Problem | None:
+    return source_problem(folder, data_dir, lambda: _missing(folder, names), BYTES[source])
+
+
+def _require_downloaded(folder: Path, names: Sequence[str], data_dir: Path, source: str, **kwargs: Any) -> None:
+    if problem := _source_problem(folder, names, data_dir, source):
+        raise DataError(str(problem))
     require_regular(path for path in (folder / name for name in names) if path.is_symlink() or path.exists())
-    require_files(folder, data_dir, missing, lambda: _fetch(source, data_dir, **kwargs))
+    fetch = partial(_fetch, source, data_dir, **kwargs)
+    require_files(folder, data_dir, lambda: _missing(folder, names), fetch, BYTES[source])
 
 
 def _fetch(source: str, data_dir: Path, **kwargs: Any) -> None:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,18 @@ from torch import Tensor, nn
 from fedsim.engine.data import ClientData
 from fedsim.engine.model.chain import Chain, any_chain
 from fedsim.engine.schedule import Schedule
+from fedsim.errors import Problem, rule
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.types import Params, Stack
+
+MAX_WORKERS = 256
+"""Threads of a pool of workers, each of which may hold a copy of the model."""
+
+
+def workers_problem(workers: int | Literal["auto"]) -> Problem | None:
+    """None if `workers` is a number of threads that a backend may start, else a `Problem`."""
+    fits = workers == "auto" or 1 <= workers <= MAX_WORKERS
+    return rule(fits, "workers", workers, f"must be auto or lie in [1, {MAX_WORKERS}]")
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.errors import Problem, rule
 from fedsim.rng import Purpose, Streams
 from fedsim.types import Ids
 
 Positions = NDArray[np.int64]
 
+MAX_POSITIONS = 2**28
+"""Of samples, in the schedule of a round: 2 GiB."""
 _KEY_STRIDE = 0x2545F4914F6CDD1D
 
 
@@ -36,6 +39,21 @@ class LocalWork:
             return self.steps
         assert self.epochs is not None
         return self.epochs * -(-size // self.batch_size)
+
+    def too_large(self, sizes: NDArray[np.int64], cohort_size: int) -> Problem | None:
+        """The problem of a round whose schedule would not fit in memory, for clients with `sizes` samples [N], or
+        None."""
+        largest = int(sizes.max(initial=0))
+        count = cohort_size * self.num_steps(largest) * min(self.batch_size, largest)
+        key, value = ("local.epochs", self.epochs) if self.steps is None else ("local.steps", self.steps)
+        return rule(
+            count <= MAX_POSITIONS,
+            key,
+            value,
+            f"makes batches of {count} samples in a round for cohort_size={cohort_size} clients of up to {largest} "
+            f"samples; must make at most {MAX_POSITIONS}",
+            "lower it, local.batch_size or cohort_size",
+        )
 
     def median_steps(self, positions: Sequence[Positions]) -> int:
         """Optimiser steps, in one round, of a client whose number of samples is the median."""

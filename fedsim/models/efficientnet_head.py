@@ -11,9 +11,9 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fedsim.data.features import Extractor
-from fedsim.errors import DataError, at_least, check, rule
+from fedsim.errors import DataError, at_least, at_most, check, rule
 from fedsim.models.backbone import Normalisation, TruncatedNetwork
-from fedsim.models.shapes import Shape, require_images
+from fedsim.models.shapes import MAX_INPUT_SIZE, Shape, require_images, too_many_parameters
 
 NETWORK = "efficientnet-lite0"
 WIDTH = 1280
@@ -41,7 +41,9 @@ class EfficientNetHead(nn.Module):
         fits = input_size >= SIZE_MULTIPLE and input_size % SIZE_MULTIPLE == 0
         check(
             at_least("hidden", hidden, 1),
+            too_many_parameters("hidden", hidden, [WIDTH, hidden, num_classes]),
             rule(fits, "input_size", input_size, f"must be a multiple of {SIZE_MULTIPLE}"),
+            at_most("input_size", input_size, MAX_INPUT_SIZE),
         )
         self._input_size = input_size
         self.classifier = nn.Sequential()

@@ -5,9 +5,9 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fedsim.data.features import Extractor
-from fedsim.errors import at_least, check, rule
+from fedsim.errors import at_least, at_most, check, rule
 from fedsim.models.backbone import TorchvisionExtractor, last_linear
-from fedsim.models.shapes import Shape, require_images
+from fedsim.models.shapes import MAX_INPUT_SIZE, Shape, require_images, too_many_parameters
 
 
 class FrozenFeatures(nn.Module):
@@ -32,10 +32,12 @@ class FrozenFeatures(nn.Module):
         require_images(input_shape, "model=frozen_features", 1, (1, 3))
         check(
             at_least("input_size", input_size, 32),
+            at_most("input_size", input_size, MAX_INPUT_SIZE),
             rule(hidden is None or hidden >= 1, "hidden", hidden, "must be null or >= 1"),
             at_least("backbone_seed", backbone_seed, 0),
         )
         self._cut, width = last_linear(backbone, input_size)
+        check(too_many_parameters("hidden", hidden, [width, *([] if hidden is None else [hidden]), num_classes]))
         self._backbone, self._weights, self._seed, self._input_size = backbone, weights, backbone_seed, input_size
         self.head: nn.Module = nn.Linear(width, num_classes)
         if hidden is not None:

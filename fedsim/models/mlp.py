@@ -6,7 +6,7 @@ import math
 from torch import Tensor, nn
 
 from fedsim.errors import between, check, rule
-from fedsim.models.shapes import Shape
+from fedsim.models.shapes import Shape, too_many_parameters
 
 
 class MLP(nn.Module):
@@ -17,11 +17,12 @@ class MLP(nn.Module):
 
     def __init__(self, input_shape: Shape, num_classes: int, *, hidden: list[int], dropout: float) -> None:
         super().__init__()
+        widths = [math.prod(input_shape), *hidden]
         check(
             rule(all(h >= 1 for h in hidden), "hidden", hidden, "must be a list of widths >= 1"),
+            too_many_parameters("hidden", hidden, [*widths, num_classes]),
             between("dropout", dropout, 0, 1, open_high=True),
         )
-        widths = [math.prod(input_shape), *hidden]
         blocks = [
             layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Dropout(dropout), nn.ReLU())
         ]

@@ -1,8 +1,16 @@
-"""A check of input shapes that several models share."""
+"""Checks of shapes and sizes that several models share."""
 
-from fedsim.errors import check, rule
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from fedsim.errors import Problem, check, rule
 
 Shape = tuple[int, ...]
+MAX_PARAMETERS = 2**28
+"""Of one model: 1 GiB. The server and every client of a cohort hold one."""
+MAX_INPUT_SIZE = 1024
+"""Pixels per side of the images that a frozen network sees."""
 
 
 def require_images(input_shape: Shape, model: str, smallest: int, channels: tuple[int, ...] = ()) -> None:
@@ -21,4 +29,19 @@ def require_images(input_shape: Shape, model: str, smallest: int, channels: tupl
             f"{model} needs images [C, H, W] of at least {smallest}x{smallest}{limit}; the data set has {shape}",
             "model=mlp and model=logistic fit every data set",
         )
+    )
+
+
+def too_many_parameters(key: str, value: Any, widths: Sequence[int]) -> Problem | None:
+    """None if linear layers between `widths` have at most `MAX_PARAMETERS`, else the problem of the key that sets them.
+
+    To be checked before the layers are made.
+    """
+    count = sum((a + 1) * b for a, b in itertools.pairwise(widths))
+    return rule(
+        count <= MAX_PARAMETERS,
+        key,
+        value,
+        f"makes {count} parameters of {' x '.join(map(str, widths))}; must make at most {MAX_PARAMETERS}",
+        "fewer or narrower layers",
     )

@@ -6,9 +6,9 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fedsim.data.features import Extractor
-from fedsim.errors import at_least, between, check
+from fedsim.errors import at_least, at_most, between, check
 from fedsim.models.backbone import TorchvisionExtractor
-from fedsim.models.shapes import Shape, require_images
+from fedsim.models.shapes import MAX_INPUT_SIZE, Shape, require_images
 
 
 class VGG16Head(nn.Module):
@@ -35,6 +35,7 @@ class VGG16Head(nn.Module):
         require_images(input_shape, "model=vgg16_head", 1, (1, 3))
         check(
             at_least("input_size", input_size, 32),
+            at_most("input_size", input_size, MAX_INPUT_SIZE),
             between("dropout", dropout, 0, 1, open_high=True),
             at_least("backbone_seed", backbone_seed, 0),
         )

@@ -3,9 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import DataError, at_least, check, positive
+from fedsim.errors import DataError, at_least, at_most, check, positive
 from fedsim.partitions.apportion import largest_remainder, require_samples, shuffled_by_class
 from fedsim.partitions.base import Indices, Labelled, Partition
+
+MAX_TRIES = 100_000
+"""A draw takes about a millisecond."""
 
 
 class DirichletClass(Partition):
@@ -19,7 +22,12 @@ class DirichletClass(Partition):
     """
 
     def __init__(self, *, alpha: float, balanced: bool, min_size: int, max_tries: int) -> None:
-        check(positive("alpha", alpha), at_least("min_size", min_size, 0), at_least("max_tries", max_tries, 1))
+        check(
+            positive("alpha", alpha),
+            at_least("min_size", min_size, 0),
+            at_least("max_tries", max_tries, 1),
+            at_most("max_tries", max_tries, MAX_TRIES),
+        )
         self.alpha = alpha
         self.balanced = balanced
         self.min_size = min_size

@@ -5,12 +5,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import DataError, Problem, at_least, check, positive
+from fedsim.errors import DataError, Problem, at_least, at_most, check, positive
 from fedsim.partitions.apportion import require_samples, shuffled_by_class
 from fedsim.partitions.base import Indices, Labelled, Partition
 
 TOLERANCE = 1e-6
 """Largest accepted max |Q x - b|, relative to the size of the largest class."""
+
+MAX_RETRIES = 10_000
+"""A draw takes some ten milliseconds."""
 
 
 class DirichletQP(Partition):
@@ -29,6 +32,7 @@ class DirichletQP(Partition):
         check(
             positive("alpha", alpha),
             at_least("retries", retries, 0),
+            at_most("retries", retries, MAX_RETRIES),
             _solver_problem(solver),
         )
         self.alpha = alpha
@@ -101,7 +105,7 @@ def solve_sizes(q: NDArray[np.float64], b: NDArray[np.float64], solver: str) -> 
     program = cp.Problem(cp.Minimize(cp.sum_squares(x)), [q[present] @ x == b[present] / unit])
     try:
         program.solve(solver=solver)
-    except cp.error.SolverError:
+    except (cp.error.SolverError, ValueError, ArithmeticError):  # some solvers raise errors of their own
         return None
     if program.status != cp.OPTIMAL or x.value is None or not np.isfinite(x.value).all():
         return None

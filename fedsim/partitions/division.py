@@ -4,6 +4,7 @@ A division is a function of the config and the seed.
 """
 
 import hashlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,13 +77,15 @@ class Division:
             "histograms": self.histograms,
         }
 
-    def save(self, path: Path) -> None:
-        """Write partition.npz: flat arrays with the sizes of the clients, the histograms and the hash."""
-        np.savez_compressed(path, hash=np.array(self.hash), allow_pickle=False, **self._arrays())
+    def to_bytes(self) -> bytes:
+        """The content of partition.npz: flat arrays with the sizes of the clients, the histograms and the hash."""
+        file = io.BytesIO()
+        np.savez_compressed(file, hash=np.array(self.hash), allow_pickle=False, **self._arrays())
+        return file.getvalue()
 
     @classmethod
     def load(cls, path: Path) -> "Division":
-        """Read a file written by `save`. Raises `DataError` if it cannot be read or does not match its hash."""
+        """Read a file that holds `to_bytes`. Raises `DataError` if it cannot be read or does not match its hash."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
@@ -120,7 +123,7 @@ def divide(
     remaining = Labelled(data.labels[rest], data.num_classes, owners)
     parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
     _check_partition(parts, num_clients, len(rest), type(partition).__name__)
-    pairs = [_hold_out(rest[p], holdout_fraction, streams.generator(Purpose.HOLDOUT, i)) for i, p in enumerate(parts)]
+    pairs = [_hold_out(rest[p], holdout_fraction, streams, i) for i, p in enumerate(parts)]
     train, holdout = [t for t, _ in pairs], [h for _, h in pairs]
     histograms = np.stack([np.bincount(data.labels[t], minlength=data.num_classes) for t in train])
     return Division(train, holdout, validation, public, histograms.astype(np.int64))
@@ -172,8 +175,8 @@ def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
     return picked
 
 
-def _hold_out(positions: Indices, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+def _hold_out(positions: Indices, fraction: float, streams: Streams, client: int) -> tuple[Indices, Indices]:
     """A client's training and held-out positions; at least one is left for training, if the client has any."""
     count = min(round(fraction * len(positions)), max(len(positions) - 1, 0))
-    shuffled = rng.permutation(positions) if count else positions
+    shuffled = streams.generator(Purpose.HOLDOUT, client).permutation(positions) if count else positions
     return shuffled[count:], shuffled[:count]

@@ -3,7 +3,7 @@
     runs        reads the folders of runs
     groups      puts runs together that differ by their seed alone
     panels      arranges groups: one panel per setting, one line per method
-    measures    computes single numbers of a run (final accuracy, rounds to a target, ...)
+    measures    computes single numbers of a run (final accuracy, rounds to a target, ...), by name in named_measures
     statistics  means with intervals, paired differences, corrections for many tests
     protocol    tells whether runs follow a preset
     verdicts/   what papers print, the rules of judging, the judgements
@@ -13,7 +13,7 @@
     curves      accuracy over seeds, round by round, and what rounds had cost
     figures/    all figures, for papers
     page/       one HTML page with everything
-    summary     the numbers worth keeping, as JSON, and the comparison of two such files
+    summary     the numbers worth keeping, as JSON, and the comparison of two such files; kept reads them as runs again
 
 Data flows one way, from `runs` down this list.
 """

@@ -15,7 +15,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -23,6 +22,7 @@ from fedsim.errors import FedsimError
 from fedsim.report.archive import SUFFIX, read_archive, write_archive
 from fedsim.report.figures.collection import all_plots
 from fedsim.report.groups import Group, group_runs
+from fedsim.report.kept import read_summary_file
 from fedsim.report.looks import make_looks
 from fedsim.report.page.page import Content, Picture, html_page
 from fedsim.report.pair_study.analysis import make_tables
@@ -33,6 +33,8 @@ from fedsim.report.summary import compare_summaries, make_summary
 from fedsim.report.tables import papers, results, times
 from fedsim.report.tables.table import Table
 from fedsim.report.verdicts.judge import Judged, judge_all
+from fedsim.report.verdicts.published import Publication
+from fedsim.tracking.files import OutputError, write_atomically
 
 DEFAULT_WIDTH = 180
 """Width of the output in characters if it is not a terminal."""
@@ -57,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report(runs, source, options.to, figures=not options.no_figures, against=options.against)
     except FedsimError as error:
         Console(stderr=True, highlight=False).print(f"fedsim.report: {error}", soft_wrap=True, markup=False)
-        return 3
+        return error.exit_code if isinstance(error, OutputError) else 3
     return 0
 
 
@@ -83,47 +85,51 @@ def report(
     compared = judge_all(groups)
     judged = [judgement for _, judgements in compared for judgement in judgements]
     pair_rows = judge_runs(runs)
-    verdicts = {judgement.printed.id: judgement.verdict for judgement in judged}
+    verdicts: dict[str, str] = {judgement.printed.id: judgement.verdict for judgement in judged}
     verdicts |= {row.id: row.verdict for row in pair_rows}
-    summary = make_summary(groups, verdicts)
+    summary = make_summary(groups, verdicts, [judgement.printed for judgement in judged])
     pair_tables = [*([claims_table(pair_rows)] if pair_rows else []), *make_tables(runs)]
-    tables = [*all_tables(groups, panels, judged), *pair_tables]
+    tables = [*all_tables(groups, panels, compared), *pair_tables]
     if against is not None:
-        tables.append(compare_summaries(summary, read_summary_file(against)))
+        tables.append(compare_summaries(summary, read_summary_file(against, "--against")))
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=DEFAULT_WIDTH)
     for table in tables:
         console.print(table.rich())
     target = to or (source.parent if source.is_file() else source) / "report"
-    write(target, tables)
-    drawn = drawn_panels(panels) if figures else []
-    looks = make_looks(drawn)
-    pictures = [Picture(plot.caption, plot.save(target / "figures")) for plot in all_plots(drawn, looks)]
-    publications = [publication for publication, _ in compared]
-    content = Content(source.resolve().stem, groups, drawn, looks, tables, pictures, publications)
-    (target / "report.html").write_text(html_page(content, target), encoding="utf-8")
-    (target / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    try:
+        write(target, tables)
+        drawn = drawn_panels(panels) if figures else []
+        looks = make_looks(drawn)
+        pictures = [Picture(plot.caption, plot.save(target / "figures")) for plot in all_plots(drawn, looks)]
+        publications = [publication for publication, _ in compared]
+        content = Content(source.resolve().stem, groups, drawn, looks, tables, pictures, publications)
+        html = html_page(content, target)
+        write_atomically(target / "report.html", html.encode())
+        write_atomically(target / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+    except OSError as error:
+        reason = error.strerror or error
+        raise OutputError(
+            f"--to: cannot write {target} ({reason}); free some space or choose another folder"
+        ) from error
     console.print(f"report in {target}", soft_wrap=True, markup=False)
 
 
-def read_summary_file(path: Path) -> dict[str, Any]:
-    """The summary.json of another report. Raises `FedsimError` if the file is not one."""
-    try:
-        earlier = json.loads(path.read_text(encoding="utf-8"))
-        return {"groups": earlier["groups"], "verdicts": earlier["verdicts"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedsimError(f"--against {path}: not the summary.json of a report ({error})") from error
-
-
-def all_tables(groups: Sequence[Group], panels: Sequence[Panel], judged: Sequence[Judged]) -> list[Table]:
+def all_tables(
+    groups: Sequence[Group], panels: Sequence[Panel], compared: Sequence[tuple[Publication, Sequence[Judged]]]
+) -> list[Table]:
     """All tables that have rows; those with verdicts come first."""
+    judged = [judgement for _, judgements in compared for judgement in judgements]
     tables = [
+        papers.totals(compared),
         papers.numbers(judged),
+        papers.all_numbers(judged),
         papers.claims(judged),
         results.overview(groups),
         results.checkpoints(groups),
         results.pairs(panels),
+        results.pooled_pairs(panels),
         results.targets(panels),
         results.selections(groups),
         times.costs(groups),
@@ -136,10 +142,10 @@ def all_tables(groups: Sequence[Group], panels: Sequence[Panel], judged: Sequenc
 def write(target: Path, tables: Sequence[Table]) -> None:
     """Write tables.md, and each table as .tex and .csv, to the folder `target`."""
     target.mkdir(parents=True, exist_ok=True)
-    (target / "tables.md").write_text("\n".join(table.markdown() for table in tables), encoding="utf-8")
+    write_atomically(target / "tables.md", "\n".join(table.markdown() for table in tables).encode())
     for table in tables:
-        (target / f"{table.name}.tex").write_text(table.latex(), encoding="utf-8")
-        (target / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
+        write_atomically(target / f"{table.name}.tex", table.latex().encode())
+        write_atomically(target / f"{table.name}.csv", table.csv().encode())
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ row of a run also has, as JSON, the name of its folder, its config, its summary 
 that ended before its first round is that row alone. What selectors keep of their rounds (trace.jsonl) is not in it.
 """
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from fedsim.errors import FedsimError
 from fedsim.report.runs import Run
+from fedsim.tracking.files import OutputError, write_atomically
 
 SUFFIX = ".parquet"
 META = b"fedsim.runs"
@@ -46,7 +48,7 @@ class ArchivedRun(Run):
 
 
 def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
-    """Write `runs`, whose folders are below `root`, to the file `path`."""
+    """Write `runs`, whose folders are below `root`, to the file `path`. Raises `OutputError` where it cannot."""
     names = list(dict.fromkeys(name for run in runs for record in run.records for name in record))
     groups = sorted({group for run in runs for group in run.choices})
     columns: dict[str, pa.Array] = {
@@ -63,10 +65,18 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
     table = pa.table(columns).replace_schema_metadata({META: meta.encode()})
     single = [name for name, column in columns.items() if column.type == pa.float32()]
     coded = [name for name in table.column_names if name not in single]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    file = io.BytesIO()
     pq.write_table(
-        table, path, compression="zstd", compression_level=19, use_dictionary=coded, use_byte_stream_split=single
+        table, file, compression="zstd", compression_level=19, use_dictionary=coded, use_byte_stream_split=single
     )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, file.getvalue())
+    except OSError as error:
+        reason = error.strerror or error
+        raise OutputError(
+            f"--archive: cannot write {path} ({reason}); free some space or choose another path"
+        ) from error
 
 
 def read_archive(path: Path) -> list[Run]:

@@ -128,6 +128,20 @@ def _add_distinguishing_values(labels: Sequence[dict[str, str]], values: Sequenc
                     labels[p][key] = text
 
 
+def has_made(config: Mapping[str, Any], choices: Mapping[str, str], wanted: Mapping[str, Any]) -> bool:
+    """Whether a run made the choices `wanted` in config groups, or has these config values (`partition.alpha`)."""
+    values = {**{key: str(value) for key, value in flat(config)}, **choices}
+    return all(is_equal(values.get(name), str(value)) for name, value in wanted.items())
+
+
+def is_equal(found: str | None, wanted: str) -> bool:
+    """Whether two texts are equal, or represent the same number."""
+    try:
+        return found == wanted or (found is not None and float(found) == float(wanted))
+    except ValueError:
+        return False
+
+
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     """All (dotted key, value) pairs of a nested mapping."""
     for key, value in config.items():

@@ -44,6 +44,11 @@ def last_accuracy(run: Run) -> float | None:
     return last_of(run.series("test_accuracy").tolist())
 
 
+def mean_accuracy(share: float = 1.0) -> Measure:
+    """Mean test accuracy over the first `share` of all rounds (area under the learning curve): speed of convergence."""
+    return lambda run: _finite_mean(run.series("test_accuracy")[: int(share * run.num_rounds)])
+
+
 def fluctuation(window: int = FINAL_WINDOW) -> Measure:
     """Largest distance of the last `window` accuracies from their mean: the ± of GPFL's Table II."""
 

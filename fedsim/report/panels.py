@@ -18,8 +18,19 @@ class Panel:
         groups = list(self.lines.values())
         return next((g for g in groups if g.choices.get("selector") == selector), groups[0])
 
+    @property
+    def besides_partition(self) -> str:
+        """What distinguishes its setting from others but for the division of the data, as text."""
+        labels = next(iter(self.lines.values())).labels
+        names = [k for k in labels if is_setting(k) and k.partition(".")[0] not in DIVISION]
+        return show_labels({k: labels[k] for k in names})
+
     def name_of(self, group: Group) -> str:
         return next(name for name, other in self.lines.items() if other is group)
+
+
+DIVISION = ("cell", "partition")
+"""Config groups among those of a setting that say how the data are divided among clients."""
 
 
 def make_panels(groups: Sequence[Group]) -> list[Panel]:

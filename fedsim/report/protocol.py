@@ -36,7 +36,7 @@ class Protocol:
     def deviations(self, group: Group) -> list[str]:
         """Keys in which runs differ from the nearest setting of the preset, as `key=value (preset: value)`."""
         without = [g for g, choices in self.substitutes.items() if group.choices.get(g) in choices]
-        ours = _comparable(group.runs[0].config, without)
+        ours = comparable_config(group.runs[0].config, without)
         distances = [_differences(ours, _without(theirs, without)) for theirs in self.settings]
         return min(distances, key=len)
 
@@ -53,12 +53,24 @@ def protocol_of(preset: str, scale: str, substitutes: Mapping[str, Sequence[str]
 
 @cache
 def _settings(preset: str, scale: str) -> Sequence[Mapping[str, Any]] | None:
+    composed = preset_settings(preset, scale)
+    return None if composed is None else [comparable_config(config) for _, config in composed]
+
+
+@cache
+def preset_settings(
+    preset: str, scale: str, words: tuple[str, ...] = ()
+) -> Sequence[tuple[Mapping[str, str], Mapping[str, Any]]] | None:
+    """The choices and configs of all jobs of a shipped preset in a size, at seed 0; None without such a preset.
+
+    `words` are overrides, such as that of a substitute for its data.
+    """
     try:
         with search_path():
-            jobs = compose_jobs([f"preset={preset}", f"scale={scale}", "seed=0"], multirun=True)
+            jobs = compose_jobs([f"preset={preset}", f"scale={scale}", *words, "seed=0"], multirun=True)
     except ConfigError:
         return None
-    return [_comparable(json_ready(with_one_amount_of_work(job.config)), ()) for job in jobs]
+    return [(dict(job.choices), json_ready(with_one_amount_of_work(job.config))) for job in jobs]
 
 
 def made_with(groups: Iterable[Group]) -> list[tuple[str, str]]:
@@ -73,7 +85,8 @@ def show_deviations(deviations: Sequence[str]) -> str:
     return ", ".join(deviations[:MOST_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _comparable(config: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
+def comparable_config(config: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    """All values of a config by dotted key that can matter for a result, without those of some config groups."""
     return _without(dict(flat(relevant(config))), [*without, *FREE])
 
 

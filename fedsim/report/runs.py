@@ -32,6 +32,11 @@ class Run:
     summary: Mapping[str, Any]
 
     @property
+    def kept(self) -> Mapping[str, float | None] | None:
+        """All measures that are known, by name, of a run whose records are gone (see `fedsim.report.kept`)."""
+        return None
+
+    @property
     def seed(self) -> int:
         return int(self.config["seed"])
 

@@ -1,7 +1,8 @@
 """Means with intervals over seeds, paired comparisons at equal seeds, and corrections for many of them.
 
 Intervals and p-values are Student's t, which hold their level at the three to ten seeds that experiments have; a
-percentile bootstrap covers 76 to 90 % there in place of 95 (tests/test_report_statistics.py simulates both).
+percentile bootstrap covers 76 to 90 % there in place of 95 (tests/test_report_statistics.py simulates both). Shares and
+medians have exact intervals from the binomial distribution.
 """
 
 import itertools
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from fedsim.report.runs import Floats
 
@@ -20,6 +21,8 @@ MIN_SEEDS = 3
 """With fewer seeds no verdict is given: the interval of two seeds reaches 9 standard deviations to each side."""
 EXACT_PAIRS = 14
 """Up to this number of pairs all sign flips are enumerated; beyond it 2^14 random ones are drawn."""
+ROUNDING = 1e-12
+"""Standard errors and differences below this count as 0."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,29 @@ class Estimate:
     sd: float
     num: int
 
-    def surprise(self, value: float) -> float:
-        """Two-sided p-value of the hypothesis that `value` is the result of one more run; nan for one seed."""
-        return 2 * t_tail(abs(value - self.mean), self.sd * math.sqrt(1 + 1 / self.num), self.num)
+    def p_next(self, value: float, tolerance: float = 0.0) -> float:
+        """Two-sided p-value of the hypothesis that one more run gives a value within `tolerance` of `value`.
+
+        nan for one seed.
+        """
+        distance = max(abs(value - self.mean) - tolerance, 0.0)
+        return 2 * t_tail(distance, self.sd * math.sqrt(1 + 1 / self.num), self.num - 1)
+
+    def p_equivalent(self, value: float, margin: float) -> float:
+        """p-value of the two one-sided tests (Schuirmann, 1987) that the true mean is within `margin` of `value`."""
+        error = self.sd / math.sqrt(self.num)
+        return t_tail(margin - abs(self.mean - value), error, self.num - 1)
+
+    def standardised_error(self, value: float) -> float:
+        """The distance of `value` from the mean as a standard normal variable, if `value` is one more run; else nan.
+
+        The t statistic of the prediction interval, carried over to the normal distribution of the same probability.
+        """
+        error = self.sd * math.sqrt(1 + 1 / self.num)
+        if self.num < 2 or error < ROUNDING:
+            return math.nan
+        t = (value - self.mean) / error
+        return math.copysign(float(special.ndtri(special.stdtr(self.num - 1, -abs(t)))), t)
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
@@ -51,7 +74,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     mean = float(x.mean())
     if len(x) == 1:
         return Estimate(mean, math.nan, math.nan, math.nan, math.nan, math.nan, 1)
-    sd, quantile = float(x.std(ddof=1)), float(stats.t.ppf((1 + LEVEL) / 2, len(x) - 1))
+    sd, quantile = float(x.std(ddof=1)), t_quantile((1 + LEVEL) / 2, len(x) - 1)
     half_width, next_half_width = quantile * sd / math.sqrt(len(x)), quantile * sd * math.sqrt(1 + 1 / len(x))
     return Estimate(
         mean, mean - half_width, mean + half_width, mean - next_half_width, mean + next_half_width, sd, len(x)
@@ -60,36 +83,55 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """Paired differences at equal seeds: their mean, its 95 % interval, and p-values of two tests that it is 0.
+    """The mean of paired differences at equal seeds, perhaps over several settings (`pooled`), with t intervals.
 
-    `p_value` (two-sided) and the interval are those of the paired t test; `p_flips` (two-sided) is that of a sign-flip
-    test, which assumes no distribution and cannot fall below 2 / 2^n. `detectable` is approximately the true difference
-    that a t test with this number of pairs and this standard deviation detects in 80 % of cases.
+    `error` is its standard error, `df` the degrees of freedom. `values` are the paired differences.
     """
 
     mean: float
-    low: float
-    high: float
-    p_value: float
-    detectable: float
-    sd: float
+    error: float
+    df: float
     values: tuple[float, ...]
+    strata: int = 1
 
     @property
     def num(self) -> int:
         return len(self.values)
 
     @property
+    def low(self) -> float:
+        return self.mean - t_quantile((1 + LEVEL) / 2, self.df) * self.error
+
+    @property
+    def high(self) -> float:
+        return self.mean + t_quantile((1 + LEVEL) / 2, self.df) * self.error
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided p-value of the t test that the true difference is 0."""
+        return 2 * t_tail(abs(self.mean), self.error, self.df)
+
+    def p_equivalent(self, margin: float) -> float:
+        """p-value of the two one-sided tests (Schuirmann, 1987) that the true difference is within +- `margin`."""
+        return max(self.p_above(-margin), self.p_below(margin))
+
+    @property
+    def detectable(self) -> float:
+        """Approximately the true difference that this test detects in 80 % of cases."""
+        return (t_quantile((1 + LEVEL) / 2, self.df) + t_quantile(POWER, self.df)) * self.error
+
+    @property
     def p_flips(self) -> float:
+        """Two-sided p-value of a sign-flip test, which assumes no distribution and cannot fall below 2 / 2^n."""
         return sign_flip_test(np.array(self.values))
 
     def p_above(self, value: float) -> float:
         """One-sided p-value of the hypothesis that the true difference is at most `value`."""
-        return t_tail(self.mean - value, self.sd / math.sqrt(self.num), self.num)
+        return t_tail(self.mean - value, self.error, self.df)
 
     def p_below(self, value: float) -> float:
         """One-sided p-value of the hypothesis that the true difference is at least `value`."""
-        return t_tail(value - self.mean, self.sd / math.sqrt(self.num), self.num)
+        return t_tail(value - self.mean, self.error, self.df)
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
@@ -103,23 +145,43 @@ def differences(values: Sequence[float]) -> Difference | None:
     x = np.asarray(values, dtype=np.float64)
     if len(x) < 2:
         return None
-    mean, sd, error = float(x.mean()), float(x.std(ddof=1)), float(x.std(ddof=1)) / math.sqrt(len(x))
-    half_width = float(stats.t.ppf((1 + LEVEL) / 2, len(x) - 1)) * error
-    detectable = float(stats.t.ppf((1 + LEVEL) / 2, len(x) - 1) + stats.t.ppf(POWER, len(x) - 1)) * error
-    p_value = 2 * t_tail(abs(mean), error, len(x))
-    return Difference(mean, mean - half_width, mean + half_width, p_value, detectable, sd, tuple(map(float, x)))
+    return Difference(float(x.mean()), float(x.std(ddof=1)) / math.sqrt(len(x)), len(x) - 1, tuple(map(float, x)))
 
 
-def t_tail(distance: float, error: float, num: int) -> float:
-    """P(T > distance / error) of Student's t with num - 1 degrees of freedom.
+def pooled(strata: Sequence[Difference]) -> Difference:
+    """The mean of the strata's true differences, each with the same weight.
 
-    If the error is 0 it is 0, 1/2 or 1 for a positive, zero or negative distance; values below 1e-12 count as 0.
+    Stratified estimate: paired differences have a mean (fixed effect) and a variance of their own in each stratum, such
+    as a partition of the data. The standard error is sqrt(sum of squared errors) / S; its degrees of freedom are those
+    of Satterthwaite (1946).
     """
-    if num < 2:
+    variances = np.array([stratum.error**2 for stratum in strata])
+    rest = float((variances**2 / [stratum.df for stratum in strata]).sum())
+    df = float(variances.sum()) ** 2 / rest if rest > ROUNDING**4 else float(sum(stratum.df for stratum in strata))
+    return Difference(
+        mean=float(np.mean([stratum.mean for stratum in strata])),
+        error=math.sqrt(float(variances.sum())) / len(strata),
+        df=df,
+        values=tuple(value for stratum in strata for value in stratum.values),
+        strata=len(strata),
+    )
+
+
+def t_tail(distance: float, error: float, df: float) -> float:
+    """P(T > distance / error) of Student's t with `df` degrees of freedom; nan if these are below 1.
+
+    If the error is 0 it is 0, 1/2 or 1 for a positive, zero or negative distance.
+    """
+    if not df >= 1:
         return math.nan
-    if error < 1e-12:
-        return 0.5 if abs(distance) < 1e-12 else float(distance < 0)
-    return float(stats.t.sf(distance / error, num - 1))
+    if error < ROUNDING:
+        return 0.5 if abs(distance) < ROUNDING else float(distance < 0)
+    return float(special.stdtr(df, -distance / error))
+
+
+def t_quantile(share: float, df: float) -> float:
+    """The quantile of Student's t with `df` degrees of freedom below which the `share` of its distribution lies."""
+    return float(special.stdtrit(df, share))
 
 
 def sign_flip_test(values: Floats) -> float:
@@ -153,12 +215,60 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def half_width_in_sd(num: int) -> float:
     """Half the width of the 95 % interval of a mean of `num` values, in units of their standard deviation."""
-    return float(stats.t.ppf((1 + LEVEL) / 2, num - 1)) / math.sqrt(num)
+    return t_quantile((1 + LEVEL) / 2, num - 1) / math.sqrt(num)
 
 
-def share_interval(count: int, num: int) -> tuple[float, float]:
-    """Exact 95 % interval (Clopper and Pearson, 1934) of a share, given `count` of `num` successes."""
-    rest = (1 - LEVEL) / 2
-    low = float(stats.beta.ppf(rest, count, num - count + 1)) if count else 0.0
-    high = float(stats.beta.ppf(1 - rest, count + 1, num - count)) if count < num else 1.0
-    return low, high
+@dataclass(frozen=True)
+class Share:
+    """For `count` of `num` runs something holds."""
+
+    count: int
+    num: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Exact 95 % interval (Clopper and Pearson, 1934) of the share of runs for which it holds."""
+        rest, misses = (1 - LEVEL) / 2, self.num - self.count
+        low = float(stats.beta.ppf(rest, self.count, misses + 1)) if self.count else 0.0
+        high = float(stats.beta.ppf(1 - rest, self.count + 1, misses)) if misses else 1.0
+        return low, high
+
+    def p_above(self, share: float) -> float:
+        """One-sided p-value of the hypothesis that it holds for at most this `share` of runs (binomial test)."""
+        return float(special.bdtrc(self.count - 1, self.num, share)) if self.count else 1.0
+
+    def p_below(self, share: float) -> float:
+        """One-sided p-value of the hypothesis that it holds for at least this `share` of runs (binomial test)."""
+        return float(special.bdtr(self.count, self.num, share))
+
+
+@dataclass(frozen=True)
+class Median:
+    """The median of values of which some are only known to lie beyond `beyond`; these are inf in `values`."""
+
+    values: tuple[float, ...]
+    beyond: float
+
+    @property
+    def num(self) -> int:
+        return len(self.values)
+
+    @property
+    def median(self) -> float:
+        """The lower median; inf if it lies beyond."""
+        return sorted(self.values)[(self.num - 1) // 2]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the median by order statistics (the sign test inverted); infinite below six values."""
+        ordered = [-math.inf, *sorted(self.values), math.inf]
+        rank = int(stats.binom.ppf((1 - LEVEL) / 2, self.num, 0.5))
+        return ordered[rank], ordered[self.num + 1 - rank]
+
+    def p_above(self, value: float) -> float:
+        """One-sided p-value of the hypothesis that the median is at most `value` (sign test)."""
+        return Share(sum(one > value for one in self.values), self.num).p_above(0.5)
+
+    def p_below(self, value: float) -> float:
+        """One-sided p-value of the hypothesis that the median is at least `value` (sign test)."""
+        return Share(sum(one < value for one in self.values), self.num).p_above(0.5)

@@ -1,34 +1,53 @@
 """The summary of a report: a JSON file small enough to be kept with the code, for comparison with later results."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsim.report import measures
+from fedsim.errors import FedsimError
 from fedsim.report.groups import Group, show_labels
+from fedsim.report.named_measures import is_known, value_of
+from fedsim.report.protocol import FREE, comparable_config
+from fedsim.report.runs import Run
 from fedsim.report.tables.table import Table
+from fedsim.report.verdicts.published import Claim, Number
 
 SUMMARY_MEASURES = {
-    "final_accuracy": measures.final_accuracy(),
-    "accuracy_after_15_percent": measures.accuracy_after(0.15),
-    "accuracy_after_50_percent": measures.accuracy_after(0.5),
-    "accuracy_after_last_round": measures.accuracy_after(1.0),
-    "rounds_to_cover": measures.rounds_to_cover(),
-    "selection_gini": measures.selection_gini,
-    "most_selections": measures.most_selections,
-    "participation": measures.mean_participation,
+    "final_accuracy": "final_accuracy",
+    "accuracy_after_15_percent": "accuracy@0.15",
+    "accuracy_after_50_percent": "accuracy@0.5",
+    "accuracy_after_last_round": "accuracy@1.0",
+    "rounds_to_cover": "rounds_to_cover",
+    "selection_gini": "selection_gini",
+    "most_selections": "most_selections",
+    "participation": "participation",
 }
+"""What every summary holds, by the key in the file, and the names of these measures."""
 
 
-def make_summary(groups: Sequence[Group], verdicts: Mapping[str, str]) -> dict[str, Any]:
-    """The `SUMMARY_MEASURES` of each group and seed, and all verdicts by the ids of numbers and claims."""
+def make_summary(
+    groups: Sequence[Group], verdicts: Mapping[str, str], printed: Sequence[Number | Claim] = ()
+) -> dict[str, Any]:
+    """For each group and seed the `SUMMARY_MEASURES` and what judging the `printed` takes, and where it comes from.
+
+    A group has its choices of config groups and a hash of its config, by which `compare_summaries` finds it again; each
+    run has the engine and the commit that made it. `verdicts` are those on numbers and claims by their ids.
+    """
+    names = dict(SUMMARY_MEASURES) | {one.measure: one.measure for one in printed}
+    names = {key: name for key, name in names.items() if key in SUMMARY_MEASURES or name not in _ALWAYS}
     return {
         "groups": [
             {
                 "labels": dict(group.labels),
+                "choices": {name: choice for name, choice in group.choices.items() if name not in _NO_CHOICE},
+                "config": config_hash(group.runs[0].config),
                 "diverged": group.num_diverged,
                 "seeds": {
-                    str(run.seed): {n: _rounded(m(run)) for n, m in SUMMARY_MEASURES.items()} for run in group.complete
+                    str(run.seed): {k: _rounded(value_of(run, n)) for k, n in names.items() if is_known(run, n)}
+                    for run in group.complete
                 },
+                "made_by": {str(run.seed): made_by(run) for run in group.complete},
             }
             for group in groups
         ],
@@ -36,26 +55,110 @@ def make_summary(groups: Sequence[Group], verdicts: Mapping[str, str]) -> dict[s
     }
 
 
+FOLDERS = ("dataset.path",)
+"""Config values that are of a machine."""
+_ALWAYS = set(SUMMARY_MEASURES.values())
+_NO_CHOICE = (*FREE, "tracker", "hydra/launcher")
+"""Config groups that change no result, or by rounding alone."""
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """A hash of all config values that can matter for a result, but for seeds, engine, device and folders of data."""
+    values = {key: value for key, value in comparable_config(config).items() if key not in FOLDERS}
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def made_by(run: Run) -> dict[str, Any]:
+    """The engine and the commit that a run's summary names; null where it names none."""
+    revision = run.summary.get("revision") or {}
+    return {
+        "engine": run.summary.get("engine"),
+        "commit": revision.get("commit"),
+        "dirty": revision.get("dirty"),
+        "torch": run.summary.get("environment", {}).get("torch"),
+    }
+
+
 def compare_summaries(current: Mapping[str, Any], earlier: Mapping[str, Any]) -> Table:
-    """A table comparing two summaries: final accuracies at the seeds that both have, and verdicts that differ."""
-    earlier_seeds = {_key(group): group["seeds"] for group in earlier["groups"]}
-    rows = []
-    for group in current["groups"]:
-        before = earlier_seeds.get(_key(group), {})
-        common = [s for s in group["seeds"] if s in before and _final(group["seeds"][s]) and _final(before[s])]
-        differences = [_final(group["seeds"][s]) - _final(before[s]) for s in common]
-        name = show_labels(group["labels"]) or "run"
-        largest = f"{max(map(abs, differences)):.4f}" if differences else "-"
-        mean = f"{sum(differences) / len(differences):+.4f}" if differences else "-"
-        rows.append([name, str(len(common)), mean, largest])
-    changed = [k for k, v in current["verdicts"].items() if earlier["verdicts"].get(k, v) != v]
-    note = f"Verdicts that differ: {', '.join(changed) or 'none'}."
-    head = ["run", "common seeds", "mean difference of final accuracy", "largest"]
-    return Table("against", "Against an earlier summary", head, rows, note)
+    """A table comparing two summaries: final accuracies at the seeds that both have, and verdicts that differ.
+
+    Groups are the same if their configs are, or, where the earlier file has none, if all choices that it records agree.
+    Raises `FedsimError` if nothing can be compared: no group is in both, or none has a seed in common.
+    """
+    pairs = [(group, _counterpart(group, current["groups"], earlier["groups"])) for group in current["groups"]]
+    rows = [_compared(group, other) for group, other in pairs]
+    if not any(int(row[1]) for row in rows):
+        raise FedsimError(
+            "--against: nothing to compare. These runs: "
+            f"{_described(current['groups'])}; the earlier summary: {_described(earlier['groups'])}. A run is the same"
+            " if all its choices and config values but seed, engine and device are; compare with the summary of the"
+            " same preset and size, at seeds that it has"
+        )
+    found = {id(other) for _, other in pairs if other is not None}
+    alone = [_name(group) for group in earlier["groups"] if id(group) not in found]
+    notes = [_changed_verdicts(current["verdicts"], earlier["verdicts"])]
+    notes += [f"In the earlier summary alone: {', '.join(alone)}."] if alone else []
+    head = ["run", "common seeds", "mean difference of final accuracy", "largest", "engine", "commit", "earlier engine"]
+    return Table("against", "Against an earlier summary", [*head, "earlier commit"], rows, " ".join(notes))
 
 
-def _key(group: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(group["labels"].items()))
+def _counterpart(
+    group: Mapping[str, Any], current: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
+    """The one earlier group with the same config; None if there is none, or if several could be it."""
+    if exact := [other for other in earlier if "config" in other and other["config"] == group["config"]]:
+        return exact[0]
+    agreeing = [other for other in earlier if "config" not in other and _agree(group, other)]
+    if len(agreeing) != 1 or sum(_agree(one, agreeing[0]) for one in current) != 1:
+        return None
+    return agreeing[0]
+
+
+def _agree(group: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether all choices and labels that both groups have are the same, and none of the other's labels is missing."""
+    ours = {**group.get("choices", {}), **group["labels"]}
+    theirs = {**other.get("choices", {}), **other["labels"]}
+    return other["labels"].keys() <= ours.keys() and all(
+        ours[name] == value for name, value in theirs.items() if name in ours
+    )
+
+
+def _compared(group: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[str]:
+    before = {} if other is None else other["seeds"]
+    common = [s for s in group["seeds"] if s in before and _final(group["seeds"][s]) and _final(before[s])]
+    differences = [_final(group["seeds"][s]) - _final(before[s]) for s in common]
+    largest = f"{max(map(abs, differences)):.4f}" if differences else "-"
+    mean = f"{sum(differences) / len(differences):+.4f}" if differences else "-"
+    origins = [_origin(one, common, key) for one in (group, other or {}) for key in ("engine", "commit")]
+    return [_name(group), str(len(common)), mean, largest, *origins]
+
+
+def _origin(group: Mapping[str, Any], seeds: Sequence[str], key: str) -> str:
+    """The engines or commits of these runs; commits by their first ten digits."""
+    made = group.get("made_by", {})
+    found = {str(made.get(seed, {}).get(key) or "not recorded") for seed in seeds}
+    return ", ".join(sorted(text if key == "engine" or " " in text else text[:10] for text in found)) or "-"
+
+
+def _changed_verdicts(current: Mapping[str, str], earlier: Mapping[str, str]) -> str:
+    changed = [f"{key} ({earlier[key]}, now {new})" for key, new in current.items() if earlier.get(key, new) != new]
+    parts = [
+        f"Verdicts that differ: {', '.join(changed) or 'none'}, of {len(current.keys() & earlier.keys())} in both."
+    ]
+    for name, keys in (("new", current.keys() - earlier.keys()), ("gone", earlier.keys() - current.keys())):
+        parts += [f"Verdicts that are {name}: {', '.join(sorted(keys))}."] if keys else []
+    return " ".join(parts)
+
+
+def _described(groups: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{_name(group)} (seeds {', '.join(group['seeds']) or 'none'})" for group in groups[:3]) + (
+        f" and {len(groups) - 3} more" if len(groups) > 3 else ""
+    )
+
+
+def _name(group: Mapping[str, Any]) -> str:
+    return show_labels(group["labels"]) or "run"
 
 
 def _final(measured: Mapping[str, Any]) -> float:

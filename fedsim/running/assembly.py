@@ -16,6 +16,7 @@ from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.model.parameters import initial, trained_names
 from fedsim.engine.schedule import LocalWork
+from fedsim.errors import check
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.partitions.base import Labelled, Partition
 from fedsim.partitions.division import Division, divide
@@ -62,14 +63,18 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
     clients = ClientData(x, y, division.train, evaluated, data.num_classes)
     optimizer = instantiate(config["optimizer"], LocalOptimizer, "optimizer")
     work = LocalWork(local.epochs, local.steps, local.batch_size)
+    check(work.too_large(division.sizes, settings.cohort_size))
     workload = Workload(model, clients, optimizer, settings.num_rounds * work.median_steps(division.train))
     population = Population(division.sizes, settings.cohort_size, settings.num_rounds)
     params = initial(model)
+    selector = instantiate(config["selector"], Selector, "selector", population)
+    unfit = selector.unfit_for(trained_names(model))
+    check(None if unfit is None else unfit.within("selector"))
     validation = torch.as_tensor(division.validation, device=x.device)
     components = Components(
         engine=Engine(instantiate(config["engine"], Backend, "engine", workload), workload, work, streams),
         population=population,
-        selector=instantiate(config["selector"], Selector, "selector", population),
+        selector=selector,
         aggregator=instantiate(
             config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained_names(model))
         ),

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -106,7 +107,7 @@ class Checkpoints:
                 continue
             if damaged:
                 sys.stderr.write(f"fedsim: {damaged[0]}; going on from the checkpoint before it\n")
-                path.replace(self.folder.path / NEWEST)
+                self.folder.rename(path.name, NEWEST)
             return found
         if damaged:
             what = "; ".join(damaged)
@@ -125,9 +126,10 @@ class Checkpoints:
         return checkpoint, [Record(**record) for record in records]
 
     def delete(self) -> None:
-        """Delete them: the run is finished."""
+        """Delete them, as far as that can be done: the run is finished."""
         for name in (NEWEST, PREVIOUS):
-            (self.folder.path / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                (self.folder.path / name).unlink(missing_ok=True)
 
 
 def identity_of(plan: Plan, backend: str, device: torch.device) -> dict[str, Any]:

@@ -7,13 +7,12 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedsim.communication.ledger import PHASES
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.errors import DivergedError, FedsimError
@@ -24,12 +23,12 @@ from fedsim.running.checkpoint import (
     CheckpointError,
     Checkpoints,
     identity_of,
-    save_model,
 )
 from fedsim.running.encoding import dataclasses_known_to, encode
 from fedsim.running.environment import environment
 from fedsim.running.incidents import Incidents
 from fedsim.running.interleaving import InterleavedRun
+from fedsim.running.results import FINAL, keep, keep_traceback, rewrite_summary, tell, totals_of
 from fedsim.running.revision import own_revision
 from fedsim.running.signals import CODES, STOP
 from fedsim.simulation import Record, Simulation
@@ -37,31 +36,16 @@ from fedsim.tracking import Trackers
 from fedsim.tracking.base import RunInfo, Tracker
 from fedsim.tracking.files import (
     ERROR,
-    MODEL,
+    PARTITION,
     TRACE,
+    HeldError,
+    OutputError,
     RunFolder,
+    is_free,
     owned,
     read_summary,
     replace_folder,
     replacement_of,
-)
-from fedsim.tracking.final_accuracy import mean_of_last
-
-FINAL = ("done", "diverged")
-"""Statuses of runs that have an end; runs of others go on with the same command."""
-
-LEDGER_TOTALS = (
-    "contacted",
-    "trained",
-    "uploaded",
-    "bytes_down",
-    "bytes_up",
-    "forward_samples",
-    "train_samples",
-    "server_forward_samples",
-    *(f"seconds_{phase}" for phase in PHASES),
-    "nonfinite_reports",
-    "dropped_updates",
 )
 
 
@@ -82,12 +66,14 @@ class Outcome:
 def execute(plan: Plan, interleaved: InterleavedRun | None = None) -> Outcome:
     """Run `plan`, or go on with it from its checkpoint, or return at once what an identical finished run recorded.
 
-    `interleaved`: the run among several side by side that this is. Raises `FedsimError`s that are found before round 1;
-    later ones, and whatever a user's class raises, end in the status.
+    `interleaved`: the run among several side by side that this is. Raises `FedsimError`s that are found before round 1,
+    `HeldError` if another process is running it; later ones, and whatever a user's class raises, end in the status.
     """
     earlier = outcome_on_file(plan)
     if earlier.final and not plan.settings.overwrite:
         return replace(earlier, skipped=True)
+    if not is_free(plan.folder):  # known before it is built, which may take long
+        raise HeldError(plan.folder)
     try:
         experiment = build(plan)
     except FedsimError:
@@ -136,12 +122,18 @@ def _record_in_place(plan: Plan, experiment: Experiment, *, alone: bool) -> Outc
 
 def _failed_to_build(plan: Plan, error: BaseException) -> Outcome:
     """Leave the traceback of what a user's class raised before round 1 in the run's folder."""
-    with owned(plan.folder):
-        finished = outcome_on_file(plan).final
-        folder = RunFolder(replacement_of(plan.folder) if finished else plan.folder)
-        folder.write_error(plan.config, "".join(traceback.format_exception(error)))
+    finished = outcome_on_file(plan).final
+    folder = RunFolder(replacement_of(plan.folder) if finished else plan.folder)
+
+    def write(text: str) -> None:
+        with owned(plan.folder):
+            folder.write_error(plan.config, text)
+
     reason = f"{type(error).__name__}: {error}"
-    sys.stderr.write(f"fedsim: {plan.folder} failed before round 1: {reason}\n    see {folder.path / ERROR}\n")
+    kept = keep_traceback(write, "".join(traceback.format_exception(error)))
+    where = f"    see {folder.path / ERROR}\n" if kept else ""
+    with suppress(OSError):
+        sys.stderr.write(f"fedsim: {plan.folder} failed before round 1: {reason}\n{where}")
     return Outcome("failed", {"error": reason})
 
 
@@ -179,12 +171,10 @@ def record(plan: Plan, experiment: Experiment, place: Path, *, alone: bool = Tru
             for entry in progress.records:
                 trackers.replay(entry.as_dict())
         status, error, reason = _run_rounds(plan, simulation, folder, checkpoints, progress, trackers, incidents)
-        if status in FINAL:
-            save_model(folder, MODEL, simulation.params)
-        summary = {
+        summary: Mapping[str, Any] = {
             "status": status,
             "error": error,
-            **_results(progress.records, progress.initial_accuracy),
+            **totals_of(progress.records, progress.initial_accuracy),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(progress.started)),
             "start_up_rounds": simulation.components.selector.start_up_rounds,
             "seed": plan.settings.seed,
@@ -198,16 +188,14 @@ def record(plan: Plan, experiment: Experiment, place: Path, *, alone: bool = Tru
             "environment": environment(simulation.components.server_data.test.x.device),
             "trackers": {},
         }
-        folder.write_summary(summary)
-        if status in FINAL:
-            checkpoints.delete()
+        summary = keep(folder, checkpoints, summary, simulation.params)
     trackers.finish(summary)
     if trackers.degraded:
-        summary["trackers"] = trackers.degraded
-        folder.write_summary(summary)
+        summary = {**summary, "trackers": trackers.degraded}
+        rewrite_summary(folder, summary)
     if isinstance(reason, KeyboardInterrupt):
         raise reason
-    return Outcome(status, summary)
+    return Outcome(summary["status"], summary)
 
 
 def _checkpoints(plan: Plan, simulation: Simulation, folder: RunFolder) -> Checkpoints:
@@ -224,7 +212,7 @@ def _begin(plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: C
     found = _checkpoint_to_go_on_from(plan, simulation, checkpoints)
     if found is None:
         RunFolder.create(folder.path, plan.config)
-        experiment.division.save(folder.path / "partition.npz")
+        folder.write_bytes(PARTITION, experiment.division.to_bytes())
         progress = _Progress([], simulation.evaluate().accuracy, time.time())
     else:
         checkpoint, records = found
@@ -267,7 +255,7 @@ def _run_rounds(
 
     def checkpoint() -> Checkpoint:
         state, began = simulation.state_dict(), (progress.initial_accuracy, progress.started)
-        return Checkpoint(state, folder.lengths(), *began, plan.settings.overwrite)
+        return Checkpoint(state, folder.sync_records(), *began, plan.settings.overwrite)
 
     num_rounds = plan.settings.num_rounds
     try:
@@ -277,8 +265,8 @@ def _run_rounds(
                     checkpoints.save(checkpoint)
                 return STOP.status, f"asked to end after round {simulation.round}; the same command goes on", None
             entry = simulation.step()
-            progress.records.append(entry)
             folder.append(entry.as_dict())
+            progress.records.append(entry)
             if (trace := simulation.components.selector.trace) is not None:
                 folder.append({"round": entry.round, **trace}, TRACE)
             incidents.see(entry)
@@ -290,9 +278,11 @@ def _run_rounds(
     except KeyboardInterrupt as reason:
         return "interrupted", "Ctrl-C", reason
     except FedsimError as reason:
+        if isinstance(reason, OutputError):
+            tell(reason)
         return "failed", str(reason), reason
     except (Exception, SystemExit) as reason:
-        folder.write_text(ERROR, traceback.format_exc())
+        keep_traceback(partial(folder.write_text, ERROR), traceback.format_exc())
         return "failed", f"{type(reason).__name__}: {reason}", reason
     return "done", None, None
 
@@ -308,18 +298,3 @@ def _run_info(plan: Plan, place: Path, alone: bool) -> RunInfo:
         num_rounds=plan.settings.num_rounds,
         alone=alone,
     )
-
-
-def _results(records: list[Record], initial_accuracy: float) -> dict[str, Any]:
-    evaluated = [r.test_accuracy for r in records if r.test_accuracy is not None]
-    return {
-        "rounds": len(records),
-        "initial_accuracy": initial_accuracy,
-        "smoothed_accuracy": mean_of_last([r.test_accuracy for r in records]),
-        "final_accuracy": evaluated[-1] if evaluated else None,
-        "best_accuracy": max(evaluated, default=None),
-        "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records])) if records else None,
-        "coverage": records[-1].coverage if records else 0.0,
-        "wall_seconds": records[-1].wall_seconds if records else 0.0,
-        "totals": {name: sum(getattr(r, name) for r in records) for name in LEDGER_TOTALS},
-    }

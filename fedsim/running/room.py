@@ -1,11 +1,14 @@
-"""Is there room for the results? Asked before any work starts."""
+"""Can data be read or fetched, and is there room for the results? Asked before any work starts."""
 
-import shutil
-import tempfile
+import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
+from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
+from fedsim.data.base import Dataset
+from fedsim.disk import room_problem
 from fedsim.errors import ConfigError, Problem
 from fedsim.tracking.files import SUMMARY
 
@@ -14,45 +17,29 @@ BYTES_OF_RUN, BYTES_OF_ROUND, BYTES_OF_ID = 2_000_000, 1_000, 8
 
 
 def require_room(plans: Iterable[Plan]) -> None:
-    """Raise `ConfigError` unless the folders for results can be written and have room for the runs still to come.
+    """Raise `ConfigError` unless the folders for results can be written and have room for the runs still to come, and
+    source files of their data can be read, or fetched where they are missing.
 
-    The need is estimated without models, whose size is not known yet.
+    The need for results is estimated without models, whose size is not known yet.
     """
+    to_come = [p for p in plans if not (p.folder / SUMMARY).is_file() or p.settings.overwrite]
     needs: dict[Path, int] = {}
-    for plan in plans:
-        if not (plan.folder / SUMMARY).is_file() or plan.settings.overwrite:
-            needs[plan.settings.output_dir] = needs.get(plan.settings.output_dir, 0) + _bytes_of(plan)
+    for plan in to_come:
+        needs[plan.settings.output_dir] = needs.get(plan.settings.output_dir, 0) + _bytes_of(plan)
     problems = [problem for folder, need in needs.items() if (problem := room_problem("output_dir", folder, need))]
+    sources = {json.dumps([p.config["dataset"], str(p.data_dir)], sort_keys=True, default=str): p for p in to_come}
+    problems += dict.fromkeys(problem for plan in sources.values() if (problem := _source_problem(plan)))
     if problems:
         raise ConfigError(problems)
 
 
-def room_problem(key: str, folder: Path, need: int) -> Problem | None:
-    """The problem of a `folder` to be made or written that has no room for `need` bytes, or None.
-
-    It is tried out with a file without a name, of which nothing is left: permissions say little for the superuser and
-    for network file systems.
-    """
-    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    remedy = f"choose another folder with {key}, or make room there"
-    try:
-        with tempfile.TemporaryFile(dir=existing) as file:
-            file.write(b"\0")
-        free = shutil.disk_usage(existing).free
-    except OSError as error:
-        reason = error.strerror or str(error)
-        return Problem(key, str(folder), f"cannot write in {existing} ({reason}); need {_megabytes(need)}", remedy)
-    if free >= need:
-        return None
-    rule = f"no room in {existing}: need {_megabytes(need)}, free {_megabytes(free)}"
-    return Problem(key, str(folder), rule, remedy)
+def _source_problem(plan: Plan) -> Problem | None:
+    with suppress(Exception):  # whatever else is wrong with a data set, or a user's class of one, its own job tells
+        return instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).source_problem()
+    return None
 
 
 def _bytes_of(plan: Plan) -> int:
     settings = plan.settings
     per_round = BYTES_OF_ROUND + BYTES_OF_ID * min(settings.cohort_size, settings.num_clients)
     return BYTES_OF_RUN + settings.num_rounds * per_round
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 PREEMPTING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -26,6 +27,7 @@ class StopRequests:
 
     - before jobs run (imports, checks of the config) and after that, it ends the process: nothing is being written;
     - within `deferred`, where rounds are run, it only sets `status`; the second Ctrl-C raises KeyboardInterrupt;
+      so it does within `passed_on`, where other processes run the rounds, which it asks to end as well;
     - elsewhere it raises KeyboardInterrupt or `Preempted`.
     """
 
@@ -35,6 +37,8 @@ class StopRequests:
         self._ctrl_c = 0
         self._deferring = 0
         self._working = False
+        self._passing_on = False
+        self._notice = NOTICE
 
     def install(self) -> None:
         """Handle Ctrl-C and the signals of `PREEMPTING`; those that the parent has ignored (nohup) stay so."""
@@ -63,15 +67,31 @@ class StopRequests:
         finally:
             self._deferring -= 1
 
+    @contextmanager
+    def passed_on(self) -> Iterator[None]:
+        """Child processes run the jobs: they are asked to end, and waited for. Without any, as outside."""
+        self._passing_on = True
+        try:
+            yield
+        finally:
+            self._passing_on = False
+
+    def defer_always(self) -> None:
+        """This process is given jobs by another, which is told by their results that it was asked to end."""
+        if not self._deferring:
+            self.install()
+            self._working, self._deferring, self._notice = True, 1, b""
+
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         """The handler of all signals."""
         self._ctrl_c += number == signal.SIGINT
         self.status = self.status or ("interrupted" if number == signal.SIGINT else "preempted")
         if not self._working:
             os._exit(CODES[self.status])
-        if self._deferring and self._ctrl_c < 2:
+        saving = self._deferring or (self._passing_on and ask_children_to_end())
+        if saving and self._ctrl_c < 2:
             with suppress(OSError):
-                os.write(2, NOTICE)
+                os.write(2, self._notice)
             return
         self.raise_if_asked()
 
@@ -81,6 +101,24 @@ class StopRequests:
             raise KeyboardInterrupt
         if self.status == "preempted":
             raise Preempted
+
+
+def ask_children_to_end() -> bool:
+    """Send SIGTERM to the child processes in this session, and say whether there are any (on Linux; none elsewhere).
+
+    W&B's are in sessions of their own: they end with the runs that they belong to.
+    """
+    children = set()
+    for listing in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # of a thread that has ended
+            children |= {int(pid) for pid in listing.read_text().split()}
+    asked = False
+    for pid in children:
+        with suppress(OSError):
+            if os.getsid(pid) == os.getsid(0):
+                os.kill(pid, signal.SIGTERM)
+                asked = True
+    return asked
 
 
 STOP = StopRequests()

@@ -7,7 +7,7 @@ besides NumPy.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedsim.communication.clients import Clients
 from fedsim.communication.server import Server
 from fedsim.communication.signals import Signal
-from fedsim.errors import FedsimError, at_least, between, check, one_of, positive, rule
+from fedsim.errors import FedsimError, Problem, at_least, at_most, between, check, one_of, positive, rule
 from fedsim.types import Cohort, Evaluation, Ids, Params, Population, Selection, Stack
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Ids",
     "Params",
     "Population",
+    "Problem",
     "Selection",
     "Selector",
     "Server",
@@ -34,6 +35,7 @@ __all__ = [
     "Stack",
     "ascending",
     "at_least",
+    "at_most",
     "between",
     "check",
     "highest",
@@ -62,6 +64,13 @@ class Selector(ABC):
 
     def __init__(self, population: Population) -> None:
         self.population = population
+
+    def unfit_for(self, trained: Sequence[str]) -> Problem | None:
+        """What a hyper-parameter asks of the model that it does not have, by the names of its trained parameters.
+
+        Asked once before round 1; the key of the problem is that of the hyper-parameter.
+        """
+        return None
 
     @property
     def start_up_rounds(self) -> int:

@@ -15,6 +15,7 @@ from fedsim.selectors.base import (
     Signal,
     ascending,
     at_least,
+    at_most,
     between,
     check,
     positive,
@@ -22,6 +23,7 @@ from fedsim.selectors.base import (
 from fedsim.selectors.tools.gaussian_process import Kernel, Objective, Parameters, greedy_selection, make_process
 
 Floats = NDArray[np.float64]
+MAX_DIMENSION, MAX_FIT_STEPS = 10_000, 1_000_000
 SMALLEST_DISCOUNT = 1e-12
 
 
@@ -86,6 +88,7 @@ class FedCor(Selector):
         super().__init__(population)
         check(
             at_least("dimension", dimension, 1),
+            at_most("dimension", dimension, MAX_DIMENSION),
             positive("noise", noise),
             positive("length", length),
             between("epsilon", epsilon, 0, 1),
@@ -95,8 +98,11 @@ class FedCor(Selector):
             between("gamma", gamma, 0, 1),
             between("beta", beta, 0, 1),
             at_least("first_steps", first_steps, 1),
+            at_most("first_steps", first_steps, MAX_FIT_STEPS),
             at_least("refit_steps", refit_steps, 0),
+            at_most("refit_steps", refit_steps, MAX_FIT_STEPS),
             at_least("warmup_steps", warmup_steps, 0),
+            at_most("warmup_steps", warmup_steps, MAX_FIT_STEPS),
             positive("fit_lr", fit_lr),
         )
         n = population.num_clients

@@ -1,6 +1,6 @@
 """PNCS: selects clients with dissimilar gradients by a power-norm cosine similarity, with an age-of-update queue."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from fedsim.communication.compression import Compressor, Identity
 from fedsim.selectors.base import (
     Clients,
     Population,
+    Problem,
     Selection,
     Selector,
     Signal,
@@ -21,6 +22,7 @@ from fedsim.selectors.base import (
     positive,
     rule,
 )
+from fedsim.selectors.tools.layers import missing_layers
 from fedsim.selectors.tools.power_norm import PowerSimilarity, similarities
 from fedsim.selectors.tools.queues import not_queued
 from fedsim.selectors.tools.subset import least_similar_subset
@@ -97,6 +99,9 @@ class PNCS(Selector):
         self.needs = frozenset({Signal.TRAINING if grad == "local_update" else Signal.GRADIENTS})
         self.queue: list[list[int]] = []
         self.last_round = np.zeros(population.num_clients, np.int64)
+
+    def unfit_for(self, trained: Sequence[str]) -> Problem | None:
+        return missing_layers("layers", self.layers, trained)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         similarity_matrix = self._similarities(clients)

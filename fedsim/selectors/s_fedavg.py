@@ -33,6 +33,7 @@ class SFedAvg(Selector):
     def __init__(self, population: Population, *, valuation: Valuation, keep: float) -> None:
         super().__init__(population)
         check(between("keep", keep, 0, 1))
+        valuation.require_affordable(population)
         self.valuation, self.keep = valuation, keep
         self.relevance = np.full(population.num_clients, 1 / population.num_clients)
         self._rng = np.random.default_rng(0)

@@ -8,11 +8,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsim.selectors.base import Cohort, Params, Server, at_least, check
+from fedsim.selectors.base import Cohort, Params, Population, Server, at_least, at_most, check, rule
 
 Floats = NDArray[np.float64]
 CoalitionValue = Callable[[frozenset[int]], float]
 """V(A), the value of a coalition A: a set of positions in the cohort."""
+
+MOST_EXACT = 15
+"""Clients whose Shapley values are computed exactly, by 2^15 = 32,768 evaluations of a model in every round."""
+MAX_PERMUTATIONS = 100_000
 
 
 class Valuation:
@@ -21,7 +25,8 @@ class Valuation:
     The value V(A) of a coalition A is that of the average of its models (`average`: uniform or by_size) on the
     validation split: the accuracy, or minus the loss, as `utility` says. V of the empty set is that of the round's
     initial model. `method: exact` evaluates all 2^K averages; `sampled` averages marginal values over `permutations`
-    random orders, each of which ends when V is within `tolerance` of V(all); `auto` is exact up to 10 clients.
+    random orders, each of which ends when V is within `tolerance` of V(all); `auto` is exact up to 10 clients. `exact`
+    is refused for more than 15 (`require_affordable`).
     """
 
     def __init__(
@@ -33,9 +38,27 @@ class Valuation:
         permutations: int,
         tolerance: float,
     ) -> None:
-        check(at_least("permutations", permutations, 1), at_least("tolerance", tolerance, 0))
+        check(
+            at_least("permutations", permutations, 1),
+            at_most("permutations", permutations, MAX_PERMUTATIONS),
+            at_least("tolerance", tolerance, 0),
+        )
         self.utility, self.average, self.method = utility, average, method
         self.permutations, self.tolerance = permutations, tolerance
+
+    def require_affordable(self, population: Population) -> None:
+        """Raise `ConfigError` if `exact` would take too many evaluations for the cohorts of `population`."""
+        count = population.cohort_size
+        check(
+            rule(
+                self.method != "exact" or count <= MOST_EXACT,
+                "valuation.method",
+                self.method,
+                f"evaluates 2^{count} models in every round for cohort_size={count}; must have at most {MOST_EXACT} "
+                "clients",
+                "selector/valuation=sampled estimates the values from random orders, as auto does from 11 clients on",
+            )
+        )
 
     def values(self, cohort: Cohort, server: Server, rng: np.random.Generator) -> Floats:
         """Shapley values [K] of the cohort's clients; costs one validation pass per coalition evaluated."""

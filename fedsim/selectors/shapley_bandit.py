@@ -33,6 +33,7 @@ class ShapleyBandit(Selector):
     def __init__(self, population: Population, *, valuation: Valuation, confidence: float) -> None:
         super().__init__(population)
         check(at_least("confidence", confidence, 0))
+        valuation.require_affordable(population)
         self.valuation, self.confidence = valuation, confidence
         self.total = np.zeros(population.num_clients)
         self.times = np.zeros(population.num_clients, np.int64)

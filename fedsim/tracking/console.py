@@ -22,6 +22,11 @@ PLAIN_LINES = 10
 """Number of progress lines per run if the output is not a terminal."""
 
 
+def tell_line(text: str) -> None:
+    """One line of text for the user."""
+    CONSOLE.print(text, soft_wrap=True, markup=False)
+
+
 class ConsoleTracker(Tracker):
     """Shows a final table and, if `progress`, a progress bar on a terminal or a few lines elsewhere."""
 

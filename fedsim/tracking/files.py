@@ -18,16 +18,29 @@ import yaml
 from filelock import FileLock, Timeout
 
 from fedsim.errors import FedsimError
+from fedsim.tracking.holder import Holder
 
 CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
-TRACE, LOCKS = "trace.jsonl", ".locks"
+TRACE, PARTITION, LOCKS = "trace.jsonl", "partition.npz", ".locks"
 MODEL, NEWEST, PREVIOUS = "model.safetensors", "checkpoint.safetensors", "checkpoint.previous.safetensors"
 REPLACEMENTS = ".replacements"
 """Beside the runs' folders: what `overwrite=true` makes, until it is complete and takes the place of the old one."""
 
 
+LOOK_SECONDS = 0.5
+"""For how long a lock is tried: those that look whether it is free hold it for a moment."""
+
+
 class OutputError(FedsimError):
-    """A run's folder cannot be written (no space, no permission), or another process is using it."""
+    """A run's folder cannot be written (no space, no permission)."""
+
+
+class HeldError(FedsimError):
+    """Another process is running this. `holder`: which, if that is known."""
+
+    def __init__(self, folder: Path) -> None:
+        self.holder = Holder.read(_holder_file(folder))
+        super().__init__(f"{folder}: another process is running this now ({self.holder or 'unknown which'})")
 
 
 class RunFolder:
@@ -83,8 +96,8 @@ class RunFolder:
                 os.ftruncate(file.fileno(), end)
                 raise
 
-    def lengths(self) -> dict[str, int]:
-        """Bytes in the files of records, which are forced to the disk before this returns."""
+    def sync_records(self) -> dict[str, int]:
+        """Force the files of records to the disk; returns how many bytes are in each."""
         found = {}
         for name in (METRICS, TRACE):
             if (self.path / name).exists():
@@ -113,19 +126,29 @@ class RunFolder:
 
     def write_bytes(self, name: str, content: bytes | bytearray, keep_as: str | None = None) -> None:
         """Write a file atomically. `keep_as`: another name for the file that was there before."""
-        target, temporary = self.path / name, self.path / f"{name}.tmp"
-        with _write_errors_explained(target):
-            try:
-                with temporary.open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                if keep_as is not None and target.exists():
-                    target.replace(self.path / keep_as)
-                temporary.replace(target)
-                _sync_folder(self.path)
-            finally:
-                temporary.unlink(missing_ok=True)
+        with _write_errors_explained(self.path / name):
+            write_atomically(self.path / name, content, None if keep_as is None else self.path / keep_as)
+
+    def rename(self, name: str, new: str) -> None:
+        """Give the file `name` the name `new`, and with it the place of the file that has it."""
+        with _write_errors_explained(self.path / new):
+            (self.path / name).replace(self.path / new)
+
+
+def write_atomically(path: Path, content: bytes | bytearray, keep_as: Path | None = None) -> None:
+    """Write a file completely or not at all. `keep_as`: where the file goes that was there before. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep_as is not None and path.exists():
+            path.replace(keep_as)
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _sync_folder(path: Path) -> None:
@@ -163,21 +186,47 @@ def replace_folder(folder: Path) -> None:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder. Raises `OutputError` if another process holds it.
+    """Hold the lock of a run's folder, and say so beside it. Raises `HeldError` if another process holds it.
 
     The operating system releases the lock when its process ends, in whatever way.
     """
-    lock = FileLock(folder.parent / LOCKS / f"{folder.name}.lock")
+    lock = FileLock(_lock_file(folder))
     with _write_errors_explained(folder):
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=LOOK_SECONDS)
         except Timeout:
-            raise OutputError(f"{folder}: another process is running this now; wait for it, or stop it") from None
+            raise HeldError(folder) from None
     try:
+        Holder.this_process().write(_holder_file(folder))
         yield
     finally:
+        with suppress(OSError):
+            _holder_file(folder).unlink(missing_ok=True)
         lock.release()
+
+
+def is_free(folder: Path) -> bool:
+    """Whether no process holds the lock of a run's folder. Nothing is written."""
+    if not _lock_file(folder).exists():
+        return True
+    lock = FileLock(_lock_file(folder))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    except OSError:  # which is explained when it is to be held
+        return True
+    lock.release()
+    return True
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.parent / LOCKS / f"{folder.name}.lock"
+
+
+def _holder_file(folder: Path) -> Path:
+    return folder.parent / LOCKS / f"{folder.name}.holder.json"
 
 
 @contextmanager

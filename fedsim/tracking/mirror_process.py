@@ -25,6 +25,8 @@ main()
 COMMAND = (sys.executable, "-P", "-c", START, "fedsim.tracking.wandb_mirror")
 """Nothing is imported from the working folder, in which a file may be called like a module (json.py); fedsim itself is
 searched for last, as it may be that folder. The last word names the process for those who look for it."""
+NO_ANSWER = "no answer within"
+"""How the report begins of a process that was given up."""
 NOT_INHERITED = ("WANDB_RUN_ID", "WANDB_RESUME")
 """Environment variables that would merge all jobs of a sweep into one W&B run."""
 
@@ -67,7 +69,7 @@ class MirrorProcess:
             with self._child.stdout as output:
                 return output.read().strip() or f"its process ended early (exit code {code})"
         except subprocess.TimeoutExpired:
-            return f"no answer within {seconds:g} s"
+            return f"{NO_ANSWER} {seconds:.3g} s"
         finally:
             kill_with_children(self._child)
             shutil.rmtree(self._temporary, ignore_errors=True)

@@ -1,6 +1,6 @@
 """The process that communicates with W&B. It reads a run as JSON lines from a tracker, or from the run's folder.
 
-`python -m fedsim.tracking.wandb_mirror <folder> ...` sends runs again from their files.
+`python -P -m fedsim.tracking.wandb_mirror <folder> ...` sends runs again from their files.
 """
 
 import json
@@ -19,8 +19,7 @@ import yaml
 
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.files import CONFIG, read_metrics, read_summary
-from fedsim.tracking.wandb_mode import resolve_mode
-from fedsim.tracking.wandb_tracker import MAX_SECONDS, scalars, start_message
+from fedsim.tracking.wandb_tracker import MAX_SECONDS, NO_KEY, NOT_ONLINE, scalars, start_message
 
 QUIET = {
     "console": "off",
@@ -44,7 +43,7 @@ def main() -> None:
     """Mirror standard input (`--pipe <temporary folder>`) or the folders in argv; print `done` or the failure."""
     arguments = sys.argv[1:]
     if not arguments:
-        sys.exit("usage: python -m fedsim.tracking.wandb_mirror <folder of a run> ...")
+        sys.exit("usage: python -P -m fedsim.tracking.wandb_mirror <folder of a run> ...")
     output = claim_stdout()
     piped = arguments[0] == "--pipe"
     temporary = arguments[1] if piped else tempfile.mkdtemp(prefix="fedsim-wandb-")
@@ -53,6 +52,8 @@ def main() -> None:
         _exit_after_parent(MAX_SECONDS)
         code = _mirror_and_report("", map(json.loads, sys.stdin), output)
     else:
+        os.close(0)  # W&B would ask a terminal for a key
+        os.open(os.devnull, os.O_RDONLY)
         code = max([_mirror_and_report(f"{folder}: ", replay(Path(folder)), output) for folder in arguments])
     shutil.rmtree(temporary, ignore_errors=True)
     os._exit(code)  # W&B's own exit handlers may hang
@@ -113,9 +114,14 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
 
 
 def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
-    """A new W&B run, offline if going online fails, and `done` or the reason of the failure."""
+    """A new W&B run, offline if it cannot be online, and `done` or the reason of that.
+
+    It takes the place of what an earlier process has left in the run's folder. In the mode `auto`, W&B decides by its
+    own settings.
+    """
     import wandb
 
+    shutil.rmtree(Path(start["folder"]) / "wandb", ignore_errors=True)
     known = wandb.Settings.model_fields
     quiet = {k: v for k, v in QUIET.items() if k in known}
     options = {k: start[k] for k in ("project", "entity", "group", "job_type", "name", "tags", "config")}
@@ -126,11 +132,12 @@ def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
 
     report = "done"
     try:
-        run = init(start["mode"])
+        run = init(None if start["mode"] == "auto" else start["mode"])
     except Exception as error:
         if start["mode"] == "offline":
             raise
-        report = f"could not go online ({_one_line(error)}), so this run is logged offline in {start['folder']}/wandb"
+        absent = start["mode"] == "auto" and isinstance(error, wandb.errors.UsageError) and "configured" in str(error)
+        report = NO_KEY if absent else f"{NOT_ONLINE} ({_one_line(error)}), so it is logged offline"
         run = init("offline")
     run.define_metric("round")
     run.define_metric("*", step_metric="round")
@@ -150,7 +157,7 @@ def replay(folder: Path) -> Iterator[dict[str, Any]]:
     )
     node = (config.get("tracker") or {}).get("wandb") or {}
     project, entity, tags = node.get("project", "fedsim"), node.get("entity"), node.get("tags", [])
-    yield {"start": start_message(info, resolve_mode("auto"), project, entity, tags, MAX_SECONDS)}
+    yield {"start": start_message(info, "auto", project, entity, tags, MAX_SECONDS)}
     for record in read_metrics(folder):
         yield {"log": scalars(record)}
     yield {"finish": summary}

@@ -5,25 +5,66 @@ module does not import W&B.
 """
 
 import os
+import shlex
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.errors import check, positive, rule
 from fedsim.tracking.base import RunInfo, Tracker
 from fedsim.tracking.files import json_ready
-from fedsim.tracking.mirror_process import MirrorProcess
-from fedsim.tracking.wandb_mode import configured_mode, resolve_mode
+from fedsim.tracking.mirror_process import NO_ANSWER, MirrorProcess
 
 MAX_SECONDS = 20.0
+NO_KEY, NOT_ONLINE = "no API key", "could not go online"
+"""How reports of the mirror process begin whose run is offline for that reason."""
+RETRY_SECONDS = 3600.0
+"""A server that did not answer is left alone for so long."""
+LEAST_SECONDS = 2.0
+"""What the end of a run may always wait: its record may be offline, and has to be closed."""
+
+
+@dataclass
+class Server:
+    """What the runs of this process have found out about W&B's server, so that a sweep waits for a dead one once.
+
+    `failed`: when it last did not answer (`time.monotonic()`), None if it did since. `waited`: seconds in which ends
+    of runs have waited for it in vain.
+    """
+
+    failed: float | None = None
+    waited: float = 0.0
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it did not answer lately; runs that begin now are logged offline at once."""
+        return self.failed is not None and time.monotonic() - self.failed < RETRY_SECONDS
+
+    def limit(self, seconds: float) -> float:
+        """How long to wait for it at the end of a run; less than `seconds` if others have waited in vain."""
+        return max(seconds - self.waited, min(seconds, LEAST_SECONDS)) if self.is_dead else seconds
+
+    def note(self, report: str, seconds: float) -> None:
+        """Take account of a `report` of the mirror process, for which a run waited so long."""
+        if report == "done":
+            self.failed, self.waited = None, 0.0
+        elif report.startswith((NOT_ONLINE, NO_ANSWER)):
+            self.waited = seconds + (self.waited if self.is_dead else 0.0)
+            self.failed = time.monotonic()
+
+
+SERVER = Server()
 
 
 class WandbTracker(Tracker):
     """Makes one W&B run of each run: group = the run's name, job_type = its selector, step = `round`.
 
-    `mode: auto` is online if an API key is found (WANDB_API_KEY, netrc, W&B's settings), else offline, with records in
-    the run's folder that `wandb sync` can send; WANDB_MODE and `wandb offline` take precedence over `auto`. The run
-    waits for W&B only at its end, for at most `timeout` seconds; failures are then reported and counted.
+    `mode: auto` is what W&B itself would do by its settings (environment, netrc, files): online with an API key; but
+    offline without one, with records in the run's folder that `wandb sync` can send. The run waits for W&B only at its
+    end, for at most `timeout` seconds; failures are then reported and counted. Once the server has not answered, later
+    runs of the process are logged offline at once.
     """
 
     def __init__(
@@ -40,9 +81,9 @@ class WandbTracker(Tracker):
             positive("timeout", timeout),
             rule(timeout <= MAX_SECONDS, "timeout", timeout, f"must be at most {MAX_SECONDS:g} seconds"),
         )
-        self.mode = resolve_mode(mode)
+        self.mode = "disabled" if mode == "auto" and os.environ.get("WANDB_MODE") == "disabled" else mode
         self.project, self.entity, self.tags, self.timeout = project, entity, tags, timeout
-        self._no_key = mode == "auto" and self.mode == "offline" and configured_mode() is None
+        self._server_is_dead = False
         self._process: MirrorProcess | None = None
         self._notice: str | None = None
         self._degraded = 0
@@ -59,15 +100,10 @@ class WandbTracker(Tracker):
         if self.mode == "disabled":
             return
         self._folder = info.results
-        if self._no_key:
-            self._notice = (
-                f"W&B: no API key, so this run is logged offline in {info.results}/wandb "
-                "('wandb login' turns it on, tracker.wandb.mode=disabled off)"
-            )
+        self._server_is_dead = self.mode != "offline" and SERVER.is_dead
+        mode = "offline" if self._server_is_dead else self.mode
         self._process = MirrorProcess()
-        self._process.send(
-            {"start": start_message(info, self.mode, self.project, self.entity, self.tags, self.timeout)}
-        )
+        self._process.send({"start": start_message(info, mode, self.project, self.entity, self.tags, self.timeout)})
 
     def log(self, record: Mapping[str, Any]) -> None:
         if self._process is not None:
@@ -77,16 +113,27 @@ class WandbTracker(Tracker):
         if self._process is None:
             return
         self._process.send({"finish": json_ready(summary)})
-        report = self._process.finish(self.timeout)
+        needs_server = self.mode != "offline" and not self._server_is_dead
+        began = time.monotonic()
+        report = self._process.finish(SERVER.limit(self.timeout) if needs_server else self.timeout)
         self._process = None
-        if report != "done":
+        if needs_server:
+            SERVER.note(report, time.monotonic() - began)
+        elif report == "done" and self._server_is_dead:
+            report = "the server did not answer an earlier run, so this one is logged offline"
+        if report.startswith(NO_KEY):
+            self._notice = (
+                f"W&B: {NO_KEY}, so this run is logged offline in {self._folder}/wandb "
+                "('wandb login' turns it on, tracker.wandb.mode=disabled off)"
+            )
+        elif report != "done":
             self._degraded += 1
             self._notice = f"W&B: {report}; nothing is lost: {resend_command(self._folder)}"
 
 
 def resend_command(folder: Path) -> str:
-    """The command that sends a run to W&B from its files."""
-    return f"python -m fedsim.tracking.wandb_mirror {folder}"
+    """The command that sends a run to W&B from its files; with -P, nothing is imported from the working folder."""
+    return f"python -P -m fedsim.tracking.wandb_mirror {shlex.quote(str(folder))}"
 
 
 def start_message(

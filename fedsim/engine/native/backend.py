@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.engine.backend import Backend, TrainingResult, Workload
+from fedsim.engine.backend import Backend, TrainingResult, Workload, workers_problem
 from fedsim.engine.model.parameters import initial, traveling
 from fedsim.engine.native.calls import ChainCalls, Rule, Work
 from fedsim.engine.native.library import NotCompiledError
 from fedsim.engine.schedule import Schedule
-from fedsim.errors import ConfigError, Problem, check, rule
+from fedsim.errors import ConfigError, Problem, check
 from fedsim.optimizers.sgd import SGD
 from fedsim.types import Params, Stack
 
@@ -36,10 +36,7 @@ class NativeBackend(Backend):
     """
 
     def __init__(self, workload: Workload, *, workers: int | Literal["auto"]) -> None:
-        check(
-            rule(workers == "auto" or workers >= 1, "workers", workers, "must be auto or >= 1"),
-            unfit(workload),
-        )
+        check(workers_problem(workers), unfit(workload))
         assert workload.chain is not None
         assert isinstance(workload.optimizer, SGD)
         self.chain, self.optimizer = workload.chain, workload.optimizer

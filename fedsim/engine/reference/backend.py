@@ -7,14 +7,14 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedsim.engine.backend import TrainingResult, Workload
+from fedsim.engine.backend import TrainingResult, Workload, workers_problem
 from fedsim.engine.model.adapt import refuse_hidden_randomness
 from fedsim.engine.precision import Precision
 from fedsim.engine.reference.client import ClientTrainer
 from fedsim.engine.reference.workers import WorkerPool
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import TorchBackend
-from fedsim.errors import check, rule
+from fedsim.errors import check
 from fedsim.types import Params, Stack
 
 
@@ -23,7 +23,7 @@ class ReferenceBackend(TorchBackend):
     threads; one on a GPU)."""
 
     def __init__(self, workload: Workload, *, precision: Precision, workers: int | Literal["auto"]) -> None:
-        check(rule(workers == "auto" or workers >= 1, "workers", workers, "must be auto or >= 1"))
+        check(workers_problem(workers))
         super().__init__(workload, precision)
         count = (1 if self.data.x.is_cuda else torch.get_num_threads()) if workers == "auto" else workers
         self.pool = WorkerPool([ClientTrainer(workload, self.layout, precision) for _ in range(count)])

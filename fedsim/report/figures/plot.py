@@ -10,6 +10,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
+from fedsim.tracking.files import write_atomically
+
 COLUMN, PAGE = 3.5, 7.16
 """Widths in inches of a column and of the text of a two-column page (IEEE)."""
 FONT, SMALL = 8.0, 7.0
@@ -52,18 +54,20 @@ class Plot:
     def save(self, folder: Path) -> bytes:
         """Write it as PNG and PDF to `folder`; returns a smaller PNG, for a page on the screen."""
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.name}.png"
+        png, pdf = io.BytesIO(), io.BytesIO()
         with style():
-            self.figure.savefig(path, dpi=DPI)
+            self.figure.savefig(png, format="png", dpi=DPI)
             self.figure.set_layout_engine("none")  # as it is laid out by now: that is most of the time of saving
-            self.figure.savefig(path.with_suffix(".pdf"), dpi=DPI, metadata={"CreationDate": None})
-        return _smaller(path)
+            self.figure.savefig(pdf, format="pdf", dpi=DPI, metadata={"CreationDate": None})
+        write_atomically(folder / f"{self.name}.png", png.getvalue())
+        write_atomically(folder / f"{self.name}.pdf", pdf.getvalue())
+        return _smaller(png)
 
 
-def _smaller(path: Path) -> bytes:
+def _smaller(png: io.BytesIO) -> bytes:
     """The picture in a PNG file at `PREVIEW_DPI`, as a PNG file's content."""
     preview = io.BytesIO()
-    with Image.open(path) as picture:
+    with Image.open(png) as picture:
         size = [round(side * PREVIEW_DPI / DPI) for side in picture.size]
         picture.convert("RGB").resize((size[0], size[1]), Image.Resampling.LANCZOS).save(preview, "png", optimize=True)
     return preview.getvalue()

@@ -17,12 +17,17 @@ from fedsim.report.page.sorting import sort_value
 from fedsim.report.panels import Panel
 from fedsim.report.tables.table import Table
 from fedsim.report.verdicts.published import Publication
-from fedsim.report.verdicts.rules import RULES
+from fedsim.report.verdicts.rules import RULES, VERDICTS
 
 LONG = 60
 """Texts of more characters may be broken into lines."""
 HERE = Path(__file__).parent
-CLASSES = {"reproduced": "reproduced", "not reproduced": "not", "undecided": "undecided", "not judged": "undecided"}
+CLASSES: Mapping[str, str] = {
+    **dict.fromkeys(VERDICTS, "undecided"),
+    "reproduced": "reproduced",
+    "not reproduced": "not",
+}
+"""The style of a cell with a verdict."""
 
 
 @dataclass(frozen=True)

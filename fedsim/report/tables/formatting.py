@@ -7,7 +7,7 @@ import numpy as np
 
 from fedsim.report.groups import Group
 from fedsim.report.measures import Measure
-from fedsim.report.statistics import Difference, Estimate, estimate
+from fedsim.report.statistics import Difference, Estimate, Median, Share, estimate
 
 
 def show_estimate(value: Estimate | Difference | None) -> str:
@@ -16,6 +16,26 @@ def show_estimate(value: Estimate | Difference | None) -> str:
     digits = 4 if abs(value.mean) < 10 else 1  # shares have four digits; rounds and numbers of selections have one
     interval = f" [{value.low:.{digits}f}, {value.high:.{digits}f}]" if value.num > 1 else ""
     return f"{value.mean:.{digits}f}{interval}"
+
+
+def show_result(value: Estimate | Difference | Share | Median | None) -> str:
+    """A result with its 95 % interval: differences with signs, shares as counts, medians with what is never reached."""
+    if isinstance(value, Difference):
+        pairs = f" ({value.num} pairs, {value.strata} settings)" if value.strata > 1 else ""
+        return " ".join(show_interval(value)) + pairs
+    if isinstance(value, Share):
+        low, high = value.interval
+        return f"holds for {value.count} of {value.num} seeds [{low:.2f}, {high:.2f}]"
+    if isinstance(value, Median):
+        shown = [_show_reached(one, value.beyond) for one in (value.median, *value.interval)]
+        return f"median {shown[0]} [{shown[1]}, {shown[2]}]"
+    return show_estimate(value)
+
+
+def _show_reached(value: float, beyond: float) -> str:
+    if math.isinf(value):
+        return f"> {beyond:.0f}" if value > 0 else "0"
+    return f"{value:.0f}"
 
 
 def show_mean(value: Estimate | None) -> str:
@@ -34,8 +54,8 @@ def show_p(value: float) -> str:
     return "< .001" if value < 0.001 else f"{value:.3f}"
 
 
-def show_one_sided(p_for: float, p_against: float) -> str:
-    """Two one-sided p-values, for and against a claim; empty if nothing was tested."""
+def show_both(p_for: float, p_against: float) -> str:
+    """Two p-values, for and against a claim; empty if nothing was tested."""
     return f"{show_p(p_for)} / {show_p(p_against)}".strip(" /")
 
 

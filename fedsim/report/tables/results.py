@@ -8,8 +8,9 @@ import numpy as np
 from fedsim.report import measures
 from fedsim.report.groups import REFERENCE, Group
 from fedsim.report.measures import Measure
+from fedsim.report.named_measures import values_by_seed
 from fedsim.report.panels import Panel
-from fedsim.report.statistics import Difference, half_width_in_sd, holm, paired
+from fedsim.report.statistics import Difference, half_width_in_sd, holm, paired, pooled
 from fedsim.report.tables.formatting import (
     estimate_measure,
     mean_total,
@@ -21,7 +22,6 @@ from fedsim.report.tables.formatting import (
     show_seeds,
 )
 from fedsim.report.tables.table import Table
-from fedsim.report.verdicts.judge import values_by_seed
 from fedsim.tracking.console import show_bytes
 from fedsim.tracking.final_accuracy import FINAL_WINDOW
 
@@ -102,12 +102,11 @@ def pairs(panels: Sequence[Panel]) -> Table:
         compared = []
     corrected_p = holm([math.nan if difference is None else difference.p_value for _, _, difference in compared])
     rows = [
-        [title, name, *(["-"] + [""] * 6 if difference is None else _pair_cells(difference, after))]
+        [title, name, *(["-"] + [""] * (2 + len(P_HEADER)) if difference is None else _pair_cells(difference, after))]
         for (title, name, difference), after in zip(compared, corrected_p, strict=True)
     ]
-    header = ["", "difference of final accuracy", "mean", "95 % interval"]
-    header += ["p", "p (Holm)", "p (sign flips)", "pairs", "detectable"]
-    return Table("pairs", "Paired differences at equal seeds", header, rows, PAIRS_NOTE)
+    header = ["", "difference of final accuracy", "mean", "95 % interval", "p (sign flips)", *P_HEADER]
+    return Table("pairs", "Paired differences at equal seeds", header, rows, f"{PAIRS_NOTE} {LEVEL_NOTE}")
 
 
 PAIRS_NOTE = (
@@ -125,8 +124,49 @@ def _final_difference(group: Group, reference: Group) -> Difference | None:
 
 
 def _pair_cells(difference: Difference, corrected: float) -> list[str]:
-    p_values = [show_p(p) for p in (difference.p_value, corrected, difference.p_flips)]
-    return [*show_interval(difference), *p_values, str(difference.num), f"{difference.detectable:.4f}"]
+    return [*show_interval(difference), show_p(difference.p_flips), *_p_cells(difference, corrected)]
+
+
+def pooled_pairs(panels: Sequence[Panel]) -> Table:
+    """Differences to the reference, pooled over the divisions of the data: for lines that all of these have."""
+    settings: dict[str, list[Panel]] = {}
+    for panel in panels:
+        settings.setdefault(panel.besides_partition, []).append(panel)
+    compared = [(title, *found) for title, some in settings.items() if len(some) > 1 for found in _pooled(some)]
+    corrected_p = holm([difference.p_value for _, _, difference in compared])
+    rows = [
+        [title, name, str(difference.strata), *show_interval(difference), *_p_cells(difference, after)]
+        for (title, name, difference), after in zip(compared, corrected_p, strict=True)
+    ]
+    header = ["", "difference of final accuracy", "settings", "mean", "95 % interval", *P_HEADER]
+    note = (
+        "The mean of the settings' mean differences, each setting with the same weight, a mean and a variance of its"
+        f" own (degrees of freedom by Satterthwaite). Holm: corrected for all rows of this table. {LEVEL_NOTE}"
+    )
+    return Table("pooled", "Paired differences pooled over divisions of the data", header, rows, note)
+
+
+def _pooled(panels: Sequence[Panel]) -> list[tuple[str, Difference]]:
+    found = []
+    for line in panels[0].lines:
+        if any(line not in p.lines or p.lines[line] is p.reference(REFERENCE) for p in panels):
+            continue
+        strata = [_final_difference(panel.lines[line], panel.reference(REFERENCE)) for panel in panels]
+        complete = [difference for difference in strata if difference is not None]
+        if len(complete) == len(strata):
+            name = f"{line} - {panels[0].name_of(panels[0].reference(REFERENCE))}"
+            found.append((name, pooled(complete)))
+    return found
+
+
+LEVEL_MARGIN = 0.02
+LEVEL_NOTE = f"level: p-value of equivalence within +-{LEVEL_MARGIN} (two one-sided tests, not corrected)."
+P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
+
+
+def _p_cells(difference: Difference, corrected: float) -> list[str]:
+    p_values = [show_p(p) for p in (difference.p_value, corrected, difference.p_equivalent(LEVEL_MARGIN))]
+    return [*p_values, str(difference.num), f"{difference.detectable:.4f}"]
 
 
 def targets(panels: Sequence[Panel]) -> Table:

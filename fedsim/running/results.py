@@ -1,0 +1,98 @@
+"""What a run leaves at its end: its final model and its summary, or on a full disk as much as there is room for."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from fedsim.communication.ledger import PHASES
+from fedsim.running.checkpoint import Checkpoints, save_model
+from fedsim.simulation import Record
+from fedsim.tracking.files import MODEL, OutputError, RunFolder, json_ready, read_summary
+from fedsim.tracking.final_accuracy import mean_of_last
+from fedsim.types import Params
+
+FINAL = ("done", "diverged")
+"""Statuses of runs that have an end; runs of others go on with the same command."""
+
+LEDGER_TOTALS = (
+    "contacted",
+    "trained",
+    "uploaded",
+    "bytes_down",
+    "bytes_up",
+    "forward_samples",
+    "train_samples",
+    "server_forward_samples",
+    *(f"seconds_{phase}" for phase in PHASES),
+    "nonfinite_reports",
+    "dropped_updates",
+)
+
+
+def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, Any]:
+    """The part of a summary that follows from the records of all rounds."""
+    evaluated = [r.test_accuracy for r in records if r.test_accuracy is not None]
+    return {
+        "rounds": len(records),
+        "initial_accuracy": initial_accuracy,
+        "smoothed_accuracy": mean_of_last([r.test_accuracy for r in records]),
+        "final_accuracy": evaluated[-1] if evaluated else None,
+        "best_accuracy": max(evaluated, default=None),
+        "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records])) if records else None,
+        "coverage": records[-1].coverage if records else 0.0,
+        "wall_seconds": records[-1].wall_seconds if records else 0.0,
+        "totals": {name: sum(getattr(r, name) for r in records) for name in LEDGER_TOTALS},
+    }
+
+
+def keep(folder: RunFolder, checkpoints: Checkpoints, summary: Mapping[str, Any], params: Params) -> Mapping[str, Any]:
+    """Write the summary of a run, and before it the final model `params` of one that has an end.
+
+    The checkpoints of a run that has an end are deleted then. If anything cannot be written, they stay, a run that has
+    an end counts as failed, and the summary says so where there is room for it. Returns the summary as it should be.
+    """
+    final = summary["status"] in FINAL
+    try:
+        folder.sync_records()
+        if final:
+            save_model(folder, MODEL, params)
+        folder.write_summary(summary)
+    except OutputError as error:
+        tell(error)
+        if read_summary(folder.path) != json_ready(summary):  # else it is there, though perhaps not on the disk yet
+            reason = "; ".join(filter(None, (summary["error"], str(error))))
+            summary = {**summary, "status": "failed" if final else summary["status"], "error": reason}
+            rewrite_summary(folder, summary)
+            return summary
+    if final:
+        checkpoints.delete()
+    return summary
+
+
+def rewrite_summary(folder: RunFolder, summary: Mapping[str, Any]) -> None:
+    """Write a summary that is not worth a run: on a full disk one line says that it is not there."""
+    try:
+        folder.write_summary(summary)
+    except OutputError as error:
+        tell(error)
+
+
+def keep_traceback(write: Callable[[str], None], text: str) -> bool:
+    """Whether `write` could write the traceback `text` to a file; where it could not, the text is on stderr."""
+    try:
+        write(text)
+    except OutputError as error:
+        with suppress(OSError):
+            sys.stderr.write(text)
+        tell(error)
+        return False
+    return True
+
+
+def tell(error: OutputError) -> None:
+    """Say on stderr what could not be written."""
+    with suppress(OSError):  # stderr may be a file on the same disk
+        sys.stderr.write(f"fedsim: {error}\n")

@@ -1,0 +1,168 @@
+"""The jobs of a command: one after another, side by side, or by a launcher of Hydra; those that another process is
+running are waited for."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from fedsim.config.plan import Plan
+from fedsim.errors import ConfigError, DataError, FedsimError
+from fedsim.running.experiment import Outcome, execute, outcome_on_file
+from fedsim.running.interleaving import InterleavedRun, Lanes, run_interleaved
+from fedsim.running.signals import STOP
+from fedsim.tracking.console import lanes_progress, tell_line
+from fedsim.tracking.files import HeldError, is_free
+
+POLL_SECONDS = 1.0
+"""Between two looks at the locks of jobs that other processes are running."""
+MOST_NAMED = 5
+"""Jobs that a message names one by one."""
+
+
+class Attempts:
+    """Jobs as they are run: how each ended, what was refused before its first round, what other processes hold."""
+
+    def __init__(self) -> None:
+        self.ended: dict[Path, Outcome] = {}
+        self.refused: list[FedsimError] = []
+        self.held: dict[Path, Plan] = {}
+
+    def run(self, plan: Plan, interleaved: InterleavedRun | None = None) -> Outcome:
+        """Run a job. Raises KeyboardInterrupt or `Preempted` where a signal has stopped it outside of its rounds."""
+        try:
+            outcome = execute(plan, interleaved)
+        except HeldError:
+            self.held[plan.folder] = plan
+            return Outcome("held", {})
+        except FedsimError as error:
+            self.refused.append(error)
+            kinds = {DataError: "data", ConfigError: "config"}
+            status = next((name for kind, name in kinds.items() if isinstance(error, kind)), "failed")
+            outcome = Outcome(status, {"error": str(error)})
+        self.ended[plan.folder] = outcome
+        if outcome.skipped:
+            tell_line(f"already {outcome.status}: {plan.folder} (overwrite=true runs it again)")
+        return outcome
+
+    def run_next(self, plan: Plan) -> Outcome:
+        """As `run`; after a signal there is no next one, and KeyboardInterrupt or `Preempted` is raised."""
+        outcome = self.run(plan)
+        STOP.raise_if_asked()
+        return outcome
+
+    def run_in_turn(self, plans: Sequence[Plan]) -> None:
+        """Run jobs one after another."""
+        for plan in plans:
+            self.run_next(plan)
+
+    def run_in_lanes(self, lanes: Lanes, plans: Sequence[Plan]) -> None:
+        """Run jobs side by side, as many at a time as there are lanes and as fit together."""
+        for group in lanes.groups(plans):
+            with lanes_progress(len(group), max(plan.settings.num_rounds for plan in group)) as progress:
+                run_interleaved([partial(self.run, plan) for plan in group], progress)
+            STOP.raise_if_asked()
+
+    def run_held(self, run: Callable[[Sequence[Plan]], None]) -> None:
+        """Wait for the jobs that other processes hold, and let `run` look at each as soon as it is free: it takes what
+        was finished meanwhile, and goes on with what was not.
+
+        Ctrl-C and other signals end the wait: KeyboardInterrupt or `Preempted` is raised.
+        """
+        told: set[str] = set()
+        while self.held:
+            free = [plan for plan in self.held.values() if is_free(plan.folder)]
+            for plan in free:
+                del self.held[plan.folder]
+            run(free)
+            if not free:
+                _tell_holders([plan.folder for plan in self.held.values()], told)
+                time.sleep(max(POLL_SECONDS, len(self.held) / 1000))
+
+
+def _tell_holders(folders: Sequence[Path], told: set[str]) -> None:
+    """Say who has what, once for each process of each job; `told`: what has been said."""
+    errors = {
+        f"{folder} {error.holder and error.holder.pid}": error for folder in folders for error in [HeldError(folder)]
+    }
+    new = [error for key, error in errors.items() if key not in told]
+    told.update(errors)
+    for error in new[:MOST_NAMED]:
+        tell_line(f"waiting for {error}")
+    if len(new) > MOST_NAMED:
+        tell_line(f"and for {len(new) - MOST_NAMED} more jobs that other processes are running")
+    if new:
+        tell_line("Ctrl-C ends the wait; a job whose process ends early is taken over")
+
+
+class LaunchedJob:
+    """The task that Hydra's launcher runs for each job, in this process or (joblib, submitit) in others.
+
+    Hydra composes the job's config again; what is run is the plan that was checked, of the job's number in the sweep:
+    conf/ may have been edited since, which must not change the jobs of a sweep that are still to come.
+    """
+
+    def __init__(self, plans: Sequence[Plan], attempts: Attempts, tell: Callable[[FedsimError], None]) -> None:
+        self.plans, self.attempts, self.tell = plans, attempts, tell
+        self.parent = os.getpid()
+
+    def __call__(self, config: DictConfig) -> str:
+        from hydra.core.hydra_config import HydraConfig
+        from omegaconf import OmegaConf
+
+        job = HydraConfig.get().job
+        plan = self.plans[0 if OmegaConf.is_missing(job, "num") else job.num]
+        return self.attempts.run_next(plan).status if os.getpid() == self.parent else self._run_in_worker(plan)
+
+    def _run_in_worker(self, plan: Plan) -> str:
+        """Run a job in a process that the launcher has started, which may be given more of them.
+
+        Asked to end, it finishes and saves its job's round, and begins no other. The exception that stops jobs here
+        would make joblib kill the other processes at once.
+        """
+        STOP.defer_always()
+        if STOP.status is not None:
+            return STOP.status
+        outcome = self.attempts.run(plan)
+        for error in self.attempts.refused:
+            self.tell(error)
+        self.attempts.refused.clear()
+        return outcome.status
+
+
+def run_launched(launch: Callable[[LaunchedJob], None], job: LaunchedJob) -> None:
+    """Let a launcher run all jobs, in processes of its own.
+
+    If it breaks, as joblib does when one of its processes is killed, this is told; the same command goes on.
+    """
+    with STOP.passed_on(), _errors_of_hydra_raised():
+        try:
+            launch(job)
+        except Exception as error:
+            STOP.raise_if_asked()
+            if os.environ.get("FEDSIM_DEBUG") == "1":
+                raise
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            tell_line(f"the launcher has failed ({reason}); the same command goes on with the jobs that have not ended")
+    STOP.raise_if_asked()
+    for plan in job.plans:
+        if not outcome_on_file(plan).final and not is_free(plan.folder):
+            job.attempts.held[plan.folder] = plan
+
+
+@contextmanager
+def _errors_of_hydra_raised() -> Iterator[None]:
+    """Hydra raises errors that it would print, with a traceback, and exit for."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before

@@ -1,0 +1,305 @@
+"""A disk that is full from some write on, for each write of a run: nothing is torn, and the same command goes on."""
+
+import builtins
+import errno
+import io
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from fedsim.cli import run, run_jobs
+from fedsim.config.compose import compose_jobs, search_path
+from fedsim.errors import FedsimError
+from fedsim.report.__main__ import main as report
+from fedsim.simulation import Record, Simulation
+from fedsim.tracking.base import Tracker
+from fedsim.tracking.files import METRICS, MODEL, NEWEST, TRACE, RunFolder, read_metrics, read_summary
+from tests.test_report import two_methods
+
+EVERY = 2
+WORDS = [
+    *("num_rounds=6", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "model.hidden=[4]"),
+    *("selector=pair_study", "aggregator=fedadam", f"checkpoint.every={EVERY}", "eval_every=2"),
+]
+NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Disk:
+    """Counts what needs room below `folder`: files opened to be written, writes, forced writes, renames, new folders.
+
+    The operations of `refused` fail; a write that fails does half of its work. `saved` are the operations that put a
+    checkpoint in its place.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.refused = folder.absolute(), range(0)
+        self.count = 0
+        self.saved: list[int] = []
+
+    def takes(self) -> bool:
+        self.count += 1
+        return self.count not in self.refused
+
+    def require(self, *paths: Any) -> None:
+        inside = any(self.folder in Path(os.path.abspath(path)).parents for path in paths)  # noqa: PTH100
+        if inside and not self.takes():
+            raise NO_ROOM
+
+    def open(self, file: Any, mode: str = "r", buffering: int = -1, *more: Any, **named: Any) -> Any:
+        if isinstance(file, int) or not set(mode) & set("wax+") or "b" not in mode:
+            return OPEN(file, mode, buffering, *more, **named)
+        self.require(file)
+        if self.folder not in Path(file).absolute().parents or "opener" in named:
+            return OPEN(file, mode, buffering, *more, **named)
+        raw = File(file, mode.replace("b", ""))
+        raw.disk = self
+        kind: Any = io.BufferedRandom if "+" in mode else io.BufferedWriter
+        return raw if buffering == 0 else kind(raw)
+
+
+class File(io.FileIO):
+    disk: Disk
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self.disk.takes():
+            return super().write(view)
+        if self.disk.count > self.disk.refused.start or len(view) < 2:
+            raise NO_ROOM
+        return super().write(view[: len(view) // 2])
+
+
+OPEN = io.open
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    monkeypatch.chdir(tmp_path)
+    found = Disk(tmp_path)
+    replace, rename, mkdir, fsync, open_number = os.replace, os.rename, os.mkdir, os.fsync, os.open
+
+    def replacing(source: Any, target: Any) -> None:
+        found.require(target)
+        replace(source, target)
+        if Path(target).name == NEWEST:
+            found.saved.append(found.count)
+
+    def renaming(source: Any, target: Any) -> None:
+        found.require(target)
+        rename(source, target)
+
+    def making(path: Any, *more: Any, **named: Any) -> None:
+        if not Path(path).exists():
+            found.require(path)
+        mkdir(path, *more, **named)
+
+    def forcing(number: int) -> None:
+        found.require(Path(f"/proc/self/fd/{number}").readlink())
+        fsync(number)
+
+    def opening(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_CREAT:
+            found.require(path)
+        return open_number(path, flags, *more, **named)
+
+    for module, name, patch in (
+        *((builtins, "open", found.open), (io, "open", found.open), (os, "replace", replacing)),
+        *((os, "rename", renaming), (os, "mkdir", making), (os, "fsync", forcing), (os, "open", opening)),
+    ):
+        monkeypatch.setattr(module, name, patch)
+    return found
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rounds that were run."""
+    done: list[int] = []
+    step = Simulation.step
+
+    def noted(self: Simulation) -> Record:
+        done.append(self.round + 1)
+        return step(self)
+
+    monkeypatch.setattr(Simulation, "step", noted)
+    return done
+
+
+def attempt(jobs: list[Any]) -> tuple[int, str]:
+    """The exit code, and the error if one came out."""
+    try:
+        return run_jobs(jobs, []), ""
+    except FedsimError as error:
+        return error.exit_code, str(error)
+
+
+def result(folder: Path) -> Any:
+    """What must not depend on where the disk was full."""
+    records, traces = ([without_seconds(r) for r in read_metrics(folder, name)] for name in (METRICS, TRACE))
+    summary = without_seconds(read_summary(folder) or {})
+    kept = {k: v for k, v in summary.items() if k not in ("started", "revision")}
+    kept["totals"] = without_seconds(summary["totals"])
+    return records, traces, kept, (folder / MODEL).read_bytes(), sorted(p.name for p in folder.iterdir())
+
+
+def without_seconds(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in record.items() if "seconds" not in k}
+
+
+def folder_in(place: Path) -> Path | None:
+    """The run's folder; None if it has not been made."""
+    return next((p for p in place.glob("*/*") if not p.name.startswith(".")), None)
+
+
+def torn(folder: Path) -> bool:
+    """Whether a file of records ends with a part of a line."""
+    lines = [line for path in folder.glob("*.jsonl") for line in path.read_bytes().splitlines(keepends=True)]
+    return not all(line.endswith(b"}\n") and json.loads(line) for line in lines)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
+@pytest.mark.parametrize(
+    ("lasting", "step"),
+    [(True, 6), pytest.param(True, 1, marks=pytest.mark.faults), pytest.param(False, 1, marks=pytest.mark.faults)],
+)
+def test_each_write_may_find_the_disk_full(
+    lasting: bool, step: int, tmp_path: Path, disk: Disk, rounds: list[int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`lasting`: there is no room from a write on; else it alone fails. `step`: every so many of the writes."""
+    with search_path():
+        jobs = compose_jobs(WORDS, multirun=False)
+    outputs = tmp_path / "outputs"
+    assert attempt(jobs) == (0, "")
+    whole = folder_in(outputs)
+    assert whole is not None
+    expected, number = result(whole), disk.count
+    for n in range(1, number + 1, step):
+        shutil.rmtree(outputs)
+        rounds.clear()
+        disk.count, disk.saved, disk.refused = 0, [], range(n, 10**9 if lasting else n + 1)
+        code, error = attempt(jobs)
+        disk.refused = range(0)
+        if code == 0:  # the second half of a write found room, or all was written
+            assert not lasting or n == number
+            assert result(whole) == expected, n
+            continue
+        told = error + capfd.readouterr().err
+        assert (code == 1 and "output_dir: cannot write " in told) or (code == 2 and "output_dir=" in told), n
+        folder, finished, saved = folder_in(outputs), len(rounds), len(disk.saved)
+        if folder is not None:
+            assert not torn(folder), n
+            assert not list(folder.glob("*.tmp")), n
+            assert len(read_metrics(folder)) in (finished, max(0, finished - 1)), n
+            summary = read_summary(folder)
+            assert summary is None or summary["rounds"] == len(read_metrics(folder)), n
+        rounds.clear()
+        assert attempt(jobs) == (0, ""), n
+        assert rounds == list(range(1 + EVERY * saved, 7)), n
+        assert folder is None or result(folder) == expected, n
+
+
+@pytest.mark.parametrize("where", ["fedsim.running.experiment.build", "fedsim.selectors.random.Random.select"])
+def test_the_traceback_of_a_run_is_on_the_screen_where_error_txt_does_not_fit(
+    where: str, disk: Disk, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def raising(*_: Any) -> None:
+        disk.refused = range(disk.count + 1, 10**9)
+        raise KeyError("mine")
+
+    monkeypatch.setattr(where, raising)
+    assert run([*WORDS, "selector=random"]) == 1
+    errors = capfd.readouterr().err
+    assert "Traceback" in errors
+    assert "KeyError: 'mine'" in errors
+    assert "output_dir: cannot write" in errors
+
+
+class Noted(Tracker):
+    """Keeps the summary that it is given."""
+
+    given: ClassVar[list[Mapping[str, Any]]] = []
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self.given.append(summary)
+
+
+def test_trackers_are_told_the_end_of_a_run_whose_summary_does_not_fit(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_summary = RunFolder.write_summary
+
+    def filling(self: RunFolder, summary: Mapping[str, Any]) -> None:
+        disk.refused = range(disk.count + 1, 10**9)
+        write_summary(self, summary)
+
+    monkeypatch.setattr(RunFolder, "write_summary", filling)
+    monkeypatch.setattr("fedsim.tracking.console.ConsoleTracker.finish", Noted.finish)
+    monkeypatch.setattr("fedsim.tracking.console.ConsoleTracker.given", Noted.given, raising=False)
+    assert run([*WORDS, "tracker=default", "~tracker.wandb"]) == 1
+    (summary,) = Noted.given
+    assert summary["status"] == "failed"
+    assert "summary.json (No space left on device)" in summary["error"]
+    assert summary["rounds"] == 6
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Any]:
+    """Sets the megabytes of a file system in memory at tmp_path / "disk"; only the superuser can make one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(options: str) -> bool:
+        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+        return not subprocess.run(command, capture_output=True, check=False).returncode
+
+    if shutil.which("mount") is None or not mount("size=1m"):
+        pytest.skip("a file system of its own cannot be mounted here")
+    yield lambda size: mount(f"remount,size={size}m")
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_run_on_a_real_disk_that_fills_up_goes_on_when_there_is_room(
+    small_disk: Any, rounds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for the estimate, but not for two checkpoints (of 1.2 MB) and a third that is being written."""
+    monkeypatch.chdir(tmp_path)
+    words = [w for w in WORDS if "model" not in w] + ["model.hidden=[1200]", "checkpoint.every=1"]
+    assert run([*words, "output_dir=whole"]) == 0
+    assert small_disk(3)
+    rounds.clear()
+    assert run([*words, "output_dir=disk/outputs"]) == 1
+    folder, whole = folder_in(tmp_path / "disk" / "outputs"), folder_in(tmp_path / "whole")
+    assert folder is not None
+    assert whole is not None
+    assert not torn(folder)
+    assert len(read_metrics(folder)) == len(rounds)
+    assert small_disk(9)
+    rounds.clear()
+    assert run([*words, "output_dir=disk/outputs"]) == 0
+    assert rounds[0] == 3
+    assert result(folder) == result(whole)
+
+
+def test_a_report_that_does_not_fit_is_told_and_leaves_the_earlier_one_whole(
+    tmp_path: Path, disk: Disk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_methods(tmp_path / "runs")
+    words = [str(tmp_path / "runs"), "--to", str(tmp_path / "report")]
+    disk.count = 0
+    assert report([*words, "--no-figures"]) == 0
+    number, names = disk.count, {p.name for p in (tmp_path / "report").iterdir()}
+    for n in range(2, number + 1, 17):  # the folder is there
+        disk.count, disk.refused = 0, range(n, 10**9)
+        assert report([*words, "--no-figures"]) == 1, n
+        disk.refused = range(0)
+        assert f"--to: cannot write {tmp_path / 'report'} (No space left on device)" in capsys.readouterr().err, n
+        assert {p.name for p in (tmp_path / "report").iterdir()} == names, n
+        json.loads((tmp_path / "report" / "summary.json").read_text())
+    disk.count, disk.refused = 0, range(number + 1, 10**9)
+    assert report(words) == 1
+    assert not list((tmp_path / "report").rglob("*.tmp"))

@@ -1,0 +1,222 @@
+"""Jobs in processes that a launcher of Hydra starts: they heed signals, and may be killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from fedsim.cli import check_jobs, run
+from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.plugins import plugins
+from fedsim.errors import DataError, FedsimError
+from fedsim.running import signals
+from fedsim.running.signals import StopRequests, ask_children_to_end
+from fedsim.running.sweep import Attempts, LaunchedJob
+from fedsim.simulation import Record, Simulation
+from fedsim.tracking.files import MODEL, NEWEST, read_metrics, read_summary
+
+WORDS = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
+
+
+@pytest.fixture
+def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
+    """Signals of a process of its own, whose handler is called by hand."""
+    monkeypatch.chdir(tmp_path)
+    fresh = StopRequests()
+    monkeypatch.setattr(fresh, "install", lambda: None)
+    for module in ("fedsim.running.experiment", "fedsim.running.sweep", "fedsim.cli", "fedsim.running.signals"):
+        monkeypatch.setattr(f"{module}.STOP", fresh)
+    return fresh
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
+    """Run job number `num` of three seeds as a process of a launcher would; errors that it tells are raised."""
+    with search_path():
+        plans = check_jobs(compose_jobs([*WORDS, "seed=0,1,2"], multirun=True))
+
+    def fail(error: FedsimError) -> None:
+        raise error
+
+    job = LaunchedJob(plans, Attempts(), fail)
+    job.parent = -1
+
+    def call(num: int) -> str:
+        node = SimpleNamespace(job=OmegaConf.create({"num": num}))
+        monkeypatch.setattr(HydraConfig, "get", lambda: node)
+        return job(DictConfig({}))
+
+    return call
+
+
+def summaries(place: str = "outputs") -> dict[str, Any]:
+    return {p.parent.name.split("-")[4]: json.loads(p.read_text()) for p in Path(place).glob("*/*/summary.json")}
+
+
+def test_a_job_that_is_asked_to_end_is_saved_and_its_process_begins_no_other(
+    stop: StopRequests, worker: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Simulation.step
+
+    def asked(self: Simulation) -> Record:
+        if self.round == 1:
+            stop.handle(signal.SIGTERM)
+        return step(self)
+
+    assert worker(0) == "done"
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "step", asked)
+        assert worker(1) == "preempted"
+    assert worker(2) == "preempted"
+    assert {seed: (s["status"], s["rounds"]) for seed, s in summaries().items()} == {
+        "s0": ("done", 4),
+        "s1": ("preempted", 2),
+    }
+    stop.handle(signal.SIGTERM)  # between two jobs it ends nothing: the launcher would lose the others
+
+
+def test_a_refused_job_is_told_by_its_process(
+    stop: StopRequests, worker: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(plan: Any) -> Any:
+        raise DataError("no data")
+
+    monkeypatch.setattr("fedsim.running.experiment.build", refuse)
+    with pytest.raises(DataError, match="no data"):
+        worker(0)
+
+
+def test_a_launcher_that_breaks_is_told_and_the_same_command_goes_on(
+    stop: StopRequests, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugins()  # loads the module
+    words = [*WORDS, "-m", "seed=0,1", "hydra.verbose=false", "--config-dir", "my_conf", "hydra/launcher=other"]
+    Path("my_conf/hydra/launcher").mkdir(parents=True)
+    target = "_target_: hydra._internal.core_plugins.basic_launcher.BasicLauncher\n"
+    Path("my_conf/hydra/launcher/other.yaml").write_text(target)
+
+    def broken(self: Any, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("a worker was killed\nand much more")
+
+    monkeypatch.setattr(sys, "argv", ["fedsim"])
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["hydra._internal.core_plugins.basic_launcher"].BasicLauncher, "launch", broken)
+        assert run(words) == 1
+    printed = capsys.readouterr()
+    assert "the launcher has failed (RuntimeError: a worker was killed); the same command goes on" in printed.out
+    assert "Traceback" not in printed.err
+    assert run(words) == 0
+    assert {seed: s["status"] for seed, s in summaries().items()} == {"s0": "done", "s1": "done"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+def test_signals_are_passed_on_to_the_processes_of_jobs_and_to_no_other(
+    stop: StopRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stop.working(), stop.passed_on(), pytest.raises(signals.Preempted):
+        stop.handle(signal.SIGTERM)
+    stop.__init__()  # type: ignore[misc]
+    sleeper = [sys.executable, "-c", "import time; time.sleep(1800)"]
+    job, other = subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)
+    try:
+        with stop.working(), stop.passed_on():
+            stop.handle(signal.SIGUSR1)  # noted: the job's process is asked, and waited for
+            assert job.wait() == -signal.SIGTERM
+            assert other.poll() is None
+            with pytest.raises(signals.Preempted):
+                stop.raise_if_asked()
+        assert not ask_children_to_end()
+    finally:
+        job.kill()
+        other.kill()
+        other.wait()
+
+
+# --- joblib's launcher, where it is installed ----------------------------------------------------------------------
+
+SLOW = """
+import time
+from pathlib import Path
+from fedsim.selectors.random import Random
+
+class Slow(Random):
+    def select(self, round, clients, rng):
+        if Path("slow").exists():
+            time.sleep(0.2)
+        return super().select(round, clients, rng)
+"""
+HANG = 1800
+
+
+def result(folder: Path) -> Any:
+    records = [{k: v for k, v in r.items() if "seconds" not in k} for r in read_metrics(folder)]
+    return records, (read_summary(folder) or {})["status"], (folder / MODEL).read_bytes()
+
+
+def folders(place: Path) -> list[Path]:
+    return sorted(p.parent for p in place.glob("*/*/config.yaml"))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("who", "number", "code"),
+    [
+        ("parent", signal.SIGTERM, 75),
+        ("all", signal.SIGINT, 130),  # as a terminal does
+        ("worker", signal.SIGUSR1, 75),
+        ("worker", signal.SIGKILL, 1),  # as the out-of-memory killer does
+    ],
+)
+def test_a_sweep_of_joblibs_processes_is_stopped_or_struck_and_the_same_command_goes_on(
+    who: str, number: int, code: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    (tmp_path / "my_lab.py").write_text(SLOW)
+    (tmp_path / "slow").touch()
+    words = ["-m", "seed=0,1,2", *WORDS, "num_rounds=150", "checkpoint.every=2", "selector._target_=my_lab.Slow"]
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    command = [sys.executable, "-m", "fedsim.run", *words]
+    process = subprocess.Popen(
+        [*command, *launcher],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
+    try:
+        while sum(len(read_metrics(folder)) > 3 for folder in folders(tmp_path / "outputs")) < 2:
+            assert process.poll() is None
+            time.sleep(0.1)
+        workers = [json.loads(p.read_text())["pid"] for p in tmp_path.glob("outputs/*/.locks/*.holder.json")]
+        for pid in {"parent": [process.pid], "all": [*workers, process.pid], "worker": workers[:1]}[who]:
+            os.kill(pid, number)
+        if who == "worker":
+            (tmp_path / "slow").unlink()
+        output, errors = process.communicate(timeout=HANG)
+    finally:
+        process.kill()
+    assert process.returncode == code, output + errors
+    assert "Traceback" not in errors
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    struck = [folder for folder in folders(tmp_path / "outputs") if (folder / NEWEST).exists()]
+    assert len(struck) >= (2 if who in ("parent", "all") else 1)
+    if code == 1:
+        assert "the launcher has failed (TerminatedWorkerError: " in output
+    else:
+        assert {(read_summary(f) or {})["status"] for f in struck} == {"interrupted" if code == 130 else "preempted"}
+    (tmp_path / "slow").unlink(missing_ok=True)
+    for more in (launcher, ["output_dir=whole"]):
+        done = subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert [result(f) for f in folders(tmp_path / "outputs")] == [result(f) for f in folders(tmp_path / "whole")]

@@ -1,0 +1,305 @@
+"""Random configs: damaged ones are refused as mistakes of the config or the data, sound ones compose and hash equally.
+
+The short forms try the same few in each run, the long ones (`-m faults`) new ones every time.
+"""
+
+import signal
+import string
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedsim.cli import check_jobs
+from fedsim.config.compose import compose_jobs, conf_dir, search_path
+from fedsim.errors import ConfigError, DataError
+from fedsim.running.assembly import build
+
+SECONDS = 5
+"""Of a processor, for any config."""
+TINY = ("tracker=files_only", "num_rounds=1", "local.epochs=null", "local.steps=1", "server.public_samples=20")
+SHORT = settings(
+    max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+LONG = settings(SHORT, max_examples=500, derandomize=False)
+
+
+def choices(group: str, *without: str) -> list[str]:
+    return sorted({file.stem for file in (conf_dir() / group).glob("*.yaml")} - set(without))
+
+
+# --- damaged ones -----------------------------------------------------------------------------------------------------
+
+KEYS = (
+    *(
+        "name",
+        "seed",
+        "partition_seed",
+        "init_seed",
+        "num_rounds",
+        "num_clients",
+        "cohort_size",
+        "eval_every",
+        "device",
+    ),
+    *("overwrite", "checkpoint", "checkpoint.every", "local", "local.epochs", "local.steps", "local.batch_size"),
+    *("local.holdout_fraction", "local.evaluate_on", "server", "server.validation_fraction", "server.public_samples"),
+    *("dataset", "dataset.mean", "partition", "partition.shards_per_client", "partition.pure", "partition.leftover"),
+    *("availability", "model", "model.hidden", "model.dropout", "model._target_", "optimizer", "optimizer.lr"),
+    *(
+        "optimizer.momentum",
+        "optimizer.schedule",
+        "optimizer/schedule",
+        "selector",
+        "selector.mode",
+        "selector._target_",
+    ),
+    *(
+        "aggregator",
+        "aggregator.weighting",
+        "engine",
+        "engine.compile",
+        "engine.precision",
+        "tracker",
+        "scale",
+        "preset",
+    ),
+    *(
+        "cell",
+        "hydra.callbacks",
+        "hydra.run.dir",
+        "hydra/launcher",
+        "hydra.mode",
+        "nope",
+        "selektor",
+        "model.hiden",
+        "ключ",
+    ),
+)
+VALUES = (
+    *(
+        "",
+        "null",
+        "true",
+        "0",
+        "-1",
+        "1e400",
+        "nan",
+        "inf",
+        "-.inf",
+        str(10**9),
+        str(2**63),
+        str(10**30),
+        "0.5",
+        "1e-30",
+    ),
+    *(
+        "[]",
+        "{}",
+        "[[]]",
+        "[1,[2,[3]]]",
+        "[nan]",
+        "[-1]",
+        "[1,null]",
+        "{a:1}",
+        "{a:{b:[1,{c:2}]}}",
+        "{_target_:os.system}",
+    ),
+    *("'{_target_: os.system}'", "os.system", "builtins.open", "!!python/object/apply:os.system", "'${oc.env:PATH}'"),
+    *("${nope}", "${seed}", "${.}", "${oc.env:AWS_SECRET_ACCESS_KEY}", "${oc.create:{a:1}}", "???", "'???'", "$", "${"),
+    *("../../etc/passwd", "/etc/passwd", "a/b", "range(0,3)", "1,2", "choice(a,b)", "glob(*)", "interval(0,1)", "a=b"),
+    *("'\u202eabc'", "'\u0000'", "😀", "١٢٣", "ﬀ", "'\ud7ff'", '"\\n"', "'" * 3, "x" * 5000, "[" * 200 + "]" * 200),
+    *("fedsim.selectors.random.Random", "fedsim.cli.main", "random", "small", "full", "auto", "lanes"),
+)
+WORDS = st.builds(
+    "{}{}={}".format,
+    st.sampled_from(["", "", "", "+", "++", "~"]),
+    st.sampled_from(KEYS) | st.text(string.ascii_letters + "._/@:-é ", min_size=1, max_size=12),
+    st.sampled_from(VALUES) | st.text(max_size=20) | st.integers().map(str) | st.floats().map(str),
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10) | st.sampled_from(VALUES)
+NODES = st.recursive(SCALARS, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=8), x, max_size=3))
+TEXTS = (
+    *(
+        "a: !!python/object/apply:os.system [touch marker]",
+        "!!set {a, b}",
+        "a: !!binary aGk=",
+        "a: &a [*a]",
+        "? [a]\n: b",
+    ),
+    *(
+        "a: *nope",
+        "a: b: c",
+        "\ta: 1",
+        "- a\n- b",
+        "a: 1\na: 2",
+        "%YAML 9.9\n---\na: 1",
+        "--- 1\n--- 2",
+        "a: 0x_",
+        "\x00",
+    ),
+    *(
+        "_target_: [1]",
+        "_target_: os.system",
+        "_target_: fedsim.models.mlp.MLP\nhidden: .nan\ndropout: .inf",
+        "\ufeffa: 1",
+    ),
+    *(
+        "defaults: 3",
+        "defaults: [nope]",
+        "defaults: [{a: b}]",
+        "defaults: [_self_, _self_]",
+        "defaults: [bad]",
+        "a: 2001-01-01",
+    ),
+    *(
+        "# @package ../x\na: 1",
+        "# @package hydra.job\nname: x",
+        "_target_: fedsim.models.mlp.MLP\n1: 2\nnull: 3\ntrue: 4",
+    ),
+    "_target_: fedsim.models.mlp.MLP\nhidden: [1, 2]\ndropout: 0.0\n? {a: 1}\n: 2",
+)
+FILES = st.sampled_from(TEXTS) | st.text(max_size=60) | st.binary(max_size=40) | NODES.map(lambda node: f"a: {node!r}")
+
+
+@contextmanager
+def limited_time() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def written_in(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name != ".hypothesis"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Imports take long, and only once."""
+    with search_path():
+        build(check_jobs(compose_jobs([*TINY, f"cache_dir={tmp_path_factory.mktemp('cache')}"], multirun=False))[0])
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, in which nothing may be written."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted")
+    return tmp_path / "empty"
+
+
+def refuse_or_accept(words: list[str], empty: Path, file: str | bytes | None = None, *, multirun: bool = False) -> None:
+    """Any other exception than of a mistake in config or data is let through, and so is whatever takes too long."""
+    folder = None
+    if file is not None:
+        folder = empty.parent / "mine"
+        (folder / "model").mkdir(parents=True, exist_ok=True)
+        path = folder / "model" / "bad.yaml"
+        path.write_bytes(file if isinstance(file, bytes) else file.encode("utf-8", "surrogatepass"))
+    told = "nothing"
+    try:
+        with limited_time():
+            with search_path(None if folder is None else str(folder)):
+                jobs = compose_jobs(words, multirun=multirun)
+            plan = check_jobs(jobs)[0]
+            if plan.config["dataset"]["_target_"] == "fedsim.data.digits.Digits":
+                build(plan)
+    except (ConfigError, DataError) as error:
+        told = str(error)
+    assert told
+    assert "planted" not in told
+    assert not written_in(empty)
+
+
+def damaged(empty: Path, words: list[str], multirun: bool, file: Any) -> None:
+    if file is None:
+        refuse_or_accept(["tracker=files_only", *words], empty, multirun=multirun)
+    else:
+        refuse_or_accept(["tracker=files_only", "model=bad"], empty, file)
+
+
+DAMAGED = given(st.lists(WORDS, min_size=1, max_size=3), st.booleans(), st.none() | FILES)
+
+
+@SHORT
+@DAMAGED
+def test_damaged_configs_are_refused(empty: Path, words: list[str], multirun: bool, file: Any) -> None:
+    damaged(empty, words, multirun, file)
+
+
+@pytest.mark.faults
+@LONG
+@DAMAGED
+def test_five_hundred_damaged_configs_are_refused(empty: Path, words: list[str], multirun: bool, file: Any) -> None:
+    damaged(empty, words, multirun, file)
+
+
+# --- sound ones -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def sound(draw: st.DrawFn) -> list[str]:
+    """The words of a config that can be run on the digits."""
+    pick = lambda *values: draw(st.sampled_from(values))
+    clients = draw(st.integers(10, 20))
+    partitions = {
+        "dirichlet_class": ["partition.min_size=0", f"partition.alpha={pick(0.1, 1.0, 10.0)}"],
+        "dirichlet_qp": ["partition.retries=0", "partition.fallback=nnls"],
+        "quantity_skew": [f"partition.skew={pick(0.1, 1.0)}"],
+    }
+    partition = pick(*choices("partition", "natural"))
+    schedule = pick(*choices("optimizer/schedule"))
+    return [
+        *(f"num_clients={clients}", f"cohort_size={draw(st.integers(1, 10))}", f"seed={draw(st.integers(0, 2**40))}"),
+        *(f"partition={partition}", *partitions.get(partition, [])),
+        *(f"model={pick('logistic', 'mlp', 'mlp_64')}", f"selector={pick(*choices('selector', 'pncs_two'))}"),
+        *(
+            f"optimizer={pick('sgd', 'adam')}",
+            f"optimizer/schedule={schedule}",
+            f"optimizer.lr={pick(1e-4, 0.01, 0.1)}",
+        ),
+        *(f"aggregator={pick(*choices('aggregator'))}", f"availability={pick(*choices('availability'))}"),
+        *(f"engine={pick('auto', 'batched', 'sequential')}", f"local.batch_size={draw(st.integers(1, 10**9))}"),
+        f"local.holdout_fraction={pick(0.0, 0.2)}",
+    ]
+
+
+def composed_twice(words: list[str], empty: Path) -> None:
+    with search_path():
+        once = check_jobs(compose_jobs([*TINY, *words], multirun=False))[0]
+        again = check_jobs(compose_jobs([*reversed(words), *TINY], multirun=False))[0]
+    assert once == again
+    assert once.config_hash == again.config_hash
+    if once.settings.seed % 4 == 0:
+        simulation = build(once).simulation
+        record = simulation.step()
+        assert np.isfinite(record.test_loss or 0.0)
+    assert not written_in(empty)
+
+
+@SHORT
+@given(sound())
+def test_sound_configs_compose_and_run(empty: Path, words: list[str]) -> None:
+    composed_twice(words, empty)
+
+
+@pytest.mark.faults
+@LONG
+@given(sound())
+def test_five_hundred_sound_configs_compose_and_run(empty: Path, words: list[str]) -> None:
+    composed_twice(words, empty)

@@ -1,0 +1,143 @@
+"""Secrets of the environment and the command line are in no byte that runs and reports write."""
+
+import base64
+import gzip
+import io
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "planted/aws+f3a9c41b7e",
+    "WANDB_API_KEY": "0f1e2d3c4b5a69788796a5b4c3d2e1f00f1e2d3c",
+    "HF_TOKEN": "hf_plantedQm7Zp1Xc8Vb",
+    "ZQ_UNRELATED_8141": "planted-8141-Lk5Tr2",
+}
+MARK = "marked-6620-Wd9Fh3"
+"""The value of a variable that configs may name: what the search finds where a value is recorded."""
+ON_THE_COMMAND_LINE = "planted-argument-77Gq"
+TINY = (
+    *("name=trial", "num_clients=5", "cohort_size=2", "num_rounds=3", "local.epochs=1", "engine=batched"),
+    *("checkpoint.every=1", "tracker.console.progress=false"),
+)
+PARTS = """
+import os, signal
+from fedsim.selectors.random import Random
+
+class Failing(Random):
+    def select(self, round, clients, rng):
+        if round == 3:
+            raise RuntimeError("as it is told")
+        return super().select(round, clients, rng)
+
+class Killed(Random):
+    def select(self, round, clients, rng):
+        if round == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().select(round, clients, rng)
+"""
+
+
+def forms(secret: str) -> set[bytes]:
+    """A secret as it is, in hexadecimal, and in base64 wherever it may begin in a group of three bytes."""
+    plain = secret.encode()
+    found = {plain, plain[::-1], plain.hex().encode()}
+    for shift in range(3):
+        whole = base64.b64encode(b"\0" * shift + plain)
+        found.add(whole[4 if shift else 0 : -4])  # without the groups that its neighbours share
+    return found
+
+
+def contents(path: Path) -> Iterator[bytes]:
+    """A file's bytes, those that it holds compressed, and a log of W&B without the headers of its blocks."""
+    content = path.read_bytes()
+    yield content
+    yield b"".join(content[start + 7 : start + 32768] for start in range(0, len(content), 32768))
+    with suppress(zipfile.BadZipFile, NotImplementedError), zipfile.ZipFile(io.BytesIO(content)) as archive:
+        yield from (archive.read(name) for name in archive.namelist())
+    for magic, unpack in ((b"\x1f\x8b", gzip.decompress), (b"x\x9c", zlib.decompress)):
+        with suppress(OSError, EOFError, zlib.error):
+            if content.startswith(magic):
+                yield unpack(content)
+
+
+def found_in(folder: Path, secret: str) -> set[str]:
+    """The files below `folder`, and names of files, in which `secret` is."""
+    wanted = forms(secret)
+    found = set()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and secret in str(path.readlink()):
+            found.add(str(path.relative_to(folder)))
+        with suppress(OSError):
+            name = str(path.relative_to(folder))
+            if secret in name or (path.is_file() and any(w in c for c in contents(path) for w in wanted)):
+                found.add(name)
+    return found
+
+
+def test_the_search_finds_what_is_encoded_and_compressed(tmp_path: Path) -> None:
+    secret = SECRETS["AWS_SECRET_ACCESS_KEY"].encode()
+    with zipfile.ZipFile(tmp_path / "zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("member", b"a" + secret)
+    written = {"plain": b"x" + secret, "hex": secret.hex().encode(), "gzip": gzip.compress(secret)}
+    written |= {f"base64 {n}": base64.b64encode(b"b" * n + secret + b"c" * n) for n in range(4)}
+    written["blocks"] = b"a" * (32768 - 5) + secret[:5] + b"\1\2\3\4\5\6\7" + secret[5:]
+    for name, content in written.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "else").write_bytes(b"nothing")
+    (tmp_path / secret.decode().replace("/", "-")).write_bytes(b"")
+    assert found_in(tmp_path, secret.decode()) == {"zip", *written}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that a sweep with a failing job, a killed run, a refused one and a report have written."""
+    here = tmp_path_factory.mktemp("written")
+    for name in ("home", "tmp", "work", "cache"):
+        (here / name).mkdir()
+    (here / "work" / "planted_parts.py").write_text(PARTS)
+    folders = {"HOME": "home", "TMPDIR": "tmp", "FEDSIM_CACHE": "cache", "XDG_CACHE_HOME": "home/cache"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment |= {name: str(here / folder) for name, folder in folders.items()} | SECRETS | {"FEDSIM_MARK": MARK}
+    environment["OMP_NUM_THREADS"] = "1"
+
+    part = "selector._target_=planted_parts."
+    marked = "tracker.wandb.tags=['${oc.env:FEDSIM_MARK}']"
+    sweep = [*TINY, "-m", "tracker.wandb.mode=offline", marked, f"{part}Failing,fedsim.selectors.random.Random"]
+    assert fedsim("fedsim.run", sweep, here, environment) == 1
+    killed = [*TINY, "tracker=files_only", f"{part}Killed", "seed=7"]
+    killed.remove("tracker.console.progress=false")
+    assert fedsim("fedsim.run", killed, here, environment) == -signal.SIGKILL
+    assert fedsim("fedsim.run", [*TINY, f"+api_key={ON_THE_COMMAND_LINE}"], here, environment) == 2
+    assert fedsim("fedsim.report", ["outputs/trial"], here, environment) == 0
+    return here
+
+
+def fedsim(module: str, words: list[str], here: Path, environment: Mapping[str, str]) -> int:
+    command = [sys.executable, "-m", module, *words]
+    done = subprocess.run(command, cwd=here / "work", env=environment, capture_output=True, check=False, timeout=600)
+    for secret in SECRETS.values():
+        assert secret.encode() not in done.stdout + done.stderr
+    return done.returncode
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills by SIGKILL, and W&B's folders as on Linux")
+def test_no_secret_is_in_any_byte_that_is_written(written: Path) -> None:
+    kinds = {path.name for path in written.rglob("*")}
+    assert {"error.txt", "checkpoint.safetensors", "summary.json", "report.html", "partition.npz"} <= kinds
+    for secret in (*SECRETS.values(), ON_THE_COMMAND_LINE):
+        assert found_in(written, secret) == set()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="see above")
+def test_a_value_that_is_recorded_is_found(written: Path) -> None:
+    """The negative control: a variable that configs may name is in the config, and in the log of W&B."""
+    assert {Path(name).suffix for name in found_in(written / "work", MARK)} >= {".yaml", ".wandb"}

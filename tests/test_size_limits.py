@@ -1,0 +1,256 @@
+"""Numbers that are absurdly large are refused before anything of their size is made, or size nothing.
+
+Every key of conf/ that takes an integer is tried with limited memory.
+"""
+
+import inspect
+import resource
+import signal
+import tracemalloc
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from types import FrameType, UnionType
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from torch import nn
+
+from fedsim.config.build import instantiate, resolve
+from fedsim.config.compose import compose_jobs, conf_dir, search_path
+from fedsim.config.plan import make_plan
+from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
+from fedsim.engine.schedule import LocalWork, make_schedule
+from fedsim.errors import ConfigError, DataError
+from fedsim.partitions.division import ServerSplit
+from fedsim.rng import Streams
+from fedsim.running.assembly import build
+from fedsim.selectors.base import Population
+from fedsim.selectors.shapley import MOST_EXACT, Valuation
+
+HUGE = (10**9, 2**63)
+SMALL = ("num_clients=6", "cohort_size=2", "num_rounds=1", "local.epochs=null", "local.steps=1", "tracker=files_only")
+ROOM, SECONDS = 2**30, 5
+"""Bytes that a config may take above what the process has, and seconds of a processor."""
+PLAIN = {
+    *("seed", "partition_seed", "init_seed", "eval_every", "checkpoint.every", "local.batch_size"),
+    *("dataset.seed", "model.backbone_seed", "partition.cap", "engine.chunk_size", "optimizer.schedule.milestones"),
+    *("selector.queue_length", "selector.warmup", "selector.interval", "selector.window", "selector.cover_rounds"),
+    *("selector.exploration.peak", "selector.num_clusters", "selector.iterations", "selector.pacer_window"),
+    *("selector.swap_passes", "selector.sketch.size", "selector.threshold.every"),
+}
+"""Keys that size nothing: runs at 10^9 are like others."""
+GROUPS = ("dataset", "partition", "availability", "model", "optimizer", "selector", "aggregator", "engine")
+OWNERS = {"sketch": "pncs", "exploration": "gpfl", "threshold": "fedabc", "valuation": "s_fedavg", "schedule": "sgd"}
+"""Choices whose nodes have the groups below other groups."""
+Path_ = tuple[str, ...]
+DATA_WITH_OWNERS = {
+    "_target_": "fedsim.data.femnist_generated.FemnistGenerated",
+    **{"num_classes": 10, "num_writers": 20, "classes_per_writer": 5, "test_samples": 10, "samples_per_writer": 30.0},
+    **{"size_deviation": 0.4, "style": 0.3, "noise": 0.2, "seed": 0, "mean": [0.5], "std": [0.5]},
+}
+
+
+@cache
+def parameters_of(cls: Any) -> dict[str, Any]:
+    """Names and annotations of what a config may set."""
+    hints = typing.get_type_hints(cls.__init__ if isinstance(cls, type) else cls)
+    return {p.name: hints[p.name] for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
+def integer(hint: Any) -> bool:
+    return hint is int or (typing.get_origin(hint) in (typing.Union, UnionType) and int in typing.get_args(hint))
+
+
+def keys_of(node: Any, path: Path_, cls: Any = None) -> Iterator[tuple[Any, Path_, bool]]:
+    """Class, path and whether it is a list, of every key for integers of a node and those within it."""
+    cls = resolve(node, object, "x") if cls is None else cls
+    for name, hint in parameters_of(cls).items():
+        value = node.get(name)
+        if isinstance(value, dict) and "_target_" in value:
+            yield from keys_of(value, (*path, name))
+        elif integer(hint) or hint == list[int]:
+            yield cls, (*path, name), hint == list[int]
+
+
+def cases(cache_dir: Path) -> Iterator[tuple[dict[str, Any], Path_, Any]]:
+    """Config, key and huge value, once for every key of every class that conf/ names."""
+    with search_path():
+        (job,) = compose_jobs([*SMALL, f"cache_dir={cache_dir}"], multirun=False)
+    seen: set[tuple[Any, str]] = set()
+    config = job.config
+    nodes = [("local", LocalSettings), ("server", ServerSplit), ("checkpoint", CheckpointSettings)]
+    found = [(config, key) for name, cls in nodes for key in keys_of(config[name], (name,), cls)]
+    scalars = {k: v for k, v in config.items() if not isinstance(v, dict)}
+    found += [(config, key) for key in keys_of(scalars, (), Settings)]
+    for group, changes in all_choices():
+        found += [({**config, **changes}, key) for key in keys_of(changes[group], (group,))]
+    for config, (cls, path, many) in found:
+        if (cls, path[-1]) not in seen:
+            seen.add((cls, path[-1]))
+            yield from ((with_value(config, path, [value] if many else value), path, value) for value in HUGE)
+
+
+def all_choices() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The group of every file of conf/, and what it puts into a config."""
+    for file in sorted(conf_dir().rglob("*.yaml")):
+        group, _, below = file.parent.relative_to(conf_dir()).as_posix().partition("/")
+        if group in GROUPS:
+            node = node_of(group, OWNERS[below] if below else file.stem)
+            changes = {group: {**node, below: node_of(f"{group}/{below}", file.stem)} if below else node}
+            if file.stem == "natural":
+                changes["dataset"] = DATA_WITH_OWNERS
+            if "fedabc" in node["_target_"]:
+                changes["server"] = {"validation_fraction": 0.05, "public_samples": 10, "public_stratified": False}
+            yield group, changes
+
+
+def node_of(group: str, choice: str) -> dict[str, Any]:
+    """The node that Hydra makes of a file and its defaults."""
+    own = yaml.safe_load((conf_dir() / group / f"{choice}.yaml").read_text()) or {}
+    node: dict[str, Any] = {}
+    for default in own.pop("defaults", []):
+        if isinstance(default, dict):
+            names = {name.removeprefix("override "): value for name, value in default.items()}
+            node |= {name: node_of(f"{group}/{name}", value) for name, value in names.items()}
+        elif default != "_self_":
+            node |= node_of(group, default)
+    return node | own
+
+
+def with_value(config: dict[str, Any], path: Path_, value: Any) -> dict[str, Any]:
+    changed = deepcopy(config)
+    node = changed
+    for part in path[:-1]:
+        node = node[part]
+    node[path[-1]] = value
+    if path == ("local", "epochs"):
+        node["steps"] = None
+    return changed
+
+
+def attempt(config: dict[str, Any], path: Path_) -> str:
+    """What comes of it: the kind of error, or `ran`."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        if path[0] == "model":
+            instantiate(config["model"], nn.Module, "model", (3, 32, 32), 10)
+        else:
+            plan = make_plan(config, {})
+            if path[0] != "dataset":
+                build(plan).simulation.step()
+        return "ran"
+    except (ConfigError, DataError) as error:
+        named = ".".join(path) in str(error) or path[-1] in str(error)
+        return f"{type(error).__name__}" if named else f"does not name the key: {error}"
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+@contextmanager
+def limited_memory() -> Iterator[None]:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGPROF)
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        signal.signal(signal.SIGPROF, handler)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], Path_, Any]]:
+    return list(cases(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def outcomes(everything: list[tuple[dict[str, Any], Path_, Any]]) -> dict[tuple[str, int], set[str]]:
+    """What comes of every key at every value, with limited memory."""
+    found: dict[tuple[str, int], set[str]] = {}
+    with limited_memory():
+        for config, path, value in everything:
+            found.setdefault((".".join(path), value), set()).add(attempt(config, path))
+    return found
+
+
+def test_no_key_takes_an_integer_of_more_than_64_bits(outcomes: dict[tuple[str, int], set[str]]) -> None:
+    assert len(outcomes) >= 90
+    assert {key: found for (key, value), found in outcomes.items() if value == 2**63 and found != {"ConfigError"}} == {}
+
+
+def test_a_thousand_million_is_refused_where_it_sizes_something(outcomes: dict[tuple[str, int], set[str]]) -> None:
+    large = {key: found for (key, value), found in outcomes.items() if value == 10**9}
+    assert {key: found for key, found in large.items() if not found <= {"ConfigError", "DataError", "ran"}} == {}
+    assert sorted(key for key, found in large.items() if "ran" in found) == sorted(PLAIN)
+
+
+LIMITS = {
+    ("model", "hidden"): ("fedsim.models.shapes.MAX_PARAMETERS",),
+    ("local", "steps"): ("fedsim.config.settings.MAX_STEPS", "fedsim.engine.schedule.MAX_POSITIONS"),
+}
+
+
+@pytest.mark.parametrize("path", LIMITS)
+def test_without_the_limits_memory_runs_out(
+    path: Path_, everything: list[tuple[dict[str, Any], Path_, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control."""
+    mine = [config for config, key, value in everything if key == path and value == 10**9]
+    config = next(config for config in mine if config["model"]["_target_"].endswith("MLP"))
+    for limit in LIMITS[path]:
+        monkeypatch.setattr(limit, 10**15)
+    with limited_memory():
+        assert "ror: " in attempt(config, path)
+
+
+def peak_of(batch_size: int) -> int:
+    """Bytes at most taken while a round's schedule is made for clients with 100 samples."""
+    positions, ids = [np.arange(100) for _ in range(5)], np.arange(5)
+    tracemalloc.start()
+    make_schedule(positions, LocalWork(2, None, batch_size), Streams(0), 1, ids, 0.1, dropout=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_memory_grows_with_the_clients_data_and_not_with_the_batch_size() -> None:
+    """That whole runs have room is in `test_a_thousand_million_...`: batch_size is in `PLAIN`."""
+    assert peak_of(10**9) == pytest.approx(peak_of(100), rel=0.1)
+
+
+def problem(build: Callable[[], object]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build()
+    return str(caught.value)
+
+
+def test_the_work_of_a_round_is_limited() -> None:
+    sizes = np.array([10, 1000])
+    assert LocalWork(None, 1_000_000, 16).too_large(sizes, 10) is None
+    found = LocalWork(None, 1_000_000, 10**9).too_large(sizes, 1)
+    assert "local.steps=1000000: makes batches of 1000000000 samples" in str(found)
+    assert "local.epochs=100000" in str(LocalWork(100_000, None, 16).too_large(sizes, 10))
+
+
+def test_exact_shapley_values_are_refused_by_their_cost() -> None:
+    values = {"utility": "loss", "average": "uniform", "permutations": 1, "tolerance": 0.0}
+    exact, auto = Valuation(method="exact", **values), Valuation(method="auto", **values)
+    sizes = np.ones(40, np.int64)
+    exact.require_affordable(Population(sizes, MOST_EXACT, 1))
+    auto.require_affordable(Population(sizes, 20, 1))
+    text = problem(lambda: exact.require_affordable(Population(sizes, 20, 1)))
+    assert "valuation.method='exact': evaluates 2^20 models" in text
+    assert "selector/valuation=sampled" in text

@@ -148,6 +148,7 @@ def test_results_are_those_of_the_rounds() -> None:
     found = totals_of(rounds, 0.1)
     assert (found["rounds"], found["initial_accuracy"]) == (4, 0.1)
     assert (found["final_accuracy"], found["best_accuracy"]) == (0.5, 0.7)
+    assert found["smoothed_accuracy"] == pytest.approx(1.4 / 3)  # of 0.2, 0.7 and 0.5
     assert found["mean_participation_ratio"] == 0.5
     assert (found["coverage"], found["wall_seconds"]) == (0.95, 11.0)
     assert found["totals"]["bytes_up"] == 1 + 1 + 1 + 9

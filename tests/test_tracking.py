@@ -38,6 +38,7 @@ def record(round: int, accuracy: float | None = 0.5) -> dict[str, Any]:
 def summary(accuracy: float | None = 0.75, status: str = "done") -> dict[str, Any]:
     return {
         "status": status,
+        "smoothed_accuracy": None if accuracy is None else accuracy / 2,
         "final_accuracy": accuracy,
         "initial_accuracy": 0.1,
         "best_accuracy": 0.8,
@@ -189,7 +190,16 @@ def test_without_a_terminal_about_ten_lines_and_a_closing_table(tmp_path: Path) 
     text = shown(tracker.console)
     assert text.count("test accuracy") == 10
     assert "round 20/20  test accuracy 20.00 %" in text
-    for part in ("75.00 %", "25.00 %", "4.0 s", "2.5 MB down, 1.2 kB up", "1,000 trained on", str(tmp_path)):
+    for part in (
+        "37.50 %",
+        "mean of the last 11 rounds",
+        "last round 75.00 %",
+        "25.00 %",
+        "4.0 s",
+        "2.5 MB down, 1.2 kB up",
+        "1,000 trained on",
+        str(tmp_path),
+    ):
         assert part in text
 
 
@@ -233,9 +243,39 @@ def test_a_sweeps_table_shows_what_differs_and_means_over_seeds() -> None:
     text = shown(target)
     assert "4 jobs" in text
     assert "model" not in text
-    assert "60.00 ± 14.14 %" in text
-    assert "90.00 %" in text
+    assert "30.00 ± 7.07  60.00 ± 14.14" in text  # the mean of the last rounds first
+    assert "45.00   90.00" in text
     assert "1/2" in text
+
+
+@pytest.mark.parametrize("width", [70, 80, 120])
+def test_a_sweeps_table_breaks_no_name_and_says_which_columns_it_leaves_out(width: int) -> None:
+    target = console(width=width)
+    rows = [
+        {**row(selector, 0, 0.5), "labels": {"selector": selector, "partition": "dirichlet_client"}}
+        for selector in ("power_of_choice_d10", "random")
+    ]
+    rows[1]["labels"]["partition"] = "shards_2"
+    sweep_table(rows, target)
+    text = shown(target)
+    assert "power_of_choice_d10  dirichlet_client" in text
+    assert max(map(len, text.splitlines())) <= width
+    heads = next(line for line in text.splitlines() if "selector" in line)
+    left_out = " ".join(text.split()).partition("left out at this width: ")[2]
+    for name in ("final %", "last %", "part. %", "time", "down", "up"):
+        assert (name in heads) != (name in left_out)
+    assert "final %" in heads
+    assert bool(left_out) == (width < 120)
+
+
+def test_a_sweep_over_runs_of_earlier_versions_has_their_mean_of_the_last_rounds(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "old", CONFIG)
+    for t in range(1, 21):
+        folder.append(record(t, t / 100))
+    old = {name: value for name, value in summary(0.2).items() if name != "smoothed_accuracy"}
+    target = console()
+    sweep_table([{**row("random", 0, 0.2), "summary": old, "folder": folder.path}, row("full", 0, 0.9)], target)
+    assert "15.00   20.00" in shown(target)  # the mean of 0.10 to 0.20
 
 
 def test_a_sweeps_table_lists_jobs_that_left_no_summary() -> None:

@@ -9,8 +9,10 @@
     verdicts/   what papers print, the rules of judging, the judgements
     pair_study/ PNCS's Table I: its own analysis and claims
     tables/     all tables, as terminal text, Markdown, LaTeX and CSV
-    figures     all figures
-    html_page   one HTML page with everything
+    looks       the colour, dash and marker of each method
+    curves      accuracy over seeds, round by round, and what rounds had cost
+    figures/    all figures, for papers
+    page/       one HTML page with everything
     summary     the numbers worth keeping, as JSON, and the comparison of two such files; kept reads them as runs again
 
 Data flows one way, from `runs` down this list.

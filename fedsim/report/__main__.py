@@ -20,13 +20,14 @@ from rich.console import Console
 
 from fedsim.errors import FedsimError
 from fedsim.report.archive import SUFFIX, read_archive, write_archive
-from fedsim.report.figures import all_plots
+from fedsim.report.figures.collection import all_plots
 from fedsim.report.groups import Group, group_runs
-from fedsim.report.html_page import html_page
 from fedsim.report.kept import read_summary_file
+from fedsim.report.looks import make_looks
+from fedsim.report.page.page import Content, Picture, html_page
 from fedsim.report.pair_study.analysis import make_tables
 from fedsim.report.pair_study.claims import claims_table, judge_runs
-from fedsim.report.panels import Panel, make_panels
+from fedsim.report.panels import Panel, drawn_panels, make_panels
 from fedsim.report.runs import Run, read_runs
 from fedsim.report.summary import compare_summaries, make_summary
 from fedsim.report.tables import papers, results, times
@@ -99,8 +100,12 @@ def report(
     target = to or (source.parent if source.is_file() else source) / "report"
     try:
         write(target, tables)
-        plots = {plot.save(target / "figures"): plot for plot in (all_plots(panels) if figures else [])}
-        html = html_page(source.resolve().stem, runs, tables, plots, [publication for publication, _ in compared])
+        drawn = drawn_panels(panels) if figures else []
+        looks = make_looks(drawn)
+        pictures = [Picture(plot.caption, plot.save(target / "figures")) for plot in all_plots(drawn, looks)]
+        publications = [publication for publication, _ in compared]
+        content = Content(source.resolve().stem, groups, drawn, looks, tables, pictures, publications)
+        html = html_page(content, target)
         write_atomically(target / "report.html", html.encode())
         write_atomically(target / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     except OSError as error:
@@ -127,6 +132,7 @@ def all_tables(
         results.pooled_pairs(panels),
         results.targets(panels),
         results.selections(groups),
+        times.costs(groups),
         times.phases(groups),
         times.selection_times(groups),
     ]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from fedsim.report.runs import Run, complete
 SEEDS = ("seed", "partition_seed", "init_seed")
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "selector")
 """Config groups whose choices label runs, in this order; parts of a selector and single values come after them."""
+SETTING = ("cell", "dataset", "partition", "model")
+"""Config groups whose choices and values define a setting, in which methods are compared."""
 REFERENCE = "random"
 """The selector that others are compared with, if there are runs of it."""
 
@@ -57,13 +60,18 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 
 
 def show_labels(labels: Mapping[str, str]) -> str:
-    """All labels as one text, in their order."""
-    return " ".join(show_label(key, value) for key, value in labels.items())
+    """All labels as one text, in their order: choices of config groups by themselves, config values as `key=value`.
+
+    Of a dotted key its last part is shown, where this says which of the labels it is.
+    """
+    ends = Counter(key.rpartition(".")[2] for key in labels)
+    return " ".join(_show_label(key, value, whole=ends[key.rpartition(".")[2]] > 1) for key, value in labels.items())
 
 
-def show_label(key: str, value: str) -> str:
-    """One label as text: a choice of a config group by itself, a config value as `last part of the key=value`."""
-    return f"{key.rpartition('.')[2]}={value}" if "." in key else value
+def _show_label(key: str, value: str, *, whole: bool) -> str:
+    if key in LABEL_ORDER or "/" in key:
+        return value
+    return f"{key if whole else key.rpartition('.')[2]}={value}"
 
 
 def sort_key(text: str) -> tuple[bool, list[str | float]]:
@@ -86,8 +94,25 @@ def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
     _add_distinguishing_values(
         labels, [{g: c for g, c in run.choices.items() if g.startswith("selector/")} for run in runs]
     )
-    _add_distinguishing_values(labels, [dict(flat(relevant(run.config))) for run in runs])
+    values = [dict(flat(relevant(run.config))) for run in runs]
+    _add_distinguishing_values(labels, values)
+    _tell_setting_everywhere(labels, values)
     return labels
+
+
+def _tell_setting_everywhere(labels: Sequence[dict[str, str]], values: Sequence[Mapping[str, Any]]) -> None:
+    """Add the values of settings that label any runs to the labels of all that have them, in place.
+
+    A method that was run in one setting alone is so told to belong to it.
+    """
+    keys = [key for key in dict.fromkeys(k for label in labels for k in label) if is_setting(key) and "." in key]
+    for label, own in zip(labels, values, strict=True):
+        label.update({key: str(own[key]) for key in keys if key in own})
+
+
+def is_setting(key: str) -> bool:
+    """Whether a label's key, of a config group or a value, is one of a setting."""
+    return key.partition(".")[0] in SETTING
 
 
 def _add_distinguishing_values(labels: Sequence[dict[str, str]], values: Sequence[Mapping[str, Any]]) -> None:

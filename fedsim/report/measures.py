@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 
 from fedsim.communication.ledger import PHASES
 from fedsim.report.runs import Floats, Run
-
-FINAL_WINDOW = 11
-"""Evaluations in the final mean: GPFL prints "last 10", its published logs agree with the last 11 (we report both)."""
+from fedsim.tracking.final_accuracy import FINAL_WINDOW, last_of, mean_of_last
 
 Measure = Callable[[Run], float | None]
 
@@ -38,7 +36,12 @@ def accuracy_around(share: float, width: int = FINAL_WINDOW) -> Measure:
 
 def final_accuracy(window: int = FINAL_WINDOW) -> Measure:
     """Mean test accuracy over those of the last `window` rounds that were evaluated."""
-    return lambda run: _finite_mean(run.series("test_accuracy")[-window:])
+    return lambda run: mean_of_last(run.series("test_accuracy").tolist(), window)
+
+
+def last_accuracy(run: Run) -> float | None:
+    """Test accuracy after the last round that was evaluated: a single, noisy one."""
+    return last_of(run.series("test_accuracy").tolist())
 
 
 def mean_accuracy(share: float = 1.0) -> Measure:
@@ -171,6 +174,45 @@ def client_sizes(run: Run) -> NDArray[np.int64] | None:
     return None if run.histograms is None else run.histograms.sum(1)
 
 
+def total_cost(*names: str) -> Measure:
+    """What the whole run cost, in the sum of recorded quantities (bytes, seconds, samples)."""
+    return lambda run: float(_spent(run, names).sum())
+
+
+def one_time_cost(*names: str) -> Measure:
+    """What the start-up rounds cost beyond as many of the later rounds, in the sum of recorded quantities.
+
+    0 if the run has no start-up rounds; None if it ended within them, or did not record how many they are.
+    """
+
+    def measure(run: Run) -> float | None:
+        parts = _start_up_and_later(run, names)
+        return None if parts is None else float(parts[0].sum() - len(parts[0]) * parts[1].mean())
+
+    return measure
+
+
+def cost_a_round(*names: str) -> Measure:
+    """The mean cost of a round after the start-up rounds, in the sum of recorded quantities; None as above."""
+
+    def measure(run: Run) -> float | None:
+        parts = _start_up_and_later(run, names)
+        return None if parts is None else float(parts[1].mean())
+
+    return measure
+
+
+def _start_up_and_later(run: Run, names: Sequence[str]) -> tuple[Floats, Floats] | None:
+    """The costs of the start-up rounds [S] and of the later ones [T - S]."""
+    spent, start = _spent(run, names), run.start_up_rounds
+    return None if start is None or len(spent) <= start else (spent[:start], spent[start:])
+
+
+def _spent(run: Run, names: Sequence[str]) -> Floats:
+    spent: Floats = np.stack([run.series(name) for name in names]).sum(0)
+    return spent
+
+
 def seconds(phase: str) -> Measure:
     """Seconds spent in a phase over the whole run."""
     return lambda run: float(run.series(f"seconds_{phase}").sum())
@@ -179,17 +221,18 @@ def seconds(phase: str) -> Measure:
 def cost_of_rounds(name: str, rounds: int = 200) -> Measure:
     """The cost of the first `rounds` rounds in a recorded quantity `name` (seconds, bytes, samples).
 
-    A run that is long enough gives it directly. For a shorter run, each missing round is assumed to cost the mean of
-    the rounds after the start-up rounds. None if a run ended during its start-up or did not record how long it lasts.
+    For judging papers' times of 200 rounds; tables show what runs did cost. A run that is long enough gives it
+    directly. For a shorter one, each missing round is assumed to cost the mean of the rounds after the start-up rounds,
+    which is wrong where a method does more every so many rounds. None if a run ended during its start-up or did not
+    record how long it lasts.
     """
 
     def measure(run: Run) -> float | None:
         spent = run.series(name)
         if len(spent) >= rounds:
             return float(spent[:rounds].sum())
-        if run.start_up_rounds is None or len(spent) <= run.start_up_rounds:
-            return None
-        return float(spent.sum() + (rounds - len(spent)) * spent[run.start_up_rounds :].mean())
+        later = cost_a_round(name)(run)
+        return None if later is None else float(spent.sum() + (rounds - len(spent)) * later)
 
     return measure
 

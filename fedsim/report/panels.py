@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.groups import Group, show_labels, sort_key
+from fedsim.report.groups import Group, is_setting, show_labels, sort_key
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,31 +22,30 @@ class Panel:
     def besides_partition(self) -> str:
         """What distinguishes its setting from others but for the division of the data, as text."""
         labels = next(iter(self.lines.values())).labels
-        names = [k for k in labels if _is_setting(k) and k.partition(".")[0] not in DIVISION]
+        names = [k for k in labels if is_setting(k) and k.partition(".")[0] not in DIVISION]
         return show_labels({k: labels[k] for k in names})
 
     def name_of(self, group: Group) -> str:
         return next(name for name, other in self.lines.items() if other is group)
 
 
-SETTING = ("cell", "dataset", "partition", "model")
-"""Config groups whose choices and values define a setting; all others distinguish lines within a panel."""
-
 DIVISION = ("cell", "partition")
-"""Those of them that say how the data are divided among clients."""
+"""Config groups among those of a setting that say how the data are divided among clients."""
 
 
 def make_panels(groups: Sequence[Group]) -> list[Panel]:
     """Panels sorted by setting. If groups differ only by setting, they are the lines of a single panel."""
-    if all(_is_setting(name) for group in groups for name in group.labels):
+    if all(is_setting(name) for group in groups for name in group.labels):
         return [Panel("", {group.name: group for group in groups})]
     panels: dict[str, dict[str, Group]] = {}
     for group in groups:
-        title = show_labels({k: v for k, v in group.labels.items() if _is_setting(k)})
-        line = show_labels({k: v for k, v in group.labels.items() if not _is_setting(k)})
+        title = show_labels({k: v for k, v in group.labels.items() if is_setting(k)})
+        line = show_labels({k: v for k, v in group.labels.items() if not is_setting(k)})
         panels.setdefault(title, {})[line] = group
     return [Panel(title, panels[title]) for title in sorted(panels, key=sort_key)]
 
 
-def _is_setting(name: str) -> bool:
-    return name.partition(".")[0] in SETTING
+def drawn_panels(panels: Sequence[Panel]) -> list[Panel]:
+    """The panels with those of their lines that have finished runs; panels without any are left out."""
+    found = [Panel(panel.title, {name: g for name, g in panel.lines.items() if g.complete}) for panel in panels]
+    return [panel for panel in found if panel.lines]

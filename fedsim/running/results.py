@@ -11,6 +11,7 @@ from fedsim.communication.ledger import PHASES
 from fedsim.running.checkpoint import Checkpoints, save_model
 from fedsim.simulation import Record
 from fedsim.tracking.files import MODEL, OutputError, RunFolder, json_ready, read_summary
+from fedsim.tracking.final_accuracy import mean_of_last
 from fedsim.types import Params
 
 FINAL = ("done", "diverged")
@@ -37,6 +38,7 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
     return {
         "rounds": len(records),
         "initial_accuracy": initial_accuracy,
+        "smoothed_accuracy": mean_of_last([r.test_accuracy for r in records]),
         "final_accuracy": evaluated[-1] if evaluated else None,
         "best_accuracy": max(evaluated, default=None),
         "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records])) if records else None,

@@ -13,6 +13,8 @@ from rich.table import Table
 
 from fedsim.communication.ledger import PHASES
 from fedsim.tracking.base import RunInfo, Tracker
+from fedsim.tracking.files import read_metrics
+from fedsim.tracking.final_accuracy import FINAL_WINDOW, mean_of_last
 
 CONSOLE = Console(highlight=False)
 """Shared by all trackers, so that the output of one does not break the progress bar of another."""
@@ -112,8 +114,9 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     rows = {
-        "final accuracy": f"[bold]{show_share(summary['final_accuracy'])}[/]"
-        f"  (round 0: {show_share(summary['initial_accuracy'])}, best {show_share(summary['best_accuracy'])})",
+        "final accuracy": f"[bold]{show_share(summary.get('smoothed_accuracy'))}[/]  (mean of the last {FINAL_WINDOW}"
+        f" rounds; last round {show_share(summary['final_accuracy'])},"
+        f" best {show_share(summary['best_accuracy'])}, round 0 {show_share(summary['initial_accuracy'])})",
         "participation": f"{show_share(summary['mean_participation_ratio'])} of clients a round,"
         f" {show_share(summary['coverage'])} covered",
         "wall time": show_seconds(summary["wall_seconds"])
@@ -129,42 +132,84 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
+Column = Callable[[Mapping[str, Any]], str]
+"""The text of a job's cell in a column, from its summary."""
+
+COLUMNS: Mapping[str, Column] = {
+    "final %": lambda summary: show_percent(summary.get("smoothed_accuracy")),
+    "last %": lambda summary: show_percent(summary["final_accuracy"]),
+    "part. %": lambda summary: show_percent(summary["mean_participation_ratio"]),
+    "time": lambda summary: show_seconds(summary["wall_seconds"]),
+    "down": lambda summary: show_bytes(summary["totals"]["bytes_down"]),
+    "up": lambda summary: show_bytes(summary["totals"]["bytes_up"]),
+}
+LEFT_OUT_FIRST = ("part. %", "up", "down", "time", "last %")
+"""Columns that a narrow terminal does without, in this order, before names would be broken."""
+CAPTION = f"final: mean of the last {FINAL_WINDOW} rounds; last: the last round alone"
+
+
 def sweep_table(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
     """Print one row per job with the choices that differ, then means and deviations over jobs that differ only by seed.
 
-    Each of `rows` has the keys labels (keys and values of the command line except the seed), seed, status and summary.
+    Each of `rows` has the keys labels (keys and values of the command line except the seed), seed, status and summary,
+    and folder if it may be that of a run from before summaries had the smoothed accuracy.
     """
     console = console or CONSOLE
+    rows = [{**row, "summary": _with_smoothed_accuracy(row)} for row in rows]
     differing = _differing([r["labels"] for r in rows])
-    table = Table(title=f"{len(rows)} jobs", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in differing:
-        table.add_column(name, overflow="fold")
-    for name in ("seed", "status", "accuracy", "part.", "time", "down", "up"):
-        table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(escape, _key(row, differing)), str(row["seed"]), *_cells(row))
+    left_out: list[str] = []
+    table = _jobs_table(rows, differing, left_out)
+    for name in LEFT_OUT_FIRST:
+        if console.measure(table, options=console.options.update(max_width=UNLIMITED)).maximum <= console.width:
+            break
+        left_out.append(name)
+        table = _jobs_table(rows, differing, left_out)
     console.print(table)
     _print_seed_means(rows, differing, console)
 
 
+UNLIMITED = 10_000
+"""A width that no table has."""
+
+
+def _with_smoothed_accuracy(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The summary of a job; one that lacks the smoothed accuracy has it from the records of its rounds."""
+    summary: Mapping[str, Any] = row["summary"]
+    if "totals" not in summary or "smoothed_accuracy" in summary or "folder" not in row:
+        return summary
+    accuracies = [record.get("test_accuracy") for record in read_metrics(row["folder"])]
+    return {**summary, "smoothed_accuracy": mean_of_last(accuracies)}
+
+
+def _jobs_table(rows: Sequence[Mapping[str, Any]], differing: Sequence[str], left_out: Sequence[str]) -> Table:
+    caption = CAPTION + (f"; left out at this width: {', '.join(left_out)}" if left_out else "")
+    table = _table(f"{len(rows)} jobs", caption)
+    for name in differing:
+        table.add_column(name, overflow="fold")
+    columns = {name: column for name, column in COLUMNS.items() if name not in left_out}
+    for name in ("seed", "status", *columns):
+        table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
+    for row in rows:
+        summary, style = row["summary"], {"done": "green"}.get(row["status"], "red")
+        cells = [show(summary) if "totals" in summary else "-" for show in columns.values()]
+        table.add_row(*map(escape, _key(row, differing)), str(row["seed"]), f"[{style}]{row['status']}[/]", *cells)
+    return table
+
+
+def _table(title: str, caption: str | None = None) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+
+
 def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
     return tuple(str(row["labels"].get(n, "")) for n in names)
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    summary, style = row["summary"], {"done": "green"}.get(row["status"], "red")
-    status = f"[{style}]{row['status']}[/]"
-    if "totals" not in summary:
-        return [status, "-", "-", "-", "-", "-"]
-    totals = summary["totals"]
-    return [
-        status,
-        show_share(summary["final_accuracy"]),
-        show_share(summary["mean_participation_ratio"]),
-        show_seconds(summary["wall_seconds"]),
-        show_bytes(totals["bytes_down"]),
-        show_bytes(totals["bytes_up"]),
-    ]
 
 
 def _print_seed_means(rows: Sequence[Mapping[str, Any]], differing: Sequence[str], console: Console) -> None:
@@ -173,17 +218,24 @@ def _print_seed_means(rows: Sequence[Mapping[str, Any]], differing: Sequence[str
         groups.setdefault(_key(row, differing), []).append(row)
     if all(len(group) == 1 for group in groups.values()):
         return
-    table = Table(title="over seeds", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in (*differing, "runs", "accuracy (mean ± std)", "div"):
-        table.add_column(name, justify="left" if name in differing else "right", no_wrap=True)
+    table = _table("over seeds (mean ± standard deviation)")
+    for name in differing:
+        table.add_column(name, overflow="fold")
+    for name in ("runs", "final %", "last %", "div"):
+        table.add_column(name, justify="right", no_wrap=True)
     for key, group in groups.items():
-        accuracies = [r["summary"]["final_accuracy"] for r in group if r["status"] == "done"]
-        done = [a for a in accuracies if a is not None]
-        spread = f" ± {100 * statistics.stdev(done):.2f}" if len(done) > 1 else ""
-        mean = f"{100 * statistics.mean(done):.2f}{spread} %" if done else "-"
+        done = [row["summary"] for row in group if row["status"] == "done"]
+        means = [_mean_and_spread([s.get(name) for s in done]) for name in ("smoothed_accuracy", "final_accuracy")]
         num_diverged = sum(r["status"] == "diverged" for r in group)
-        table.add_row(*map(escape, key), str(len(group)), mean, f"{num_diverged}/{len(group)}" if num_diverged else "")
+        diverged = f"{num_diverged}/{len(group)}" if num_diverged else ""
+        table.add_row(*map(escape, key), str(len(group)), *means, diverged)
     console.print(table)
+
+
+def _mean_and_spread(accuracies: Sequence[float | None]) -> str:
+    known = [value for value in accuracies if value is not None]
+    spread = f" ± {100 * statistics.stdev(known):.2f}" if len(known) > 1 else ""
+    return f"{100 * statistics.mean(known):.2f}{spread}" if known else "-"
 
 
 def _differing(labels: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -193,6 +245,10 @@ def _differing(labels: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def show_share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def show_percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
 
 
 def show_seconds(value: float) -> str:

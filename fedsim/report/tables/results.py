@@ -23,29 +23,34 @@ from fedsim.report.tables.formatting import (
 )
 from fedsim.report.tables.table import Table
 from fedsim.tracking.console import show_bytes
+from fedsim.tracking.final_accuracy import FINAL_WINDOW
+
+FINAL, LAST = f"final accuracy (last {FINAL_WINDOW})", "last round"
+"""What tables call the two: the mean of the last rounds, which everything is compared by, and the last one alone."""
 
 
 def overview(groups: Sequence[Group]) -> Table:
     """The results and costs of every group, as means over seeds."""
-    header = ["run", "seeds", "final accuracy", "last 10", "fluct.", "covered after", "Gini", "part.", "down", "up"]
+    header = ["run", "seeds", FINAL, LAST, "fluct.", "covered after", "Gini", "part.", "down", "up"]
     rows = [
         [
             group.name,
             show_seeds(group),
             show_estimate(estimate_measure(group, measures.final_accuracy())),
-            show_mean(estimate_measure(group, measures.final_accuracy(10))),
+            show_estimate(estimate_measure(group, measures.last_accuracy)),
             show_mean(estimate_measure(group, measures.fluctuation())),
             show_median_reached(group, measures.rounds_to_cover(), lambda value: f"{value:.0f}"),
             show_mean(estimate_measure(group, measures.selection_gini)),
             show_mean(estimate_measure(group, measures.mean_participation)),
-            *(show_bytes(mean_total(group, name)) for name in ("bytes_down", "bytes_up")),
+            *(show_bytes(mean_total(group, name)) if group.complete else "-" for name in ("bytes_down", "bytes_up")),
         ]
         for group in groups
     ]
     note = (
-        "Final accuracy: mean of the last 11 evaluations, with its 95 % interval over seeds (Student's t). fluct.:"
-        " largest distance of one of them from their mean. covered after: median round by which every client was"
-        " selected."
+        f"Final accuracy: mean of the last {FINAL_WINDOW} rounds of a run, with its 95 % interval over seeds (Student's"
+        " t); all comparisons use it. last round: a single evaluation. fluct.: largest distance of one of those rounds"
+        " from their mean. covered after: median round by which every client was selected. part.: mean share of clients"
+        " that upload in a round."
     )
     return Table("overview", "Overview", header, rows, note)
 
@@ -57,7 +62,8 @@ def checkpoints(groups: Sequence[Group]) -> Table:
         "around 15 %": measures.accuracy_around(0.15),
         "50 %": measures.accuracy_after(0.5),
         "around 50 %": measures.accuracy_around(0.5),
-        "last 11": measures.final_accuracy(),
+        FINAL: measures.final_accuracy(),
+        LAST: measures.last_accuracy,
     }
     rows = [
         [group.name, show_seeds(group), *(show_estimate(estimate_measure(group, m)) for m in columns.values())]
@@ -85,13 +91,15 @@ def selections(groups: Sequence[Group]) -> Table:
 
 def pairs(panels: Sequence[Panel]) -> Table:
     """Paired differences of every line of a panel to its reference; Holm's correction is over the whole table."""
-    compared = [
+    compared: list[tuple[str, str, Difference | None]] = [
         (panel.title, f"{line} - {panel.name_of(reference)}", _final_difference(group, reference))
         for panel in panels
         for reference in [panel.reference(REFERENCE)]
         for line, group in panel.lines.items()
         if group is not reference
     ]
+    if all(difference is None for _, _, difference in compared):  # nothing to pair, as with one seed
+        compared = []
     corrected_p = holm([math.nan if difference is None else difference.p_value for _, _, difference in compared])
     rows = [
         [title, name, *(["-"] + [""] * (2 + len(P_HEADER)) if difference is None else _pair_cells(difference, after))]

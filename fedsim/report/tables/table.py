@@ -4,10 +4,12 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import rich.table
 from rich.box import SIMPLE_HEAD
+
+EMPTY = ("", "-")
 
 
 @dataclass(frozen=True)
@@ -20,30 +22,40 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
 
+    def without_empty_columns(self) -> "Table":
+        """The table without columns that say nothing: whose cells are all empty or `-`."""
+        kept = [at for at in range(len(self.header)) if not all(row[at] in EMPTY for row in self.rows)]
+        rows = [[row[at] for at in kept] for row in self.rows]
+        return replace(self, header=[self.header[at] for at in kept], rows=rows) if self.rows else self
+
     def rich(self) -> rich.table.Table:
+        shown = self.without_empty_columns()
         table = rich.table.Table(
             title=self.title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, caption=self.note or None
         )
-        for number, name in enumerate(self.header):
+        for number, name in enumerate(shown.header):
             table.add_column(name, justify="left" if number < 2 else "right", overflow="fold")
-        for row in self.rows:
+        for row in shown.rows:
             table.add_row(*row)
         return table
 
     def markdown(self) -> str:
-        lines = [f"### {self.title}", "", _markdown_row(self.header), _markdown_row(["---"] * len(self.header))]
-        lines += [_markdown_row(row) for row in self.rows]
+        shown = self.without_empty_columns()
+        lines = [f"### {self.title}", "", _markdown_row(shown.header), _markdown_row(["---"] * len(shown.header))]
+        lines += [_markdown_row(row) for row in shown.rows]
         return "\n".join([*lines, "", *([self.note, ""] if self.note else [])])
 
     def latex(self) -> str:
         """A `tabular` environment with the rules of the package booktabs."""
-        body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in self.rows]
-        columns = "l" * min(2, len(self.header)) + "r" * max(len(self.header) - 2, 0)
-        head = " & ".join(map(_escape_latex, self.header)) + r" \\"
+        shown = self.without_empty_columns()
+        body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in shown.rows]
+        columns = "l" * min(2, len(shown.header)) + "r" * max(len(shown.header) - 2, 0)
+        head = " & ".join(map(_escape_latex, shown.header)) + r" \\"
         rules = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
         return "\n".join([f"% {self.title}", *rules, r"\end{tabular}", ""])
 
     def csv(self) -> str:
+        """All columns, the empty ones, too: programs read it."""
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([self.header, *self.rows])
         return out.getvalue()

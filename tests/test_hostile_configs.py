@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 
 from fedsim.cli import hand_to_hydra, run
 from fedsim.config import hydra_node
@@ -146,7 +147,7 @@ def test_launchers_of_others_take_their_own_defaults_and_plain_values(monkeypatc
 
     name = f"{Cluster.__module__}.{Cluster.__qualname__}"
     defaults = {"_target_": name, "folder": "${hydra.sweep.dir}/.jobs", "n_jobs": -1, "setup": None, "partition": None}
-    monkeypatch.setattr(hydra_node.Plugins, "discover", lambda self, kind: [Cluster])
+    monkeypatch.setattr(Plugins, "discover", lambda self, kind: [Cluster])
     ConfigStore.instance().store(group="hydra/launcher", name="planted", node=defaults)
     try:
         for good in ({}, {"n_jobs": 4}, {"partition": "gpu-a100"}, {"folder": "${hydra.sweep.dir}/.jobs"}):

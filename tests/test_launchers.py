@@ -19,8 +19,7 @@ from fedsim.cli import check_jobs, run
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plugins import plugins
 from fedsim.errors import DataError, FedsimError
-from fedsim.running import signals
-from fedsim.running.signals import StopRequests, ask_children_to_end
+from fedsim.running.signals import StopRequests
 from fedsim.running.sweep import Attempts, LaunchedJob
 from fedsim.simulation import Record, Simulation
 from fedsim.tracking.files import MODEL, NEWEST, read_metrics, read_summary
@@ -119,27 +118,41 @@ def test_a_launcher_that_breaks_is_told_and_the_same_command_goes_on(
     assert {seed: s["status"] for seed, s in summaries().items()} == {"s0": "done", "s1": "done"}
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
-def test_signals_are_passed_on_to_the_processes_of_jobs_and_to_no_other(
-    stop: StopRequests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with stop.working(), stop.passed_on(), pytest.raises(signals.Preempted):
-        stop.handle(signal.SIGTERM)
-    stop.__init__()  # type: ignore[misc]
-    sleeper = [sys.executable, "-c", "import time; time.sleep(1800)"]
-    job, other = subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)
+PASSING_ON = """
+import signal, subprocess, sys
+from fedsim.running.signals import Preempted, StopRequests, ask_children_to_end
+
+def raises(act, *args):
     try:
-        with stop.working(), stop.passed_on():
-            stop.handle(signal.SIGUSR1)  # noted: the job's process is asked, and waited for
-            assert job.wait() == -signal.SIGTERM
-            assert other.poll() is None
-            with pytest.raises(signals.Preempted):
-                stop.raise_if_asked()
-        assert not ask_children_to_end()
-    finally:
-        job.kill()
-        other.kill()
-        other.wait()
+        act(*args)
+    except Preempted:
+        return True
+    return False
+
+stop = StopRequests()
+with stop.working(), stop.passed_on():
+    assert raises(stop.handle, signal.SIGTERM), "without children it is as elsewhere"
+stop = StopRequests()
+sleeper = [sys.executable, "-c", "import time; time.sleep(1800)"]
+job, other = subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)
+try:
+    with stop.working(), stop.passed_on():
+        assert not raises(stop.handle, signal.SIGUSR1), "noted: the job's process is asked, and waited for"
+        assert job.wait() == -signal.SIGTERM
+        assert other.poll() is None
+        assert raises(stop.raise_if_asked)
+    assert not ask_children_to_end()
+finally:
+    job.kill()
+    other.kill()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+def test_signals_are_passed_on_to_the_processes_of_jobs_and_to_no_other() -> None:
+    """In a process that has no other children, which would be asked to end, too."""
+    done = subprocess.run([sys.executable, "-c", PASSING_ON], check=False, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 # --- joblib's launcher, where it is installed ----------------------------------------------------------------------

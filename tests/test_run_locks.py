@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.cli import run
-from fedsim.tracking.files import LOCKS, OutputError, owned
+from fedsim.tracking.files import LOCKS, HeldError, owned
 
 ROOT = Path(__file__).parents[1]
 HOLD = """
@@ -40,7 +40,7 @@ def test_the_lock_of_a_process_that_is_killed_is_taken_over(tmp_path: Path) -> N
     folder = tmp_path / "run"
     process = holder(folder)
     try:
-        with pytest.raises(OutputError, match="another process is running this"), owned(folder):
+        with pytest.raises(HeldError, match="another process is running this"), owned(folder):
             pass
     finally:
         process.send_signal(signal.SIGKILL)
@@ -97,5 +97,5 @@ def test_without_flock_the_lock_of_a_live_process_or_of_another_host_is_respecte
 ) -> None:
     """Whether a process of another host lives cannot be known from here."""
     without_flock(tmp_path / "run", os.getppid(), host)
-    with pytest.raises(OutputError, match="another process is running this"), owned(tmp_path / "run"):
+    with pytest.raises(HeldError, match="another process is running this"), owned(tmp_path / "run"):
         pass

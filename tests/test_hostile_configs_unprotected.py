@@ -79,7 +79,7 @@ LIMITS = {
     "a list": (f"a: [{', '.join('1' for _ in range(6_000))}]\n", (("MAX_VALUES", sources),)),
     "nesting": ("a: " + "{a: " * 60 + "1" + "}" * 60 + "\n", (("MAX_DEPTH", sources),)),
     "interpolations": (
-        "a0: xxxxxxxx\n" + "".join(f"a{i + 1}: ${{.a{i}}}${{.a{i}}}\n" for i in range(15)),
+        "a0: xxxxxxxx\n" + "".join(f"a{i + 1}: ${{.a{i}}}${{.a{i}}}\n" for i in range(14)),
         (("MAX_SIZE", interpolations),),
     ),
 }

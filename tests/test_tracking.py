@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from fedsim.tracking import RunInfo, Tracker, Trackers
-from fedsim.tracking.console import ConsoleTracker, show_bytes, show_seconds, sweep_table
+from fedsim.tracking.console import ConsoleTracker, closing_table, show_bytes, show_seconds, sweep_table
 from fedsim.tracking.files import OutputError, RunFolder, json_ready, read_metrics, read_summary
 
 CONFIG = {"name": "trial", "seed": 0, "selector": {"_target_": "x.Y"}}
@@ -38,6 +38,7 @@ def record(round: int, accuracy: float | None = 0.5) -> dict[str, Any]:
 def summary(accuracy: float | None = 0.75, status: str = "done") -> dict[str, Any]:
     return {
         "status": status,
+        "rounds": 20,
         "smoothed_accuracy": None if accuracy is None else accuracy / 2,
         "final_accuracy": accuracy,
         "initial_accuracy": 0.1,
@@ -201,6 +202,12 @@ def test_without_a_terminal_about_ten_lines_and_a_closing_table(tmp_path: Path) 
         str(tmp_path),
     ):
         assert part in text
+
+
+def test_a_short_run_has_the_mean_of_its_rounds(tmp_path: Path) -> None:
+    screen = console()
+    screen.print(closing_table({**summary(), "rounds": 3}))
+    assert "mean of the last 3 rounds" in shown(screen)
 
 
 def test_on_a_terminal_a_bar_with_the_accuracy(tmp_path: Path) -> None:

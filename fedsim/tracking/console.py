@@ -110,11 +110,12 @@ def _is_due(round: int, total: int) -> bool:
 def closing_table(summary: Mapping[str, Any]) -> Table:
     """A run's final accuracy, participation, time by phase, bytes and samples."""
     totals = summary["totals"]
+    window = min(FINAL_WINDOW, summary["rounds"])
     table = Table(show_header=False, box=None, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     rows = {
-        "final accuracy": f"[bold]{show_share(summary.get('smoothed_accuracy'))}[/]  (mean of the last {FINAL_WINDOW}"
+        "final accuracy": f"[bold]{show_share(summary.get('smoothed_accuracy'))}[/]  (mean of the last {window}"
         f" rounds; last round {show_share(summary['final_accuracy'])},"
         f" best {show_share(summary['best_accuracy'])}, round 0 {show_share(summary['initial_accuracy'])})",
         "participation": f"{show_share(summary['mean_participation_ratio'])} of clients a round,"

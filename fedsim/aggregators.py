@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -71,9 +71,7 @@ class FedAvg(Aggregator):
     """The weighted average of the local models (McMahan et al., 2017)."""
 
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
-        mean = self.mean_delta(cohort, weights)
-        new = torch._foreach_add(list(params.values()), [mean[name] for name in params])
-        return dict(zip(params, new, strict=True))
+        return _added(params, self.mean_delta(cohort, weights))
 
 
 class ServerOptimizer(Aggregator):
@@ -81,11 +79,16 @@ class ServerOptimizer(Aggregator):
 
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         mean = self.mean_delta(cohort, weights)
-        return {n: w + (mean[n] if n in self.buffers else self.change(n, mean[n])) for n, w in params.items()}
+        names = [name for name in params if name not in self.buffers]
+        changes = self.changes(names, [mean[name] for name in names]) if names else []
+        return _added(params, {**mean, **dict(zip(names, changes, strict=True))})
 
     @abstractmethod
-    def change(self, name: str, mean: Tensor) -> Tensor:
-        """The tensor to add to the parameter `name`, given its mean update `mean`."""
+    def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
+        """The tensors to add to the parameters `names`, given their mean updates `means`.
+
+        Operations are torch's on lists (`torch._foreach_mul`): on a GPU, one launch for all tensors of a model.
+        """
 
 
 class FedAvgM(ServerOptimizer):
@@ -100,10 +103,11 @@ class FedAvgM(ServerOptimizer):
         self.momentum = momentum
         self.velocity: Params = {}
 
-    def change(self, name: str, mean: Tensor) -> Tensor:
-        previous = self.velocity.get(name, torch.zeros_like(mean))
-        self.velocity[name] = self.momentum * previous + mean
-        return self.lr * self.velocity[name]
+    def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
+        previous = _stored(self.velocity, names, means, 0.0)
+        velocity = torch._foreach_add(torch._foreach_mul(previous, self.momentum), means)
+        self.velocity = dict(zip(names, velocity, strict=True))
+        return torch._foreach_mul(velocity, self.lr)
 
 
 class FedAdam(ServerOptimizer):
@@ -129,9 +133,25 @@ class FedAdam(ServerOptimizer):
         self.first: Params = {}
         self.second: Params = {}
 
-    def change(self, name: str, mean: Tensor) -> Tensor:
-        first = self.first.get(name, torch.zeros_like(mean))
-        second = self.second.get(name, torch.full_like(mean, self.tau**2))
-        self.first[name] = self.beta1 * first + (1 - self.beta1) * mean
-        self.second[name] = self.beta2 * second + (1 - self.beta2) * mean**2
-        return self.lr * self.first[name] / (self.second[name].sqrt() + self.tau)
+    def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
+        first = _moved(_stored(self.first, names, means, 0.0), means, self.beta1)
+        squares = torch._foreach_pow(means, 2)
+        second = _moved(_stored(self.second, names, means, self.tau**2), squares, self.beta2)
+        self.first, self.second = dict(zip(names, first, strict=True)), dict(zip(names, second, strict=True))
+        scale = torch._foreach_add(torch._foreach_sqrt(second), self.tau)
+        return torch._foreach_div(torch._foreach_mul(first, self.lr), scale)
+
+
+def _added(params: Params, changes: Params) -> Params:
+    new = torch._foreach_add(list(params.values()), [changes[name] for name in params])
+    return dict(zip(params, new, strict=True))
+
+
+def _stored(state: Params, names: Sequence[str], like: list[Tensor], initial: float) -> list[Tensor]:
+    """The tensors of `state`; before the first round, tensors like those of `like` that hold `initial`."""
+    return [state[name] if name in state else torch.full_like(t, initial) for name, t in zip(names, like, strict=True)]
+
+
+def _moved(average: list[Tensor], values: Sequence[Tensor], keep: float) -> tuple[Tensor, ...]:
+    """keep * average + (1 - keep) * values."""
+    return torch._foreach_add(torch._foreach_mul(average, keep), torch._foreach_mul(list(values), 1 - keep))

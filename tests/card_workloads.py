@@ -34,8 +34,8 @@ RESNET20 = (
 SHAPES = {"fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 
 
-def made_up(words: Sequence[str], num_train: int = 2000, num_test: int = 1500) -> Simulation:
-    """A simulation of the workload on the pretended card that is entered."""
+def made_up(words: Sequence[str], num_train: int = 2000, num_test: int = 1500, device: str = "cuda") -> Simulation:
+    """A simulation of the workload, by default on the pretended card that is entered."""
     shape = SHAPES[next(word.removeprefix("dataset=") for word in words if word.startswith("dataset="))]
 
     def load(plan: Plan, device: torch.device) -> PreparedData:
@@ -47,7 +47,7 @@ def made_up(words: Sequence[str], num_train: int = 2000, num_test: int = 1500) -
 
     prepared_data._latest.clear()
     with mock.patch.object(prepared_data, "_load", load):
-        made = simulation(words, "cuda")
+        made = simulation(words, device)
     prepared_data._latest.clear()
     return made
 

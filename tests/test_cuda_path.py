@@ -11,7 +11,8 @@ import torch
 
 from fedsim.running import prepared_data
 from tests.card_runs import BATCHED, Run, run, run_on_card
-from tests.pretended_cuda import PretendedCard
+from tests.card_workloads import W2, made_up
+from tests.pretended_cuda import PretendedCard, held
 
 CONF = Path(__file__).parents[1] / "conf"
 SELECTORS = sorted(path.stem for path in (CONF / "selector").glob("*.yaml"))
@@ -93,6 +94,43 @@ def timeless(record: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("case", in_short(CASES, CASES.keys() - set(LONG)))
 def test_equals_the_cpu(case: str) -> None:
     assert_equal(run_on_card(CASES[case]), run(CASES[case], "cpu"))
+
+
+CNN = ("local.steps=2", "local.batch_size=4", "num_clients=5", "cohort_size=2")
+FORMS = {"vmap": BATCHED, "one by one": SEQUENTIAL, "step by step": GRAPH}
+
+
+@pytest.mark.parametrize("form", in_short(FORMS, {"step by step"}))
+def test_the_cnn_equals_the_cpu(form: str) -> None:
+    """On images of the size that it needs."""
+    words = [word for word in W2 if not word.startswith(("local.", "num_clients", "cohort_size"))]
+    runs = []
+    for device in ("cpu", "cuda"):
+        with PretendedCard():
+            made = made_up((*words, *CNN, *FORMS[form]), 40, 20, device)
+            rounds = iter(made)
+            records = [next(rounds) for _ in range(2)]
+            runs.append(Run(records, {name: held(value).clone() for name, value in made.params.items()}, made))
+    assert_equal(runs[1], runs[0])
+
+
+HEADS = {
+    "vgg16_head": (),
+    "frozen_features": (),
+    "frozen_features, two layers": ("model.hidden=8",),
+}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("head", HEADS)
+def test_heads_on_frozen_features_equal_the_cpu(head: str, tmp_path: Path) -> None:
+    words = (f"model={head.partition(',')[0]}", "model.weights=random", "model.input_size=32", f"data_dir={tmp_path}")
+    words = (*words, *HEADS[head], *BATCHED, "num_rounds=2")
+    card, cpu = run_on_card(words), run(words, "cpu")
+    assert all(torch.equal(card.params[name], value) for name, value in cpu.params.items())
+    for found, wanted in zip(card.records, cpu.records, strict=True):  # the test set lies elsewhere: other products
+        assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-6)
+        assert timeless(found) | {"test_loss": 0} == timeless(wanted) | {"test_loss": 0}
 
 
 def test_auto_takes_recorded_steps_on_a_gpu() -> None:

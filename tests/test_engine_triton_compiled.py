@@ -10,11 +10,13 @@ import torch
 
 from fedsim.engine.backend import Workload
 from fedsim.engine.data import ClientData
-from fedsim.engine.graph.optimizers import flat_optimizer
+from fedsim.engine.graph.optimizers import FlatOptimizer, flat_optimizer
+from fedsim.engine.graph.programs import ProgramKind, new_programs
 from fedsim.engine.graph.state import State
 from fedsim.engine.graph.tables import Tables
 from fedsim.engine.graph.triton_chain import Launch, TritonChain, _unfit_device
 from fedsim.engine.graph.triton_layout import Tiles
+from fedsim.engine.precision import Precision
 from fedsim.models.mlp import MLP
 from fedsim.optimizers.adam import Adam
 from fedsim.optimizers.base import LocalOptimizer
@@ -67,16 +69,23 @@ def adam() -> Adam:
     return Adam(**rates, weight_decay=0.0, decoupled=False, schedule=Constant())
 
 
-def program(
-    hidden: tuple[int, ...], optimizer: LocalOptimizer, *, clients: int = 10, batch: int = 64, **switches: Any
-) -> TritonChain:
-    """A chain on 784 inputs and 10 classes; (64, 30) is FedCor's (W1 in docs/performance.md)."""
+Parts = tuple[Workload, Tables, State, FlatOptimizer]
+
+
+def parts(hidden: tuple[int, ...], optimizer: LocalOptimizer, clients: int = 10, batch: int = 64) -> Parts:
+    """Of a chain on 784 inputs and 10 classes; (64, 30) is FedCor's (W1 in docs/performance.md)."""
     model = MLP((1, 28, 28), 10, hidden=list(hidden), dropout=0.0)
     data = ClientData(torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64), [], [], 10)
     state = State.of(model, clients, data.x)
     update = flat_optimizer(optimizer, state.flat)
     tables = Tables(2, clients, batch, update.num_scalars, data.x)
-    return TritonChain(Workload(model, data, optimizer), tables, state, update, **switches)
+    return Workload(model, data, optimizer), tables, state, update
+
+
+def program(
+    hidden: tuple[int, ...], optimizer: LocalOptimizer, *, clients: int = 10, batch: int = 64, **switches: Any
+) -> TritonChain:
+    return TritonChain(*parts(hidden, optimizer, clients, batch), **switches)
 
 
 def spilled(launch: Launch, folder: Path) -> int:
@@ -120,6 +129,25 @@ def test_nothing_is_spilled_in_other_forms(hidden: tuple[int, ...], optimizer: L
     chain = program(hidden, optimizer)
     assert spilled(chain.forward, tmp_path) == 0
     assert spilled(chain.update, tmp_path) == 0
+
+
+@pytest.mark.parametrize(("precision", "products"), [("float32", "tf32x3"), ("tf32", "tf32")])
+def test_products_are_of_the_precision_that_is_said(precision: Precision, products: str) -> None:
+    (chain,) = new_programs(ProgramKind.TRITON, *parts((), sgd()), None, precision)
+    assert isinstance(chain, TritonChain)
+    for launch in (chain.forward, chain.update):
+        assert launch.arguments["PRECISION"] == products
+
+
+@with_tool
+@pytest.mark.faults
+def test_tf32_takes_a_third_of_the_products_and_spills_nothing(tmp_path: Path) -> None:
+    products = []
+    for precision in ("tf32x3", "tf32"):
+        chain = program((64, 30), sgd(), products=precision)
+        assert spilled(chain.forward, tmp_path) == spilled(chain.update, tmp_path) == 0
+        products.append(len(re.findall(r"mma\S*tf32", compiled(chain.forward).asm["ptx"])))
+    assert products[0] == 3 * products[1] > 0
 
 
 def test_one_program_for_any_company() -> None:

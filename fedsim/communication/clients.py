@@ -99,9 +99,10 @@ class Clients:
         self._context.require(Signal.LABEL_COUNTS)
         data = self._engine.data
         counts = np.zeros((len(ids), data.num_classes), np.int64)
+        known = data.y.cpu().numpy()  # in one copy from a GPU
         for row, i in enumerate(ids):
-            labels = data.y[torch.as_tensor(data.train[i], device=data.y.device)]
-            counts[row] = torch.bincount(labels, minlength=data.num_classes).cpu().numpy()
+            labels = known[data.train[i]]
+            counts[row] = np.bincount(labels, minlength=data.num_classes)
         self._transfers.upload_numbers(counts.size)
         return counts
 
@@ -136,10 +137,10 @@ class Clients:
         self._transfers.download(ids)
         positions = [self._engine.data.train[i] for i in ids]
         gradients = self._engine.client_gradients(self._params, positions, None)
-        values = [float(norm) for norm in self._timed(g.norm() for g in gradients)]
+        norms = self._fetched(g.norm() for g in gradients)
         self._ledger.train_samples += sum(map(len, positions))
         self._transfers.upload_numbers(len(ids))
-        return np.array(values)
+        return norms
 
     def gradient_spreads(self, ids: Ids) -> NDArray[np.float64]:
         """Each client's root mean square distance of its mini-batch gradients from their mean [len(ids)].
@@ -150,7 +151,7 @@ class Clients:
         self._transfers.download(ids)
         batches = [self._batches(i) for i in ids]
         reports = (self._engine.client_gradients(self._params, b, None) for b in batches)
-        spreads = np.array([float(s) for s in self._timed(_spread(torch.stack(list(r)).double()) for r in reports)])
+        spreads = self._fetched(_spread(torch.stack(list(r)).double()) for r in reports)
         self._ledger.train_samples += sum(len(b) for some in batches for b in some)
         self._transfers.upload_numbers(len(ids))
         return spreads
@@ -282,6 +283,12 @@ class Clients:
             if answer is None:
                 return
             yield answer
+
+    def _fetched(self, answers: Iterator[Tensor]) -> NDArray[np.float64]:
+        """Answers of one number each, in one copy from a GPU; their time is charged to the clients."""
+        with self._clock("ask"):
+            numbers = list(answers)
+            return np.array(torch.stack(numbers).tolist()) if numbers else np.empty(0)
 
     def layer_names(self, layers: Sequence[str] | None) -> list[str]:
         """The trained parameters whose names begin with one of `layers` (None: all), in the model's order."""

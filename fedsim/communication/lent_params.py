@@ -24,6 +24,7 @@ class LentParams:
         if self._copy is None:
             return []
         kept = self._copy
-        return [n for n, own in self._own.items() if n not in kept or not torch.equal(kept[n], own)] + [
-            n for n in kept if n not in self._own
-        ]
+        alike = [n for n, own in self._own.items() if n in kept and kept[n].shape == own.shape]
+        differs = torch.stack([(kept[n] != self._own[n]).any() for n in alike]).tolist() if alike else []
+        same = {n for n, differ in zip(alike, differs, strict=True) if not differ}
+        return [n for n in self._own if n not in same] + [n for n in kept if n not in self._own]

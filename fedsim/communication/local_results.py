@@ -69,11 +69,12 @@ def local_training(
 
 def row_norms(matrices: Mapping[str, Tensor]) -> NDArray[np.float64]:
     """Euclidean norm over all `matrices` [n, d], row by row [n], in float64."""
-    squares = torch.zeros(len(next(iter(matrices.values()))), dtype=torch.float64)
+    first = next(iter(matrices.values()))
+    squares = torch.zeros(len(first), dtype=torch.float64, device=first.device)
     for matrix in matrices.values():
         for rows, block in row_blocks(matrix):
-            squares[rows] += block.square_().sum(1).cpu()
-    result: NDArray[np.float64] = squares.sqrt().numpy()
+            squares[rows] += block.square_().sum(1)
+    result: NDArray[np.float64] = squares.sqrt().cpu().numpy()
     return result
 
 

@@ -91,7 +91,7 @@ class Backend(ABC):
         """For each list of positions in the workload's data, the gradient of its mean cross-entropy in eval mode.
 
         Those of the parameters `names`, flat [D] in their order; zeros for an empty list. One at a time, so that memory
-        is needed for one only.
+        is needed for those alone that the backend computes at once.
         """
 
     @property

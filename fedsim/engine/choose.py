@@ -3,19 +3,17 @@
 from contextlib import suppress
 from typing import Any
 
-from torch import nn
-
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.batched.backend import BatchedBackend
 from fedsim.engine.batched.compiled import Compile, warn_not_compiled, worth_compiling
 from fedsim.engine.graph.backend import GraphBackend
+from fedsim.engine.model.adapt import is_convolutional
 from fedsim.engine.native.backend import NativeBackend, unfit
 from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.precision import Precision, precision_problem
 from fedsim.engine.reference.backend import ReferenceBackend
 from fedsim.errors import ConfigError, check
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
 """Local steps of a run, one client's, from which on C pays: compiling takes 2 s, once a machine; a step of ten MLPs of
 workload W1 on two cores is some .8 ms shorter, one of a client of W2 some 5 ms of a core (docs/performance.md)."""
@@ -29,7 +27,7 @@ def choose_backend(
     that cannot run batched; `batched` otherwise."""
     if workload.data.x.is_cuda:
         return _on_gpu(workload, precision, compile, deterministic)
-    convolutional = _is_convolutional(workload)
+    convolutional = is_convolutional(workload.model)
     reason = "convolutions on a CPU" if convolutional else "no convolutions"
     backend: Backend
     try:
@@ -59,17 +57,13 @@ def _on_gpu(workload: Workload, precision: Precision, compile: Compile, determin
         )
         backend.reason = "a GPU"
         return backend
-    if _is_convolutional(workload):
+    if is_convolutional(workload.model):
         backend = ReferenceBackend(workload, precision=precision, workers="auto", deterministic=deterministic)
         backend.reason = "convolutions on a GPU"
         return backend
     backend, reason = _batched_if_it_can(workload, precision, compile, deterministic, "no convolutions")
     backend.reason = reason
     return backend
-
-
-def _is_convolutional(workload: Workload) -> bool:
-    return any(isinstance(m, _CONVOLUTIONS) for m in workload.model.modules())
 
 
 def _native_pays(workload: Workload, precision: Precision, compile: Compile, enough: int) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.engine.backend import TrainingResult
 from fedsim.engine.schedule import Schedule
-from fedsim.flat import flat_rows
+from fedsim.flat import flat_rows, to_device
 from fedsim.types import Stack
 
 
@@ -35,10 +35,8 @@ class ClientUpdates:
 
     def rows(self, rows: NDArray[np.int64]) -> "ClientUpdates":
         """Those of the clients at `rows`, in this order."""
-        index = torch.as_tensor(rows)
-        delta, momentum = (
-            {n: v[index.to(v.device)] for n, v in (s or {}).items()} for s in (self.delta, self.momentum)
-        )
+        index = to_device(torch.as_tensor(rows), next(iter(self.delta.values())).device)
+        delta, momentum = ({n: v[index] for n, v in (s or {}).items()} for s in (self.delta, self.momentum))
         return ClientUpdates(
             delta,
             self.loss[rows],

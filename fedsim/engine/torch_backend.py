@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedsim.engine.backend import Backend, Workload
-from fedsim.engine.memory import activation_bytes, samples_that_fit
-from fedsim.engine.model.adapt import layout_for
+from fedsim.engine.batched.compiled import tell
+from fedsim.engine.joint_gradients import JointGradients
+from fedsim.engine.memory import activation_bytes, rows_that_fit, samples_that_fit
+from fedsim.engine.model.adapt import is_convolutional, layout_for
 from fedsim.engine.model.parameters import traveling
 from fedsim.engine.precision import Precision, autocast, passes_in, precision_problem, prepare
 from fedsim.errors import check
@@ -25,7 +27,11 @@ MOST = 0.7
 
 
 class TorchBackend(Backend):
-    """Keeps a copy of the model in eval mode, into which parameters are copied before they are used."""
+    """Keeps a copy of the model in eval mode, into which parameters are copied before they are used.
+
+    `chunk_size`: clients whose batches are padded and stacked, in training and, on a GPU, for their gradients. 1 in
+    backends whose models need not be able to take padded batches.
+    """
 
     def __init__(self, workload: Workload, precision: Precision, deterministic: bool | None = None) -> None:
         check(precision_problem(precision, workload.data.x.device))
@@ -39,6 +45,10 @@ class TorchBackend(Backend):
             self.activations = activation_bytes(self.model, self.data.x)
             self.pass_size = samples_that_fit(self.activations, self.data.x.device, EVALUATION_BATCH)
         self._laid_out: tuple[Tensor, Tensor] | None = None
+        self.chunk_size = 1
+        self.joint: JointGradients | None = None
+        if self.data.x.is_cuda and not is_convolutional(self.model):
+            self.joint = JointGradients(self.model, self.data, precision, EVALUATION_BATCH)
 
     def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
         with torch.no_grad(), passes_in(self.precision, x.device):
@@ -67,13 +77,47 @@ class TorchBackend(Backend):
     def gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
     ) -> Iterator[Tensor]:
-        for chosen in positions:
-            self._load(params)  # again for each: the caller may have used the model in between
-            total = [torch.zeros_like(params[name]) for name in names]
-            for part in to_device(torch.as_tensor(chosen), self.data.x.device).split(EVALUATION_BATCH):
-                torch._foreach_add_(total, self._sum_gradient(part, names))
-            torch._foreach_div_(total, max(len(chosen), 1))
-            yield torch.cat([t.flatten() for t in total])
+        done = 0
+        while done < len(positions):
+            found = self._joint_gradients(params, positions[done : done + self._lists_that_fit(positions)], names)
+            if found is None:
+                found = [self._gradient(params, positions[done], names)]
+            done += len(found)
+            yield from found
+
+    def _lists_that_fit(self, positions: Sequence[NDArray[np.int64]]) -> int:
+        """How many lists are padded to the longest and pass at once."""
+        if self.joint is None or self.chunk_size == 1:
+            return 1
+        width = min(max(map(len, positions)), EVALUATION_BATCH)
+        return min(self.chunk_size, rows_that_fit(self.model, self.data.x.device, self.activations * width))
+
+    def _joint_gradients(
+        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
+    ) -> Sequence[Tensor] | None:
+        """Of several lists at once; None where this cannot be, which is told if it was tried."""
+        if self.joint is None or len(positions) == 1:
+            return None
+        try:
+            with torch.no_grad(), passes_in(self.precision, self.data.x.device):
+                return self.joint(params, positions, names).unbind()
+        except torch.OutOfMemoryError:
+            self.chunk_size = half = len(positions) // 2
+            tell(f"engine.chunk_size: out of memory with {len(positions)} gradients at once; going on with {half}")
+        except RuntimeError as error:  # of an operation that vmap does not know
+            reason = str(error).strip().partition("\n")[0]
+            tell(f"gradients of one client after another, which is slower and else the same: {reason}")
+            self.joint = None
+        torch.cuda.empty_cache()  # by now, what the attempt held is free
+        return None
+
+    def _gradient(self, params: Params, chosen: NDArray[np.int64], names: Sequence[str]) -> Tensor:
+        self._load(params)  # again for each: the caller may have used the model in between
+        total = [torch.zeros_like(params[name]) for name in names]
+        for part in to_device(torch.as_tensor(chosen), self.data.x.device).split(EVALUATION_BATCH):
+            torch._foreach_add_(total, self._sum_gradient(part, names))
+        torch._foreach_div_(total, max(len(chosen), 1))
+        return torch.cat([t.flatten() for t in total])
 
     def _sum_gradient(self, chosen: Tensor, names: Sequence[str]) -> list[Tensor]:
         """The gradient of the sum of the cross-entropies of the samples at these positions."""

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.flat import to_device
 from fedsim.selectors.base import Clients, Cohort, Ids, Population, Selection, Selector, Server
 from fedsim.selectors.tools.hierarchical_clustering import WardInput, ward_linkage
 from fedsim.selectors.tools.inner_products import euclidean_distances, update_inner_products
@@ -79,21 +80,21 @@ class ClusteredBySimilarity(_ClusteredSampling):
         new = cohort.updates
         if self.updates is None:
             self.updates = new.new_zeros(self.population.num_clients, new.shape[1])
-        self.updates[torch.as_tensor(cohort.ids, device=new.device)] = new
+        self.updates[to_device(torch.as_tensor(cohort.ids), new.device)] = new
         if self.distance != "l1":
             self.products = update_inner_products(self.products, self.updates, cohort.ids)
 
     def _distances(self, clients: Clients) -> Floats:
-        ids = torch.as_tensor(clients.available)
         if self.updates is None:
-            return np.zeros((len(ids), len(ids)))
+            return np.zeros((len(clients.available), len(clients.available)))
+        ids = to_device(torch.as_tensor(clients.available), self.updates.device)
         if self.distance == "l1":
-            rows = self.updates[ids.to(self.updates.device)].double()
+            rows = self.updates[ids].double()
             return torch.cdist(rows, rows, p=1).cpu().numpy()
         assert self.products is not None
         products = self.products
         if len(ids) < len(products):
-            products = products[ids.to(products.device)][:, ids.to(products.device)]
+            products = products[ids][:, ids]
         return euclidean_distances(products) if self.distance == "l2" else angular_distances(products)
 
 
@@ -136,8 +137,7 @@ def angular_distances(products: Tensor) -> Floats:
     inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
     angles = (products * inverse[:, None]).mul_(inverse[None, :]).clamp_(-1, 1).arccos_()
     zero = lengths == 0
-    angles[zero] = 0
-    angles[:, zero] = 0
+    angles.masked_fill_(zero[:, None] | zero[None, :], 0)
     return angles.fill_diagonal_(0).cpu().numpy()
 
 

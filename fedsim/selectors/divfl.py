@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.flat import to_device
 from fedsim.selectors.base import Clients, Ids, Population, Selection, Selector, Signal, at_least, check
 from fedsim.selectors.tools.inner_products import euclidean_distances, update_inner_products
 
@@ -74,7 +75,7 @@ class DivFL(Selector):
         assert self.products is not None
         if len(ids) == len(self.products):
             return euclidean_distances(self.products)
-        rows = torch.as_tensor(ids, device=self.products.device)
+        rows = to_device(torch.as_tensor(ids), self.products.device)
         return euclidean_distances(self.products[rows][:, rows])
 
     def _greedy(self, distance: Floats, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

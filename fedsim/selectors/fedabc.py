@@ -145,8 +145,8 @@ class FedABC(Selector):
         return Selection(ids[chosen], self._weights(ids[chosen], shares[chosen]))
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
-        for client, prediction in zip(cohort.ids, server.predict_public(cohort), strict=True):
-            self.predictions[int(client)] = prediction.cpu()
+        for client, prediction in zip(cohort.ids, server.predict_public(cohort).cpu(), strict=True):
+            self.predictions[int(client)] = prediction
 
     def scores(self, losses: NDArray[np.float64], divergences: NDArray[np.float64]) -> NDArray[np.float64]:
         """The scores S [N] from losses v [N] and divergences d [N, N] of the available clients (Eq. 11, 13)."""

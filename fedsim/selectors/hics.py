@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.flat import to_device
 from fedsim.selectors.base import (
     Clients,
     Cohort,
@@ -107,10 +108,11 @@ class HiCS(Selector):
         layer, ids = output_layer(cohort), cohort.ids[rows]
         slopes = class_updates(cohort, layer, self.source).double().cpu().numpy()[rows] / self.temperature
         self.entropy[ids] = [entropy(softmax(np.nan_to_num(row))) for row in slopes]
-        new = torch.cat([cohort.delta[name].flatten(1)[rows] for name in layer], dim=1)
+        new = torch.cat([cohort.delta[name].flatten(1) for name in layer], dim=1)
+        new = new[to_device(torch.as_tensor(rows), new.device)]
         if self.updates is None:
             self.updates = new.new_zeros(self.population.num_clients, new.shape[1])
-        self.updates[torch.as_tensor(ids, device=new.device)] = new
+        self.updates[to_device(torch.as_tensor(ids), new.device)] = new
         self.products = update_inner_products(self.products, self.updates, ids)
         self.seen[ids] = True
 
@@ -139,7 +141,7 @@ class HiCS(Selector):
 
     def _distances(self, ids: Ids) -> Floats:
         assert self.products is not None
-        rows = torch.as_tensor(ids, device=self.products.device)
+        rows = to_device(torch.as_tensor(ids), self.products.device)
         distances = angular_distances(self.products if len(ids) == len(self.products) else self.products[rows][:, rows])
         return distances + self.entropy_weight * np.abs(self.entropy[ids][:, None] - self.entropy[ids][None, :])
 

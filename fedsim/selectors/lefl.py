@@ -52,8 +52,8 @@ class LEFL(Selector):
         new = np.array([i for i in clients.available if int(i) not in self.predictions], dtype=np.int64)
         if not len(new):
             return
-        for client, labels in zip(new, clients.public_labels(new), strict=True):
-            self.predictions[int(client)] = torch.nan_to_num(labels, nan=0.0).float().cpu()
+        found = torch.stack([torch.nan_to_num(labels, nan=0.0).float() for labels in clients.public_labels(new)]).cpu()
+        self.predictions.update(zip(new.tolist(), found.unbind(), strict=True))
         known = np.array(sorted(self.predictions), dtype=np.int64)
         self.strata[known] = self._cluster(known)
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedsim.flat import flat_rows, split_flat, to_device
 from fedsim.selectors.base import Cohort, Params, Population, Server, at_least, at_most, check, rule
 
 Floats = NDArray[np.float64]
@@ -81,8 +82,13 @@ def average_model(cohort: Cohort, coalition: frozenset[int], by_size: bool) -> P
     weights = cohort.sizes[rows].astype(np.float64) if by_size else np.ones(len(rows))
     row = torch.zeros(len(cohort.ids))
     row[rows] = torch.as_tensor(weights / weights.sum(), dtype=row.dtype)
-    deltas = {n: (row.to(d) @ d.flatten(1)).view(d.shape[1:]) for n, d in cohort.delta.items()}
-    return {n: w + deltas[n] for n, w in cohort.start.items()}
+    if any(delta.is_cuda for delta in cohort.delta.values()):
+        flat = flat_rows(cohort.delta)
+        deltas = split_flat(to_device(row, flat.device) @ flat, {n: cohort.start[n] for n in cohort.delta})
+    else:
+        deltas = {n: (row.to(d) @ d.flatten(1)).view(d.shape[1:]) for n, d in cohort.delta.items()}
+    new = torch._foreach_add(list(cohort.start.values()), [deltas[n] for n in cohort.start])
+    return dict(zip(cohort.start, new, strict=True))
 
 
 def _memoised(coalition_value: CoalitionValue) -> CoalitionValue:

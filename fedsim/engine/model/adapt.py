@@ -70,6 +70,12 @@ def has_dropout(model: nn.Module) -> bool:
     return any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in model.modules())
 
 
+def is_convolutional(model: nn.Module) -> bool:
+    """Whether there are convolutions, which torch.func's vmap over clients makes grouped ones of: slow on a CPU, and
+    more and smaller kernels on a GPU than one client after another."""
+    return any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
+
+
 def keyed_dropouts(model: nn.Module) -> Iterator[tuple[str, KeyedDropout]]:
     """The dropout layers of an adapted model that draw masks, by the name of their key buffer."""
     for path, layer in model.named_modules():

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.flat import to_device
 from fedsim.types import Ids
 
 Floats = NDArray[np.float64]
@@ -51,7 +52,7 @@ def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) ->
         return inner_products([vectors])
     if products is None:
         products = torch.zeros(len(vectors), len(vectors), dtype=_product_dtype([vectors]), device=vectors.device)
-    rows = torch.as_tensor(ids, device=vectors.device)
+    rows = to_device(torch.as_tensor(ids), vectors.device)
     new = torch.zeros(len(rows), len(vectors), dtype=products.dtype, device=products.device)
     for chunk in column_chunks([vectors]):
         new.addmm_(chunk[rows], chunk.T)
@@ -66,7 +67,7 @@ def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
     for matrix in matrices:
         for part in matrix.split(columns, dim=1):
             chunk = part.to(dtype)
-            finite = bool(torch.isfinite(chunk.sum()))
+            finite = not chunk.is_cuda and bool(torch.isfinite(chunk.sum()))  # a GPU would have to be waited for
             yield chunk if finite else torch.nan_to_num(chunk, nan=0.0, posinf=0.0, neginf=0.0)
 
 

@@ -1,5 +1,6 @@
 """The generated tables of docs/reproduction that are about our runs alone, as Markdown."""
 
+import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -10,10 +11,8 @@ from fedsim.report.panels import Panel, make_panels
 from fedsim.report.runs import Run
 from fedsim.report.statistics import MIN_SEEDS, Difference, estimate, holm, paired, pooled
 from fedsim.report.tables.formatting import show_p
-from fedsim.report.tables.simulated import simulated_phases
-from fedsim.report.tables.simulated import time_to_accuracy as simulated_times
 from scripts.reproduction_cells import markdown, short, signed
-from scripts.shipped import RESULTS, Shipped, read_groups
+from scripts.shipped import RESULTS, Shipped
 
 MARGIN = 0.02
 PLANNED = 10
@@ -69,7 +68,7 @@ def cost(shipped: Shipped) -> str:
         runs = [run for group in groups for run in group.complete]
         seconds = [float(run.summary["wall_seconds"]) for run in runs if "wall_seconds" in run.summary]
         rounds = sorted({run.num_rounds for run in runs if run.kept is None}) or ["-"]
-        hours = f"{sum(seconds) / 3600:.1f}" if len(seconds) == len(runs) else "not recorded"
+        hours = f"{sum(seconds) / 3600:.2g}" if len(seconds) == len(runs) else "not recorded"
         rows.append([f"`{folder.name}`", str(len(runs)), ", ".join(map(str, rounds)), hours, _made_by(runs)])
     return markdown(["runs in docs/results", "runs", "rounds", "hours of a core", "engine, commit"], rows)
 
@@ -87,16 +86,18 @@ def early(shipped: Shipped, folder: str, *wanted: str) -> str:
     return _pivot(panels, cell)
 
 
-def simulated(shipped: Shipped, folder: str) -> str:
-    """Simulated time of whole runs, by phase. The folder has an archive alone: such runs are not judged."""
-    table = simulated_phases(read_groups(RESULTS / folder))
-    return markdown(table.header, table.rows)
+def from_report(shipped: Shipped, folder: str, name: str, *wanted: str) -> str:
+    """A table of the folder's report, from its CSV file, and of that the columns `wanted` (all) and the first `rows=`.
 
-
-def time_to_accuracy(shipped: Shipped, folder: str) -> str:
-    """Simulated time until runs reach shares of the reference's final accuracy, from an archive as above."""
-    table = simulated_times(make_panels(read_groups(RESULTS / folder))).without_empty_columns()
-    return markdown(table.header, table.rows)
+    Spaces in names of columns are underscores here.
+    """
+    with (RESULTS / folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    limits = [int(word.removeprefix("rows=")) for word in wanted if word.startswith("rows=")]
+    names = [word.replace("_", " ") for word in wanted if not word.startswith("rows=")] or header
+    columns = [header.index(one) for one in names]
+    shown = rows[: limits[0]] if limits else rows
+    return markdown(names, [[row[column] for column in columns] for row in shown])
 
 
 def _between(run: Run, first: int, last: int) -> list[Mapping[str, float]]:
@@ -175,5 +176,5 @@ def _made_by(runs: Sequence[Run]) -> str:
 
 
 MAKERS: Mapping[str, Callable[..., str]] = {
-    maker.__name__: maker for maker in (accuracy, differences, settings, cost, early, simulated, time_to_accuracy)
+    maker.__name__: maker for maker in (accuracy, differences, settings, cost, early, from_report)
 }

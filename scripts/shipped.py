@@ -12,6 +12,7 @@ from fedsim.report.verdicts.judge import Judged, correct, examine_all
 from fedsim.report.verdicts.published import Publication
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+PRESETS = RESULTS.parents[1] / "conf" / "preset"
 SMALL = "_small"
 
 
@@ -23,14 +24,21 @@ class Shipped:
 
     @cached_property
     def judged(self) -> dict[Path, list[tuple[Publication, list[Judged]]]]:
-        """The judgements by folder; all tests of the same paper are corrected together."""
-        examined = {folder: examine_all(some) for folder, some in self.groups.items()}
+        """The judgements by folder; all tests of the same paper are corrected together.
+
+        Folders that are not of a preset hold runs in other settings, which claims are not about.
+        """
+        examined = {folder: examine_all(some) for folder, some in self.groups.items() if _is_of_preset(folder)}
         found = iter(correct([one for some in examined.values() for one in some]))
         return {folder: list(itertools.islice(found, len(some))) for folder, some in examined.items()}
 
     @property
     def all_judged(self) -> list[tuple[Publication, list[Judged]]]:
         return [one for some in self.judged.values() for one in some]
+
+
+def _is_of_preset(folder: Path) -> bool:
+    return (PRESETS / f"{folder.name.removesuffix(SMALL)}.yaml").is_file()
 
 
 def read_shipped(root: Path = RESULTS) -> Shipped:

@@ -12,28 +12,42 @@ from fedsim.report.__main__ import main as report
 from fedsim.report.archive import read_archive
 from fedsim.report.groups import group_runs
 from fedsim.report.runs import read_runs
-from scripts import reproduction
+from scripts import reproduction, reproduction_tables, ship_results
 from scripts.shipped import RESULTS, Shipped
 from tests.test_report_archive import published_runs
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="the results are not in this copy")
+ARCHIVES = sorted(RESULTS.glob("*/runs.parquet"))
+SOME_ARCHIVES = [
+    pytest.param(path, marks=() if path.parent.name == "gpfl_rho_code" else pytest.mark.faults) for path in ARCHIVES
+]
+"""One by default; all of them take some minutes of a core."""
 PAGES = reproduction.pages() if RESULTS.is_dir() else []
-FROM_RUNS_ALONE = ("overview.csv", "pairs.csv", "selections.csv")
+FROM_RUNS_ALONE = (
+    "overview.csv",
+    "pairs.csv",
+    "selections.csv",
+    "phases.csv",
+    "selection_times.csv",
+    "simulated_phases.csv",
+)
 """Tables without verdicts, whose corrections are over all presets of a paper."""
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_shipped_runs_of_a_preset_give_its_shipped_tables(tmp_path: Path) -> None:
-    shipped = RESULTS / "gpfl_rho_code"
-    assert report([str(shipped / "runs.parquet"), "--to", str(tmp_path), "--no-figures"]) == 0
+@pytest.mark.parametrize("archive", SOME_ARCHIVES, ids=lambda path: path.parent.name)
+def test_the_shipped_runs_of_a_preset_give_its_shipped_tables(archive: Path, tmp_path: Path) -> None:
+    shipped = archive.parent
+    assert report([str(archive), "--to", str(tmp_path), "--no-figures"]) == 0
     for name in FROM_RUNS_ALONE:
-        assert (tmp_path / name).read_bytes() == (shipped / name).read_bytes(), name
+        if (shipped / name).is_file():
+            assert (tmp_path / name).read_bytes() == (shipped / name).read_bytes(), name
     made, kept = (json.loads((folder / "summary.json").read_text())["groups"] for folder in (tmp_path, shipped))
     assert made == kept
 
 
-@pytest.mark.parametrize("archive", sorted(RESULTS.glob("*/*.parquet")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.parent.name)
 def test_every_shipped_run_names_engine_and_commit(archive: Path) -> None:
     runs = read_archive(archive)
     assert runs
@@ -51,6 +65,9 @@ def test_the_markers_name_makers_and_results_and_are_filled(page: Path) -> None:
     assert len(tables) == text.count("<!-- table:") == text.count("<!-- end of table -->")
     for name, *words in tables:
         assert name in reproduction.MAKERS
+        if name == "from_report":
+            assert (RESULTS / words[0] / f"{words[1]}.csv").is_file(), words
+            words = words[:1]
         for folder in (word.partition(":")[0] for word in words if "=" not in word):
             assert any((RESULTS / folder / file).is_file() for file in ("summary.json", "runs.parquet")), folder
     for found in reproduction.TABLE.finditer(text):
@@ -91,3 +108,43 @@ def test_differences_are_those_to_the_reference_at_equal_seeds(toy: Shipped) -> 
     mean = sum(final["gpfl"][seed] - final["random"][seed] for seed in common) / len(common)
     assert f"| gpfl | {mean:+.3f} [" in table
     assert "| random |" not in table
+
+
+def test_a_table_of_a_report_has_the_columns_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "costs.csv").write_text('run,time a round,"up, down"\nrandom,1 s,2 MB\ngpfl,3 s,4 MB\n')
+    monkeypatch.setattr(reproduction_tables, "RESULTS", tmp_path)
+    whole = reproduction.make_table(["from_report", "toy", "costs"], Shipped({}))
+    assert whole.splitlines()[0] == "| run | time a round | up, down |"
+    assert len(whole.splitlines()) == 4
+    some = reproduction.make_table(["from_report", "toy", "costs", "time_a_round", "run", "rows=1"], Shipped({}))
+    assert some.splitlines() == ["| time a round | run |", "| --- | --- |", "| 1 s | random |"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_shipped_folders_hold_whole_runs_of_commits_and_what_pages_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docs, runs = tmp_path / "docs", tmp_path / "outputs" / "toy"
+    published_runs(runs)
+    changed = next(runs.glob("0/**/summary.json"))
+    changed.write_text(changed.read_text().replace('"dirty": false', '"dirty": true'))
+    (docs / "results" / "toy").mkdir(parents=True)
+    (docs / "results" / "toy" / "old.csv").touch()
+    (docs / "page.md").write_text(
+        "[a](results/toy/checkpoints.csv) [b](results/other/phases.csv) [c](results/toy/none.csv)\n"
+        "<!-- table: from_report toy costs run -->\n<!-- end of table -->\n"
+    )
+    monkeypatch.setattr(ship_results, "RESULTS", docs / "results")
+    monkeypatch.setattr(sys, "argv", ["ship_results", str(runs)])
+    ship_results.main()
+    kept = sorted(path.name for path in (docs / "results" / "toy").iterdir())
+    tables = ["checkpoints", "claims", "numbers", "omnibus", "costs", "overview", "selections"]
+    assert kept == sorted([*(f"{name}.csv" for name in tables), "runs.parquet", "summary.json"])
+    written = capsys.readouterr()
+    assert [line for line in written.out.splitlines() if "left out" in line] == [
+        "left out random-digits-iid-mlp-0-0.1: done, commit abc, changed files: True",
+        "left out random-digits-iid-mlp-0-0.1: diverged, commit abc, changed files: False",
+    ]
+    assert "the pages name none.csv, which its report does not have" in written.err
+    assert len(read_archive(docs / "results" / "toy" / "runs.parquet")) == 4

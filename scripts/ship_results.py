@@ -1,0 +1,80 @@
+"""Put the finished runs of presets into docs/results: all runs in one archive, and what the pages show of their report.
+
+    uv run python -m scripts.ship_results outputs/pncs_k4_small outputs/gpfl_alpha
+    uv run python -m scripts.verdicts --write      # then: corrects the tests of all presets of a paper together
+    uv run python -m scripts.reproduction          # and fills the pages
+
+Each folder of docs/results is made anew and holds runs.parquet, summary.json, the tables of TABLES, and what else the
+pages name. Runs that have not ended, or that were not made by a commit, are left out with a message.
+"""
+
+import argparse
+import contextlib
+import io
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsim.report.archive import write_archive
+from fedsim.report.command import report
+from fedsim.report.runs import Run, read_runs
+from scripts.shipped import RESULTS
+
+TABLES = ("numbers", "claims", "omnibus", "overview", "pairs", "pooled", "selections")
+"""Tables of a report that are shipped wherever they have rows."""
+LINK = re.compile(r"results/(?P<folder>\w+)/(?P<file>[\w.]+)")
+MARKER = re.compile(r"<!-- table: from_report (?P<folder>\w+) (?P<name>\w+)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of presets' runs, such as outputs/pncs_k4_small")
+    for folder in parser.parse_args().folders:
+        runs = shippable(read_runs(folder))
+        if runs:
+            ship(runs, folder, RESULTS / folder.resolve().name)
+        print(f"{folder}: {len(runs)} runs")
+
+
+def shippable(runs: Sequence[Run]) -> list[Run]:
+    """Those of `runs` that ended, and were made by a commit as it is."""
+    kept = []
+    for run in runs:
+        changed = bool((run.summary.get("revision") or {}).get("dirty"))
+        if run.status == "done" and run.commit and not changed:
+            kept.append(run)
+        else:
+            print(f"left out {run.folder.name}: {run.status}, commit {run.commit}, changed files: {changed}")
+    return kept
+
+
+def ship(runs: Sequence[Run], folder: Path, target: Path) -> None:
+    """Make the folder `target` from `runs`, which are below `folder`."""
+    also = named_files(target.name)
+    with tempfile.TemporaryDirectory() as made:
+        with contextlib.redirect_stdout(io.StringIO()):
+            report(runs, folder, Path(made), figures=any(name.endswith(".png") for name in also))
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for name in sorted({"summary.json", *(f"{table}.csv" for table in TABLES), *also}):
+            found = next((path for path in (Path(made, name), Path(made, "figures", name)) if path.is_file()), None)
+            if found is not None:
+                shutil.copyfile(found, target / name)
+            elif name in also:
+                print(f"{target.name}: the pages name {name}, which its report does not have", file=sys.stderr)
+    write_archive(runs, folder, target / "runs.parquet")
+
+
+def named_files(folder: str) -> set[str]:
+    """The files of a folder of docs/results that the pages link to or make tables of."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in RESULTS.parent.rglob("*.md"))
+    links = {found["file"] for found in LINK.finditer(text) if found["folder"] == folder}
+    tables = {f"{found['name']}.csv" for found in MARKER.finditer(text) if found["folder"] == folder}
+    return (links | tables) - {"runs.parquet"}
+
+
+if __name__ == "__main__":
+    main()

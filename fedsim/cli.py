@@ -1,6 +1,6 @@
 """The command line of an experiment: composes it, checks it, runs every job. `fedsim.run` is where a process enters.
 
-Jobs run in this process, from the plans that were checked (fedsim.running.sweep). Hydra launches those of other
+Jobs run in this process, from the plans that were checked (fedsim.jobs.sweep). Hydra launches those of other
 launchers than ours (`hydra/launcher=joblib`), and answers questions (`--cfg job`, `--info`).
 
 PyTorch is imported where jobs are checked and run: questions, and completion in a shell, do not wait for it.
@@ -23,7 +23,7 @@ from fedsim.running.signals import STOP
 
 if TYPE_CHECKING:
     from fedsim.config.plan import Plan
-    from fedsim.running.sweep import Attempts
+    from fedsim.jobs.sweep import Attempts
 
 SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interrupted")
 
@@ -64,12 +64,12 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequenc
     `hydra_words`: the command line for Hydra; `argv`: that of the user, which is told where it goes on with jobs.
     """
     from fedsim.config.check import check_jobs
-    from fedsim.running.narration import Narration
+    from fedsim.jobs.narration import Narration
+    from fedsim.jobs.progress import Progress
+    from fedsim.jobs.room import require_room
+    from fedsim.jobs.sweep import Attempts, LaunchedJob, run_launched
     from fedsim.running.outcome import outcome_on_file
-    from fedsim.running.progress import Progress
     from fedsim.running.ranks import RANKS
-    from fedsim.running.room import require_room
-    from fedsim.running.sweep import Attempts, LaunchedJob, run_launched
 
     plans = check_jobs(jobs)
     RANKS.agree(plans, jobs[0].launcher)
@@ -109,9 +109,9 @@ def hand_to_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> Non
 def _runner(jobs: Sequence[Composed], attempts: "Attempts") -> "Callable[[Sequence[Plan]], None] | None":
     """What runs plans as `hydra/launcher=lanes`, `=ray` or `=submitit_slurm` says; None for launchers of Hydra's."""
     from fedsim.config.build import instantiate
+    from fedsim.jobs.ray_launcher import RayJobs
+    from fedsim.jobs.submitit_launcher import LocalJobs, SlurmJobs, launcher_of
     from fedsim.running.interleaving import Lanes
-    from fedsim.running.ray_launcher import RayJobs
-    from fedsim.running.submitit_launcher import LocalJobs, SlurmJobs, launcher_of
 
     node = jobs[0].launcher
     target = node.get("_target_")

@@ -50,7 +50,7 @@ def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
     """Signals of a process of its own, whose handler is called by hand, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     fresh = StopRequests()
-    for module in ("fedsim.running.experiment", "fedsim.running.sweep", "fedsim.cli", "fedsim.running.signals"):
+    for module in ("fedsim.running.experiment", "fedsim.jobs.sweep", "fedsim.cli", "fedsim.running.signals"):
         monkeypatch.setattr(f"{module}.STOP", fresh)
     return fresh
 

@@ -20,8 +20,8 @@ from fedsim.data.cache import load_or_build
 from fedsim.data.torchvision_sets import MD5
 from fedsim.disk import room_problem
 from fedsim.errors import ConfigError, DataError
+from fedsim.jobs.room import require_room
 from fedsim.running.assembly import build
-from fedsim.running.room import require_room
 from fedsim.tracking.files import SUMMARY
 
 
@@ -179,7 +179,7 @@ def test_a_data_dir_that_is_no_folder_is_told(tmp_path: Path) -> None:
 def test_data_that_is_there_needs_no_room_and_data_dir_is_not_looked_at_without_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.running.room._bytes_of", lambda plan: 0)
+    monkeypatch.setattr("fedsim.jobs.room._bytes_of", lambda plan: 0)
     with_free(monkeypatch, 0)
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)

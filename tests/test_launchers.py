@@ -20,9 +20,9 @@ from fedsim.config.check import check_jobs
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plugins import plugins
 from fedsim.errors import DataError, FedsimError
+from fedsim.jobs.sweep import Attempts, LaunchedJob
 from fedsim.record import Record
 from fedsim.running.signals import StopRequests
-from fedsim.running.sweep import Attempts, LaunchedJob
 from fedsim.simulation import Simulation
 from fedsim.tracking.files import MODEL, NEWEST, read_metrics, read_summary
 
@@ -35,7 +35,7 @@ def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
     monkeypatch.chdir(tmp_path)
     fresh = StopRequests()
     monkeypatch.setattr(fresh, "install", lambda: None)
-    for module in ("fedsim.running.experiment", "fedsim.running.sweep", "fedsim.cli", "fedsim.running.signals"):
+    for module in ("fedsim.running.experiment", "fedsim.jobs.sweep", "fedsim.cli", "fedsim.running.signals"):
         monkeypatch.setattr(f"{module}.STOP", fresh)
     return fresh
 

@@ -17,11 +17,11 @@ from fedsim.config.check import check_jobs
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.errors import ConfigError, DataError, FedsimError
+from fedsim.jobs.ray_launcher import RayJobs, _place
+from fedsim.jobs.sweep import Attempts
+from fedsim.jobs.task_worker import Job, Report, run_jobs
+from fedsim.jobs.tasks import SeenRecords, outcome_of
 from fedsim.running.outcome import Outcome
-from fedsim.running.ray_launcher import RayJobs, _place
-from fedsim.running.sweep import Attempts
-from fedsim.running.task_worker import Job, Report, run_jobs
-from fedsim.running.tasks import SeenRecords, outcome_of
 from fedsim.tracking.files import ERROR, MODEL, read_metrics, read_summary
 
 WORDS = ("num_rounds=3", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
@@ -78,7 +78,7 @@ def test_a_ray_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     plans = plans_of("seed=0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setattr("fedsim.running.ray_launcher.SETTINGS", {})
+    monkeypatch.setattr("fedsim.jobs.ray_launcher.SETTINGS", {})
     monkeypatch.setitem(sys.modules, "ray", BusyRay("ray"))
     with pytest.raises(FedsimError, match="Ray has not started: The current node timed out during startup"):
         jobs().run(Attempts(), plans)

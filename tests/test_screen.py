@@ -17,9 +17,9 @@ from fedsim import compose
 from fedsim import run as entry
 from fedsim.cli import run as fedsim
 from fedsim.data.parquet import Parquet
+from fedsim.jobs import narration
+from fedsim.jobs.progress import LEAST_ROUNDS, WINDOW, Progress
 from fedsim.record import Record
-from fedsim.running import narration
-from fedsim.running.progress import LEAST_ROUNDS, WINDOW, Progress
 from fedsim.running.signals import Preempted, StopRequests
 from fedsim.simulation import Simulation
 from fedsim.tracking.base import RunInfo, SweepPosition
@@ -121,7 +121,7 @@ def test_the_same_missing_data_are_looked_for_and_told_once(
     looked: list[str] = []
     load = Parquet.load
     monkeypatch.setattr(Parquet, "load", lambda self: looked.append("") or load(self))
-    monkeypatch.setattr("fedsim.running.room._source_problem", lambda plan: None)
+    monkeypatch.setattr("fedsim.jobs.room._source_problem", lambda plan: None)
     words = [*QUIET, "-m", "dataset=parquet", "dataset.path=nowhere", "partition=iid", "seed=0,1,2"]
     for launcher in ("basic", "lanes"):
         assert fedsim([*words, f"hydra/launcher={launcher}"]) == 3

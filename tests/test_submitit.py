@@ -17,11 +17,11 @@ from fedsim.cli import run
 from fedsim.config import hydra_node
 from fedsim.config.plugins import plugins
 from fedsim.errors import ConfigError
+from fedsim.jobs.submitit_launcher import LocalJobs, SlurmJobs, SubmititJobs, launcher_of
+from fedsim.jobs.submitit_tasks import _last_of_trace
+from fedsim.jobs.submitit_worker import Announcement, SubmittedTask
+from fedsim.jobs.task_worker import this_place
 from fedsim.running.signals import StopRequests
-from fedsim.running.submitit_launcher import LocalJobs, SlurmJobs, SubmititJobs, launcher_of
-from fedsim.running.submitit_tasks import _last_of_trace
-from fedsim.running.submitit_worker import Announcement, SubmittedTask
-from fedsim.running.task_worker import this_place
 from fedsim.tracking.files import ERROR, is_free, read_metrics, read_summary
 from tests import slurm_stand_in
 from tests.test_ray import HANG, LAB, WORDS, Sweep, folders, none_left, pid_of_job, plans_of, result, sent
@@ -133,7 +133,7 @@ def test_a_task_is_requeued_where_nothing_but_the_announcement_has_asked_it_to_e
 ) -> None:
     stop = StopRequests()
     monkeypatch.setattr(stop, "install", lambda: None)
-    monkeypatch.setattr("fedsim.running.submitit_worker.STOP", stop)
+    monkeypatch.setattr("fedsim.jobs.submitit_worker.STOP", stop)
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
 
     def refuse(number: int, frame: Any) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from fedsim.cli import run
+from fedsim.jobs import sweep
 from fedsim.record import Record
-from fedsim.running import signals, sweep
+from fedsim.running import signals
 from fedsim.running.signals import StopRequests
 from fedsim.simulation import Simulation
 from fedsim.tracking.files import MODEL, HeldError, is_free, owned, read_metrics, read_summary
@@ -169,7 +170,7 @@ def test_a_lock_names_its_holder_until_it_is_released_and_an_old_name_harms_nobo
 TOGETHER = """
 import json, os, random, signal, sys, time, traceback
 from fedsim.cli import run
-from fedsim.running import sweep
+from fedsim.jobs import sweep
 
 words, kills, seed = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 run([*words, "num_rounds=1", "output_dir=first"])  # imports all that a run needs

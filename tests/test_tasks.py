@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fedsim.config.plan import Plan
+from fedsim.jobs.sweep import Attempts
+from fedsim.jobs.task_worker import Job, Report
+from fedsim.jobs.tasks import LostTaskError, Tasks
 from fedsim.running.signals import StopRequests
-from fedsim.running.sweep import Attempts
-from fedsim.running.task_worker import Job, Report
-from fedsim.running.tasks import LostTaskError, Tasks
 from tests.test_ray import plans_of
 
 
@@ -90,7 +90,7 @@ def test_after_a_signal_no_task_begins_and_those_that_run_are_asked_to_end(
     plans: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop = StopRequests()
-    monkeypatch.setattr("fedsim.running.tasks.STOP", stop)
+    monkeypatch.setattr("fedsim.jobs.tasks.STOP", stop)
     tasks = Pretended(plans, jobs_per_task=1, max_in_flight=3)
     with stop.working(), stop.deferred():
         monkeypatch.setattr(tasks, "_look", lambda: stop.handle(signal.SIGTERM))  # in the first round of the loop

@@ -17,14 +17,14 @@ from fedsim.config.check import check_jobs
 from fedsim.config.compose import Composed, compose_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.errors import ConfigError, Problem
+from fedsim.jobs.narration import Narration, has_console
+from fedsim.jobs.progress import Progress
+from fedsim.jobs.room import require_room
+from fedsim.jobs.sweep import Attempts
 from fedsim.record import Record
 from fedsim.running.experiment import execute
 from fedsim.running.interleaving import Lanes
-from fedsim.running.narration import Narration, has_console
 from fedsim.running.outcome import outcome_on_file
-from fedsim.running.progress import Progress
-from fedsim.running.room import require_room
-from fedsim.running.sweep import Attempts
 from fedsim.running.watch import Watch
 
 Words = Sequence[str]

@@ -27,7 +27,7 @@ def run(words: Sequence[str]) -> int:
     from fedsim.config import command_line
     from fedsim.config.check import check_jobs
     from fedsim.config.compose import compose_jobs, search_path
-    from fedsim.running.room import require_room
+    from fedsim.jobs.room import require_room
 
     options, args = command_line.read_words(_parser(), words)
     with search_path(args.config_dir, args.config_path):

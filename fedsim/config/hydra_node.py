@@ -35,7 +35,7 @@ FOLDERS = {
 }
 """Where Hydra would keep its own files: as conf/config.yaml has it, and with Hydra's defaults, with which a primary
 config is left that says nothing of folders."""
-OURS = {"fedsim.running.interleaving.Lanes", "fedsim.running.ray_launcher.RayJobs"}
+OURS = {"fedsim.running.interleaving.Lanes", "fedsim.jobs.ray_launcher.RayJobs"}
 """Launchers of this package, whose parameters are checked when they are built."""
 OF_PLUGIN = frozenset(submitit_options.LAUNCHERS.values())
 """Launchers of this package that take the parameters of a plugin, which are checked as those of others."""

@@ -1,7 +1,7 @@
 """hydra/launcher=submitit_local and submitit_slurm: the choices of Hydra's plugin, with parameters of ours.
 
 The plugin's own launchers stop at the first job that fails, requeue none, and run one job a process. Its parameters
-stay as they are; the jobs are launched by `fedsim.running.submitit_launcher`.
+stay as they are; the jobs are launched by `fedsim.jobs.submitit_launcher`.
 """
 
 from dataclasses import field, make_dataclass
@@ -11,8 +11,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 LAUNCHERS = {
-    "submitit_local": "fedsim.running.submitit_launcher.LocalJobs",
-    "submitit_slurm": "fedsim.running.submitit_launcher.SlurmJobs",
+    "submitit_local": "fedsim.jobs.submitit_launcher.LocalJobs",
+    "submitit_slurm": "fedsim.jobs.submitit_launcher.SlurmJobs",
 }
 """Their classes."""
 JOB_NAME = "fedsim"

@@ -1,4 +1,4 @@
-"""From checked plans to records: one run, and the jobs of a command.
+"""From a checked plan to records: one run.
 
     process        settings of the process that make torch faster
     signals        Ctrl-C and what clusters send: a run finishes its round and is saved
@@ -15,17 +15,7 @@ One run:
     environment    versions and machine, for its summary; revision: the commit of fedsim
     outcome        how it ended
     watch          who is told of its rounds
-
-Jobs of a command:
-
-    room           whether there is room for their results, asked before the first
-    sweep          one after another, side by side, or by a launcher of Hydra
-    interleaving   side by side, in common batches
-    tasks          as tasks of software that runs them elsewhere; task_worker: what a task runs
-    ray_launcher   as tasks of Ray; ray_worker
-    submitit_launcher  as tasks of submitit: processes of this machine, or Slurm's; submitit_tasks, submitit_worker
-    progress       how far they are, and how long the rest will take
-    narration      what is said around them
+    interleaving   several side by side in one process, in common batches
 
 One command over several processes (fedsim.distributed):
 

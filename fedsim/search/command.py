@@ -12,7 +12,7 @@ from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.overrides import parse
 from fedsim.config.plan import SEEDS, Plan
 from fedsim.errors import ConfigError, Problem
-from fedsim.running.room import require_room
+from fedsim.jobs.room import require_room
 from fedsim.running.signals import STOP
 from fedsim.search.settings import Settings
 

@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from fedsim.config.plan import Plan
+from fedsim.jobs.sweep import Attempts
 from fedsim.running.outcome import outcome_on_file
 from fedsim.running.signals import STOP
-from fedsim.running.sweep import Attempts
 from fedsim.tracking.files import read_metrics
 from fedsim.tracking.final_accuracy import mean_of_last
 

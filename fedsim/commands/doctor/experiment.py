@@ -13,7 +13,7 @@ from fedsim.config.plan import Plan, make_plan
 from fedsim.data.base import Dataset
 from fedsim.disk import existing_folder, reading_problem, room_problem
 from fedsim.errors import FedsimError, Problem
-from fedsim.running.room import BYTES_OF_RUN
+from fedsim.jobs.room import BYTES_OF_RUN
 
 LITTLE = 1e9
 """Free bytes below which a folder is soon full."""

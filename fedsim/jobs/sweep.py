@@ -14,13 +14,13 @@ from omegaconf import DictConfig
 
 from fedsim.config.plan import Plan
 from fedsim.errors import ConfigError, DataError, FedsimError
+from fedsim.jobs.narration import Narration
+from fedsim.jobs.progress import Progress
 from fedsim.record import Record
 from fedsim.running.experiment import execute
 from fedsim.running.interleaving import InterleavedRun, Lanes, run_interleaved
-from fedsim.running.narration import Narration
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.prepared_data import PreparationError, data_key
-from fedsim.running.progress import Progress
 from fedsim.running.signals import STOP
 from fedsim.running.watch import Watch
 from fedsim.tracking.console import lanes_progress, time_left

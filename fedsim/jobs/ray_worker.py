@@ -6,7 +6,7 @@ Ray imports this module in the task's process before the environment is set: it 
 import os
 from collections.abc import Sequence
 
-from fedsim.running.task_worker import Job, Place, Report, enter, run_jobs
+from fedsim.jobs.task_worker import Job, Place, Report, enter, run_jobs
 
 
 def run_task(place: Place, jobs: Sequence[Job]) -> list[Report]:

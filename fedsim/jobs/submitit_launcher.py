@@ -1,7 +1,7 @@
 """The jobs of a sweep as tasks that submitit starts: processes of this machine, or tasks of Slurm.
 
 The choices and parameters are those of Hydra's plugin for submitit (`fedsim.config.submitit_options`). A task that is
-asked to end by a time limit or a preemption is saved and requeued (`fedsim.running.submitit_worker`).
+asked to end by a time limit or a preemption is saved and requeued (`fedsim.jobs.submitit_worker`).
 """
 
 import importlib
@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 from fedsim.config.build import construct
 from fedsim.config.plan import Plan
 from fedsim.errors import ConfigError, Problem, at_least, check, rule
-from fedsim.running.submitit_tasks import LocalTasks, SlurmTasks
-from fedsim.running.sweep import Attempts
-from fedsim.running.tasks import Tasks, run_as_tasks
+from fedsim.jobs.submitit_tasks import LocalTasks, SlurmTasks
+from fedsim.jobs.sweep import Attempts
+from fedsim.jobs.tasks import Tasks, run_as_tasks
 
 FOLDER = ".submitit"
 """Of the scripts, logs and pickles of submitit, beside the runs of the sweep."""

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 from fedsim.config.plan import Plan
 from fedsim.errors import ConfigError, Problem
-from fedsim.running.submitit_worker import SubmittedTask
-from fedsim.running.sweep import Attempts
-from fedsim.running.task_worker import Job, Place, Report, this_place
-from fedsim.running.tasks import LostTaskError, Tasks
+from fedsim.jobs.submitit_worker import SubmittedTask
+from fedsim.jobs.sweep import Attempts
+from fedsim.jobs.task_worker import Job, Place, Report, this_place
+from fedsim.jobs.tasks import LostTaskError, Tasks
 from fedsim.tracking.files import is_free
 
 LATE_SECONDS = 15.0

@@ -14,11 +14,11 @@ from typing import Any
 
 from fedsim.config.plan import Plan
 from fedsim.errors import ConfigError, FedsimError, Problem, at_least, check, rule
-from fedsim.running.ray_worker import run_task
+from fedsim.jobs.ray_worker import run_task
+from fedsim.jobs.sweep import Attempts
+from fedsim.jobs.task_worker import Job, Place, Report, this_place
+from fedsim.jobs.tasks import LostTaskError, Tasks, run_as_tasks
 from fedsim.running.signals import STOP
-from fedsim.running.sweep import Attempts
-from fedsim.running.task_worker import Job, Place, Report, this_place
-from fedsim.running.tasks import LostTaskError, Tasks, run_as_tasks
 
 POLL_SECONDS = 0.5
 """Between two looks at the tasks and at the records of their jobs."""

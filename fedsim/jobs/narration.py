@@ -9,9 +9,9 @@ from typing import Any
 
 from fedsim.config.moved import path_now
 from fedsim.config.plan import Plan
+from fedsim.jobs.progress import Progress
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.prepared_data import is_prepared
-from fedsim.running.progress import Progress
 from fedsim.running.signals import CODES, Preempted
 from fedsim.shell import command
 from fedsim.tracking.console import ConsoleTracker, headline, job_number, time_left

@@ -1,6 +1,6 @@
 """The jobs of a sweep as tasks of software that runs them in other processes: what Ray and submitit have in common.
 
-A task runs one job, or several side by side (`fedsim.running.task_worker`), in the folders that they have here, which
+A task runs one job, or several side by side (`fedsim.jobs.task_worker`), in the folders that they have here, which
 must be on a file system that all machines see. What was done is read from the folders.
 """
 
@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 from fedsim.config.plan import Plan
 from fedsim.errors import DataError, FedsimError, Problem, check, rule
+from fedsim.jobs.sweep import Attempts
+from fedsim.jobs.task_worker import Job, Report
 from fedsim.running.interleaving import Lanes
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.signals import STOP
-from fedsim.running.sweep import Attempts
-from fedsim.running.task_worker import Job, Report
 from fedsim.tracking.console import lanes_progress, time_left
 from fedsim.tracking.files import METRICS
 from fedsim.tracking.screen import tell_line

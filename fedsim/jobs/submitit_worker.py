@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from fedsim.jobs.task_worker import Job, Place, Report, enter, run_jobs
 from fedsim.running.signals import STOP
-from fedsim.running.task_worker import Job, Place, Report, enter, run_jobs
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission

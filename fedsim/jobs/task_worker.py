@@ -56,9 +56,9 @@ def run_jobs(jobs: Sequence[Job]) -> list[Report]:
 
     Asked to end, it finishes and saves the round, begins no other job, and reports that.
     """
+    from fedsim.jobs.sweep import Attempts
     from fedsim.running.interleaving import Lanes
     from fedsim.running.signals import STOP, Preempted
-    from fedsim.running.sweep import Attempts
 
     plans = [_plan_of(job) for job in jobs]
     attempts = Attempts()

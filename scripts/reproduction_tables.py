@@ -1,7 +1,7 @@
 """The generated tables of docs/reproduction that are about our runs alone, as Markdown."""
 
 import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -44,19 +44,26 @@ def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
 
 
 def settings(shipped: Shipped, *folders: str) -> str:
-    """The decision of preset gpfl_settings: by local training and network, GPFL minus random, and what follows."""
-    rows = []
+    """The decision of preset gpfl_settings: by local training and network, GPFL minus random, and what follows.
+
+    Runs of presets that differ in name alone count together.
+    """
+    found: dict[tuple[str, str, str], dict[tuple[str, str], dict[int, float]]] = {}
     for folder in folders:
-        for (hidden, dropout), groups in sorted(_by_network(_groups(shipped, folder)).items(), reverse=True):
-            by = {(g.choices["cell"], g.choices["selector"]): values_by_seed(g, "final_accuracy") for g in groups}
-            for method in ("gpfl", "gpfl_official"):
-                strata = [_paired(by, cell, method) for cell in ("gpfl_1spc", "gpfl_2spc", "gpfl_dir")]
-                together = pooled([one for one in strata if one is not None]) if all(strata) else None
-                cells = [*("-" if one is None else f"{signed(one)} ({one.num})" for one in strata)]
-                network = f"{hidden}, {'dropout ' + dropout if float(dropout) else 'no dropout'}"
-                texts = "authors' code" if folder.endswith("_code") else "paper"
-                rows.append([texts, network, method, *cells, "-" if together is None else signed(together)])
-                rows[-1].append(_decision(together, min((one.num for one in strata if one is not None), default=0)))
+        texts = "authors' code" if folder.endswith("_code") else "paper"
+        for group in _groups(shipped, folder):
+            by_method = found.setdefault((texts, *_network(group)), {})
+            key = (group.choices["cell"], group.choices["selector"])
+            by_method.setdefault(key, {}).update(values_by_seed(group, "final_accuracy"))
+    rows = []
+    for (texts, hidden, dropout), by_method in sorted(found.items(), key=lambda one: one[0], reverse=True):
+        network = f"{hidden}, {'dropout ' + dropout if float(dropout) else 'no dropout'}"
+        for method in ("gpfl", "gpfl_official"):
+            strata = [_paired(by_method, cell, method) for cell in ("gpfl_1spc", "gpfl_2spc", "gpfl_dir")]
+            together = pooled([one for one in strata if one is not None]) if all(strata) else None
+            cells = [*("-" if one is None else f"{signed(one)} ({one.num})" for one in strata)]
+            rows.append([texts, network, method, *cells, "-" if together is None else signed(together)])
+            rows[-1].append(_decision(together, min((one.num for one in strata if one is not None), default=0)))
     header = ["local training", "network", "", "1SPC", "2SPC", "Dir(0.2)", "mean of the three", "GPFL and random"]
     return markdown(header, rows)
 
@@ -116,13 +123,10 @@ def _panels(shipped: Shipped, folder: str, wanted: Sequence[str]) -> list[Panel]
     return make_panels(_groups(shipped, folder, wanted))
 
 
-def _by_network(groups: Iterable[Group]) -> dict[tuple[str, str], list[Group]]:
-    networks: dict[tuple[str, str], list[Group]] = {}
-    for group in groups:
-        model = group.runs[0].config["model"]
-        name = " and ".join(map(str, model["hidden"]))
-        networks.setdefault((name, f"{model['dropout']:g}"), []).append(group)
-    return networks
+def _network(group: Group) -> tuple[str, str]:
+    """Its hidden layers and its dropout, as text."""
+    model = group.runs[0].config["model"]
+    return " and ".join(map(str, model["hidden"])), f"{model['dropout']:g}"
 
 
 def _paired(by: Mapping[tuple[str, str], Mapping[int, float]], cell: str, method: str) -> Difference | None:

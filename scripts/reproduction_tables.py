@@ -55,15 +55,17 @@ def settings(shipped: Shipped, *folders: str) -> str:
             by_method = found.setdefault((texts, *_network(group)), {})
             key = (group.choices["cell"], group.choices["selector"])
             by_method.setdefault(key, {}).update(values_by_seed(group, "final_accuracy"))
-    rows = []
+    rows, together = [], []
     for (texts, hidden, dropout), by_method in sorted(found.items(), key=lambda one: one[0], reverse=True):
         network = f"{hidden}, {'dropout ' + dropout if float(dropout) else 'no dropout'}"
         for method in ("gpfl", "gpfl_official"):
             strata = [_paired(by_method, cell, method) for cell in ("gpfl_1spc", "gpfl_2spc", "gpfl_dir")]
-            together = pooled([one for one in strata if one is not None]) if all(strata) else None
-            cells = [*("-" if one is None else f"{signed(one)} ({one.num})" for one in strata)]
-            rows.append([texts, network, method, *cells, "-" if together is None else signed(together)])
-            rows[-1].append(_decision(together, min((one.num for one in strata if one is not None), default=0)))
+            if all(strata):
+                rows.append([texts, network, method, *(f"{signed(one)} ({one.num})" for one in strata if one)])
+                together.append((pooled([one for one in strata if one]), min(one.num for one in strata if one)))
+    corrected = holm([one.p_value for one, _ in together])
+    for row, (one, seeds), p in zip(rows, together, corrected, strict=True):
+        row += [f"{signed(one)}, p {show_p(p)}", _decision(one, seeds)]
     header = ["local training", "network", "", "1SPC", "2SPC", "Dir(0.2)", "mean of the three", "GPFL and random"]
     return markdown(header, rows)
 
@@ -143,19 +145,18 @@ def _line_of(panel: Panel, choice: str) -> Group | None:
     return next((g for name, g in panel.lines.items() if choice in (name, g.choices.get("selector"))), None)
 
 
-def _decision(found: Difference | None, seeds: int) -> str:
+def _decision(found: Difference, seeds: int) -> str:
     """What the rule of preset gpfl_settings says; at fewer seeds than it plans, it is what it says so far."""
-    if found is None or seeds < MIN_SEEDS:
+    if seeds < MIN_SEEDS:
         return "-"
     return _by_rule(found) + (f" (so far: {seeds} of {PLANNED} seeds)" if seeds < PLANNED else "")
 
 
 def _by_rule(found: Difference) -> str:
-    if found.low > 0:
-        return "GPFL exceeds"
-    if found.high < 0:
-        return "GPFL falls short"
-    return f"equivalent within {MARGIN:g}" if found.p_equivalent(MARGIN) < 0.05 else "undecided"
+    """An interval can exclude 0 and yet show that the difference is small: then both are said."""
+    level = f"equivalent within {MARGIN:g}" if found.p_equivalent(MARGIN) < 0.05 else ""
+    side = "GPFL exceeds" if found.low > 0 else "GPFL falls short" if found.high < 0 else ""
+    return ", ".join(word for word in (side, level) if word) or "undecided"
 
 
 def _pivot(panels: Sequence[Panel], cell: Callable[[Panel, str], str], *, without_empty_rows: bool = False) -> str:

@@ -108,7 +108,7 @@ def test_a_smaller_size_says_nothing_about_absolute_values(tmp_path: Path) -> No
     assert found["gpfl.cover.fedcor"].verdict == "not judged"
     assert found["gpfl.tail.gpfl"].verdict == "not judged"
     assert found["gpfl.tail.gpfl"].detail == "another size than the paper's"
-    assert found["gpfl.gain.2SPC.gpfl"].verdict == "reproduced"
+    assert found["gpfl.gain.2SPC.gpfl"].verdict == "direction only"
     assert "by its sign alone" in found["gpfl.gain.2SPC.gpfl"].detail
 
 

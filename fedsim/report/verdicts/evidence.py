@@ -18,7 +18,8 @@ class Evidence:
     compared with 5 %. `ours` is the decisive result: the difference to the method for which the claim is weakest, for
     example.
 
-    `size_holds`: whether the interval of a gain holds the printed gain; None if none is printed.
+    `size_holds`: whether the interval of a gain holds the printed gain; None if none is printed; False also where runs
+    are of another size than the paper's, which say nothing about it.
     `is_draw`: whether a printed number lies where one more run of ours would fall; None for other claims.
     `holm_...` are nan until `holm_corrected`.
     """

@@ -64,7 +64,7 @@ def _compare(claim: Claim, cases: Cases) -> Found:
         return exceeds(rivals, claim.gain, claim.tolerance)
     found = exceeds(rivals)
     detail = "; ".join(part for part in (found.detail, "by its sign alone at this size") if part)
-    return Evidence(found.ours, found.p_for, found.p_against, detail)
+    return Evidence(found.ours, found.p_for, found.p_against, detail, size_holds=False)
 
 
 def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[str, Difference] | Unjudged:

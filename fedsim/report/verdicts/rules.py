@@ -26,7 +26,7 @@ RULES = {
     "judged": (
         "Only runs that follow the preset in every key that can matter are judged, by their configs; claims about"
         " others need the runs of all of them. At another size than the paper's, numbers and absolute values are not"
-        " judged, and gains by their sign alone."
+        " judged, and printed gains by their sign alone: direction only at best."
     ),
     "number": (
         "A number that a paper prints for one run is taken as one draw. It is reproduced if our mean is equivalent to"

@@ -38,9 +38,12 @@ def all_numbers(shipped: Shipped, folder: str) -> str:
 
 
 def headlines(shipped: Shipped, *ids: str) -> str:
-    """One row a chosen claim (folder:id): what the paper prints, ours, the verdict, and how sure it is."""
+    """One row a chosen claim or number (folder:id): what the paper prints, ours, the verdict, and how sure it is.
+
+    Spaces in ids are underscores here.
+    """
     by_id = {
-        f"{folder.name}:{one.printed.id}": (publication, one)
+        f"{folder.name}:{one.printed.id}".replace(" ", "_"): (publication, one)
         for folder, judged in shipped.judged.items()
         for publication, some in judged
         for one in some

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fedsim.report.archive import write_archive
 from fedsim.report.command import report
-from fedsim.report.runs import Run, read_runs
+from fedsim.report.runs import ReportError, Run, read_runs
 from scripts.shipped import RESULTS
 
 TABLES = ("numbers", "claims", "omnibus", "overview", "pairs", "pooled", "selections")
@@ -33,7 +33,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path, help="folders of presets' runs, such as outputs/pncs_k4_small")
     for folder in parser.parse_args().folders:
-        runs = shippable(read_runs(folder))
+        try:
+            runs = shippable(read_runs(folder))
+        except ReportError as error:
+            parser.error(str(error))
         if runs:
             ship(runs, folder, RESULTS / folder.resolve().name)
         print(f"{folder}: {len(runs)} runs")

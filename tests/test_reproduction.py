@@ -40,11 +40,12 @@ FROM_RUNS_ALONE = (
 def test_the_shipped_runs_of_a_preset_give_its_shipped_tables(archive: Path, tmp_path: Path) -> None:
     shipped = archive.parent
     assert report([str(archive), "--to", str(tmp_path), "--no-figures"]) == 0
-    for name in FROM_RUNS_ALONE:
-        if (shipped / name).is_file():
-            assert (tmp_path / name).read_bytes() == (shipped / name).read_bytes(), name
-    made, kept = (json.loads((folder / "summary.json").read_text())["groups"] for folder in (tmp_path, shipped))
-    assert made == kept
+    kept = [name for name in FROM_RUNS_ALONE if (shipped / name).is_file()]
+    assert "overview.csv" in kept
+    for name in kept:
+        assert (tmp_path / name).read_bytes() == (shipped / name).read_bytes(), name
+    made, recorded = (json.loads((folder / "summary.json").read_text())["groups"] for folder in (tmp_path, shipped))
+    assert made == recorded
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.parent.name)
@@ -87,6 +88,12 @@ def test_the_pages_are_up_to_date() -> None:
 def toy(tmp_path: Path) -> Shipped:
     published_runs(tmp_path)
     return Shipped({RESULTS / "toy": group_runs(read_runs(tmp_path))})
+
+
+def test_runs_in_a_folder_that_is_not_of_a_preset_are_not_judged(toy: Shipped) -> None:
+    """The toy's runs follow a preset, but a folder of another name holds runs that somebody set aside."""
+    assert toy.groups
+    assert toy.judged == {}
 
 
 def test_a_page_is_filled_again_to_the_same_text(toy: Shipped) -> None:

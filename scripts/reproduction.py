@@ -25,17 +25,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only say whether the tables are up to date")
     check = parser.parse_args().check
-    shipped, stale = read_shipped(), []
+    stale = update(read_shipped(), write=not check)
+    return int(check and stale)
+
+
+def update(shipped: Shipped, write: bool) -> bool:
+    """Print which pages are not up to date; if `write`, fill them. Returns whether there was any."""
+    stale = False
     for path in pages():
         before = path.read_text(encoding="utf-8")
         after = fill(before, shipped)
         if after != before:
-            stale.append(path)
-            if not check:
+            stale = True
+            print(f"{path.relative_to(DOCS.parent)}: {'written' if write else 'not up to date'}")
+            if write:
                 path.write_text(after, encoding="utf-8")
-    for path in stale:
-        print(f"{path.relative_to(DOCS.parent)}: {'not up to date' if check else 'written'}")
-    return int(check and bool(stale))
+    return stale
 
 
 def pages() -> list[Path]:

@@ -1,11 +1,10 @@
 """Put the finished runs of presets into docs/results: all runs in one archive, and what the pages show of their report.
 
     uv run python -m scripts.ship_results outputs/pncs_k4_small outputs/gpfl_alpha
-    uv run python -m scripts.verdicts --write      # then: corrects the tests of all presets of a paper together
-    uv run python -m scripts.reproduction          # and fills the pages
 
 Each folder of docs/results is made anew and holds runs.parquet, summary.json, the tables of TABLES, and what else the
-pages name. Runs that have not ended, or that were not made by a commit, are left out with a message.
+pages name. Runs that have not ended, or that were not made by a commit, are left out with a message. Then all folders
+are judged together (scripts/verdicts.py) and the pages filled (scripts/reproduction.py): some minutes of a core.
 """
 
 import argparse
@@ -21,7 +20,8 @@ from pathlib import Path
 from fedsim.report.archive import write_archive
 from fedsim.report.command import report
 from fedsim.report.runs import ReportError, Run, read_runs
-from scripts.shipped import RESULTS
+from scripts import reproduction, verdicts
+from scripts.shipped import RESULTS, read_shipped
 
 TABLES = ("numbers", "claims", "omnibus", "overview", "pairs", "pooled", "selections")
 """Tables of a report that are shipped wherever they have rows."""
@@ -32,12 +32,18 @@ MARKER = re.compile(r"<!-- table: from_report (?P<folder>\w+) (?P<name>\w+)")
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path, help="folders of presets' runs, such as outputs/pncs_k4_small")
-    for folder in parser.parse_args().folders:
-        try:
-            runs = shippable(read_runs(folder))
-        except ReportError as error:
-            parser.error(str(error))
-        if runs:
+    try:
+        ship_all(parser.parse_args().folders)
+    except ReportError as error:
+        parser.error(str(error))
+    shipped = read_shipped()
+    verdicts.update(shipped, write=True)
+    reproduction.update(shipped, write=True)
+
+
+def ship_all(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        if runs := shippable(read_runs(folder)):
             ship(runs, folder, RESULTS / folder.resolve().name)
         print(f"{folder}: {len(runs)} runs")
 

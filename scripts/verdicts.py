@@ -19,14 +19,17 @@ from fedsim.report.panels import make_panels
 from fedsim.report.tables import papers, results
 from fedsim.report.verdicts.judge import Judged
 from fedsim.report.verdicts.published import Number
-from scripts.shipped import read_shipped
+from scripts.shipped import Shipped, read_shipped
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write the tables and the verdicts")
-    write = parser.parse_args().write
-    shipped = read_shipped()
+    update(read_shipped(), parser.parse_args().write)
+
+
+def update(shipped: Shipped, write: bool) -> None:
+    """Print the totals by paper and which verdicts differ from those recorded; if `write`, record them."""
     for folder, some in shipped.judged.items():
         ours = [one for _, found in some for one in found]
         if any(one.evidence is not None for one in ours):

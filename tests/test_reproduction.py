@@ -143,8 +143,7 @@ def test_shipped_folders_hold_whole_runs_of_commits_and_what_pages_name(
         "<!-- table: from_report toy costs run -->\n<!-- end of table -->\n"
     )
     monkeypatch.setattr(ship_results, "RESULTS", docs / "results")
-    monkeypatch.setattr(sys, "argv", ["ship_results", str(runs)])
-    ship_results.main()
+    ship_results.ship_all([runs])
     kept = sorted(path.name for path in (docs / "results" / "toy").iterdir())
     tables = ["checkpoints", "claims", "numbers", "omnibus", "costs", "overview", "selections"]
     assert kept == sorted([*(f"{name}.csv" for name in tables), "runs.parquet", "summary.json"])

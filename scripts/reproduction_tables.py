@@ -27,11 +27,16 @@ def accuracy(shipped: Shipped, folder: str, *wanted: str) -> str:
 
 
 def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
-    """Differences of final accuracy to random selection, or to `against=<choice>`, with p by Holm over the table."""
+    """Differences of final accuracy to random selection in the same setting, or to `against=<choice>`.
+
+    With p by Holm over the table.
+    """
     against = next((word.partition("=")[2] for word in wanted if word.startswith("against=")), REFERENCE)
     panels = _panels(shipped, folder, [word for word in wanted if not word.startswith("against=")])
     found = {
-        (p.title, line): _final_difference(p.lines[line], _line_of(p, against)) for p in panels for line in p.lines
+        (p.title, line): _final_difference(p.lines[line], p.reference_of(p.lines[line], against))
+        for p in panels
+        for line in p.lines
     }
     found = {key: one for key, one in found.items() if one is not None and max(map(abs, one.values)) > 0}
     corrected = dict(zip(found, holm([one.p_value for one in found.values()]), strict=True))
@@ -40,7 +45,7 @@ def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
         one = found.get((panel.title, line))
         return "" if one is None else f"{signed(one)}, p {show_p(corrected[panel.title, line])}"
 
-    return _pivot(panels, cell, without_empty_rows=True)
+    return _pivot(panels, cell, f"minus {against}", without_empty_rows=True)
 
 
 def settings(shipped: Shipped, *folders: str) -> str:
@@ -141,10 +146,6 @@ def _final_difference(group: Group, reference: Group | None) -> Difference | Non
     return paired(values_by_seed(group, "final_accuracy"), values_by_seed(reference, "final_accuracy"))
 
 
-def _line_of(panel: Panel, choice: str) -> Group | None:
-    return next((g for name, g in panel.lines.items() if choice in (name, g.choices.get("selector"))), None)
-
-
 def _decision(found: Difference, seeds: int) -> str:
     """What the rule of preset gpfl_settings says; at fewer seeds than it plans, it is what it says so far."""
     if seeds < MIN_SEEDS:
@@ -159,12 +160,14 @@ def _by_rule(found: Difference) -> str:
     return ", ".join(word for word in (side, level) if word) or "undecided"
 
 
-def _pivot(panels: Sequence[Panel], cell: Callable[[Panel, str], str], *, without_empty_rows: bool = False) -> str:
+def _pivot(
+    panels: Sequence[Panel], cell: Callable[[Panel, str], str], corner: str = "", *, without_empty_rows: bool = False
+) -> str:
     lines = list(dict.fromkeys(line for panel in panels for line in panel.lines))
     rows = [[line, *(cell(panel, line) if line in panel.lines else "" for panel in panels)] for line in lines]
     rows = [row for row in rows if any(row[1:]) or not without_empty_rows]
     titles = [" ".join(TITLES.get(word, word) for word in panel.title.split()) for panel in panels]
-    return markdown(["", *titles], rows)
+    return markdown([corner, *titles], rows)
 
 
 def _estimated(values: Mapping[int, float]) -> str:

@@ -28,7 +28,11 @@ class Shipped:
 
         Folders that are not of a preset hold runs in other settings, which claims are not about.
         """
-        examined = {folder: examine_all(some) for folder, some in self.groups.items() if _is_of_preset(folder)}
+        examined = {
+            folder: examine_all(run for group in some for run in group.runs)
+            for folder, some in self.groups.items()
+            if _is_of_preset(folder)
+        }
         found = iter(correct([one for some in examined.values() for one in some]))
         return {folder: list(itertools.islice(found, len(some))) for folder, some in examined.items()}
 

@@ -20,9 +20,11 @@ from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.partitions.division import Division
 from fedsim.report import costs, measures, named_measures
-from fedsim.report.groups import group_runs, is_equal
+from fedsim.report.groups import group_runs, has_made, is_equal
+from fedsim.report.protocol import preset_settings
 from fedsim.report.runs import Run, read_runs
 from fedsim.report.verdicts import published
+from fedsim.report.verdicts.published import Publication
 from fedsim.rng import Streams
 from fedsim.running.prepared_data import build_model
 from tests.engines import reference
@@ -192,6 +194,18 @@ def test_all_that_is_published_is_about_runs_of_its_presets(path: Path) -> None:
             assert measured(column["measure"])
             assert {**table, **column}["margin"] > 0, table["id"]
             assert is_run(values["presets"], {**column["about"], table["row"]: choice}), (table["id"], choice)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("publication", published.publications(), ids=lambda one: one.title)
+def test_what_is_published_is_about_one_setting_of_a_preset(publication: Publication) -> None:
+    """Some minutes of a core: where several settings of a preset fitted a number, any of them would be judged."""
+    for preset in publication.presets:
+        settings = preset_settings(preset, "full")
+        assert settings is not None
+        for number in publication.numbers:
+            fitting = [choices for choices, config in settings if has_made(config, choices, number.about)]
+            assert len(fitting) <= 1, (preset, number.id, fitting)
 
 
 def test_one_step_on_all_data_is_a_step_against_the_mean_gradient() -> None:

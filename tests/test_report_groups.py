@@ -1,10 +1,12 @@
 """Runs of a report in groups, their names, and panels."""
 
+import itertools
 from pathlib import Path
 
 from fedsim.report.groups import group_runs, show_labels
 from fedsim.report.panels import make_panels
 from fedsim.report.runs import read_runs
+from fedsim.report.tables import results
 from tests.report_toys import two_methods, write_run
 
 
@@ -17,6 +19,47 @@ def test_groups_are_named_by_what_differs(tmp_path: Path) -> None:
     assert names == {"gpfl", "random lr=0.1", "random lr=0.5"}
     (panel,) = make_panels(group_runs(read_runs(tmp_path)))
     assert set(panel.lines) == names
+
+
+def test_runs_that_differ_in_name_alone_count_once(tmp_path: Path) -> None:
+    """As where two presets hold the same runs, in a report over both."""
+    for name in ("a", "b"):
+        for seed in (0, 1):
+            write_run(tmp_path / name, [0.1], [[0]], seed=seed, name=name, status="done" if name == "b" else "failed")
+    (group,) = group_runs(read_runs(tmp_path))
+    assert [(run.seed, run.status, run.folder.parent.name) for run in group.runs] == [
+        (0, "done", "b"),
+        (1, "done", "b"),
+    ]
+    write_run(tmp_path / "c", [0.1], [[0]], init_seed=7)  # another first model
+    (group,) = group_runs(read_runs(tmp_path))
+    assert len(group.runs) == 3
+
+
+def test_equal_numbers_are_one_setting(tmp_path: Path) -> None:
+    for seed, lr in ((0, 1), (1, 1.0)):
+        write_run(tmp_path, [0.1], [[0]], seed=seed, lr=lr)
+    (group,) = group_runs(read_runs(tmp_path))
+    assert [run.seed for run in group.runs] == [0, 1]
+
+
+def test_lines_are_compared_with_random_selection_in_the_same_setting(tmp_path: Path) -> None:
+    for lr, levels in ((0.1, (0.1, 0.2)), (1.0, (0.5, 0.9))):
+        for seed, (selector, level) in itertools.product(range(3), zip(("random", "gpfl"), levels, strict=True)):
+            write_run(tmp_path, [level + 0.01 * seed], [[0]], seed=seed, lr=lr, choices={"selector": selector})
+    (panel,) = make_panels(group_runs(read_runs(tmp_path)))
+    compared = {row[1]: row[2] for row in results.pairs([panel]).rows}
+    assert compared == {"gpfl lr=0.1 - random lr=0.1": "+0.1000", "gpfl lr=1.0 - random lr=1.0": "+0.4000"}
+
+
+def test_differences_to_different_methods_are_not_pooled(tmp_path: Path) -> None:
+    for shards, selectors in ((2, ("afl", "fedcor", "pncs")), (10, ("fedcor", "pncs"))):
+        for seed, (number, selector) in itertools.product(range(3), enumerate(selectors)):
+            setting = {"choices": {"selector": selector}, "partition": {"shards": shards}}
+            write_run(tmp_path / str(shards), [0.1 * number + 0.01 * seed], [[0]], seed=seed, **setting)
+    panels = make_panels(group_runs(read_runs(tmp_path)))
+    assert [row[1] for row in results.pairs(panels).rows] == ["fedcor - afl", "pncs - afl", "pncs - fedcor"]
+    assert results.pooled_pairs(panels).rows == []
 
 
 def test_labels_name_their_keys() -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from fedsim.report.groups import group_runs
 from fedsim.report.kept import read_kept
 from fedsim.report.protocol import protocol_of
 from fedsim.report.runs import read_runs
-from fedsim.report.verdicts.judge import Judged, judge_all
-from fedsim.report.verdicts.published import Claim, Number, publications
+from fedsim.report.verdicts.evidence import Evidence
+from fedsim.report.verdicts.judge import Judged, judge, judge_all, verdicts_by_id
+from fedsim.report.verdicts.published import Claim, Number, Publication, publications
 from fedsim.tracking.files import json_ready
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
@@ -49,7 +51,7 @@ def record(t: int, accuracy: float, covered_after: int) -> dict[str, Any]:
 
 
 def judged(folder: Path) -> dict[str, Judged]:
-    return {one.printed.id: one for _, some in judge_all(group_runs(read_runs(folder))) for one in some}
+    return {one.printed.id: one for _, some in judge_all(read_runs(folder)) for one in some}
 
 
 CODE = ("gpfl_table2_fmnist_code", "full")
@@ -74,7 +76,7 @@ def test_a_summary_is_judged_as_the_runs_that_it_is_about(tmp_path: Path) -> Non
         run_of(tmp_path, *words, accuracy=accuracy, seeds=3)
     assert main([str(tmp_path), "--no-figures"]) == 0
     path = tmp_path / "report" / "summary.json"
-    kept = {one.printed.id: one for _, some in judge_all(group_runs(read_kept(path, *CODE))) for one in some}
+    kept = {one.printed.id: one for _, some in judge_all(read_kept(path, *CODE)) for one in some}
     before = judged(tmp_path)
     assert {name: one.verdict for name, one in kept.items()} == {name: one.verdict for name, one in before.items()}
     assert kept["gpfl.t2.deviation/random/2SPC"].evidence is not None
@@ -83,7 +85,7 @@ def test_a_summary_is_judged_as_the_runs_that_it_is_about(tmp_path: Path) -> Non
         for measured in group["seeds"].values():
             del measured["fluctuation"]
     path.write_text(json.dumps(summary))
-    kept = {one.printed.id: one for _, some in judge_all(group_runs(read_kept(path, *CODE))) for one in some}
+    kept = {one.printed.id: one for _, some in judge_all(read_kept(path, *CODE)) for one in some}
     assert kept["gpfl.t2.deviation/random/2SPC"].detail == "the summary does not hold fluctuation"
     summary["groups"][0]["config"] = "another"
     path.write_text(json.dumps(summary))
@@ -121,6 +123,38 @@ def test_a_rival_that_differs_from_the_preset_does_not_count(tmp_path: Path) -> 
     assert "selector.warmup=3 (preset: 15)" in gain.detail
 
 
+def test_presets_in_one_report_are_judged_each_by_its_own_runs(tmp_path: Path) -> None:
+    """gpfl_alpha and gpfl_rho share a run and the file of claims; only one of them runs what a claim compares."""
+    for exploration, accuracy in (("fixed_0", 0.4), ("linear", 0.5)):
+        run_of(tmp_path / "a", "preset=gpfl_alpha", f"selector/exploration={exploration}", accuracy=accuracy)
+    for rho, accuracy in ((0.5, 0.4), (1, 0.5)):
+        run_of(tmp_path / "b", "preset=gpfl_rho", f"selector.exploration.rho={rho}", accuracy=accuracy)
+    assert judged(tmp_path / "a")["gpfl.fig7a.linear"].verdict == "reproduced"
+    assert judged(tmp_path / "b")["gpfl.fig7a.linear"].verdict == "not judged"
+    assert main([str(tmp_path), "--no-figures"]) == 0
+    verdicts = json.loads((tmp_path / "report" / "summary.json").read_text())["verdicts"]
+    assert verdicts["gpfl.fig7a.linear"] == "reproduced"
+    rows = csv.DictReader((tmp_path / "report" / "claims.csv").open(encoding="utf-8"))
+    assert {"Fig. 7a (gpfl_alpha)", "Fig. 7a (gpfl_rho)"} <= {row["where"] for row in rows}
+
+
+def test_what_several_presets_say_of_a_number_is_told_apart(tmp_path: Path) -> None:
+    printed = Number("t/x/y", "", {}, "final_accuracy", 0.5, 0.1)
+    missing, found = Judged(printed, None, preset="a"), Judged(printed, Evidence(None), preset="b")
+    assert verdicts_by_id([missing]) == {"t/x/y": "not judged"}
+    assert verdicts_by_id([missing, found]) == {"t/x/y": found.verdict}
+    assert set(verdicts_by_id([found, replace(found, preset="c")])) == {"t/x/y (b)", "t/x/y (c)"}
+
+
+def test_a_number_that_several_settings_fit_is_not_judged(tmp_path: Path) -> None:
+    for rho in (0.5, 1):
+        run_of(tmp_path, "preset=gpfl_rho", f"selector.exploration.rho={rho}")
+    number = Number("t/x/y", "", {"selector": "gpfl"}, "final_accuracy", 0.5, 0.1)
+    protocol = protocol_of("gpfl_rho", "full")
+    (one,) = judge(Publication("x", "t", "s", [], [], [number], []), group_runs(read_runs(tmp_path)), protocol)
+    assert (one.verdict, one.detail) == ("not judged", "several runs are of selector=gpfl: rho=0.5, rho=1")
+
+
 def test_runs_without_a_preset_are_not_about_any_paper(tmp_path: Path) -> None:
     run_of(tmp_path / "gpfl_table2_fmnist", "selector=random", "num_rounds=2", "hydra.mode=MULTIRUN", seeds=1)
     assert judged(tmp_path) == {}
@@ -143,7 +177,7 @@ def test_a_data_set_in_another_form_is_told(tmp_path: Path) -> None:
     assert found.verdict == "reproduced"
     assert "dataset=parquet" in found.detail
     assert main([str(tmp_path), "--no-figures"]) == 0
-    kept = judge_all(group_runs(read_kept(tmp_path / "report" / "summary.json", "pncs_k4", "small")))
+    kept = judge_all(read_kept(tmp_path / "report" / "summary.json", "pncs_k4", "small"))
     again = {one.printed.id: one for _, some in kept for one in some}["pncs.k4.best.1"]
     assert (again.verdict, again.detail) == (found.verdict, found.detail)
 

@@ -11,6 +11,7 @@ PDF, and summary.json, which is small enough to keep and to compare.
 """
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.console import Console
 
 from fedsim.report.archive import SUFFIX, read_archive, write_archive
 from fedsim.report.figures.collection import all_plots
-from fedsim.report.groups import Group, group_runs
+from fedsim.report.groups import Group, distinct, group_runs
 from fedsim.report.kept import read_summary_file
 from fedsim.report.looks import make_looks
 from fedsim.report.page.page import Content, Picture, html_page
@@ -30,7 +31,7 @@ from fedsim.report.runs import ReportError, Run, read_runs
 from fedsim.report.summary import compare_summaries, make_summary
 from fedsim.report.tables import clients, papers, results, simulated, times
 from fedsim.report.tables.table import Table
-from fedsim.report.verdicts.judge import Judged, judge_all
+from fedsim.report.verdicts.judge import Judged, judge_all, verdicts_by_id
 from fedsim.report.verdicts.published import Publication
 from fedsim.tracking.files import OutputError, write_atomically
 
@@ -77,15 +78,18 @@ def report(
     runs: Sequence[Run], source: Path, to: Path | None = None, *, figures: bool = True, against: Path | None = None
 ) -> None:
     """Print the tables of `runs`, and write the report to `to` (None: the folder `report` in or beside `source`)."""
-    groups = group_runs(runs)
+    counted = distinct(runs)
+    if repeated := len(runs) - len(counted):
+        sys.stderr.write(f"fedsim report: {repeated} runs differ from others in name alone; each counts once\n")
+    groups = group_runs(counted)
     panels = make_panels(groups)
-    compared = judge_all(groups)
+    compared = judge_all(runs)
     judged = [judgement for _, judgements in compared for judgement in judgements]
-    pair_rows = judge_runs(runs)
-    verdicts: dict[str, str] = {judgement.printed.id: judgement.verdict for judgement in judged}
+    pair_rows = judge_runs(counted)
+    verdicts: dict[str, str] = {**verdicts_by_id(judged)}
     verdicts |= {row.id: row.verdict for row in pair_rows}
     summary = make_summary(groups, verdicts, [judgement.printed for judgement in judged])
-    pair_tables = [*([claims_table(pair_rows)] if pair_rows else []), *make_tables(runs)]
+    pair_tables = [*([claims_table(pair_rows)] if pair_rows else []), *make_tables(counted)]
     tables = [*all_tables(groups, panels, compared), *pair_tables]
     if against is not None:
         tables.append(compare_summaries(summary, read_summary_file(against, "--against")))

@@ -47,10 +47,13 @@ class Group:
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """The groups, sorted by their labels: numbers by value, random selection first."""
+    """The groups, sorted by their labels: numbers by value, random selection first.
+
+    Of runs that are the same but for their names, as two presets can hold them, one counts (see `distinct`).
+    """
     by_config: dict[str, list[Run]] = {}
-    for run in runs:
-        by_config.setdefault(json.dumps(relevant(run.config), sort_keys=True, default=str), []).append(run)
+    for run in distinct(runs):
+        by_config.setdefault(_key(relevant(run.config)), []).append(run)
     runs_by_config = list(by_config.values())
     groups = [
         Group(labels, sorted(members, key=lambda run: run.seed))
@@ -59,6 +62,29 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         )
     ]
     return sorted(groups, key=lambda group: [sort_key(text) for text in group.labels.values()])
+
+
+def distinct(runs: Iterable[Run]) -> list[Run]:
+    """The runs without repetitions: of equal configs and seeds the first that has finished, or else the first."""
+    found: dict[str, Run] = {}
+    for run in runs:
+        key = _key({**relevant(run.config), **{name: run.config.get(name) for name in SEEDS}})
+        if key not in found or (run.status == "done" and found[key].status != "done"):
+            found[key] = run
+    return list(found.values())
+
+
+def _key(config: Mapping[str, Any]) -> str:
+    """A text that is the same for equal configs: 1 and 1.0 are the same number."""
+    return json.dumps(_with_numbers_alike(config), sort_keys=True, default=str)
+
+
+def _with_numbers_alike(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_numbers_alike(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_numbers_alike(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def show_labels(labels: Mapping[str, str]) -> str:

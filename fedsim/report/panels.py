@@ -18,6 +18,14 @@ class Panel:
         groups = list(self.lines.values())
         return next((g for g in groups if g.choices.get("selector") == selector), groups[0])
 
+    def reference_of(self, group: Group, choice: str) -> Group | None:
+        """The group of selector `choice`, or the line of that name, to compare `group` with; None if there is none.
+
+        Of several, as where learning rates are varied, too, it is the one that `group` shares most labels with.
+        """
+        found = [other for name, other in self.lines.items() if choice in (name, other.choices.get("selector"))]
+        return max(found, key=lambda other: _num_shared(group, other), default=None)
+
     @property
     def besides_partition(self) -> str:
         """What distinguishes its setting from others but for the division of the data, as text."""
@@ -27,6 +35,14 @@ class Panel:
 
     def name_of(self, group: Group) -> str:
         return next(name for name, other in self.lines.items() if other is group)
+
+
+def _num_shared(group: Group, other: Group) -> int:
+    """The number of labels, besides selectors and their parts, that two groups share."""
+    return sum(
+        key.partition(".")[0].partition("/")[0] != "selector" and other.labels.get(key) == value
+        for key, value in group.labels.items()
+    )
 
 
 DIVISION = ("cell", "partition")

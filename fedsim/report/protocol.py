@@ -14,6 +14,7 @@ from fedsim.config.nested import flat
 from fedsim.config.plan import with_one_amount_of_work
 from fedsim.errors import ConfigError
 from fedsim.report.groups import Group, relevant
+from fedsim.report.runs import Run
 from fedsim.tracking.files import json_ready
 
 FREE = ("engine", "device", "client_accuracy")
@@ -74,10 +75,13 @@ def preset_settings(
     return [(dict(job.choices), json_ready(with_one_amount_of_work(job.config))) for job in jobs]
 
 
-def made_with(groups: Iterable[Group]) -> list[tuple[str, str]]:
-    """The presets and sizes that groups were run with, each once; runs without a preset have none."""
-    found = {(g.choices["preset"], g.choices.get("scale", "full")) for g in groups if g.choices.get("preset")}
-    return sorted(found)
+def by_preset(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]:
+    """The runs of each preset and size, sorted by these; those without a preset are left out."""
+    found: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if preset := run.choices.get("preset"):
+            found.setdefault((preset, run.choices.get("scale", "full")), []).append(run)
+    return dict(sorted(found.items()))
 
 
 def show_deviations(deviations: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ def numbers(judged: Sequence[Judged]) -> Table:
         name = printed.id.partition("/")[2].replace("/", " ") + (AFTER if printed.added_after_runs else "")
         rows.append(
             [
-                printed.where,
+                _where(judgement, judged),
                 name,
                 f"{printed.value:.4f}" + ("" if printed.plus_minus is None else f" ± {printed.plus_minus:.2f}"),
                 show_estimate(ours),
@@ -79,6 +79,12 @@ def all_numbers(judged: Sequence[Judged]) -> Table:
     return Table("omnibus", "All printed numbers at once", header, rows, note)
 
 
+def _where(one: Judged, judged: Sequence[Judged]) -> str:
+    """The place in the paper; in a report of several presets also the preset whose runs are judged."""
+    several = len({other.preset for other in judged}) > 1
+    return f"{one.printed.where} ({one.preset})" if several else one.printed.where
+
+
 def claims(judged: Sequence[Judged]) -> Table:
     """The claims of a paper beside our results, with verdicts."""
     rows = []
@@ -89,7 +95,7 @@ def claims(judged: Sequence[Judged]) -> Table:
             p_values = show_both(found.p_for, found.p_against)
             corrected = show_both(found.holm_for, found.holm_against)
             cells = [show_result(found.ours), p_values, corrected, judgement.verdict, judgement.detail]
-            rows.append([claim.where, text, *cells])
+            rows.append([_where(judgement, judged), text, *cells])
     note = " ".join(RULES[name] for name in ("judged", "value", "bound", "gain", "level", "trend", "holm"))
     header = ["where", "claim", "ours [95 %]", "p for / against", "the same (Holm)", "verdict", ""]
     return Table("claims", "The paper's claims", header, rows, note)

@@ -94,9 +94,8 @@ def pairs(panels: Sequence[Panel]) -> Table:
     compared: list[tuple[str, str, Difference | None]] = [
         (panel.title, f"{line} - {panel.name_of(reference)}", _final_difference(group, reference))
         for panel in panels
-        for reference in [panel.reference(REFERENCE)]
         for line, group in panel.lines.items()
-        if group is not reference
+        if (reference := _reference(panel, group)) is not group
     ]
     if all(difference is None for _, _, difference in compared):  # nothing to pair, as with one seed
         compared = []
@@ -123,6 +122,11 @@ def _final_difference(group: Group, reference: Group) -> Difference | None:
     return paired(values_by_seed(group, "final_accuracy"), values_by_seed(reference, "final_accuracy"))
 
 
+def _reference(panel: Panel, group: Group) -> Group:
+    """What a line of a panel is compared with: random selection in its setting, or else the first line."""
+    return panel.reference_of(group, REFERENCE) or panel.reference(REFERENCE)
+
+
 def _pair_cells(difference: Difference, corrected: float) -> list[str]:
     return [*show_interval(difference), show_p(difference.p_flips), *_p_cells(difference, corrected)]
 
@@ -147,15 +151,19 @@ def pooled_pairs(panels: Sequence[Panel]) -> Table:
 
 
 def _pooled(panels: Sequence[Panel]) -> list[tuple[str, Difference]]:
+    """The differences of lines that all panels have, where they are to the same line everywhere."""
     found = []
     for line in panels[0].lines:
-        if any(line not in p.lines or p.lines[line] is p.reference(REFERENCE) for p in panels):
+        if any(line not in panel.lines for panel in panels):
             continue
-        strata = [_final_difference(panel.lines[line], panel.reference(REFERENCE)) for panel in panels]
+        references = [_reference(panel, panel.lines[line]) for panel in panels]
+        names = {panel.name_of(reference) for panel, reference in zip(panels, references, strict=True)}
+        if len(names) > 1 or line in names:
+            continue
+        strata = [_final_difference(p.lines[line], other) for p, other in zip(panels, references, strict=True)]
         complete = [difference for difference in strata if difference is not None]
         if len(complete) == len(strata):
-            name = f"{line} - {panels[0].name_of(panels[0].reference(REFERENCE))}"
-            found.append((name, pooled(complete)))
+            found.append((f"{line} - {names.pop()}", pooled(complete)))
     return found
 
 

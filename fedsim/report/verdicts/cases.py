@@ -28,13 +28,17 @@ class Cases:
 
     def find(self, wanted: Mapping[str, str]) -> Group | None:
         """The group that made these choices; of several, the one that deviates least from the preset."""
-        matching = [group for group in self.groups if _matches(group, wanted)]
-        return min(matching, key=lambda group: len(self.deviations(group)), default=None)
+        return next(iter(self._nearest(wanted)), None)
+
+    def _nearest(self, wanted: Mapping[str, str]) -> list[Group]:
+        """The groups that made these choices and deviate least from the preset."""
+        deviations = {group: len(self.deviations(group)) for group in self.groups if _matches(group, wanted)}
+        return [group for group, num in deviations.items() if num == min(deviations.values())]
 
     def deviations(self, group: Group) -> list[str]:
         return [] if self.protocol is None else self.protocol.deviations(group)
 
-    def objection(self, group: Group, measure: str) -> str | None:
+    def _objection(self, group: Group, measure: str) -> str | None:
         """The reason why a measure of a group may not be judged, or None."""
         if deviations := self.deviations(group):
             return f"{group.name} is not as the preset: {show_deviations(deviations)}"
@@ -45,10 +49,13 @@ class Cases:
 
     def usable(self, wanted: Mapping[str, str], measure: str) -> Group | Unjudged:
         """The group that made these choices, or the reason why it cannot be judged."""
-        group = self.find(wanted)
-        if group is None:
-            return Unjudged(f"no runs of {', '.join(f'{key}={value}' for key, value in wanted.items())}")
-        reason = self.objection(group, measure)
+        nearest, shown = self._nearest(wanted), ", ".join(f"{key}={value}" for key, value in wanted.items())
+        if not nearest:
+            return Unjudged(f"no runs of {shown}")
+        if len(nearest) > 1:
+            return Unjudged(f"several runs are of {shown}: {', '.join(group.name for group in nearest)}")
+        (group,) = nearest
+        reason = self._objection(group, measure)
         return group if reason is None else Unjudged(reason)
 
     def remark(self, group: Group) -> str:

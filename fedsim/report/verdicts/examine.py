@@ -18,10 +18,11 @@ Found = Evidence | Unjudged
 OTHER_SIZE = Unjudged("another size than the paper's")
 
 
-def examine_number(number: Number, group: Group, cases: Cases) -> Found:
+def examine_number(number: Number, cases: Cases) -> Found:
     """The evidence about a printed number."""
-    if (reason := cases.objection(group, number.measure)) is not None:
-        return Unjudged(reason)
+    group = cases.usable(number.about, number.measure)
+    if isinstance(group, Unjudged):
+        return group
     if not cases.full_size:
         return OTHER_SIZE
     return is_number(number.value, estimate(list(values_by_seed(group, number.measure).values())), number.margin)

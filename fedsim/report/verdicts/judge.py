@@ -4,11 +4,12 @@
 corrected together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.groups import Group
-from fedsim.report.protocol import Protocol, made_with, protocol_of
+from fedsim.report.groups import Group, group_runs
+from fedsim.report.protocol import Protocol, by_preset, protocol_of
+from fedsim.report.runs import Run
 from fedsim.report.statistics import Estimate
 from fedsim.report.verdicts.cases import Cases, Unjudged
 from fedsim.report.verdicts.evidence import Evidence, holm_corrected
@@ -19,11 +20,15 @@ from fedsim.report.verdicts.rules import Verdict
 
 @dataclass(frozen=True)
 class Judged:
-    """A printed number or claim, the evidence from our runs with corrected p-values, and what is to be said of it."""
+    """A printed number or claim, the evidence from our runs with corrected p-values, and what is to be said of it.
+
+    `preset`: that of the runs, "" where it does not matter.
+    """
 
     printed: Number | Claim
     evidence: Evidence | None
     detail: str = ""
+    preset: str = ""
 
     @property
     def verdict(self) -> Verdict:
@@ -45,18 +50,19 @@ class Examined:
     printed: Number | Claim
     found: Found
     remark: str
+    preset: str
 
 
-def judge_all(groups: Sequence[Group]) -> list[tuple[Publication, list[Judged]]]:
-    """The judgements for every publication about the groups' presets and sizes."""
-    return correct(examine_all(groups))
+def judge_all(runs: Iterable[Run]) -> list[tuple[Publication, list[Judged]]]:
+    """The judgements for every publication about the runs' presets and sizes."""
+    return correct(examine_all(runs))
 
 
-def examine_all(groups: Sequence[Group]) -> list[tuple[Publication, list[Examined]]]:
-    """The evidence for every publication about the groups' presets and sizes."""
+def examine_all(runs: Iterable[Run]) -> list[tuple[Publication, list[Examined]]]:
+    """The evidence for every publication about the runs' presets and sizes, each preset by its own runs alone."""
     examined = []
-    for preset, scale in made_with(groups):
-        ours = [g for g in groups if (g.choices.get("preset"), g.choices.get("scale", "full")) == (preset, scale)]
+    for (preset, scale), own in by_preset(runs).items():
+        ours = group_runs(own)
         for publication in publications_about(preset, scale):
             protocol = protocol_of(preset, scale, publication.substitutes)
             examined.append((publication, examine(publication, ours, protocol)))
@@ -71,14 +77,14 @@ def judge(publication: Publication, groups: Sequence[Group], protocol: Protocol 
 
 def examine(publication: Publication, groups: Sequence[Group], protocol: Protocol | None) -> list[Examined]:
     """The evidence about all numbers and claims of a publication for which there are runs."""
-    cases = Cases(groups, protocol)
+    cases, preset = Cases(groups, protocol), "" if protocol is None else protocol.preset
     numbers = [
-        Examined(number, examine_number(number, group, cases), cases.remark(group))
+        Examined(number, examine_number(number, cases), cases.remark(group), preset)
         for number in publication.numbers
         if (group := cases.find(number.about)) is not None
     ]
     claims = [
-        Examined(claim, examine_claim(claim, cases), cases.remark(group))
+        Examined(claim, examine_claim(claim, cases), cases.remark(group), preset)
         for claim in publication.claims
         if (group := cases.find(claim.about)) is not None
     ]
@@ -112,6 +118,24 @@ def correct(found: Sequence[tuple[Publication, Sequence[Examined]]]) -> list[tup
 
 def _judged(one: Examined, evidence: Evidence | None) -> Judged:
     if isinstance(one.found, Unjudged):
-        return Judged(one.printed, None, one.found.reason)
+        return Judged(one.printed, None, one.found.reason, one.preset)
     note = one.printed.note if isinstance(one.printed, Claim) else ""
-    return Judged(one.printed, evidence, "; ".join(part for part in (one.found.detail, note, one.remark) if part))
+    detail = "; ".join(part for part in (one.found.detail, note, one.remark) if part)
+    return Judged(one.printed, evidence, detail, one.preset)
+
+
+def verdicts_by_id(judged: Iterable[Judged]) -> dict[str, Verdict]:
+    """The verdicts by the ids of what is judged.
+
+    Where several presets are about the same, those count that have a verdict; if these are several, too, each has the
+    name of its preset behind the id.
+    """
+    by_id: dict[str, list[Judged]] = {}
+    for one in judged:
+        by_id.setdefault(one.printed.id, []).append(one)
+    found: dict[str, Verdict] = {}
+    for name, some in by_id.items():
+        decided = [one for one in some if one.evidence is not None] or some[:1]
+        alone = len(decided) == 1
+        found |= {name if alone else f"{name} ({one.preset})": one.verdict for one in decided}
+    return found

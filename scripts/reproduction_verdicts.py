@@ -34,7 +34,7 @@ def all_numbers(shipped: Shipped, folder: str) -> str:
     """The printed numbers of a folder all at once, as standardised errors."""
     judged = [one for _, some in shipped.judged[RESULTS / folder] for one in some]
     table = papers.all_numbers(judged)
-    return markdown(table.header[1:], [row[1:] for row in table.rows])
+    return markdown(table.header, table.rows)
 
 
 def headlines(shipped: Shipped, *ids: str) -> str:

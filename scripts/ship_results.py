@@ -20,6 +20,7 @@ from pathlib import Path
 from fedsim.report.archive import write_archive
 from fedsim.report.command import report
 from fedsim.report.runs import ReportError, Run, read_runs
+from fedsim.running.results import FINAL
 from scripts import reproduction, verdicts
 from scripts.shipped import RESULTS, read_shipped
 
@@ -49,11 +50,11 @@ def ship_all(folders: Sequence[Path]) -> None:
 
 
 def shippable(runs: Sequence[Run]) -> list[Run]:
-    """Those of `runs` that ended, and were made by a commit as it is."""
+    """Those of `runs` that ended, be it that they diverged, and were made by a commit as it is."""
     kept = []
     for run in runs:
         changed = bool((run.summary.get("revision") or {}).get("dirty"))
-        if run.status == "done" and run.commit and not changed:
+        if run.status in FINAL and run.commit and not changed:
             kept.append(run)
         else:
             print(f"left out {run.folder.name}: {run.status}, commit {run.commit}, changed files: {changed}")

@@ -9,7 +9,16 @@ import pytest
 
 from fedsim.cli import run
 from fedsim.report.__main__ import main
-from fedsim.report.pair_study.analysis import Condition, Scale, fit, labels_of, make_tables, pick, split_by_seed
+from fedsim.report.pair_study.analysis import (
+    Condition,
+    Scale,
+    fit,
+    labels_of,
+    make_tables,
+    pick,
+    read_conditions,
+    split_by_seed,
+)
 from fedsim.report.runs import Run
 from fedsim.selectors.tools.pair_features import pair_features
 from fedsim.selectors.tools.power_norm import similarities
@@ -53,6 +62,21 @@ def planted(seed: int, round: int) -> Condition:
     found = pair_features(vectors, [2, 4])
     features = np.array([found["cos_4"], found["norm_2 sum"], np.zeros(45)]).T
     return Condition(seed, "1", round, features, features[:, 0])
+
+
+def test_features_that_all_runs_have_are_compared(tmp_path: Path) -> None:
+    """Runs with different `selector.powers` in one folder."""
+    for seed, names in enumerate((["cos_4", "cos_2", "inner product"], ["inner product", "cos_2"])):
+        (tmp_path / str(seed)).mkdir()
+        rng = np.random.default_rng(seed)
+        features = {name: rng.standard_normal(3).tolist() for name in names}
+        line = {"round": 1, "pairs": [[0, 1], [0, 2], [1, 2]], "features": features, "loss": [1.0, 2.0, 3.0]}
+        (tmp_path / str(seed) / "trace.jsonl").write_text(json.dumps(line) + "\n")
+    runs = [Run(tmp_path / str(seed), {"seed": seed}, {}) for seed in (0, 1)]
+    names, conditions = read_conditions(runs)
+    assert names == ["cos_2", "inner product"]
+    assert [condition.features.shape for condition in conditions] == [(3, 2)] * 2
+    assert {row[0] for row in make_tables(runs)[0].rows} == {"cos_2", "inner product", "a random pair"}
 
 
 def test_a_planted_feature_is_found() -> None:

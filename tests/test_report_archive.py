@@ -49,6 +49,9 @@ def test_every_table_and_verdict_of_a_preset_comes_from_the_archive(tmp_path: Pa
     assert main([str(runs), "--to", str(tmp_path / "first"), "--archive", str(archive), "--no-figures"]) == 0
     shutil.rmtree(runs)
     assert main([str(archive), "--to", str(tmp_path / "again"), "--no-figures"]) == 0
+    copied = tmp_path / "copied.parquet"  # an archive of an archive is the same
+    assert main([str(archive), "--to", str(tmp_path / "third"), "--archive", str(copied), "--no-figures"]) == 0
+    assert copied.read_bytes() == archive.read_bytes()
     first, again = files_of(tmp_path / "first"), files_of(tmp_path / "again")
     assert {"numbers.csv", "claims.csv", "overview.csv", "selections.csv", "summary.json", "tables.md"} <= set(first)
     assert again == first

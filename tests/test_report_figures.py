@@ -21,7 +21,7 @@ from fedsim.report.figures.frames import spread
 from fedsim.report.figures.over_rounds import coverage_plot, participation_plot
 from fedsim.report.figures.partitions import partitions_plot
 from fedsim.report.figures.plot import Plot, style
-from fedsim.report.figures.selections import histogram_plot, round_plots
+from fedsim.report.figures.selections import BINS, histogram_edges, histogram_plot, round_plots
 from fedsim.report.groups import group_runs
 from fedsim.report.looks import COLOURS, make_looks
 from fedsim.report.panels import Panel, drawn_panels, make_panels
@@ -50,6 +50,15 @@ def axes_of(plot: Plot) -> list[Axes]:
 def main_lines(ax: Axes) -> dict[str, float]:
     """The first value of each line by its colour."""
     return {str(line.get_color()): float(np.asarray(line.get_ydata())[0]) for line in ax.get_lines()}
+
+
+@pytest.mark.parametrize("highest", [0, 1, 10, BINS - 1, BINS, 41, 333, 1000])
+def test_all_bars_of_a_histogram_of_counts_cover_as_many_numbers(highest: int) -> None:
+    edges = histogram_edges(highest)
+    covered, _ = np.histogram(np.arange(int(edges[-1] + 0.5)), edges)
+    assert len(covered) <= BINS
+    assert len(set(covered.tolist())) == 1
+    assert edges[-2] < highest < edges[-1]
 
 
 def test_a_curve_has_the_colour_of_its_name_in_every_panel_and_figure(tmp_path: Path) -> None:

@@ -55,7 +55,10 @@ class ArchivedRun(Run):
 
 
 def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
-    """Write `runs`, whose folders are below `root`, to the file `path`. Raises `OutputError` where it cannot."""
+    """Write `runs` to the file `path`. Raises `OutputError` where it cannot.
+
+    Their folders are below `root`; those of runs from another archive are names already.
+    """
     names = list(dict.fromkeys(name for run in runs for record in run.records for name in record))
     groups = sorted({group for run in runs for group in run.choices})
     columns: dict[str, pa.Array] = {
@@ -120,7 +123,7 @@ def _runs(table: pa.Table, names: Sequence[str]) -> list[Run]:
 
 def _told(run: Run, root: Path) -> dict[str, Any]:
     return {
-        "folder": run.folder.relative_to(root).as_posix(),
+        "folder": (run.folder.relative_to(root) if run.folder.is_relative_to(root) else run.folder).as_posix(),
         "config": {key: value for key, value in run.config.items() if key not in PLACES},
         "summary": dict(run.summary),
         "histograms": None if run.histograms is None else run.histograms.tolist(),

@@ -25,7 +25,7 @@ def histogram_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot:
     for panel, ax in zip(panels, axes, strict=True):
         counts = {name: np.stack([run.selections for run in group.complete]) for name, group in panel.lines.items()}
         highest = max(int(values.max()) for values in counts.values())
-        edges = np.linspace(-0.5, highest + 0.5, min(highest + 2, BINS + 1))
+        edges = histogram_edges(highest)
         for row, (name, values) in enumerate(counts.items()):
             heights, _ = np.histogram(values, edges)
             bottom = row + 0.45
@@ -40,6 +40,16 @@ def histogram_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot:
         " right: clients that were never selected, mean over seeds."
     )
     return Plot("selections", caption, figure)
+
+
+def histogram_edges(highest: int) -> Floats:
+    """Edges of at most `BINS` bars that each cover as many of the numbers from 0 to `highest`.
+
+    Bars of a fractional width would cover now one number, now two.
+    """
+    width = -(-(highest + 1) // BINS)
+    bars = -(-(highest + 1) // width)
+    return np.arange(bars + 1, dtype=np.float64) * width - 0.5
 
 
 def round_plots(panels: Sequence[Panel]) -> Iterator[Plot]:

@@ -100,18 +100,17 @@ def _round_range(round: int) -> str:
 
 
 def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
-    """The names of the features, and all conditions of all runs whose values are finite."""
-    names: list[str] = []
+    """The names of the features that all runs have, and all conditions of all runs whose values are finite."""
+    found = [(run, line) for run in runs for line in read_metrics(run.folder, TRACE) if line.get("pairs")]
+    found = [(run, line) for run, line in found if "features" in line]
+    common = set.intersection(*(set(line["features"]) for _, line in found)) if found else set()
+    names = [name for name in (found[0][1]["features"] if found else ()) if name in common]
     conditions = []
-    for run in runs:
-        for line in read_metrics(run.folder, TRACE):
-            if "features" not in line or not line["pairs"]:
-                continue
-            names = names or list(line["features"])
-            features = np.array([line["features"][name] for name in names], dtype=np.float64).T
-            losses = np.array(line["loss"], dtype=np.float64)
-            if np.isfinite(features).all() and np.isfinite(losses).all():
-                conditions.append(Condition(run.seed, _setting(run.config), line["round"], features, losses))
+    for run, line in found:
+        features = np.array([line["features"][name] for name in names], dtype=np.float64).T
+        losses = np.array(line["loss"], dtype=np.float64)
+        if np.isfinite(features).all() and np.isfinite(losses).all():
+            conditions.append(Condition(run.seed, _setting(run.config), line["round"], features, losses))
     return names, conditions
 
 

@@ -18,7 +18,8 @@ from fedsim.report.runs import Floats
 LEVEL = 0.95
 POWER = 0.8
 MIN_SEEDS = 3
-"""With fewer seeds no verdict is given: the interval of two seeds reaches 9 standard deviations to each side."""
+"""With fewer seeds, or fewer pairs over all settings of a pooled comparison, no verdict is given: the interval of two
+seeds reaches 9 standard deviations to each side."""
 EXACT_PAIRS = 14
 """Up to this number of pairs all sign flips are enumerated; beyond it 2^14 random ones are drawn."""
 ROUNDING = 1e-12

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from fedsim.cli import run
 from fedsim.errors import ConfigError, DataError, FedsimError
 from fedsim.tracking.files import NEWEST, PREVIOUS, RunFolder, read_metrics, read_summary
 from tests.checkpoint_toys import EVERY, WORDS, damage, folder_in, result
+from tests.dataset_toys import table
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -66,6 +68,44 @@ def test_a_checkpoint_of_another_config_or_version_is_refused_by_its_keys(
     with pytest.raises(ConfigError) as caught:
         run([*WORDS, EVERY, "output_dir=other", "optimizer.lr=0.5"])
     assert [p.key for p in caught.value.problems] == ["fedsim"]
+
+
+def write_rows(folder: str, count: int) -> None:
+    Path(folder).mkdir()
+    pq.write_table(table(count, grey=True, seed=count)[0], f"{folder}/rows.parquet")
+
+
+ROWS = ("dataset=parquet", "dataset.path=rows.parquet", "dataset.test_fraction=0.2", "partition=iid", EVERY)
+
+
+def test_a_run_does_not_go_on_with_other_data(killed: Any, rounds: list[int]) -> None:
+    write_rows("one", 200), write_rows("other", 240), write_rows("moved", 200)
+    killed(*ROWS, "data_dir=one")
+    folder = folder_in("outputs")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ConfigError, match=r"dataset='parquet \w+': is 'parquet \w+' in .*\n.*data_dir") as caught:
+        run([*WORDS, *ROWS, "data_dir=other"])
+    assert [p.key for p in caught.value.problems] == ["dataset", "partition"]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    rounds.clear()
+    assert run([*WORDS, *ROWS, "data_dir=moved"]) == 0  # the same data in another place
+    assert rounds == [5, 6, 7, 8]
+
+
+def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_data_and_is_gone_on_from(
+    killed: Any, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsim.running import checkpoint, experiment
+
+    def earlier(*parts: Any) -> dict[str, Any]:
+        return {k: v for k, v in checkpoint.identity_of(*parts).items() if k not in ("dataset", "partition")}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "identity_of", earlier)
+        killed(EVERY)
+    rounds.clear()
+    assert run([*WORDS, EVERY]) == 0
+    assert rounds == [5, 6, 7, 8]
 
 
 def test_a_kill_between_the_two_renames_of_a_save_costs_one_checkpoint(

@@ -35,6 +35,12 @@ LEAST_SECONDS = 5.0
 LARGEST_SHARE = 0.01
 """... and takes at most this part of the run's time."""
 START_ANEW = "overwrite=true runs it from the start"
+REMEDIES = {
+    "dataset": f"the run began with other data; give it those again (data_dir, FEDSIM_DATA), or {START_ANEW}",
+    "partition": f"the run began with another division of the data between the clients; {START_ANEW}",
+}
+"""For keys of an identity that are no config values: fingerprint and hash of what the config values have led to.
+Checkpoints of earlier versions lack these keys, and are compared by the others alone."""
 
 
 class CheckpointError(DataError):
@@ -92,7 +98,7 @@ class Checkpoints:
         """The latest checkpoint that is sound, with the records of its rounds; None if there is no checkpoint at all.
 
         `dataclasses`: those that the state may hold, by path. Raises `CheckpointError` if all are damaged,
-        `ConfigError` if it is of another config, version, backend or kind of device.
+        `ConfigError` if it is of another config, version, backend or kind of device, or of other data.
         """
         damaged: list[str] = []
         for path in (self.folder.path / NEWEST, self.folder.path / PREVIOUS):
@@ -132,8 +138,13 @@ class Checkpoints:
                 (self.folder.path / name).unlink(missing_ok=True)
 
 
-def identity_of(plan: Plan, backend: str, device: torch.device) -> dict[str, Any]:
-    """All that must be the same for a checkpoint to be gone on from: what decides a result, to the last bit."""
+def identity_of(
+    plan: Plan, backend: str, device: torch.device, fingerprint: str | None, division: str
+) -> dict[str, Any]:
+    """All that must be the same for a checkpoint to be gone on from: what decides a result, to the last bit.
+
+    `fingerprint`: that of the data set, if it has one; `division`: the hash of its division between the clients.
+    """
     return {
         "format": FORMAT,
         "fedsim": fedsim.__version__,
@@ -141,18 +152,21 @@ def identity_of(plan: Plan, backend: str, device: torch.device) -> dict[str, Any
         "numpy": np.__version__,
         "device": device.type,
         "engine": backend,
+        "dataset": fingerprint,
+        "partition": division,
         "config": json_ready({k: v for k, v in plan.config.items() if k not in IRRELEVANT}),
     }
 
 
 def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Problem]:
-    """A problem for each key in which the identity of a checkpoint differs from that of the run. A key that one side
-    lacks is one that is null there: new keys are null where nothing changes."""
+    """A problem for each key in which the identity of a checkpoint differs from that of the run. A key of the config
+    that one side lacks is one that is null there: new keys are null where nothing changes."""
     before, after = _flat(saved), _flat(now)
+    remedies = {key: REMEDIES.get(key, START_ANEW) for key in sorted({*before, *after})}
     return [
-        Problem(key.removeprefix("config."), after.get(key), f"is {before.get(key)!r} in {path}", START_ANEW)
-        for key in sorted({*before, *after})
-        if before.get(key) != after.get(key)
+        Problem(key.removeprefix("config."), after.get(key), f"is {before.get(key)!r} in {path}", remedy)
+        for key, remedy in remedies.items()
+        if before.get(key) != after.get(key) and not (key in REMEDIES and before.get(key) is None)
     ]
 
 

@@ -131,7 +131,7 @@ def record(plan: Plan, experiment: Experiment, place: Path, watch: Watch = UNWAT
     revision = own_revision()  # before the rounds: the checkout may change while they run
     folder = RunFolder(place)
     with STOP.deferred():
-        checkpoints = _checkpoints(plan, simulation, folder)
+        checkpoints = _checkpoints(plan, experiment, folder)
         progress = _begin(plan, experiment, folder, checkpoints)
         trackers = Trackers(
             {n: instantiate(node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()}
@@ -178,12 +178,14 @@ def record(plan: Plan, experiment: Experiment, place: Path, watch: Watch = UNWAT
     return Outcome(summary["status"], summary, cause=reason)
 
 
-def _checkpoints(plan: Plan, simulation: Simulation, folder: RunFolder) -> Checkpoints:
-    parts = simulation.components
+def _checkpoints(plan: Plan, experiment: Experiment, folder: RunFolder) -> Checkpoints:
+    parts = experiment.simulation.components
     device = parts.server_data.test.x.device
     encode({"selector": parts.selector.state_dict(), "aggregator": parts.aggregator.state_dict()}, {})  # or refuse now
     backend = parts.engine.backend.description.partition(",")[0]
-    return Checkpoints(folder, identity_of(plan, backend, device), plan.checkpoint.every, device)
+    fingerprint = experiment.data_source.get("fingerprint")
+    identity = identity_of(plan, backend, device, fingerprint, experiment.division.hash)
+    return Checkpoints(folder, identity, plan.checkpoint.every, device)
 
 
 def _begin(plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: Checkpoints) -> _Progress:

@@ -1,5 +1,6 @@
 """Checkpoints that are damaged, of another run or cannot be written: a run never goes on from what is unsound."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -127,6 +128,43 @@ def test_a_selector_whose_state_cannot_be_saved_is_named_before_round_1(
     with pytest.raises(FedsimError, match=r"\['selector'\]\['rng'\] is of type numpy.random"):
         run(list(WORDS))
     assert not rounds
+
+
+STATE = """
+import my_state
+from fedsim.selectors.random import Random
+
+class Remembers(Random):
+    state = ("memory",)
+
+    def __init__(self, population, *, mode):
+        super().__init__(population, mode=mode)
+        self.memory = my_state.Memory(0)
+
+    def select(self, round, clients, rng):
+        self.memory.rounds += 1
+        return super().select(round, clients, rng)
+"""
+
+
+def test_a_dataclass_in_a_state_that_could_not_be_read_again_is_told_before_round_1(
+    rounds: list[int], killed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(".")
+    Path("my_state.py").write_text("from dataclasses import dataclass\n@dataclass\nclass Memory:\n    rounds: int\n")
+    Path("my_lab.py").write_text(STATE)
+    words = ["selector=random", "selector._target_=my_lab.Remembers", EVERY]
+    with pytest.raises(FedsimError, match=r"\['memory'\] is of .*`from my_state import Memory`"):
+        run([*WORDS, *words])
+    assert not rounds
+    assert not list(Path("outputs").glob("*/*/config.yaml"))
+    sys.modules.pop("my_lab")
+    Path("my_lab.py").write_text(f"from my_state import Memory\n{STATE}")
+    killed(*words)
+    rounds.clear()
+    assert run([*WORDS, *words]) == 0
+    assert rounds == [5, 6, 7, 8]
+    sys.modules.pop("my_state")
 
 
 # --- the disk is full ----------------------------------------------------------------------------------------------

@@ -181,17 +181,19 @@ def record(plan: Plan, experiment: Experiment, place: Path, watch: Watch = UNWAT
 def _checkpoints(plan: Plan, experiment: Experiment, folder: RunFolder) -> Checkpoints:
     parts = experiment.simulation.components
     device = parts.server_data.test.x.device
-    encode({"selector": parts.selector.state_dict(), "aggregator": parts.aggregator.state_dict()}, {})  # or refuse now
+    state = {"selector": parts.selector.state_dict(), "aggregator": parts.aggregator.state_dict()}
+    known = dataclasses_known_to(parts.selector, parts.aggregator)
+    encode(state, {}, dataclasses=known)  # or refuse now
     backend = parts.engine.backend.description.partition(",")[0]
     fingerprint = experiment.data_source.get("fingerprint")
     identity = identity_of(plan, backend, device, fingerprint, experiment.division.hash)
-    return Checkpoints(folder, identity, plan.checkpoint.every, device)
+    return Checkpoints(folder, identity, plan.checkpoint.every, device, known)
 
 
 def _begin(plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: Checkpoints) -> _Progress:
     """Go on from the checkpoint if there is one, or start anew."""
     simulation = experiment.simulation
-    found = _checkpoint_to_go_on_from(plan, simulation, checkpoints)
+    found = _checkpoint_to_go_on_from(plan, checkpoints)
     if found is None:
         RunFolder.create(folder.path, plan.config)
         folder.write_bytes(PARTITION, experiment.division.to_bytes())
@@ -208,17 +210,14 @@ def _begin(plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: C
     return progress
 
 
-def _checkpoint_to_go_on_from(
-    plan: Plan, simulation: Simulation, checkpoints: Checkpoints
-) -> tuple[Checkpoint, list[Record]] | None:
+def _checkpoint_to_go_on_from(plan: Plan, checkpoints: Checkpoints) -> tuple[Checkpoint, list[Record]] | None:
     """`overwrite=true` goes on only from one of its own that was killed or asked to end."""
-    known = dataclasses_known_to(simulation.components.selector, simulation.components.aggregator)
     if not plan.settings.overwrite:
-        return checkpoints.load(known)
+        return checkpoints.load()
     if (read_summary(checkpoints.folder.path) or {"status": "preempted"})["status"] not in CODES:
         return None
     try:
-        found = checkpoints.load(known)
+        found = checkpoints.load()
     except FedsimError:
         return None
     return found if found is not None and found[0].overwrite else None

@@ -100,7 +100,7 @@ def test_a_dataclass_that_could_not_be_built_again_is_refused_with_its_place() -
     known = dataclasses_known_to(Owner())
     with pytest.raises(EncodingError, match=r"state\['a'\] is of the dataclass .*Local, which would not be found"):
         encode({"a": Local(1)}, {}, dataclasses=known)
-    with pytest.raises(EncodingError, match="`from tests.test_checkpoint_file import Pair`"):
+    with pytest.raises(EncodingError, match=r"`from tests\.test_checkpoint_file import Pair`"):
         encode({"a": Pair(1, 2)}, {}, dataclasses=dataclasses_known_to(Random))
     with pytest.raises(EncodingError, match=r"state\['a'\]\[0\] is of .*Needy, which could not be built"):
         encode({"a": [Needy(1, 2)]}, {}, dataclasses=known)

@@ -111,14 +111,16 @@ def _require_readable(cls: type, where: str, known: Mapping[str, type]) -> None:
     path = _path(cls)
     if known.get(path) is not cls:
         raise EncodingError(
-            f"{where} is of the dataclass {path}, which would not be found when the checkpoint is read: its name is not "
-            f"in the module of the selector (or aggregator); write `from {cls.__module__} import {cls.__qualname__}` "
-            "there, or define it there, outside of other classes and functions"
+            f"{where} is of the dataclass {path}, which would not be found when the checkpoint is read: its name is "
+            "not in the module of the selector (or aggregator); write "
+            f"`from {cls.__module__} import {cls.__qualname__}` there, or define it there, outside of other classes "
+            "and functions"
         )
     if not _takes_its_fields(cls):
         raise EncodingError(
-            f"{where} is of the dataclass {path}, which could not be built when the checkpoint is read: its constructor "
-            "does not take its fields, or needs more than these (an InitVar, an __init__ of its own)"
+            f"{where} is of the dataclass {path}, which could not be built when the checkpoint is read: its "
+            "constructor must take its fields and need nothing else (no InitVar without a default, no __init__ with "
+            "other parameters)"
         )
 
 

@@ -165,10 +165,11 @@ def record_bytes(simulation: Any, record: Any) -> int:
 
 def checkpoint_bytes(simulation: Any) -> int:
     """Of the state that crosses rounds."""
-    from fedsim.running.encoding import encode
+    from fedsim.running.encoding import dataclasses_known_to, encode
 
     tensors: dict[str, Any] = {}
-    text = json.dumps(encode(simulation.state_dict(), tensors))
+    known = dataclasses_known_to(simulation.components.selector, simulation.components.aggregator)
+    text = json.dumps(encode(simulation.state_dict(), tensors, dataclasses=known))
     return len(text) + sum(t.nbytes for t in tensors.values())
 
 

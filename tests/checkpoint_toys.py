@@ -14,8 +14,9 @@ CPU = torch.device("cpu")
 
 def through_a_file(state: dict[str, Any], *owners: object) -> dict[str, Any]:
     """`state` as it comes out of a checkpoint that it was written to."""
-    header, tensors = unpack(bytes(pack({}, state)))
-    found: dict[str, Any] = decode(header["content"], tensors, CPU, dataclasses_known_to(*owners))
+    known = dataclasses_known_to(*owners)
+    header, tensors = unpack(bytes(pack({}, state, known)))
+    found: dict[str, Any] = decode(header["content"], tensors, CPU, known)
     return found
 
 

@@ -1,17 +1,20 @@
 """Checkpoints that are damaged, of another run or cannot be written: a run never goes on from what is unsound."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from fedsim.cli import run
 from fedsim.errors import ConfigError, DataError, FedsimError
 from fedsim.tracking.files import NEWEST, PREVIOUS, RunFolder, read_metrics, read_summary
 from tests.checkpoint_toys import EVERY, WORDS, damage, folder_in, result
+from tests.dataset_toys import table
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -68,6 +71,44 @@ def test_a_checkpoint_of_another_config_or_version_is_refused_by_its_keys(
     assert [p.key for p in caught.value.problems] == ["fedsim"]
 
 
+def write_rows(folder: str, count: int) -> None:
+    Path(folder).mkdir()
+    pq.write_table(table(count, grey=True, seed=count)[0], f"{folder}/rows.parquet")
+
+
+ROWS = ("dataset=parquet", "dataset.path=rows.parquet", "dataset.test_fraction=0.2", "partition=iid", EVERY)
+
+
+def test_a_run_does_not_go_on_with_other_data(killed: Any, rounds: list[int]) -> None:
+    write_rows("one", 200), write_rows("other", 240), write_rows("moved", 200)
+    killed(*ROWS, "data_dir=one")
+    folder = folder_in("outputs")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ConfigError, match=r"dataset='parquet \w+': is 'parquet \w+' in .*\n.*data_dir") as caught:
+        run([*WORDS, *ROWS, "data_dir=other"])
+    assert [p.key for p in caught.value.problems] == ["dataset", "partition"]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    rounds.clear()
+    assert run([*WORDS, *ROWS, "data_dir=moved"]) == 0  # the same data in another place
+    assert rounds == [5, 6, 7, 8]
+
+
+def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_data_and_is_gone_on_from(
+    killed: Any, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsim.running import checkpoint, experiment
+
+    def earlier(*parts: Any) -> dict[str, Any]:
+        return {k: v for k, v in checkpoint.identity_of(*parts).items() if k not in ("dataset", "partition")}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "identity_of", earlier)
+        killed(EVERY)
+    rounds.clear()
+    assert run([*WORDS, EVERY]) == 0
+    assert rounds == [5, 6, 7, 8]
+
+
 def test_a_kill_between_the_two_renames_of_a_save_costs_one_checkpoint(
     killed: Any, rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +128,43 @@ def test_a_selector_whose_state_cannot_be_saved_is_named_before_round_1(
     with pytest.raises(FedsimError, match=r"\['selector'\]\['rng'\] is of type numpy.random"):
         run(list(WORDS))
     assert not rounds
+
+
+STATE = """
+import my_state
+from fedsim.selectors.random import Random
+
+class Remembers(Random):
+    state = ("memory",)
+
+    def __init__(self, population, *, mode):
+        super().__init__(population, mode=mode)
+        self.memory = my_state.Memory(0)
+
+    def select(self, round, clients, rng):
+        self.memory.rounds += 1
+        return super().select(round, clients, rng)
+"""
+
+
+def test_a_dataclass_in_a_state_that_could_not_be_read_again_is_told_before_round_1(
+    rounds: list[int], killed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(".")
+    Path("my_state.py").write_text("from dataclasses import dataclass\n@dataclass\nclass Memory:\n    rounds: int\n")
+    Path("my_lab.py").write_text(STATE)
+    words = ["selector=random", "selector._target_=my_lab.Remembers", EVERY]
+    with pytest.raises(FedsimError, match=r"\['memory'\] is of .*`from my_state import Memory`"):
+        run([*WORDS, *words])
+    assert not rounds
+    assert not list(Path("outputs").glob("*/*/config.yaml"))
+    sys.modules.pop("my_lab")
+    Path("my_lab.py").write_text(f"from my_state import Memory\n{STATE}")
+    killed(*words)
+    rounds.clear()
+    assert run([*WORDS, *words]) == 0
+    assert rounds == [5, 6, 7, 8]
+    sys.modules.pop("my_state")
 
 
 # --- the disk is full ----------------------------------------------------------------------------------------------

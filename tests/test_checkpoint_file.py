@@ -1,7 +1,7 @@
 """The file of a checkpoint: values come back as they were, and damage is noticed."""
 
 import collections
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,9 +62,48 @@ def test_a_value_of_another_type_is_refused_with_its_place(value: Any) -> None:
 
 
 def test_a_class_that_the_selector_does_not_know_is_not_built() -> None:
-    header, tensors = unpack(bytes(pack({}, {"a": Pair(1, 2)})))
+    header, tensors = unpack(bytes(pack({}, {"a": Pair(1, 2)}, dataclasses_known_to(Owner()))))
     with pytest.raises(KeyError):
         decode(header["content"], tensors, CPU, dataclasses_known_to(Random))
+
+
+@dataclass
+class Sum:
+    """Its constructor does not take all of its fields, and changes what it takes."""
+
+    terms: list[int]
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.terms = [*self.terms, 0]
+        self.total = sum(self.terms)
+
+
+def test_the_fields_of_a_dataclass_come_back_whatever_its_constructor_does() -> None:
+    value = Sum([1])
+    value.total = 7
+    found = through_a_file({"value": value}, Owner())["value"]
+    assert (found.terms, found.total) == ([1, 0], 7)
+
+
+@dataclass
+class Needy:
+    count: int
+    start: InitVar[int]
+
+
+def test_a_dataclass_that_could_not_be_built_again_is_refused_with_its_place() -> None:
+    @dataclass
+    class Local:
+        count: int
+
+    known = dataclasses_known_to(Owner())
+    with pytest.raises(EncodingError, match=r"state\['a'\] is of the dataclass .*Local, which would not be found"):
+        encode({"a": Local(1)}, {}, dataclasses=known)
+    with pytest.raises(EncodingError, match=r"`from tests\.test_checkpoint_file import Pair`"):
+        encode({"a": Pair(1, 2)}, {}, dataclasses=dataclasses_known_to(Random))
+    with pytest.raises(EncodingError, match=r"state\['a'\]\[0\] is of .*Needy, which could not be built"):
+        encode({"a": [Needy(1, 2)]}, {}, dataclasses=known)
 
 
 def test_every_flipped_bit_and_every_truncation_is_noticed() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fedsim.cli import run
 from fedsim.running.assembly import build
@@ -110,4 +111,127 @@ class Exits(Random):
 class Late(Random):
     def select(self, round, clients, rng):
         raise SystemExit(0)
+"""
+
+
+# --- what a user's class raises between building it and the first round, or after the last one ---------------------
+
+LAUNCHERS = pytest.mark.parametrize("launcher", ["basic", "lanes"])
+AROUND = """
+from fedsim.selectors.random import Random
+
+class Fine(Random):
+    state = ("seen",)
+
+    def __init__(self, population, *, mode):
+        super().__init__(population, mode=mode)
+        self.seen = 0
+
+def mine(*_):
+    raise ValueError("mine")
+
+class Warning(Fine):
+    warning = property(mine)
+
+class Adaptive(Fine):
+    adaptive = property(mine)
+
+class StartUp(Fine):
+    start_up_rounds = property(mine)
+
+class Saves(Fine):
+    state_dict = mine
+
+class Loads(Fine):
+    load_state_dict = mine
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_lab.py").write_text(AROUND)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def by_class() -> dict[str, Path]:
+    """The folders of the runs, by the class of their selectors."""
+    found = {}
+    for path in Path("outputs").glob("*/*/config.yaml"):
+        found[yaml.safe_load(path.read_text())["selector"]["_target_"].rpartition(".")[2]] = path.parent
+    return found
+
+
+@LAUNCHERS
+def test_a_selector_that_raises_before_round_1_ends_its_own_job(
+    launcher: str, lab: None, rounds: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["Warning", "Adaptive", "StartUp", "Saves"]
+    targets = ",".join(f"my_lab.{name}" for name in [*names, "Fine"])
+    words = ["-m", "selector=random", f"selector._target_={targets}", f"hydra/launcher={launcher}"]
+    assert run([*(w for w in WORDS if "selector" not in w), *words]) == 1
+    folders = by_class()
+    assert rounds == list(range(1, 9))
+    assert [(read_summary(folders[name]) or {}).get("status") for name in [*names, "Fine"]] == [None] * 4 + ["done"]
+    assert all("ValueError: mine" in (folders[name] / "error.txt").read_text() for name in names)
+    assert "failed before any round was run: ValueError: mine" in capsys.readouterr().err
+
+
+@LAUNCHERS
+def test_a_selector_that_cannot_load_its_state_ends_its_own_job_and_loses_nothing(
+    launcher: str, lab: None, killed: Any, rounds: list[int]
+) -> None:
+    killed("selector=random", "selector._target_=my_lab.Loads", EVERY)
+    folder = folder_in("outputs")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    words = ["-m", "selector._target_=my_lab.Loads,my_lab.Fine", f"hydra/launcher={launcher}", EVERY]
+    assert run([*WORDS, "selector=random", *words]) == 1
+    error = (folder / "error.txt").read_text()
+    assert "ValueError: mine" in error
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "error.txt"} == before
+    assert (read_summary(by_class()["Fine"]) or {})["status"] == "done"
+    Path("my_lab.py").write_text(AROUND.replace("load_state_dict = mine", "pass"))
+    sys.modules.pop("my_lab")
+    rounds.clear()
+    assert run([*WORDS, "selector=random", "selector._target_=my_lab.Loads", EVERY]) == 0
+    assert rounds == [5, 6, 7, 8]
+    assert not (folder / "error.txt").exists()
+
+
+def test_what_is_raised_after_the_last_round_is_a_failure_that_keeps_the_rounds(
+    rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: Any) -> None:
+        raise ValueError("mine")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsim.running.experiment.of_clients", raises)
+        assert run([*WORDS, EVERY]) == 1
+    folder = folder_in("outputs")
+    summary = read_summary(folder) or {}
+    assert (summary["status"], summary["rounds"], summary["error"]) == ("failed", 8, "ValueError: mine")
+    assert "ValueError: mine" in (folder / "error.txt").read_text()
+    rounds.clear()
+    assert run([*WORDS, EVERY]) == 0
+    assert rounds == [7, 8]
+
+
+@LAUNCHERS
+def test_a_tracker_that_cannot_be_made_is_left_out_and_named(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_lab.py").write_text(TRACKER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["-m", "+tracker.mine={_target_: my_lab.Remote, host: nowhere}", "seed=0,1", f"hydra/launcher={launcher}"]
+    assert run([*WORDS, *words]) == 0
+    summaries = [read_summary(path.parent) or {} for path in Path("outputs").glob("*/*/summary.json")]
+    told = {"mine": "ConnectionError: no server at nowhere"}
+    assert [(s["status"], s["trackers"]) for s in summaries] == [("done", told)] * 2
+
+
+TRACKER = """
+from fedsim.tracking.base import Tracker
+
+class Remote(Tracker):
+    def __init__(self, *, host: str) -> None:
+        raise ConnectionError(f"no server at {host}")
 """

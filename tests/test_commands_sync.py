@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fedsim.commands import sync
 from fedsim.commands.dispatch import answer
 from fedsim.running.signals import STOP
 from fedsim.tracking.files import owned
+from fedsim.tracking.wandb_mirror import replay
+from fedsim.tracking.wandb_tracker import TARGET, WandbTracker
 
 Fake = Callable[[str], None]
 
@@ -43,14 +46,17 @@ for folder in folders:
 """
 
 
-def finished(name: str, offline: bool = True, **summary: Any) -> Path:
+WANDB = {"wandb": {"_target_": TARGET, "mode": "auto", "project": "fedsim"}}
+
+
+def finished(name: str, offline: bool = True, tracker: Any = WANDB, **summary: Any) -> Path:
     """The folder of a run that has ended, with or without a record of W&B's that is offline."""
     folder = Path("outputs/default") / name
     (folder / "wandb").mkdir(parents=True)
     if offline:
         (folder / "wandb" / "offline-run-1").mkdir()
-    config = "name: default\nseed: 0\nnum_rounds: 1\ntracker: {wandb: {project: fedsim}}\n"
-    (folder / "config.yaml").write_text(config)
+    config = {"name": "default", "seed": 0, "num_rounds": 1, "tracker": tracker}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "summary.json").write_text(json.dumps({"status": "done", "trackers": {}, **summary}))
     return folder
 
@@ -66,6 +72,33 @@ def test_runs_wait_that_are_offline_or_whose_mirror_failed(capsys: pytest.Captur
     assert sync.waiting([offline, Path("outputs"), offline]) == [offline, failed, held]
     assert answer(["sync", "--dry-run"]) == 0
     assert "3 runs below outputs wait for W&B" in capsys.readouterr().out
+
+
+OWN = {"mine": {"_target_": "my_lab.Remote", "host": "nowhere"}}
+
+
+def test_runs_do_not_wait_whose_other_trackers_failed() -> None:
+    failed = {"mine": "ConnectionError: no server at nowhere"}
+    finished("online", offline=False, tracker={**WANDB, **OWN}, trackers=failed)
+    finished("without", offline=False, tracker=OWN, trackers=failed)
+    finished(
+        "disabled", offline=False, tracker={"wandb": {**WANDB["wandb"], "mode": "disabled"}, **OWN}, trackers=failed
+    )
+    finished("named_so", offline=False, tracker={"wandb": OWN["mine"]}, trackers={"wandb": 1})
+    assert f"{WandbTracker.__module__}.{WandbTracker.__qualname__}" == TARGET
+    both = finished("both", offline=False, tracker={**WANDB, **OWN}, trackers={**failed, "wandb": 1})
+    renamed = {"to_the_lab": WANDB["wandb"]}
+    other_name = finished("other_name", offline=False, tracker=renamed, trackers={"to_the_lab": 1})
+    assert sync.waiting([Path("outputs")]) == [both, other_name]
+
+
+def test_a_run_is_sent_with_the_settings_of_its_tracker_whatever_its_name() -> None:
+    node = {"_target_": TARGET, "mode": "auto", "project": "own", "entity": "team", "tags": ["first"]}
+    folder = finished("a", tracker={**OWN, "off": {**node, "mode": "disabled", "project": "x"}, "to_the_lab": node})
+    start = next(replay(folder))["start"]
+    assert (start["project"], start["entity"], start["tags"][0]) == ("own", "team", "first")
+    disabled = finished("b", tracker={"wandb": {**node, "mode": "disabled"}})
+    assert next(replay(disabled))["start"]["project"] == "own"
 
 
 def test_runs_are_sent_once(mirror: Fake, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The search over run folders: its space, its trials, pruning, and going on."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fedsim.search import command
 from fedsim.search.space import space_of
 from fedsim.search.trials import Rounds, run_trial
 from fedsim.simulation import Simulation
+from fedsim.tracking.files import OutputError
 
 FEW = ("num_rounds=4", "local.steps=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
 
@@ -163,3 +165,56 @@ def test_the_same_search_makes_the_same_trials_from_its_folders(
     assert "trial 5: " in again
     assert "the best one: fedsim -m " in again
     assert {s["status"] for s in summaries()} <= {"done", "interrupted"}
+
+
+FAILING = """
+from fedsim.selectors.random import Random
+
+class Fails(Random):
+    def select(self, round, clients, rng):
+        if round == 3:
+            raise KeyError("mine")
+        return super().select(round, clients, rng)
+
+class FailsAtOnce(Random):
+    def __init__(self, population, *, mode):
+        raise KeyError("mine")
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_lab.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("Fails", 2), ("FailsAtOnce", 0)])
+def test_a_run_that_fails_is_no_result_of_its_trial(lab: None, plans: Any, name: str, rounds: int) -> None:
+    words = ("selector=random", f"selector._target_=my_lab.{name}", "seed=0,1")
+    found = run_trial(plans(*words), Pruner(99))
+    assert (found.status, found.accuracy, found.rounds) == ("failed", None, rounds)
+    assert found.reason == f"{plans(*words)[0].folder}: KeyError: 'mine'"
+    assert len(list(Path("outputs").glob("*/*/error.txt"))) == 1  # the second seed is not run
+
+
+def test_a_run_that_fails_in_the_round_after_which_it_was_to_be_pruned_has_failed(
+    plans: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any) -> None:
+        raise OutputError("output_dir: cannot write")
+
+    monkeypatch.setattr("fedsim.running.checkpoint.Checkpoints.save", no_room)
+    assert run_trial(plans("seed=0"), Pruner(2)).status == "failed"
+
+
+def test_a_search_goes_on_after_a_trial_that_has_failed_and_ends_with_1(
+    lab: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    targets = "selector._target_=my_lab.Fails,fedsim.selectors.random.Random"
+    assert command.run(["selector=random", targets, "optimizer.lr=interval(0.01,0.1)", "trials=6", *FEW]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "failed, outputs/default/" in out
+    assert re.search(r"(\d) of 6 trials to the end, 0 pruned, [1-5] failed", out)
+    assert "the best one: fedsim -m" in out
+    assert "_target_=fedsim.selectors.random.Random" in out.partition("the best one: ")[2]
+    assert out.count("trial 6: ") == 1

@@ -147,6 +147,26 @@ def test_a_tracker_that_fails_is_told_of_once_and_hurts_nobody(tmp_path: Path) -
     assert trackers.degraded == {"broken": "RuntimeError: out of ink"}
 
 
+class Counting(Tracker):
+    @property
+    def num_degraded(self) -> int:
+        raise SystemExit(1)
+
+
+def test_a_tracker_that_cannot_be_made_or_raises_at_the_end_hurts_nobody(tmp_path: Path) -> None:
+    def not_made() -> Tracker:
+        raise ConnectionError("nobody there")
+
+    listener = Listener()
+    makers = {"absent": not_made, "counting": Counting, "listener": lambda: listener}
+    trackers = Trackers.made_by(makers)
+    trackers.start(info(tmp_path))
+    trackers.finish(summary())
+    text = "tracker.absent failed and is left out from here on: ConnectionError: nobody there"
+    assert listener.heard == ["start", text, "done"]
+    assert trackers.degraded == {"absent": "ConnectionError: nobody there", "counting": "SystemExit: 1"}
+
+
 class Noticing(Tracker):
     @property
     def notice(self) -> str:

@@ -12,6 +12,7 @@ import pytest
 from fedsim.tracking.files import RunFolder
 from fedsim.tracking.mirror_process import COMMAND
 from fedsim.tracking.wandb_mirror import mirror, replay
+from fedsim.tracking.wandb_tracker import TARGET
 from tests.test_tracking import record, summary
 from tests.wandb_toys import history_of, items, offline_records, play, processes, tracker, wait_for
 
@@ -79,7 +80,7 @@ def test_secrets_and_foreign_run_ids_are_in_no_file_and_nothing_is_left_behind(
 
 
 def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
-    node = {"project": "mine", "entity": "lab", "tags": ["x"]}
+    node = {"_target_": TARGET, "project": "mine", "entity": "lab", "tags": ["x"]}
     config = {"name": "trial", "seed": 3, "num_rounds": 2, "tracker": {"wandb": node}}
     folder = RunFolder.create(tmp_path / "run", config)
     for t in (1, 2):

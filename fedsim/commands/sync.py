@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import yaml
+
 from fedsim.commands.text import wrap
 from fedsim.errors import FedsimError
 from fedsim.running.signals import STOP
 from fedsim.tracking.files import CONFIG, REPLACEMENTS, SUMMARY, is_free, read_summary
 from fedsim.tracking.mirror_process import COMMAND, NOT_INHERITED, kill_with_children
-from fedsim.tracking.wandb_tracker import NO_KEY
+from fedsim.tracking.wandb_tracker import NO_KEY, mirrors_in
 
 WANDB, SENT = "wandb", "sent.txt"
 """W&B's folder in that of a run, and what is left in it when a run has been sent again."""
@@ -86,9 +88,21 @@ def ended(folders: Iterable[Path]) -> list[Path]:
 
 
 def _waits(folder: Path) -> bool:
-    failed = bool((read_summary(folder) or {}).get("trackers"))
-    unsent = _is_offline(folder) or failed or (folder / UNSENT).exists()
+    unsent = _is_offline(folder) or (folder / UNSENT).exists() or _mirror_failed(folder)
     return unsent and not (folder / WANDB / SENT).exists()
+
+
+def _mirror_failed(folder: Path) -> bool:
+    """Whether W&B's tracker is among the trackers that could not do all of their work."""
+    degraded = (read_summary(folder) or {}).get("trackers")
+    if not isinstance(degraded, dict) or not degraded:
+        return False
+    try:
+        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    mirrors = mirrors_in(config) if isinstance(config, dict) else {}
+    return any(mirrors[name].get("mode") != "disabled" for name in degraded if name in mirrors)
 
 
 def _is_offline(folder: Path) -> bool:

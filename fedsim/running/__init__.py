@@ -11,6 +11,7 @@ One run:
     experiment     the rounds, or those that are missing, and their records
     checkpoint     its whole state in one file; encoding: that state as JSON and tensors
     incidents      what it survived, told once and counted
+    failures       how exceptions end it, before its rounds and later
     results        what it leaves at its end
     environment    versions and machine, for its summary; revision: the commit of fedsim
     outcome        how it ended

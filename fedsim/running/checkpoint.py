@@ -35,6 +35,12 @@ LEAST_SECONDS = 5.0
 LARGEST_SHARE = 0.01
 """... and takes at most this part of the run's time."""
 START_ANEW = "overwrite=true runs it from the start"
+REMEDIES = {
+    "dataset": f"the run began with other data; give it those again (data_dir, FEDSIM_DATA), or {START_ANEW}",
+    "partition": f"the run began with another division of the data between the clients; {START_ANEW}",
+}
+"""For keys of an identity that are no config values: fingerprint and hash of what the config values have led to.
+Checkpoints of earlier versions lack these keys, and are compared by the others alone."""
 
 
 class CheckpointError(DataError):
@@ -59,13 +65,20 @@ class Checkpoint:
 class Checkpoints:
     """Those of one run. `every`: rounds, None for none but those on a signal, `auto` for as often as costs little.
 
-    `identity` (`identity_of`) says what a checkpoint must have been made by; `device` is where tensors of a GPU go.
+    `identity` (`identity_of`) says what a checkpoint must have been made by; `device` is where tensors of a GPU go;
+    `dataclasses`: those that the state may hold, by path.
     """
 
     def __init__(
-        self, folder: RunFolder, identity: Mapping[str, Any], every: int | Literal["auto"] | None, device: torch.device
+        self,
+        folder: RunFolder,
+        identity: Mapping[str, Any],
+        every: int | Literal["auto"] | None,
+        device: torch.device,
+        dataclasses: Mapping[str, type] | None = None,
     ) -> None:
         self.folder, self.identity, self.every, self.device = folder, identity, every, device
+        self.dataclasses = dataclasses or {}
         self._saved_at, self._saved_wall, self._cost = time.monotonic(), 0.0, 0.0
 
     def start(self, wall_seconds: float) -> None:
@@ -84,22 +97,22 @@ class Checkpoints:
         done."""
         start = time.monotonic()
         checkpoint = make()
-        self.folder.write_bytes(NEWEST, pack(self.identity, vars(checkpoint)), keep_as=PREVIOUS)
+        self.folder.write_bytes(NEWEST, pack(self.identity, vars(checkpoint), self.dataclasses), keep_as=PREVIOUS)
         self._saved_at = time.monotonic()
         self._cost, self._saved_wall = self._saved_at - start, checkpoint.state["wall_seconds"]
 
-    def load(self, dataclasses: Mapping[str, type]) -> tuple[Checkpoint, list[Record]] | None:
+    def load(self) -> tuple[Checkpoint, list[Record]] | None:
         """The latest checkpoint that is sound, with the records of its rounds; None if there is no checkpoint at all.
 
-        `dataclasses`: those that the state may hold, by path. Raises `CheckpointError` if all are damaged,
-        `ConfigError` if it is of another config, version, backend or kind of device.
+        Raises `CheckpointError` if all are damaged, `ConfigError` if it is of another config, version, backend or kind
+        of device, or of other data.
         """
         damaged: list[str] = []
         for path in (self.folder.path / NEWEST, self.folder.path / PREVIOUS):
             if not path.exists():
                 continue
             try:
-                found = self._read(path, dataclasses)
+                found = self._read(path)
             except ConfigError:
                 raise
             except Exception as error:  # damage shows itself in many ways
@@ -114,12 +127,12 @@ class Checkpoints:
             raise CheckpointError(f"the run cannot go on: {what}; {START_ANEW}")
         return None
 
-    def _read(self, path: Path, dataclasses: Mapping[str, type]) -> tuple[Checkpoint, list[Record]]:
+    def _read(self, path: Path) -> tuple[Checkpoint, list[Record]]:
         header, tensors = unpack(path.read_bytes())
         problems = differences(path, header["identity"], self.identity)
         if problems:
             raise ConfigError(problems)
-        checkpoint = Checkpoint(**decode(header["content"], tensors, self.device, dataclasses))
+        checkpoint = Checkpoint(**decode(header["content"], tensors, self.device, self.dataclasses))
         records = read_metrics(self.folder.path, end=checkpoint.lengths.get(METRICS, 0))
         if [r["round"] for r in records] != list(range(1, checkpoint.state["round"] + 1)):
             raise CheckpointError(f"{METRICS} lacks rounds that it counts on")
@@ -132,8 +145,13 @@ class Checkpoints:
                 (self.folder.path / name).unlink(missing_ok=True)
 
 
-def identity_of(plan: Plan, backend: str, device: torch.device) -> dict[str, Any]:
-    """All that must be the same for a checkpoint to be gone on from: what decides a result, to the last bit."""
+def identity_of(
+    plan: Plan, backend: str, device: torch.device, fingerprint: str | None, division: str
+) -> dict[str, Any]:
+    """All that must be the same for a checkpoint to be gone on from: what decides a result, to the last bit.
+
+    `fingerprint`: that of the data set, if it has one; `division`: the hash of its division between the clients.
+    """
     return {
         "format": FORMAT,
         "fedsim": fedsim.__version__,
@@ -141,18 +159,21 @@ def identity_of(plan: Plan, backend: str, device: torch.device) -> dict[str, Any
         "numpy": np.__version__,
         "device": device.type,
         "engine": backend,
+        "dataset": fingerprint,
+        "partition": division,
         "config": json_ready({k: v for k, v in plan.config.items() if k not in IRRELEVANT}),
     }
 
 
 def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Problem]:
-    """A problem for each key in which the identity of a checkpoint differs from that of the run. A key that one side
-    lacks is one that is null there: new keys are null where nothing changes."""
+    """A problem for each key in which the identity of a checkpoint differs from that of the run. A key of the config
+    that one side lacks is one that is null there: new keys are null where nothing changes."""
     before, after = _flat(saved), _flat(now)
+    remedies = {key: REMEDIES.get(key, START_ANEW) for key in sorted({*before, *after})}
     return [
-        Problem(key.removeprefix("config."), after.get(key), f"is {before.get(key)!r} in {path}", START_ANEW)
-        for key in sorted({*before, *after})
-        if before.get(key) != after.get(key)
+        Problem(key.removeprefix("config."), after.get(key), f"is {before.get(key)!r} in {path}", remedy)
+        for key, remedy in remedies.items()
+        if before.get(key) != after.get(key) and not (key in REMEDIES and before.get(key) is None)
     ]
 
 
@@ -162,10 +183,15 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
     return {key: leaf for k, v in node.items() for key, leaf in _flat(v, f"{prefix}.{k}" if prefix else str(k)).items()}
 
 
-def pack(identity: Mapping[str, Any], content: Mapping[str, Any]) -> bytearray:
-    """The bytes of a checkpoint file. Raises `EncodingError` for content that it cannot hold."""
+def pack(
+    identity: Mapping[str, Any], content: Mapping[str, Any], dataclasses: Mapping[str, type] | None = None
+) -> bytearray:
+    """The bytes of a checkpoint file. `dataclasses`: those that `content` may hold, by path.
+
+    Raises `EncodingError` for content that it cannot hold.
+    """
     tensors: dict[str, Tensor] = {}
-    encoded = encode(dict(content), tensors, "checkpoint")
+    encoded = encode(dict(content), tensors, "checkpoint", dataclasses)
     text = json.dumps({"identity": identity, "content": encoded}, allow_nan=False)
     data = bytearray(safetensors.torch.save(tensors, {"sha256": BLANK, "checkpoint": text}))
     digest = hashlib.sha256(data).hexdigest()

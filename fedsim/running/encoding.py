@@ -4,11 +4,13 @@ Plain JSON types stand for themselves, finite floats to the last bit. Every othe
 kind: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"array": {"name": ..., "axes": [...]}}` and so on.
 """
 
+import inspect
 import math
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,27 +23,34 @@ SEQUENCES: Mapping[str, Callable[[Sequence[Any]], Any]] = {"tuple": tuple, "set"
 
 
 class EncodingError(FedsimError):
-    """A value of a type that cannot be written; the message says where it is."""
+    """A value of a type that cannot be written, or not be read again; the message says where it is."""
 
 
-def encode(value: Any, tensors: dict[str, Tensor], where: str = "state") -> Any:
+def encode(
+    value: Any, tensors: dict[str, Tensor], where: str = "state", dataclasses: Mapping[str, type] | None = None
+) -> Any:
     """`value` as JSON types; its arrays and tensors are added to `tensors` (on the CPU, contiguous) under new names.
 
-    Raises `EncodingError` for a type that is not known; `where` is how the message calls the value.
+    `dataclasses`: those that `decode` will be able to build, by path. Raises `EncodingError` for a type that is not
+    known; `where` is how the message calls the value.
     """
+
+    def inner(item: Any, place: str) -> Any:
+        return encode(item, tensors, place, dataclasses)
+
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
     if kind is list:
-        return [encode(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [inner(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if kind in (tuple, set, frozenset):
-        return {kind.__name__: [encode(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)]}
+        return {kind.__name__: [inner(item, f"{where}[{i}]") for i, item in enumerate(value)]}
     if kind is deque:
-        return {"deque": [[encode(item, tensors, f"{where}[...]") for item in value], value.maxlen]}
+        return {"deque": [[inner(item, f"{where}[...]") for item in value], value.maxlen]}
     if kind is dict:
-        pairs = [[encode(k, tensors, f"{where} key"), encode(v, tensors, f"{where}[{k!r}]")] for k, v in value.items()]
+        pairs = [[inner(k, f"{where} key"), inner(v, f"{where}[{k!r}]")] for k, v in value.items()]
         return {"dict": pairs}
     if isinstance(value, Tensor):
         return {"tensor": {"cpu": value.device.type == "cpu", **_keep(value.detach(), tensors)}}
@@ -49,7 +58,8 @@ def encode(value: Any, tensors: dict[str, Tensor], where: str = "state") -> Any:
         kind_name = "array" if isinstance(value, np.ndarray) else "scalar"
         return {kind_name: _keep(torch.from_numpy(np.array(value)), tensors)}
     if is_dataclass(value) and not isinstance(value, type):
-        values = {f.name: encode(getattr(value, f.name), tensors, f"{where}.{f.name}") for f in fields(value)}
+        _require_readable(kind, where, dataclasses or {})
+        values = {f.name: inner(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value)}
         return {"dataclass": [_path(kind), values]}
     raise EncodingError(
         f"{where} is of type {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold (it holds None, "
@@ -85,7 +95,7 @@ def decode(
         return _kept(content, tensors).numpy()[()]
     if kind == "dataclass":
         values = {k: decode(v, tensors, device, dataclasses) for k, v in content[1].items()}
-        return (dataclasses or {})[content[0]](**values)
+        return _built((dataclasses or {})[content[0]], values)
     raise ValueError(f"unknown kind {kind!r}")
 
 
@@ -94,6 +104,42 @@ def dataclasses_known_to(*objects: object) -> dict[str, type]:
     modules = {cls.__module__ for value in objects for cls in type(value).__mro__}
     found = [value for name in modules for value in vars(sys.modules.get(name, object)).values()]
     return {_path(value): value for value in found if isinstance(value, type) and is_dataclass(value)}
+
+
+def _require_readable(cls: type, where: str, known: Mapping[str, type]) -> None:
+    """Raise `EncodingError` for a dataclass that `decode` could not build."""
+    path = _path(cls)
+    if known.get(path) is not cls:
+        raise EncodingError(
+            f"{where} is of the dataclass {path}, which would not be found when the checkpoint is read: its name is "
+            "not in the module of the selector (or aggregator); write "
+            f"`from {cls.__module__} import {cls.__qualname__}` there, or define it there, outside of other classes "
+            "and functions"
+        )
+    if not _takes_its_fields(cls):
+        raise EncodingError(
+            f"{where} is of the dataclass {path}, which could not be built when the checkpoint is read: its "
+            "constructor must take its fields and need nothing else (no InitVar without a default, no __init__ with "
+            "other parameters)"
+        )
+
+
+@cache
+def _takes_its_fields(cls: type) -> bool:
+    try:
+        inspect.signature(cls).bind(**{f.name: None for f in fields(cls) if f.init})
+    except TypeError:
+        return False
+    return True
+
+
+def _built(cls: type, values: Mapping[str, Any]) -> Any:
+    """The object whose fields are `values`, also those that its constructor does not take or changes."""
+    late = {f.name for f in fields(cls) if not f.init}
+    built = cls(**{name: value for name, value in values.items() if name not in late})
+    for name, value in values.items():
+        object.__setattr__(built, name, value)  # a frozen one, too
+    return built
 
 
 def _path(cls: type) -> str:

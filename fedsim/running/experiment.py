@@ -3,11 +3,8 @@
 Nothing is written into the run's folder before everything that can refuse has been built.
 """
 
-import sys
 import time
-import traceback
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,17 +12,18 @@ from typing import Any
 
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
-from fedsim.errors import DivergedError, FedsimError
+from fedsim.errors import FedsimError
 from fedsim.record import Record
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.checkpoint import START_ANEW, Checkpoint, CheckpointError, Checkpoints, identity_of
 from fedsim.running.encoding import dataclasses_known_to, encode
 from fedsim.running.environment import environment
+from fedsim.running.failures import Ending, ended_by, failed_before_rounds
 from fedsim.running.incidents import Incidents
 from fedsim.running.interleaving import InterleavedRun
 from fedsim.running.outcome import Outcome, outcome_in, outcome_on_file
 from fedsim.running.ranks import RANKS
-from fedsim.running.results import FINAL, keep, keep_traceback, of_clients, rewrite_summary, tell, totals_of
+from fedsim.running.results import FINAL, Arrays, keep, of_clients, rewrite_summary, totals_of
 from fedsim.running.revision import own_revision
 from fedsim.running.signals import CODES, STOP
 from fedsim.running.watch import UNWATCHED, Watch
@@ -33,11 +31,9 @@ from fedsim.simulation import Simulation
 from fedsim.tracking import Trackers
 from fedsim.tracking.base import RunInfo, Tracker
 from fedsim.tracking.files import (
-    ERROR,
     PARTITION,
     TRACE,
     HeldError,
-    OutputError,
     RunFolder,
     is_free,
     owned,
@@ -65,7 +61,8 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
         raise
     except (Exception, SystemExit) as error:
         STOP.raise_if_asked()  # an interrupted import may raise anything
-        return _failed_to_build(plan, error)
+        place = replacement_of(plan.folder) if outcome_on_file(plan).final else plan.folder
+        return failed_before_rounds(plan, place, error, owned(plan.folder))
     if interleaved is not None:
         interleaved.join(experiment.simulation, experiment.model)
     with owned(plan.folder):
@@ -95,23 +92,6 @@ def _record_in_place(plan: Plan, experiment: Experiment, watch: Watch, *, alone:
     return outcome
 
 
-def _failed_to_build(plan: Plan, error: BaseException) -> Outcome:
-    """Leave the traceback of what a user's class raised before round 1 in the run's folder."""
-    finished = outcome_on_file(plan).final
-    folder = RunFolder(replacement_of(plan.folder) if finished else plan.folder)
-
-    def write(text: str) -> None:
-        with owned(plan.folder):
-            folder.write_error(plan.config, text)
-
-    reason = f"{type(error).__name__}: {error}"
-    kept = keep_traceback(write, "".join(traceback.format_exception(error)))
-    where = f"    see {folder.path / ERROR}\n" if kept else ""
-    with suppress(OSError):
-        sys.stderr.write(f"fedsim: {plan.folder} failed before round 1: {reason}\n{where}")
-    return Outcome("failed", {"error": reason}, cause=error)
-
-
 @dataclass
 class _Progress:
     """What of a run is on file: `started` in seconds since 1970."""
@@ -121,75 +101,127 @@ class _Progress:
     started: float
 
 
+@dataclass(frozen=True)
+class _Beginning:
+    """A run whose next round can be run. `incidents` and `start_up_rounds` are what its selector says of itself."""
+
+    folder: RunFolder
+    checkpoints: Checkpoints
+    progress: _Progress
+    trackers: Trackers
+    incidents: Incidents
+    start_up_rounds: int
+
+
 def record(plan: Plan, experiment: Experiment, place: Path, watch: Watch = UNWATCHED, *, alone: bool = True) -> Outcome:
     """Run the rounds that are missing in the folder `place`; write every record as it comes, then the summary.
 
     Asked to end by a signal or by `watch`, it finishes its round, saves a checkpoint and returns; interrupted in
-    mid-round, it leaves the latest checkpoint, and raises KeyboardInterrupt after the summary.
+    mid-round, it leaves the latest checkpoint, and raises KeyboardInterrupt after the summary. What a user's class
+    raises ends in the status, before the rounds and after them, too.
     """
-    simulation = experiment.simulation
     revision = own_revision()  # before the rounds: the checkout may change while they run
-    folder = RunFolder(place)
     with STOP.deferred():
-        checkpoints = _checkpoints(plan, simulation, folder)
-        progress = _begin(plan, experiment, folder, checkpoints)
-        trackers = Trackers(
-            {n: instantiate(node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()}
-        )
-        trackers.start(_run_info(plan, place, watch, alone))
-        for warning in filter(None, (simulation.components.selector.warning,)):
-            trackers.message(warning)
-        parts = simulation.components
-        incidents = Incidents(parts.population, parts.selector.adaptive, trackers.message)
-        if progress.records:
-            trackers.message(f"going on after round {simulation.round} of {plan.settings.num_rounds}")
-            for entry in progress.records:
-                trackers.replay(entry.as_dict())
-        status, error, reason = _run_rounds(plan, simulation, folder, checkpoints, progress, trackers, incidents, watch)
-        in_summary, clients = of_clients(simulation) if status in FINAL else ({}, None)
-        summary: Mapping[str, Any] = {
-            "status": status,
-            "error": error,
-            **totals_of(progress.records, progress.initial_accuracy),
-            **in_summary,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(progress.started)),
-            "start_up_rounds": simulation.components.selector.start_up_rounds,
-            "seed": plan.settings.seed,
-            "choices": dict(plan.choices),
-            "engine": simulation.components.engine.description,
-            "data": dict(experiment.data_source),
-            "incidents": incidents.counts(progress.records),
-            "partition_hash": experiment.division.hash,
-            "config_hash": plan.config_hash,
-            "revision": revision,
-            "environment": {
-                **environment(simulation.components.server_data.test.x.device),
-                **RANKS.description,
-            },
-            "trackers": {},
-        }
-        summary = keep(folder, checkpoints, summary, simulation.params, clients)
-    trackers.finish(summary)
-    if trackers.degraded:
-        summary = {**summary, "trackers": trackers.degraded}
-        rewrite_summary(folder, summary)
+        try:
+            run = _begin(plan, experiment, RunFolder(place), watch, alone)
+        except FedsimError:
+            raise
+        except (Exception, SystemExit) as error:
+            return failed_before_rounds(plan, place, error)
+        ending = _run_rounds(plan, experiment.simulation, run, watch)
+        ending, in_summary, clients = _measured(experiment.simulation, run.folder, ending)
+        summary = _summary(plan, experiment, run, ending, in_summary, revision)
+        summary = keep(run.folder, run.checkpoints, summary, experiment.simulation.params, clients)
+    run.trackers.finish(summary)
+    if degraded := run.trackers.degraded:
+        summary = {**summary, "trackers": degraded}
+        rewrite_summary(run.folder, summary)
+    _, _, reason = ending
     if isinstance(reason, KeyboardInterrupt):
         raise reason
     return Outcome(summary["status"], summary, cause=reason)
 
 
-def _checkpoints(plan: Plan, simulation: Simulation, folder: RunFolder) -> Checkpoints:
-    parts = simulation.components
+def _begin(plan: Plan, experiment: Experiment, folder: RunFolder, watch: Watch, alone: bool) -> _Beginning:
+    """All that precedes the next round; trackers begin, and hear of earlier rounds, when nothing can refuse any more.
+
+    Raises what the selector, the aggregator and the model raise.
+    """
+    simulation, selector = experiment.simulation, experiment.simulation.components.selector
+    checkpoints = _checkpoints(plan, experiment, folder)
+    warning, adaptive, start_up_rounds = selector.warning, selector.adaptive, selector.start_up_rounds
+    progress = _progress(plan, experiment, folder, checkpoints)
+    trackers = Trackers.made_by(
+        {n: partial(instantiate, node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()}
+    )
+    trackers.start(_run_info(plan, folder.path, watch, alone))
+    if warning:
+        trackers.message(warning)
+    incidents = Incidents(simulation.components.population, adaptive, trackers.message)
+    if progress.records:
+        trackers.message(f"going on after round {simulation.round} of {plan.settings.num_rounds}")
+        for entry in progress.records:
+            trackers.replay(entry.as_dict())
+    return _Beginning(folder, checkpoints, progress, trackers, incidents, start_up_rounds)
+
+
+def _measured(
+    simulation: Simulation, folder: RunFolder, ending: Ending
+) -> tuple[Ending, dict[str, Any], Arrays | None]:
+    """What `of_clients` gives for a run that has an end; and its ending, which is another if that raises."""
+    try:
+        return ending, *(of_clients(simulation) if ending[0] in FINAL else ({}, None))
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        return ended_by(error, folder), {}, None
+
+
+def _summary(
+    plan: Plan,
+    experiment: Experiment,
+    run: _Beginning,
+    ending: Ending,
+    in_summary: Mapping[str, Any],
+    revision: Mapping[str, Any] | None,
+) -> Mapping[str, Any]:
+    """The content of summary.json; `in_summary` is what it has of the clients."""
+    status, error, _ = ending
+    parts, progress = experiment.simulation.components, run.progress
+    return {
+        "status": status,
+        "error": error,
+        **totals_of(progress.records, progress.initial_accuracy),
+        **in_summary,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(progress.started)),
+        "start_up_rounds": run.start_up_rounds,
+        "seed": plan.settings.seed,
+        "choices": dict(plan.choices),
+        "engine": parts.engine.description,
+        "data": dict(experiment.data_source),
+        "incidents": run.incidents.counts(progress.records),
+        "partition_hash": experiment.division.hash,
+        "config_hash": plan.config_hash,
+        "revision": revision,
+        "environment": {**environment(parts.server_data.test.x.device), **RANKS.description},
+        "trackers": {},
+    }
+
+
+def _checkpoints(plan: Plan, experiment: Experiment, folder: RunFolder) -> Checkpoints:
+    parts = experiment.simulation.components
     device = parts.server_data.test.x.device
-    encode({"selector": parts.selector.state_dict(), "aggregator": parts.aggregator.state_dict()}, {})  # or refuse now
+    state = {"selector": parts.selector.state_dict(), "aggregator": parts.aggregator.state_dict()}
+    known = dataclasses_known_to(parts.selector, parts.aggregator)
+    encode(state, {}, dataclasses=known)  # or refuse now
     backend = parts.engine.backend.description.partition(",")[0]
-    return Checkpoints(folder, identity_of(plan, backend, device), plan.checkpoint.every, device)
+    fingerprint = experiment.data_source.get("fingerprint")
+    identity = identity_of(plan, backend, device, fingerprint, experiment.division.hash)
+    return Checkpoints(folder, identity, plan.checkpoint.every, device, known)
 
 
-def _begin(plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: Checkpoints) -> _Progress:
+def _progress(plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: Checkpoints) -> _Progress:
     """Go on from the checkpoint if there is one, or start anew."""
     simulation = experiment.simulation
-    found = _checkpoint_to_go_on_from(plan, simulation, checkpoints)
+    found = _checkpoint_to_go_on_from(plan, checkpoints)
     if found is None:
         RunFolder.create(folder.path, plan.config)
         folder.write_bytes(PARTITION, experiment.division.to_bytes())
@@ -206,33 +238,22 @@ def _begin(plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: C
     return progress
 
 
-def _checkpoint_to_go_on_from(
-    plan: Plan, simulation: Simulation, checkpoints: Checkpoints
-) -> tuple[Checkpoint, list[Record]] | None:
+def _checkpoint_to_go_on_from(plan: Plan, checkpoints: Checkpoints) -> tuple[Checkpoint, list[Record]] | None:
     """`overwrite=true` goes on only from one of its own that was killed or asked to end."""
-    known = dataclasses_known_to(simulation.components.selector, simulation.components.aggregator)
     if not plan.settings.overwrite:
-        return checkpoints.load(known)
+        return checkpoints.load()
     if (read_summary(checkpoints.folder.path) or {"status": "preempted"})["status"] not in CODES:
         return None
     try:
-        found = checkpoints.load(known)
+        found = checkpoints.load()
     except FedsimError:
         return None
     return found if found is not None and found[0].overwrite else None
 
 
-def _run_rounds(
-    plan: Plan,
-    simulation: Simulation,
-    folder: RunFolder,
-    checkpoints: Checkpoints,
-    progress: _Progress,
-    trackers: Trackers,
-    incidents: Incidents,
-    watch: Watch,
-) -> tuple[str, str | None, BaseException | None]:
-    """The status, its reason in words, and the exception that ended the rounds."""
+def _run_rounds(plan: Plan, simulation: Simulation, run: _Beginning, watch: Watch) -> Ending:
+    """Run the rounds that are missing, as far as they can be run."""
+    folder, checkpoints, progress = run.folder, run.checkpoints, run.progress
 
     def checkpoint() -> Checkpoint:
         state, began = simulation.state_dict(), (progress.initial_accuracy, progress.started)
@@ -250,24 +271,15 @@ def _run_rounds(
             progress.records.append(entry)
             if (trace := simulation.components.selector.trace) is not None:
                 folder.append({"round": entry.round, **trace}, TRACE)
-            incidents.see(entry)
-            trackers.log(entry.as_dict())
+            run.incidents.see(entry)
+            run.trackers.log(entry.as_dict())
             if (ended := watch.round_ended(entry)) is not None and entry.round < num_rounds:
                 checkpoints.save(checkpoint)
                 return "interrupted", f"{ended} after round {entry.round}", None
             if STOP.status is None and entry.round < num_rounds and checkpoints.due(entry.round, entry.wall_seconds):
                 checkpoints.save(checkpoint)
-    except DivergedError as reason:
-        return "diverged", str(reason), reason
-    except KeyboardInterrupt as reason:
-        return "interrupted", "Ctrl-C", reason
-    except FedsimError as reason:
-        if isinstance(reason, OutputError):
-            tell(reason)
-        return "failed", str(reason), reason
-    except (Exception, SystemExit) as reason:
-        keep_traceback(partial(folder.write_text, ERROR), traceback.format_exc())
-        return "failed", f"{type(reason).__name__}: {reason}", reason
+    except (Exception, SystemExit, KeyboardInterrupt) as reason:
+        return ended_by(reason, folder)
     return "done", None, None
 
 

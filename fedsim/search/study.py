@@ -10,6 +10,7 @@ from optuna.trial import TrialState
 from rich.table import Table
 
 from fedsim.config.plan import Plan
+from fedsim.running.exits import EXIT_CODES
 from fedsim.search.settings import Settings
 from fedsim.search.space import Space
 from fedsim.search.trials import Result, run_trial
@@ -23,7 +24,8 @@ MOST_SHOWN = 10
 def search(
     space: Space, settings: Settings, plans_of: Callable[[Mapping[str, Any]], Sequence[Plan]], num_rounds: int
 ) -> int:
-    """Run all trials and print the best ones. Returns the exit code, 4 if none has ended with an accuracy.
+    """Run all trials and print the best ones. Returns the exit code: 1 if a trial has failed, else 4 if none has ended
+    with an accuracy.
 
     `num_rounds`: of a run, of which the first quarter is not pruned unless `settings` says otherwise.
 
@@ -43,10 +45,10 @@ def search(
         result = run_trial(plans_of(params), trial)
         results.append((params, result))
         tell_line(f"trial {number + 1}: {_in_words(result)}")
-        if result.accuracy is None:
-            study.tell(trial, state=TrialState.PRUNED)
-        else:
+        if result.accuracy is not None:
             study.tell(trial, result.accuracy)
+        else:
+            study.tell(trial, state=TrialState.FAIL if result.status == "failed" else TrialState.PRUNED)
     return _close(space, results)
 
 
@@ -58,6 +60,8 @@ def _pruner(settings: Settings, num_rounds: int) -> BasePruner:
 
 
 def _in_words(result: Result) -> str:
+    if result.reason is not None:
+        return f"{result.status}, {result.reason}"
     if result.accuracy is None:
         return f"{result.status} after round {result.rounds}"
     return f"final accuracy {100 * result.accuracy:.2f} %"
@@ -71,17 +75,20 @@ def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]]) -> in
     """The table of the best trials, and the command of the best one."""
     ended = [(params, r.accuracy) for params, r in results if r.accuracy is not None]
     ended.sort(key=lambda one: -one[1])
-    pruned = sum(r.status == "pruned" for _, r in results)
-    table = Table(title=f"{len(ended)} of {len(results)} trials to the end, {pruned} pruned", title_justify="left")
+    pruned, failed = (sum(r.status == status for _, r in results) for status in ("pruned", "failed"))
+    title = f"{len(ended)} of {len(results)} trials to the end, {pruned} pruned"
+    table = Table(title=f"{title}, {failed} failed" if failed else title, title_justify="left")
     table.add_column("final %", justify="right")
     for key in space.axes:
         table.add_column(key)
     for params, accuracy in ended[:MOST_SHOWN]:
         table.add_row(f"{100 * accuracy:.2f}", *(str(params[key]) for key in space.axes))
     CONSOLE.print(table)
+    if failed:
+        tell_line("the same command goes on with the runs that have failed")
     if not ended:
         tell_line("no trial has ended with an accuracy")
-        return 4
+        return EXIT_CODES["failed" if failed else "diverged"]
     words = space.words_of(ended[0][0])
     tell_line(f"the best one: {command('fedsim', '-m', *words)}")
-    return 0
+    return EXIT_CODES["failed" if failed else "done"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsim.config.plan import Plan
 from fedsim.jobs.sweep import Attempts
-from fedsim.running.outcome import outcome_on_file
+from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.signals import STOP
 from fedsim.tracking.files import read_metrics
 from fedsim.tracking.final_accuracy import mean_of_last
@@ -28,11 +28,15 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """`accuracy`: the mean of the final accuracies over the seeds; None of a trial that was pruned or diverged."""
+    """`accuracy`: the mean of the final accuracies over the seeds; None of a trial that was pruned, diverged or failed.
+
+    `rounds`: those of its first run. `reason`: which run has failed, and why; None if none has.
+    """
 
     status: str
     accuracy: float | None
     rounds: int
+    reason: str | None = None
 
 
 class Rounds:
@@ -62,7 +66,10 @@ class Rounds:
 
 
 def run_trial(plans: Sequence[Plan], judge: Judge) -> Result:
-    """Run `plans`, one for each seed. Raises what stops a search: the error of a run, or the user."""
+    """Run `plans`, one for each seed. Raises what stops a search: what refuses a run, or the user.
+
+    The first run that fails is the trial's end: the accuracy up to its failure is not that of a run.
+    """
     rounds = Rounds(judge)
     accuracies = []
     for number, plan in enumerate(plans):
@@ -72,17 +79,20 @@ def run_trial(plans: Sequence[Plan], judge: Judge) -> Result:
             if rounds.pruned and not outcome_on_file(plan).final:
                 return Result("pruned", None, rounds.seen)
             rounds.pruned = False
-        status, accuracy = _run(plan, rounds if number == 0 else None)
+        outcome = _run(plan, rounds if number == 0 else None)
+        if outcome.status == "failed":
+            return Result("failed", None, rounds.seen, f"{plan.folder}: {outcome.summary.get('error')}")
         if number == 0 and rounds.pruned:
             return Result("pruned", None, rounds.seen)
-        if status == "diverged" or accuracy is None:
+        accuracy = outcome.summary.get("smoothed_accuracy")
+        if outcome.status == "diverged" or accuracy is None:
             return Result("diverged", None, rounds.seen)
         accuracies.append(accuracy)
     return Result("done", float(np.mean(accuracies)), rounds.seen)
 
 
-def _run(plan: Plan, rounds: Rounds | None) -> tuple[str, float | None]:
-    """The status and the final accuracy of one run, whose `rounds` are watched."""
+def _run(plan: Plan, rounds: Rounds | None) -> Outcome:
+    """How one run has ended, whose `rounds` are watched."""
     attempts = Attempts(
         on_round=None if rounds is None else lambda _, record: rounds.see(record.round, record.test_accuracy)
     )
@@ -92,4 +102,4 @@ def _run(plan: Plan, rounds: Rounds | None) -> tuple[str, float | None]:
     outcome = attempts.ended.get(plan.folder, outcome)
     if attempts.refused:
         raise attempts.refused[0]
-    return outcome.status, outcome.summary.get("smoothed_accuracy")
+    return outcome

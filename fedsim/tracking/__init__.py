@@ -19,8 +19,24 @@ class Trackers:
         self._failed: dict[str, str] = {}
         self._shown: set[str | None] = {None}
 
+    @classmethod
+    def made_by(cls, makers: Mapping[str, Callable[[], Tracker]]) -> "Trackers":
+        """The trackers that `makers` return. Of one that raises an error the others are told at the start."""
+        made, failed = {}, {}
+        for name, make in makers.items():
+            try:
+                made[name] = make()
+            except (Exception, SystemExit) as error:  # a user's tracker may fail in any way
+                failed[name] = f"{type(error).__name__}: {error}"
+        trackers = cls(made)
+        trackers._failed.update(failed)
+        return trackers
+
     def start(self, info: RunInfo) -> None:
+        not_made = list(self._failed)
         self._call_each(lambda t: t.start(info))
+        for name in not_made:
+            self._tell_of(name)
         self._show_notices()
 
     def log(self, record: Mapping[str, Any]) -> None:
@@ -39,8 +55,10 @@ class Trackers:
     @property
     def degraded(self) -> dict[str, Any]:
         """Trackers that could not do all of their work, by name: the number of failures, or the fatal error."""
-        counts = {name: t.num_degraded for name, t in self._trackers.items() if t.num_degraded}
-        return {**counts, **self._failed}
+        counts: dict[int, int] = {}
+        self._call_each(lambda t: counts.update({id(t): t.num_degraded}))
+        found = {name: counts[id(t)] for name, t in self._trackers.items()}
+        return {**{name: count for name, count in found.items() if count}, **self._failed}
 
     def _show_notices(self) -> None:
         notices: list[str | None] = []
@@ -54,7 +72,10 @@ class Trackers:
         for name, tracker in list(self._trackers.items()):
             try:
                 call(tracker)
-            except Exception as error:  # a user's tracker may fail in any way
+            except (Exception, SystemExit) as error:
                 del self._trackers[name]
                 self._failed[name] = f"{type(error).__name__}: {error}"
-                self.message(f"tracker.{name} failed and is left out from here on: {self._failed[name]}")
+                self._tell_of(name)
+
+    def _tell_of(self, name: str) -> None:
+        self.message(f"tracker.{name} failed and is left out from here on: {self._failed[name]}")

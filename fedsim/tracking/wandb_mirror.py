@@ -19,7 +19,7 @@ import yaml
 
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.files import CONFIG, read_metrics, read_summary
-from fedsim.tracking.wandb_tracker import MAX_SECONDS, NO_KEY, NOT_ONLINE, scalars, start_message
+from fedsim.tracking.wandb_tracker import MAX_SECONDS, NO_KEY, NOT_ONLINE, mirrors_in, scalars, start_message
 
 QUIET = {
     "console": "off",
@@ -153,7 +153,7 @@ def replay(folder: Path) -> Iterator[dict[str, Any]]:
     info = RunInfo(
         config["name"], folder, config, summary.get("choices", {}), config["seed"], config.get("num_rounds", 0)
     )
-    node = (config.get("tracker") or {}).get("wandb") or {}
+    node = next(iter(mirrors_in(config).values()), {})
     project, entity, tags = node.get("project", "fedsim"), node.get("entity"), node.get("tags", [])
     yield {"start": start_message(info, "auto", project, entity, tags, MAX_SECONDS)}
     for record in read_metrics(folder):

@@ -19,6 +19,7 @@ from fedsim.tracking.mirror_process import NO_ANSWER, MirrorProcess
 MAX_SECONDS = 20.0
 NO_KEY, NOT_ONLINE = "no API key", "could not go online"
 """How reports of the mirror process begin whose run is offline for that reason."""
+TARGET = "fedsim.tracking.wandb_tracker.WandbTracker"
 RETRY_SECONDS = 3600.0
 """A server that did not answer is left alone for so long."""
 LEAST_SECONDS = 2.0
@@ -135,6 +136,17 @@ class WandbTracker(Tracker):
             sends = f"{command('fedsim', 'sync', str(self._folder))} sends it"
             later = "told once, summary.json says which later runs it holds for"
             self._notice = f"W&B: {report}; nothing is lost: {sends}; {later}"
+
+
+def mirrors_in(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The nodes of this tracker in a run's config, by name; those that are disabled come last."""
+    nodes = config.get("tracker")
+    found = {
+        name: node
+        for name, node in (nodes.items() if isinstance(nodes, Mapping) else ())
+        if isinstance(node, Mapping) and node.get("_target_") == TARGET
+    }
+    return dict(sorted(found.items(), key=lambda item: item[1].get("mode") == "disabled"))
 
 
 def start_message(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.checks import drop_nonfinite
 from fedsim.communication.clients import Clients
 from fedsim.communication.resources import Resources
 from fedsim.communication.server import Server
@@ -40,6 +41,7 @@ __all__ = [
     "at_most",
     "between",
     "check",
+    "drop_nonfinite",
     "highest",
     "one_of",
     "positive",

@@ -248,7 +248,7 @@ def _run_rounds(
             entry = simulation.step()
             folder.append(entry.as_dict())
             progress.records.append(entry)
-            if (trace := simulation.components.selector.trace) is not None:
+            if simulation.observed and (trace := simulation.components.selector.trace) is not None:
                 folder.append({"round": entry.round, **trace}, TRACE)
             incidents.see(entry)
             trackers.log(entry.as_dict())

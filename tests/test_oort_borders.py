@@ -13,9 +13,10 @@ from tests.toys import toy_clients, toy_cohort
 def test_the_share_of_the_new_falls_by_the_decay_from_round_2_on_down_to_the_floor() -> None:
     """Shares .9, .45, .225, .2 of ten leave 1, 5, 7 and 8 to exploit, while anybody is left to explore."""
     selector = oort(20, 10, exploration_decay=0.5)
-    assert [selector._num_exploited(t, 10) for t in (1, 2, 3, 4, 50)] == [1, 5, 7, 8, 8]
+    everybody, nobody = np.arange(20), np.arange(0)
+    assert [selector._num_exploited(t, 10, everybody) for t in (1, 2, 3, 4, 50)] == [1, 5, 7, 8, 8]
     selector.last_round[:] = 1
-    assert selector._num_exploited(1, 10) == 10
+    assert selector._num_exploited(1, 10, nobody) == 10
 
 
 @pytest.mark.parametrize(("now", "moved"), [(10.9, 10), (9.1, 10), (11.5, 0), (8.5, 0), (55.0, 0), (61.0, -10)])

@@ -12,6 +12,7 @@ from tests.clocks import fixed_clock
 from tests.test_selector_contract import CHOICES, build
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
 
+OORT = ("oort", "oort_by_speed", "oort_code")
 WARMING_UP = ("greedy_shapley", "hics", "hics_code", "rpow_d", "ucb_shapley")
 """Methods that at first select every client once."""
 NUM_ROUNDS = 60
@@ -48,6 +49,15 @@ def test_most_rounds_bring_updates_although_as_many_as_k_are_always_late(choice:
     records = rounds(choice, 12, 3, deadline=15.0)[20:]
     assert sum(not r.uploaded for r in records) <= 2
     assert sum(r.uploaded for r in records) >= 70
+
+
+@pytest.mark.parametrize(("n", "k"), [(6, 1), (6, 2), (12, 3)])
+@pytest.mark.parametrize("choice", OORT)
+def test_oort_does_not_explore_clients_that_are_always_late_for_good(choice: str, n: int, k: int) -> None:
+    """A third of the clients is late; of K <= 4 places exploration has one at least while anybody is unseen."""
+    records = rounds(choice, n, k, deadline=15.0)
+    assert longest_standstill(records) <= 2
+    assert sum(not r.uploaded for r in records[20:]) <= 4
 
 
 @pytest.mark.parametrize("choice", WARMING_UP)

@@ -63,7 +63,8 @@ class Components:
 
 
 class Simulation:
-    """Iterate over it to run: each step is one round and yields its `Record`.
+    """Iterate over it to run: each step is one round and yields its `Record`. `observed`: the selector's `observe` was
+    called in the latest round, which it is not if no update arrived.
 
     Raises `SelectionError` on a faulty selection and `DivergedError` when no finite update is left; the state is then
     that of the last good round.
@@ -75,6 +76,7 @@ class Simulation:
         self.round = 0
         self.wall_seconds = 0.0
         self.simulated_time = 0.0
+        self.observed = False
         self.covered: NDArray[np.bool_] = np.zeros(components.population.num_clients, dtype=bool)
 
     def __iter__(self) -> Iterator[Record]:
@@ -107,7 +109,7 @@ class Simulation:
                 parts.selector.observe(t, self._as_declared(kept), server)
             require_unmodified(server.modified, parts.selector, t)
 
-        self.params, self.round = params, t
+        self.params, self.round, self.observed = params, t, arrived is not None and arrived.cohort is not None
         self.covered[selection.ids] = True
         with clock("evaluate"):
             evaluation, of_clients = self._evaluate(t)

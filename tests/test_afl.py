@@ -23,8 +23,18 @@ def test_probabilities_by_hand() -> None:
     assert probabilities([10, 40, 20, 30], alpha1=0.5, alpha2=0.0) == pytest.approx([0, 0.5, 0, 0.5])
 
 
-def test_a_client_of_unknown_value_ranks_lowest() -> None:
-    assert probabilities([np.nan, 1.0], alpha1=0.5).tolist() == [0, 1]
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_ranks_lowest(value: float) -> None:
+    assert probabilities([value, 1.0], alpha1=0.5).tolist() == [0, 1]
+    p = probabilities([1, 2, 3, value, 4, 5], alpha1=0.75)
+    assert p == pytest.approx([0, 0, 0, 0, 0.4975, 0.5025], abs=1e-5)
+
+
+def test_values_that_are_not_finite_have_no_probability_though_they_are_kept() -> None:
+    for alpha2 in (0.0, 0.01):
+        p = probabilities([np.nan, np.nan, 1.0, 1.0, np.inf, -np.inf], alpha1=0.2, alpha2=alpha2)
+        assert p == pytest.approx([0, 0, 0.5, 0.5, 0, 0])
+    assert probabilities([np.nan, np.inf], alpha1=0.5) == pytest.approx([0.5, 0.5])
 
 
 @pytest.mark.parametrize(("k", "by_value"), [(5, 4), (10, 9)])

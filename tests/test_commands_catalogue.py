@@ -119,6 +119,15 @@ def test_a_method_costs_the_bytes_that_its_file_says(name: str) -> None:
     assert last.bytes_up - selected * B == bytes_of(text, "up", d, selected)
 
 
+@pytest.mark.usefixtures("_nodes_of_the_catalogue")
+@pytest.mark.parametrize("name", [name for name in SELECTORS if "; in round 1 " in METHODS[name].fields["bytes"]])
+def test_a_method_costs_the_bytes_in_round_1_that_its_file_says(name: str) -> None:
+    first = simulation(name, [2] * N, K).step()
+    text = re.sub(r".*; in round 1 ([^;]*).*", r"\1", METHODS[name].fields["bytes"])
+    assert first.bytes_down - K * B == bytes_of(text, "down", D)
+    assert first.bytes_up - K * B == bytes_of(text, "up", D)
+
+
 VARIANTS = [
     ("selector", "power_of_choice_trained_d10"),
     ("selector", "pncs_two"),

@@ -72,6 +72,16 @@ def test_fedcs_goes_through_rounds_in_which_nobody_fits() -> None:
     assert run.params["w"].tolist() == [0, 0]
 
 
+def test_a_simulation_tells_whether_the_selector_has_observed_the_latest_round() -> None:
+    selector, clock = oort(3, 2, sizes=SIZES), fixed_clock()
+    run = Simulation(toy_components(ToyEngine(SIZES), selector.population, selector, simulated=clock), toy_params())
+    told = []
+    for clock.system.deadline in (100.0, 0.5, 100.0):
+        run.step()
+        told.append(run.observed)
+    assert told == [True, False, True]
+
+
 # --- TiFL -------------------------------------------------------------------------------------------------------------
 
 SIX = [1] * 6  # trained in 6, 11, 21, 6, 11 and 21 s: three tiers of two

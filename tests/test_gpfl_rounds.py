@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.errors import DivergedError
 from fedsim.selectors.exploration import Decreasing, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL
 from fedsim.simulation import Simulation
+from tests.clocks import fixed_clock
 from tests.test_gpfl import gpfl, run
 from tests.toys import ToyEngine, toy_components, toy_params, toy_population
 
@@ -118,3 +120,49 @@ def test_the_server_validates_once_a_round_and_the_first_model_once_more() -> No
     """The model before a round is the one after the round before, whose accuracy is known."""
     _, records = run(num_rounds=4)
     assert [r.server_forward_samples for r in records] == [2, 1, 1, 1]
+
+
+def broken_rounds(num_rounds: int, broken: set[int], **switches: Any) -> GPFL:
+    """Six clients, two of them selected; the updates of the `broken` ones are nan."""
+    engine, population = ToyEngine([1] * 6), toy_population([1] * 6, 2, num_rounds)
+    engine.broken = broken
+    selector = gpfl(6, 2, **switches)
+    list(Simulation(toy_components(engine, population, selector, validation=True), toy_params()))
+    return selector
+
+
+@pytest.mark.parametrize("switches", [{}, {"local_direction": "momentum_buffer"}, {"local_direction": "per_step"}])
+def test_one_broken_update_in_round_1_leaves_the_projections_of_the_others(switches: dict[str, Any]) -> None:
+    """They are on the mean of five clients now, which points the same way."""
+    sound, hurt = broken_rounds(1, set(), **switches).projections, broken_rounds(1, {1}, **switches).projections
+    assert hurt[1] == 0
+    assert np.delete(hurt, 1) == pytest.approx(np.delete(sound, 1))
+    assert (np.diff(np.abs(hurt[2:])) > 0).all()
+    assert hurt[2] != 0
+
+
+def test_one_broken_update_in_round_1_leaves_the_accumulated_direction_finite() -> None:
+    selector = broken_rounds(8, {0}, global_direction="server_momentum")
+    assert torch.isfinite(selector.direction["w"]).all()
+    assert selector.projections[3:].all()
+
+
+def test_if_every_update_of_round_1_is_broken_the_run_says_so() -> None:
+    with pytest.raises(DivergedError, match="every update of the round"):
+        broken_rounds(1, set(range(6)))
+
+
+def test_a_round_in_which_nothing_arrives_multiplies_no_reward() -> None:
+    """Nothing arrives in time in round 3, so that the accuracy of the model does not change."""
+    selector, clock = gpfl(6, 2), fixed_clock(6, 2)
+    parts = toy_components(ToyEngine([1] * 6), selector.population, selector, validation=True, simulated=clock)
+    run = Simulation(parts, toy_params())
+    run.step()
+    run.step()
+    assert selector.reward_factor() > 2
+    clock.system.deadline = 0.5
+    assert run.step().uploaded == 0
+    assert selector.reward_factor() == 1
+    before = selector.reward_sum.copy()
+    run.step()
+    assert selector.reward_sum - before == pytest.approx(shares(selector.projections.tolist()))

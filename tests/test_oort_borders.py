@@ -1,16 +1,22 @@
 """Where Oort's shares and its pacer change."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 
-from tests.test_oort import oort
+from fedsim.selectors.oort import Oort
+from tests.test_oort import SERVER, oort
+from tests.toys import toy_clients, toy_cohort
 
 
 def test_the_share_of_the_new_falls_by_the_decay_from_round_2_on_down_to_the_floor() -> None:
     """Shares .9, .45, .225, .2 of ten leave 1, 5, 7 and 8 to exploit, while anybody is left to explore."""
     selector = oort(20, 10, exploration_decay=0.5)
-    assert [selector._num_exploited(t, 10) for t in (1, 2, 3, 4, 50)] == [1, 5, 7, 8, 8]
+    everybody, nobody = np.arange(20), np.arange(0)
+    assert [selector._num_exploited(t, 10, everybody) for t in (1, 2, 3, 4, 50)] == [1, 5, 7, 8, 8]
     selector.last_round[:] = 1
-    assert selector._num_exploited(1, 10) == 10
+    assert selector._num_exploited(1, 10, nobody) == 10
 
 
 @pytest.mark.parametrize(("now", "moved"), [(10.9, 10), (9.1, 10), (11.5, 0), (8.5, 0), (55.0, 0), (61.0, -10)])
@@ -26,3 +32,35 @@ def test_the_pacer_looks_once_a_window() -> None:
     for gained, moved in (([5.0, 5.0], 0), ([5.0, 5.0, 5.0], 0), ([5.0, 5.0, 4.0, 6.0], 10)):
         selector.gained = gained
         assert selector._paced_percentile() == 50 + moved
+
+
+def percentiles(selector: Oort, num_rounds: int, late: tuple[int, ...] = ()) -> list[float]:
+    """Those by which the clients of rounds 1 to `num_rounds` were selected; every utility is that of five samples with
+    losses of 1, and nothing arrives in the rounds `late`."""
+    sizes, found = selector.population.sizes.tolist(), []
+    for t in range(1, num_rounds + 1):
+        clients = toy_clients(sizes, selector.needs, round=t, cohort_size=selector.population.cohort_size)
+        ids = selector.select(t, clients, np.random.default_rng(t)).ids.tolist()
+        found.append(selector.percentile)
+        if t not in late:
+            selector.observe(t, toy_cohort(ids, [sizes[i] for i in ids], [[0, 0]] * len(ids)), SERVER)
+    return found
+
+
+@pytest.mark.parametrize("first_round", ["prior", "random"])
+def test_the_pacer_sees_that_utility_is_flat_while_ever_more_clients_are_exploited(first_round: str) -> None:
+    """Nobody is exploited in round 1: a mean of 0, and of 5 ever after. After 40 rounds 95 is compared with 100."""
+    values: dict[str, Any] = {"pacer_window": 20, "percentile": 30.0, "first_round": first_round}
+    found = percentiles(oort(1000, 10, sizes=[5] * 1000, **values), 121)
+    assert (found[39], *found[40::20]) == (30, 40, 50, 60, 70, 80)
+
+
+def test_a_round_in_which_nothing_arrives_gains_nothing_and_counts() -> None:
+    """Windows of two rounds: gains 0 and 5, then 5 and 5; a second time without those of rounds 2 and 3."""
+    values: dict[str, Any] = {"exploration": 0.5, "exploration_floor": 0.5, "pacer_window": 2}
+    for late, gained, now in (((), [0, 5, 5, 5], 50), ((2, 3), [0, 0, 0, 5], 40)):
+        selector = oort(40, 4, sizes=[5] * 40, **values)
+        assert percentiles(selector, 5, late)[3:] == [50, now]
+        assert selector.gained == gained
+    assert selector.gain == 5
+    assert {"gained", "gain"} <= set(selector.state)

@@ -10,11 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.selectors.base import softmax, weighted_without_replacement
 from fedsim.selectors.s_fedavg import SFedAvg
 from fedsim.selectors.shapley import Valuation, average_model, exact_values, sampled_values
 from fedsim.selectors.shapley_bandit import ShapleyBandit
+from fedsim.simulation import Simulation
 from fedsim.types import Evaluation, Params
-from tests.toys import toy_clients, toy_cohort, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population
 
 
 def enumerated(worth: Callable[[frozenset[int]], float], num: int) -> np.ndarray:
@@ -186,3 +188,37 @@ def test_an_order_is_cut_short_near_to_everybodys_worth_and_not_before() -> None
 
 def test_relevance_begins_at_one_over_n() -> None:
     assert SFedAvg(toy_population([1] * 5, 1), valuation=valuation(), keep=0.75).relevance.tolist() == [0.2] * 5
+
+
+def relevant(relevance: list[float], count: int, seed: int = 0) -> list[int]:
+    """Whom S-FedAvg draws for these relevances."""
+    selector = SFedAvg(toy_population([1] * len(relevance), count), valuation=valuation(), keep=0.75)
+    selector.relevance[:] = relevance
+    clients = toy_clients([1] * len(relevance), selector.needs, cohort_size=count)
+    return selector.select(2, clients, np.random.default_rng(seed)).ids.tolist()
+
+
+def test_clients_of_far_lower_relevance_are_drawn_where_there_are_no_others() -> None:
+    assert relevant([0, -800], 2) == [0, 1]
+    for seed in range(20):
+        assert relevant([0, -1e5, -800, 1e300], 3, seed) == [0, 2, 3]
+
+
+def test_an_exploding_loss_does_not_end_a_run_of_s_fedavg() -> None:
+    """Validation losses of thousands: relevances differ by more than what the exponential function spans."""
+
+    class Explodes(ToyEngine):
+        def evaluate(self, params: Params, x: torch.Tensor, y: torch.Tensor) -> Evaluation:
+            return Evaluation(float(params["w"][0]), 4000 * abs(float(params["w"][1])))
+
+    selector = SFedAvg(toy_population([1] * 6, 3, 20), valuation=valuation(), keep=0.75)
+    run = Simulation(toy_components(Explodes([1] * 6), selector.population, selector, validation=True), toy_params())
+    assert len(list(run)) == 20
+    assert np.ptp(selector.relevance) > 745
+
+
+def test_relevances_of_usual_size_draw_whom_the_softmax_does() -> None:
+    for seed in range(50):
+        relevance = np.random.default_rng(1000 + seed).normal(0, 3, 8)
+        drawn = weighted_without_replacement(softmax(relevance), 3, np.random.default_rng(seed))
+        assert relevant(relevance.tolist(), 3, seed) == sorted(drawn.tolist())

@@ -269,7 +269,7 @@ def _run_rounds(plan: Plan, simulation: Simulation, run: _Beginning, watch: Watc
             entry = simulation.step()
             folder.append(entry.as_dict())
             progress.records.append(entry)
-            if (trace := simulation.components.selector.trace) is not None:
+            if simulation.observed and (trace := simulation.components.selector.trace) is not None:
                 folder.append({"round": entry.round, **trace}, TRACE)
             run.incidents.see(entry)
             run.trackers.log(entry.as_dict())

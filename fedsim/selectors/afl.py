@@ -63,14 +63,15 @@ class AFL(Selector):
     def probabilities(self, values: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
         """Probabilities [n] for `values` [n]: a softmax over all but the int(alpha1 n) lowest, which get 0.
 
-        Values that are not finite count as lowest; the result is uniform if no finite value remains.
+        Values that are not finite count as lowest, and get 0; the result is uniform if no finite value remains.
         """
-        values = np.nan_to_num(values, nan=-np.inf)
+        values = np.where(np.isfinite(values), values, -np.inf)
         order = rng.permutation(len(values))
         order = order[np.argsort(values[order], kind="stable")]
         kept = order[floor(self.alpha1 * len(values)) :]
+        kept = kept[np.isfinite(values[kept])]
         weights = np.zeros(len(values))
-        if len(kept) and np.isfinite(values[kept]).any():
+        if len(kept):
             weights[kept] = np.exp(self.alpha2 * (values[kept] - values[kept].max()))
         return weights / weights.sum() if weights.sum() > 0 else np.full(len(values), 1 / max(len(values), 1))
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.checks import drop_nonfinite
 from fedsim.communication.clients import Clients
 from fedsim.communication.resources import Resources
 from fedsim.communication.server import Server
@@ -40,6 +41,7 @@ __all__ = [
     "at_most",
     "between",
     "check",
+    "drop_nonfinite",
     "highest",
     "one_of",
     "positive",
@@ -93,6 +95,8 @@ class Selector(ABC):
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:  # noqa: B027
         """Called after aggregation with the cohort's updates, which the server has at no extra cost.
 
+        Not called in a round in which nobody is available or no update arrives in time.
+
         `server` computes on the server's own data (validation split, public samples) and holds the new global model.
         """
 
@@ -105,7 +109,10 @@ class Selector(ABC):
 
     @property
     def trace(self) -> Mapping[str, Any] | None:
-        """Values of the last observed round to record as one line of trace.jsonl (JSON types), or None."""
+        """Values of the round just observed to record as one line of trace.jsonl (JSON types), or None.
+
+        Read after rounds in which `observe` was called; the others leave no line.
+        """
         return None
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.errors import DivergedError
 from fedsim.selectors.base import (
     Clients,
     Params,
@@ -19,6 +20,7 @@ from fedsim.selectors.base import (
     at_most,
     between,
     check,
+    drop_nonfinite,
     positive,
 )
 from fedsim.selectors.tools.all_pairs import operations_problem, pairs_problem
@@ -64,11 +66,14 @@ class FedCor(Selector):
     Implementation: requests "after round e" are made at the beginning of round e + 1, when the global model is the
     same; a client that answered them and is then selected does not download that model again. Unavailable clients count
     as unchanged. If a virtually trained client is selected in the same round, its training is done and charged once.
+    Where nobody is available in a round, what was due is done in the next one in which somebody is; clients are drawn
+    uniformly until the first fit. Virtual updates that are not finite are left out; without any other there is neither
+    observation nor fit.
     The selection rule of the 2022 code differs by its noise variance (1e-4), which occurs only in the denominators.
     """
 
     needs = frozenset({Signal.LOSSES})
-    state = ("losses", "changes", "rounds", "parameters", "discounts")
+    state = ("losses", "changes", "rounds", "parameters", "discounts", "last", "fitted")
 
     def __init__(
         self,
@@ -129,6 +134,8 @@ class FedCor(Selector):
         self.dimension = dimension
         self.parameters: Parameters = {}
         self.discounts = np.ones(n)
+        self.last = -1  # the latest round e with a selection
+        self.fitted = False  # after the warm-up
         self.epsilon, self.least_fall = epsilon, least_fall
         self.adaptive = least_fall is not None
 
@@ -138,11 +145,12 @@ class FedCor(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         e, count = round - 1, self.cohort_size(clients)
-        if e == 0:
+        if not self.parameters:
             embedding = rng.standard_normal((self.dimension, self.population.num_clients)) / np.sqrt(self.dimension)
             self.parameters = {"embedding": embedding, "amplitude": np.ones(())}
-        self._observe_and_fit(e - 1, clients, count, rng)
-        if e <= self.warmup:
+        self._observe_and_fit(e, clients, count, rng)
+        self.last = e
+        if not self.fitted:
             return Selection(ascending(rng.choice(clients.available, count, replace=False)))
         ids = clients.available
         covariance = self.process.covariance({**self.parameters, "embedding": self.parameters["embedding"][:, ids]})
@@ -155,22 +163,31 @@ class FedCor(Selector):
             self.discounts[chosen] = np.maximum(self.discounts[chosen] * self.beta, SMALLEST_DISCOUNT)
         return Selection(ascending(chosen))
 
-    def _observe_and_fit(self, last: int, clients: Clients, count: int, rng: np.random.Generator) -> None:
-        """The steps that the paper takes after round `last`: request losses, add an observation, fit."""
-        if last <= self.warmup:
+    def _observe_and_fit(self, e: int, clients: Clients, count: int, rng: np.random.Generator) -> None:
+        """The steps that the paper takes between round `last` and round `e`: request losses, add observations, fit."""
+        if not self.fitted:
             before, self.losses = self.losses, self._query_losses(clients)
-            if last < 0:
+            if self.last < 0:
                 return
-            self._add_observation(self.losses - before, last)
-            steps = self.first_steps if last == self.warmup else self.warmup_steps
-            self._fit(steps, last)
-        elif last % self.interval == 0:
-            virtual = clients.collect(ascending(rng.choice(clients.available, count, replace=False)))
-            average: Params = {n: w + virtual.delta[n].mean(0) for n, w in virtual.start.items()}
-            before = self._query_losses(clients)
-            self._add_observation(self._query_losses(clients.broadcast(average)) - before, last)
-            self._fit(self.refit_steps, last)
-            self.discounts[:] = 1
+            self._add_observation(self.losses - before, self.last)
+            self.fitted = e > self.warmup
+            self._fit(self.first_steps if self.fitted else self.warmup_steps, self.last)
+        since = range(max(self.last, self.warmup + 1), e)
+        if any(past % self.interval == 0 for past in since):
+            self._train_virtually(e - 1, clients, count, rng)
+
+    def _train_virtually(self, last: int, clients: Clients, count: int, rng: np.random.Generator) -> None:
+        """A virtual round after round `last`: what it changes is observed, and its model discarded."""
+        trained = clients.collect(ascending(rng.choice(clients.available, count, replace=False)))
+        try:
+            virtual, *_ = drop_nonfinite(trained, None)
+        except DivergedError:
+            return
+        average: Params = {n: w + virtual.delta[n].mean(0) for n, w in virtual.start.items()}
+        before = self._query_losses(clients)
+        self._add_observation(self._query_losses(clients.broadcast(average)) - before, last)
+        self._fit(self.refit_steps, last)
+        self.discounts[:] = 1
 
     def _query_losses(self, clients: Clients) -> Floats:
         """Losses of all clients [N]; the last known loss for unavailable ones (nan if there is none)."""

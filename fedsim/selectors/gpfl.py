@@ -26,6 +26,7 @@ from fedsim.selectors.base import (
     ascending,
     at_least,
     check,
+    drop_nonfinite,
     highest,
     positive,
     softmax,
@@ -50,8 +51,8 @@ class GPFL(Selector):
     the previous round (Eq. 3), which is the server's own step of that round. The c of other clients are kept. The
     reward of *every* client is its share of the softmax over all c (Eq. 5). For the clients selected last it is
     multiplied by 2 exp(A^{t-1} - A^{t-2}), with A the accuracy, or, if the accuracy did not change, by exp of the
-    decrease of the loss (Eq. 8). The mean reward is over rounds. Directions and rewards that are not finite are dropped
-    for the round.
+    decrease of the loss (Eq. 8); by 1 after a round in which nothing arrived. The mean reward is over rounds. Updates,
+    directions and rewards that are not finite are dropped for the round.
 
     Switches; the first value of each follows the paper:
 
@@ -136,6 +137,7 @@ class GPFL(Selector):
             return self._first_round(clients, rng)
         if round > 1:
             self._add_rewards()
+        self.previous = None
         chosen = self._choose(round, clients, rng)
         self.pulls[chosen] += 1
         self.selected = chosen
@@ -163,7 +165,8 @@ class GPFL(Selector):
         """Round 1 of Algorithm 1: all clients train, the K of highest projection are selected."""
         ids = clients.available
         cohort = clients.collect(ids)
-        self.direction = {n: -cohort.delta[n].mean(0) / self._lr for n in cohort.trained}
+        kept, *_ = drop_nonfinite(cohort, None)
+        self.direction = {n: -kept.delta[n].mean(0) / self._lr for n in kept.trained}
         self._reported = self._reported_directions(ids, clients)
         self._project(ids, cohort)
         self._reported = {}
@@ -220,7 +223,7 @@ class GPFL(Selector):
         self.reward_sum += np.where(np.isfinite(shares), shares, 0)
 
     def reward_factor(self) -> float:
-        """The factor of Eq. 8 from the last two evaluations; 1 before there are two."""
+        """The factor of Eq. 8 from the evaluations before and after the latest round; 1 if nothing arrived in it."""
         if self.last is None or self.previous is None:
             return 1.0
         gain = self.last.accuracy - self.previous.accuracy

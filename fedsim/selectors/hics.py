@@ -26,6 +26,7 @@ from fedsim.selectors.base import (
 )
 from fedsim.selectors.clustered import angular_distances, client_masses, draw_one_each, similarity_distributions
 from fedsim.selectors.tools.all_pairs import pairs_problem
+from fedsim.selectors.tools.first_updates import clients_to_try
 from fedsim.selectors.tools.hierarchical_clustering import WardInput, cut_tree, rows_problem, ward_linkage
 from fedsim.selectors.tools.inner_products import update_inner_products
 
@@ -45,7 +46,8 @@ class HiCS(Selector):
     gamma_t = `gamma` (1 - (t - 1) / T), and then uniformly one of its clients that is not yet picked.
 
     At first every client is selected once, in random blocks. (The code does it in ascending order of ids and leaves out
-    the last N mod K clients.)
+    the last N mod K clients.) A client whose update did not arrive in time or was not finite, of which the paper says
+    nothing, is selected again now and then (`clients_to_try`), else only where there are too few others.
 
     Switches for deviations of the published code:
 
@@ -58,7 +60,7 @@ class HiCS(Selector):
       took that branch if all clients had the same concentration).
     """
 
-    state = ("updates", "products", "entropy", "seen")
+    state = ("updates", "products", "entropy", "seen", "last_tried")
 
     def __init__(
         self,
@@ -93,17 +95,22 @@ class HiCS(Selector):
         self.products: Tensor | None = None
         self.entropy = np.zeros(population.num_clients)
         self.seen = np.zeros(population.num_clients, dtype=bool)
+        self.last_tried = np.zeros(population.num_clients, np.int64)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids, count = clients.available, self.cohort_size(clients)
-        chosen = rng.permutation(ids[~self.seen[ids]])[:count]
-        if not len(chosen) and self._uses_fallback(ids):
-            tree = ward_linkage(self._distances(ids), self.ward_on)
-            rows = similarity_distributions(tree, client_masses(ids, self.population), self.population.cohort_size)
-            return draw_one_each(rows, ids, rng)
+        known = ids[self.seen[ids]]
+        chosen = rng.permutation(clients_to_try(ids, self.seen, self.last_tried, round))[:count]
+        if not len(chosen) and len(known) and self._uses_fallback(known):
+            tree = ward_linkage(self._distances(known), self.ward_on)
+            rows = similarity_distributions(tree, client_masses(known, self.population), self.population.cohort_size)
+            return draw_one_each(rows, known, rng)
+        if num_known := min(count - len(chosen), len(known)):
+            chosen = np.concatenate([chosen, known[self._draw_clients(known, num_known, round, rng)]])
         if len(chosen) < count:
-            known = ids[self.seen[ids]]
-            chosen = np.concatenate([chosen, known[self._draw_clients(known, count - len(chosen), round, rng)]])
+            others = np.setdiff1d(ids, chosen)
+            chosen = np.concatenate([chosen, rng.choice(others, count - len(chosen), replace=False)])
+        self.last_tried[chosen] = round
         return Selection(ascending(chosen))
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:

@@ -22,6 +22,7 @@ from fedsim.selectors.base import (
     positive,
     weighted_without_replacement,
 )
+from fedsim.selectors.tools.first_updates import clients_to_try
 
 Floats = NDArray[np.float64]
 EXPLORATION_POOL = 5
@@ -50,16 +51,30 @@ class Oort(Selector):
     is ln(t - 1). eps is the same in both cases: `exploration` times `exploration_decay` in round 2. Deviation: the code
     draws uniformly for one more round after the last unseen client was selected.
 
-    Pacer: T is a percentile of the durations seen so far. Every `pacer_window` rounds the percentile rises by
-    `pacer_step` if the utility exploited in the last two windows differs by at most 10 %, and falls if it differs by a
-    factor of 5 or more, as in the published code; in the paper's Algorithm 1, T itself grows where utility has fallen.
-    Without a simulated clock (`system=none`), or with equal durations, time has no effect. Nothing is learnt of clients
-    whose updates do not arrive in time. Oort's blacklist is not implemented; exploration by speed is in
-    `fedsim.selectors.oort_by_speed`.
+    Pacer, as in the published code: T is a percentile of the durations seen so far. A round gains the mean utility of
+    the exploited clients whose updates arrived, 0 if there are none. Every `pacer_window` rounds, the gains of the last
+    window are compared with those of the one before: the percentile rises by `pacer_step` if their sums differ by at
+    most 10 %, and falls if by 5 times the earlier one or more. In the paper's Algorithm 1, T itself grows where the
+    utility of the round, a sum over clients, has fallen; that sum grows with m even where utility is flat.
+    Without a simulated clock (`system=none`), or with equal durations, time has no effect. Oort's blacklist is not
+    implemented; exploration by speed is in `fedsim.selectors.oort_by_speed`.
+
+    Nothing is learnt of clients whose updates do not arrive in time. One that was selected and is still unseen does not
+    count as unseen any more, but is explored again now and then (`clients_to_try`). Deviation: the published driver
+    gives it the mean utility of those that arrived and, as it knows, its duration.
     """
 
     needs = frozenset({Signal.SQUARED_LOSS})
-    state: ClassVar[tuple[str, ...]] = ("utility", "last_round", "durations", "exploited", "gained", "percentile")
+    state: ClassVar[tuple[str, ...]] = (
+        "utility",
+        "last_round",
+        "last_tried",
+        "durations",
+        "exploited",
+        "gained",
+        "gain",
+        "percentile",
+    )
 
     def __init__(
         self,
@@ -98,18 +113,26 @@ class Oort(Selector):
         self.percentile = percentile
         self.utility = np.zeros(n)
         self.last_round = np.zeros(n, np.int64)  # 0: never seen
+        self.last_tried = np.zeros(n, np.int64)  # 0: never selected
         self.durations = np.full(n, np.nan)
         self.expected = np.full(n, np.nan)  # seconds that clients report, for a subclass that asks them
         self.exploited = np.empty(0, np.int64)
         self.gained: list[float] = []
+        self.gain = 0.0  # of the latest round, not yet in `gained`
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids, count = clients.available, self.cohort_size(clients)
-        self.exploited = self._exploit(ids, self._num_exploited(round, count), round, rng)
-        new = ids[self.last_round[ids] == 0] if round > 1 or self.first_round == "prior" else ids[:0]
+        if round > 1:
+            self._pace()
+        new = clients_to_try(ids, self.last_round > 0, self.last_tried, round)
+        self.exploited = self._exploit(ids, self._num_exploited(round, count, new), round, rng)
+        if round == 1 and self.first_round == "random":
+            new = new[:0]
         chosen = np.concatenate([self.exploited, self._explore(new, count - len(self.exploited), rng)])
         fill = rng.choice(np.setdiff1d(ids, chosen), count - len(chosen), replace=False)
-        return Selection(ascending(np.concatenate([chosen, fill])))
+        chosen = ascending(np.concatenate([chosen, fill]))
+        self.last_tried[chosen] = round
+        return Selection(chosen)
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         assert cohort.rms_loss is not None
@@ -117,8 +140,8 @@ class Oort(Selector):
         self.last_round[cohort.ids] = round
         if cohort.durations is not None:
             self.durations[cohort.ids] = cohort.durations
-        self.gained.append(float(self.utility[np.intersect1d(self.exploited, cohort.ids)].sum()))
-        self.percentile = self._paced_percentile()
+        arrived = np.intersect1d(self.exploited, cohort.ids)
+        self.gain = float(self.utility[arrived].mean()) if len(arrived) else 0.0
 
     def scores(self, ids: Ids, t: int) -> Floats:
         """Scores in round t of the seen clients among the available `ids`."""
@@ -154,10 +177,13 @@ class Oort(Selector):
         factor: Floats = np.where(durations > preferred, (preferred / durations) ** self.penalty, 1.0)
         return factor
 
-    def _num_exploited(self, t: int, count: int) -> int:
-        """How many of `count` clients are to be exploited in round t; fewer if fewer have been seen."""
-        if not np.any((self.last_round == 0) & (self.population.sizes > 0)):
-            return count
+    def _num_exploited(self, t: int, count: int, new: Ids) -> int:
+        """How many of `count` clients are to be exploited in round t; fewer if fewer have been seen.
+
+        `new`: whom there is to explore. Once everybody has been tried, that is one client now and then.
+        """
+        if not np.any((self.last_round == 0) & (self.last_tried == 0) & (self.population.sizes > 0)):
+            return count - min(len(new), count)
         epsilon = max(self.floor, self.exploration * self.decay ** (t - 1))
         return int((1 - epsilon) * count + 1e-9)
 
@@ -180,6 +206,12 @@ class Oort(Selector):
 
     def _priors(self, ids: Ids) -> Floats:
         return self.population.sizes[ids].astype(np.float64) if self.prior == "size" else np.ones(len(ids))
+
+    def _pace(self) -> None:
+        """Count the latest round, in which possibly nothing arrived."""
+        self.gained.append(self.gain)
+        self.gain = 0.0
+        self.percentile = self._paced_percentile()
 
     def _paced_percentile(self) -> float:
         """The percentile for the preferred duration, adjusted at the end of each pacer window."""

@@ -20,6 +20,7 @@ from fedsim.selectors.base import (
     rule,
     weighted_without_replacement,
 )
+from fedsim.selectors.tools.first_updates import clients_to_try
 
 
 class PowerOfChoice(Selector):
@@ -30,7 +31,8 @@ class PowerOfChoice(Selector):
     - `full` (pow-d): on all its data at the current model.
     - `batch` (cpow-d): on one random mini-batch at the current model.
     - `last` (rpow-d): its mean training loss at its latest participation, which costs no request; clients that have
-      never taken part rank first.
+      never been selected rank first. One whose update has never arrived in time or was not finite ranks last, but
+      first now and then (`clients_to_try`).
     - `trained`: all candidates train and upload, and their mean training losses are ranked (GPFL's code, which uses
       those of the last epoch).
 
@@ -42,7 +44,7 @@ class PowerOfChoice(Selector):
     selection by size.
     """
 
-    state = ("last_loss", "seen")
+    state = ("last_loss", "seen", "last_tried")
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class PowerOfChoice(Selector):
         self.schedule = schedule
         self.last_loss = np.zeros(n)
         self.seen = np.zeros(n, dtype=bool)
+        self.last_tried = np.zeros(n, np.int64)
         self.needs = frozenset({Signal.TRAINING_LOSS if estimate in ("last", "trained") else Signal.LOSSES})
 
     @property
@@ -81,9 +84,11 @@ class PowerOfChoice(Selector):
         candidates = ascending(
             clients.available[weighted_without_replacement(shares, self._num_candidates_in(round), rng)]
         )
-        if len(candidates) <= count:
-            return Selection(candidates)
-        return Selection(ascending(candidates[highest(self._scores(candidates, clients), count, rng)]))
+        chosen = candidates
+        if len(candidates) > count:
+            chosen = ascending(candidates[highest(self._scores(candidates, clients, round), count, rng)])
+        self.last_tried[chosen] = round
+        return Selection(chosen)
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         if self.estimate == "last":
@@ -97,11 +102,13 @@ class PowerOfChoice(Selector):
         first_half = round <= self.population.num_rounds / 2
         return self.population.num_clients if first_half else self.population.cohort_size
 
-    def _scores(self, candidates: Ids, clients: Clients) -> NDArray[np.float64]:
+    def _scores(self, candidates: Ids, clients: Clients, round: int) -> NDArray[np.float64]:
         if self.estimate == "full":
             return clients.losses(candidates)
         if self.estimate == "batch":
             return clients.batch_losses(candidates)
         if self.estimate == "trained":
             return np.asarray(clients.collect(candidates).loss)
-        return np.where(self.seen[candidates], self.last_loss[candidates], np.inf)
+        scores = np.where(self.seen, self.last_loss, -np.inf)
+        scores[clients_to_try(candidates, self.seen, self.last_tried, round)] = np.inf
+        return scores[candidates]

@@ -14,8 +14,6 @@ from fedsim.selectors.base import (
     ascending,
     between,
     check,
-    softmax,
-    weighted_without_replacement,
 )
 from fedsim.selectors.shapley import Valuation
 
@@ -25,6 +23,9 @@ class SFedAvg(Selector):
 
     phi_k = 1 / N initially; for the clients that took part it becomes `keep` phi_k + (1 - `keep`) SV_k, with SV_k the
     Shapley value of the round. Shapley values that are not finite are ignored.
+
+    The K clients of the largest keys phi - ln(-ln u) are drawn, u uniform: Efraimidis and Spirakis' (2006) u^(1/w) with
+    w = exp(phi), twice in logarithms, so that no weight becomes 0.
     """
 
     needs = frozenset({Signal.VALIDATION})
@@ -40,7 +41,8 @@ class SFedAvg(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
-        drawn = weighted_without_replacement(softmax(self.relevance[ids]), self.cohort_size(clients), rng)
+        keys = self.relevance[ids] - np.log(-np.log(rng.random(len(ids))))
+        drawn = np.argsort(-keys, kind="stable")[: self.cohort_size(clients)]
         self._rng = rng
         return Selection(ascending(ids[drawn]))
 

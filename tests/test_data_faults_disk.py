@@ -1,6 +1,7 @@
 """No room, or no permission: found before work starts, with key, path, need and what is free."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -49,8 +50,13 @@ def test_what_is_finished_needs_no_room(tmp_path: Path, monkeypatch: pytest.Monk
     with_free(monkeypatch, 0)
     finished = plan(tmp_path)
     finished.folder.mkdir(parents=True)
-    (finished.folder / SUMMARY).write_text("{}")
-    require_room([finished])
+    for status in ("done", "diverged"):
+        (finished.folder / SUMMARY).write_text(json.dumps({"status": status}))
+        require_room([finished])
+    for status in ("failed", "preempted", "interrupted"):  # it goes on
+        (finished.folder / SUMMARY).write_text(json.dumps({"status": status}))
+        with pytest.raises(ConfigError, match=r"need 2\.1 MB, free 0\.0 MB"):
+            require_room([finished])
     with pytest.raises(ConfigError, match=r"need 2\.1 MB, free 0\.0 MB"):
         require_room([plan(tmp_path, "overwrite=true")])
 

@@ -10,7 +10,7 @@ from fedsim.config.plan import Plan
 from fedsim.data.base import Dataset
 from fedsim.disk import room_problem
 from fedsim.errors import ConfigError, Problem
-from fedsim.tracking.files import SUMMARY
+from fedsim.running.outcome import outcome_on_file
 
 BYTES_OF_RUN, BYTES_OF_ROUND, BYTES_OF_ID = 2_000_000, 1_000, 8
 """Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of a client in it."""
@@ -22,7 +22,7 @@ def require_room(plans: Iterable[Plan]) -> None:
 
     The need for results is estimated without models, whose size is not known yet.
     """
-    to_come = [p for p in plans if not (p.folder / SUMMARY).is_file() or p.settings.overwrite]
+    to_come = [p for p in plans if not outcome_on_file(p).final or p.settings.overwrite]
     needs: dict[Path, int] = {}
     for plan in to_come:
         needs[plan.settings.output_dir] = needs.get(plan.settings.output_dir, 0) + _bytes_of(plan)

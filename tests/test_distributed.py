@@ -55,6 +55,7 @@ def equal_over(count: int, words: Sequence[str], more: Sequence[str] = ()) -> li
 
 CASES = {
     "losses": (*RAGGED, "engine=native", "selector=power_of_choice", "client_accuracy=labels"),
+    "narrow_batches": (*RAGGED, "engine=native", "num_clients=60", "cohort_size=4", "local.batch_size=64"),
     "gradients": (*RAGGED, "engine=native", "selector=divfl"),
     "momentum": (*RAGGED, "engine=sequential", "optimizer.momentum=0.9", "selector=gpfl"),
     "stacked": (*EVEN, "engine=batched", "model.dropout=0.3", "selector=grad_norm"),
@@ -66,7 +67,7 @@ CASES = {
 def test_a_run_over_ranks_is_that_of_one_process(name: str) -> None:
     kinds = equal_over(3 if name != "gradients" else 2, WORDS, CASES[name])
     assert kinds.count("train") >= 3
-    assert ("forward" in kinds) == (name in ("losses", "gradients"))
+    assert ("forward" in kinds) == (name in ("losses", "narrow_batches", "gradients"))
     assert ("gradients" in kinds) == (name in ("gradients", "stacked"))
 
 

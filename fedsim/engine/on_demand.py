@@ -50,8 +50,11 @@ class OnDemandBackend(Backend):
         return self.backend.joint_key(schedule)
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        parts = [self._train(start[rows], _rows(schedule, rows)) for rows in self._parts_that_fit(schedule)]
-        return parts[0] if len(parts) == 1 else concatenate_results(parts, schedule)
+        cuts = self._parts_that_fit(schedule)
+        if len(cuts) == 1:
+            return self._train(start, schedule)
+        parts = [self._train(start[cut], schedule.rows(cut, padded=True)) for cut in cuts]
+        return concatenate_results(parts, schedule)
 
     def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:
         """Where most of all samples are asked for, all pass in their order, as they do in memory."""
@@ -107,9 +110,3 @@ class OnDemandBackend(Backend):
         if cuts[-1] == len(schedule) - 1 and cuts[-1] - cuts[-2] > 2:
             cuts[-1] -= 1
         return [slice(a, b) for a, b in zip(cuts, [*cuts[1:], len(schedule)], strict=True)]
-
-
-def _rows(schedule: Schedule, rows: slice) -> Schedule:
-    """Those clients, padded as they are."""
-    keys = None if schedule.keys is None else schedule.keys[rows]
-    return Schedule(schedule.positions[rows], schedule.counts[rows], keys, schedule.lr)

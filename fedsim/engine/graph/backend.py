@@ -5,7 +5,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,7 +89,7 @@ class GraphBackend(TorchBackend):
         first = 0
         while first < len(schedule):
             rows = slice(first, first + min(self.chunk_size, self._rows_that_fit(schedule)))
-            part = self._train_if_it_fits(start[rows], _rows(schedule, rows))
+            part = self._train_if_it_fits(start[rows], schedule.rows(rows, padded=True))
             if part is None:
                 continue
             first += len(part.changes)
@@ -159,14 +158,6 @@ def capacity(count: int) -> int:
     """`count` rounded up to four significant binary digits: few sizes, and at most an eighth of each unused."""
     unit = 1 << max(count.bit_length() - 4, 0)
     return -(-count // unit) * unit
-
-
-def _rows(schedule: Schedule, rows: slice) -> Schedule:
-    """Those clients, without the steps that none of them makes, with batches padded as they are."""
-    counts = schedule.counts[rows]
-    steps = int(np.count_nonzero(counts.any(0)))
-    keys = None if schedule.keys is None else schedule.keys[rows, :steps]
-    return Schedule(schedule.positions[rows, :steps], counts[:, :steps], keys, schedule.lr)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -124,7 +124,7 @@ class TorchBackend(Backend):
 
     def _sum_gradient(self, chosen: Tensor, names: Sequence[str]) -> list[Tensor]:
         """The gradient of the sum of the cross-entropies of the samples at these positions."""
-        with passes_in(self.precision, chosen.device):
+        with torch.enable_grad(), passes_in(self.precision, chosen.device):  # whatever the caller computes with
             logits = self._logits(self.data.x.index_select(0, chosen))
             loss = F.cross_entropy(logits, self.data.y[chosen], reduction="sum")
             return list(torch.autograd.grad(loss, [self._tensors[name] for name in names]))

@@ -39,6 +39,7 @@ class ClientTrainer:
         delta = {name: tensor.detach() - params[name] for name, tensor in self.tensors.items()}
         return delta, self._momentum(optimizer)
 
+    @torch.enable_grad()  # whatever the caller computes with
     def _steps(self, schedule: Schedule, optimizer: torch.optim.Optimizer, losses: NDArray[Any]) -> None:
         device = self.data.x.device
         positions = to_device(torch.as_tensor(schedule.positions[0]), device)

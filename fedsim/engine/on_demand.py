@@ -36,7 +36,7 @@ class OnDemandBackend(Backend):
         self._place(np.arange(min(len(data.x), EVALUATION_BATCH)))  # on which a backend may try out its model
         held = ClientData(self.x, self.labels, (), (), data.num_classes)
         self.backend = build(replace(workload, data=held))
-        self.reason = self.backend.reason
+        self.reason, self.room = self.backend.reason, len(self.x)
 
     @property
     def description(self) -> str:

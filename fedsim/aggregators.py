@@ -22,7 +22,8 @@ class Aggregator(ABC):
 
     Subclasses take their hyper-parameters keyword-only, with type annotations and without defaults. `buffers` names the
     entries of a model that are not trained (running statistics of BatchNorm): they are always averaged, by weights that
-    sum to one, and not changed by a server optimiser. `weighting`: equal weights (`uniform`) or in proportion to n_k (`by_size`).
+    sum to one, and not changed by a server optimiser. `weighting`: equal weights (`uniform`) or in proportion to n_k
+    (`by_size`).
     """
 
     state: ClassVar[tuple[str, ...]] = ()

@@ -1,5 +1,6 @@
 """Any backend on samples that are made on demand: those of one call are put where it expects them."""
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
@@ -37,6 +38,11 @@ class OnDemandBackend(Backend):
         held = ClientData(self.x, self.labels, (), (), data.num_classes)
         self.backend = build(replace(workload, data=held))
         self.reason, self.room = self.backend.reason, len(self.x)
+        self.fewest_clients = self.backend.fewest_clients
+        unit = self.backend.pass_size
+        self._placed_at_once = len(self.x) // unit * unit or len(self.x)
+        cut_within_passes = self._placed_at_once % unit and len(self.x) < len(self.source)
+        self.pass_size = math.lcm(self._placed_at_once, unit) if cut_within_passes else unit
 
     @property
     def description(self) -> str:
@@ -49,6 +55,11 @@ class OnDemandBackend(Backend):
     def joint_key(self, schedule: Schedule) -> Hashable:
         return self.backend.joint_key(schedule)
 
+    def passed_in_order(self, count: int, x: Tensor) -> int:
+        if x is not self.x:
+            return self.backend.passed_in_order(count, x)
+        return len(self.source) if count >= MOST * len(self.source) else 0
+
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         cuts = self._parts_that_fit(schedule)
         if len(cuts) == 1:
@@ -60,8 +71,8 @@ class OnDemandBackend(Backend):
         """Where most of all samples are asked for, all pass in their order, as they do in memory."""
         if x is not self.x or positions is None:
             return self.backend.forward(params, x, positions)
-        if len(positions) >= MOST * len(self.source):
-            logits = self._forward(params, np.arange(len(self.source)))
+        if passed := self.passed_in_order(len(positions), x):
+            logits = self._forward(params, np.arange(passed))
             return logits[to_device(torch.as_tensor(positions), logits.device)]
         return self._forward(params, positions)
 
@@ -84,8 +95,7 @@ class OnDemandBackend(Backend):
         self.labels[: len(positions)] = self.y[to_device(torch.as_tensor(positions), self.y.device)]
 
     def _forward(self, params: Params, positions: Positions) -> Tensor:
-        size = len(self.x) // EVALUATION_BATCH * EVALUATION_BATCH or len(self.x)
-        passes = []
+        size, passes = self._placed_at_once, []
         for part in np.split(positions, range(size, len(positions), size)):
             self._place(part)
             passes.append(self.backend.forward(params, self.x[: len(part)]))

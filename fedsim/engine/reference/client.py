@@ -51,6 +51,7 @@ class ClientTrainer:
             values = self._losses(positions[step, :count])
             optimizer.zero_grad(set_to_none=True)
             values.mean().backward()
+            _with_zeros(optimizer)
             optimizer.step()
             each.append(values.detach())
         if each:
@@ -76,3 +77,11 @@ class ClientTrainer:
         trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         buffers = {n: optimizer.state[p].get("momentum_buffer") for n, p in trained.items()}
         return {n: torch.zeros_like(trained[n]) if b is None else b for n, b in buffers.items()}
+
+
+def _with_zeros(optimizer: torch.optim.Optimizer) -> None:
+    """Give parameters that the pass did not use their gradient, zero: without one, torch leaves out weight decay."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)

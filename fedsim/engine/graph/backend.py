@@ -18,7 +18,7 @@ from fedsim.engine.graph.recorder import Eager, NotRecordedError, recorder_for
 from fedsim.engine.graph.state import State
 from fedsim.engine.graph.tables import Tables
 from fedsim.engine.graph.trainer import Trained, Trainer
-from fedsim.engine.memory import model_bytes, rows_that_fit
+from fedsim.engine.memory import is_out_of_memory, model_bytes, rows_that_fit
 from fedsim.engine.model.adapt import refuse_hidden_randomness
 from fedsim.engine.precision import Precision, passes_in
 from fedsim.engine.results import fetched
@@ -112,8 +112,8 @@ class GraphBackend(TorchBackend):
         except NotRecordedError as error:
             tell(f"engine=graph: not recorded, which is slower and else the same: {error}")
             self.recorder = Eager(str(error))
-        except torch.OutOfMemoryError:
-            if len(schedule) == 1:
+        except RuntimeError as error:
+            if len(schedule) == 1 or not is_out_of_memory(error):
                 raise
             self.chunk_size = half = len(schedule) // 2
             tell(f"engine.chunk_size: out of memory with {len(schedule)} clients at once; going on with {half}")

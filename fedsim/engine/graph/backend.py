@@ -64,6 +64,8 @@ class GraphBackend(TorchBackend):
         self._passes = Passes(workload, precision, self.layout) if self.kind is ProgramKind.ONE_BY_ONE else None
         if len(x):
             refuse_hidden_randomness(workload.model, x)
+            if self._passes is not None:
+                self._passes.try_out(x)
         self._trainers: OrderedDict[tuple[int, int], Trainer] = OrderedDict()
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsim.errors import between, check, positive
 from fedsim.flat import flat_rows, split_flat, to_device
-from fedsim.types import Cohort, Params
+from fedsim.types import Cohort, Params, Stack
 
 Weighting = Literal["uniform", "by_size"]
 
@@ -21,8 +21,9 @@ class Aggregator(ABC):
     """The interface of aggregators.
 
     Subclasses take their hyper-parameters keyword-only, with type annotations and without defaults. `buffers` names the
-    entries of a model that are not trained (running statistics of BatchNorm): they are always averaged, and not changed
-    by a server optimiser. `weighting`: equal weights (`uniform`) or in proportion to n_k (`by_size`).
+    entries of a model that are not trained (running statistics of BatchNorm): they are always averaged, by weights that
+    sum to one, and not changed by a server optimiser. `weighting`: equal weights (`uniform`) or in proportion to n_k
+    (`by_size`).
     """
 
     state: ClassVar[tuple[str, ...]] = ()
@@ -47,12 +48,27 @@ class Aggregator(ABC):
         return shares
 
     def mean_delta(self, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
-        """sum_k weights_k (w_k - w) per tensor: the negative of FedOpt's pseudo-gradient."""
+        """sum_k weights_k (w_k - w) per tensor: the negative of FedOpt's pseudo-gradient.
+
+        Of buffers, the mean under `averaging_weights`: importance weights, whose sum is one on average alone, would
+        extrapolate beyond the clients' statistics, and a running variance below zero.
+        """
         used = self.weights(cohort) if weights is None else weights
-        if any(delta.is_cuda for delta in cohort.delta.values()):
-            like = {name: cohort.start[name] for name in cohort.delta}
-            return split_flat(_weighted_sum(flat_rows(cohort.delta), used), like)
-        return {name: _weighted_sum(delta, used) for name, delta in cohort.delta.items()}
+        averaging = self.averaging_weights(cohort, used)
+        buffers = {name: delta for name, delta in cohort.delta.items() if name in self.buffers}
+        if averaging is used or not buffers:
+            return _weighted_sums(cohort.delta, used, cohort.start)
+        trained = {name: delta for name, delta in cohort.delta.items() if name not in self.buffers}
+        sums = _weighted_sums(buffers, averaging, cohort.start)
+        return sums | (_weighted_sums(trained, used, cohort.start) if trained else {})
+
+    def averaging_weights(self, cohort: Cohort, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """`weights` [K] divided by their sum; the aggregator's own where one is negative or all are zero. `weights`
+        itself where it sums to one up to rounding."""
+        if (weights < 0).any() or not weights.any():
+            weights = self.weights(cohort)
+        total = weights.sum()
+        return weights if np.isclose(total, 1.0, rtol=1e-9, atol=0.0) else weights / total
 
     def state_dict(self) -> dict[str, Any]:
         return {name: copy.deepcopy(getattr(self, name)) for name in self.state}
@@ -60,6 +76,13 @@ class Aggregator(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in self.state:
             setattr(self, name, copy.deepcopy(state[name]))
+
+
+def _weighted_sums(stack: Stack, weights: NDArray[np.float64], like: Params) -> Params:
+    """sum_k weights_k times the k-th row of each tensor, shaped as those of `like`; on a GPU in one product."""
+    if any(value.is_cuda for value in stack.values()):
+        return split_flat(_weighted_sum(flat_rows(stack), weights), {name: like[name] for name in stack})
+    return {name: _weighted_sum(value, weights) for name, value in stack.items()}
 
 
 def _weighted_sum(stack: Tensor, weights: NDArray[np.float64]) -> Tensor:

@@ -43,6 +43,7 @@ class Selection:
     """What a selector returns: ids, and aggregation weights [K] only where the method defines them.
 
     Weights are used as they are: w <- w + sum_k weights_k (w_k - w). They need not sum to one (unbiased schemes).
+    Running statistics of BatchNorm are averaged by the weights divided by their sum.
     """
 
     ids: Ids

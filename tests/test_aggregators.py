@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +49,40 @@ def test_buffers_are_averaged_and_never_stepped_on() -> None:
     ):
         assert server.aggregate(PARAMS, COHORT, None)["w"].tolist() == [4.0, 5.0]
         assert not any(server.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("weights", "w", "v"),
+    [
+        ([1.5, 1.5], 1 + 3.0, 0.1),
+        ([1.0, 3.0], 1 + 4.0, 0.1),
+        ([0.5, 0.5], 1 + 1.0, 0.1),
+        ([0.0, 0.0], 1.0, 0.1),
+        ([2.0, -1.0], 1 + 1.0, 0.1),
+    ],
+)
+def test_buffers_are_averaged_where_a_selectors_weights_do_not_sum_to_one(
+    weights: list[float], w: float, v: float
+) -> None:
+    """Importance weights would take a variance of 1, of which all clients have seen .1, below zero."""
+    delta = {"w": torch.ones(2, 1), "v": torch.full((2, 1), -0.9)}
+    start = {"w": torch.ones(1), "v": torch.ones(1)}
+    cohort = replace(COHORT, start=start, delta=delta)
+    for server in (
+        FedAvg(frozenset({"v"}), weighting="by_size"),
+        FedAvgM(frozenset({"v"}), weighting="uniform", lr=1.0, momentum=0.0),
+    ):
+        result = server.aggregate(start, cohort, np.array(weights))
+        assert result["v"].item() == pytest.approx(v)
+        assert result["w"].item() == pytest.approx(w)
+
+
+def test_buffers_are_weighted_in_proportion_to_a_selectors_weights() -> None:
+    cohort = replace(COHORT, delta={"w": torch.tensor([[4.0, 0.0], [0.0, 8.0]])})
+    result = FedAvg(frozenset({"w"}), weighting="uniform").aggregate(PARAMS, cohort, np.array([0.5, 1.5]))
+    assert result["w"].tolist() == [2.0, 7.0]
+    own = FedAvg(frozenset({"w"}), weighting="by_size").aggregate(PARAMS, cohort, np.array([0.0, 0.0]))
+    assert own["w"].tolist() == [2.0, 7.0]  # 1 and 3 samples
 
 
 def test_server_optimiser_continues_from_its_state_dict() -> None:

@@ -18,6 +18,7 @@ from fedsim.distributed.messages import Message, head_of, read_head
 from fedsim.distributed.parts import train_part
 from fedsim.distributed.shares import aligned_shares, shares
 from fedsim.distributed.world import World, world
+from fedsim.engine import data as engine_data
 from fedsim.engine.torch_backend import EVALUATION_BATCH
 from fedsim.errors import ConfigError, FedsimError
 from fedsim.running.assembly import build
@@ -55,6 +56,7 @@ def equal_over(count: int, words: Sequence[str], more: Sequence[str] = ()) -> li
 
 CASES = {
     "losses": (*RAGGED, "engine=native", "selector=power_of_choice", "client_accuracy=labels"),
+    "narrow_batches": (*RAGGED, "engine=native", "num_clients=60", "cohort_size=4", "local.batch_size=64"),
     "gradients": (*RAGGED, "engine=native", "selector=divfl"),
     "momentum": (*RAGGED, "engine=sequential", "optimizer.momentum=0.9", "selector=gpfl"),
     "stacked": (*EVEN, "engine=batched", "model.dropout=0.3", "selector=grad_norm"),
@@ -66,8 +68,30 @@ CASES = {
 def test_a_run_over_ranks_is_that_of_one_process(name: str) -> None:
     kinds = equal_over(3 if name != "gradients" else 2, WORDS, CASES[name])
     assert kinds.count("train") >= 3
-    assert ("forward" in kinds) == (name in ("losses", "gradients"))
+    assert ("forward" in kinds) == (name in ("losses", "narrow_batches", "gradients"))
     assert ("gradients" in kinds) == (name in ("gradients", "stacked"))
+
+
+@pytest.mark.parametrize("room", ["all_samples", "three_clients"])
+@pytest.mark.parametrize("selector", ["random", "top_loss"])
+@pytest.mark.parametrize("engine", ["sequential", "batched", "native"])
+def test_samples_made_on_demand_are_divided_as_one_process_passes_them(
+    engine: str, selector: str, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`top_loss` asks all clients for their losses: most of all samples, which pass in their order."""
+    if room == "three_clients":
+        monkeypatch.setattr(engine_data, "ROOM_BYTES", 0)
+    words = ("dataset=synthetic", "dataset.num_owners=12", "dataset.samples_per_owner=200", "dataset.test_samples=1001")
+    kinds = equal_over(2, [*WORDS, *words, "cohort_size=2"], (*EVEN, f"engine={engine}", f"selector={selector}"))
+    assert "train" in kinds
+    assert "forward" in kinds or room == "three_clients"  # which is less than a pass, as torch's are
+
+
+def test_clients_left_over_by_several_threads_are_trained_as_the_others() -> None:
+    """They are others where the cohort is divided."""
+    torch.set_num_threads(2)
+    large = ("engine=sequential", "model.hidden=[200,200]", "local.batch_size=64", "cohort_size=3")
+    equal_over(2, WORDS, (*EVEN, *large))
 
 
 def test_the_summary_says_how_many_processes_there_were() -> None:

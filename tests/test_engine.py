@@ -1,6 +1,7 @@
 """The batched engine equals the sequential one, which is plain PyTorch: to 1e-10 in double precision."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,18 @@ def test_a_client_is_trained_the_same_in_any_company_and_in_the_order_asked_for(
             torch.testing.assert_close(together.delta[name][row], alone.delta[name][0], rtol=1e-10, atol=1e-12)
 
 
-def test_running_out_of_memory_halves_the_chunk_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def of_a_gpu() -> None:
+    raise torch.OutOfMemoryError
+
+
+def of_a_cpu() -> None:
+    torch.empty(2**50)
+
+
+@pytest.mark.parametrize("run_out", [of_a_gpu, of_a_cpu])
+def test_running_out_of_memory_halves_the_chunk_and_loses_nothing(
+    run_out: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = problem(SIZES["ragged"])
     whole, _ = engines(model_of("mlp"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
     small, _ = engines(model_of("mlp"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
@@ -156,7 +168,7 @@ def test_running_out_of_memory_halves_the_chunk_and_loses_nothing(monkeypatch: p
 
     def refuse_large(start: Any, schedule: Schedule) -> Any:
         if len(schedule) > 2:
-            raise torch.OutOfMemoryError
+            run_out()
         return train_chunk(start, schedule)
 
     monkeypatch.setattr(backend, "_train_chunk", refuse_large)

@@ -1,5 +1,6 @@
 """Linear chains are recognised, and written out equal to automatic differentiation."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,28 @@ class Shared(nn.Module):
         return self.b(torch.relu(self.a(x)))  # type: ignore[no-any-return]
 
 
+class SoftmaxInEvalMode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = CHAINS["logistic"]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.layers(x)
+        return z if self.training else F.softmax(z, 1)
+
+
+class SoftmaxInTrainingMode(SoftmaxInEvalMode):
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.layers(x)
+        return F.softmax(z, 1) if self.training else z
+
+
+def hooked(register: str, hook: Callable[..., Any]) -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 3))
+    getattr(model[1], register)(hook)
+    return model
+
+
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 3))
     model[1].weight.requires_grad_(False)
@@ -81,6 +104,12 @@ OTHERS = {
     "another activation": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)),
     "norm": lambda: model_of("batch norm 1d"),
     "conv": lambda: model_of("conv"),
+    "other in eval mode": SoftmaxInEvalMode,
+    "other in training mode": SoftmaxInTrainingMode,
+    "forward hook": lambda: hooked("register_forward_hook", lambda layer, given, output: 2 * output),
+    "forward pre-hook": lambda: hooked("register_forward_pre_hook", lambda layer, given: (2 * given[0],)),
+    "backward hook": lambda: hooked("register_full_backward_hook", lambda layer, grads, given: (2 * grads[0],)),
+    "backward pre-hook": lambda: hooked("register_full_backward_pre_hook", lambda layer, given: (2 * given[0],)),
     "flattens less": lambda: nn.Sequential(nn.Flatten(2), nn.Linear(16, 3)),
 }
 

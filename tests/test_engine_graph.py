@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.engine.backend import TrainingResult
 from fedsim.engine.data import ClientData
@@ -14,6 +14,7 @@ from fedsim.engine.engine import Engine
 from fedsim.engine.graph.backend import GraphBackend
 from fedsim.engine.model.parameters import initial
 from fedsim.engine.schedule import LocalWork, Schedule, concatenate_schedules
+from fedsim.errors import ConfigError
 from fedsim.models.cnn import CNN
 from fedsim.models.resnet20 import ResNet20
 from fedsim.optimizers.base import LocalOptimizer
@@ -227,3 +228,22 @@ def test_results_are_not_overwritten_by_the_next_round() -> None:
     kept = copy.deepcopy(first)
     one.backend.train([initial(model)] * 3, schedules[1])
     assert same_bits(first, kept, schedules[0])
+
+
+class NormOverTokens(nn.Module):
+    """BatchNorm over samples and tokens as one axis, of which a mask of samples says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.a(x.flatten(1, 2)).flatten(0, 1)).view(len(x), -1, 6)
+        return self.b(h.mean(1))  # type: ignore[no-any-return]
+
+
+def test_a_model_that_cannot_take_padded_batches_is_refused_at_the_start() -> None:
+    data, work = problem(SIZES["ragged"]), WORKS["epochs"]
+    with pytest.raises(ConfigError, match=r"NormOverTokens cannot take padded batches: .*\n.*engine=sequential"):
+        graph(NormOverTokens().double(), data, work, OPTIMIZERS["sgd"], Streams(3))
+    reference(NormOverTokens().double(), data, work, OPTIMIZERS["sgd"], Streams(3))

@@ -172,7 +172,7 @@ def test_an_error_in_the_common_training_reaches_every_run() -> None:
     caught = []
 
     class Broken:
-        max_joint_clients = 2
+        max_joint_clients, room = 2, None
 
         def joint_key(self, schedule: Any) -> int:
             return 0

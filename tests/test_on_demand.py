@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.rng import Streams
 from fedsim.running.assembly import build
+from tests.engines import schedule_of
 
 SMALL: dict[str, Any] = {
     "num_owners": 12,
@@ -183,13 +185,19 @@ def test_every_backend_gives_the_same_bits(name: str) -> None:
     assert torch.equal(demanded.predict(params, x), held.predict(params, x))
 
 
+@pytest.mark.parametrize("largest_last", [False, True])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_calls_that_do_not_fit_are_taken_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_do_not_fit_are_taken_in_parts(
+    name: str, largest_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`largest_last`: the others by falling size, so that later parts have fewer steps and need no other order."""
     monkeypatch.setattr(engine_data, "ROOM_BYTES", 0)  # three of the largest clients
     monkeypatch.setattr(on_demand, "ROOM_BYTES", 1000)  # of gradients, three
     demanded, held = engines(BACKENDS[name], LocalWork(1, None, 4), 60)
     assert len(demanded.data.x) < len(held.data.x)
     params, ids = initial(held.workload.model), np.arange(60)
+    if largest_last:
+        ids = np.roll(np.argsort([-len(own) for own in held.data.train], kind="stable"), -1)
     placed = watched(demanded)
     one, other = demanded.train(params, ids, 1, 0.1), held.train(params, ids, 1, 0.1)
     assert len(placed) > 1
@@ -201,6 +209,22 @@ def test_calls_that_do_not_fit_are_taken_in_parts(name: str, monkeypatch: pytest
     for a, b in zip(demanded.client_gradients(params, everyone), held.client_gradients(params, everyone), strict=True):
         demanded.losses(params, everyone[:2])  # whoever takes a gradient may use the samples' room
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_part_whose_clients_make_no_step_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_data, "ROOM_BYTES", 0)
+    demanded, held = engines(BACKENDS[name], LocalWork(1, None, 4), 60)
+    params = initial(held.workload.model)
+    schedule, count = schedule_of(held, np.arange(60), 1), schedule_of(held, np.arange(60), 1).counts.copy()
+    last = demanded.backend._parts_that_fit(schedule)[-1]  # type: ignore[attr-defined]
+    count[last] = 0
+    idle = replace(schedule, counts=count)
+    one, other = (engine.backend.train([params] * 60, idle) for engine in (demanded, held))
+    assert one.losses.shape == schedule.positions.shape
+    for key, value in one.delta.items():
+        assert not value[last].any()
+        torch.testing.assert_close(value, other.delta[key], rtol=1e-5, atol=1e-7)
 
 
 def watched(engine: Engine) -> list[int]:

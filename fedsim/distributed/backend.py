@@ -68,8 +68,13 @@ class DividedBackend(Backend):
         return TrainingResult(as_columns(whole.delta), whole.losses, momentum, whole.finite)
 
     def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
-        if positions is not None and self._backend.passes_all(len(positions), len(x)):
-            return self.forward(params, x)[torch.as_tensor(positions, device=x.device)]
+        passed = 0 if positions is None else self._backend.passed_in_order(len(positions), x)
+        if not passed:
+            return self._forward(params, x, positions)
+        in_order = None if self._backend.room is None else np.arange(passed)  # `x` is all of them, or room for some
+        return self._forward(params, x, in_order)[torch.as_tensor(positions, device=x.device)]
+
+    def _forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None) -> Tensor:
         count = len(x) if positions is None else len(positions)
         name = next((name for name, samples in self._own.samples.items() if samples is x), None)
         cuts = self._filled(aligned_shares(count, self._backend.pass_size, self._others.size))

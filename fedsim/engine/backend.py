@@ -76,9 +76,14 @@ class Backend(ABC):
     """Clients in one call of `train` from which on what one of them gets does not depend on how many they are, as far
     as it does not depend on who they are."""
 
-    def passes_all(self, count: int, of: int) -> bool:
-        """Whether `forward` passes all `of` samples in their order where only `count` of them are wanted."""
-        return False
+    room: int | None = None
+    """Samples that it holds at once, where they are made on demand: a call of `train` that needs more is taken in
+    parts."""
+
+    def passed_in_order(self, count: int, x: Tensor) -> int:
+        """How many samples, from position 0 on, `forward` passes in their order where only `count` of those at `x` are
+        wanted; 0: it passes the wanted ones alone."""
+        return 0
 
     @property
     @abstractmethod

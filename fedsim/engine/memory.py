@@ -21,6 +21,11 @@ def device_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch could not allocate memory; for a CPU it has no class of error."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 def rows_that_fit(model: nn.Module, device: torch.device, activations: int = 0) -> int:
     """Clients that fit into a share of the memory; `activations`: bytes of the outputs of one client's layers."""
     row = COPIES * model_bytes(model) + PASSES * activations

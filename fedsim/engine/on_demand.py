@@ -1,5 +1,6 @@
 """Any backend on samples that are made on demand: those of one call are put where it expects them."""
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
@@ -36,7 +37,12 @@ class OnDemandBackend(Backend):
         self._place(np.arange(min(len(data.x), EVALUATION_BATCH)))  # on which a backend may try out its model
         held = ClientData(self.x, self.labels, (), (), data.num_classes)
         self.backend = build(replace(workload, data=held))
-        self.reason = self.backend.reason
+        self.reason, self.room = self.backend.reason, len(self.x)
+        self.fewest_clients = self.backend.fewest_clients
+        unit = self.backend.pass_size
+        self._placed_at_once = len(self.x) // unit * unit or len(self.x)
+        cut_within_passes = self._placed_at_once % unit and len(self.x) < len(self.source)
+        self.pass_size = math.lcm(self._placed_at_once, unit) if cut_within_passes else unit
 
     @property
     def description(self) -> str:
@@ -49,16 +55,24 @@ class OnDemandBackend(Backend):
     def joint_key(self, schedule: Schedule) -> Hashable:
         return self.backend.joint_key(schedule)
 
+    def passed_in_order(self, count: int, x: Tensor) -> int:
+        if x is not self.x:
+            return self.backend.passed_in_order(count, x)
+        return len(self.source) if count >= MOST * len(self.source) else 0
+
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        parts = [self._train(start[rows], _rows(schedule, rows)) for rows in self._parts_that_fit(schedule)]
-        return parts[0] if len(parts) == 1 else concatenate_results(parts, schedule)
+        cuts = self._parts_that_fit(schedule)
+        if len(cuts) == 1:
+            return self._train(start, schedule)
+        parts = [self._train(start[cut], schedule.rows(cut, padded=True)) for cut in cuts]
+        return concatenate_results(parts, schedule)
 
     def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:
         """Where most of all samples are asked for, all pass in their order, as they do in memory."""
         if x is not self.x or positions is None:
             return self.backend.forward(params, x, positions)
-        if len(positions) >= MOST * len(self.source):
-            logits = self._forward(params, np.arange(len(self.source)))
+        if passed := self.passed_in_order(len(positions), x):
+            logits = self._forward(params, np.arange(passed))
             return logits[to_device(torch.as_tensor(positions), logits.device)]
         return self._forward(params, positions)
 
@@ -81,8 +95,7 @@ class OnDemandBackend(Backend):
         self.labels[: len(positions)] = self.y[to_device(torch.as_tensor(positions), self.y.device)]
 
     def _forward(self, params: Params, positions: Positions) -> Tensor:
-        size = len(self.x) // EVALUATION_BATCH * EVALUATION_BATCH or len(self.x)
-        passes = []
+        size, passes = self._placed_at_once, []
         for part in np.split(positions, range(size, len(positions), size)):
             self._place(part)
             passes.append(self.backend.forward(params, self.x[: len(part)]))
@@ -107,9 +120,3 @@ class OnDemandBackend(Backend):
         if cuts[-1] == len(schedule) - 1 and cuts[-1] - cuts[-2] > 2:
             cuts[-1] -= 1
         return [slice(a, b) for a, b in zip(cuts, [*cuts[1:], len(schedule)], strict=True)]
-
-
-def _rows(schedule: Schedule, rows: slice) -> Schedule:
-    """Those clients, padded as they are."""
-    keys = None if schedule.keys is None else schedule.keys[rows]
-    return Schedule(schedule.positions[rows], schedule.counts[rows], keys, schedule.lr)

@@ -108,10 +108,12 @@ class Schedule:
         """The largest batch of each step [S]."""
         return tuple(self.counts.max(0, initial=0).tolist())
 
-    def rows(self, rows: slice | NDArray[np.int64]) -> "Schedule":
-        """Those clients, in this order, without the steps and columns that none of them uses."""
+    def rows(self, rows: slice | NDArray[np.int64], *, padded: bool = False) -> "Schedule":
+        """Those clients, in this order, without the steps and columns that none of them uses; `padded`: with all
+        columns, so that their batches have the shape that they have among all clients."""
         counts = self.counts[rows]
-        steps, width = int(np.count_nonzero(counts.any(0))), int(counts.max(initial=0))
+        steps = int(np.count_nonzero(counts.any(0)))
+        width = self.positions.shape[2] if padded else int(counts.max(initial=0))
         keys = None if self.keys is None else self.keys[rows, :steps]
         return Schedule(self.positions[rows, :steps, :width], counts[:, :steps], keys, self.lr)
 

@@ -50,8 +50,8 @@ class TorchBackend(Backend):
         if self.data.x.is_cuda and not is_convolutional(self.model):
             self.joint = JointGradients(self.model, self.data, precision, EVALUATION_BATCH)
 
-    def passes_all(self, count: int, of: int) -> bool:
-        return count >= MOST * of
+    def passed_in_order(self, count: int, x: Tensor) -> int:
+        return len(x) if count >= MOST * len(x) else 0
 
     def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
         with torch.no_grad(), passes_in(self.precision, x.device):
@@ -62,7 +62,7 @@ class TorchBackend(Backend):
         if positions is None:
             return self._in_passes(self._in_layout(x))
         chosen = to_device(torch.as_tensor(positions), x.device)
-        if self.passes_all(len(chosen), len(x)):
+        if self.passed_in_order(len(chosen), x):
             return self._in_passes(x)[chosen]
         return _joined([self._logits(x[part]) for part in chosen.split(self.pass_size)])
 
@@ -124,10 +124,11 @@ class TorchBackend(Backend):
 
     def _sum_gradient(self, chosen: Tensor, names: Sequence[str]) -> list[Tensor]:
         """The gradient of the sum of the cross-entropies of the samples at these positions."""
-        with passes_in(self.precision, chosen.device):
+        with torch.enable_grad(), passes_in(self.precision, chosen.device):  # whatever the caller computes with
             logits = self._logits(self.data.x.index_select(0, chosen))
             loss = F.cross_entropy(logits, self.data.y[chosen], reduction="sum")
-            return list(torch.autograd.grad(loss, [self._tensors[name] for name in names]))
+            wanted = [self._tensors[name] for name in names]
+            return list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
 
     def _logits(self, x: Tensor) -> Tensor:
         with autocast(self.precision, x.device):

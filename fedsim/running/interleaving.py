@@ -140,7 +140,7 @@ class SuspendingBackend(Backend):
         return self._backend.description
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        kind = self._backend.description, self._frozen_digest
+        kind = self._backend.description, self._backend.room, self._frozen_digest
         return self._run.train(TrainingCall(self._backend, start, schedule, kind))
 
     def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
@@ -219,19 +219,36 @@ def _answer(batch: Sequence[InterleavedRun], waiting: deque[InterleavedRun]) -> 
 
 
 def train_jointly(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
-    """The result of each call, to the last bit what it would be alone; those that agree in `Backend.joint_key`
-    are trained at once, by the backend of the first."""
+    """The result of each call, to the last bit what it would be alone; those that agree in `Backend.joint_key`, and
+    whose samples find room together, are trained at once, by the backend of the first."""
     backend = calls[0].backend
     groups: dict[Hashable, list[int]] = {}
     for number, call in enumerate(calls):
         groups.setdefault(backend.joint_key(call.schedule), []).append(number)
     results: dict[int, TrainingResult] = {}
-    for numbers in groups.values():
+    for numbers in (part for group in groups.values() for part in _in_room(group, calls, backend.room)):
         some = [calls[number] for number in numbers]
         schedule = concatenate_schedules([call.schedule for call in some])
         joint = backend.train([model for call in some for model in call.start], schedule)
         results |= zip(numbers, _split(joint, [call.schedule for call in some]), strict=True)
     return [results[number] for number in range(len(calls))]
+
+
+def _in_room(numbers: Sequence[int], calls: Sequence[TrainingCall], room: int | None) -> list[list[int]]:
+    """The `numbers` of calls in parts, in each of which the samples of all calls find room: together, a backend would
+    cut them elsewhere than each alone. What does not find room by itself is alone."""
+    if room is None:
+        return [list(numbers)]
+    parts: list[list[int]] = []
+    held = 0
+    for number in numbers:
+        count = np.unique(calls[number].schedule.positions).size
+        if not parts or held + count > room:
+            parts.append([])
+            held = 0
+        parts[-1].append(number)
+        held += count
+    return parts
 
 
 def _split(joint: TrainingResult, schedules: Sequence[Schedule]) -> Iterator[TrainingResult]:

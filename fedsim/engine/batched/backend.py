@@ -13,7 +13,7 @@ from fedsim.engine.batched.compiled import Compile, tell, worth_compiling
 from fedsim.engine.batched.gradients import StackedGradients
 from fedsim.engine.batched.programs import Differentiated, LinearChain, Program
 from fedsim.engine.batched.steps import stacked_batches
-from fedsim.engine.memory import model_bytes, rows_that_fit
+from fedsim.engine.memory import is_out_of_memory, model_bytes, rows_that_fit
 from fedsim.engine.model.adapt import refuse_hidden_randomness
 from fedsim.engine.precision import Precision, passes_in
 from fedsim.engine.results import concatenate_results, fetched
@@ -98,8 +98,8 @@ class BatchedBackend(TorchBackend):
         try:
             with passes_in(self.precision, self.data.x.device):
                 return self._train_chunk(start, schedule)
-        except torch.OutOfMemoryError:
-            if len(schedule) == 1:
+        except RuntimeError as error:
+            if len(schedule) == 1 or not is_out_of_memory(error):
                 raise
         if self.data.x.is_cuda:  # by now, what the attempt held is free
             torch.cuda.empty_cache()

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
+from fedsim.engine.memory import is_out_of_memory
+
 Compile = Literal["auto"] | bool
 """conf/engine: `true`, `false`, or `auto`, which is true for models and runs that are worth it."""
 
@@ -39,9 +41,9 @@ class Compiled:
         if self.failure is None:
             try:
                 return self._fast(*args)
-            except torch.OutOfMemoryError:
-                raise
             except Exception as error:  # tracer, code generator or a missing compiler
+                if is_out_of_memory(error):
+                    raise
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 self.failure = lines[0][:200]
                 warn_not_compiled(self.failure)

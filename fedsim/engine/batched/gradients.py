@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from fedsim.engine.batched.compiled import Compiled
 from fedsim.engine.batched.steps import StackedBatch
+from fedsim.engine.memory import is_out_of_memory
 from fedsim.engine.model.adapt import ONE_BY_ONE, for_batched, keyed_dropouts, masked_norms
 from fedsim.engine.model.parameters import buffer_names, initial, trained_names
 from fedsim.engine.precision import Precision, autocast
@@ -64,9 +65,9 @@ class StackedGradients:
         batch = StackedBatch(torch.stack([x[:2], x[:2]]), torch.stack([y[:2], y[:2]]), weights, pair)
         try:
             self(stack, batch)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
             reason = str(error).strip().partition("\n")[0]
             rule = f"model {type(self.template).__name__} cannot run for several clients at once: {reason}"
             raise ConfigError([Problem("", ..., rule, ONE_BY_ONE)]) from error

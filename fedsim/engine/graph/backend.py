@@ -5,7 +5,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from fedsim.engine.graph.recorder import Eager, NotRecordedError, recorder_for
 from fedsim.engine.graph.state import State
 from fedsim.engine.graph.tables import Tables
 from fedsim.engine.graph.trainer import Trained, Trainer
-from fedsim.engine.memory import model_bytes, rows_that_fit
+from fedsim.engine.memory import is_out_of_memory, model_bytes, rows_that_fit
 from fedsim.engine.model.adapt import refuse_hidden_randomness
 from fedsim.engine.precision import Precision, passes_in
 from fedsim.engine.results import fetched
@@ -65,6 +64,8 @@ class GraphBackend(TorchBackend):
         self._passes = Passes(workload, precision, self.layout) if self.kind is ProgramKind.ONE_BY_ONE else None
         if len(x):
             refuse_hidden_randomness(workload.model, x)
+            if self._passes is not None:
+                self._passes.try_out(x)
         self._trainers: OrderedDict[tuple[int, int], Trainer] = OrderedDict()
 
     @property
@@ -90,7 +91,7 @@ class GraphBackend(TorchBackend):
         first = 0
         while first < len(schedule):
             rows = slice(first, first + min(self.chunk_size, self._rows_that_fit(schedule)))
-            part = self._train_if_it_fits(start[rows], _rows(schedule, rows))
+            part = self._train_if_it_fits(start[rows], schedule.rows(rows, padded=True))
             if part is None:
                 continue
             first += len(part.changes)
@@ -113,8 +114,8 @@ class GraphBackend(TorchBackend):
         except NotRecordedError as error:
             tell(f"engine=graph: not recorded, which is slower and else the same: {error}")
             self.recorder = Eager(str(error))
-        except torch.OutOfMemoryError:
-            if len(schedule) == 1:
+        except RuntimeError as error:
+            if len(schedule) == 1 or not is_out_of_memory(error):
                 raise
             self.chunk_size = half = len(schedule) // 2
             tell(f"engine.chunk_size: out of memory with {len(schedule)} clients at once; going on with {half}")
@@ -159,14 +160,6 @@ def capacity(count: int) -> int:
     """`count` rounded up to four significant binary digits: few sizes, and at most an eighth of each unused."""
     unit = 1 << max(count.bit_length() - 4, 0)
     return -(-count // unit) * unit
-
-
-def _rows(schedule: Schedule, rows: slice) -> Schedule:
-    """Those clients, without the steps that none of them makes, with batches padded as they are."""
-    counts = schedule.counts[rows]
-    steps = int(np.count_nonzero(counts.any(0)))
-    keys = None if schedule.keys is None else schedule.keys[rows, :steps]
-    return Schedule(schedule.positions[rows, :steps], counts[:, :steps], keys, schedule.lr)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -16,8 +16,10 @@ from fedsim.engine.graph.optimizers import FlatOptimizer
 from fedsim.engine.graph.program import StepProgram
 from fedsim.engine.graph.state import State
 from fedsim.engine.graph.tables import StepTables
-from fedsim.engine.model.adapt import for_batched, for_sequential, keyed_dropouts, masked_norms
+from fedsim.engine.memory import is_out_of_memory
+from fedsim.engine.model.adapt import ONE_BY_ONE, for_batched, for_sequential, keyed_dropouts, masked_norms
 from fedsim.engine.precision import Precision, autocast
+from fedsim.errors import ConfigError, Problem
 from fedsim.flat import real_dtype
 from fedsim.types import Params, Stack
 
@@ -105,6 +107,25 @@ class Passes:
         self.masked = self.full = _Template(for_batched(workload.model).to(device))
         if self.masked.masks:
             self.full = _Template(for_sequential(workload.model).to(device))
+
+    def try_out(self, x: Tensor) -> None:
+        """The pass of two samples of `x`, the second as padding, through BatchNorm with masks.
+
+        Raises `ConfigError` where the model cannot take padded batches (samples and another axis made one before a
+        BatchNorm).
+        """
+        module, x = self.masked.module, x[:2].contiguous(memory_format=self.layout)
+        mask = (torch.arange(len(x), device=x.device) < 1).to(real_dtype(x))
+        buffers = {name: value.clone() for name, value in module.named_buffers()}
+        try:
+            with torch.no_grad(), autocast(self.precision, x.device):
+                self.masked(buffers | dict.fromkeys(self.masked.masks, mask), x)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            reason = str(error).strip().partition("\n")[0]
+            rule = f"model {type(module).__name__} cannot take padded batches: {reason}"
+            raise ConfigError([Problem("", ..., rule, ONE_BY_ONE)]) from error
 
 
 class _Template:

@@ -1,5 +1,6 @@
 """Plain chains of layers, recognised in a model by tracing it."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,16 +43,31 @@ def any_chain(model: nn.Module) -> Chain | None:
     Convolutions, if any, and then linear layers, with a ReLU between any two, all trained, each used once. A dropout
     before or behind a ReLU (which is the same) belongs to its linear layer, a max pooling before or behind a ReLU
     (which is the same) to its convolution. Convolutions have square kernels, stride 1 and a padding by zeros narrower
-    than the kernel. Flatten, Identity and Dropout of rate 0 count as nothing.
+    than the kernel. Flatten, Identity and Dropout of rate 0 count as nothing. Nothing has hooks, which a trace does not
+    see, and the pass is the same in training and in eval mode.
     """
+    if any(_has_hooks(layer) for layer in model.modules()):
+        return None
     try:
-        nodes = list(fx.symbolic_trace(model).graph.nodes)
+        traced = copy.deepcopy(model)
+        nodes, in_eval_mode = (list(fx.symbolic_trace(traced.train(mode)).graph.nodes) for mode in (True, False))
     except Exception:  # tracing a user's model may fail in any way
         return None
     reader = _Reader(model)
-    if not _is_a_line(nodes) or not all(reader.read(node) for node in nodes[1:-1]):
+    alike = [_called(node) for node in nodes] == [_called(node) for node in in_eval_mode]
+    if not alike or not _is_a_line(nodes) or not all(reader.read(node) for node in nodes[1:-1]):
         return None
     return reader.chain()
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return any(hooks)
+
+
+def _called(node: fx.Node) -> tuple[Any, ...]:
+    """What a node calls and with what, comparable between two traces; nodes among its arguments are their names."""
+    return node.op, node.target, str(node.args), str(node.kwargs)
 
 
 def _is_a_line(nodes: Sequence[fx.Node]) -> bool:

@@ -1,7 +1,9 @@
 """Layers whose hidden state a batched program must spell out: dropout's randomness and BatchNorm's batch.
 
 Both engines draw dropout masks by the same counter-based rule, so that a mask depends on (seed, round, client, step,
-layer, element) alone, whether clients train one by one or side by side, padded or not.
+layer, element) alone, whether clients train one by one or side by side, padded or not. An element is its place in the
+layer's input, so that padding changes masks where the batch is not the first axis (sequence first): there, engines draw
+other masks of the same rate for batches that are short.
 """
 
 import copy

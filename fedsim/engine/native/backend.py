@@ -115,7 +115,7 @@ class NativeBackend(Backend):
         """One client's local training."""
         steps = slice(int(schedule.steps[row]))
         keys = None if schedule.keys is None else schedule.keys[row, steps]
-        positions, counts = schedule.positions[row, steps], schedule.counts[row, steps]
+        positions, counts = np.ascontiguousarray(schedule.positions[row, steps]), schedule.counts[row, steps]
         return Work(self.x, self.y, positions, counts, losses[row, steps], keys, threads)
 
 

@@ -39,6 +39,7 @@ class ClientTrainer:
         delta = {name: tensor.detach() - params[name] for name, tensor in self.tensors.items()}
         return delta, self._momentum(optimizer)
 
+    @torch.enable_grad()  # whatever the caller computes with
     def _steps(self, schedule: Schedule, optimizer: torch.optim.Optimizer, losses: NDArray[Any]) -> None:
         device = self.data.x.device
         positions = to_device(torch.as_tensor(schedule.positions[0]), device)
@@ -50,6 +51,7 @@ class ClientTrainer:
             values = self._losses(positions[step, :count])
             optimizer.zero_grad(set_to_none=True)
             values.mean().backward()
+            _with_zeros(optimizer)
             optimizer.step()
             each.append(values.detach())
         if each:
@@ -75,3 +77,11 @@ class ClientTrainer:
         trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         buffers = {n: optimizer.state[p].get("momentum_buffer") for n, p in trained.items()}
         return {n: torch.zeros_like(trained[n]) if b is None else b for n, b in buffers.items()}
+
+
+def _with_zeros(optimizer: torch.optim.Optimizer) -> None:
+    """Give parameters that the pass did not use their gradient, zero: without one, torch leaves out weight decay."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)

@@ -87,13 +87,6 @@ def test_samples_made_on_demand_are_divided_as_one_process_passes_them(
     assert "forward" in kinds or room == "three_clients"  # which is less than a pass, as torch's are
 
 
-def test_clients_left_over_by_several_threads_are_trained_as_the_others() -> None:
-    """They are others where the cohort is divided."""
-    torch.set_num_threads(2)
-    large = ("engine=sequential", "model.hidden=[200,200]", "local.batch_size=64", "cohort_size=3")
-    equal_over(2, WORDS, (*EVEN, *large))
-
-
 def test_the_summary_says_how_many_processes_there_were() -> None:
     run_over(2, [*WORDS, "engine=native", "num_rounds=1"])
     (folder,) = Path("outputs").glob("*/*-s0-*")

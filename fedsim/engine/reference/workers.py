@@ -16,9 +16,7 @@ class WorkerPool(Generic[Resource]):
     """Python threads with one torch thread each; every job gets one of the `resources` (a copy of the model) to itself.
 
     torch's operations release the global interpreter lock, so the threads do run in parallel. Jobs that would leave a
-    thread without work at the end are no exception: torch adds in another order with another number of threads, and
-    which jobs these are depends on how many there are. A single resource is used by the caller's thread, with all of
-    torch's threads.
+    thread without work at the end are done one by one by the caller's thread, with all of torch's threads.
     """
 
     def __init__(self, resources: Sequence[Resource]) -> None:
@@ -30,9 +28,10 @@ class WorkerPool(Generic[Resource]):
 
     def map(self, work: Callable[[Resource, Job], Result], jobs: Sequence[Job]) -> list[Result]:
         """`work(resource, job)` of every job, in order."""
-        if len(self.resources) == 1:
-            return [work(self.resources[0], job) for job in jobs]
-        return list(self._pool.map(lambda job: self._with_a_resource(work, job), jobs))
+        count = len(self.resources)
+        parallel = len(jobs) - len(jobs) % count if count > 1 else 0
+        results = list(self._pool.map(lambda job: self._with_a_resource(work, job), jobs[:parallel]))
+        return results + [work(self.resources[0], job) for job in jobs[parallel:]]
 
     def _with_a_resource(self, work: Callable[[Resource, Job], Result], job: Job) -> Result:
         resource = self._free.get()

@@ -25,6 +25,7 @@ from fedsim.record import Record
 from fedsim.running.experiment import execute
 from fedsim.running.interleaving import Lanes
 from fedsim.running.outcome import outcome_on_file
+from fedsim.running.prepared_data import forget
 from fedsim.running.watch import Watch
 
 Words = Sequence[str]
@@ -86,7 +87,7 @@ def run_experiment(
             rule, remedy = f"describes {len(plans)} experiments", "run_sweep runs several"
             raise ConfigError([Problem("overrides", list(experiment), rule, remedy)])
     (plan,), place = _placed(plans, keep)
-    require_room([plan])
+    _make_ready([plan])
     callback = _Callback(None if on_round is None else lambda _, record: on_round(record))
     outcome = execute(plan, watch=_Told(plan, callback))
     callback.raise_error()
@@ -121,7 +122,7 @@ def run_sweep(
     else:
         plans = compose([str(word) for word in given], config_dir=config_dir, **parts)
     plans, place = _placed(plans, keep)
-    require_room(plans)
+    _make_ready(plans)
     callback = _Callback(on_round)
     attempts = _attempts(plans, callback)
     if lanes is None:
@@ -185,6 +186,13 @@ def _placed(plans: Sequence[Plan], keep: bool | None) -> tuple[list[Plan], Tempo
         return list(plans), None
     place = TemporaryFolder()
     return [replace(plan, folder=place.path / plan.folder.name) for plan in plans], place
+
+
+def _make_ready(plans: Sequence[Plan]) -> None:
+    """Raise what keeps `plans` from being run; what is to be run again reads its data again."""
+    require_room(plans)
+    if any(plan.settings.overwrite for plan in plans):
+        forget()
 
 
 def _attempts(plans: Sequence[Plan], callback: _Callback) -> Attempts:

@@ -1,0 +1,132 @@
+"""Own classes in place of files of conf/, from Python."""
+
+import importlib
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fedsim import compose, run_experiment, run_sweep
+from fedsim.api import parts
+from fedsim.errors import ConfigError
+from fedsim.selectors.random import Random
+
+WORDS = ["num_clients=6", "cohort_size=2", "local.epochs=1", "num_rounds=4", "tracker=files_only"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Kept(Random):
+    """A class that another process can import (`tests.test_api.Kept`)."""
+
+
+def test_a_class_of_a_module_is_a_config_like_any_other() -> None:
+    result = run_experiment(WORDS, selector=partial(Kept, mode="uniform"))
+    assert result.kept
+    assert result.plan.config["selector"] == {"_target_": "tests.test_api_classes.Kept", "mode": "uniform"}
+    assert result.plan.choices["selector"] == "Kept"
+    assert result.folder.parent == Path("outputs/default")
+    by_path = compose([*WORDS, "selector._target_=tests.test_api_classes.Kept"])[0]
+    assert by_path.config_hash == result.plan.config_hash
+
+
+def local_selector(first: int) -> type[Random]:
+    class Mine(Random):
+        """Takes `first` and the client behind it."""
+
+        def select(self, round: int, clients: Any, rng: Any) -> Any:
+            import numpy as np
+
+            from fedsim.types import Selection
+
+            return Selection(np.array([first, first + 1]))
+
+    return Mine
+
+
+def test_classes_without_a_module_run_in_a_temporary_folder_each_as_itself() -> None:
+    plans = [compose(WORDS, selector=partial(local_selector(first), mode="uniform"))[0] for first in (0, 3)]
+    sweep = run_sweep(plans)
+    assert [result.records[0]["selected"] for result in sweep] == [[0, 1], [3, 4]]
+    assert not any(result.kept for result in sweep)
+    assert not Path("outputs").exists()
+    folder = sweep[0].folder
+    assert folder.is_dir()
+    assert len(sweep[0].rounds) == 4
+    del sweep
+    assert not folder.exists()
+    with pytest.raises(ConfigError, match="keep=True: cannot be kept"):
+        run_experiment(WORDS, selector=partial(local_selector(0), mode="uniform"), keep=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"selector": local_selector}, "must be the dotted path of a subclass|must be a class|is missing"),
+        ({"selector": object()}, "must be a class"),
+        ({"selector": partial(Kept, "uniform")}, "give them by keyword"),
+        ({"selector": Kept}, "selector.mode: is missing"),
+        ({"selector": partial(Kept, mode="uniform", size=3)}, "selector.size: is not a known key"),
+        ({"engine": Kept}, "engine=.*takes no class"),
+        ({"partition": partial(Kept, mode="uniform")}, "partition._target_"),
+    ],
+)
+def test_what_is_no_part_is_refused_by_its_group(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        compose(WORDS, **given)
+
+
+def test_classes_of_a_script_are_not_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parts.is_importable(Kept)
+    assert not parts.is_importable(local_selector(0))
+    monkeypatch.setattr(Kept, "__module__", "__main__")
+    assert not parts.is_importable(Kept)
+
+
+RINGS = """
+import torch
+from fedsim.data.base import Dataset, LoadedData, Samples
+
+
+class Rings(Dataset):
+    def load(self):
+        samples = Samples(torch.rand(40, 2), torch.arange(40) % 2)
+        return LoadedData(samples, samples, 2, None, None, "first")
+"""
+
+
+def test_a_data_set_whose_module_is_loaded_again_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "rings_of_a_test.py").write_text(RINGS)
+    module = importlib.import_module("rings_of_a_test")
+    words = [*WORDS, "num_rounds=1", "partition=iid", "model=logistic"]
+    assert run_experiment(words, dataset=module.Rings).summary["data"]["fingerprint"] == "first"
+    (tmp_path / "rings_of_a_test.py").write_text(RINGS.replace("first", "second"))
+    importlib.reload(module)
+    for more in ("seed=1", "overwrite=true"):
+        result = run_experiment([*words, more], dataset=module.Rings)
+        assert result.summary["data"]["fingerprint"] == "second"
+
+
+@pytest.mark.parametrize("run", [run_experiment, run_sweep])
+def test_overwrite_reads_files_again_that_have_changed(run: Any, tmp_path: Path) -> None:
+    for path in (Path(split, label, f"{i}.png") for split in ("train", "test") for label in "ab" for i in range(8)):
+        (tmp_path / "images" / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 20 * int(path.stem)).save(tmp_path / "images" / path)
+    words = [*WORDS, "num_clients=2", "num_rounds=1", "partition=iid", "model=logistic", "cache_dir=cache"]
+    words += ["dataset=image_folder", "dataset.path=images", "dataset.size=8", "dataset.grey=true"]
+    before = run_experiment(words)
+    (tmp_path / "images" / "train" / "a" / "0.png").unlink()
+    result = run([*words, "overwrite=true"])
+    after = result if run is run_experiment else result[0]
+    assert (after.status, after.skipped) == ("done", False)
+    assert after.summary["data"]["sha256"] != before.summary["data"]["sha256"]

@@ -36,7 +36,7 @@ from fedsim.config.overrides import (
 from fedsim.config.plugins import plugins
 from fedsim.config.presets import choices_of, plain, run_name, words_of_scale
 from fedsim.config.shipped import conf_dir
-from fedsim.config.sources import CheckedFolder
+from fedsim.config.sources import CheckedFolder, hidden_files
 from fedsim.errors import ConfigError, Problem, check, rule
 
 OUR_LAUNCHERS = ("basic", "lanes", "ray", *submitit_options.LAUNCHERS)
@@ -86,9 +86,14 @@ class ConfigDir(SearchPathPlugin):
 
 @contextmanager
 def search_path(config_dir: str | None = None, config_path: str | None = None) -> Iterator[None]:
-    """Hydra ready to compose from conf/ (or `config_path`) and the user's own `config_dir`."""
+    """Hydra ready to compose from conf/ (or `config_path`) and the user's own `config_dir`.
+
+    Raises `ConfigError` if that is no folder, or has files that those of conf/ hide.
+    """
+    primary = Path(config_path or conf_dir()).resolve()
     if config_dir is not None and not Path(config_dir).is_dir():
         raise ConfigError([Problem("--config-dir", config_dir, "must be an existing folder")])
+    check(*([] if config_dir is None else hidden_files(Path(config_dir), primary)))
     plugins().register(ConfigDir)
     plugins().register(CheckedFolder)
     restrict_resolvers()
@@ -96,7 +101,7 @@ def search_path(config_dir: str | None = None, config_path: str | None = None) -
     ConfigDir.folder = None if config_dir is None else Path(config_dir).resolve()
     ConfigDir.primary = config_path
     try:
-        with initialize_config_dir(str(Path(config_path or conf_dir()).resolve()), "fedsim", version_base="1.3"):
+        with initialize_config_dir(str(primary), "fedsim", version_base="1.3"):
             yield
     finally:
         ConfigDir.folder = ConfigDir.primary = None

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from fedsim import compose, run_experiment, run_sweep
+from fedsim.aggregators import FedAvgM
 from fedsim.api import parts
 from fedsim.errors import ConfigError
 from fedsim.selectors.random import Random
@@ -80,6 +81,33 @@ def test_classes_without_a_module_run_in_a_temporary_folder_each_as_itself() -> 
 def test_what_is_no_part_is_refused_by_its_group(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         compose(WORDS, **given)
+
+
+FED_AVG_M = partial(FedAvgM, weighting="uniform", lr=1.0, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["aggregator=fedavgm", "aggregator.lr=0.001"], {"aggregator", "aggregator.lr"}),
+        (["aggregator.lr=0.1,0.5"], {"aggregator.lr"}),
+        (["aggregator.quantile=0.1"], {"aggregator.quantile"}),
+        (
+            ["+aggregator/x=y", "~aggregator.weighting", "selector=gpffl"],
+            {"aggregator/x", "aggregator.weighting", "selector"},
+        ),
+    ],
+)
+def test_words_about_a_group_whose_place_a_class_takes_are_refused(words: list[str], told: set[str]) -> None:
+    with pytest.raises(ConfigError, match=r"no effect: the class FedAvgM .*\n.*functools\.partial") as refused:
+        compose([*WORDS, *words], aggregator=FED_AVG_M)
+    assert {problem.key for problem in refused.value.problems} == told
+
+
+def test_a_class_takes_the_place_of_what_a_preset_chooses() -> None:
+    words = ["preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "seed=0"]
+    plans = compose(words, selector=partial(Kept, mode="uniform"), aggregator=FED_AVG_M)
+    assert [plan.config["aggregator"]["momentum"] for plan in plans] == [0.9]  # once, and not once a selector
 
 
 def test_classes_of_a_script_are_not_importable(monkeypatch: pytest.MonkeyPatch) -> None:

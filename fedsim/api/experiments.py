@@ -11,12 +11,12 @@ from pathlib import Path
 
 from hydra.core.global_hydra import GlobalHydra
 
-from fedsim.api.parts import Part, is_lasting, with_parts
+from fedsim.api.parts import Part, is_lasting, with_parts, words_without_effect
 from fedsim.api.results import RunFailedError, RunResult, SweepResult, TemporaryFolder
 from fedsim.config.check import check_jobs
 from fedsim.config.compose import Composed, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.errors import ConfigError, Problem
+from fedsim.errors import ConfigError, Problem, check
 from fedsim.jobs.narration import Narration, has_console
 from fedsim.jobs.progress import Progress
 from fedsim.jobs.room import require_room
@@ -44,8 +44,9 @@ def compose(overrides: Words = (), *, config_dir: str | Path | None = None, **pa
     """The experiments that `overrides` describe, checked; a sweep (`seed=0,1,2`, a preset) has several.
 
     `config_dir`: a folder of your own YAML files (`--config-dir`). `parts`: a class, or a `functools.partial` of one
-    with its values, in place of the choice of a group, as in `selector=partial(Median, quantile=0.5)`. Nothing is
-    loaded or run. Raises `ConfigError` with all problems of all experiments.
+    with its values, in place of the choice of a group, as in `selector=partial(Median, quantile=0.5)`; where a preset
+    sweeps over that group, experiments that become the same are one. Nothing is loaded or run. Raises
+    `ConfigError` with all problems of all experiments.
 
     >>> [plan.settings.seed for plan in compose(["selector=oort", "seed=0,1"])]
     [0, 1]
@@ -53,8 +54,14 @@ def compose(overrides: Words = (), *, config_dir: str | Path | None = None, **pa
     if isinstance(overrides, str):
         raise ConfigError([Problem("overrides", overrides, "must be a list of words", f"pass [{overrides!r}]")])
     with _hydra_left_as_it_is(), search_path(None if config_dir is None else str(config_dir)):
-        jobs = compose_jobs(list(overrides), multirun=True)
-        return check_jobs([_with_parts(job, parts) for job in jobs])
+        refused = words_without_effect(overrides, parts)
+        try:
+            jobs = compose_jobs([word for word in overrides if word not in refused], multirun=True)
+            plans = check_jobs([_with_parts(job, parts) for job in jobs])
+        except ConfigError as error:
+            raise ConfigError([*refused.values(), *error.problems]) from error
+        check(*refused.values())
+        return list({plan.folder: plan for plan in plans}.values()) if parts else plans
 
 
 def run_experiment(

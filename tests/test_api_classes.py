@@ -1,18 +1,21 @@
 """Own classes in place of files of conf/, from Python."""
 
 import importlib
+import math
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
 from fedsim import compose, run_experiment, run_sweep
 from fedsim.aggregators import FedAvgM
 from fedsim.api import parts
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, check, rule
 from fedsim.selectors.random import Random
 
 WORDS = ["num_clients=6", "cohort_size=2", "local.epochs=1", "num_rounds=4", "tracker=files_only"]
@@ -108,6 +111,24 @@ def test_a_class_takes_the_place_of_what_a_preset_chooses() -> None:
     words = ["preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "seed=0"]
     plans = compose(words, selector=partial(Kept, mode="uniform"), aggregator=FED_AVG_M)
     assert [plan.config["aggregator"]["momentum"] for plan in plans] == [0.9]  # once, and not once a selector
+
+
+class Narrow(nn.Linear):
+    """A linear model of bounded width."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, width: int) -> None:
+        check(rule(width < 5, "width", width, "must be < 5"))
+        super().__init__(math.prod(input_shape), num_classes)
+        assert self.weight.detach().numpy().any()
+
+
+def test_a_models_range_is_told_before_anything_runs_and_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(ConfigError, match=r"model\.width=5: must be < 5") as refused:
+        compose([*WORDS, "optimizer.lr=0,-1"], model=partial(Narrow, width=5))
+    assert {problem.key for problem in refused.value.problems} == {"model.width", "optimizer.lr"}
+    assert len(compose(WORDS, model=partial(Narrow, width=4))) == 1
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_classes_of_a_script_are_not_importable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,18 @@ def test_classes_without_a_module_run_in_a_temporary_folder_each_as_itself() -> 
         run_experiment(WORDS, selector=partial(local_selector(0), mode="uniform"), keep=True)
 
 
+def test_a_class_without_a_module_leaves_the_other_runs_of_a_sweep_in_their_folders() -> None:
+    run_experiment([*WORDS, "seed=5"])
+    plans = compose([*WORDS, "seed=5,6"])
+    plans += compose([*WORDS, "seed=5,6"], selector=partial(local_selector(0), mode="uniform"))
+    sweep = run_sweep(plans)
+    assert [(result.kept, result.skipped) for result in sweep] == [(True, True), (True, False)] + [(False, False)] * 2
+    assert sorted(Path("outputs/default").glob("digits*")) == sorted(result.folder for result in sweep[:2])
+    with pytest.raises(ConfigError, match="keep=True: cannot be kept"):
+        run_sweep(plans, keep=True)
+    assert not any(result.kept or result.skipped for result in run_sweep(plans[:2], keep=False))
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -93,7 +93,7 @@ def run_experiment(
         if len(plans) > 1:
             rule, remedy = f"describes {len(plans)} experiments", "run_sweep runs several"
             raise ConfigError([Problem("overrides", list(experiment), rule, remedy)])
-    (plan,), place = _placed(plans, keep)
+    ((plan, place),) = _placed(plans, keep)
     _make_ready([plan])
     callback = _Callback(None if on_round is None else lambda _, record: on_round(record))
     outcome = execute(plan, watch=_Told(plan, callback))
@@ -128,7 +128,8 @@ def run_sweep(
         _refuse_parts(parts, config_dir)
     else:
         plans = compose([str(word) for word in given], config_dir=config_dir, **parts)
-    plans, place = _placed(plans, keep)
+    placed = _placed(plans, keep)
+    plans = [plan for plan, _ in placed]
     _make_ready(plans)
     callback = _Callback(on_round)
     attempts = _attempts(plans, callback)
@@ -141,7 +142,7 @@ def run_sweep(
     callback.raise_error()
     attempts.run_held(attempts.run_in_turn)
     outcomes = [attempts.ended.get(plan.folder) or outcome_on_file(plan) for plan in plans]
-    return SweepResult([RunResult.of(plan, one, place) for plan, one in zip(plans, outcomes, strict=True)])
+    return SweepResult([RunResult.of(plan, one, place) for (plan, place), one in zip(placed, outcomes, strict=True)])
 
 
 class _Callback:
@@ -183,16 +184,18 @@ def _with_parts(job: Composed, parts: dict[str, Part]) -> Composed:
     return replace(job, config=config, choices=choices)
 
 
-def _placed(plans: Sequence[Plan], keep: bool | None) -> tuple[list[Plan], TemporaryFolder | None]:
-    """`plans` where they are to be run, and the temporary folder that this is, if it is one."""
-    lasting = all(map(is_lasting, plans))
-    if keep and not lasting:
+def _placed(plans: Sequence[Plan], keep: bool | None) -> list[tuple[Plan, TemporaryFolder | None]]:
+    """Each plan where it is to be run, with the temporary folder that this is in, if it is one."""
+    lasting = [is_lasting(plan) for plan in plans]
+    if keep and not all(lasting):
         rule = "cannot be kept: no other process can import a class of a notebook, a script or a function"
         raise ConfigError([Problem("keep", True, rule, "move the class to a module, or leave keep out")])
-    if keep or (keep is None and lasting):
-        return list(plans), None
-    place = TemporaryFolder()
-    return [replace(plan, folder=place.path / plan.folder.name) for plan in plans], place
+    kept = [keep is not False and one for one in lasting]
+    place = None if all(kept) else TemporaryFolder()
+    return [
+        (plan, None) if place is None or stays else (replace(plan, folder=place.path / plan.folder.name), place)
+        for plan, stays in zip(plans, kept, strict=True)
+    ]
 
 
 def _make_ready(plans: Sequence[Plan]) -> None:

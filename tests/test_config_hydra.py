@@ -6,10 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 
 import fedsim
 from fedsim.cli import run
+from fedsim.config.compose import ConfigDir
 from fedsim.config.shipped import conf_dir
+from fedsim.config.sources import CheckedFolder
 from fedsim.errors import ConfigError
 from fedsim.running.signals import StopRequests
 
@@ -43,6 +47,25 @@ def test_hydra_launches_what_was_composed(through_hydra: Callable[..., list[str]
     assert through_hydra(*preset, "cell=null", "selector=random,full") == ["None full 0", "None random 0"]
     with pytest.raises(ConfigError, match="cell=None: is no value of a sweep by this launcher of Hydra"):
         through_hydra(*preset, "cell=null,gpfl_1spc", "selector=random")
+
+
+def test_hydra_launches_under_the_rules_of_all_configs(through_hydra: Callable[..., list[str]], tmp_path: Path) -> None:
+    """What Hydra composes again, it composes with the restricted resolver, and reads as the check did."""
+    looked: list[tuple[bool, bool]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        read = CheckedFolder.load_config
+        patch.setattr(CheckedFolder, "load_config", lambda *a, **k: looked.append(state()) or read(*a, **k))
+        through_hydra("num_rounds=1", "scale=debug")
+    assert set(looked) == {(True, True)}
+    assert state() == (False, False)
+
+
+def state() -> tuple[bool, bool]:
+    try:
+        OmegaConf.create({"a": "${oc.env:NO_SECRET,1}"}).a  # noqa: B018
+    except InterpolationResolutionError:
+        return True, ConfigDir.active
+    return False, ConfigDir.active
 
 
 def test_a_glob_is_launched_by_hydra(through_hydra: Callable[..., list[str]]) -> None:

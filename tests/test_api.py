@@ -123,6 +123,11 @@ def test_mistakes_and_failures_are_exceptions() -> None:
         run_experiment([*WORDS, "seed=0,1"])
     with pytest.raises(ConfigError, match=r"must be a list of words"):
         run_experiment("selector=oort")
+    with pytest.raises(ConfigError, match=r"must be a list of words") as raised:
+        run_sweep("seed=0,1")
+    assert len(raised.value.problems) == 1
+    with pytest.raises(ConfigError, match=r"has no experiment\n.*run_experiment\(\)"):
+        run_sweep([])
     with pytest.raises(ConfigError, match="has no effect on an experiment that is composed"):
         run_experiment(compose(WORDS)[0], selector=Random)
     with pytest.raises(DataError, match="data_dir"):

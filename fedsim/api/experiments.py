@@ -16,7 +16,7 @@ from fedsim.api.results import RunFailedError, RunResult, SweepResult, Temporary
 from fedsim.config.check import check_jobs
 from fedsim.config.compose import Composed, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.errors import ConfigError, Problem, check
+from fedsim.errors import ConfigError, Problem, check, rule
 from fedsim.jobs.narration import Narration, has_console
 from fedsim.jobs.progress import Progress
 from fedsim.jobs.room import require_room
@@ -51,8 +51,7 @@ def compose(overrides: Words = (), *, config_dir: str | Path | None = None, **pa
     >>> [plan.settings.seed for plan in compose(["selector=oort", "seed=0,1"])]
     [0, 1]
     """
-    if isinstance(overrides, str):
-        raise ConfigError([Problem("overrides", overrides, "must be a list of words", f"pass [{overrides!r}]")])
+    _require_list("overrides", overrides)
     with _hydra_left_as_it_is(), search_path(None if config_dir is None else str(config_dir)):
         refused = words_without_effect(overrides, parts)
         try:
@@ -91,8 +90,8 @@ def run_experiment(
     else:
         plans = compose(experiment, config_dir=config_dir, **parts)
         if len(plans) > 1:
-            rule, remedy = f"describes {len(plans)} experiments", "run_sweep runs several"
-            raise ConfigError([Problem("overrides", list(experiment), rule, remedy)])
+            told = f"describes {len(plans)} experiments"
+            raise ConfigError([Problem("overrides", list(experiment), told, "run_sweep runs several")])
     ((plan, place),) = _placed(plans, keep)
     _make_ready([plan])
     callback = _Callback(None if on_round is None else lambda _, record: on_round(record))
@@ -122,7 +121,10 @@ def run_sweep(
         sweep = run_sweep(["selector=random,oort", "seed=0,1,2", "tracker=files_only"])
         sweep.summaries[["selector", "seed", "summary.smoothed_accuracy"]]
     """
+    _require_list("experiments", experiments)
     given = list(experiments)
+    if not (given or parts):
+        raise ConfigError([Problem("experiments", given, "has no experiment", "run_experiment() runs the default one")])
     plans = [one for one in given if isinstance(one, Plan)]
     if plans and len(plans) == len(given):
         _refuse_parts(parts, config_dir)
@@ -188,8 +190,8 @@ def _placed(plans: Sequence[Plan], keep: bool | None) -> list[tuple[Plan, Tempor
     """Each plan where it is to be run, with the temporary folder that this is in, if it is one."""
     lasting = [is_lasting(plan) for plan in plans]
     if keep and not all(lasting):
-        rule = "cannot be kept: no other process can import a class of a notebook, a script or a function"
-        raise ConfigError([Problem("keep", True, rule, "move the class to a module, or leave keep out")])
+        told = "cannot be kept: no other process can import a class of a notebook, a script or a function"
+        raise ConfigError([Problem("keep", True, told, "move the class to a module, or leave keep out")])
     kept = [keep is not False and one for one in lasting]
     place = None if all(kept) else TemporaryFolder()
     return [
@@ -213,11 +215,16 @@ def _attempts(plans: Sequence[Plan], callback: _Callback) -> Attempts:
     return Attempts(progress, screen, callback)
 
 
+def _require_list(name: str, words: Sequence[object]) -> None:
+    """Refuse a string, whose letters would each be taken for a word."""
+    check(rule(not isinstance(words, str), name, words, "must be a list of words", f"pass [{words!r}]"))
+
+
 def _refuse_parts(parts: dict[str, Part], config_dir: str | Path | None) -> None:
     given = [*parts, *(["config_dir"] if config_dir is not None else [])]
     if given:
-        rule = "has no effect on an experiment that is composed"
-        raise ConfigError([Problem(name, ..., rule, "give it to compose") for name in given])
+        told = "has no effect on an experiment that is composed"
+        raise ConfigError([Problem(name, ..., told, "give it to compose") for name in given])
 
 
 @contextmanager

@@ -15,7 +15,15 @@ import hydra
 from omegaconf import DictConfig
 
 from fedsim.config import command_line
-from fedsim.config.compose import Composed, check_question, compose_jobs, given_to_hydra, implied, search_path
+from fedsim.config.compose import (
+    Composed,
+    check_question,
+    compose_jobs,
+    given_to_hydra,
+    implied,
+    safeguards,
+    search_path,
+)
 from fedsim.config.shipped import conf_dir
 from fedsim.errors import ConfigError, Problem
 from fedsim.running.exits import EXIT_CODES, tell
@@ -103,7 +111,8 @@ def hand_to_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> Non
         return job(config)
 
     sys.argv = [sys.argv[0], *words]
-    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+    with safeguards():
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
 
 
 def _runner(jobs: Sequence[Composed], attempts: "Attempts") -> "Callable[[Sequence[Plan]], None] | None":

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf.basecontainer import BaseContainer
 
 import fedsim
 from fedsim import Record, StopRun, compose, load_runs, run_experiment, run_sweep
-from fedsim.api import experiments, parts
+from fedsim.api import experiments
 from fedsim.config.plan import Plan
 from fedsim.data.parquet import Parquet
 from fedsim.errors import ConfigError, DataError, FedsimError
@@ -37,10 +40,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without_seconds(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if "seconds" not in key} for record in records]
-
-
-class Kept(Random):
-    """A class that another process can import (`tests.test_api.Kept`)."""
 
 
 # --- one experiment ------------------------------------------------------------------------------------------------
@@ -124,8 +123,13 @@ def test_mistakes_and_failures_are_exceptions() -> None:
         run_experiment([*WORDS, "seed=0,1"])
     with pytest.raises(ConfigError, match=r"must be a list of words"):
         run_experiment("selector=oort")
+    with pytest.raises(ConfigError, match=r"must be a list of words") as raised:
+        run_sweep("seed=0,1")
+    assert len(raised.value.problems) == 1
+    with pytest.raises(ConfigError, match=r"has no experiment\n.*run_experiment\(\)"):
+        run_sweep([])
     with pytest.raises(ConfigError, match="has no effect on an experiment that is composed"):
-        run_experiment(compose(WORDS)[0], selector=Kept)
+        run_experiment(compose(WORDS)[0], selector=Random)
     with pytest.raises(DataError, match="data_dir"):
         run_experiment([*WORDS, "dataset=parquet", "dataset.path=nowhere", "data_dir=nothing", "partition=iid"])
     assert not Path("outputs").exists()
@@ -170,6 +174,21 @@ def test_the_process_stays_as_it_was() -> None:
     assert (dict(os.environ), torch.get_num_threads()) == (environment, threads)
 
 
+def test_a_hydra_of_the_programs_own_is_as_without_fedsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "mine")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "app.yaml").write_text("token: ${oc.env:MY_TOKEN}\n")
+    resolve = BaseContainer._resolvers["oc.env"]
+    compose(WORDS)
+    with pytest.raises(ConfigError, match=r"oc\.env:MY_TOKEN.* is refused"):
+        compose([*WORDS, "name=${oc.env:MY_TOKEN}"])
+    assert BaseContainer._resolvers["oc.env"] is resolve
+    with initialize_config_dir(str(tmp_path / "theirs"), version_base="1.3"):
+        assert hydra_compose("app").token == "mine"
+        paths = [element.path for element in GlobalHydra.instance().config_loader().get_search_path().get_path()]
+    assert str(tmp_path / "theirs") in paths
+
+
 def test_importing_fedsim_imports_no_torch_before_a_name_is_used() -> None:
     code = "import sys, fedsim; assert 'run_sweep' in dir(fedsim); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0
@@ -181,72 +200,6 @@ def test_importing_fedsim_imports_no_torch_before_a_name_is_used() -> None:
 def test_the_examples_in_docstrings_hold() -> None:
     assert doctest.testmod(experiments).attempted > 0
     assert doctest.testmod(experiments).failed == 0
-
-
-# --- own classes ---------------------------------------------------------------------------------------------------
-
-
-def test_a_class_of_a_module_is_a_config_like_any_other() -> None:
-    result = run_experiment(WORDS, selector=partial(Kept, mode="uniform"))
-    assert result.kept
-    assert result.plan.config["selector"] == {"_target_": "tests.test_api.Kept", "mode": "uniform"}
-    assert result.plan.choices["selector"] == "Kept"
-    assert result.folder.parent == Path("outputs/default")
-    by_path = compose([*WORDS, "selector._target_=tests.test_api.Kept"])[0]
-    assert by_path.config_hash == result.plan.config_hash
-
-
-def local_selector(first: int) -> type[Random]:
-    class Mine(Random):
-        """Takes `first` and the client behind it."""
-
-        def select(self, round: int, clients: Any, rng: Any) -> Any:
-            import numpy as np
-
-            from fedsim.types import Selection
-
-            return Selection(np.array([first, first + 1]))
-
-    return Mine
-
-
-def test_classes_without_a_module_run_in_a_temporary_folder_each_as_itself() -> None:
-    plans = [compose(WORDS, selector=partial(local_selector(first), mode="uniform"))[0] for first in (0, 3)]
-    sweep = run_sweep(plans)
-    assert [result.records[0]["selected"] for result in sweep] == [[0, 1], [3, 4]]
-    assert not any(result.kept for result in sweep)
-    assert not Path("outputs").exists()
-    folder = sweep[0].folder
-    assert folder.is_dir()
-    assert len(sweep[0].rounds) == 4
-    del sweep
-    assert not folder.exists()
-    with pytest.raises(ConfigError, match="keep=True: cannot be kept"):
-        run_experiment(WORDS, selector=partial(local_selector(0), mode="uniform"), keep=True)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"selector": local_selector}, "must be the dotted path of a subclass|must be a class|is missing"),
-        ({"selector": object()}, "must be a class"),
-        ({"selector": partial(Kept, "uniform")}, "give them by keyword"),
-        ({"selector": Kept}, "selector.mode: is missing"),
-        ({"selector": partial(Kept, mode="uniform", size=3)}, "selector.size: is not a known key"),
-        ({"engine": Kept}, "engine=.*takes no class"),
-        ({"partition": partial(Kept, mode="uniform")}, "partition._target_"),
-    ],
-)
-def test_what_is_no_part_is_refused_by_its_group(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        compose(WORDS, **given)
-
-
-def test_classes_of_a_script_are_not_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parts.is_importable(Kept)
-    assert not parts.is_importable(local_selector(0))
-    monkeypatch.setattr(Kept, "__module__", "__main__")
-    assert not parts.is_importable(Kept)
 
 
 # --- sweeps and frames ---------------------------------------------------------------------------------------------

@@ -97,6 +97,28 @@ def test_ranges_are_told_beside_types_of_the_same_group_and_selectors_beside_the
     assert {key for key, _ in told(*words)} == {"num_clients", "selector.clip", "optimizer.lr", "optimizer.momentum"}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "system=lognormal system.latency=-1 selector=oort selector.clip=7",
+        "availability=bernoulli availability.probability=-1 model.hidden=[0] model.dropout=5",
+        "dataset.mean=[0.5,0.5] model.hidden=[0]",
+        "dataset=image_folder dataset.path=nowhere dataset.size=0 model.hidden=[0]",
+        "dataset=text_generated model=text_gru dataset.source=x model.hidden=0",
+        "model=vgg16_head model.dropout=1 model.input_size=x",
+        "model=resnet20 model.groups=3 optimizer.lr=0",
+    ],
+)
+def test_the_ranges_of_all_groups_are_told_at_once(words: str) -> None:
+    keys = [word.partition("=")[0] for word in words.split() if "." in word and "nowhere" not in word]
+    assert {key for key, _ in told(*words.split())} == set(keys)
+
+
+def test_a_model_that_does_not_fit_the_data_set_is_told_before_it_is_loaded() -> None:
+    assert [p.key for p in problems("model=text_gru", "dataset=digits")] == ["model"]
+    assert len(check_jobs(compose_jobs(["model=cnn", "dataset=image_folder", "dataset.path=x"], multirun=False))) == 1
+
+
 def test_each_value_of_a_sweep_is_judged() -> None:
     found = told("selector=random,gpffl,oort", "seed=0,abc", "modl=x", multirun=True)
     assert found == {MISTAKES["selector=gpffl"], MISTAKES["seed=abc"], ("modl", "is not a known key")}

@@ -71,6 +71,19 @@ def test_leafs_files_are_parsed_once_and_again_when_one_changes(leaf: Path, monk
     assert third.fingerprint != first.fingerprint
 
 
+def test_links_to_the_same_leaf_files_in_other_splits_share_no_cache(leaf: Path) -> None:
+    (leaf / "femnist").rename(leaf / "files")
+    files = [leaf / "files" / f"{name}.json" for name in ("train/all_data_0", "train/all_data_1", "test/all_data_0")]
+    for name, num_train in (("first", 2), ("second", 1)):
+        for number, file in enumerate(files):
+            link = leaf / name / "femnist" / ("train" if number < num_train else "test") / f"{number}.json"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file)
+    loaded = [build("femnist", leaf / name, leaf / "cache", source="leaf").load() for name in ("first", "second")]
+    assert [(len(data.train), len(data.test)) for data in loaded] == [(6, 2), (5, 3)]
+    assert loaded[0].sha256 != loaded[1].sha256
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -1,4 +1,4 @@
-"""Parquet files in the Hub's layout, and folders of images."""
+"""Parquet files in the Hub's layout."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
-from fedsim.data import image_folder, parquet
+from fedsim.data import parquet
 from fedsim.errors import ConfigError, DataError
 from tests.dataset_toys import REAL, build, check_sound, encoded, table
 
@@ -242,58 +241,3 @@ def test_real_cifar10_in_parquet(tmp_path: Path) -> None:
     assert data.input_shape == (3, 32, 32)
     assert np.bincount(data.train.y).tolist() == [5000] * 10
     assert np.bincount(data.test.y).tolist() == [1000] * 10
-
-
-# --- folders of images ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def folders(tmp_path: Path) -> Path:
-    """Ants of red 0 and bees of red 200, three each in each split, of several sizes."""
-    root = tmp_path / "insects"
-    for split in ("train", "test"):
-        for number, name in enumerate(("ant", "bee")):
-            (root / split / name).mkdir(parents=True)
-            for i in range(3):
-                Image.new("RGB", (10 + i, 12), (200 * number, 0, 0)).save(root / split / name / f"{i}.png")
-    return root
-
-
-def test_images_are_scaled_and_classes_numbered_alphabetically(tmp_path: Path, folders: Path) -> None:
-    data = build("image_folder", tmp_path, path="insects", size=8).load()
-    check_sound(data)
-    assert (data.num_classes, data.input_shape, len(data.train), len(data.test)) == (2, (3, 8, 8), 6, 6)
-    for y, red in ((0, 0), (1, 200)):
-        assert data.train.x[data.train.y == y][:, 0].unique().tolist() == [red]
-    grey = build("image_folder", tmp_path, path=str(folders), size=8, grey=True).load()
-    assert (grey.input_shape, grey.mean) == ((1, 8, 8), (0.5,))
-    assert grey.fingerprint != data.fingerprint
-
-
-def test_a_folder_is_decoded_once_and_its_fingerprint_is_its_content(
-    tmp_path: Path, folders: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded, original = [], image_folder.decode
-    monkeypatch.setattr(image_folder, "decode", lambda *a, **k: decoded.append(1) or original(*a, **k))
-    first = build("image_folder", tmp_path, path="insects").load().fingerprint
-    assert build("image_folder", tmp_path, path="insects").load().fingerprint == first
-    assert len(decoded) == 2
-    folders.rename(tmp_path / "moved")
-    assert build("image_folder", tmp_path, path="moved").load().fingerprint == first
-    Image.new("RGB", (9, 9)).save(tmp_path / "moved" / "train" / "bee" / "0.png")
-    changed = build("image_folder", tmp_path, path="moved").load()
-    assert changed.fingerprint != first
-    assert 0 in changed.train.x[changed.train.y == 1][:, 0]
-
-
-def test_folders_that_are_absent_or_differ_in_their_classes_are_named(tmp_path: Path, folders: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset\.path=nowhere: no folder train/ in .*nowhere or .*nowhere"):
-        build("image_folder", tmp_path, path="nowhere").load()
-    with pytest.raises(ConfigError, match=r"dataset\.path='': must name a folder"):
-        build("image_folder", tmp_path, path="")
-    (folders / "test" / "cow").mkdir()
-    with pytest.raises(DataError, match=r"dataset\.path: Found no valid file for the classes cow"):
-        build("image_folder", tmp_path, path="insects").load()
-    Image.new("L", (4, 4)).save(folders / "test" / "cow" / "0.png")
-    with pytest.raises(DataError, match="train/ and test/ differ in their classes: cow"):
-        build("image_folder", tmp_path, path="insects").load()

@@ -122,6 +122,9 @@ def test_samples_are_kept_for_runs_that_have_the_same_and_no_other(monkeypatch: 
         prepared_data.prepare(plan(*words))
     assert len(loaded) == 4
     assert [p.config["dataset"]["mean"] for p in loaded] == [[0.3053], [0.3053], [0.5], [0.5]]
+    monkeypatch.chdir("/")  # paths in a config may be relative
+    prepared_data.prepare(plan(*model, *mean, *folder))
+    assert len(loaded) == 5
     prepared_data._latest.clear()
 
 

@@ -1,5 +1,6 @@
 """What a config is checked for as a whole, and the folder that is named by it."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,23 @@ def test_what_cannot_change_a_result_does_not() -> None:
         assert hash_config({**config, key: "another"}) == hash_config(config)
     assert set(IRRELEVANT) == {"name", "data_dir", "cache_dir", "output_dir", "overwrite", "checkpoint", "tracker"}
     assert {p.partition(".")[0] for p, _ in DECISIVE} == set(config) - set(IRRELEVANT)
+
+
+def with_checksum() -> list[str]:
+    """The data sets that docs/configuration.md names."""
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    (names,) = re.findall(r"`dataset\.sha256=\.\.\.` \((.*?)\)", page)
+    return names.split(", ")
+
+
+@pytest.mark.parametrize("dataset", with_checksum())
+def test_a_checksum_may_be_given_and_the_key_does_not_change_the_hash_while_it_is_null(dataset: str) -> None:
+    words = (f"dataset={dataset}", *(["dataset.path=x"] if dataset in ("parquet", "image_folder") else []))
+    assert plan(*words, f"dataset.sha256={'0' * 64}").config["dataset"]["sha256"] == "0" * 64
+    config = job(*words).config
+    before = {**config, "dataset": {k: v for k, v in config["dataset"].items() if k != "sha256"}}
+    assert before != config
+    assert hash_config(before) == hash_config(config)
 
 
 def test_the_order_of_keys_does_not_change_the_hash() -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from hydra.core.global_hydra import GlobalHydra
 
-from fedsim.api.parts import Part, is_lasting, with_parts
+from fedsim.api.parts import Part, is_lasting, with_parts, words_without_effect
 from fedsim.api.results import RunFailedError, RunResult, SweepResult, TemporaryFolder
 from fedsim.config.check import check_jobs
 from fedsim.config.compose import Composed, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.errors import ConfigError, Problem
+from fedsim.errors import ConfigError, Problem, check, rule
 from fedsim.jobs.narration import Narration, has_console
 from fedsim.jobs.progress import Progress
 from fedsim.jobs.room import require_room
@@ -25,6 +25,7 @@ from fedsim.record import Record
 from fedsim.running.experiment import execute
 from fedsim.running.interleaving import Lanes
 from fedsim.running.outcome import outcome_on_file
+from fedsim.running.prepared_data import forget
 from fedsim.running.watch import Watch
 
 Words = Sequence[str]
@@ -43,17 +44,23 @@ def compose(overrides: Words = (), *, config_dir: str | Path | None = None, **pa
     """The experiments that `overrides` describe, checked; a sweep (`seed=0,1,2`, a preset) has several.
 
     `config_dir`: a folder of your own YAML files (`--config-dir`). `parts`: a class, or a `functools.partial` of one
-    with its values, in place of the choice of a group, as in `selector=partial(Median, quantile=0.5)`. Nothing is
-    loaded or run. Raises `ConfigError` with all problems of all experiments.
+    with its values, in place of the choice of a group, as in `selector=partial(Median, quantile=0.5)`; where a preset
+    sweeps over that group, experiments that become the same are one. Nothing is loaded or run. Raises
+    `ConfigError` with all problems of all experiments.
 
     >>> [plan.settings.seed for plan in compose(["selector=oort", "seed=0,1"])]
     [0, 1]
     """
-    if isinstance(overrides, str):
-        raise ConfigError([Problem("overrides", overrides, "must be a list of words", f"pass [{overrides!r}]")])
+    _require_list("overrides", overrides)
     with _hydra_left_as_it_is(), search_path(None if config_dir is None else str(config_dir)):
-        jobs = compose_jobs(list(overrides), multirun=True)
-        return check_jobs([_with_parts(job, parts) for job in jobs])
+        refused = words_without_effect(overrides, parts)
+        try:
+            jobs = compose_jobs([word for word in overrides if word not in refused], multirun=True)
+            plans = check_jobs([_with_parts(job, parts) for job in jobs])
+        except ConfigError as error:
+            raise ConfigError([*refused.values(), *error.problems]) from error
+        check(*refused.values())
+        return list({plan.folder: plan for plan in plans}.values()) if parts else plans
 
 
 def run_experiment(
@@ -83,10 +90,10 @@ def run_experiment(
     else:
         plans = compose(experiment, config_dir=config_dir, **parts)
         if len(plans) > 1:
-            rule, remedy = f"describes {len(plans)} experiments", "run_sweep runs several"
-            raise ConfigError([Problem("overrides", list(experiment), rule, remedy)])
-    (plan,), place = _placed(plans, keep)
-    require_room([plan])
+            told = f"describes {len(plans)} experiments"
+            raise ConfigError([Problem("overrides", list(experiment), told, "run_sweep runs several")])
+    ((plan, place),) = _placed(plans, keep)
+    _make_ready([plan])
     callback = _Callback(None if on_round is None else lambda _, record: on_round(record))
     outcome = execute(plan, watch=_Told(plan, callback))
     callback.raise_error()
@@ -114,14 +121,18 @@ def run_sweep(
         sweep = run_sweep(["selector=random,oort", "seed=0,1,2", "tracker=files_only"])
         sweep.summaries[["selector", "seed", "summary.smoothed_accuracy"]]
     """
+    _require_list("experiments", experiments)
     given = list(experiments)
+    if not (given or parts):
+        raise ConfigError([Problem("experiments", given, "has no experiment", "run_experiment() runs the default one")])
     plans = [one for one in given if isinstance(one, Plan)]
     if plans and len(plans) == len(given):
         _refuse_parts(parts, config_dir)
     else:
         plans = compose([str(word) for word in given], config_dir=config_dir, **parts)
-    plans, place = _placed(plans, keep)
-    require_room(plans)
+    placed = _placed(plans, keep)
+    plans = [plan for plan, _ in placed]
+    _make_ready(plans)
     callback = _Callback(on_round)
     attempts = _attempts(plans, callback)
     if lanes is None:
@@ -133,7 +144,7 @@ def run_sweep(
     callback.raise_error()
     attempts.run_held(attempts.run_in_turn)
     outcomes = [attempts.ended.get(plan.folder) or outcome_on_file(plan) for plan in plans]
-    return SweepResult([RunResult.of(plan, one, place) for plan, one in zip(plans, outcomes, strict=True)])
+    return SweepResult([RunResult.of(plan, one, place) for (plan, place), one in zip(placed, outcomes, strict=True)])
 
 
 class _Callback:
@@ -175,16 +186,25 @@ def _with_parts(job: Composed, parts: dict[str, Part]) -> Composed:
     return replace(job, config=config, choices=choices)
 
 
-def _placed(plans: Sequence[Plan], keep: bool | None) -> tuple[list[Plan], TemporaryFolder | None]:
-    """`plans` where they are to be run, and the temporary folder that this is, if it is one."""
-    lasting = all(map(is_lasting, plans))
-    if keep and not lasting:
-        rule = "cannot be kept: no other process can import a class of a notebook, a script or a function"
-        raise ConfigError([Problem("keep", True, rule, "move the class to a module, or leave keep out")])
-    if keep or (keep is None and lasting):
-        return list(plans), None
-    place = TemporaryFolder()
-    return [replace(plan, folder=place.path / plan.folder.name) for plan in plans], place
+def _placed(plans: Sequence[Plan], keep: bool | None) -> list[tuple[Plan, TemporaryFolder | None]]:
+    """Each plan where it is to be run, with the temporary folder that this is in, if it is one."""
+    lasting = [is_lasting(plan) for plan in plans]
+    if keep and not all(lasting):
+        told = "cannot be kept: no other process can import a class of a notebook, a script or a function"
+        raise ConfigError([Problem("keep", True, told, "move the class to a module, or leave keep out")])
+    kept = [keep is not False and one for one in lasting]
+    place = None if all(kept) else TemporaryFolder()
+    return [
+        (plan, None) if place is None or stays else (replace(plan, folder=place.path / plan.folder.name), place)
+        for plan, stays in zip(plans, kept, strict=True)
+    ]
+
+
+def _make_ready(plans: Sequence[Plan]) -> None:
+    """Raise what keeps `plans` from being run; what is to be run again reads its data again."""
+    require_room(plans)
+    if any(plan.settings.overwrite for plan in plans):
+        forget()
 
 
 def _attempts(plans: Sequence[Plan], callback: _Callback) -> Attempts:
@@ -195,11 +215,16 @@ def _attempts(plans: Sequence[Plan], callback: _Callback) -> Attempts:
     return Attempts(progress, screen, callback)
 
 
+def _require_list(name: str, words: Sequence[object]) -> None:
+    """Refuse a string, whose letters would each be taken for a word."""
+    check(rule(not isinstance(words, str), name, words, "must be a list of words", f"pass [{words!r}]"))
+
+
 def _refuse_parts(parts: dict[str, Part], config_dir: str | Path | None) -> None:
     given = [*parts, *(["config_dir"] if config_dir is not None else [])]
     if given:
-        rule = "has no effect on an experiment that is composed"
-        raise ConfigError([Problem(name, ..., rule, "give it to compose") for name in given])
+        told = "has no effect on an experiment that is composed"
+        raise ConfigError([Problem(name, ..., told, "give it to compose") for name in given])
 
 
 @contextmanager

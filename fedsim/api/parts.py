@@ -2,8 +2,10 @@
 
 import functools
 import itertools
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
@@ -12,6 +14,7 @@ from fedsim.aggregators import Aggregator
 from fedsim.api import session
 from fedsim.availability import Availability
 from fedsim.config.origin import not_imported
+from fedsim.config.overrides import key_of, parse_one, typed_in
 from fedsim.config.plan import Plan
 from fedsim.data.base import Dataset
 from fedsim.errors import ConfigError, Problem
@@ -48,6 +51,28 @@ def with_parts(
         new[group], name = node_of(group, part)
         chosen = {key: choice for key, choice in chosen.items() if not key.startswith(f"{group}/")} | {group: name}
     return new, chosen
+
+
+def words_without_effect(words: Sequence[str], parts: Mapping[str, Part]) -> dict[str, Problem]:
+    """Those of `words` that are of a group in `parts`: the choice of a file, or a value of one; each with its problem.
+
+    To be called inside `fedsim.config.compose.search_path`. A word that is no override is left out.
+    """
+    found: dict[str, Problem] = {}
+    for word in words:
+        with suppress(ConfigError):
+            override = parse_one(word)
+            key = key_of(override)
+            if (group := re.split(r"[./@]", key)[0]) in parts:
+                rule = f"has no effect: the class {_name(parts[group])} takes the place of all of {group}"
+                remedy = f"give its values with it: {group}=functools.partial({_name(parts[group])}, ...)"
+                found[word] = Problem(key, typed_in(override) or ..., rule, remedy)
+    return found
+
+
+def _name(part: Part) -> str:
+    made = part.func if isinstance(part, functools.partial) else part
+    return getattr(made, "__name__", type(made).__name__)
 
 
 def node_of(group: str, part: Part) -> tuple[dict[str, Any], str]:

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedsim.config import submitit_options
 from fedsim.config.diagnosis import compose_one
 from fedsim.config.hydra_node import check_search_path, check_words
-from fedsim.config.interpolations import restrict_resolvers
+from fedsim.config.interpolations import restricted_resolvers
 from fedsim.config.mistakes import find
 from fedsim.config.overrides import (
     as_hydra_reads,
@@ -36,7 +36,7 @@ from fedsim.config.overrides import (
 from fedsim.config.plugins import plugins
 from fedsim.config.presets import choices_of, plain, run_name, words_of_scale
 from fedsim.config.shipped import conf_dir
-from fedsim.config.sources import CheckedFolder
+from fedsim.config.sources import CheckedFolder, hidden_files
 from fedsim.errors import ConfigError, Problem, check, rule
 
 OUR_LAUNCHERS = ("basic", "lanes", "ray", *submitit_options.LAUNCHERS)
@@ -70,12 +70,18 @@ class Composed:
 
 
 class ConfigDir(SearchPathPlugin):
-    """Puts the folder of `--config-dir` behind conf/ on Hydra's search path, whose folders `CheckedFolder` reads."""
+    """Puts the folder of `--config-dir` behind conf/ on Hydra's search path, whose folders `CheckedFolder` reads.
 
+    Hydra keeps it registered until the process ends; outside of `safeguards` it changes nothing.
+    """
+
+    active: ClassVar[bool] = False
     folder: ClassVar[Path | None] = None
     primary: ClassVar[str | None] = None
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if not self.active:
+            return
         if self.folder is not None:
             search_path.append(provider="command-line", path=f"file://{self.folder}")
         for element in search_path.get_path():
@@ -85,21 +91,40 @@ class ConfigDir(SearchPathPlugin):
 
 
 @contextmanager
-def search_path(config_dir: str | None = None, config_path: str | None = None) -> Iterator[None]:
-    """Hydra ready to compose from conf/ (or `config_path`) and the user's own `config_dir`."""
-    if config_dir is not None and not Path(config_dir).is_dir():
-        raise ConfigError([Problem("--config-dir", config_dir, "must be an existing folder")])
+def safeguards() -> Iterator[None]:
+    """Hydra reads folders by `CheckedFolder`, and `${oc.env:...}` tells no secrets: wherever it composes for fedsim.
+
+    A program that uses Hydra itself finds both as they were.
+    """
     plugins().register(ConfigDir)
     plugins().register(CheckedFolder)
-    restrict_resolvers()
-    GlobalHydra.instance().clear()
-    ConfigDir.folder = None if config_dir is None else Path(config_dir).resolve()
-    ConfigDir.primary = config_path
+    before, ConfigDir.active = ConfigDir.active, True
     try:
-        with initialize_config_dir(str(Path(config_path or conf_dir()).resolve()), "fedsim", version_base="1.3"):
+        with restricted_resolvers():
             yield
     finally:
-        ConfigDir.folder = ConfigDir.primary = None
+        ConfigDir.active = before
+
+
+@contextmanager
+def search_path(config_dir: str | None = None, config_path: str | None = None) -> Iterator[None]:
+    """Hydra ready to compose from conf/ (or `config_path`) and the user's own `config_dir`.
+
+    Raises `ConfigError` if that is no folder, or has files that those of conf/ hide.
+    """
+    primary = Path(config_path or conf_dir()).resolve()
+    if config_dir is not None and not Path(config_dir).is_dir():
+        raise ConfigError([Problem("--config-dir", config_dir, "must be an existing folder")])
+    check(*([] if config_dir is None else hidden_files(Path(config_dir), primary)))
+    with safeguards():
+        GlobalHydra.instance().clear()
+        ConfigDir.folder = None if config_dir is None else Path(config_dir).resolve()
+        ConfigDir.primary = config_path
+        try:
+            with initialize_config_dir(str(primary), "fedsim", version_base="1.3"):
+                yield
+        finally:
+            ConfigDir.folder = ConfigDir.primary = None
 
 
 def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str = "config") -> list[Composed]:

@@ -8,9 +8,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
 
 from fedsim.errors import ConfigError, Problem
 
@@ -46,9 +48,17 @@ def _unset(name: str) -> str:
     raise SecretError(f"${{oc.env:{name}}}: the variable is not set; give a default: ${{oc.env:{name},null}}")
 
 
-def restrict_resolvers() -> None:
-    """Put `environment_variable` in the place of OmegaConf's `oc.env`, for this process."""
+@contextmanager
+def restricted_resolvers() -> Iterator[None]:
+    """`environment_variable` in the place of OmegaConf's `oc.env`, or of the program's own, which is put back."""
+    before = BaseContainer._resolvers.get("oc.env")  # as it is called, which no public name gives
     OmegaConf.register_new_resolver("oc.env", environment_variable, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.clear_resolver("oc.env")
+        if before is not None:
+            BaseContainer._resolvers["oc.env"] = before
 
 
 def check_size(config: DictConfig) -> None:

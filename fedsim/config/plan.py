@@ -9,12 +9,12 @@ from typing import Any, TypeVar, get_type_hints
 
 import platformdirs
 import torch
-from torch import nn
 
 from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
 from fedsim.communication.signals import OF_SYSTEM, Signal
 from fedsim.config.build import construct, inspect_node, instantiate, resolve
+from fedsim.config.model_check import check_model
 from fedsim.config.moved import with_first_paths, without_added_nulls
 from fedsim.config.populations import populations
 from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
@@ -146,24 +146,27 @@ def with_device(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_groups(config: Mapping[str, Any], problems: _Problems) -> None:
     nowhere = Path()
-    problems.run_users(lambda: instantiate(config.get("dataset"), Dataset, "dataset", nowhere, nowhere))
+    dataset = problems.run_users(lambda: instantiate(config.get("dataset"), Dataset, "dataset", nowhere, nowhere))
+    form = None if dataset is None else problems.run_users(dataset.form)
     problems.run_users(lambda: instantiate(config.get("partition"), Partition, "partition"))
     problems.run_users(lambda: instantiate(config.get("availability"), Availability, "availability"))
     problems.run_users(lambda: _system_of(config))
     problems.run_users(lambda: instantiate(config.get("optimizer"), LocalOptimizer, "optimizer"))
     problems.run_users(lambda: instantiate(config.get("aggregator"), Aggregator, "aggregator", frozenset()))
-    problems.run_users(lambda: inspect_node(config.get("model"), nn.Module, "model"))
+    problems.run_users(lambda: check_model(config.get("model"), form))
     problems.run_users(lambda: inspect_node(config.get("engine"), Backend, "engine"))
     for name, node in (config.get("tracker") or {}).items():
         problems.run_users(lambda n=name, v=node: instantiate(v, Tracker, f"tracker.{n}"))  # type: ignore[misc]
 
 
 def _check_selector(config: Mapping[str, Any], problems: _Problems) -> None:
-    node, system = config.get("selector"), _system_of(config)
-    known = populations(config.get("num_clients"), _num_selected(config, system), config.get("num_rounds"))
+    node, system = config.get("selector"), problems.run_users(lambda: _system_of(config))
+    has_clock = config.get("system") is not None
+    num_selected = None if has_clock and system is None else _num_selected(config, system)
+    known = populations(config.get("num_clients"), num_selected, config.get("num_rounds"))
     values = {k: v for k, v in node.items() if k != "_target_"} if isinstance(node, Mapping) else {}
     selector = construct(resolve(node, Selector, "selector"), values, "selector", [[one] for one in known])
-    if system is None and selector.needs & OF_SYSTEM:
+    if not has_clock and selector.needs & OF_SYSTEM:
         problems.add(Problem("system", "none", f"must be a simulated clock for {type(selector).__name__}", CLOCKS))
     problems.add(_unmet(Signal.VALIDATION, selector, config.get("server"), "validation_fraction", 0.05))
     problems.add(_unmet(Signal.PUBLIC, selector, config.get("server"), "public_samples", 100))

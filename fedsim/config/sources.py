@@ -4,6 +4,7 @@ In place of Hydra's own reader of folders: files outside the folder, too long on
 too large are refused, before Hydra works on them.
 """
 
+import filecmp
 import io
 from functools import lru_cache
 from pathlib import Path
@@ -70,6 +71,16 @@ class CheckedFolder(ConfigSource):
             )
         )
         return Path(self.path) / config_path
+
+
+def hidden_files(folder: Path, primary: Path) -> list[Problem]:
+    """Files of `folder` (--config-dir) that Hydra would never read, because `primary` has others of the same names."""
+    names = [path.relative_to(primary) for path in sorted(primary.rglob("*.yaml"))]
+    return [
+        Problem("--config-dir", str(folder / name), f"is hidden by {primary / name}, which differs", "rename it")
+        for name in names
+        if (folder / name).is_file() and not filecmp.cmp(folder / name, primary / name, shallow=False)
+    ]
 
 
 def read_checked(path: Path) -> str:

@@ -94,6 +94,10 @@ def describe(hint: Any) -> str:
         return " or ".join(describe(a) for a in args)
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
+    if origin is tuple and args[-1] is not ...:
+        items = [describe(a) for a in args]
+        each = f", each {items[0]}" if len(set(items)) == 1 else f": {', '.join(items)}"
+        return f"a list of {len(items)} items{each}"
     if origin in (list, tuple, Sequence):
         return f"a list, each item {describe(args[0])}"
     if origin in (dict, Mapping):

@@ -84,7 +84,8 @@ def file_sha256(path: Path) -> str:
 def modification_key(files: Iterable[Path], *facts: object) -> str:
     """A cache key that changes with the path, size or modification time of any of `files`, and with `facts`.
 
-    Much cheaper than checksums of the contents.
+    Much cheaper than checksums of the contents. Links are followed: what is told by the place of a link itself (its
+    name, a class, a split) must be among the facts.
     """
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr((facts, stats)).encode()).hexdigest()

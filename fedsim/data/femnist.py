@@ -105,7 +105,8 @@ class Femnist(Dataset):
         root = self.data_dir / "femnist"
         train, test = _leaf_files(root / "train"), _leaf_files(root / "test")
         files = [*train, *test]
-        cache = self.cache_dir / f"leaf-{modification_key(files, CONTENT, 'names')[:32]}.safetensors"
+        key = modification_key(files, CONTENT, "names", [[file.name for file in split] for split in (train, test)])
+        cache = self.cache_dir / f"leaf-{key[:32]}.safetensors"
         tensors = load_or_build(
             cache,
             lambda: {

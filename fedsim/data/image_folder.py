@@ -17,8 +17,9 @@ class ImageFolder(Dataset):
     """Images `path`/train/<class>/* and `path`/test/<class>/*, scaled to `size` x `size` pixels.
 
     `path` is absolute, or relative to the working folder or to data_dir. `grey` converts to one channel. `mean` and
-    `std`: None is .5 per channel. Images are decoded once into a cache whose key includes the sizes and modification
-    times of all files. `sha256`: None, or the checksum that the files must have (see `sha256_of_files`).
+    `std`: None is .5 per channel. Images are decoded once into a cache whose key includes the names, classes, sizes and
+    modification times of all files; they may be links. `sha256`: None, or the checksum that the files must have (see
+    `sha256_of_files`).
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class ImageFolder(Dataset):
             differ = sorted(set(classes) ^ set(test_classes))
             raise DataError(f"dataset.path={self.path}: train/ and test/ differ in their classes: {', '.join(differ)}")
         files = [p for p, _ in (*train, *test)]
-        key = modification_key(files, self.size, self.grey, CONTENT)
+        names = [[(p.relative_to(root).as_posix(), c) for p, c in split] for split in (train, test)]
+        key = modification_key(files, self.size, self.grey, CONTENT, names)
         cache = self.cache_dir / f"image_folder-{key[:32]}.safetensors"
         tensors = load_or_build(
             cache,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,33 +62,40 @@ class PreparationError(DataError):
         self.key = key
 
 
-_latest: dict[str, PreparedData] = {}
-"""The samples of the latest run, by all that decides them."""
+_latest: dict[tuple[str, object, object], PreparedData] = {}
+"""The samples of the latest run, by its `data_key` and its classes of the data set and the model: a module that was
+loaded again has others of the same names."""
 
 
 def prepare(plan: Plan) -> PreparedData:
     """Load, decode and normalise, unless the run before had the same. Raises `PreparationError`, a `DataError`."""
     device = resolve_device(plan.settings.device)
-    key = data_key(plan)
+    classes = resolve(plan.config["dataset"], Dataset, "dataset"), resolve(plan.config["model"], nn.Module, "model")
+    key = (data_key(plan), *classes)
     if key not in _latest:
         _latest.clear()
         try:
             _latest[key] = _load(plan, torch.device(device))
         except DataError as error:
-            raise PreparationError(key, str(error)) from error
+            raise PreparationError(data_key(plan), str(error)) from error
     return _latest[key]
 
 
+def forget() -> None:
+    """Let the next run load its data, whose files may have changed since."""
+    _latest.clear()
+
+
 def data_key(plan: Plan) -> str:
-    """Equal for runs that have the same prepared data."""
-    device = resolve_device(plan.settings.device)
-    decisive = [plan.config["dataset"], plan.config["model"], str(plan.data_dir), str(plan.cache_dir), device]
+    """Equal for runs that have the same prepared data, from files that do not change. Paths may be relative."""
+    places = [str(plan.data_dir), str(plan.cache_dir), str(Path.cwd())]
+    decisive = [plan.config["dataset"], plan.config["model"], *places, resolve_device(plan.settings.device)]
     return json.dumps(decisive, sort_keys=True, default=str)
 
 
 def is_prepared(plan: Plan) -> bool:
     """Whether the data of a run are in memory."""
-    return data_key(plan) in _latest
+    return data_key(plan) in [key for key, *_ in _latest]
 
 
 def _load(plan: Plan, device: torch.device) -> PreparedData:

@@ -1,0 +1,193 @@
+"""Own classes in place of files of conf/, from Python."""
+
+import importlib
+import math
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from fedsim import compose, run_experiment, run_sweep
+from fedsim.aggregators import FedAvgM
+from fedsim.api import parts
+from fedsim.errors import ConfigError, check, rule
+from fedsim.selectors.random import Random
+
+WORDS = ["num_clients=6", "cohort_size=2", "local.epochs=1", "num_rounds=4", "tracker=files_only"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Kept(Random):
+    """A class that another process can import (`tests.test_api.Kept`)."""
+
+
+def test_a_class_of_a_module_is_a_config_like_any_other() -> None:
+    result = run_experiment(WORDS, selector=partial(Kept, mode="uniform"))
+    assert result.kept
+    assert result.plan.config["selector"] == {"_target_": "tests.test_api_classes.Kept", "mode": "uniform"}
+    assert result.plan.choices["selector"] == "Kept"
+    assert result.folder.parent == Path("outputs/default")
+    by_path = compose([*WORDS, "selector._target_=tests.test_api_classes.Kept"])[0]
+    assert by_path.config_hash == result.plan.config_hash
+
+
+def local_selector(first: int) -> type[Random]:
+    class Mine(Random):
+        """Takes `first` and the client behind it."""
+
+        def select(self, round: int, clients: Any, rng: Any) -> Any:
+            import numpy as np
+
+            from fedsim.types import Selection
+
+            return Selection(np.array([first, first + 1]))
+
+    return Mine
+
+
+def test_classes_without_a_module_run_in_a_temporary_folder_each_as_itself() -> None:
+    plans = [compose(WORDS, selector=partial(local_selector(first), mode="uniform"))[0] for first in (0, 3)]
+    sweep = run_sweep(plans)
+    assert [result.records[0]["selected"] for result in sweep] == [[0, 1], [3, 4]]
+    assert not any(result.kept for result in sweep)
+    assert not Path("outputs").exists()
+    folder = sweep[0].folder
+    assert folder.is_dir()
+    assert len(sweep[0].rounds) == 4
+    del sweep
+    assert not folder.exists()
+    with pytest.raises(ConfigError, match="keep=True: cannot be kept"):
+        run_experiment(WORDS, selector=partial(local_selector(0), mode="uniform"), keep=True)
+
+
+def test_a_class_without_a_module_leaves_the_other_runs_of_a_sweep_in_their_folders() -> None:
+    run_experiment([*WORDS, "seed=5"])
+    plans = compose([*WORDS, "seed=5,6"])
+    plans += compose([*WORDS, "seed=5,6"], selector=partial(local_selector(0), mode="uniform"))
+    sweep = run_sweep(plans)
+    assert [(result.kept, result.skipped) for result in sweep] == [(True, True), (True, False)] + [(False, False)] * 2
+    assert sorted(Path("outputs/default").glob("digits*")) == sorted(result.folder for result in sweep[:2])
+    with pytest.raises(ConfigError, match="keep=True: cannot be kept"):
+        run_sweep(plans, keep=True)
+    assert not any(result.kept or result.skipped for result in run_sweep(plans[:2], keep=False))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"selector": local_selector}, "must be the dotted path of a subclass|must be a class|is missing"),
+        ({"selector": object()}, "must be a class"),
+        ({"selector": partial(Kept, "uniform")}, "give them by keyword"),
+        ({"selector": Kept}, "selector.mode: is missing"),
+        ({"selector": partial(Kept, mode="uniform", size=3)}, "selector.size: is not a known key"),
+        ({"engine": Kept}, "engine=.*takes no class"),
+        ({"partition": partial(Kept, mode="uniform")}, "partition._target_"),
+    ],
+)
+def test_what_is_no_part_is_refused_by_its_group(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        compose(WORDS, **given)
+
+
+FED_AVG_M = partial(FedAvgM, weighting="uniform", lr=1.0, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["aggregator=fedavgm", "aggregator.lr=0.001"], {"aggregator", "aggregator.lr"}),
+        (["aggregator.lr=0.1,0.5"], {"aggregator.lr"}),
+        (["aggregator.quantile=0.1"], {"aggregator.quantile"}),
+        (
+            ["+aggregator/x=y", "~aggregator.weighting", "selector=gpffl"],
+            {"aggregator/x", "aggregator.weighting", "selector"},
+        ),
+    ],
+)
+def test_words_about_a_group_whose_place_a_class_takes_are_refused(words: list[str], told: set[str]) -> None:
+    with pytest.raises(ConfigError, match=r"no effect: the class FedAvgM .*\n.*functools\.partial") as refused:
+        compose([*WORDS, *words], aggregator=FED_AVG_M)
+    assert {problem.key for problem in refused.value.problems} == told
+
+
+def test_a_class_takes_the_place_of_what_a_preset_chooses() -> None:
+    words = ["preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "seed=0"]
+    plans = compose(words, selector=partial(Kept, mode="uniform"), aggregator=FED_AVG_M)
+    assert [plan.config["aggregator"]["momentum"] for plan in plans] == [0.9]  # once, and not once a selector
+
+
+class Narrow(nn.Linear):
+    """A linear model of bounded width."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, width: int) -> None:
+        check(rule(width < 5, "width", width, "must be < 5"))
+        super().__init__(math.prod(input_shape), num_classes)
+        assert self.weight.detach().numpy().any()
+
+
+def test_a_models_range_is_told_before_anything_runs_and_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(ConfigError, match=r"model\.width=5: must be < 5") as refused:
+        compose([*WORDS, "optimizer.lr=0,-1"], model=partial(Narrow, width=5))
+    assert {problem.key for problem in refused.value.problems} == {"model.width", "optimizer.lr"}
+    assert len(compose(WORDS, model=partial(Narrow, width=4))) == 1
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_classes_of_a_script_are_not_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parts.is_importable(Kept)
+    assert not parts.is_importable(local_selector(0))
+    monkeypatch.setattr(Kept, "__module__", "__main__")
+    assert not parts.is_importable(Kept)
+
+
+RINGS = """
+import torch
+from fedsim.data.base import Dataset, LoadedData, Samples
+
+
+class Rings(Dataset):
+    def load(self):
+        samples = Samples(torch.rand(40, 2), torch.arange(40) % 2)
+        return LoadedData(samples, samples, 2, None, None, "first")
+"""
+
+
+def test_a_data_set_whose_module_is_loaded_again_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "rings_of_a_test.py").write_text(RINGS)
+    module = importlib.import_module("rings_of_a_test")
+    words = [*WORDS, "num_rounds=1", "partition=iid", "model=logistic"]
+    assert run_experiment(words, dataset=module.Rings).summary["data"]["fingerprint"] == "first"
+    (tmp_path / "rings_of_a_test.py").write_text(RINGS.replace("first", "second"))
+    importlib.reload(module)
+    for more in ("seed=1", "overwrite=true"):
+        result = run_experiment([*words, more], dataset=module.Rings)
+        assert result.summary["data"]["fingerprint"] == "second"
+
+
+@pytest.mark.parametrize("run", [run_experiment, run_sweep])
+def test_overwrite_reads_files_again_that_have_changed(run: Any, tmp_path: Path) -> None:
+    for path in (Path(split, label, f"{i}.png") for split in ("train", "test") for label in "ab" for i in range(8)):
+        (tmp_path / "images" / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 20 * int(path.stem)).save(tmp_path / "images" / path)
+    words = [*WORDS, "num_clients=2", "num_rounds=1", "partition=iid", "model=logistic", "cache_dir=cache"]
+    words += ["dataset=image_folder", "dataset.path=images", "dataset.size=8", "dataset.grey=true"]
+    before = run_experiment(words)
+    (tmp_path / "images" / "train" / "a" / "0.png").unlink()
+    result = run([*words, "overwrite=true"])
+    after = result if run is run_experiment else result[0]
+    assert (after.status, after.skipped) == ("done", False)
+    assert after.summary["data"]["sha256"] != before.summary["data"]["sha256"]

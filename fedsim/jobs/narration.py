@@ -10,7 +10,7 @@ from typing import Any
 from fedsim.config.moved import path_now
 from fedsim.config.plan import Plan
 from fedsim.jobs.progress import Progress
-from fedsim.running.outcome import Outcome, outcome_on_file
+from fedsim.running.outcome import Outcome, outcome_on_file, worked_in
 from fedsim.running.prepared_data import is_prepared
 from fedsim.running.signals import CODES, Preempted
 from fedsim.shell import command
@@ -133,7 +133,7 @@ class Narration:
         if not left:
             return
         pairs = zip(self.plans, outcomes, strict=True)
-        files = [plan.folder / ERROR for plan, outcome in pairs if outcome.status == "failed"]
+        files = [worked_in(plan) / ERROR for plan, outcome in pairs if outcome.status == "failed"]
         there = [file for file in files if file.is_file()]
         for file in there[:MOST_NAMED]:
             tell_line(f"its traceback: {file}")

@@ -1,16 +1,12 @@
-"""The jobs of a command: one after another, side by side, or by a launcher of Hydra; those that another process is
-running are waited for."""
+"""The jobs of a command: one after another, or side by side; those that another process is running are waited for."""
 
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-from omegaconf import DictConfig
 
 from fedsim.config.plan import Plan
 from fedsim.errors import ConfigError, DataError, FedsimError
@@ -79,7 +75,13 @@ class Attempts:
         return outcome
 
     def ends_elsewhere(self, plan: Plan, outcome: Outcome, refusal: FedsimError | None = None) -> None:
-        """A job has ended in a process of a cluster, of which `outcome` is known; `held`: another process has it.
+        """A job has ended in a process of a cluster (`take`), which is told here."""
+        self.take(plan, outcome, refusal)
+        if outcome.status != "held" and self.screen is not None:
+            self.screen.job_ended(plan, outcome)
+
+    def take(self, plan: Plan, outcome: Outcome, refusal: FedsimError | None = None) -> None:
+        """Record how a job has ended in another process; `held`: a process that is none of this command's has it.
 
         `refusal`: the error that has kept it from its first round.
         """
@@ -91,8 +93,6 @@ class Attempts:
         if outcome.final:
             self.progress.leaves(plan.folder)
         self.ended[plan.folder] = outcome
-        if self.screen is not None:
-            self.screen.job_ended(plan, outcome)
 
     def _require_data(self, plan: Plan) -> None:
         """Raise what an earlier job has raised for want of the same data, which are not looked for again."""
@@ -175,73 +175,3 @@ def _tell_holders(folders: Sequence[Path], told: set[str]) -> None:
         tell_line(f"and for {len(new) - MOST_NAMED} more jobs that other processes are running")
     if new:
         tell_line("Ctrl-C ends the wait; a job whose process ends early is taken over")
-
-
-class LaunchedJob:
-    """The task that Hydra's launcher runs for each job, in this process or (joblib) in others.
-
-    Hydra composes the job's config again; what is run is the plan that was checked, of the job's number in the sweep:
-    conf/ may have been edited since, which must not change the jobs of a sweep that are still to come.
-    """
-
-    def __init__(self, plans: Sequence[Plan], attempts: Attempts, tell: Callable[[FedsimError], None]) -> None:
-        self.plans, self.attempts, self.tell = plans, attempts, tell
-        self.parent = os.getpid()
-
-    def __call__(self, config: DictConfig) -> str:
-        from hydra.core.hydra_config import HydraConfig
-        from omegaconf import OmegaConf
-
-        job = HydraConfig.get().job
-        plan = self.plans[0 if OmegaConf.is_missing(job, "num") else job.num]
-        return self.attempts.run_next(plan).status if os.getpid() == self.parent else self._run_in_worker(plan)
-
-    def _run_in_worker(self, plan: Plan) -> str:
-        """Run a job in a process that the launcher has started, which may be given more of them.
-
-        Asked to end, it finishes and saves its job's round, and begins no other. The exception that stops jobs here
-        would make joblib kill the other processes at once.
-        """
-        STOP.defer_always()
-        if STOP.status is not None:
-            return STOP.status
-        self.attempts.progress.estimates = False  # other processes run other jobs
-        outcome = self.attempts.run(plan)
-        for error in self.attempts.refused:
-            self.tell(error)
-        self.attempts.refused.clear()
-        return outcome.status
-
-
-def run_launched(launch: Callable[[LaunchedJob], None], job: LaunchedJob) -> None:
-    """Let a launcher run all jobs, in processes of its own.
-
-    If it breaks, as joblib does when one of its processes is killed, this is told; the same command goes on.
-    """
-    with STOP.passed_on(), _errors_of_hydra_raised():
-        try:
-            launch(job)
-        except Exception as error:
-            STOP.raise_if_asked()
-            if os.environ.get("FEDSIM_DEBUG") == "1":
-                raise
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            tell_line(f"the launcher has failed ({reason}); the same command goes on with the jobs that have not ended")
-    STOP.raise_if_asked()
-    for plan in job.plans:
-        if not outcome_on_file(plan).final and not is_free(plan.folder):
-            job.attempts.held[plan.folder] = plan
-
-
-@contextmanager
-def _errors_of_hydra_raised() -> Iterator[None]:
-    """Hydra raises errors that it would print, with a traceback, and exit for."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before

@@ -66,6 +66,7 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequenc
     from fedsim.config.check import check_jobs
     from fedsim.jobs.launched import LaunchedJob, run_launched
     from fedsim.jobs.narration import Narration
+    from fedsim.jobs.overwriting import Overwriting
     from fedsim.jobs.progress import Progress
     from fedsim.jobs.room import require_room
     from fedsim.jobs.sweep import Attempts
@@ -73,14 +74,16 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequenc
 
     plans = check_jobs(jobs)
     RANKS.agree(plans, jobs[0].launcher)
+    overwriting = Overwriting(plans)
+    plans = [overwriting.as_found(plan) for plan in plans]
     require_room(plans)
     progress = Progress(plans)
-    screen = Narration(plans, [job.overrides for job in jobs], argv, progress)
-    attempts = Attempts(progress, screen)
+    screen = Narration(plans, [job.overrides for job in jobs], argv, progress, overwriting)
+    attempts = Attempts(progress, screen, overwriting=overwriting)
     runner = _runner(jobs, attempts)
     run = runner or attempts.run_in_turn
     screen.begin()
-    with STOP.working(), screen.broken_off():
+    with STOP.working(), overwriting.noted(), screen.broken_off():
         if runner is None and jobs[0].through_hydra:
             run_launched(partial(hand_to_hydra, hydra_words), LaunchedJob(plans, attempts, tell))
         else:

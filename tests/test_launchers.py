@@ -188,7 +188,7 @@ def test_a_job_whose_process_has_died_elsewhere_has_failed_unless_its_result_is_
     with monkeypatch.context() as patch:
         fail(patch, 0)
         assert run(words) == (1 if more else 0)
-    assert ("the same command goes on with" in capsys.readouterr().out) == bool(more)
+    assert ("the same command goes on with the one that is not done" in capsys.readouterr().out) == bool(more)
 
 
 def test_what_refuses_jobs_elsewhere_is_told_once_and_is_the_exit_code(

@@ -17,6 +17,7 @@ from fedsim.config.check import check_jobs
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.errors import ConfigError, DataError, FedsimError, Problem
+from fedsim.jobs.overwriting import result_of
 from fedsim.jobs.ray_launcher import RayJobs, _place
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Job, Report, run_jobs
@@ -40,7 +41,7 @@ def plans_of(*words: str) -> list[Plan]:
 
 def sent(plan: Plan) -> Job:
     """As Ray sends it: plain data."""
-    job = Job(config=plan.config, choices=plan.choices, folder=str(plan.folder))
+    job = Job(config=plan.config, choices=plan.choices, folder=str(plan.folder), replaces=result_of(plan))
     result: Job = json.loads(json.dumps(job))
     return result
 

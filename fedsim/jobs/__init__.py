@@ -2,6 +2,7 @@
 
     room           whether there is room for their results, asked before the first
     sweep          one after another, or side by side
+    overwriting    which of them overwrite=true has replaced already
     progress       how far they are, and how long the rest will take
     narration      what is said around them
 

@@ -103,7 +103,7 @@ def run_launched(launch: Callable[[LaunchedJob], None], job: LaunchedJob) -> Non
         STOP.raise_if_asked()
         for number, plan in enumerate(job.plans):
             if plan.folder not in job.attempts.ended and plan.folder not in job.attempts.held:
-                job.attempts.take(plan, *_outcome_of(plan, job.read(number)))
+                job.attempts.take(plan, *_outcome_of(job.attempts.overwriting.as_found(plan), job.read(number)))
 
 
 def _outcome_of(plan: Plan, report: Report | None) -> tuple[Outcome, FedsimError | None]:

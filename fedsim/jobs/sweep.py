@@ -11,6 +11,7 @@ from pathlib import Path
 from fedsim.config.plan import Plan
 from fedsim.errors import ConfigError, DataError, FedsimError
 from fedsim.jobs.narration import Narration
+from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.progress import Progress
 from fedsim.record import Record
 from fedsim.running.experiment import execute
@@ -36,14 +37,20 @@ OnRound = Callable[[Plan, Record], str | None]
 class Attempts:
     """Jobs as they are run: how each ended, what was refused before its first round, what other processes hold.
 
-    `progress` counts their rounds; `screen` (None: nobody) and `on_round` are told of them.
+    `progress` counts their rounds; `screen` (None: nobody) and `on_round` are told of them; `overwriting` knows which
+    are replaced already, where the same command goes on with the others.
     """
 
     def __init__(
-        self, progress: Progress | None = None, screen: Narration | None = None, on_round: OnRound | None = None
+        self,
+        progress: Progress | None = None,
+        screen: Narration | None = None,
+        on_round: OnRound | None = None,
+        overwriting: Overwriting | None = None,
     ) -> None:
         self.progress = progress or Progress()
         self.screen, self.on_round = screen, on_round
+        self.overwriting = overwriting or Overwriting()
         self.ended: dict[Path, Outcome] = {}
         self.refused: list[FedsimError] = []
         self.held: dict[Path, Plan] = {}
@@ -51,6 +58,7 @@ class Attempts:
 
     def run(self, plan: Plan, interleaved: InterleavedRun | None = None) -> Outcome:
         """Run a job. Raises KeyboardInterrupt or `Preempted` where a signal has stopped it outside of its rounds."""
+        plan = self.overwriting.as_found(plan)
         if self.screen is not None:
             self.screen.job_begins(plan)
         try:
@@ -143,7 +151,7 @@ class Attempts:
             free = [plan for plan in self.held.values() if is_free(plan.folder)]
             for plan in free:
                 del self.held[plan.folder]
-            run(free)
+            run([self.overwriting.after_wait(plan) for plan in free])
             if not free:
                 _tell_holders([plan.folder for plan in self.held.values()], told)
                 time.sleep(max(POLL_SECONDS, len(self.held) / 1000))

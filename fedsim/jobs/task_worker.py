@@ -20,11 +20,16 @@ class Place(TypedDict):
 
 
 class Job(TypedDict):
-    """A checked job: the config of its plan, the choices in its groups, and the folder that it had there."""
+    """A checked job: the config of its plan, the choices in its groups, and the folder that it had there.
+
+    `replaces`: which result there is in that folder, None if there is none. With `overwrite=true` another one is taken:
+    a task that is started again has replaced it already.
+    """
 
     config: Mapping[str, Any]
     choices: Mapping[str, str]
     folder: str
+    replaces: str | None
 
 
 class Report(TypedDict):
@@ -79,12 +84,14 @@ def _plan_of(job: Job) -> Any:
     """The plan, checked again. Raises `RuntimeError` where this machine makes another job of it."""
     from fedsim.config.plan import make_plan
     from fedsim.config.plugins import plugins
+    from fedsim.jobs.overwriting import result_of, taken
 
     plugins()
     plan = make_plan(job["config"], job["choices"])
     if str(plan.folder) != job["folder"]:
         raise RuntimeError(f"the job of {job['folder']} is that of {plan.folder} on this machine: is fedsim the same?")
-    return plan
+    replaced = plan.settings.overwrite and result_of(plan) not in (None, job["replaces"])
+    return taken(plan) if replaced else plan
 
 
 def report_of(attempts: Any, folder: Path, status: str) -> Report:

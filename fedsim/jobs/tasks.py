@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from fedsim.config.plan import Plan
 from fedsim.errors import ConfigError, DataError, FedsimError, Problem, check, rule
+from fedsim.jobs.overwriting import result_of
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Job, Report
 from fedsim.running.interleaving import Lanes
@@ -121,7 +122,8 @@ class Tasks(ABC):
         except LostTaskError as reason:
             error = str(reason)
         for plan in group:
-            self.attempts.ends_elsewhere(plan, *outcome_of(plan, reports.get(str(plan.folder)), error))
+            found = self.attempts.overwriting.as_found(plan)
+            self.attempts.ends_elsewhere(plan, *outcome_of(found, reports.get(str(plan.folder)), error))
 
 
 def run_as_tasks(
@@ -148,6 +150,7 @@ def run_as_tasks(
 def _still_to_run(attempts: Attempts, plans: Sequence[Plan]) -> list[Plan]:
     """`plans` without those that have ended before, which `attempts` is told of; a folder that comes twice is run
     once."""
+    plans = [attempts.overwriting.as_found(plan) for plan in plans]
     ended = [plan for plan in plans if outcome_on_file(plan).final and not plan.settings.overwrite]
     attempts.run_in_turn(ended)  # which returns what is on file
     return list({plan.folder: plan for plan in plans if plan not in ended}.values())
@@ -171,7 +174,7 @@ def _device_problem(plan: Plan, key: str, num_gpus: float) -> Problem | None:
 
 
 def _job_of(plan: Plan) -> Job:
-    return Job(config=plan.config, choices=plan.choices, folder=str(plan.folder))
+    return Job(config=plan.config, choices=plan.choices, folder=str(plan.folder), replaces=result_of(plan))
 
 
 class SeenRecords:

@@ -1,7 +1,7 @@
 """The command line of an experiment: composes it, checks it, runs every job. `fedsim.run` is where a process enters.
 
 Jobs run in this process, from the plans that were checked (fedsim.jobs.sweep). Hydra launches those of other
-launchers than ours (`hydra/launcher=joblib`), and answers questions (`--cfg job`, `--info`).
+launchers than ours (`hydra/launcher=joblib`, fedsim.jobs.launched), and answers questions (`--cfg job`, `--info`).
 
 PyTorch is imported where jobs are checked and run: questions, and completion in a shell, do not wait for it.
 """
@@ -72,23 +72,26 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequenc
     `hydra_words`: the command line for Hydra; `argv`: that of the user, which is told where it goes on with jobs.
     """
     from fedsim.config.check import check_jobs
+    from fedsim.jobs.launched import LaunchedJob, run_launched
     from fedsim.jobs.narration import Narration
+    from fedsim.jobs.overwriting import Overwriting
     from fedsim.jobs.progress import Progress
     from fedsim.jobs.room import require_room
-    from fedsim.jobs.sweep import Attempts, LaunchedJob, run_launched
-    from fedsim.running.outcome import outcome_on_file
+    from fedsim.jobs.sweep import Attempts
     from fedsim.running.ranks import RANKS
 
     plans = check_jobs(jobs)
     RANKS.agree(plans, jobs[0].launcher)
+    overwriting = Overwriting(plans)
+    plans = [overwriting.as_found(plan) for plan in plans]
     require_room(plans)
     progress = Progress(plans)
-    screen = Narration(plans, [job.overrides for job in jobs], argv, progress)
-    attempts = Attempts(progress, screen)
+    screen = Narration(plans, [job.overrides for job in jobs], argv, progress, overwriting)
+    attempts = Attempts(progress, screen, overwriting=overwriting)
     runner = _runner(jobs, attempts)
     run = runner or attempts.run_in_turn
     screen.begin()
-    with STOP.working(), screen.broken_off():
+    with STOP.working(), overwriting.noted(), screen.broken_off():
         if runner is None and jobs[0].through_hydra:
             run_launched(partial(hand_to_hydra, hydra_words), LaunchedJob(plans, attempts, tell))
         else:
@@ -99,7 +102,7 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequenc
     for error, count in attempts.refusals():
         tell(error)
         print(f"    concerns {count} of {len(plans)} jobs", file=sys.stderr)
-    outcomes = [attempts.ended.get(plan.folder) or outcome_on_file(plan) for plan in plans]
+    outcomes = [attempts.ended[plan.folder] for plan in plans]
     screen.end(outcomes)
     return EXIT_CODES[max((outcome.status for outcome in outcomes), key=SEVERITY.index)]
 

@@ -50,8 +50,8 @@ def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
     """Signals of a process of its own, whose handler is called by hand, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     fresh = StopRequests()
-    for module in ("fedsim.running.experiment", "fedsim.jobs.sweep", "fedsim.cli", "fedsim.running.signals"):
-        monkeypatch.setattr(f"{module}.STOP", fresh)
+    for module in ("running.experiment", "jobs.sweep", "jobs.launched", "cli", "running.signals"):
+        monkeypatch.setattr(f"fedsim.{module}.STOP", fresh)
     return fresh
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -19,12 +21,14 @@ from fedsim.cli import run
 from fedsim.config.check import check_jobs
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plugins import plugins
-from fedsim.errors import DataError, FedsimError
-from fedsim.jobs.sweep import Attempts, LaunchedJob
+from fedsim.errors import ConfigError, DataError, FedsimError, Problem
+from fedsim.jobs.launched import LaunchedJob
+from fedsim.jobs.sweep import Attempts
 from fedsim.record import Record
 from fedsim.running.signals import StopRequests
 from fedsim.simulation import Simulation
-from fedsim.tracking.files import MODEL, NEWEST, read_metrics, read_summary
+from fedsim.tracking.files import MODEL, NEWEST, owned, read_metrics, read_summary
+from tests.run_toys import shell
 
 WORDS = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
 
@@ -35,8 +39,8 @@ def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
     monkeypatch.chdir(tmp_path)
     fresh = StopRequests()
     monkeypatch.setattr(fresh, "install", lambda: None)
-    for module in ("fedsim.running.experiment", "fedsim.jobs.sweep", "fedsim.cli", "fedsim.running.signals"):
-        monkeypatch.setattr(f"{module}.STOP", fresh)
+    for module in ("running.experiment", "jobs.sweep", "jobs.launched", "cli", "running.signals"):
+        monkeypatch.setattr(f"fedsim.{module}.STOP", fresh)
     return fresh
 
 
@@ -97,14 +101,19 @@ def test_a_refused_job_is_told_by_its_process(
         worker(0)
 
 
+def words_of_other(*more: str) -> list[str]:
+    """The words of a sweep that Hydra launches, in this process."""
+    plugins()  # loads the module
+    Path("my_conf/hydra/launcher").mkdir(parents=True, exist_ok=True)
+    target = "_target_: hydra._internal.core_plugins.basic_launcher.BasicLauncher\n"
+    Path("my_conf/hydra/launcher/other.yaml").write_text(target)
+    return [*WORDS, "-m", "seed=0,1", "hydra.verbose=false", "--config-dir", "my_conf", "hydra/launcher=other", *more]
+
+
 def test_a_launcher_that_breaks_is_told_and_the_same_command_goes_on(
     stop: StopRequests, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plugins()  # loads the module
-    words = [*WORDS, "-m", "seed=0,1", "hydra.verbose=false", "--config-dir", "my_conf", "hydra/launcher=other"]
-    Path("my_conf/hydra/launcher").mkdir(parents=True)
-    target = "_target_: hydra._internal.core_plugins.basic_launcher.BasicLauncher\n"
-    Path("my_conf/hydra/launcher/other.yaml").write_text(target)
+    words = words_of_other()
 
     def broken(self: Any, *_: Any, **__: Any) -> Any:
         raise RuntimeError("a worker was killed\nand much more")
@@ -118,6 +127,107 @@ def test_a_launcher_that_breaks_is_told_and_the_same_command_goes_on(
     assert "Traceback" not in printed.err
     assert run(words) == 0
     assert {seed: s["status"] for seed, s in summaries().items()} == {"s0": "done", "s1": "done"}
+
+
+@pytest.fixture
+def elsewhere(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Hydra's jobs know of the command what was pickled for them, as in a process of joblib, and nothing is known of
+    them here. The set is of numbers of jobs whose process dies before it reports."""
+    call, dying = LaunchedJob.__call__, set[int]()
+
+    def in_a_worker(self: LaunchedJob, config: DictConfig) -> str:
+        copy = pickle.loads(pickle.dumps(self))
+        copy.parent = -1
+        if HydraConfig.get().job.num in dying:
+            copy.reports = Path("nowhere")
+        return call(copy, config)
+
+    monkeypatch.setattr(LaunchedJob, "__call__", in_a_worker)
+    monkeypatch.setattr(sys, "argv", ["fedsim"])
+    return dying
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, *seeds: int) -> None:
+    """Let jobs raise in their third round."""
+    step = Simulation.step
+
+    def failing(self: Simulation) -> Record:
+        if self.round == 2 and self.components.streams.seed in seeds:
+            raise ZeroDivisionError("mine")
+        return step(self)
+
+    monkeypatch.setattr(Simulation, "step", failing)
+
+
+def test_an_overwrite_that_fails_elsewhere_does_not_pass_for_its_old_result(
+    elsewhere: set[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = words_of_other()
+    assert run(words) == 0
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        fail(patch, 0, 1)
+        assert run([*words, "overwrite=true"]) == 1
+    printed = capsys.readouterr().out
+    assert not re.search(r"\d ± ", printed)
+    assert "next: fedsim report" not in printed
+    assert "the same command goes on with 2 jobs that are not done" in printed
+    with monkeypatch.context() as patch:
+        fail(patch, 0)
+        assert run([*words, "overwrite=true"]) == 1
+    assert run([*words, "overwrite=true"]) == 0
+
+
+@pytest.mark.parametrize("more", [[], ["overwrite=true"]])
+def test_a_job_whose_process_has_died_elsewhere_has_failed_unless_its_result_is_there(
+    more: list[str], elsewhere: set[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = words_of_other(*more)
+    assert run(words) == 0
+    elsewhere.update([0, 1])
+    with monkeypatch.context() as patch:
+        fail(patch, 0)
+        assert run(words) == (1 if more else 0)
+    assert ("the same command goes on with the one that is not done" in capsys.readouterr().out) == bool(more)
+
+
+def test_what_refuses_jobs_elsewhere_is_told_once_and_is_the_exit_code(
+    elsewhere: set[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(plan: Any) -> Any:
+        raise DataError("no data") if plan.settings.seed else ConfigError([Problem("model", "mine", "does not fit")])
+
+    words = words_of_other()
+    with monkeypatch.context() as patch:
+        fail(patch, 0, 1)
+        assert run(words) == 1
+        patch.setattr("fedsim.running.experiment.build", refuse)
+        capsys.readouterr()
+        assert run(words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("no data") == printed.err.count("model='mine': does not fit") == 1
+    assert printed.err.count("concerns 1 of 2 jobs") == 2
+    assert run(words) == 0
+
+
+def test_a_job_that_another_process_has_is_waited_for_and_replaced_here(
+    elsewhere: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = words_of_other()
+    assert run(words) == 0
+    before = {seed: s["wall_seconds"] for seed, s in summaries().items()}
+    (folder,) = Path("outputs/default").glob("*-s0-*")
+    for dying in ([], [0]):
+        elsewhere.clear()
+        elsewhere.update(dying)
+        holder = owned(folder)
+        holder.__enter__()
+        with monkeypatch.context() as patch:
+            patch.setattr("fedsim.jobs.sweep.time.sleep", lambda _, held=holder: held.__exit__(None, None, None))
+            assert run([*words, "overwrite=true"]) == 0
+        after = {seed: s["wall_seconds"] for seed, s in summaries().items()}
+        assert all(after[seed] != before[seed] for seed in ("s0", "s1"))
+        before = after
 
 
 PASSING_ON = """
@@ -235,3 +345,35 @@ def test_a_sweep_of_joblibs_processes_is_stopped_or_struck_and_the_same_command_
         done = subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     assert [result(f) for f in folders(tmp_path / "outputs")] == [result(f) for f in folders(tmp_path / "whole")]
+
+
+FAILS = """
+from pathlib import Path
+from fedsim.selectors.random import Random
+
+class Fails(Random):
+    def select(self, round, clients, rng):
+        if Path("broken").exists() and round == 3:
+            raise KeyError("mine")
+        return super().select(round, clients, rng)
+"""
+
+
+@pytest.mark.faults
+def test_how_jobs_of_joblibs_processes_end_is_not_read_from_their_old_results(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    (tmp_path / "my_lab.py").write_text(FAILS)
+    words = [*WORDS, "-m", "seed=0,1", "selector._target_=my_lab.Fails", "checkpoint.every=1"]
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    assert shell(tmp_path, *words, *launcher).returncode == 0
+    (tmp_path / "broken").touch()
+    failed = shell(tmp_path, *words, *launcher, "overwrite=true")
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert not re.search(r"\d ± ", failed.stdout)
+    assert failed.stdout.count("its traceback: ") == 2
+    assert shell(tmp_path, *words, *launcher, "output_dir=other").returncode == 1
+    for checkpoint in tmp_path.glob("other/*/*/checkpoint*"):
+        checkpoint.write_bytes(b"")
+    refused = shell(tmp_path, *words, *launcher, "output_dir=other")
+    assert refused.returncode == 3, refused.stdout + refused.stderr
+    assert refused.stderr.count("concerns 1 of 2 jobs") == 2

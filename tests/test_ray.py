@@ -16,7 +16,8 @@ from fedsim.cli import run
 from fedsim.config.check import check_jobs
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.errors import ConfigError, DataError, FedsimError
+from fedsim.errors import ConfigError, DataError, FedsimError, Problem
+from fedsim.jobs.overwriting import result_of
 from fedsim.jobs.ray_launcher import RayJobs, _place
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Job, Report, run_jobs
@@ -40,7 +41,7 @@ def plans_of(*words: str) -> list[Plan]:
 
 def sent(plan: Plan) -> Job:
     """As Ray sends it: plain data."""
-    job = Job(config=plan.config, choices=plan.choices, folder=str(plan.folder))
+    job = Job(config=plan.config, choices=plan.choices, folder=str(plan.folder), replaces=result_of(plan))
     result: Job = json.loads(json.dumps(job))
     return result
 
@@ -89,7 +90,7 @@ def test_a_task_runs_what_was_sent_as_plain_data_and_reports_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     plans = plans_of("seed=0,1")
-    expected = [Report(folder=str(p.folder), status="done", skipped=False, error=None) for p in plans]
+    expected = [Report(folder=str(p.folder), status="done", skipped=False, error=None, refused=False) for p in plans]
     assert run_jobs([sent(plan) for plan in plans]) == expected  # two in a task train together
     assert run_jobs([sent(plans[0])]) == [{**expected[0], "skipped": True}]
     check_jobs_equal(tmp_path, plans)
@@ -110,19 +111,29 @@ def test_a_job_of_another_folder_is_refused(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "outputs").exists()
 
 
-def test_what_refuses_a_job_in_a_task_is_told_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (DataError("no data"), "data", 3),
+        (ConfigError([Problem("model", "mine", "does not fit")]), "config", 2),
+        (FedsimError("no room"), "failed", 1),
+    ],
+)
+def test_what_refuses_a_job_in_a_task_is_told_here_and_has_its_exit_code(
+    error: FedsimError, status: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
 
     def refuse(plan: Any) -> Any:
-        raise DataError("no data")
+        raise error
 
     monkeypatch.setattr("fedsim.running.experiment.build", refuse)
     (plan,) = plans_of("seed=0")
     (report,) = run_jobs([sent(plan)])
     attempts = Attempts()
     attempts.ends_elsewhere(plan, *outcome_of(plan, report, None))
-    assert attempts.ended[plan.folder].status == "data"
-    assert [(type(error), str(error)) for error in attempts.refused] == [(DataError, "no data")]
+    assert attempts.ended[plan.folder].status == status
+    assert [(found.exit_code, str(found)) for found in attempts.refused] == [(code, str(error))]
 
 
 def test_a_task_without_a_report_has_done_what_its_folder_says(
@@ -141,7 +152,7 @@ def test_a_job_that_another_process_has_is_looked_at_again(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     (plan,) = plans_of("seed=0")
     attempts = Attempts()
-    report = Report(folder=str(plan.folder), status="held", skipped=False, error=None)
+    report = Report(folder=str(plan.folder), status="held", skipped=False, error=None, refused=False)
     attempts.ends_elsewhere(plan, *outcome_of(plan, report, None))
     assert (attempts.held, attempts.ended) == ({plan.folder: plan}, {})
     attempts.run_held(attempts.run_in_turn)

@@ -39,7 +39,10 @@ class Pretended(Tasks):
     def reports(self, task: int) -> list[Report]:
         if task == self.lost:
             raise LostTaskError("its task was killed")
-        return [Report(folder=folder, status="done", skipped=False, error=None) for folder in self.begun[task]]
+        return [
+            Report(folder=folder, status="done", skipped=False, error=None, refused=False)
+            for folder in self.begun[task]
+        ]
 
     def ask_to_end(self, running: Sequence[int]) -> None:
         self.asked.append(len(running))

@@ -27,12 +27,14 @@ def run(words: Sequence[str]) -> int:
     from fedsim.config import command_line
     from fedsim.config.check import check_jobs
     from fedsim.config.compose import compose_jobs, search_path
+    from fedsim.jobs.overwriting import Overwriting
     from fedsim.jobs.room import require_room
 
     options, args = command_line.read_words(_parser(), words)
     with search_path(args.config_dir, args.config_path):
         jobs = compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name or "config")
     plans = check_jobs(jobs)
+    plans = [*map(Overwriting(plans).as_found, plans)]
     require_room(plans)
     status = [status_of(plan) for plan in plans]
     costs = estimates(plans, status)

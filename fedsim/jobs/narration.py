@@ -9,8 +9,9 @@ from typing import Any
 
 from fedsim.config.moved import path_now
 from fedsim.config.plan import Plan
+from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.progress import Progress
-from fedsim.running.outcome import Outcome, outcome_on_file
+from fedsim.running.outcome import Outcome, outcome_on_file, worked_in
 from fedsim.running.prepared_data import is_prepared
 from fedsim.running.signals import CODES, Preempted
 from fedsim.shell import command
@@ -28,13 +29,19 @@ MOST_NAMED = 3
 class Narration:
     """The screen of one command, whose jobs are `plans`.
 
-    `overrides`: the words that each was composed of; `argv`: those of the command line.
+    `overrides`: the words that each was composed of; `argv`: those of the command line; `overwriting`: what of the jobs
+    is replaced (None: nothing is to be).
     """
 
     def __init__(
-        self, plans: Sequence[Plan], overrides: Sequence[Sequence[str]], argv: Sequence[str], progress: Progress
+        self,
+        plans: Sequence[Plan],
+        overrides: Sequence[Sequence[str]],
+        argv: Sequence[str],
+        progress: Progress,
+        overwriting: Overwriting | None = None,
     ) -> None:
-        self.plans, self.progress = plans, progress
+        self.plans, self.progress, self._overwriting = plans, progress, overwriting or Overwriting()
         self._labels = {plan.folder: labels_of(words) for plan, words in zip(plans, overrides, strict=True)}
         self._told_keys = differing_keys(list(self._labels.values()))
         self._command = command("fedsim", *argv)
@@ -47,8 +54,11 @@ class Narration:
         for folder in ended:
             self.progress.leaves(folder)
         if self._is_sweep:
-            before = f"; {len(ended)} have ended before (overwrite=true runs them again)" if ended else ""
+            others = len(self._ended_before - self._overwriting.replaced)
+            before = f"; {others} have ended before (overwrite=true runs them again)" if others else ""
             tell_line(f"{len(self.plans)} jobs, results in {self.folder}{before}")
+        if self._overwriting.notice:
+            tell_line(self._overwriting.notice)
 
     def job_begins(self, plan: Plan) -> None:
         """A job is about to be prepared, which may take long if its data are not in memory."""
@@ -63,7 +73,8 @@ class Narration:
         """How a job ended, in a line, where its trackers do not tell that."""
         if outcome.skipped:
             if not self._is_sweep or plan.folder not in self._ended_before:
-                tell_line(f"already {outcome.status}: {plan.folder} (overwrite=true runs it again)")
+                remedy = "" if plan.config.get("overwrite") else " (overwrite=true runs it again)"
+                tell_line(f"already {outcome.status}: {plan.folder}{remedy}")
         elif self._is_sweep:
             position = self.progress.position(plan.folder)
             labels = self._labels[plan.folder]
@@ -94,7 +105,7 @@ class Narration:
         try:
             yield
         except (KeyboardInterrupt, Preempted):
-            ended = sum(outcome_on_file(plan).final for plan in self.plans)
+            ended = sum(self._overwriting.has_ended(plan) for plan in self.plans)
             if self._is_sweep:
                 tell_line(f"{ended} of {len(self.plans)} jobs have ended, results in {self.folder}")
             if ended < len(self.plans):
@@ -133,7 +144,7 @@ class Narration:
         if not left:
             return
         pairs = zip(self.plans, outcomes, strict=True)
-        files = [plan.folder / ERROR for plan, outcome in pairs if outcome.status == "failed"]
+        files = [worked_in(plan) / ERROR for plan, outcome in pairs if outcome.status == "failed"]
         there = [file for file in files if file.is_file()]
         for file in there[:MOST_NAMED]:
             tell_line(f"its traceback: {file}")

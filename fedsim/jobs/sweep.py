@@ -1,20 +1,17 @@
-"""The jobs of a command: one after another, side by side, or by a launcher of Hydra; those that another process is
-running are waited for."""
+"""The jobs of a command: one after another, or side by side; those that another process is running are waited for."""
 
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from fedsim.config.plan import Plan
 from fedsim.errors import ConfigError, DataError, FedsimError
 from fedsim.jobs.narration import Narration
+from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.progress import Progress
 from fedsim.record import Record
 from fedsim.running.experiment import execute
@@ -40,14 +37,20 @@ OnRound = Callable[[Plan, Record], str | None]
 class Attempts:
     """Jobs as they are run: how each ended, what was refused before its first round, what other processes hold.
 
-    `progress` counts their rounds; `screen` (None: nobody) and `on_round` are told of them.
+    `progress` counts their rounds; `screen` (None: nobody) and `on_round` are told of them; `overwriting` knows which
+    are replaced already, where the same command goes on with the others.
     """
 
     def __init__(
-        self, progress: Progress | None = None, screen: Narration | None = None, on_round: OnRound | None = None
+        self,
+        progress: Progress | None = None,
+        screen: Narration | None = None,
+        on_round: OnRound | None = None,
+        overwriting: Overwriting | None = None,
     ) -> None:
         self.progress = progress or Progress()
         self.screen, self.on_round = screen, on_round
+        self.overwriting = overwriting or Overwriting()
         self.ended: dict[Path, Outcome] = {}
         self.refused: list[FedsimError] = []
         self.held: dict[Path, Plan] = {}
@@ -55,6 +58,7 @@ class Attempts:
 
     def run(self, plan: Plan, interleaved: InterleavedRun | None = None) -> Outcome:
         """Run a job. Raises KeyboardInterrupt or `Preempted` where a signal has stopped it outside of its rounds."""
+        plan = self.overwriting.as_found(plan)
         if self.screen is not None:
             self.screen.job_begins(plan)
         try:
@@ -79,7 +83,13 @@ class Attempts:
         return outcome
 
     def ends_elsewhere(self, plan: Plan, outcome: Outcome, refusal: FedsimError | None = None) -> None:
-        """A job has ended in a process of a cluster, of which `outcome` is known; `held`: another process has it.
+        """A job has ended in a process of a cluster (`take`), which is told here."""
+        self.take(plan, outcome, refusal)
+        if outcome.status != "held" and self.screen is not None:
+            self.screen.job_ended(plan, outcome)
+
+    def take(self, plan: Plan, outcome: Outcome, refusal: FedsimError | None = None) -> None:
+        """Record how a job has ended in another process; `held`: a process that is none of this command's has it.
 
         `refusal`: the error that has kept it from its first round.
         """
@@ -91,8 +101,6 @@ class Attempts:
         if outcome.final:
             self.progress.leaves(plan.folder)
         self.ended[plan.folder] = outcome
-        if self.screen is not None:
-            self.screen.job_ended(plan, outcome)
 
     def _require_data(self, plan: Plan) -> None:
         """Raise what an earlier job has raised for want of the same data, which are not looked for again."""
@@ -143,7 +151,7 @@ class Attempts:
             free = [plan for plan in self.held.values() if is_free(plan.folder)]
             for plan in free:
                 del self.held[plan.folder]
-            run(free)
+            run([self.overwriting.after_wait(plan) for plan in free])
             if not free:
                 _tell_holders([plan.folder for plan in self.held.values()], told)
                 time.sleep(max(POLL_SECONDS, len(self.held) / 1000))
@@ -175,73 +183,3 @@ def _tell_holders(folders: Sequence[Path], told: set[str]) -> None:
         tell_line(f"and for {len(new) - MOST_NAMED} more jobs that other processes are running")
     if new:
         tell_line("Ctrl-C ends the wait; a job whose process ends early is taken over")
-
-
-class LaunchedJob:
-    """The task that Hydra's launcher runs for each job, in this process or (joblib) in others.
-
-    Hydra composes the job's config again; what is run is the plan that was checked, of the job's number in the sweep:
-    conf/ may have been edited since, which must not change the jobs of a sweep that are still to come.
-    """
-
-    def __init__(self, plans: Sequence[Plan], attempts: Attempts, tell: Callable[[FedsimError], None]) -> None:
-        self.plans, self.attempts, self.tell = plans, attempts, tell
-        self.parent = os.getpid()
-
-    def __call__(self, config: DictConfig) -> str:
-        from hydra.core.hydra_config import HydraConfig
-        from omegaconf import OmegaConf
-
-        job = HydraConfig.get().job
-        plan = self.plans[0 if OmegaConf.is_missing(job, "num") else job.num]
-        return self.attempts.run_next(plan).status if os.getpid() == self.parent else self._run_in_worker(plan)
-
-    def _run_in_worker(self, plan: Plan) -> str:
-        """Run a job in a process that the launcher has started, which may be given more of them.
-
-        Asked to end, it finishes and saves its job's round, and begins no other. The exception that stops jobs here
-        would make joblib kill the other processes at once.
-        """
-        STOP.defer_always()
-        if STOP.status is not None:
-            return STOP.status
-        self.attempts.progress.estimates = False  # other processes run other jobs
-        outcome = self.attempts.run(plan)
-        for error in self.attempts.refused:
-            self.tell(error)
-        self.attempts.refused.clear()
-        return outcome.status
-
-
-def run_launched(launch: Callable[[LaunchedJob], None], job: LaunchedJob) -> None:
-    """Let a launcher run all jobs, in processes of its own.
-
-    If it breaks, as joblib does when one of its processes is killed, this is told; the same command goes on.
-    """
-    with STOP.passed_on(), _errors_of_hydra_raised():
-        try:
-            launch(job)
-        except Exception as error:
-            STOP.raise_if_asked()
-            if os.environ.get("FEDSIM_DEBUG") == "1":
-                raise
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            tell_line(f"the launcher has failed ({reason}); the same command goes on with the jobs that have not ended")
-    STOP.raise_if_asked()
-    for plan in job.plans:
-        if not outcome_on_file(plan).final and not is_free(plan.folder):
-            job.attempts.held[plan.folder] = plan
-
-
-@contextmanager
-def _errors_of_hydra_raised() -> Iterator[None]:
-    """Hydra raises errors that it would print, with a traceback, and exit for."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before

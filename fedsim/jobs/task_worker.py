@@ -20,20 +20,27 @@ class Place(TypedDict):
 
 
 class Job(TypedDict):
-    """A checked job: the config of its plan, the choices in its groups, and the folder that it had there."""
+    """A checked job: the config of its plan, the choices in its groups, and the folder that it had there.
+
+    `replaces`: which result there is in that folder, None if there is none. With `overwrite=true` another one is taken:
+    a task that is started again has replaced it already.
+    """
 
     config: Mapping[str, Any]
     choices: Mapping[str, str]
     folder: str
+    replaces: str | None
 
 
 class Report(TypedDict):
-    """How a job ended in a task. `error`: why it was refused before round 1, None if it was not."""
+    """How a job ended in another process. `error`: why it did before round 1, None if it began; `refused`: whether that
+    is an error of the user's config or data."""
 
     folder: str
     status: str
     skipped: bool
     error: str | None
+    refused: bool
 
 
 def this_place(environment: Mapping[str, str]) -> Place:
@@ -70,27 +77,29 @@ def run_jobs(jobs: Sequence[Job]) -> list[Report]:
             attempts.run_in_lanes(Lanes(max_lanes=len(plans)), plans)
     except (KeyboardInterrupt, Preempted):
         assert STOP.status is not None
-    return [_report(attempts, plan.folder, STOP.status or "failed") for plan in plans]
+    return [report_of(attempts, plan.folder, STOP.status or "failed") for plan in plans]
 
 
 def _plan_of(job: Job) -> Any:
     """The plan, checked again. Raises `RuntimeError` where this machine makes another job of it."""
     from fedsim.config.plan import make_plan
     from fedsim.config.plugins import plugins
+    from fedsim.jobs.overwriting import result_of, taken
 
     plugins()
     plan = make_plan(job["config"], job["choices"])
     if str(plan.folder) != job["folder"]:
         raise RuntimeError(f"the job of {job['folder']} is that of {plan.folder} on this machine: is fedsim the same?")
-    return plan
+    replaced = plan.settings.overwrite and result_of(plan) not in (None, job["replaces"])
+    return taken(plan) if replaced else plan
 
 
-def _report(attempts: Any, folder: Path, status: str) -> Report:
-    """`status`: of a job that has not begun."""
-    if folder in attempts.held:
-        return Report(folder=str(folder), status="held", skipped=False, error=None)
+def report_of(attempts: Any, folder: Path, status: str) -> Report:
+    """How the job of `folder` ended among `attempts`. `status`: of a job that has not begun."""
     outcome = attempts.ended.get(folder)
-    if outcome is None:
-        return Report(folder=str(folder), status=status, skipped=False, error=None)
-    refused = outcome.summary.get("error") if set(outcome.summary) == {"error"} else None
-    return Report(folder=str(folder), status=outcome.status, skipped=outcome.skipped, error=refused)
+    if folder in attempts.held or outcome is None:
+        status = "held" if folder in attempts.held else status
+        return Report(folder=str(folder), status=status, skipped=False, error=None, refused=False)
+    error = outcome.summary["error"] if set(outcome.summary) == {"error"} else None
+    refused = error is not None and error in map(str, attempts.refused)
+    return Report(folder=str(folder), status=outcome.status, skipped=outcome.skipped, error=error, refused=refused)

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedsim.config.plan import Plan
-from fedsim.errors import DataError, FedsimError, Problem, check, rule
+from fedsim.errors import ConfigError, DataError, FedsimError, Problem, check, rule
+from fedsim.jobs.overwriting import result_of
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Job, Report
 from fedsim.running.interleaving import Lanes
-from fedsim.running.outcome import Outcome, outcome_on_file
+from fedsim.running.outcome import Outcome, outcome_in, outcome_on_file, worked_in
+from fedsim.running.results import FINAL
 from fedsim.running.signals import STOP
 from fedsim.tracking.console import lanes_progress, time_left
 from fedsim.tracking.files import METRICS
@@ -27,6 +29,12 @@ from fedsim.tracking.screen import tell_line
 
 class LostTaskError(Exception):
     """A task has ended without reports; the text says why."""
+
+
+class RefusedElsewhereError(FedsimError):
+    """A config that a process of the command has refused; the text is that of its `ConfigError`."""
+
+    exit_code = ConfigError.exit_code
 
 
 class Tasks(ABC):
@@ -114,7 +122,8 @@ class Tasks(ABC):
         except LostTaskError as reason:
             error = str(reason)
         for plan in group:
-            self.attempts.ends_elsewhere(plan, *outcome_of(plan, reports.get(str(plan.folder)), error))
+            found = self.attempts.overwriting.as_found(plan)
+            self.attempts.ends_elsewhere(plan, *outcome_of(found, reports.get(str(plan.folder)), error))
 
 
 def run_as_tasks(
@@ -141,6 +150,7 @@ def run_as_tasks(
 def _still_to_run(attempts: Attempts, plans: Sequence[Plan]) -> list[Plan]:
     """`plans` without those that have ended before, which `attempts` is told of; a folder that comes twice is run
     once."""
+    plans = [attempts.overwriting.as_found(plan) for plan in plans]
     ended = [plan for plan in plans if outcome_on_file(plan).final and not plan.settings.overwrite]
     attempts.run_in_turn(ended)  # which returns what is on file
     return list({plan.folder: plan for plan in plans if plan not in ended}.values())
@@ -164,7 +174,7 @@ def _device_problem(plan: Plan, key: str, num_gpus: float) -> Problem | None:
 
 
 def _job_of(plan: Plan) -> Job:
-    return Job(config=plan.config, choices=plan.choices, folder=str(plan.folder))
+    return Job(config=plan.config, choices=plan.choices, folder=str(plan.folder), replaces=result_of(plan))
 
 
 class SeenRecords:
@@ -194,16 +204,17 @@ def outcome_of(plan: Plan, report: Report | None, error: str | None) -> tuple[Ou
 
     `report`: its task's; `error`: why there is none, and the folder tells what was done before.
     """
-    on_file = outcome_on_file(plan)
     if report is None:
+        on_file = outcome_on_file(plan)
         if on_file.final and not plan.settings.overwrite:
             return on_file, None
         if STOP.status is not None:
             return Outcome(STOP.status, {"error": error}), None
         tell_line(f"{plan.folder}: {error}; the same command goes on with it")
         return Outcome("failed", {"error": error}), None
-    status, refusal = report["status"], report["error"]
-    if refusal is None:
-        return Outcome(status, on_file.summary if on_file.status == status else {}, report["skipped"]), None
-    kind = DataError if status == "data" else FedsimError
-    return Outcome(status, {"error": refusal}), kind(refusal)
+    status, reason = report["status"], report["error"]
+    if reason is None:
+        left = outcome_in(plan.folder if status in FINAL else worked_in(plan))
+        return Outcome(status, left.summary if left.status == status else {}, report["skipped"]), None
+    kinds = {"data": DataError, "config": RefusedElsewhereError}
+    return Outcome(status, {"error": reason}), kinds.get(status, FedsimError)(reason) if report["refused"] else None

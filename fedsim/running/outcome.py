@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsim.config.plan import Plan
 from fedsim.running.results import FINAL
-from fedsim.tracking.files import read_summary
+from fedsim.tracking.files import read_summary, replacement_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,13 @@ class Outcome:
 def outcome_on_file(plan: Plan) -> Outcome:
     """What the run's folder says of it; `failed` where there is no summary."""
     return outcome_in(plan.folder)
+
+
+def worked_in(plan: Plan) -> Path:
+    """Where a run that has not ended leaves its files: in its folder, or beside a finished result that it is to
+    replace."""
+    beside = plan.settings.overwrite and outcome_on_file(plan).final
+    return replacement_of(plan.folder) if beside else plan.folder
 
 
 def outcome_in(folder: Path) -> Outcome:

@@ -1,0 +1,257 @@
+"""`overwrite=true` over several jobs: the same command goes on with those that are not replaced yet."""
+
+import json
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.cli import run
+from fedsim.commands.show import run as show
+from fedsim.errors import DataError
+from fedsim.jobs.overwriting import Overwriting, taken
+from fedsim.jobs.sweep import Attempts
+from fedsim.jobs.task_worker import run_jobs
+from fedsim.jobs.tasks import LostTaskError, Tasks, _job_of, outcome_of
+from fedsim.record import Record
+from fedsim.running.signals import Preempted, StopRequests
+from fedsim.simulation import Simulation
+from fedsim.tracking.files import owned
+from tests.test_ray import plans_of
+
+WORDS = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
+SWEEP, AGAIN = (*WORDS, "-m", "seed=0,1"), (*WORDS, "-m", "seed=0,1", "overwrite=true")
+Steps = list[tuple[int, int]]
+
+
+@pytest.fixture
+def steps(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """The seed and the number of each round that was run."""
+    done: Steps = []
+    step = Simulation.step
+
+    def noted(self: Simulation) -> Record:
+        done.append((self.components.streams.seed, self.round + 1))
+        return step(self)
+
+    monkeypatch.setattr(Simulation, "step", noted)
+    return done
+
+
+@pytest.fixture
+def broken_off(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run a command that gets a signal in the second round of the job with seed 1."""
+
+    def call(*words: str, number: int = signal.SIGTERM, error: type[BaseException] = Preempted) -> None:
+        step = Simulation.step
+
+        def asked(self: Simulation) -> Record:
+            if (self.components.streams.seed, self.round) == (1, 1):
+                stop.handle(number)
+            return step(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Simulation, "step", asked)
+            with pytest.raises(error):
+                run(words)
+        stop.__init__()  # type: ignore[misc]
+
+    return call
+
+
+def rounds_of(seed: int, first: int = 1) -> Steps:
+    return [(seed, number) for number in range(first, 5)]
+
+
+def stamps(seed: int) -> dict[Path, int]:
+    """When each file of a finished run was written."""
+    (folder,) = Path("outputs/default").glob(f"*-s{seed}-*")
+    return {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+def notes() -> list[Path]:
+    return list(Path().rglob("overwrite-*.json"))
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["finished_before", "new"])
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Preempted)])
+def test_the_same_command_goes_on_with_what_is_not_replaced_and_once_more_starts_anew(
+    there: bool, number: int, error: Any, steps: Steps, broken_off: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if there:
+        assert run(SWEEP) == 0
+    steps.clear()
+    broken_off(*AGAIN, number=number, error=error)
+    assert steps == [*rounds_of(0), (1, 1), (1, 2)]
+    printed = capsys.readouterr().out
+    assert "1 of 2 jobs have ended, results in outputs/default" in printed
+    assert "the same command goes on: fedsim" in printed
+    first = stamps(0)
+    steps.clear()
+    assert run(AGAIN) == 0
+    assert steps == rounds_of(1, 3)
+    assert stamps(0) == first
+    printed = capsys.readouterr().out
+    notice = "going on with overwrite=true of .*: 1 of 2 jobs have been run again since and are not run once more"
+    assert re.search(notice, " ".join(printed.split()))
+    assert not notes()
+    steps.clear()
+    assert run(AGAIN) == 0
+    assert steps == [*rounds_of(0), *rounds_of(1)]
+    assert {path.name for path in Path("outputs/default").iterdir() if path.name.startswith(".")} == {".locks"}
+
+
+def test_a_single_run_that_is_to_be_replaced_is_told_to_go_on(
+    broken_off: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*WORDS, "seed=1")
+    assert run(words) == 0
+    capsys.readouterr()
+    broken_off(*words, "overwrite=true")
+    assert "the same command goes on: fedsim" in capsys.readouterr().out
+    assert not notes()
+
+
+def test_it_holds_for_its_own_jobs_in_any_order_and_for_no_others(steps: Steps, broken_off: Any) -> None:
+    assert run(SWEEP) == 0
+    broken_off(*AGAIN)
+    steps.clear()
+    assert run([*WORDS, "seed=0", "overwrite=true"]) == 0
+    assert steps == rounds_of(0)
+    steps.clear()
+    assert run([*WORDS, "-m", "seed=0,2", "overwrite=true"]) == 0
+    assert steps == [*rounds_of(0), *rounds_of(2)]
+    steps.clear()
+    assert run([*WORDS, "-m", "seed=1,0", "overwrite=true"]) == 0
+    assert steps == rounds_of(1, 3)
+
+
+def test_what_is_shown_and_where_the_note_is_deleted_or_damaged_all_jobs_are_run(
+    steps: Steps, broken_off: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(SWEEP) == 0
+    for damage in (Path.unlink, lambda note: note.write_text("[]")):
+        broken_off(*AGAIN)
+        capsys.readouterr()
+        assert show([*AGAIN, "--json"]) == 0
+        assert [job["state"] for job in json.loads(capsys.readouterr().out)] == ["done", "partial"]
+        damage(*notes())
+        steps.clear()
+        assert run(AGAIN) == 0
+        assert steps == [*rounds_of(0), *rounds_of(1, 3)]
+        capsys.readouterr()
+
+
+def test_a_job_that_fails_is_run_again_alone_and_its_traceback_is_named(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(self: Simulation) -> Record:
+        if self.components.streams.seed == 1:
+            raise ZeroDivisionError
+        return step(self)
+
+    assert run(SWEEP) == 0
+    step = Simulation.step
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "step", failing)
+        assert run(AGAIN) == 1
+    printed = "".join(capsys.readouterr().out.split())
+    (error,) = Path("outputs").rglob("error.txt")
+    assert error.parent.parent.name == ".replacements"
+    assert f"itstraceback:{error}" in printed
+    steps.clear()
+    assert run(AGAIN) == 0
+    assert steps == rounds_of(1)
+
+
+def test_jobs_that_are_refused_leave_nothing(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(plan: Any) -> Any:
+        raise DataError("no data")
+
+    monkeypatch.setattr("fedsim.running.experiment.build", refuse)
+    assert run(AGAIN) == 3
+    assert not list(Path().iterdir())
+
+
+# --- other processes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_task_that_is_started_again_does_not_run_again_what_it_has_replaced(number: int, steps: Steps) -> None:
+    plans = plans_of("seed=range(2)", "num_rounds=4", "overwrite=true")[:number]
+    for plan in plans[:1]:
+        Attempts().run(plan)
+    jobs = json.loads(json.dumps([_job_of(plan) for plan in plans]))
+    for skipped in (False, True):
+        steps.clear()
+        assert [(report["status"], report["skipped"]) for report in run_jobs(jobs)] == [("done", skipped)] * number
+        assert len(steps) == (0 if skipped else 4 * number)
+    assert not taken(plans[0]).settings.overwrite
+
+
+def test_what_a_failed_attempt_has_left_beside_the_old_result_is_told(
+    stop: StopRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: Simulation) -> Record:
+        raise ZeroDivisionError("mine")
+
+    (plan,) = plans_of("seed=0", "overwrite=true")
+    Attempts().run(plan)
+    monkeypatch.setattr(Simulation, "step", failing)
+    (report,) = run_jobs([_job_of(plan)])
+    outcome, refusal = outcome_of(plan, report, None)
+    assert (outcome.status, outcome.summary["error"], refusal) == ("failed", "ZeroDivisionError: mine", None)
+
+
+def test_jobs_that_another_process_has_are_taken_where_it_works_at_the_same_and_else_replaced(
+    steps: Steps, broken_off: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process with the same command finishes the job with seed 1 while this one waits for it."""
+    assert run(SWEEP) == 0
+    broken_off(*AGAIN)
+    (plan,) = plans_of("seed=1", "num_rounds=4", "overwrite=true")
+
+    def wait_for(words: tuple[str, ...]) -> None:
+        holder = owned(plan.folder)
+        holder.__enter__()
+
+        def end(_: float) -> None:
+            holder.__exit__(None, None, None)
+            Attempts().run(plan)
+            steps.clear()
+
+        with monkeypatch.context() as patch:
+            patch.setattr("fedsim.jobs.sweep.time.sleep", end)
+            assert run(words) == 0
+
+    wait_for(AGAIN)
+    assert steps == []
+    wait_for(AGAIN)
+    assert steps == rounds_of(1)
+
+
+def test_a_lost_task_counts_as_done_where_its_job_is_replaced(stop: StopRequests) -> None:
+    class Lost(Tasks):
+        how = "as tasks that are lost when they have replaced their jobs"
+
+        def begin(self, groups: Any) -> Any:
+            Attempts().run(self.plans[0])
+            return [0]
+
+        def ended(self, running: Any) -> Any:
+            return running
+
+        def reports(self, task: Any) -> Any:
+            raise LostTaskError("its task was killed")
+
+        def ask_to_end(self, running: Any) -> None:
+            pass
+
+    plans = plans_of("seed=0,1", "overwrite=true")
+    tasks = Lost(Attempts(overwriting=Overwriting(plans)), plans, jobs_per_task=2, max_in_flight=1)
+    tasks.run()
+    assert [tasks.attempts.ended[plan.folder].status for plan in plans] == ["done", "failed"]

@@ -21,6 +21,7 @@ Configs become plans:
     origin          which modules a config may have imported
     moved           earlier paths of classes, and keys that came later
     populations     the clients that a selector is checked with
+    model_check     what is wrong with the values of a model, before there are data
     plan            one run, checked, and the name of its folder
     check           the plans of all jobs, or all of their problems; whole_config: those of one config
 

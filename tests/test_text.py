@@ -282,10 +282,8 @@ def test_selectors_ask_as_of_images(selector: str, fedsim: Callable[..., int]) -
 )
 def test_models_and_data_that_do_not_fit(words: tuple[str, ...], parts: tuple[str, ...], tmp_path: Path) -> None:
     small = WORDS if len(words) > 1 else ()
-    with search_path():
-        made = plan(*words, *small, f"cache_dir={tmp_path}", f"output_dir={tmp_path}")
-    with pytest.raises(ConfigError) as caught:
-        build_experiment(made)
+    with search_path(), pytest.raises(ConfigError) as caught:  # before or after the data are there
+        build_experiment(plan(*words, *small, f"cache_dir={tmp_path}", f"output_dir={tmp_path}"))
     (problem,) = caught.value.problems
     assert problem.key == "model"
     assert all(part in str(problem) for part in parts)

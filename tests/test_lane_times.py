@@ -24,7 +24,7 @@ def backend_that_takes(seconds: float, now: list[float]) -> Any:
         now[0] += seconds
         return TrainingResult({}, np.zeros(schedule.positions.shape), None)
 
-    return SimpleNamespace(max_joint_clients=10, joint_key=lambda schedule: 0, train=train)
+    return SimpleNamespace(max_joint_clients=10, room=None, joint_key=lambda schedule: 0, train=train)
 
 
 def test_runs_pay_for_their_samples_of_the_common_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,9 @@ def test_every_group_choice_composes_into_a_sound_plan(fedsim: Run, monkeypatch:
     extra = {
         "parquet": ["dataset.path=x"],
         "image_folder": ["dataset.path=x"],
+        "cnn": ["dataset=fashion_mnist"],  # the digits are too small for its convolutions
+        "femnist_cnn": ["dataset=fashion_mnist"],
+        **{name: ["dataset=text_generated"] for name in ("text_gru", "text_mlp")},
         "fedabc": ["server.public_samples=50"],
         "lefl": ["server.public_samples=50"],
         **{

@@ -51,7 +51,7 @@ def sha256_of_list(sums: Mapping[str, str]) -> str:
 def sha256_problem(expected: str | None) -> Problem | None:
     """The problem of a `sha256` that is neither None nor a checksum, or None."""
     sound = expected is None or re.fullmatch(r"[0-9a-f]{64}", expected) is not None
-    remedy = "a run's summary.json has that of its data under data.sha256"
+    remedy = "sha256sum prints that of a file; a run's summary.json has that of its data under data.sha256"
     return rule(sound, "sha256", expected, "must be null or 64 hexadecimal digits in lower case", remedy)
 
 

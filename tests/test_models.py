@@ -105,7 +105,7 @@ def test_gradients_of_stacked_models_equal_those_of_each(
 )
 def test_a_data_set_that_does_not_fit_is_named_with_a_model_that_does(choice: str, shape: tuple[int, ...]) -> None:
     text = "x".join(map(str, shape))
-    with pytest.raises(ConfigError, match=rf"model='{text}': model={choice} needs images .*(\n.*)*model=mlp"):
+    with pytest.raises(ConfigError, match=rf"model: model={choice} needs images .*has {text}(\n.*)*model=mlp"):
         build(choice, shape)
 
 

@@ -96,7 +96,7 @@ def test_absent_data_are_exit_code_3_and_leave_nothing(
 
 
 def test_a_data_set_that_does_not_fit_the_model_is_refused(fedsim: Run, tmp_path: Path) -> None:
-    assert "model='1x8x8': model=cnn needs images" in refused(fedsim, tmp_path, "model=cnn")
+    assert "model: model=cnn needs images" in refused(fedsim, tmp_path, "model=cnn")
 
 
 def test_an_error_is_one_screen_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:

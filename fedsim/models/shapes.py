@@ -27,7 +27,7 @@ def require_images(input_shape: Shape, model: str, smallest: int, channels: tupl
         rule(
             fits,
             "",
-            shape,
+            ...,
             f"{model} needs images [C, H, W] of at least {smallest}x{smallest}{limit}; the data set has {shape}",
             "model=mlp and model=logistic fit every data set of images or features",
         )
@@ -39,7 +39,7 @@ def require_numbers(input_shape: Shape, model: str) -> None:
     if isinstance(input_shape, TokenShape):
         text = f"{model} reads images or features; the data set has texts of {input_shape[0]} tokens"
         remedy = "model=text_gru and model=text_mlp read texts; dataset=digits, say, has images"
-        raise ConfigError([Problem("", _shown(input_shape), text, remedy)])
+        raise ConfigError([Problem("", ..., text, remedy)])
 
 
 def require_text(input_shape: Shape, model: str) -> TokenShape:
@@ -47,7 +47,7 @@ def require_text(input_shape: Shape, model: str) -> TokenShape:
     if not isinstance(input_shape, TokenShape):
         text = f"{model} reads texts, int64 ids of tokens; the data set has {_shown(input_shape)}"
         remedy = "dataset=text_generated has texts; model=mlp and model=logistic fit images and features"
-        raise ConfigError([Problem("", _shown(input_shape), text, remedy)])
+        raise ConfigError([Problem("", ..., text, remedy)])
     return input_shape
 
 

@@ -100,24 +100,16 @@ class FedCor(Selector):
         least_fall: float | None,
     ) -> None:
         super().__init__(population)
+        counts = {"dimension": dimension, "interval": interval, "window": window, "first_steps": first_steps}
+        optional = {"warmup": warmup, "refit_steps": refit_steps, "warmup_steps": warmup_steps}
+        steps = {"first_steps": first_steps, "refit_steps": refit_steps, "warmup_steps": warmup_steps}
         check(
-            at_least("dimension", dimension, 1),
+            *(at_least(key, value, 1) for key, value in counts.items()),
+            *(at_least(key, value, 0) for key, value in optional.items()),
             at_most("dimension", dimension, MAX_DIMENSION),
-            positive("noise", noise),
-            positive("length", length),
-            between("epsilon", epsilon, 0, 1),
-            at_least("warmup", warmup, 0),
-            at_least("interval", interval, 1),
-            at_least("window", window, 1),
-            between("gamma", gamma, 0, 1),
-            between("beta", beta, 0, 1),
-            at_least("first_steps", first_steps, 1),
-            at_most("first_steps", first_steps, MAX_FIT_STEPS),
-            at_least("refit_steps", refit_steps, 0),
-            at_most("refit_steps", refit_steps, MAX_FIT_STEPS),
-            at_least("warmup_steps", warmup_steps, 0),
-            at_most("warmup_steps", warmup_steps, MAX_FIT_STEPS),
-            positive("fit_lr", fit_lr),
+            *(at_most(key, value, MAX_FIT_STEPS) for key, value in steps.items()),
+            *(positive(key, value) for key, value in {"noise": noise, "length": length, "fit_lr": fit_lr}.items()),
+            *(between(key, value, 0, 1) for key, value in {"epsilon": epsilon, "gamma": gamma, "beta": beta}.items()),
             *(_dense_problems(population, kernel, dimension, first_steps) if is_dense(kernel, objective) else ()),
         )
         n = population.num_clients

@@ -9,11 +9,9 @@ from torch.nn import functional as F
 
 from fedsim.engine.batched.compiled import Compiled
 from fedsim.engine.batched.steps import StackedBatch
-from fedsim.engine.memory import is_out_of_memory
-from fedsim.engine.model.adapt import ONE_BY_ONE, for_batched, keyed_dropouts, masked_norms
+from fedsim.engine.model.adapt import for_batched, keyed_dropouts, masked_norms, refused_if_it_fails
 from fedsim.engine.model.parameters import buffer_names, initial, trained_names
 from fedsim.engine.precision import Precision, autocast
-from fedsim.errors import ConfigError, Problem
 from fedsim.flat import real_dtype
 from fedsim.types import Params, Stack
 
@@ -63,14 +61,8 @@ class StackedGradients:
         pair = torch.zeros(2, dtype=torch.int64, device=x.device)
         weights = torch.full((2, len(x[:2])), 0.5, dtype=real_dtype(x), device=x.device)
         batch = StackedBatch(torch.stack([x[:2], x[:2]]), torch.stack([y[:2], y[:2]]), weights, pair)
-        try:
+        with refused_if_it_fails(self.template, "cannot run for several clients at once"):
             self(stack, batch)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
-            reason = str(error).strip().partition("\n")[0]
-            rule = f"model {type(self.template).__name__} cannot run for several clients at once: {reason}"
-            raise ConfigError([Problem("", ..., rule, ONE_BY_ONE)]) from error
 
     def _side_inputs(self, batch: StackedBatch) -> Stack:
         """Per-row buffers that are not part of the model: dropout keys and BatchNorm's masks."""

@@ -16,10 +16,14 @@ from fedsim.engine.graph.optimizers import FlatOptimizer
 from fedsim.engine.graph.program import StepProgram
 from fedsim.engine.graph.state import State
 from fedsim.engine.graph.tables import StepTables
-from fedsim.engine.memory import is_out_of_memory
-from fedsim.engine.model.adapt import ONE_BY_ONE, for_batched, for_sequential, keyed_dropouts, masked_norms
+from fedsim.engine.model.adapt import (
+    for_batched,
+    for_sequential,
+    keyed_dropouts,
+    masked_norms,
+    refused_if_it_fails,
+)
 from fedsim.engine.precision import Precision, autocast
-from fedsim.errors import ConfigError, Problem
 from fedsim.flat import real_dtype
 from fedsim.types import Params, Stack
 
@@ -117,15 +121,9 @@ class Passes:
         module, x = self.masked.module, x[:2].contiguous(memory_format=self.layout)
         mask = (torch.arange(len(x), device=x.device) < 1).to(real_dtype(x))
         buffers = {name: value.clone() for name, value in module.named_buffers()}
-        try:
-            with torch.no_grad(), autocast(self.precision, x.device):
-                self.masked(buffers | dict.fromkeys(self.masked.masks, mask), x)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
-            reason = str(error).strip().partition("\n")[0]
-            rule = f"model {type(module).__name__} cannot take padded batches: {reason}"
-            raise ConfigError([Problem("", ..., rule, ONE_BY_ONE)]) from error
+        refused = refused_if_it_fails(module, "cannot take padded batches")
+        with refused, torch.no_grad(), autocast(self.precision, x.device):
+            self.masked(buffers | dict.fromkeys(self.masked.masks, mask), x)
 
 
 class _Template:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +10,28 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from fedsim.engine.memory import is_out_of_memory
 from fedsim.engine.model.layers import KeyedDropout, MaskedBatchNorm, lenient
 from fedsim.errors import ConfigError, Problem, check
 
 KEYED = "nn.Dropout has masks keyed by seed, round, client and step: use that instead"
 ONE_BY_ONE = "engine=sequential runs it"
+
+
+@contextmanager
+def refused_if_it_fails(model: nn.Module, what: str) -> Iterator[None]:
+    """Try out a pass of `model`: what torch raises in it is a `ConfigError` that says `what` it cannot do.
+
+    That there is no memory is no property of the model, and raised as it is.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        rule = f"model {type(model).__name__} {what}: {reason}"
+        raise ConfigError([Problem("", ..., rule, ONE_BY_ONE)]) from error
 
 
 def for_batched(model: nn.Module) -> nn.Module:

@@ -34,7 +34,7 @@ def totals(compared: Sequence[tuple[Publication, Sequence[Judged]]]) -> Table:
 
 def numbers(judged: Sequence[Judged]) -> Table:
     """The numbers printed in a paper beside ours, with verdicts."""
-    rows = []
+    rows, several = [], _of_several_presets(judged)
     for judgement in judged:
         printed, found = judgement.printed, judgement.evidence or Evidence(None)
         if not isinstance(printed, Number):
@@ -43,7 +43,7 @@ def numbers(judged: Sequence[Judged]) -> Table:
         name = printed.id.partition("/")[2].replace("/", " ") + (AFTER if printed.added_after_runs else "")
         rows.append(
             [
-                _where(judgement, judged),
+                _where(judgement, several),
                 name,
                 f"{printed.value:.4f}" + ("" if printed.plus_minus is None else f" ± {printed.plus_minus:.2f}"),
                 show_estimate(ours),
@@ -79,15 +79,18 @@ def all_numbers(judged: Sequence[Judged]) -> Table:
     return Table("omnibus", "All printed numbers at once", header, rows, note)
 
 
-def _where(one: Judged, judged: Sequence[Judged]) -> str:
+def _of_several_presets(judged: Sequence[Judged]) -> bool:
+    return len({one.preset for one in judged}) > 1
+
+
+def _where(one: Judged, several: bool) -> str:
     """The place in the paper; in a report of several presets also the preset whose runs are judged."""
-    several = len({other.preset for other in judged}) > 1
     return f"{one.printed.where} ({one.preset})" if several else one.printed.where
 
 
 def claims(judged: Sequence[Judged]) -> Table:
     """The claims of a paper beside our results, with verdicts."""
-    rows = []
+    rows, several = [], _of_several_presets(judged)
     for judgement in judged:
         if isinstance(judgement.printed, Claim):
             claim, found = judgement.printed, judgement.evidence or Evidence(None)
@@ -95,7 +98,7 @@ def claims(judged: Sequence[Judged]) -> Table:
             p_values = show_both(found.p_for, found.p_against)
             corrected = show_both(found.holm_for, found.holm_against)
             cells = [show_result(found.ours), p_values, corrected, judgement.verdict, judgement.detail]
-            rows.append([_where(judgement, judged), text, *cells])
+            rows.append([_where(judgement, several), text, *cells])
     note = " ".join(RULES[name] for name in ("judged", "value", "bound", "gain", "level", "trend", "holm"))
     header = ["where", "claim", "ours [95 %]", "p for / against", "the same (Holm)", "verdict", ""]
     return Table("claims", "The paper's claims", header, rows, note)

@@ -33,7 +33,8 @@ class Cases:
     def _nearest(self, wanted: Mapping[str, str]) -> list[Group]:
         """The groups that made these choices and deviate least from the preset."""
         deviations = {group: len(self.deviations(group)) for group in self.groups if _matches(group, wanted)}
-        return [group for group, num in deviations.items() if num == min(deviations.values())]
+        least = min(deviations.values(), default=0)
+        return [group for group, num in deviations.items() if num == least]
 
     def deviations(self, group: Group) -> list[str]:
         return [] if self.protocol is None else self.protocol.deviations(group)

@@ -16,18 +16,20 @@ Weights = NDArray[np.float64] | None
 class Arrivals:
     """What arrived of a cohort's updates (None: nothing), and their weights, scaled to keep their sum.
 
-    `late`: the clients whose updates did not arrive in time; `seconds`: from the request until the server went on.
+    `late`: the clients whose updates did not arrive in time, or not among the first that count; `unsent`: those of
+    them whose updates the server did not have before it asked. `seconds`: from the request until the server went on.
     """
 
     cohort: Cohort | None
     weights: Weights
     late: Ids
+    unsent: Ids
     seconds: float
 
 
 def all_arrive(cohort: Cohort, weights: Weights) -> Arrivals:
     """Without a simulated clock."""
-    return Arrivals(cohort, weights, cohort.ids[:0], 0.0)
+    return Arrivals(cohort, weights, cohort.ids[:0], cohort.ids[:0], 0.0)
 
 
 def arrivals(cohort: Cohort, weights: Weights, clock: RoundClock, begun: float, wanted: int) -> Arrivals:
@@ -37,9 +39,9 @@ def arrivals(cohort: Cohort, weights: Weights, clock: RoundClock, begun: float, 
     """
     assert cohort.durations is not None
     race = clock.race(cohort.ids, cohort.durations, begun, wanted)
-    late = cohort.ids[~race.arrived]
+    late, unsent = (cohort.ids[~race.arrived & some] for some in (True, cohort.durations > 0))
     if not race.arrived.any():
-        return Arrivals(None, None, late, race.seconds)
+        return Arrivals(None, None, late, unsent, race.seconds)
     if len(late):
         cohort, weights = kept_rows(cohort, weights, race.arrived)
-    return Arrivals(cohort, weights, late, race.seconds)
+    return Arrivals(cohort, weights, late, unsent, race.seconds)

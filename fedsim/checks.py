@@ -1,7 +1,7 @@
 """What the round loop lets through: well-formed selections, finite updates, finite models."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from textwrap import shorten
@@ -10,6 +10,7 @@ from typing import TypeGuard
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedsim.communication.signals import UndeclaredSignalError
 from fedsim.errors import DivergedError, FedsimError
@@ -19,6 +20,10 @@ from fedsim.types import Cohort, Ids, Params, Selection, Stack
 
 class SelectionError(FedsimError):
     """A selector returned what is not a selection, or did what it must not do."""
+
+
+class AggregationError(FedsimError):
+    """An aggregator returned what is not a model, or did what it must not do."""
 
 
 class AvailabilityError(FedsimError):
@@ -68,6 +73,44 @@ def require_unmodified(modified: Sequence[str], selector: object, round: int) ->
             f"round {round}: {type(selector).__name__} modified the model's {', '.join(modified[:3])} in place; work "
             "on a copy: {name: value.clone() for name, value in clients.params.items()}"
         )
+
+
+def require_unmodified_updates(modified: Sequence[str], selector: object, round: int) -> None:
+    """Raise `SelectionError` if the selector has `modified` tensors of updates, given by name: they are aggregated."""
+    if modified:
+        raise SelectionError(f"round {round}: {type(selector).__name__} {_changed_updates(modified)}")
+
+
+def require_model(model: object, like: Params, modified: Sequence[str], aggregator: object, round: int) -> None:
+    """Raise `AggregationError` where an aggregator returned no model `like` the one before, or has `modified` tensors
+    of the updates, given by name: the selector sees them afterwards."""
+    fault = _changed_updates(modified) if modified else model_fault(model, like)
+    if fault:
+        raise AggregationError(f"round {round}: {type(aggregator).__name__} {fault}")
+
+
+def _changed_updates(modified: Sequence[str]) -> str:
+    return (
+        f"modified the updates' {', '.join(modified[:3])} in place, which others use, too; compute new tensors, as in "
+        "m / norm in place of m /= norm"
+    )
+
+
+def model_fault(model: object, like: Params) -> str | None:
+    """What is wrong with a model that must have the tensors of the one before, in words, or None."""
+    if not isinstance(model, Mapping):
+        return f"must return a model, that is, a dict of tensors by name, not {_shown(model)}"
+    if model.keys() != like.keys():
+        lacks, more = [n for n in like if n not in model], [n for n in model if n not in like]
+        return f"must return the tensors of `params`: it lacks {lacks[:3]}, and has {more[:3]} besides"
+    for name, old in like.items():
+        new = model[name]
+        if not isinstance(new, Tensor):
+            return f"must return tensors: {name} is {_shown(new)}"
+        if (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device):
+            found, wanted = (f"{list(t.shape)} {t.dtype} {t.device}" for t in (new, old))
+            return f"must return tensors like those of `params`: {name} is {found}, not {wanted}"
+    return None
 
 
 def _is_numeric(value: object) -> TypeGuard[NDArray[np.float64]]:

@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     HOLDOUT = 10
     DEVICES = 21
     DEVICE_VARIATION = 22
+    ARRIVAL_ORDER = 23
 
 
 @dataclass(frozen=True)

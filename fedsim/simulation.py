@@ -20,7 +20,9 @@ from fedsim.checks import (
     availability_fault,
     drop_nonfinite,
     require_finite,
+    require_model,
     require_unmodified,
+    require_unmodified_updates,
     selection_fault,
     selector_named,
 )
@@ -28,6 +30,8 @@ from fedsim.client_accuracy import KEY, ClientAccuracy, aggregates
 from fedsim.communication.clients import Clients
 from fedsim.communication.context import RoundContext
 from fedsim.communication.ledger import Clock, Ledger
+from fedsim.communication.lent_params import LentParams
+from fedsim.communication.local_results import Lent
 from fedsim.communication.server import Server, ServerData
 from fedsim.communication.signals import Signal
 from fedsim.engine.engine import Engine
@@ -98,11 +102,11 @@ class Simulation:
         if len(selection.ids):
             with clock("train"):
                 arrived = self._collect(clients, selection, simulated, begun)
-            ledger.uploaded.difference_update(arrived.late.tolist())
+            ledger.uploaded.difference_update(arrived.unsent.tolist())
         if arrived is not None and arrived.cohort is not None:
             with clock("aggregate"):
                 kept, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
-                params = parts.aggregator.aggregate(params, kept, weights)
+                params = self._aggregate(t, kept, weights)
                 require_finite(params, t)
             server = Server(parts.engine, parts.server_data, parts.selector.needs, ledger, params)
             with clock("select"), selector_named(parts.selector, t):
@@ -127,6 +131,13 @@ class Simulation:
             return all_arrive(cohort, selection.weights)
         assert self.components.simulated is not None
         return arrivals(cohort, selection.weights, simulated, begun, self.components.simulated.wanted)
+
+    def _aggregate(self, t: int, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        """The next model. The aggregator is given a copy of the present one, which it may work on in place."""
+        aggregator, mine, updates = self.components.aggregator, LentParams(self.params).get(), Lent(cohort.delta)
+        params = aggregator.aggregate(mine, replace(cohort, start=mine), weights)
+        require_model(params, self.params, updates.modified, aggregator, t)
+        return {name: params[name] for name in self.params}
 
     def _with_times(self, record: Record, asking: float, arrived: Arrivals | None, *, idle: bool) -> Record:
         """The record with the round's simulated times; `idle`: no client could be reached."""
@@ -166,6 +177,7 @@ class Simulation:
         if fault := selection_fault(selection, available, expected):
             raise SelectionError(f"round {t}: {type(selector).__name__} {fault}")
         require_unmodified(clients.modified, selector, t)
+        require_unmodified_updates(clients.modified_updates, selector, t)
         return selection
 
     def _as_declared(self, cohort: Cohort) -> Cohort:

@@ -27,6 +27,11 @@ class Population:
     cohort_size: int
     num_rounds: int
 
+    def __post_init__(self) -> None:
+        sizes = self.sizes.view()
+        sizes.setflags(write=False)  # the aggregator's weights are of them, too
+        object.__setattr__(self, "sizes", sizes)
+
     @property
     def num_clients(self) -> int:
         return len(self.sizes)

@@ -8,7 +8,7 @@ import numpy as np
 from fedsim.report.groups import REFERENCE, Group, group_runs, has_made
 from fedsim.report.named_measures import values_by_seed
 from fedsim.report.panels import Panel, make_panels
-from fedsim.report.runs import Run
+from fedsim.report.runs import Run, Seeds
 from fedsim.report.statistics import MIN_SEEDS, Difference, estimate, holm, paired, pooled
 from fedsim.report.tables.formatting import show_p
 from scripts.reproduction_cells import markdown, short, signed
@@ -31,8 +31,8 @@ def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
 
     With p by Holm over the table.
     """
-    against = next((word.partition("=")[2] for word in wanted if word.startswith("against=")), REFERENCE)
-    panels = _panels(shipped, folder, [word for word in wanted if not word.startswith("against=")])
+    wanted, against = _against(wanted)
+    panels = _panels(shipped, folder, wanted)
     found = {
         (p.title, line): _final_difference(p.lines[line], p.reference_of(p.lines[line], against))
         for p in panels
@@ -51,9 +51,10 @@ def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
 def settings(shipped: Shipped, *folders: str) -> str:
     """The decision of preset gpfl_settings: by local training and network, GPFL minus random, and what follows.
 
-    Runs of presets that differ in name alone count together.
+    Or GPFL minus `against=<choice>`. Runs of presets that differ in name alone count together.
     """
-    found: dict[tuple[str, str, str], dict[tuple[str, str], dict[int, float]]] = {}
+    folders, against = _against(folders)
+    found: dict[tuple[str, str, str], dict[tuple[str, str], dict[Seeds, float]]] = {}
     for folder in folders:
         texts = "authors' code" if folder.endswith("_code") else "paper"
         for group in _groups(shipped, folder):
@@ -64,14 +65,14 @@ def settings(shipped: Shipped, *folders: str) -> str:
     for (texts, hidden, dropout), by_method in sorted(found.items(), key=lambda one: one[0], reverse=True):
         network = f"{hidden}, {'dropout ' + dropout if float(dropout) else 'no dropout'}"
         for method in ("gpfl", "gpfl_official"):
-            strata = [_paired(by_method, cell, method) for cell in ("gpfl_1spc", "gpfl_2spc", "gpfl_dir")]
+            strata = [_paired(by_method, cell, method, against) for cell in ("gpfl_1spc", "gpfl_2spc", "gpfl_dir")]
             if all(strata):
                 rows.append([texts, network, method, *(f"{signed(one)} ({one.num})" for one in strata if one)])
                 together.append((pooled([one for one in strata if one]), min(one.num for one in strata if one)))
     corrected = holm([one.p_value for one, _ in together])
     for row, (one, seeds), p in zip(rows, together, corrected, strict=True):
         row += [f"{signed(one)}, p {show_p(p)}", _decision(one, seeds)]
-    header = ["local training", "network", "", "1SPC", "2SPC", "Dir(0.2)", "mean of the three", "GPFL and random"]
+    header = ["local training", "network", "", "1SPC", "2SPC", "Dir(0.2)", "mean of the three", f"GPFL and {against}"]
     return markdown(header, rows)
 
 
@@ -94,7 +95,7 @@ def early(shipped: Shipped, folder: str, *wanted: str) -> str:
     def cell(panel: Panel, line: str) -> str:
         runs = panel.lines[line].complete
         return _estimated(
-            {run.seed: float(np.mean([r["test_accuracy"] for r in _between(run, 31, 50)])) for run in runs}
+            {run.seeds: float(np.mean([r["test_accuracy"] for r in _between(run, 31, 50)])) for run in runs}
         )
 
     return _pivot(panels, cell)
@@ -136,8 +137,16 @@ def _network(group: Group) -> tuple[str, str]:
     return " and ".join(map(str, model["hidden"])), f"{model['dropout']:g}"
 
 
-def _paired(by: Mapping[tuple[str, str], Mapping[int, float]], cell: str, method: str) -> Difference | None:
-    return paired(by.get((cell, method), {}), by.get((cell, REFERENCE), {}))
+def _against(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """The other words, and what `against=` among them names: random selection, if there is none."""
+    named = [word.partition("=")[2] for word in words if word.startswith("against=")]
+    return tuple(word for word in words if not word.startswith("against=")), (named or [REFERENCE])[0]
+
+
+def _paired(
+    by: Mapping[tuple[str, str], Mapping[Seeds, float]], cell: str, method: str, against: str
+) -> Difference | None:
+    return paired(by.get((cell, method), {}), by.get((cell, against), {}))
 
 
 def _final_difference(group: Group, reference: Group | None) -> Difference | None:
@@ -170,7 +179,7 @@ def _pivot(
     return markdown([corner, *titles], rows)
 
 
-def _estimated(values: Mapping[int, float]) -> str:
+def _estimated(values: Mapping[Seeds, float]) -> str:
     found = estimate(list(values.values()))
     return "" if found is None else short(found)
 

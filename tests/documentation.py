@@ -16,6 +16,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +124,7 @@ def program(words: tuple[str, ...]) -> tuple[str, ...]:
     while rest and re.match(r"^[A-Z_]+=", rest[0]):
         rest.pop(0)
     if rest[:1] == ["srun"]:
-        rest.pop(0)
+        rest = list(dropwhile(lambda word: word.startswith("--"), rest[1:]))
     if rest[:2] == ["uv", "run"]:
         rest = rest[2:]
         while rest and rest[0].startswith("--"):

@@ -10,6 +10,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from fedsim.engine.graph import recorder
+
 
 class Runtime:
     """The state of pretended devices. `wait` is told what makes the host wait.
@@ -163,6 +165,7 @@ def patched_runtime(runtime: Runtime) -> Iterator[None]:
     with ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(mock.patch.object(recorder, "FIRST_WITH_OWN_WORKSPACES", "0"))  # whatever torch is there
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor makes them on the CPU and then copies them

@@ -19,6 +19,9 @@ from fedsim.tracking.files import MODEL, read_metrics, read_summary
 UNEQUAL = ("started", "wall_seconds", "totals", "environment", "engine")
 """Keys of a summary that measure time, or say how many ranks there were."""
 
+WORDS = ("num_rounds=3", "tracker=files_only", "num_clients=12", "cohort_size=5")
+RAGGED = ("partition=dirichlet_class",)
+
 
 class LocalLink(Link):
     """Messages take the way through bytes that they take between processes."""
@@ -87,3 +90,12 @@ def _result_of(folder: Path) -> Any:
     kept = {k: v for k, v in summary.items() if k not in UNEQUAL}
     files = {p.name: p.read_bytes() for p in folder.iterdir() if p.name in (MODEL, "clients.npz", "partition.npz")}
     return folder.name, records, kept, totals, files, {p.name for p in folder.iterdir()}
+
+
+def equal_over(count: int, words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+    """The kinds of messages of a run over `count` ranks, which is that of one process."""
+    assert run([*words, *more, "output_dir=alone"]) == 0
+    code, kinds = run_over(count, [*words, *more, f"output_dir=over{count}"])
+    assert code == 0
+    assert result(Path("alone")) == result(Path(f"over{count}"))
+    return kinds

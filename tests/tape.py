@@ -100,7 +100,7 @@ class TapeGraph:
 
 
 @contextmanager
-def captured(graph: TapeGraph, pool: Any = None) -> Iterator[None]:
+def captured(graph: TapeGraph, pool: Any = None, stream: Any = None) -> Iterator[None]:
     """What takes the place of the context torch.cuda.graph."""
     with _present("recording"), graph.tape:
         yield

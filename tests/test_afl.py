@@ -77,3 +77,18 @@ def test_values_are_root_n_times_loss_and_only_the_selected_report() -> None:
     ids = selector.select(2, toy_clients(sizes, selector.needs, ledger=ledger), np.random.default_rng(1)).ids
     assert ledger.contacted == set(ids.tolist())
     assert ledger.forward_samples == sum(sizes[i] for i in ids)
+
+
+def test_a_client_that_cannot_be_reached_in_round_1_is_asked_when_it_first_can() -> None:
+    sizes = [4, 9, 16, 25]
+    selector = AFL(toy_population(sizes, 1), alpha1=0.0, alpha2=0.01, alpha3=0.1, init="query")
+    asked = []
+    for round, available in enumerate(([0, 1], [2, 3], [0, 1, 2, 3]), 1):
+        ledger = Ledger()
+        selector.select(
+            round, toy_clients(sizes, selector.needs, ledger=ledger, available=available), np.random.default_rng(round)
+        )
+        asked.append(ledger.contacted)
+    assert asked[:2] == [{0, 1}, {2, 3}]
+    assert len(asked[2]) == 1  # the selected one
+    assert (selector.values > 0).all()

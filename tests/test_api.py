@@ -130,6 +130,10 @@ def test_mistakes_and_failures_are_exceptions() -> None:
         run_sweep([])
     with pytest.raises(ConfigError, match="has no effect on an experiment that is composed"):
         run_experiment(compose(WORDS)[0], selector=Random)
+    with pytest.raises(ConfigError, match=r"has 4 overrides beside 1 composed experiments.*\n.*\*compose\(overrides\)"):
+        run_sweep([*compose(WORDS), *SMALL])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match=r"and has a Plan\n.*run_experiment runs a Plan"):
+        compose(compose(WORDS))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="data_dir"):
         run_experiment([*WORDS, "dataset=parquet", "dataset.path=nowhere", "data_dir=nothing", "partition=iid"])
     assert not Path("outputs").exists()
@@ -158,7 +162,7 @@ def test_mistakes_are_those_of_the_command_line() -> None:
 def test_the_process_stays_as_it_was() -> None:
     """No signal handlers, no environment, no Hydra of the program; and it works outside of the main thread."""
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
-    environment, threads = dict(os.environ), torch.get_num_threads()
+    environment, threads = own_environment(), torch.get_num_threads()
     hydra = GlobalHydra.instance().hydra
     GlobalHydra.instance().hydra = mine = object()  # type: ignore[assignment]
     results: list[fedsim.RunResult] = []
@@ -171,7 +175,12 @@ def test_the_process_stays_as_it_was() -> None:
         GlobalHydra.instance().hydra = hydra
     assert [result.status for result in results] == ["done"]
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
-    assert (dict(os.environ), torch.get_num_threads()) == (environment, threads)
+    assert (own_environment(), torch.get_num_threads()) == (environment, threads)
+
+
+def own_environment() -> dict[str, str]:
+    """The environment without what torch and its OpenMP library set for themselves when they are first used."""
+    return {name: text for name, text in os.environ.items() if not name.startswith(("TORCHINDUCTOR_", "KMP_"))}
 
 
 def test_a_hydra_of_the_programs_own_is_as_without_fedsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

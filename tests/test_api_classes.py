@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -40,13 +41,48 @@ def test_a_class_of_a_module_is_a_config_like_any_other() -> None:
     assert by_path.config_hash == result.plan.config_hash
 
 
+class Drawn(Random):
+    """Values of every kind that NumPy has a scalar for."""
+
+    def __init__(
+        self,
+        population: Any,
+        *,
+        count: int,
+        share: float,
+        fair: bool,
+        name: str,
+        items: list[int],
+        by_name: dict[str, int],
+    ) -> None:
+        super().__init__(population, mode="uniform")
+
+
+def test_scalars_of_numpy_are_the_numbers_of_python_that_they_are() -> None:
+    plain = {"count": 3, "share": 0.5, "fair": True, "name": "a", "items": [1, 2], "by_name": {"a": 1}}
+    scalars = {
+        "count": np.int64(3),
+        "share": np.float32(0.5),
+        "fair": np.bool_(True),
+        "name": np.str_("a"),
+        "items": [np.int32(1), np.uint8(2)],
+        "by_name": {"a": np.int16(1)},
+    }
+    (given,), (meant,) = (compose(WORDS, selector=partial(Drawn, **values)) for values in (scalars, plain))
+    assert given.config["selector"] == meant.config["selector"]
+    assert [type(value) for value in given.config["selector"].values()] == [str, int, float, bool, str, list, dict]
+    assert (given.folder, given.config_hash) == (meant.folder, meant.config_hash)
+    (shown,) = compose(WORDS, selector=partial(Drawn, **plain | {"share": np.float64(0.5)}))
+    assert shown.folder == meant.folder
+    with pytest.raises(ConfigError, match=r"selector\.count=2\.0: must be an integer"):
+        compose(WORDS, selector=partial(Drawn, **plain | {"count": np.float32(2)}))
+
+
 def local_selector(first: int) -> type[Random]:
     class Mine(Random):
         """Takes `first` and the client behind it."""
 
         def select(self, round: int, clients: Any, rng: Any) -> Any:
-            import numpy as np
-
             from fedsim.types import Selection
 
             return Selection(np.array([first, first + 1]))

@@ -1,5 +1,7 @@
 """Checkpoints that are damaged, of another run or cannot be written: a run never goes on from what is unsound."""
 
+import importlib
+import linecache
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -93,13 +95,50 @@ def test_a_run_does_not_go_on_with_other_data(killed: Any, rounds: list[int]) ->
     assert rounds == [5, 6, 7, 8]
 
 
+OWN = """
+from fedsim.selectors.oort import Oort
+
+
+class Mine(Oort):
+    def select(self, round, clients, rng):
+        return super().select({}, clients, rng)
+"""
+
+
+def test_a_run_does_not_go_on_with_other_code_of_a_users_class(
+    killed: Any, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What else is in its file may change: a run that is asked to go on must not fail for that."""
+
+    def write(round: str, more: str = "") -> None:
+        Path("own_selectors.py").write_text(OWN.format(round) + more)
+        linecache.checkcache()
+        sys.modules.pop("own_selectors", None)
+        importlib.invalidate_caches()
+
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    words = ("selector._target_=own_selectors.Mine", EVERY)
+    write("round")
+    killed(*words)
+    write("round + 0")
+    with pytest.raises(
+        ConfigError, match=r"code='own_selectors\.Mine \w+': is 'own_selectors\.Mine \w+' in .*\n.*yours"
+    ):
+        run([*WORDS, *words])
+    write("round", "\n\nclass Other(Oort):\n    pass\n")
+    rounds.clear()
+    assert run([*WORDS, *words]) == 0
+    assert rounds == [5, 6, 7, 8]
+
+
 def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_data_and_is_gone_on_from(
     killed: Any, rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedsim.running import checkpoint, experiment
 
     def earlier(*parts: Any) -> dict[str, Any]:
-        return {k: v for k, v in checkpoint.identity_of(*parts).items() if k not in ("dataset", "partition")}
+        return {k: v for k, v in checkpoint.identity_of(*parts).items() if k not in ("dataset", "partition", "code")}
 
     with monkeypatch.context() as patch:
         patch.setattr(experiment, "identity_of", earlier)

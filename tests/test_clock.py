@@ -175,6 +175,28 @@ def test_of_the_over_selected_the_first_count() -> None:
     assert times(first(Asking([0, 1, 2]), over_selection=1.5, wanted=2, deadline=10.0)) == (0, 10, 10)
 
 
+def test_who_is_first_of_clients_that_take_equally_long_is_drawn() -> None:
+    """By round and client: not the same clients always, and not others because of who else is selected."""
+    clock = fixed_clock(over_selection=1.5, wanted=2)
+
+    def arrive(round: int, ids: Ids, wanted: int) -> list[int]:
+        arrived = clock.round(round, 0.0).race(ids, np.full(len(ids), 5.0), 0.0, wanted).arrived
+        return [int(i) for i in ids[arrived]]
+
+    firsts = [arrive(t, ALL, 2) for t in range(1, 61)]
+    assert {len(one) for one in firsts} == {2}
+    assert all(25 < sum(i in one for one in firsts) < 55 for i in ALL)
+    for t in range(1, 61):
+        (best,) = arrive(t, ALL, 1)
+        assert all(arrive(t, np.array(sorted({best, other})), 1) == [best] for other in (0, 1, 2) if other != best)
+
+
+def test_updates_that_the_server_had_before_it_asked_stay_uploaded() -> None:
+    record = first(Asking([0, 1, 2], lambda c: c.collect(ALL)), over_selection=1.5, wanted=2)
+    assert record.late is not None
+    assert (len(record.late), record.uploaded, record.bytes_up) == (1, 3, 24)
+
+
 def test_without_over_selection_all_of_an_adaptive_selection_are_waited_for() -> None:
     assert first(Asking([0, 1, 2]), wanted=2).late == []
 

@@ -138,6 +138,7 @@ def test_lists_as_json_have_all_of_it(ask: Ask) -> None:
         (["list", "selecters"], "list: selecters is no group of the config; did you mean selector?"),
         (["list", "zzz"], "list: zzz is no group of the config; there are aggregator, "),
         (["list", "selector", "gfpl"], "list: gfpl is not a choice of selector; did you mean gpfl?"),
+        (["list", "selector", "rndxxx"], "did you mean random?"),  # as `selector=rndxxx` is told
         (["list", "--config-dir", "nowhere"], "--config-dir='nowhere': must be an existing folder"),
     ],
 )

@@ -1,6 +1,6 @@
 """One run divided among ranks within one process: to the last bit the run of one process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +9,20 @@ import pytest
 import torch
 
 from fedsim.cli import composed, run
-from fedsim.commands.dispatch import asks
 from fedsim.config.check import check_jobs
 from fedsim.config.compose import conf_dir
 from fedsim.distributed import backend as divided
-from fedsim.distributed.links import Link, LostRankError, Others
-from fedsim.distributed.messages import Message, head_of, read_head
 from fedsim.distributed.parts import train_part
 from fedsim.distributed.shares import aligned_shares, shares
-from fedsim.distributed.world import World, world
 from fedsim.engine import data as engine_data
 from fedsim.engine.torch_backend import EVALUATION_BATCH
-from fedsim.errors import ConfigError, FedsimError
 from fedsim.running.assembly import build
 from fedsim.running.ranks import RANKS, holdings
-from fedsim.running.ranks import check_jobs as check_for_ranks
 from fedsim.simulation import Simulation
 from fedsim.tracking.files import read_summary
 from tests.engines import schedule_of
-from tests.ranks import LocalLink, ranks, result, run_over
+from tests.ranks import RAGGED, WORDS, equal_over, ranks, result, run_over
 
-WORDS = ("num_rounds=3", "tracker=files_only", "num_clients=12", "cohort_size=5")
-RAGGED = ("partition=dirichlet_class",)
 EVEN = ("partition=iid", "local.steps=3")
 """Clients that all have the same batches: in torch, other clients beside them change no bit."""
 WRITERS = ("dataset=femnist_generated", "dataset.num_writers=20", "partition=natural", "num_rounds=2", "local.steps=2")
@@ -41,15 +33,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)
     return tmp_path
-
-
-def equal_over(count: int, words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
-    """The kinds of messages of a run over `count` ranks, which is that of one process."""
-    assert run([*words, *more, "output_dir=alone"]) == 0
-    code, kinds = run_over(count, [*words, *more, f"output_dir=over{count}"])
-    assert code == 0
-    assert result(Path("alone")) == result(Path(f"over{count}"))
-    return kinds
 
 
 # --- equal to one process --------------------------------------------------------------------------------------------
@@ -262,135 +245,3 @@ def test_shares_are_consecutive_and_even(work: list[int], count: int, ends: list
 def test_shares_of_samples_end_at_multiples_of_a_pass() -> None:
     assert [(c.start, c.stop) for c in aligned_shares(2500, 1000, 2)] == [(0, 1000), (1000, 2500)]
     assert [(c.start, c.stop) for c in aligned_shares(10, 1000, 2)] == [(0, 0), (0, 10)]
-
-
-# --- messages and ranks ----------------------------------------------------------------------------------------------
-
-
-def test_a_message_arrives_as_it_was_sent() -> None:
-    arrays = {"a": np.arange(6).reshape(2, 3).T, "b": np.array([True]), "empty": np.zeros((2, 0, 0), np.int64)}
-    sent = Message("train", {"lr": 0.1, "names": ["x"]}, arrays, torch.zeros(3, dtype=torch.float64))
-    found = read_head(head_of(sent), torch.device("cpu"))
-    assert (found.kind, found.values) == (sent.kind, sent.values)
-    assert all(np.array_equal(found.arrays[name], array) for name, array in arrays.items())
-    assert found.flat is not None
-    assert (found.flat.shape, found.flat.dtype) == ((3,), torch.float64)
-
-
-def test_the_world_is_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    assert world() == World()
-    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a"}.items():
-        monkeypatch.setenv(name, value)
-    assert world() == World()
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert world() == World(3, 8, 1)
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert world() == World()
-
-
-def test_commands_that_ask_are_told_apart_from_experiments() -> None:
-    assert all(asks(words) for words in (["list"], ["report", "x"], ["--help"], ["help"], ["seed=1", "--version"]))
-    assert not any(asks(words) for words in ([], ["seed=1"], ["-m", "seed=0,1"]))
-
-
-def test_what_does_not_go_together_with_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="hydra/launcher: Lanes places jobs side by side"):
-        run_over(2, [*WORDS, "-m", "seed=0,1", "hydra/launcher=lanes"])
-    assert not Path("outputs").exists()
-    (plan,) = check_jobs(composed([*WORDS, "num_rounds=1"])[0])
-    object.__setattr__(plan.settings, "device", "cuda:1")
-    with pytest.raises(ConfigError, match="device='cuda:1': is one GPU for all processes"):
-        check_for_ranks([plan], {})
-    object.__setattr__(plan.settings, "device", "cuda")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    with pytest.raises(ConfigError, match="device='cuda': needs a GPU for each of 3 processes; torch sees 2"):
-        check_for_ranks([plan], {})
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    check_for_ranks([plan], {})
-
-
-@pytest.mark.faults
-def test_a_sweep_runs_its_jobs_one_after_another_over_all_ranks() -> None:
-    kinds = equal_over(2, ["-m", *WORDS, *RAGGED, "engine=native", "num_rounds=2", "seed=0,1"])
-    assert kinds.count("build") == 2
-    assert len(list(Path("over2").glob("*/*/summary.json"))) == 2
-
-
-# --- what goes wrong -------------------------------------------------------------------------------------------------
-
-
-def test_ranks_that_have_other_jobs_or_build_something_else_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [*WORDS, "engine=native"]
-    RANKS.others = Others(LocalLink(2, lambda: check_jobs(composed([*words, "seed=1"])[0])))
-    try:
-        with pytest.raises(FedsimError, match="rank 1: has other jobs; all ranks need the same installation"):
-            run(words)
-        RANKS.others = Others(LocalLink(2, lambda: check_jobs(composed(words)[0])))
-        monkeypatch.setattr("fedsim.running.rank_worker.built", lambda made: {"engine": "batched"})
-        with pytest.raises(FedsimError, match="rank 1 has another engine: 'batched', not 'native'"):
-            run(words)
-    finally:
-        RANKS.others, RANKS.plans = None, ()
-
-
-def test_what_another_rank_raises_ends_the_job_alone_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["-m", *WORDS, "engine=native", "num_rounds=2", "seed=0,1"]
-
-    def train(*args: Any) -> Any:
-        raise ZeroDivisionError("in a rank")
-
-    with ranks(2, words) as link:
-        failing = iter([train])
-        answer = link.workers[1]._answer
-        answers = lambda request: next(failing, lambda: None)() if request.kind == "train" else answer(request)
-        monkeypatch.setattr(link.workers[1], "_answer", lambda r: answers(r) or answer(r))
-        assert run(words) == 1
-    summaries = {s["seed"]: s for s in (read_summary(p.parent) or {} for p in Path("outputs").glob("*/*/summary.json"))}
-    assert summaries[0]["status"] == "failed"
-    assert "rank 1 has raised" in summaries[0]["error"]
-    assert summaries[1]["status"] == "done"
-    (error,) = Path("outputs").glob("*/*/error.txt")
-    assert "ZeroDivisionError: in a rank" in error.read_text()
-
-
-class Dying(LocalLink):
-    """Rank 2 dies after so many messages to it."""
-
-    left = 0
-
-    def receive(self, rank: int) -> Message:
-        self.left -= rank == 2
-        if self.left < 0 and rank == 2:
-            raise LostRankError(2, 3, "connection closed")
-        return super().receive(rank)
-
-
-@pytest.mark.parametrize(
-    ("messages", "told"), [(4, "there is no checkpoint yet"), (6, "the checkpoint after round 1 stays")]
-)
-def test_a_rank_that_dies_ends_the_command_and_is_named(
-    messages: int, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["-m", *WORDS, *RAGGED, "engine=native", "checkpoint.every=1", "seed=0,1"]
-    link = Dying(3, lambda: check_jobs(composed(words)[0]))
-    link.left = messages
-    RANKS.others = Others(link)
-    try:
-        assert run(words) == 1
-        assert RANKS.others.lost is not None
-        assert RANKS.end(75) == 1  # whatever torchrun, which has noticed, too, has asked this rank to do
-    finally:
-        RANKS.others, RANKS.plans = None, ()
-    (summary,) = (read_summary(p.parent) or {} for p in Path("outputs").glob("*/*/summary.json"))
-    assert summary["error"].startswith("rank 2 of 3 has ended or cannot be reached any more (connection closed); ")
-    assert told in summary["error"]
-    assert "rank 2 of 3 has ended" in capsys.readouterr().err  # the second job is refused
-    assert run(words) == 0
-
-
-def test_a_link_is_abstract() -> None:
-    with pytest.raises(TypeError):
-        Link(2)  # type: ignore[abstract]

@@ -77,7 +77,14 @@ def test_all_else_is_by_the_runs_own_seed(purpose: Purpose) -> None:
 def test_purposes_have_the_numbers_that_published_results_were_made_with() -> None:
     assert {p.name: int(p) for p in Purpose} == {
         **{"PARTITION": 1, "INIT": 2, "SELECT": 3, "TRAIN": 4, "SKETCH": 5, "AVAILABILITY": 6, "DROPOUT": 7},
-        **{"LOSS_BATCH": 8, "SERVER_SPLIT": 9, "HOLDOUT": 10, "DEVICES": 21, "DEVICE_VARIATION": 22},
+        **{
+            "LOSS_BATCH": 8,
+            "SERVER_SPLIT": 9,
+            "HOLDOUT": 10,
+            "DEVICES": 21,
+            "DEVICE_VARIATION": 22,
+            "ARRIVAL_ORDER": 23,
+        },
     }
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from fedsim.engine import torch_backend
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
-from fedsim.engine.graph import linear
+from fedsim.engine.graph import linear, recorder
 from fedsim.engine.graph.backend import GraphBackend
 from fedsim.engine.model.parameters import initial
 from fedsim.engine.results import ClientUpdates
@@ -144,6 +144,32 @@ def test_a_step_that_waits_for_the_device_is_not_recorded_and_breaks_the_budget(
     assert capfd.readouterr().err == f"engine=graph: not recorded, which is slower and else the same: {reason}\n"
     assert totals["waits"] > 3
     assert totals["launches"] > 120
+
+
+def test_what_is_replayed_side_by_side_is_recorded_on_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's workspace belongs to the stream on which a step is recorded."""
+    streams: list[Any] = []
+
+    def watched(graph: Any, pool: Any = None, stream: Any = None) -> Any:
+        streams.append(stream)
+        return captured(graph, pool, stream)
+
+    with PretendedCard():
+        captured = torch.cuda.graph
+        monkeypatch.setattr(torch.cuda, "graph", watched)
+        train(SMALL_RESNET.engine("cuda"), 1)
+        monkeypatch.undo()
+    assert None not in streams
+    assert len({id(stream) for stream in streams}) == 2  # clients
+
+
+def test_graphs_of_libraries_are_for_torch_versions_that_keep_their_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "FIRST_WITH_OWN_WORKSPACES", "99.1")
+    found = recorder.recorder_for(torch.device("cuda"))
+    assert found.description == "step by step (CUDA graphs of libraries need torch 99.1)"
+    with PretendedCard():
+        monkeypatch.setattr(recorder, "FIRST_WITH_OWN_WORKSPACES", "99.1")
+        assert recorder.recorder_for(torch.device("cuda"), of_libraries=False).description == "CUDA graphs"
 
 
 def test_the_next_tables_are_written_without_waiting_for_the_last_to_arrive() -> None:

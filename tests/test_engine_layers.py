@@ -192,6 +192,22 @@ def test_layers_that_cannot_run_batched_are_named_with_the_engine_that_runs_them
     assert np.isfinite(trained.loss).all()
 
 
+def test_recurrent_layers_are_in_training_mode_where_a_gradient_is_taken() -> None:
+    """cuDNN refuses the backward pass of one in eval mode; what else is in the model stays in eval mode."""
+    model = nn.Sequential(Recurrent(0.0), nn.BatchNorm1d(3))
+    engine = build(reference, model)
+    seen: set[tuple[bool, bool, bool]] = set()
+    cell, norm = engine.backend.model[0].cell, engine.backend.model[1]
+    cell.register_forward_hook(lambda layer, x, y: seen.add((torch.is_grad_enabled(), layer.training, norm.training)))
+    (gradient,) = engine.client_gradients(dict(model.state_dict()), [np.arange(6)])
+    engine.losses(dict(model.state_dict()), [np.arange(6)])
+    assert seen == {(True, True, False), (False, False, False)}
+    model.eval()
+    loss = F.cross_entropy(model(engine.data.x), engine.data.y)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    assert torch.allclose(gradient, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("model", [mlp(nn.Dropout1d(0.5)), mlp(nn.AlphaDropout(0.5)), Recurrent(0.5)])
 def test_layers_of_hidden_randomness_are_named_with_what_to_use(kind: Any, model: nn.Module) -> None:

@@ -259,3 +259,25 @@ def test_what_clients_compute_of_their_gradients_is_their_time(question: str, mo
         watch.time += 1
         getattr(clients, question)(clients.available)
     assert clock.seconds == {"select": 1, "ask": 6, "train": 0, "aggregate": 0, "evaluate": 0}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda clients, sketch: clients.update_norms(clients.available),
+        lambda clients, sketch: clients.updates(clients.available, compressor=sketch),
+        lambda clients, sketch: list(clients.gradients(clients.available, compressor=sketch)),
+    ],
+    ids=["update_norms", "updates", "gradients"],
+)
+def test_norms_and_sketches_are_made_in_the_clients_time(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Stopwatch()
+    monkeypatch.setattr(clients_module, "row_norms", watch.slow(clients_module.row_norms, 6.0))
+    sketch = TopK(size=1)
+    monkeypatch.setattr(sketch, "compress", watch.slow(sketch.compress, 3.0))
+    clock = Clock(torch.device("cpu"), watch.now)
+    clients = toy_clients([2, 2], frozenset({Signal.GRADIENTS, Signal.TRAINING}), clock=clock)
+    with clock("select"):
+        watch.time += 1
+        ask(clients, sketch)
+    assert clock.seconds == {"select": 1, "ask": 6, "train": 0, "aggregate": 0, "evaluate": 0}

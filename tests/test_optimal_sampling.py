@@ -3,7 +3,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fedsim.selectors import optimal_sampling
 from fedsim.selectors.optimal_sampling import OptimalSampling, aggregated_probabilities, exact_probabilities
+from tests.clocks import fixed_clock
 from tests.toys import toy_clients, toy_population
 
 
@@ -24,6 +26,16 @@ def test_exchanges_are_counted_until_nothing_is_left_to_rescale() -> None:
     assert aggregated_probabilities(np.array([1.0, 2, 3, 4]), 2, 4)[1] == 1
     assert aggregated_probabilities(np.array([1.0, 1, 1, 7]), 2, 4)[1] == 2
     assert aggregated_probabilities(np.array([1.0, 2, 4, 8, 16, 32]), 3, 1)[1] == 1
+
+
+def test_exchanges_follow_one_another_on_the_simulated_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slowest client, 2: 1 + 4 + 36 s for model and training and 4 s for a norm; then 1 + 8 s for two numbers."""
+    answers = aggregated_probabilities(np.array([1.0, 2, 3]), 1, 4)[0], 3
+    monkeypatch.setattr(optimal_sampling, "aggregated_probabilities", lambda *_: answers)
+    selector = OptimalSampling(toy_population([1, 2, 3], 1), probabilities="aggregated", iterations=4)
+    clock = fixed_clock().round(1, 0.0)
+    selector.select(1, toy_clients([1, 2, 3], selector.needs, simulated=clock), np.random.default_rng(0))
+    assert clock.asked == 45 + 3 * 9
 
 
 @settings(max_examples=100, deadline=None)

@@ -76,7 +76,10 @@ def test_features_that_all_runs_have_are_compared(tmp_path: Path) -> None:
     names, conditions = read_conditions(runs)
     assert names == ["cos_2", "inner product"]
     assert [condition.features.shape for condition in conditions] == [(3, 2)] * 2
-    assert {row[0] for row in make_tables(runs)[0].rows} == {"cos_2", "inner product", "a random pair"}
+    table = make_tables(runs)[0]
+    assert {row[0] for row in table.rows} == {"cos_2", "inner product", "a random pair"}
+    assert "1 conditions for fitting, 1 for testing, split by seed" in table.note
+    assert "fitted and tested on the same" in make_tables(runs[:1])[0].note
 
 
 def test_a_planted_feature_is_found() -> None:

@@ -6,13 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from fedsim.communication.compression import Identity, TopK
 from fedsim.communication.ledger import Ledger
 from fedsim.errors import ConfigError
 from fedsim.selectors.pncs import PNCS
 from fedsim.selectors.tools.power_norm import PowerSimilarity, similarities
-from fedsim.selectors.tools.subset import least_similar_subset, pair_sum
+from fedsim.selectors.tools.subset import least_similar_subset
 from tests.toys import ToyEngine, toy_clients, toy_population
 
 
@@ -78,6 +79,11 @@ def test_two_is_the_cosine() -> None:
 def symmetric(seed: int, size: int) -> np.ndarray:
     values = np.random.default_rng(seed).uniform(-1, 1, (size, size))
     return (values + values.T) / 2
+
+
+def pair_sum(similarity: NDArray[np.float64], chosen: NDArray[np.int64]) -> float:
+    """Sum of the similarities over the pairs of the positions `chosen`."""
+    return float(sum(similarity[i, j] for i, j in itertools.combinations(chosen, 2)))
 
 
 def test_the_best_pair_and_the_tied_triples_by_hand() -> None:

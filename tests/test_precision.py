@@ -1,6 +1,7 @@
 """Precision, determinism and device: what a config says holds on a (pretended) GPU, whatever stood before."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from fedsim.config.plan import hash_config, make_plan
 from fedsim.engine import choose
 from fedsim.engine.graph import triton_chain
 from fedsim.engine.graph.linear import LinearProgram
-from fedsim.engine.precision import switches
+from fedsim.engine.precision import prepare, switches
 from fedsim.errors import ConfigError, Problem
 from fedsim.running import prepared_data
 from fedsim.running.environment import environment
@@ -29,6 +30,7 @@ def _switches_put_back() -> Iterator[None]:
     before = torch.backends.cuda.matmul.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision
     deterministic = CUDNN.deterministic
     yield
+    CUDNN.allow_tf32 = before[1] == "tf32"
     torch.backends.cuda.matmul.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision = before
     CUDNN.deterministic = deterministic
 
@@ -62,6 +64,28 @@ def test_passes_are_computed_in_the_precision_that_is_said(engine: tuple[str, ..
     assert watch.seen["convolution"] == watch.seen["convolution_backward"] == watch.seen["addmm"] == {kind}
     assert "ieee" in watch.seen["mm"]  # what the server computes is float32's, always
     assert switches()["products"] == switches()["convolutions"] == "ieee"
+
+
+def test_frozen_features_are_float32s_in_the_first_run_of_a_process_too(tmp_path: Path) -> None:
+    CUDNN.allow_tf32, CUDNN.conv.fp32_precision = True, "tf32"  # torch's default
+    seen: set[tuple[str, bool]] = set()
+
+    def watch(name: str, args: tuple[Any, ...]) -> None:
+        if name == "convolution" and args[0].device.type != "meta":
+            seen.add((CUDNN.conv.fp32_precision, CUDNN.deterministic))
+
+    model = ("model=frozen_features", "model.weights=random", "model.input_size=32", "num_rounds=1")
+    CUDNN.deterministic = False
+    run_on_card((*model, f"data_dir={tmp_path}", f"cache_dir={tmp_path}", *BATCHED), PretendedCard(refuses=watch))
+    assert seen == {("ieee", True)}
+
+
+def test_a_users_block_without_cudnn_is_possible() -> None:
+    """torch refuses to read the older switch where it disagrees with the newer ones."""
+    CUDNN.allow_tf32, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision = True, "tf32", "tf32"
+    prepare(torch.device("cuda"), None)
+    with CUDNN.flags(enabled=False):
+        assert not CUDNN.enabled
 
 
 def test_an_average_is_float32s_though_training_is_not() -> None:

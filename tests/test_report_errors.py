@@ -9,6 +9,7 @@ from scipy import stats
 from fedsim.report.statistics import differences, estimate
 from fedsim.report.verdicts.comparisons import exceeds
 from fedsim.report.verdicts.evidence import Evidence, holm_corrected
+from fedsim.report.verdicts.rules import RULES
 from fedsim.report.verdicts.values import is_number
 from tests import verdict_rates as sim
 from tests.verdict_rates import MARGIN, PRINTED, SEEDS, Draw, not_above, not_below
@@ -152,6 +153,16 @@ def paper(rng: np.random.Generator, num: int) -> list[Evidence]:
     """A paper none of whose claims is true, and all of whose numbers are draws from our distributions."""
     numbers = [is_number(rng.normal(3, 1), estimate(rng.normal(3, 1, num)), 0.0) for _ in range(10)]  # type: ignore[arg-type]
     return [*numbers, *(sim.gain(num, 0.0, 2, 0.0)(rng) for _ in range(10)), *(sim.bound(num, 0.5)(rng) for _ in "abc")]
+
+
+def test_the_error_rate_holds_for_each_family_of_a_paper_and_not_for_both_together() -> None:
+    """Rows from before and after the runs are corrected apart: the rule promises no more than that."""
+    rng = np.random.default_rng(0)
+    families = [[sim.number(5, 0.0)(rng) for _ in range(TRIALS)] for _ in range(2)]
+    false = [[holm_corrected([one])[0].verdict == "not reproduced" for one in family] for family in families]
+    assert all(not_above(sum(family), TRIALS, 0.05) for family in false)
+    assert not not_above(sum(map(any, zip(*false, strict=True))), TRIALS, 0.05)
+    assert "In each of the two families" in RULES["holm"]
 
 
 @pytest.mark.parametrize("num", [5, 20])

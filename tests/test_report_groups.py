@@ -6,6 +6,7 @@ from pathlib import Path
 from fedsim.report.groups import group_runs, show_labels
 from fedsim.report.panels import make_panels
 from fedsim.report.runs import read_runs
+from fedsim.report.summary import make_summary
 from fedsim.report.tables import results
 from tests.report_toys import two_methods, write_run
 
@@ -34,6 +35,21 @@ def test_runs_that_differ_in_name_alone_count_once(tmp_path: Path) -> None:
     write_run(tmp_path / "c", [0.1], [[0]], init_seed=7)  # another first model
     (group,) = group_runs(read_runs(tmp_path))
     assert len(group.runs) == 3
+
+
+def test_runs_are_paired_by_all_their_seeds(tmp_path: Path) -> None:
+    """Several partitions or first models at one root seed are as many pairs; what is unset follows the root seed."""
+    draws = ({"partition_seed": 7}, {"partition_seed": 8}, {"init_seed": 7}, {"seed": 1, "init_seed": 1})
+    for number, seeds in enumerate(draws):
+        for selector, level in (("random", 0.1), ("gpfl", 0.2 + 0.1 * number)):
+            write_run(tmp_path / str(number), [level], [[0]], choices={"selector": selector}, **seeds)
+    write_run(tmp_path / "unset", [0.1], [[0]], seed=1)  # the same draws as the last of random selection
+    groups = group_runs(read_runs(tmp_path))
+    (table_row,) = results.pairs(make_panels(groups)).rows
+    header = results.pairs([]).header
+    assert (table_row[1:3], table_row[header.index("pairs")]) == (["gpfl - random", "+0.2500"], "4")
+    found = make_summary(groups, {})["groups"][0]["seeds"]
+    assert list(found) == ["0 init_seed=7", "0 partition_seed=7", "0 partition_seed=8", "1"]
 
 
 def test_equal_numbers_are_one_setting(tmp_path: Path) -> None:

@@ -113,8 +113,19 @@ def test_not_worse_has_one_side() -> None:
     assert verdict(is_not_worse({"a": apart(-0.05, 0.06, 0.01)}, 0.01)) == "undecided"
 
 
+def test_five_runs_can_show_that_a_first_round_is_about_a_value_and_six_that_it_is_not() -> None:
+    def of(*rounds: float) -> str:
+        return verdict(is_median_about(100, Median(rounds, 500), 20))
+
+    assert of(95, 98, 100, 102, 105) == "reproduced"
+    assert of(95, 98, 100, 102) == "undecided"
+    assert of(*[300] * 6) == "not reproduced"
+    assert of(*[300] * 5) == "undecided"
+    assert "five seeds can say reproduced, it takes six to say not reproduced" in RULES["value"]
+
+
 def test_trends_are_slopes_of_seeds() -> None:
-    rising = {0: [0.1, 0.2, 0.3], 1: [0.2, 0.31, 0.4], 2: [0.0, 0.1, 0.22]}
+    rising = [[0.1, 0.2, 0.3], [0.2, 0.31, 0.4], [0.0, 0.1, 0.22]]
     found = rises([1, 2, 3], rising)
     assert isinstance(found.ours, Difference)
     assert found.ours.mean == pytest.approx((0.1 + 0.1 + 0.11) / 3)
@@ -123,7 +134,7 @@ def test_trends_are_slopes_of_seeds() -> None:
     assert isinstance(falling.ours, Difference)
     assert falling.ours.mean == found.ours.mean  # shown as it is
     assert verdict(falling) == "not reproduced"
-    assert rises([1, 2], {0: [1.0, 2.0]}).ours is None
+    assert rises([1, 2], [[1.0, 2.0]]).ours is None
 
 
 def test_a_gain_over_settings_that_differ_is_seen_when_they_are_pooled() -> None:

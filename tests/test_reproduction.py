@@ -12,6 +12,7 @@ from fedsim.report.__main__ import main as report
 from fedsim.report.archive import read_archive
 from fedsim.report.groups import group_runs
 from fedsim.report.runs import read_runs
+from fedsim.report.verdicts.published import publications_about
 from scripts import reproduction, reproduction_tables, ship_results
 from scripts.shipped import RESULTS, Shipped
 from tests.test_report_archive import published_runs
@@ -73,6 +74,17 @@ def test_the_markers_name_makers_and_results_and_are_filled(page: Path) -> None:
             assert any((RESULTS / folder / file).is_file() for file in ("summary.json", "runs.parquet")), folder
     for found in reproduction.TABLE.finditer(text):
         assert "| --- |" in found[0], found["words"]
+
+
+def test_every_shipped_preset_with_printed_claims_shows_their_verdicts_on_a_page() -> None:
+    shown = {words[1] for page in PAGES for words in reproduction.tables_of(page) if words[0] in ("claims", "logs")}
+    logs = {"gpfl_alpha_code", "gpfl_rho_code"}  # their logged numbers are shown together
+    for path in sorted(RESULTS.glob("*/summary.json")):
+        folder, verdicts = path.parent.name, json.loads(path.read_text())["verdicts"]
+        preset, scale = (folder.removesuffix("_small"), "small") if folder.endswith("_small") else (folder, "full")
+        claims = [claim.id for one in publications_about(preset, scale) for claim in one.claims]
+        if folder not in logs and any(verdicts.get(name, "not judged") != "not judged" for name in claims):
+            assert folder in shown
 
 
 @pytest.mark.faults

@@ -1,19 +1,22 @@
-"""Faults in a user's selector or availability model: named with the round, and they never reach the server's model."""
+"""Faults in a user's selector, aggregator or availability model: named with the round, and without any effect."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
-from fedsim.checks import AvailabilityError, SelectionError
+from fedsim.checks import AggregationError, AvailabilityError, SelectionError
 from fedsim.communication.clients import Clients
 from fedsim.communication.server import Server
+from fedsim.communication.signals import Signal
 from fedsim.selectors.base import Selector
 from fedsim.simulation import Simulation
-from fedsim.types import Cohort, Selection
+from fedsim.types import Cohort, Params, Selection
 from tests.toys import ToyEngine, toy_components, toy_params, toy_population
 
 SIZES = [1, 2, 3, 4]
@@ -49,10 +52,12 @@ def simulate(
     on_select: Callable[..., Any] | None = None,
     on_observe: Callable[..., Any] | None = None,
     availability: Availability | None = None,
+    aggregator: Aggregator | None = None,
 ) -> Simulation:
     engine, population = ToyEngine(SIZES), toy_population(SIZES, 2, 2)
-    parts = toy_components(engine, population, Faulty(population, on_select, on_observe), availability=availability)
-    return Simulation(parts, toy_params())
+    selector = Faulty(population, on_select, on_observe)
+    parts = toy_components(engine, population, selector, availability=availability)
+    return Simulation(replace(parts, aggregator=aggregator or parts.aggregator), toy_params())
 
 
 def broken_in_round_two(run: Simulation, error: type[Exception], reason: str) -> None:
@@ -125,6 +130,94 @@ def test_a_selector_may_read_the_model_and_work_on_a_copy_of_it() -> None:
 
     untouched, run = simulate(), simulate(copying, copying)
     assert [r.test_accuracy for r in run] == [r.test_accuracy for r in untouched]
+
+
+def halves_an_update(clients: Clients) -> Selection:
+    clients.updates(clients.available)["w"].mul_(0.5)
+    return Selection(np.array([1, 3]))
+
+
+def halves_an_update_and_trains_more(clients: Clients) -> Selection:
+    clients.updates(np.array([1]))["w"].mul_(0.5)
+    clients.updates(clients.available)
+    return Selection(np.array([1, 3]))
+
+
+@pytest.mark.parametrize("change", [halves_an_update, halves_an_update_and_trains_more])
+def test_a_selector_that_modifies_updates_is_named(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Faulty, "needs", frozenset({Signal.TRAINING}))
+    broken_in_round_two(simulate(change), SelectionError, "round 2: Faulty modified the updates' w in place.*m / norm")
+
+
+def test_numbers_of_samples_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        toy_population(SIZES, 2, 2).sizes[:] = 1
+    mine = np.array(SIZES)
+    toy_population(mine, 2, 2)  # type: ignore[arg-type]
+    mine[0] = 7  # the caller's array stays the caller's
+
+
+class Own(Aggregator):
+    """In round 2 it does what it is told, else it adds the mean update."""
+
+    def __init__(self, second: Callable[[Params, Cohort, Params], Any]) -> None:
+        super().__init__(frozenset(), weighting="uniform")
+        self.second, self.rounds = second, 0
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: Any) -> Any:
+        self.rounds += 1
+        mean = self.mean_delta(cohort, weights)
+        return self.second(params, cohort, mean) if self.rounds == 2 else {n: v + mean[n] for n, v in params.items()}
+
+
+def adds_in_place(params: Params, cohort: Cohort, mean: Params) -> Params:
+    for name, value in params.items():
+        value += mean[name]
+    return params
+
+
+def test_an_aggregator_may_work_in_place_on_the_model_that_it_is_given() -> None:
+    """The selector sees the model before and the updates to it all the same."""
+    seen: list[list[float]] = []
+
+    class Sees(Faulty):
+        def observe(self, round: int, cohort: Cohort, server: Server) -> None:
+            seen.append([*cohort.start["w"].tolist(), *server.params["w"].tolist()])
+
+    def run(second: Any) -> list[list[float]]:
+        seen.clear()
+        made = simulate(aggregator=Own(second))
+        made.components = replace(made.components, selector=Sees(made.components.population, None, None))
+        list(made)
+        return list(seen)
+
+    expected = run(lambda params, cohort, mean: {name: value + mean[name] for name, value in params.items()})
+    assert expected[0][2:] == expected[1][:2] != expected[1][2:]
+    assert run(adds_in_place) == expected
+
+
+def clips_in_place(params: Params, cohort: Cohort, mean: Params) -> Params:
+    cohort.delta["w"].clamp_(-1, 1)
+    return {name: value + mean[name] for name, value in params.items()}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (clips_in_place, "modified the updates' w in place, which others use, too"),
+        (lambda *_: None, "must return a model, that is, a dict of tensors by name, not None"),
+        (lambda params, *_: {}, r"must return the tensors of `params`: it lacks \['w'\], and has \[\] besides"),
+        (lambda params, *_: {**params, "v": params["w"]}, r"it lacks \[\], and has \['v'\] besides"),
+        (lambda params, *_: {"w": 1.0}, r"must return tensors: w is float 1\.0"),
+        (
+            lambda params, *_: {"w": params["w"].double()},
+            r"w is \[2\] torch\.float64 cpu, not \[2\] torch",
+        ),
+        (lambda params, *_: {"w": params["w"][None]}, r"w is \[1, 2\] torch\.float32 cpu, not \[2\] torch"),
+    ],
+)
+def test_an_aggregator_that_returns_no_such_model_is_named(answer: Any, reason: str) -> None:
+    broken_in_round_two(simulate(aggregator=Own(answer)), AggregationError, f"round 2: Own .*{reason}")
 
 
 def test_the_clients_of_a_round_cannot_be_changed() -> None:

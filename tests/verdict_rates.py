@@ -115,7 +115,7 @@ def trend(num: int, slope: float) -> Draw:
     at = np.array([0.0, 1.0, 2.0])
 
     def draw(rng: np.random.Generator) -> Evidence:
-        return rises(list(at), {i: list(slope * at + rng.normal(0, 1, 3)) for i in range(num)})
+        return rises(list(at), [list(slope * at + rng.normal(0, 1, 3)) for _ in range(num)])
 
     return draw
 

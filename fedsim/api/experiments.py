@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from hydra.core.global_hydra import GlobalHydra
 
@@ -52,6 +53,7 @@ def compose(overrides: Words = (), *, config_dir: str | Path | None = None, **pa
     [0, 1]
     """
     _require_list("overrides", overrides)
+    _require_words(overrides)
     with _hydra_left_as_it_is(), search_path(None if config_dir is None else str(config_dir)):
         refused = words_without_effect(overrides, parts)
         try:
@@ -121,15 +123,7 @@ def run_sweep(
         sweep = run_sweep(["selector=random,oort", "seed=0,1,2", "tracker=files_only"])
         sweep.summaries[["selector", "seed", "summary.smoothed_accuracy"]]
     """
-    _require_list("experiments", experiments)
-    given = list(experiments)
-    if not (given or parts):
-        raise ConfigError([Problem("experiments", given, "has no experiment", "run_experiment() runs the default one")])
-    plans = [one for one in given if isinstance(one, Plan)]
-    if plans and len(plans) == len(given):
-        _refuse_parts(parts, config_dir)
-    else:
-        plans = compose([str(word) for word in given], config_dir=config_dir, **parts)
+    plans = _composed(experiments, config_dir, parts)
     placed = _placed(plans, keep)
     plans = [plan for plan, _ in placed]
     _make_ready(plans)
@@ -145,6 +139,22 @@ def run_sweep(
     attempts.run_held(attempts.run_in_turn)
     outcomes = [attempts.ended.get(plan.folder) or outcome_on_file(plan) for plan in plans]
     return SweepResult([RunResult.of(plan, one, place) for (plan, place), one in zip(placed, outcomes, strict=True)])
+
+
+def _composed(experiments: Sequence[Plan] | Words, config_dir: str | Path | None, parts: dict[str, Part]) -> list[Plan]:
+    """The experiments of a sweep: as they are, or composed of overrides."""
+    _require_list("experiments", experiments)
+    given = list(experiments)
+    if not (given or parts):
+        raise ConfigError([Problem("experiments", given, "has no experiment", "run_experiment() runs the default one")])
+    plans = [one for one in given if isinstance(one, Plan)]
+    if not plans:
+        return compose(cast(list[str], given), config_dir=config_dir, **parts)
+    others = len(given) - len(plans)
+    told = f"has {others} overrides beside {len(plans)} composed experiments; it must be one or the other"
+    check(rule(not others, "experiments", ..., told, "compose the overrides, too: [*plans, *compose(overrides)]"))
+    _refuse_parts(parts, config_dir)
+    return plans
 
 
 class _Callback:
@@ -218,6 +228,12 @@ def _attempts(plans: Sequence[Plan], callback: _Callback) -> Attempts:
 def _require_list(name: str, words: Sequence[object]) -> None:
     """Refuse a string, whose letters would each be taken for a word."""
     check(rule(not isinstance(words, str), name, words, "must be a list of words", f"pass [{words!r}]"))
+
+
+def _require_words(words: Words) -> None:
+    strange = dict.fromkeys(type(word).__name__ for word in words if not isinstance(word, str))
+    told = f"must be words such as 'selector=oort', and has a {', a '.join(strange)}"
+    check(rule(not strange, "overrides", ..., told, "run_experiment runs a Plan, and run_sweep a list of them"))
 
 
 def _refuse_parts(parts: dict[str, Part], config_dir: str | Path | None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from fedsim.aggregators import Aggregator
@@ -82,13 +83,22 @@ def node_of(group: str, part: Part) -> tuple[dict[str, Any], str]:
     if isinstance(part, functools.partial):
         if part.args:
             raise ConfigError([Problem(group, part, "has values without names", "give them by keyword")])
-        made, values = part.func, dict(part.keywords)
+        made, values = part.func, {key: _plain(value) for key, value in part.keywords.items()}
     name = getattr(made, "__name__", None)
     if name is None or not callable(made):
         remedy = f"pass the class, or functools.partial({type(part).__name__}, key=value): it is built for each run"
         raise ConfigError([Problem(group, part, "must be a class", remedy)])
     target = f"{made.__module__}.{name}" if is_importable(made) else _put_into_session(made, name)
     return {"_target_": target, **values}, name
+
+
+def _plain(value: Any) -> Any:
+    """`value` with Python's numbers, truth values and strings in place of NumPy's scalars, in lists and dicts, too."""
+    if isinstance(value, np.integer | np.floating | np.bool_ | np.str_):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return {_plain(k): _plain(v) for k, v in value.items()} if type(value) is dict else value
 
 
 def is_importable(made: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import fedsim
 from fedsim.commands.table import COMMANDS
-from fedsim.commands.text import nearest
+from fedsim.config.spelling import nearest
 from fedsim.distributed.world import World, world
 from fedsim.running.exits import exit_code
 

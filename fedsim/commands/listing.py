@@ -8,7 +8,8 @@ from typing import Any
 
 from fedsim.commands.catalogue.choices import Catalogue, Choice, Group
 from fedsim.commands.catalogue.sweeps import size_of
-from fedsim.commands.text import entries, entry, nearest, wrap
+from fedsim.commands.text import entries, entry, wrap
+from fedsim.config.spelling import nearest
 from fedsim.errors import FedsimError
 
 SYMBOLS = (

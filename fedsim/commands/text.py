@@ -50,10 +50,3 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
         return "  ".join(parts).rstrip()
 
     return "\n".join([line(header), line(["-" * w for w in widths]), *map(line, rows)])
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most like `word`, if one is."""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)

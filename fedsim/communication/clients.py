@@ -52,6 +52,11 @@ class Clients(Answers):
         """Names of tensors in `params` that the selector has modified in place."""
         return [] if self._lent is None else self._lent.modified
 
+    @property
+    def modified_updates(self) -> list[str]:
+        """Names of tensors in the clients' updates that the selector has modified in place."""
+        return self._results.modified
+
     def broadcast(self, params: Params) -> "Clients":
         """The same clients at another model in the same round (a virtual round), with the same ledger."""
         parts = (self._engine, self._population, self._context, params, self._ledger, self._clock, self._public)
@@ -86,9 +91,9 @@ class Clients(Answers):
         data = self._engine.data
         counts = np.zeros((len(ids), data.num_classes), np.int64)
         known = data.y.cpu().numpy()  # in one copy from a GPU
-        for row, i in enumerate(ids):
-            labels = known[data.train[i]]
-            counts[row] = np.bincount(labels, minlength=data.num_classes)
+        with self._clock("ask"):
+            for row, i in enumerate(ids):
+                counts[row] = np.bincount(known[data.train[i]], minlength=data.num_classes)
         with self._exchanges.open() as exchange:
             self._transfers.upload_numbers(exchange, ids, data.num_classes)
         return counts
@@ -116,7 +121,9 @@ class Clients(Answers):
             self._transfers.download(exchange, ids)
             for client, gradient, used in zip(ids, answers, positions, strict=True):
                 exchange.charge("train_samples", [client], len(used))
-                yield self._transfers.upload_vector(exchange, client, gradient, compressor)
+                with self._clock("ask"):
+                    sent = self._transfers.upload_vector(exchange, client, gradient, compressor)
+                yield sent
 
     def gradient_norms(self, ids: Ids) -> NDArray[np.float64]:
         """Euclidean norm of each client's full gradient [len(ids)]: one number up and one training pass each."""
@@ -154,7 +161,8 @@ class Clients(Answers):
         with self._exchanges.open() as exchange:
             self._train(ids, exchange)
             self._transfers.upload_numbers(exchange, ids, 1)
-        return row_norms(self._matrices(ids, self.layer_names(None))) if len(ids) else np.empty(0)
+        with self._clock("ask"):
+            return row_norms(self._matrices(ids, self.layer_names(None))) if len(ids) else np.empty(0)
 
     def updates(
         self, ids: Ids, *, layers: Sequence[str] | None = None, compressor: Compressor | None = None
@@ -173,9 +181,11 @@ class Clients(Answers):
                 self._transfers.upload_tensors(exchange, ids, names)
                 return matrices
             rows = (torch.cat([m[row] for m in matrices.values()]) for row in range(len(ids)))
-            sent = [
-                self._transfers.upload_vector(exchange, i, row, compressor) for i, row in zip(ids, rows, strict=True)
-            ]
+            with self._clock("ask"):
+                sent = [
+                    self._transfers.upload_vector(exchange, i, row, compressor)
+                    for i, row in zip(ids, rows, strict=True)
+                ]
             return {"sketch": torch.stack(sent)}
 
     def gradients_after_training(self, ids: Ids) -> Iterator[Tensor]:

@@ -36,7 +36,7 @@ class Identity(Compressor):
 
 
 class _Sized(Compressor):
-    """Compression to `size` m numbers, or to the whole vector where that is shorter."""
+    """Compression to `size` m numbers; no more bytes are sent than the whole vector has."""
 
     bytes_per_entry = FLOAT_BYTES
 
@@ -45,7 +45,7 @@ class _Sized(Compressor):
         self.size = size
 
     def num_bytes(self, length: int) -> int:
-        return self.bytes_per_entry * min(self.size, length)
+        return min(self.bytes_per_entry * self.size, FLOAT_BYTES * length)
 
 
 class TopK(_Sized):

@@ -12,6 +12,19 @@ from fedsim.engine.engine import Engine
 from fedsim.engine.results import ClientUpdates, concatenate_updates
 from fedsim.types import Ids, Params
 
+
+class Lent:
+    """Tensors that a part of the user's is given and others use, too: which of them it modifies in place."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+        self._before = {name: value._version for name, value in tensors.items()}  # which its views count, too
+
+    @property
+    def modified(self) -> list[str]:
+        return [name for name, value in self._tensors.items() if value._version != self._before[name]]
+
+
 BLOCK_ENTRIES = 2**20
 """Entries of a block of rows, small enough for the processor's cache."""
 
@@ -23,6 +36,7 @@ class LocalResults:
     def __init__(self, train: Callable[[Ids], ClientUpdates]) -> None:
         self._train = train
         self._parts: list[ClientUpdates] = []
+        self._lent: list[Lent] = []
         self._places: dict[int, tuple[int, int]] = {}  # client -> part and row
 
     def missing(self, ids: Ids) -> Ids:
@@ -34,7 +48,13 @@ class LocalResults:
         updates = self._train(ids)
         self._places |= {int(i): (len(self._parts), row) for row, i in enumerate(ids)}
         self._parts.append(updates)
+        self._lent.append(Lent(updates.delta))
         return updates.samples
+
+    @property
+    def modified(self) -> list[str]:
+        """Names of tensors of updates that somebody has modified in place since they were trained."""
+        return list(dict.fromkeys(name for lent in self._lent for name in lent.modified))
 
     def updates(self, ids: Ids) -> ClientUpdates:
         """The updates of `ids`, in this order; without a copy if these are all that were trained in one call."""

@@ -17,6 +17,7 @@ Configs become plans:
 
     settings        the top-level keys, their types and rules
     build           config nodes become objects: names, types, classes
+    positional      what fedsim itself passes to constructors
     typecheck       whether a value fits an annotation
     origin          which modules a config may have imported
     moved           earlier paths of classes, and keys that came later
@@ -30,7 +31,7 @@ Mistakes are told all at once, in terms of what was typed:
     mistakes        all mistakes of a command line
     lacking         keys that a preset sets and a chosen part lacks
     stand_ins       values in the place of those that are not known
-    suggestions     the nearest valid spelling
+    suggestions     what may have been meant; spelling: the nearest known word
 
     nested          nested mappings by dotted keys
 """

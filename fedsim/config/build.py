@@ -6,7 +6,6 @@ called, and a module that no part of an experiment can come from before it is im
 the answer to hostile targets.
 """
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +14,8 @@ from typing import Any, TypeVar, get_type_hints
 
 from fedsim.config.moved import path_now
 from fedsim.config.origin import REMEDY, not_imported
+from fedsim.config.positional import PASSED, mistaken_parameters
+from fedsim.config.spelling import nearest
 from fedsim.config.stand_ins import UNKNOWN, mistakes_beside, told_whatever
 from fedsim.config.typecheck import conform, describe, is_long
 from fedsim.errors import ConfigError, Problem
@@ -38,7 +39,7 @@ def construct(cls: Callable[..., T], values: Node, key: str, runtime: Sequence[S
     Raises `ConfigError` with all problems: of names and types, and what the constructor says of the other values
     whatever the mistaken ones and `runtime` are (`fedsim.config.stand_ins`).
     """
-    bound = _bind(values, cls, key)
+    bound = _bind(values, cls, key, len(runtime[0]))
     if bound.problems or bound.unknown:
         beside = mistakes_beside(cls, bound.arguments, bound.unknown, runtime)
         raise ConfigError([*bound.problems, *_within(key, beside)])
@@ -61,7 +62,9 @@ def inspect_node(node: Any, base: type[T], key: str) -> Callable[..., T]:
     """All checks of `instantiate` that need no runtime objects: target, names and types. Returns the class (or
     function)."""
     cls = resolve(node, base, key)
-    bind({k: v for k, v in node.items() if k != "_target_"}, cls, key)
+    bound = _bind({k: v for k, v in node.items() if k != "_target_"}, cls, key, len(PASSED.get(key, ())))
+    if bound.problems or bound.unknown:
+        raise ConfigError(bound.problems)
     return cls
 
 
@@ -91,14 +94,6 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
     return constructor
 
 
-def bind(values: Node, constructor: Callable[..., Any], key: str) -> dict[str, Any]:
-    """Keyword arguments for `constructor` from `values`: every name known, none missing, every value of its type."""
-    bound = _bind(values, constructor, key)
-    if bound.problems or bound.unknown:
-        raise ConfigError(bound.problems)
-    return bound.arguments
-
-
 @dataclass(frozen=True)
 class _Bound:
     """Keyword arguments that are of their types; the other parameters with their annotations, and why."""
@@ -108,12 +103,15 @@ class _Bound:
     problems: list[Problem]
 
 
-def _bind(values: Node, constructor: Callable[..., Any], key: str) -> _Bound:
+def _bind(values: Node, constructor: Callable[..., Any], key: str, count: int) -> _Bound:
+    """`values` as keyword arguments for `constructor`, which is given `count` objects by position."""
     hints = get_type_hints(constructor.__init__ if isinstance(constructor, type) else constructor)  # type: ignore[misc]
     keywords = [p for p in inspect.signature(constructor).parameters.values() if p.kind is p.KEYWORD_ONLY]
     names = [p.name for p in keywords]
     missing = [p.name for p in keywords if p.name not in values and p.default is p.empty]
-    problems = [unknown(name, names, key) for name in values if name not in names]
+    mistaken = mistaken_parameters(constructor, values, key, count)
+    problems = [unknown(name, names, key) for name in values if name not in names and name not in mistaken]
+    problems += mistaken.values()
     problems += [Problem(_join(key, name), ..., f"is missing; {constructor.__qualname__} needs it") for name in missing]
     unsound = set(missing)
     arguments: dict[str, Any] = {}
@@ -141,8 +139,8 @@ def _argument(value: Any, hint: Any, key: str) -> Any:
 def unknown(name: str, known: Iterable[str], key: str = "") -> Problem:
     """The problem of an unknown name, with the nearest known one."""
     known = sorted(known)
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {_join(key, nearest[0])}?" if nearest else f"known here: {', '.join(known) or 'no key'}"
+    near = nearest(name, known)
+    hint = f"did you mean {_join(key, near)}?" if near else f"known here: {', '.join(known) or 'no key'}"
     return Problem(_join(key, name), ..., "is not a known key", hint)
 
 

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from fedsim.config.build import unknown
 from fedsim.config.overrides import options
+from fedsim.config.spelling import nearest
 from fedsim.errors import Problem
 
 UNKNOWN_KEY = "is not a known key"
@@ -64,8 +65,8 @@ def _with_places(
 ) -> tuple[Problem, list[str]]:
     """The problem with places elsewhere in its remedy, where a key of that name is."""
     prefix = ".".join(known)
-    near = difflib.get_close_matches(part, names, n=1, cutoff=0.5)
-    here = [f"{prefix}.{name}" if prefix else name for name in near]
+    near = nearest(part, names)
+    here = [] if near is None else [f"{prefix}.{near}" if prefix else near]
     if known:
         having = [c for c in options("/".join(known)) if _has(f"{'/'.join(known)}/{c}", part)]
         return (

@@ -21,9 +21,9 @@ from fedsim.disk import reading_problem
 from fedsim.errors import DataError, Problem, between, check
 
 HUB_LISTING_URL = "https://huggingface.co/api/datasets/flwrlabs/femnist/parquet/default/train"
-HUB_BYTES = 210_000_000
-"""Roughly what its parquet files need."""
 """Returns a JSON list of the URLs of the data set's parquet files (0.2 GB in all)."""
+HUB_BYTES = 210_000_000
+"""Roughly what these files need."""
 PROTOCOL = "https://"
 NUM_CLASSES, NUM_DIGITS = 62, 10
 """Labels: first the digits, then the capital letters, then the lower-case letters."""

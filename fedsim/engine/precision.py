@@ -65,6 +65,7 @@ def switches() -> dict[str, Any]:
 
 
 def _set_products(kind: Literal["ieee", "tf32"]) -> None:
+    _CUDNN.allow_tf32 = kind == "tf32"  # the older name: torch refuses to read it where it disagrees
     torch.backends.cuda.matmul.fp32_precision = kind
     _CUDNN.conv.fp32_precision = kind
     _CUDNN.rnn.fp32_precision = kind

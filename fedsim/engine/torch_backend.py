@@ -14,6 +14,7 @@ from fedsim.engine.batched.compiled import tell
 from fedsim.engine.joint_gradients import JointGradients
 from fedsim.engine.memory import activation_bytes, rows_that_fit, samples_that_fit
 from fedsim.engine.model.adapt import is_convolutional, layout_for
+from fedsim.engine.model.layers import recurrent_in_training
 from fedsim.engine.model.parameters import traveling
 from fedsim.engine.precision import Precision, autocast, passes_in, precision_problem, prepare
 from fedsim.errors import check
@@ -124,7 +125,11 @@ class TorchBackend(Backend):
 
     def _sum_gradient(self, chosen: Tensor, names: Sequence[str]) -> list[Tensor]:
         """The gradient of the sum of the cross-entropies of the samples at these positions."""
-        with torch.enable_grad(), passes_in(self.precision, chosen.device):  # whatever the caller computes with
+        with (
+            torch.enable_grad(),  # whatever the caller computes with
+            passes_in(self.precision, chosen.device),
+            recurrent_in_training(self.model),
+        ):
             logits = self._logits(self.data.x.index_select(0, chosen))
             loss = F.cross_entropy(logits, self.data.y[chosen], reduction="sum")
             wanted = [self._tensors[name] for name in names]

@@ -8,7 +8,7 @@ submitit's pickles name this module, which is imported before NumPy and torch ar
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,6 @@ from fedsim.running.signals import STOP
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
-
-Handler = Callable[[int, FrameType | None], Any]
 
 
 class SubmittedTask:

@@ -56,7 +56,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         by_config.setdefault(_key(relevant(run.config)), []).append(run)
     runs_by_config = list(by_config.values())
     groups = [
-        Group(labels, sorted(members, key=lambda run: run.seed))
+        Group(labels, sorted(members, key=lambda run: run.seeds))
         for labels, members in zip(
             _make_labels([members[0] for members in runs_by_config]), runs_by_config, strict=True
         )
@@ -68,7 +68,7 @@ def distinct(runs: Iterable[Run]) -> list[Run]:
     """The runs without repetitions: of equal configs and seeds the first that has finished, or else the first."""
     found: dict[str, Run] = {}
     for run in runs:
-        key = _key({**relevant(run.config), **{name: run.config.get(name) for name in SEEDS}})
+        key = f"{run.seeds} {_key(relevant(run.config))}"
         if key not in found or (run.status == "done" and found[key].status != "done"):
             found[key] = run
     return list(found.values())

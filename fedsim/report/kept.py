@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsim.report.groups import has_made
 from fedsim.report.protocol import preset_settings
-from fedsim.report.runs import ReportError, Run
+from fedsim.report.runs import ReportError, Run, Seeds
 from fedsim.report.summary import SUMMARY_MEASURES, config_hash
 
 
@@ -59,10 +59,15 @@ def _runs(path: Path, group: Mapping[str, Any], settings: Settings) -> list[Run]
     if len(fitting) != 1:
         raise ReportError(f"{path}: {len(fitting)} settings of the preset fit {wanted}; one is needed")
     ((choices, config),) = fitting
+    done = {"status": "done", "choices": choices}
     return [
-        KeptRun(path.parent, {**config, "seed": int(seed)}, {"status": "done", "choices": choices}, _measures(measured))
-        for seed, measured in group["seeds"].items()
+        KeptRun(path.parent, _at(config, Seeds.parse(text)), done, _measures(measured))
+        for text, measured in group["seeds"].items()
     ]
+
+
+def _at(config: Mapping[str, Any], seeds: Seeds) -> dict[str, Any]:
+    return {**config, "seed": seeds.seed, **seeds.own}
 
 
 def _measures(measured: Mapping[str, float | None]) -> dict[str, float | None]:

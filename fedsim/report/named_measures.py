@@ -7,7 +7,7 @@ from fedsim.client_accuracy import AGGREGATES, KEY
 from fedsim.report import costs, measures
 from fedsim.report.groups import Group
 from fedsim.report.measures import Measure
-from fedsim.report.runs import Run
+from fedsim.report.runs import Run, Seeds
 
 FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
 """Measures of the first round in which something happens; no value means that it never happened in the run."""
@@ -75,7 +75,7 @@ def value_of(run: Run, measure: str) -> float | None:
     return find_measure(measure)(run) if run.kept is None else run.kept[measure]
 
 
-def values_by_seed(group: Group, measure: str) -> dict[int, float]:
-    """A measure of the group's finished runs by seed, without runs for which it does not exist."""
-    values = {run.seed: value_of(run, measure) for run in group.complete if is_known(run, measure)}
-    return {seed: value for seed, value in values.items() if value is not None}
+def values_by_seed(group: Group, measure: str) -> dict[Seeds, float]:
+    """A measure of the group's finished runs by their seeds, without runs for which it does not exist."""
+    values = {run.seeds: value_of(run, measure) for run in group.complete if is_known(run, measure)}
+    return {seeds: value for seeds, value in values.items() if value is not None}

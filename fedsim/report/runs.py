@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -29,6 +29,35 @@ class ReportError(FedsimError):
     exit_code = 3
 
 
+class Seeds(NamedTuple):
+    """What the random numbers of a run come from. Runs of one config at equal seeds are the same run."""
+
+    seed: int
+    partition_seed: int
+    init_seed: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Seeds":
+        """The seeds in a config: those of partition and first model are `seed` unless numbers of their own are set."""
+        own = [config.get(name) for name in cls._fields]
+        return cls(*(one if isinstance(one, int) else int(config["seed"]) for one in own))
+
+    @classmethod
+    def parse(cls, text: str) -> "Seeds":
+        """The seeds that `str` shows. Raises ValueError."""
+        seed, *own = text.split()
+        return cls.of({"seed": int(seed), **{name: int(value) for name, value in (word.split("=") for word in own)}})
+
+    @property
+    def own(self) -> dict[str, int]:
+        """The seeds other than `seed`, by their keys, that differ from it."""
+        return {name: value for name, value in self._asdict().items() if value != self.seed}
+
+    def __str__(self) -> str:
+        """The seed, and those that differ from it: `3 partition_seed=7`."""
+        return " ".join([str(self.seed), *(f"{name}={value}" for name, value in self.own.items())])
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """A finished run: its folder, config (as saved) and summary."""
@@ -45,6 +74,11 @@ class Run:
     @property
     def seed(self) -> int:
         return int(self.config["seed"])
+
+    @property
+    def seeds(self) -> Seeds:
+        """All its seeds, at which it is paired with runs of other configs."""
+        return Seeds.of(self.config)
 
     @property
     def status(self) -> str:

@@ -9,12 +9,14 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from scipy import special, stats
 
 from fedsim.report.runs import Floats
 
+Key = TypeVar("Key")
 LEVEL = 0.95
 POWER = 0.8
 MIN_SEEDS = 3
@@ -135,10 +137,9 @@ class Difference:
         return t_tail(value - self.mean, self.error, self.df)
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
+def paired(first: Mapping[Key, float], second: Mapping[Key, float]) -> Difference | None:
     """`first` - `second` at the seeds that both have; None if these are fewer than two."""
-    seeds = sorted(set(first) & set(second))
-    return differences([first[s] - second[s] for s in seeds])
+    return differences([value - second[seeds] for seeds, value in first.items() if seeds in second])
 
 
 def differences(values: Sequence[float]) -> Difference | None:

@@ -43,10 +43,10 @@ def make_summary(
                 "config": config_hash(group.runs[0].config),
                 "diverged": group.num_diverged,
                 "seeds": {
-                    str(run.seed): {k: _rounded(value_of(run, n)) for k, n in names.items() if is_known(run, n)}
+                    str(run.seeds): {k: _rounded(value_of(run, n)) for k, n in names.items() if is_known(run, n)}
                     for run in group.complete
                 },
-                "made_by": {str(run.seed): made_by(run) for run in group.complete},
+                "made_by": {str(run.seeds): made_by(run) for run in group.complete},
             }
             for group in groups
         ],

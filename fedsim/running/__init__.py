@@ -10,6 +10,7 @@ One run:
     assembly       the simulation from the plan
     experiment     the rounds, or those that are missing, and their records
     checkpoint     its whole state in one file; encoding: that state as JSON and tensors
+    user_code      classes of the user's that it is made of, as a text that changes with their source
     incidents      what it survived, told once and counted
     failures       how exceptions end it, before its rounds and later
     results        what it leaves at its end

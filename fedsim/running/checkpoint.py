@@ -24,6 +24,7 @@ from fedsim.config.plan import IRRELEVANT, Plan
 from fedsim.errors import ConfigError, DataError, Problem
 from fedsim.record import Record
 from fedsim.running.encoding import decode, encode
+from fedsim.running.user_code import user_code
 from fedsim.tracking.files import METRICS, NEWEST, PREVIOUS, RunFolder, json_ready, read_metrics
 
 FORMAT = 1
@@ -38,8 +39,9 @@ START_ANEW = "overwrite=true runs it from the start"
 REMEDIES = {
     "dataset": f"the run began with other data; give it those again (data_dir, FEDSIM_DATA), or {START_ANEW}",
     "partition": f"the run began with another division of the data between the clients; {START_ANEW}",
+    "code": f"the run began with other code of a class of yours; give it that again, or {START_ANEW}",
 }
-"""For keys of an identity that are no config values: fingerprint and hash of what the config values have led to.
+"""For keys of an identity that are no config values: fingerprints and hashes of what the config values have led to.
 Checkpoints of earlier versions lack these keys, and are compared by the others alone."""
 
 
@@ -105,7 +107,7 @@ class Checkpoints:
         """The latest checkpoint that is sound, with the records of its rounds; None if there is no checkpoint at all.
 
         Raises `CheckpointError` if all are damaged, `ConfigError` if it is of another config, version, backend or kind
-        of device, or of other data.
+        of device, or of other data or code of the user's.
         """
         damaged: list[str] = []
         for path in (self.folder.path / NEWEST, self.folder.path / PREVIOUS):
@@ -152,6 +154,7 @@ def identity_of(
 
     `fingerprint`: that of the data set, if it has one; `division`: the hash of its division between the clients.
     """
+    config = {k: v for k, v in plan.config.items() if k not in IRRELEVANT}
     return {
         "format": FORMAT,
         "fedsim": fedsim.__version__,
@@ -161,7 +164,8 @@ def identity_of(
         "engine": backend,
         "dataset": fingerprint,
         "partition": division,
-        "config": json_ready({k: v for k, v in plan.config.items() if k not in IRRELEVANT}),
+        "code": user_code(config),
+        "config": json_ready(config),
     }
 
 

@@ -18,6 +18,7 @@ from fedsim.data.base import Dataset
 from fedsim.data.features import TrainsOnFeatures, extract
 from fedsim.data.on_demand import SampleSource
 from fedsim.distributed.world import world
+from fedsim.engine import precision
 from fedsim.errors import DataError
 from fedsim.rng import Purpose, Streams
 
@@ -99,6 +100,9 @@ def is_prepared(plan: Plan) -> bool:
 
 
 def _load(plan: Plan, device: torch.device) -> PreparedData:
+    precision.prepare(
+        device, None
+    )  # for frozen features, which later runs read from the cache whatever they compute in
     data = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
     shape, source = data.input_shape, {"fingerprint": data.fingerprint, "sha256": data.sha256}
     model_class = resolve(plan.config["model"], nn.Module, "model")

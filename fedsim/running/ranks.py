@@ -6,6 +6,7 @@ Rank 0 runs the program. The others build the same runs and answer its questions
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ import torch.distributed as dist
 import fedsim
 from fedsim.config.plan import Plan
 from fedsim.distributed.backend import DividedBackend
-from fedsim.distributed.links import JOINING, LostRankError, Others, TorchLink
+from fedsim.distributed.links import JOINING, WORKING, LostRankError, Others, TorchLink
 from fedsim.distributed.messages import Message
 from fedsim.distributed.packing import require_one_dtype
 from fedsim.distributed.parts import Holdings
@@ -43,7 +44,14 @@ def joined(place: World) -> TorchLink:
         dist.init_process_group(backend_name(), timeout=JOINING, rank=place.rank, world_size=place.size)
     except (RuntimeError, ValueError) as error:
         raise FedsimError(f"rank {place.rank} of {place.size} cannot join the others: {error}") from error
+    _set_timeout(WORKING)  # after which NCCL ends the process, whatever a single wait is told
     return TorchLink(place.size)
+
+
+def _set_timeout(seconds: timedelta) -> None:
+    """For all that is sent from now on."""
+    older = dist.distributed_c10d._set_pg_timeout
+    getattr(dist, "set_timeout", older)(seconds)
 
 
 def backend_name() -> str:

@@ -27,13 +27,14 @@ class AFL(Selector):
     the others with probability softmax(alpha2 v), without replacement, and the rest uniformly from all clients not yet
     drawn. Only the selected clients report a new value, computed on the model before their training.
 
-    `init: query` requests the losses of all clients in round 1 (FedCor's code); `init: equal` starts with equal values.
+    `init: query` requests the losses of all clients in round 1 (FedCor's code); those that cannot be reached then are
+    asked when they first can. `init: equal` starts with equal values.
     If fewer clients have a positive probability than are to be drawn by softmax, uniform draws fill up (NumPy's
     `choice` would raise). Ties at the border of the excluded clients are broken at random.
     """
 
     needs = frozenset({Signal.LOSSES})
-    state = ("values",)
+    state = ("values", "asked")
 
     def __init__(
         self, population: Population, *, alpha1: float, alpha2: float, alpha3: float, init: Literal["query", "equal"]
@@ -43,15 +44,16 @@ class AFL(Selector):
         self.alpha1, self.alpha2, self.alpha3 = alpha1, alpha2, alpha3
         self.init = init
         self.values = np.zeros(population.num_clients)
+        self.asked = np.full(population.num_clients, init == "equal")
 
     @property
     def start_up_rounds(self) -> int:
         return int(self.init == "query")
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        if round == 1 and self.init == "query":
-            self._update_values(clients.available, clients)
         ids, count = clients.available, self.cohort_size(clients)
+        if not self.asked[ids].all():
+            self._update_values(ids[~self.asked[ids]], clients)
         probabilities = self.probabilities(self.values[ids], rng)
         num_by_value = min(floor((1 - self.alpha3) * count), int((probabilities > 0).sum()))
         by_value = rng.choice(len(ids), num_by_value, replace=False, p=probabilities)
@@ -77,6 +79,7 @@ class AFL(Selector):
 
     def _update_values(self, ids: Ids, clients: Clients) -> None:
         self.values[ids] = np.sqrt(self.population.sizes[ids]) * clients.losses(ids)
+        self.asked[ids] = True
 
 
 def floor(value: float) -> int:

@@ -38,7 +38,8 @@ class OptimalSampling(Selector):
             probabilities = exact_probabilities(scores, self.cohort_size(clients))
         else:
             probabilities, exchanges = aggregated_probabilities(scores, self.cohort_size(clients), self.iterations)
-            clients.send_numbers(ids, 2 * exchanges)
+            for _ in range(exchanges):
+                clients.send_numbers(ids, 2)
         drawn = rng.random(len(ids)) < probabilities
         return Selection(ids[drawn], shares[drawn] / probabilities[drawn])
 

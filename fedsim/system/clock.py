@@ -74,8 +74,9 @@ class RoundClock:
     def race(self, ids: Ids, seconds: Floats, begun: float, wanted: int) -> Race:
         """Whose updates arrive in time, of clients `ids` that take `seconds` [n] from `begun` seconds of the round on.
 
-        A client that leaves before it has finished is lost. With over-selection the `wanted` first count. The server
-        goes on with the last of these, or when nothing more can arrive, or at the deadline.
+        A client that leaves before it has finished is lost. With over-selection the `wanted` first count; who is first
+        of several that take equally long is drawn by round and client. The server goes on with the last of these, or
+        when nothing more can arrive, or at the deadline.
         """
         leaving = np.full(len(ids), np.inf)
         if self._devices.presence is not None:
@@ -84,10 +85,14 @@ class RoundClock:
         arrived = (seconds <= leaving) & (seconds <= deadline)
         until = float(np.minimum(seconds, leaving).max(initial=0.0))
         if self._system.over_selection > 1 and np.count_nonzero(arrived) >= wanted:
-            first = np.lexsort((ids, np.where(arrived, seconds, np.inf)))[:wanted]
+            first = np.lexsort((self._draws(ids), np.where(arrived, seconds, np.inf)))[:wanted]
             arrived = np.isin(np.arange(len(ids)), first)
             until = float(seconds[first].max(initial=0.0))
         return Race(arrived, min(until, float(deadline)))
+
+    def _draws(self, ids: Ids) -> Floats:
+        """A uniform draw [n] for each client of this round, the same whoever else is selected."""
+        return np.array([self._streams.generator(Purpose.ARRIVAL_ORDER, self._round, int(i)).random() for i in ids])
 
     def _factors(self, ids: Ids) -> Floats | float:
         if not self._system.variation:

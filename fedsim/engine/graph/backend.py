@@ -58,8 +58,8 @@ class GraphBackend(TorchBackend):
         self.workload = workload
         self.chunk_size = rows_that_fit(self.model, x.device) if chunk_size == "auto" else chunk_size
         self.counts_activations = chunk_size == "auto" and x.is_cuda
-        self.recorder = recorder_for(x.device)
         self.kind: ProgramKind = choose_program(workload, precision, program)
+        self.recorder = recorder_for(x.device, of_libraries=self.kind is not ProgramKind.TRITON)
         flat_optimizer(workload.optimizer, x.new_empty(0, 0, dtype=real_dtype(x)))  # refuses one that it does not know
         self._passes = Passes(workload, precision, self.layout) if self.kind is ProgramKind.ONE_BY_ONE else None
         if len(x):

@@ -43,10 +43,11 @@ class Recorder(ABC):
 
 
 class CudaGraphs(Recorder):
-    """CUDA graphs, those of a track on a stream of its own.
+    """CUDA graphs, those of a track recorded and replayed on a stream of its own.
 
     Those of a stream share a pool of memory, which is right because they are replayed one after another and none leaves
-    a tensor behind in it. With one track, all is on the current stream.
+    a tensor behind in it. With one track, all is replayed on the current stream. (Libraries keep a workspace for each
+    stream: steps recorded on one stream would share it while they run side by side.)
     """
 
     MOST_STREAMS = 16
@@ -61,13 +62,13 @@ class CudaGraphs(Recorder):
     def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
         number = track % self.MOST_STREAMS
         with torch.cuda.device(self.device):
-            self._warm_up(step, prepare)
+            self._warm_up(step, prepare, self._streams[number])
             if number not in self._pools:
                 self._pools[number] = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             prepare()
             try:
-                with torch.cuda.graph(graph, pool=self._pools[number]):
+                with torch.cuda.graph(graph, pool=self._pools[number], stream=self._streams[number]):
                     for _ in range(times):
                         step()
             except torch.OutOfMemoryError:
@@ -76,9 +77,9 @@ class CudaGraphs(Recorder):
                 raise NotRecordedError(str(error).strip().partition("\n")[0][:200]) from error
         return partial(self._replay, graph, number)
 
-    def _warm_up(self, step: Body, prepare: Body) -> None:
-        """On a stream of its own, as PyTorch's notes on CUDA graphs ask for."""
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    def _warm_up(self, step: Body, prepare: Body, side: torch.cuda.Stream) -> None:
+        """On another stream than the current one, as PyTorch's notes on CUDA graphs ask for."""
+        current = torch.cuda.current_stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
@@ -125,6 +126,15 @@ class Eager(Recorder):
         return body
 
 
-def recorder_for(device: torch.device) -> Recorder:
-    """CUDA graphs on a CUDA device, else none."""
-    return CudaGraphs(device) if device.type == "cuda" else Eager(f"no CUDA graphs on device {device.type}")
+FIRST_WITH_OWN_WORKSPACES = "2.15"
+"""The first torch whose graphs hold cuBLAS's workspace themselves. Before, it is the stream's, and the end of one graph
+takes it from the others that were recorded there (issue 193402 of pytorch/pytorch)."""
+
+
+def recorder_for(device: torch.device, *, of_libraries: bool = True) -> Recorder:
+    """CUDA graphs on a CUDA device, else none; `of_libraries`: the steps call cuBLAS or cuDNN."""
+    if device.type != "cuda":
+        return Eager(f"no CUDA graphs on device {device.type}")
+    if of_libraries and torch.__version__ < FIRST_WITH_OWN_WORKSPACES:
+        return Eager(f"CUDA graphs of libraries need torch {FIRST_WITH_OWN_WORKSPACES}")
+    return CudaGraphs(device)

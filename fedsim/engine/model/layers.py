@@ -8,7 +8,8 @@ other masks of the same rate for batches that are short.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -131,3 +132,19 @@ def _of_one_value(layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
     shape = (1, -1) + (1,) * (x.dim() - 2)
     zeros = x - x
     return zeros if not layer.affine else zeros * layer.weight.view(shape) + layer.bias.view(shape)
+
+
+@contextmanager
+def recurrent_in_training(model: nn.Module) -> Iterator[None]:
+    """Recurrent layers of a model in eval mode are in training mode, which cuDNN wants for their gradients.
+
+    They compute the same in both: those with dropout are refused.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.RNNBase)]
+    for layer in layers:
+        layer.train()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.eval()

@@ -30,12 +30,17 @@ def header_facts(runs: Sequence[Run]) -> dict[str, str]:
         "clients (N)": _values(runs, "num_clients"),
         "clients a round (K)": _values(runs, "cohort_size"),
         "rounds": _values(runs, "num_rounds"),
-        "seeds": _listed(sorted({run.seed for run in runs})),
+        "seeds": _seeds(runs),
         "runs": f"{len(runs)} ({', '.join(f'{n} {status}' for status, n in Counter(r.status for r in runs).items())})",
         "commit": _listed(sorted({run.commit[:10] for run in runs if run.commit is not None})),
         "environment": "; ".join(sorted({_environment(run) for run in runs} - {""})),
     }
     return {name: text for name, text in facts.items() if text}
+
+
+def _seeds(runs: Sequence[Run]) -> str:
+    found = sorted({run.seeds for run in runs})
+    return _listed(found if any(seeds.own for seeds in found) else [seeds.seed for seeds in found])
 
 
 def _choices(runs: Sequence[Run], group: str) -> str:
@@ -98,7 +103,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
         for run in group.runs:
             accuracies = [measure(run) for measure in (measures.final_accuracy(), measures.last_accuracy)]
             shown = ["-" if value is None or run.status != "done" else f"{value:.4f}" for value in accuracies]
-            rows.append([group.name, str(run.seed), run.status, *shown, run.folder.name])
+            rows.append([group.name, str(run.seeds), run.status, *shown, run.folder.name])
     return Table("runs", "Runs", ["run", "seed", "status", FINAL, LAST, "folder"], rows)
 
 

@@ -67,7 +67,7 @@ def make_tables(runs: Sequence[Run]) -> list[Table]:
         losses[name] = [c.relative_loss(pick(c, number, single[0])) for c in testing]
     losses = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
     return [
-        _features(cells, losses, f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed."),
+        _features(cells, losses, _split(training, testing)),
         _losses_by("setting", "Relative loss by shards a client", losses, [c.setting for c in testing]),
         _losses_by("rounds", "Relative loss by rounds", losses, [_round_range(c.round) for c in testing]),
     ]
@@ -82,6 +82,12 @@ def _features(cells: Mapping[str, list[str]], losses: Mapping[str, Losses], size
     )
     head = ["feature", "weight", "weight among all", "rank", "cross-entropy", "relative loss"]
     return Table("pair_features", "Features of pairs of gradients (PNCS, Table I)", head, rows, note)
+
+
+def _split(training: Sequence[Condition], testing: Sequence[Condition]) -> str:
+    if training is testing:
+        return f"{len(training)} conditions of one seed, fitted and tested on the same: several seeds tell more."
+    return f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed."
 
 
 def _losses_by(name: str, title: str, losses: Mapping[str, Losses], kinds: Sequence[str]) -> Table:

@@ -50,9 +50,9 @@ def is_level(rivals: Mapping[str, Difference], margin: float) -> Evidence:
     return Evidence(rivals[furthest], inside[furthest], clipped(2 * outside * len(rivals)), detail)
 
 
-def rises(at: Sequence[float], by_seed: Mapping[int, Sequence[float]], *, falls: bool = False) -> Evidence:
+def rises(at: Sequence[float], by_seed: Sequence[Sequence[float]], *, falls: bool = False) -> Evidence:
     """Test that values rise (or fall) along the positions `at`: a t test on the least-squares slope of each seed."""
-    slopes = differences([float(np.polyfit(at, values, 1)[0]) for values in by_seed.values()])
+    slopes = differences([float(np.polyfit(at, values, 1)[0]) for values in by_seed])
     if slopes is None:
         return Evidence(None)
     sides = clipped(2 * slopes.p_above(0.0)), clipped(2 * slopes.p_below(0.0))

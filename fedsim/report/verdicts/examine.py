@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fedsim.report.groups import Group
 from fedsim.report.named_measures import COUNT_MEASURES, FIRST_ROUND_MEASURES, base_name, value_of, values_by_seed
-from fedsim.report.runs import Run
+from fedsim.report.runs import Run, Seeds
 from fedsim.report.statistics import Difference, Median, Share, estimate, paired, pooled
 from fedsim.report.verdicts.cases import Cases, Unjudged
 from fedsim.report.verdicts.comparisons import exceeds, is_level, is_not_worse, rises
@@ -98,17 +98,17 @@ def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[s
 
 def _trend(claim: Claim, cases: Cases) -> Found:
     assert claim.grows_with is not None
-    by_value: list[dict[int, float]] = []
+    by_value: list[dict[Seeds, float]] = []
     for value in claim.values:
         found = _trend_values(claim, {**claim.about, claim.grows_with: str(value)}, cases)
         if isinstance(found, Unjudged):
             return found
         by_value.append(found)
     seeds = sorted(set.intersection(*(set(values) for values in by_value)))
-    return rises(_positions(claim.values), {s: [values[s] for values in by_value] for s in seeds}, falls=claim.falls)
+    return rises(_positions(claim.values), [[values[s] for values in by_value] for s in seeds], falls=claim.falls)
 
 
-def _trend_values(claim: Claim, wanted: Mapping[str, str], cases: Cases) -> dict[int, float] | Unjudged:
+def _trend_values(claim: Claim, wanted: Mapping[str, str], cases: Cases) -> dict[Seeds, float] | Unjudged:
     """The measure by seed at one value of the parameter, or its difference to the method in `minus`."""
     group = cases.usable(wanted, claim.measure)
     if isinstance(group, Unjudged):
@@ -136,19 +136,18 @@ def _positions(values: Sequence[str]) -> list[float]:
 
 def _about(claim: Claim, group: Group) -> Found:
     assert claim.value is not None
-    measured = {run.seed: value_of(run, claim.measure) for run in group.complete}
+    measured = [value_of(run, claim.measure) for run in group.complete]
     if base_name(claim.measure) not in FIRST_ROUND_MEASURES:
-        return is_about(claim.value, estimate([v for v in measured.values() if v is not None]), claim.tolerance)
+        return is_about(claim.value, estimate([v for v in measured if v is not None]), claim.tolerance)
     ends = min(run.num_rounds for run in group.complete)
     if ends < claim.value + claim.tolerance:
         return Unjudged(f"runs end at round {ends}, before {claim.value + claim.tolerance:g}")
-    values = tuple(math.inf if value is None else value for value in measured.values())
+    values = tuple(math.inf if value is None else value for value in measured)
     return is_median_about(claim.value, Median(values, ends), claim.tolerance)
 
 
 def _bound(claim: Claim, group: Group) -> Found:
-    measured = {run.seed: value_of(run, claim.measure) for run in group.complete}
-    outcomes = [_is_within(claim, run, measured[run.seed]) for run in group.complete]
+    outcomes = [_is_within(claim, run, value_of(run, claim.measure)) for run in group.complete]
     known = [outcome for outcome in outcomes if outcome is not None]
     if not known:
         return Unjudged(f"all runs end at round {group.complete[0].num_rounds}, before the bound")

@@ -40,7 +40,7 @@ RULES = {
         "A claim that something is about a value is judged as a number, with a tolerance that we give to the word: the"
         " mean lies within it, or the printed run is no draw of ours even with the tolerance. The first round in which"
         " something happens may never come (a censored value, known to be later than the last round): such claims are"
-        " about the median, by sign tests, which need six seeds to decide anything."
+        " about the median, by sign tests: five seeds can say reproduced, it takes six to say not reproduced."
     ),
     "bound": (
         "A claim that every run is at most, or at least, a value is about the share of runs for which it holds."
@@ -65,8 +65,8 @@ RULES = {
     "trend": "A trend is the mean over seeds of the least-squares slope along the parameter, by its 95 % t interval.",
     "holm": (
         "All tests of a paper in this report, of numbers and of claims, are corrected together by Holm's method, those"
-        " for and those against each by themselves: the chance of any false 'reproduced' or 'direction only' in a paper"
-        " is 5 % at most, and so is that of any false 'not reproduced'. Rows that were written after runs had been seen"
-        " are corrected among themselves, so that they cannot change the others."
+        " for and those against each by themselves; rows that were written after runs had been seen are corrected"
+        " among themselves, so that they cannot change the others. In each of the two families the chance of any false"
+        " 'reproduced' or 'direction only' is 5 % at most, and so is that of any false 'not reproduced'."
     ),
 }

@@ -33,12 +33,6 @@ def least_similar_subset(
     return _greedy(similarity, count, swap_passes, rng)
 
 
-def pair_sum(similarity: Floats, chosen: NDArray[np.int64]) -> float:
-    """Sum of the similarities over the pairs of the positions `chosen`."""
-    block = similarity[np.ix_(chosen, chosen)]
-    return float((block.sum() - block.trace()) / 2)
-
-
 def _argmin(values: Floats, rng: np.random.Generator) -> int:
     """Flat position of the lowest value; ties (within `TOLERANCE`) are broken at random."""
     flat = values.ravel()

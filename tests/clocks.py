@@ -34,10 +34,12 @@ class Fixed(DeviceModel):
         return Devices(forward, down, up, presence)
 
 
-def fixed_clock(num_clients: int = 3, wanted: int = 3, presence: Any = None, **more: Any) -> SimulatedClock:
+def fixed_clock(
+    num_clients: int = 3, wanted: int = 3, presence: Any = None, devices: dict[str, Any] = THREE, **more: Any
+) -> SimulatedClock:
     """A latency of 1 s, training three times as long as a forward pass, no deadline. `presence`: a period, and for each
     client its intervals."""
     rules: dict[str, Any] = {"training_factor": 3.0, "latency": 1.0, "variation": 0.0, "deadline": None}
     rules |= {"over_selection": 1.0, "idle_seconds": 60.0}
-    system = System(devices=Fixed(**THREE, presence=presence), **(rules | more))
+    system = System(devices=Fixed(**devices, presence=presence), **(rules | more))
     return SimulatedClock(system, num_clients, wanted, Streams(0))

@@ -3,7 +3,7 @@
 import importlib
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -105,10 +105,12 @@ class Mine(Oort):
 """
 
 
-def test_a_run_does_not_go_on_with_other_code_of_a_users_class(
-    killed: Any, rounds: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What else is in its file may change: a run that is asked to go on must not fail for that."""
+OF_MINE = ("selector._target_=own_selectors.Mine", EVERY)
+
+
+@pytest.fixture
+def write(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Write the user's module with an expression for the round, and what follows the class."""
 
     def write(round: str, more: str = "") -> None:
         Path("own_selectors.py").write_text(OWN.format(round) + more)
@@ -118,18 +120,43 @@ def test_a_run_does_not_go_on_with_other_code_of_a_users_class(
 
     monkeypatch.syspath_prepend(str(Path.cwd()))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    words = ("selector._target_=own_selectors.Mine", EVERY)
+    return write
+
+
+def test_a_run_does_not_go_on_with_other_code_of_a_users_class(
+    killed: Any, rounds: list[int], write: Callable[..., None]
+) -> None:
+    """What else is in its file may change: a run that is asked to go on must not fail for that."""
     write("round")
-    killed(*words)
+    killed(*OF_MINE)
     write("round + 0")
     with pytest.raises(
-        ConfigError, match=r"code='own_selectors\.Mine \w+': is 'own_selectors\.Mine \w+' in .*\n.*yours"
+        ConfigError, match=r"code='own_selectors\.Mine \w+': is 'own_selectors\.Mine \w+' in .*\n.*other_code=true"
     ):
-        run([*WORDS, *words])
+        run([*WORDS, *OF_MINE])
     write("round", "\n\nclass Other(Oort):\n    pass\n")
     rounds.clear()
-    assert run([*WORDS, *words]) == 0
+    assert run([*WORDS, *OF_MINE]) == 0
     assert rounds == [5, 6, 7, 8]
+    assert "earlier_code" not in (read_summary(folder_in("outputs")) or {})
+
+
+def test_a_run_goes_on_with_other_code_if_told_to_and_its_summary_has_both(
+    killed: Any, rounds: list[int], write: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("round")
+    killed(*OF_MINE)
+    capsys.readouterr()
+    rounds.clear()
+    write("round + 0")
+    other = "checkpoint.other_code=true"
+    killed(*OF_MINE, other, before=8)
+    assert "going on with other code of yours than up to round 4" in capsys.readouterr().err
+    assert run([*WORDS, *OF_MINE]) == 0  # it was saved with this code now
+    assert rounds == [7, 8]
+    earlier = (read_summary(folder_in("outputs")) or {})["earlier_code"]
+    assert [(e["until_round"], e["code"].split()[0]) for e in earlier] == [(4, "own_selectors.Mine")]
+    assert "other code" not in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_data_and_is_gone_on_from(

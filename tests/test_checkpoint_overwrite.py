@@ -192,7 +192,8 @@ def test_a_selector_that_cannot_load_its_state_ends_its_own_job_and_loses_nothin
     Path("my_lab.py").write_text(AROUND.replace("load_state_dict = mine", "pass"))
     sys.modules.pop("my_lab")
     rounds.clear()
-    assert run([*WORDS, "selector=random", "selector._target_=my_lab.Loads", EVERY]) == 0
+    mended = [*WORDS, "selector=random", "selector._target_=my_lab.Loads", EVERY, "checkpoint.other_code=true"]
+    assert run(mended) == 0
     assert rounds == [5, 6, 7, 8]
     assert not (folder / "error.txt").exists()
 

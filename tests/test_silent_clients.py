@@ -8,7 +8,7 @@ import pytest
 from fedsim.record import Record
 from fedsim.selectors.tools.first_updates import clients_to_try
 from fedsim.simulation import Simulation
-from tests.clocks import fixed_clock
+from tests.clocks import THREE, fixed_clock
 from tests.test_selector_contract import CHOICES, build
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
 
@@ -62,8 +62,9 @@ def test_oort_does_not_explore_clients_that_are_always_late_for_good(choice: str
 
 @pytest.mark.parametrize("choice", WARMING_UP)
 def test_the_slowest_is_not_selected_in_every_round_of_over_selection(choice: str) -> None:
-    """Four are selected, the first three count: client 11, the last of those that need 21 s, never is among them."""
-    records = rounds(choice, 12, 4, wanted=3, over_selection=1.34)
+    """Four are selected, the first three count: client 11, the slowest of all, never is among them."""
+    forward = [*THREE["forward"] * 3, 0.5, 1, 3]
+    records = rounds(choice, 12, 4, wanted=3, over_selection=1.34, devices={**THREE, "forward": forward})
     assert all(11 in r.late for r in records if 11 in r.selected)
     assert sum(11 in r.selected for r in records) <= 6
 

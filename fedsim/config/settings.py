@@ -86,9 +86,10 @@ class Settings:
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
     """How often a run is saved: every so many rounds; `auto`: at most every 5 s and 1 % of the time; None: on a signal
-    only."""
+    only. `other_code`: it goes on although the code of the user's classes has changed since."""
 
     every: int | Literal["auto"] | None
+    other_code: bool
 
     def __post_init__(self) -> None:
         check(at_least("every", self.every, 1, "null saves on a signal only") if isinstance(self.every, int) else None)

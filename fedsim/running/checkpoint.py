@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +39,8 @@ START_ANEW = "overwrite=true runs it from the start"
 REMEDIES = {
     "dataset": f"the run began with other data; give it those again (data_dir, FEDSIM_DATA), or {START_ANEW}",
     "partition": f"the run began with another division of the data between the clients; {START_ANEW}",
-    "code": f"the run began with other code of a class of yours; give it that again, or {START_ANEW}",
+    "code": "it was saved with other code of a class of yours; give it that again, go on all the same with "
+    f"checkpoint.other_code=true, or {START_ANEW}",
 }
 """For keys of an identity that are no config values: fingerprints and hashes of what the config values have led to.
 Checkpoints of earlier versions lack these keys, and are compared by the others alone."""
@@ -54,7 +55,8 @@ class Checkpoint:
     """What a checkpoint holds.
 
     `state` is that of the simulation, `lengths` the bytes of the records up to it (by file), `started` when the run
-    began (seconds since 1970), `overwrite` whether by `overwrite=true`.
+    began (seconds since 1970), `overwrite` whether by `overwrite=true`. `earlier_code` is what `user_code` gave for
+    the rounds up to `until_round`, where it has changed since.
     """
 
     state: dict[str, Any]
@@ -62,13 +64,14 @@ class Checkpoint:
     initial_accuracy: float
     started: float
     overwrite: bool
+    earlier_code: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Checkpoints:
     """Those of one run. `every`: rounds, None for none but those on a signal, `auto` for as often as costs little.
 
     `identity` (`identity_of`) says what a checkpoint must have been made by; `device` is where tensors of a GPU go;
-    `dataclasses`: those that the state may hold, by path.
+    `dataclasses`: those that the state may hold, by path; `other_code`: code of the user's may have changed since.
     """
 
     def __init__(
@@ -78,8 +81,11 @@ class Checkpoints:
         every: int | Literal["auto"] | None,
         device: torch.device,
         dataclasses: Mapping[str, type] | None = None,
+        *,
+        other_code: bool = False,
     ) -> None:
         self.folder, self.identity, self.every, self.device = folder, identity, every, device
+        self.other_code = other_code
         self.dataclasses = dataclasses or {}
         self._saved_at, self._saved_wall, self._cost = time.monotonic(), 0.0, 0.0
 
@@ -131,10 +137,15 @@ class Checkpoints:
 
     def _read(self, path: Path) -> tuple[Checkpoint, list[Record]]:
         header, tensors = unpack(path.read_bytes())
-        problems = differences(path, header["identity"], self.identity)
-        if problems:
+        saved = header["identity"]
+        found = differences(path, saved, self.identity)
+        if problems := [p for p in found if not (self.other_code and p.key == "code")]:
             raise ConfigError(problems)
         checkpoint = Checkpoint(**decode(header["content"], tensors, self.device, self.dataclasses))
+        if found:
+            until = checkpoint.state["round"]
+            checkpoint.earlier_code.append({"code": saved["code"], "until_round": until})
+            sys.stderr.write(f"fedsim: {path}: going on with other code of yours than up to round {until}\n")
         records = read_metrics(self.folder.path, end=checkpoint.lengths.get(METRICS, 0))
         if [r["round"] for r in records] != list(range(1, checkpoint.state["round"] + 1)):
             raise CheckpointError(f"{METRICS} lacks rounds that it counts on")

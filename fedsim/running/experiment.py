@@ -5,7 +5,7 @@ Nothing is written into the run's folder before everything that can refuse has b
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,11 +94,12 @@ def _record_in_place(plan: Plan, experiment: Experiment, watch: Watch, *, alone:
 
 @dataclass
 class _Progress:
-    """What of a run is on file: `started` in seconds since 1970."""
+    """What of a run is on file: `started` in seconds since 1970; `earlier_code` as in `Checkpoint`."""
 
     records: list[Record]
     initial_accuracy: float
     started: float
+    earlier_code: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,7 @@ def _summary(
         "incidents": run.incidents.counts(progress.records),
         "partition_hash": experiment.division.hash,
         "config_hash": plan.config_hash,
+        **({"earlier_code": progress.earlier_code} if progress.earlier_code else {}),
         "revision": revision,
         "environment": {**environment(parts.server_data.test.x.device), **RANKS.description},
         "trackers": {},
@@ -215,7 +217,8 @@ def _checkpoints(plan: Plan, experiment: Experiment, folder: RunFolder) -> Check
     backend = parts.engine.backend.description.partition(",")[0]
     fingerprint = experiment.data_source.get("fingerprint")
     identity = identity_of(plan, backend, device, fingerprint, experiment.division.hash)
-    return Checkpoints(folder, identity, plan.checkpoint.every, device, known)
+    settings = plan.checkpoint
+    return Checkpoints(folder, identity, settings.every, device, known, other_code=settings.other_code)
 
 
 def _progress(plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: Checkpoints) -> _Progress:
@@ -233,7 +236,7 @@ def _progress(plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints
         except KeyError as missing:
             raise CheckpointError(f"{folder.path}: its checkpoint lacks {missing}; {START_ANEW}") from missing
         folder.reopen(checkpoint.lengths)
-        progress = _Progress(records, checkpoint.initial_accuracy, checkpoint.started)
+        progress = _Progress(records, checkpoint.initial_accuracy, checkpoint.started, checkpoint.earlier_code)
     checkpoints.start(simulation.wall_seconds)
     return progress
 
@@ -257,7 +260,7 @@ def _run_rounds(plan: Plan, simulation: Simulation, run: _Beginning, watch: Watc
 
     def checkpoint() -> Checkpoint:
         state, began = simulation.state_dict(), (progress.initial_accuracy, progress.started)
-        return Checkpoint(state, folder.sync_records(), *began, plan.settings.overwrite)
+        return Checkpoint(state, folder.sync_records(), *began, plan.settings.overwrite, progress.earlier_code)
 
     num_rounds = plan.settings.num_rounds
     try:

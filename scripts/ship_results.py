@@ -1,9 +1,10 @@
 """Put the finished runs of presets into docs/results: all runs in one archive, and what the pages show of their report.
 
     uv run python -m scripts.ship_results outputs/pncs_k4_small outputs/gpfl_alpha
+    uv run python -m scripts.ship_results --add outputs/gpfl_settings_code
 
 Each folder of docs/results is made anew and holds runs.parquet, summary.json, the tables of TABLES, and what else the
-pages name. Runs that have not ended, or that were not made by a commit, are left out with a message. Then all folders
+pages name. With --add the runs that are shipped already stay, but for those of which the folder has another. Runs that have not ended, or that were not made by a commit, are left out with a message. Then all folders
 are judged together (scripts/verdicts.py) and the pages filled (scripts/reproduction.py): some minutes of a core.
 """
 
@@ -17,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsim.report.archive import write_archive
+from fedsim.report.archive import read_archive, write_archive
 from fedsim.report.command import report
 from fedsim.report.runs import ReportError, Run, read_runs
 from fedsim.running.results import FINAL
@@ -33,8 +34,10 @@ MARKER = re.compile(r"<!-- table: from_report (?P<folder>\w+) (?P<name>\w+)")
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path, help="folders of presets' runs, such as outputs/pncs_k4_small")
+    parser.add_argument("--add", action="store_true", help="keep the shipped runs that the folders do not have")
+    words = parser.parse_args()
     try:
-        ship_all(parser.parse_args().folders)
+        ship_all(words.folders, add=words.add)
     except ReportError as error:
         parser.error(str(error))
     shipped = read_shipped()
@@ -42,11 +45,21 @@ def main() -> None:
     reproduction.update(shipped, write=True)
 
 
-def ship_all(folders: Sequence[Path]) -> None:
+def ship_all(folders: Sequence[Path], *, add: bool = False) -> None:
     for folder in folders:
+        target = RESULTS / folder.resolve().name
         if runs := shippable(read_runs(folder)):
-            ship(runs, folder, RESULTS / folder.resolve().name)
+            if add:
+                runs = with_shipped(runs, folder, target / "runs.parquet")
+            ship(runs, folder, target)
         print(f"{folder}: {len(runs)} runs")
+
+
+def with_shipped(runs: Sequence[Run], folder: Path, archive: Path) -> list[Run]:
+    """`runs`, whose folders are below `folder`, and those of `archive` that are not among them, by name."""
+    by_name = {run.folder.as_posix(): run for run in (read_archive(archive) if archive.is_file() else [])}
+    by_name |= {run.folder.relative_to(folder).as_posix(): run for run in runs}
+    return [run for _, run in sorted(by_name.items())]
 
 
 def shippable(runs: Sequence[Run]) -> list[Run]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -166,3 +167,25 @@ def test_shipped_folders_hold_whole_runs_of_commits_and_what_pages_name(
     assert "the pages name none.csv, which its report does not have" in written.err
     shipped = read_archive(docs / "results" / "toy" / "runs.parquet")
     assert sorted(run.status for run in shipped) == ["diverged", "done", "done", "done", "done"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_runs_can_be_added_to_shipped_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of another machine: the folder has a new run and another result of a shipped one, not the rest."""
+    runs, archive = tmp_path / "outputs" / "toy", tmp_path / "docs" / "results" / "toy" / "runs.parquet"
+    published_runs(runs)
+    monkeypatch.setattr(ship_results, "RESULTS", archive.parents[1])
+    summaries = sorted(runs.rglob("summary.json"))
+    new, again, *others = [path.parent for path in summaries]
+    hidden = new.rename(tmp_path / "new")
+    ship_results.ship_all([runs])
+    assert len(read_archive(archive)) == len(summaries) - 1
+    for folder in others:
+        shutil.rmtree(folder)
+    hidden.rename(new)
+    summary = again / "summary.json"
+    summary.write_text(summary.read_text().replace('"commit": "abc"', '"commit": "def"'))
+    ship_results.ship_all([runs], add=True)
+    names = {run.folder.as_posix(): run.commit for run in read_archive(archive)}
+    assert names.keys() == {path.parent.relative_to(runs).as_posix() for path in summaries}
+    assert [name for name, commit in names.items() if commit == "def"] == [again.relative_to(runs).as_posix()]

@@ -4,8 +4,9 @@
     uv run python -m scripts.ship_results --add outputs/gpfl_settings_code
 
 Each folder of docs/results is made anew and holds runs.parquet, summary.json, the tables of TABLES, and what else the
-pages name. With --add the runs that are shipped already stay, but for those of which the folder has another. Runs that have not ended, or that were not made by a commit, are left out with a message. Then all folders
-are judged together (scripts/verdicts.py) and the pages filled (scripts/reproduction.py): some minutes of a core.
+pages name. With --add the runs that are shipped already stay, but for those of which the folder has another. Runs
+that have not ended, or that were not made by a commit, are left out with a message. Then all folders are judged
+together (scripts/verdicts.py) and the pages filled (scripts/reproduction.py): some minutes of a core.
 """
 
 import argparse

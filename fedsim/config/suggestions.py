@@ -12,13 +12,19 @@ from omegaconf import OmegaConf
 
 from fedsim.config.build import unknown
 from fedsim.config.choice_files import ChoiceFiles, has_key, on_search_path
+from fedsim.config.origin import DISTRIBUTION
 from fedsim.config.overrides import options
 from fedsim.config.spelling import nearest
 from fedsim.errors import Problem
 
 UNKNOWN_KEY = "is not a known key"
-LAUNCHERS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm"}
-"""Launchers of Hydra that are installed with an extra of this package, and its name."""
+LAUNCHERS = {"joblib": "joblib", "ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
+"""Launchers that are installed with an extra of this package, and its name."""
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra of this package."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def nearest_choices(choice: Any, known: Sequence[str], count: int) -> list[str]:
@@ -32,7 +38,7 @@ def unknown_choice(group: str, choice: Any) -> Problem:
     if group == "hydra/sweeper":
         return Problem(group, choice, "is not supported", _remedy_of_sweeper(choice))
     if group == "hydra/launcher" and choice in LAUNCHERS:
-        return Problem(group, choice, "is not installed", f"pip install 'fedsim-selection[{LAUNCHERS[choice]}]'")
+        return Problem(group, choice, "is not installed", install(LAUNCHERS[choice]))
     if not isinstance(choice, str):
         return Problem(group, choice, rule, f"known here: {', '.join(known)}")
     return Problem(group, choice, rule, unknown(choice, known).remedy)

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedsim.commands.catalogue import launchers
 from fedsim.commands.catalogue.code import Described, described
 from fedsim.commands.catalogue.comments import Head, comments_of_groups, comments_of_keys, head_of
 from fedsim.config.choice_files import ChoiceFile, ChoiceFiles
@@ -112,11 +113,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Group:
-    """A folder of configs: its name (`selector/threshold`, say), what is chosen in it, and its choices by name."""
+    """A folder of configs: its name (`selector/threshold`, say), what is chosen in it, and its choices by name.
+
+    `with_extra`: choices that are not installed, and the extra of this package that each comes with.
+    """
 
     name: str
     about: str
     choices: Mapping[str, Choice]
+    with_extra: Mapping[str, str] = field(default_factory=dict)
 
     def builds_on(self, name: str) -> list[Choice]:
         """Choices that build on the choice `name`, directly or not."""
@@ -144,9 +149,13 @@ class Catalogue:
         order = list(self._abouts)
         return sorted(self._files.groups, key=lambda name: (_place(order, name.partition("/")[0]), name))
 
-    def group(self, name: str) -> Group:
-        """The group `name`, with all its choices."""
-        return Group(name, self.about(name), {choice: self.choice(name, choice) for choice in self._files.names(name)})
+    def group(self, name: str, *, plugins: bool = True) -> Group:
+        """The group `name`, with all its choices; without `plugins`, for which Hydra is imported, those of files."""
+        choices = {choice: self.choice(name, choice) for choice in self._files.names(name)}
+        if not plugins or name != launchers.GROUP:
+            return Group(name, self.about(name), choices)
+        choices = {**{name: _choice(file) for name, file in launchers.of_hydra().items()}, **choices}
+        return Group(name, self.about(name), dict(sorted(choices.items())), launchers.with_extra(choices))
 
     def about(self, name: str) -> str:
         """What is chosen in the group `name`; empty if no defaults list that names it says so."""

@@ -37,8 +37,7 @@ def test_groups_are_those_of_conf_and_each_says_what_is_chosen_in_it() -> None:
         for name in CATALOGUE.names:
             group = CATALOGUE.group(name)
             assert group.about, name
-            if name != "hydra/launcher":  # where Hydra has choices of its own
-                assert sorted(group.choices) == sorted(options(name)), name
+            assert sorted(group.choices) == sorted(options(name)), name
 
 
 @pytest.mark.parametrize("group", CATALOGUE.names)

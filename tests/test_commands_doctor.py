@@ -1,19 +1,23 @@
 """`fedsim doctor`: each thing that can be wrong is told with a remedy, and no secret is."""
 
+import re
 import socket
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedsim.commands import doctor
+from fedsim.commands import doctor, show
 from fedsim.commands.dispatch import answer
 from fedsim.commands.doctor import experiment, machine, packages, surroundings
 from fedsim.commands.doctor import wandb as wandb_checks
 from fedsim.commands.doctor.finding import Finding
+from fedsim.config.command_line import read
 from fedsim.config.plan import Plan
 from fedsim.engine.native.library import NotCompiledError
+from fedsim.errors import ConfigError
 from tests.test_commands_sync import finished
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
@@ -132,10 +136,10 @@ def test_a_missing_compiler_is_told_with_what_happens_without(monkeypatch: pytes
     assert "(there is no C compiler); engine=auto trains in PyTorch" in text
 
 
-def plan_of(*overrides: str) -> Plan:
-    plan, found = experiment.plan_of(overrides)
-    assert plan is not None, found
-    return plan
+def plans_of(*words: str) -> list[Plan]:
+    plans, found = experiment.plans_of(read(words))
+    assert plans, found
+    return plans
 
 
 def test_data_sets_that_are_there_are_named(tmp_path: Path) -> None:
@@ -144,7 +148,7 @@ def test_data_sets_that_are_there_are_named(tmp_path: Path) -> None:
     for split in ("train", "t10k"):
         for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"):
             (raw / f"{split}-{kind}").write_text("")
-    ((level, text),) = told(lambda: experiment.data(plan_of(f"data_dir={tmp_path / 'data'}")))
+    ((level, text),) = told(lambda: experiment.data(plans_of(f"data_dir={tmp_path / 'data'}")))
     assert level == "ok"
     assert ": there: fashion_mnist; fetched at first use: cifar10, cifar100, emnist, femnist," in text
     assert text.endswith(
@@ -155,27 +159,119 @@ def test_data_sets_that_are_there_are_named(tmp_path: Path) -> None:
 def test_a_data_dir_that_is_no_folder_fails_for_experiments_that_need_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     words = [f"data_dir={tmp_path / 'file'}"]
-    assert [level for level, _ in told(lambda: experiment.data(plan_of(*words)))] == ["warn", "ok"]
-    found = told(lambda: experiment.data(plan_of(*words, "dataset=mnist")))
+    assert [level for level, _ in told(lambda: experiment.data(plans_of(*words)))] == ["warn", "ok"]
+    found = told(lambda: experiment.data(plans_of(*words, "dataset=mnist")))
     assert [level for level, _ in found] == ["warn", "ok", "fail"]
 
 
 def test_folders_that_cannot_be_written_or_are_full_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    plan = plan_of(f"output_dir={tmp_path / 'file' / 'outputs'}", f"cache_dir={tmp_path / 'cache'}")
-    assert [level for level, _ in told(lambda: experiment.folders(plan))] == ["fail", "ok"]
+    plans = plans_of(f"output_dir={tmp_path / 'file' / 'outputs'}", f"cache_dir={tmp_path / 'cache'}")
+    assert [level for level, _ in told(lambda: experiment.folders(plans))] == ["fail", "ok"]
     monkeypatch.setattr(experiment, "LITTLE", 1e30)
-    assert [level for level, _ in told(lambda: experiment.folders(plan_of()))] == ["warn", "warn"]
+    assert [level for level, _ in told(lambda: experiment.folders(plans_of()))] == ["warn", "warn"]
 
 
-def test_a_config_that_is_refused_fails_with_exit_code_1(
+def lines(capsys: pytest.CaptureFixture[str], *words: str, code: int) -> list[str]:
+    """What is said of the experiment, each line with its remedy."""
+    assert answer(["doctor", *words]) == code
+    page = capsys.readouterr().out.split("\n\n")[0]
+    joined = [" ".join(one.split()) for one in re.split(r"\n(?=\w)", page)]
+    return [one for one in joined if re.match(r"\w+ (config|data|disk):", one)]
+
+
+@pytest.fixture
+def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "library", lambda dtype: None)
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_a_config_that_is_refused_fails_with_a_line_for_each_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    found = lines(capsys, "seed=-1", "selector=gpffl", "modl=x", code=1)
+    assert found == [
+        "fail config: selector='gpffl': is not a choice of conf/selector/ did you mean gpfl?",
+        "fail config: modl: is not a known key did you mean model?",
+        "fail config: seed=-1: must be >= 0 correct it",
+    ]
+
+
+REFUSED = {
+    "-m seed=0,-1 selector=random,gpfl server.validation_fraction=0": "in a job of a sweep alone",
+    "seed=0,1": "without -m",
+    "selector=random selector.exploration.rho=1": "an unknown key",
+    "--config-dir nowhere": "a folder that there is not",
+    "--config-dir mine selector=broken": "a file of one's own",
+    "output_dir=file/outputs": "a folder that cannot be written",
+    "dataset=mnist data_dir=file": "a folder that is none",
+    "device=cuda": "no GPU",
+}
+
+
+@pytest.mark.usefixtures("_no_compiler")
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_show_refuses_the_doctor_refuses_with_the_same_words(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    Path("file").write_text("")
+    Path("mine/selector").mkdir(parents=True)
+    Path("mine/selector/broken.yaml").write_text("a: [\n")
+    with pytest.raises(ConfigError) as caught:
+        show.run(words.split())
+    found = [line for line in lines(capsys, *words.split(), code=1) if line.startswith("fail")]
+    assert len(found) == len(caught.value.problems)
+    for problem in caught.value.problems:
+        assert any(" ".join(str(problem).split()) in line.replace("disk: ", "").replace("data: ", "") for line in found)
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_the_words_of_a_sweep_are_judged_as_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine/selector").mkdir(parents=True)
+    Path("mine/selector/own.yaml").write_text("defaults:\n  - random\n")
+    words = ["--config-dir", "mine", "selector=own,md", "seed=0,1", "--multirun"]
+    assert lines(capsys, *words, code=0)[0] == (
+        "ok config: `fedsim --config-dir mine --multirun selector=own,md seed=0,1` is accepted, 4 jobs"
+    )
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_a_path_that_leads_nowhere_is_told_with_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("half/train/a").mkdir(parents=True)
+    words = ["-m", "dataset=image_folder", "dataset.path=nowhere,half", "model=cnn", "seed=0,1", "data_dir=data"]
+    found = [line for line in lines(capsys, *words, code=1) if line.startswith("fail")]
+    here = Path.cwd()
+    remedy = "correct it, or point data_dir or FEDSIM_DATA to the folder that has it (data_dir=data)"
+    assert found == [
+        f"fail data: dataset.path='nowhere': is missing train/ in {here}/nowhere or {here}/data/nowhere {remedy}",
+        f"fail data: dataset.path='half': is missing test/ in {here}/half {remedy}",
+    ]
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_nothing_is_missing_for_runs_that_are_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "library", lambda dtype: None)
-    assert answer(["doctor", "seed=-1"]) == 1
-    page = " ".join(capsys.readouterr().out.split())
-    assert "fail config: `fedsim seed=-1` is refused: seed=-1: must be" in page
-    assert page.endswith("This cannot run: see the lines that say fail.")
+    words = ["dataset=parquet", "dataset.path=gone", "data_dir=data"]
+    assert lines(capsys, *words, code=1)[-1].startswith(
+        f"fail data: dataset.path='gone': is missing a parquet file at {Path.cwd()}/gone or {Path.cwd()}/data/gone "
+    )
+    monkeypatch.setattr(experiment, "outcome_on_file", lambda plan: Namespace(final=True))
+    assert not [line for line in lines(capsys, *words, code=0) if "gone" in line and "config:" not in line]
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_a_data_set_of_ones_own_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own_rings.py").write_text(
+        "from fedsim.data.digits import Digits\nclass Rings(Digits):\n"
+        "    def absent(self):\n        return [f'rings.csv in {self.data_dir}']\n"
+    )
+    monkeypatch.syspath_prepend(Path.cwd())
+    found = lines(capsys, "dataset._target_=own_rings.Rings", "data_dir=here", code=1)
+    assert found[-1] == "fail data: data_dir='here': is missing rings.csv in here correct it, or set FEDSIM_DATA"
 
 
 def test_the_key_is_found_where_wandb_finds_it_and_never_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,8 +148,8 @@ def test_the_remedies_name_what_was_meant() -> None:
         "fedsim search 'optimizer.lr=interval(0.01,0.3)' trials=20 searches with Optuna",
         "did you mean optimizer.lr?",
         "did you mean optimizer/schedule?",
-        "did you mean dataset.alpha or partition.alpha, of dataset=synthetic, partition=dirichlet_class, "
-        "partition=dirichlet_client, partition=dirichlet_qp?",
+        "did you mean dataset.alpha (dataset=synthetic) or partition.alpha "
+        "(partition=dirichlet_class|dirichlet_client|dirichlet_qp)?",
         "it is a key of optimizer=sgd",
     ]
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ def test_leafs_samples_keep_their_writers_and_paper_stays_white(leaf: Path) -> N
     assert data.test.y.tolist() == [2, 40]
     assert data.test_owners is not None
     assert data.test_owners.tolist() == [2, -1]  # of f9 there is no training sample
+
+
+def test_absent_splits_of_leaf_are_named(leaf: Path) -> None:
+    assert build("femnist", leaf, source="leaf").absent() == []
+    shutil.rmtree(leaf / "femnist" / "test")
+    assert build("femnist", leaf, source="leaf").absent() == [f"LEAF's JSON files in {leaf / 'femnist' / 'test'}"]
+    assert build("femnist", leaf / "elsewhere", source="hub").absent() == []  # which is fetched
 
 
 def test_of_the_ten_digits_no_letter_and_no_owner_of_a_letter_remains(leaf: Path) -> None:

@@ -54,6 +54,17 @@ def test_an_absent_shard_is_named(tmp_path: Path) -> None:
         build("parquet", tmp_path, path=str(tmp_path)).load()
 
 
+def test_absent_files_and_shards_are_named_without_reading_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "read", lambda *_: pytest.fail("files are read"))
+    absent = build("parquet", tmp_path, path="set").absent()
+    assert absent == [f"a parquet file at {Path('set').absolute()} or {tmp_path / 'set'}"]
+    write_shards(tmp_path / "set", "train", 3, (0, 2), 4)
+    absent = build("parquet", tmp_path, path="set").absent()
+    assert absent == [f"shards in {tmp_path / 'set'}: of the 4 shards of 'train' these are missing: 1, 3"]
+    write_shards(tmp_path / "set", "train", 3, (1, 3), 4)
+    assert build("parquet", tmp_path, path="set").absent() == []
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("extra", "neither its name nor its folder has one of the words train,"), ("train-test", "of several splits")],

@@ -1,5 +1,6 @@
 """Folders of images, one folder a class."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,17 @@ def test_links_to_the_same_images_in_other_splits_share_no_cache(tmp_path: Path,
     (train / "ant2.png").rename(test / "ant1.png")  # the images are read in the same order
     after = build("image_folder", tmp_path, path="links").load()
     assert [(len(data.train), len(data.test)) for data in (before, after)] == [(3, 1), (2, 2)]
+
+
+def test_absent_folders_are_named_without_reading_any(
+    tmp_path: Path, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_folder, "decode", lambda *_, **__: pytest.fail("images are read"))
+    assert build("image_folder", tmp_path, path="insects").absent() == []
+    nowhere = build("image_folder", tmp_path, path="nowhere").absent()
+    assert nowhere == [f"train/ in {Path('nowhere').absolute()} or {tmp_path / 'nowhere'}"]
+    shutil.rmtree(folders / "test")
+    assert build("image_folder", tmp_path, path="insects").absent() == [f"test/ in {folders}"]
 
 
 def test_folders_that_are_absent_or_differ_in_their_classes_are_named(tmp_path: Path, folders: Path) -> None:

@@ -162,7 +162,7 @@ def run(check: Callable[[tuple[str, ...]], None], argv: tuple[str, ...]) -> None
 
 def know_command(words: tuple[str, ...]) -> None:
     """`words` follow `fedsim`, the first of them a command other than `report`: composed where it is about jobs."""
-    if words[0] == "show":
+    if words[0] in ("show", "doctor"):
         compose(words[1:])
     elif words[0] == "list":
         assert answer(words) == 0

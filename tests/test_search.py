@@ -13,6 +13,7 @@ pytest.importorskip("optuna")
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from fedsim import cli
+from fedsim.commands.dispatch import answer
 from fedsim.config.check import check_jobs
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.overrides import parse
@@ -66,6 +67,31 @@ def test_mistakes_in_any_corner_are_told_before_a_run(words: list[str], told: li
     with pytest.raises(ConfigError) as caught:
         command.run(words)
     assert sorted({p.key for p in caught.value.problems}) == told
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("trails=2", "did you mean trials?"),
+        ("+trails=2", "did you mean trials?"),
+        ("warm_up=3", "did you mean warmup?"),
+        ("serch_seed=1", "did you mean search_seed or seed?"),
+        ("start=1", "did you mean startup or selector.threshold.start (selector=fedabc)?"),
+        ("num_round=3", "did you mean num_rounds?"),  # of a run, and not of the search
+        ("seeds=3", "did you mean seed?"),
+        ("local.trials=2", "known here: batch_size, epochs, evaluate_on, holdout_fraction, steps"),
+    ],
+)
+def test_a_misspelt_key_of_the_search_is_told_with_the_one_that_was_meant(
+    word: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(["search", "optimizer.lr=interval(0.1,0.3)", word, "modl=cnn"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    key = word.lstrip("+").partition("=")[0]
+    assert told.count(f"  {key}: is not a known key") == 1
+    assert told[told.index(f"  {key}: is not a known key") + 1] == f"    {remedy}"
+    assert "    did you mean model?" in told
     assert not list(Path().iterdir())
 
 

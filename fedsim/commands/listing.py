@@ -2,10 +2,11 @@
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsim.commands.catalogue import launchers
 from fedsim.commands.catalogue.choices import Catalogue, Choice, Group
 from fedsim.commands.catalogue.sweeps import size_of
 from fedsim.commands.text import entries, entry, wrap
@@ -18,6 +19,7 @@ SYMBOLS = (
     "authors."
 )
 """What the fields of selectors are about."""
+_AND_MORE = {launchers.GROUP: ", and those of Hydra and its plugins"}
 ABOUT_COSTS = ("asks", "bytes", "samples")
 
 
@@ -37,7 +39,7 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     catalogue = Catalogue(options.config_dir)
     if options.group is None:
-        found = [catalogue.group(name) for name in catalogue.names]
+        found = [catalogue.group(name, plugins=options.json) for name in catalogue.names]
         if options.json:
             _print_json({g.name: {"about": g.about, "choices": list(g.choices)} for g in found})
         else:
@@ -68,6 +70,8 @@ def find_group(word: str, names: Iterable[str]) -> str:
 
 
 def find_choice(word: str, group: Group) -> Choice:
+    if word in group.with_extra and word not in group.choices:
+        raise UnknownNameError(f"{word} is not installed; {_install(group.with_extra[word])}")
     if word not in group.choices:
         close = nearest(word, group.choices)
         hint = f"did you mean {close}?" if close else f"`fedsim list {group.name}` has them all"
@@ -75,8 +79,10 @@ def find_choice(word: str, group: Group) -> Choice:
     return group.choices[word]
 
 
-def groups_text(groups: Iterable[Group]) -> str:
-    rows = [(group.name, f"{group.about} ({len(group.choices)})" if group.about else "") for group in groups]
+def groups_text(groups: Sequence[Group]) -> str:
+    """All groups, each with the number of its choices."""
+    counts = {group.name: f"{len(group.choices)}{_AND_MORE.get(group.name, '')}" for group in groups}
+    rows = [(group.name, f"{group.about} ({counts[group.name]})" if group.about else "") for group in groups]
     return "\n\n".join(["Groups of the config, with their numbers of choices", entries(rows), "fedsim list GROUP"])
 
 
@@ -94,7 +100,22 @@ def group_text(group: Group) -> str:
             lines.append(wrap(runs, column))
     title = f"{group.name}: {group.about}" if group.about else group.name
     hint = f"Choose by {group.name}=NAME. `fedsim list {group.name} NAME` has all about one, its values too."
-    return "\n\n".join([wrap(title), "\n".join(lines), *([wrap(SYMBOLS)] if costs else []), wrap(hint)])
+    more = [wrap(text) for text in (SYMBOLS if costs else "", _not_installed(group)) if text]
+    return "\n\n".join([wrap(title), "\n".join(lines), *more, wrap(hint)])
+
+
+def _not_installed(group: Group) -> str:
+    """The choices that an extra would add, and how."""
+    extras = dict.fromkeys(group.with_extra.values())
+    names = {extra: ", ".join(n for n, one in group.with_extra.items() if one == extra) for extra in extras}
+    listed = ", ".join(f"{listed} ({_install(extra)})" for extra, listed in names.items())
+    return f"Not installed: {listed}" if listed else ""
+
+
+def _install(extra: str) -> str:
+    from fedsim.config.suggestions import install  # takes time: it imports Hydra
+
+    return install(extra)
 
 
 def _runs(choice: Choice) -> str:

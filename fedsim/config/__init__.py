@@ -5,6 +5,7 @@ The command line and conf/ become the configs of all jobs:
     command_line    Hydra's flags, and the overrides beside them
     overrides       overrides by Hydra's grammar, and the jobs of a sweep over them
     shipped         where conf/ is
+    choice_files    the files of choices, with what their defaults lists add, read without Hydra
     sources         files of configs, which may come from a stranger, as Hydra reads them
     plugins         Hydra's plugins, without those of the working folder
     interpolations  what `${...}` may do

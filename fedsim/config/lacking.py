@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from fedsim.config.diagnosis import OPTIONAL, compose_one
 from fedsim.config.overrides import key_of, options, parse
-from fedsim.config.suggestions import UNKNOWN_KEY, choices_with, unknown_path
+from fedsim.config.suggestions import UNKNOWN_KEY, choices_taking, choices_with, key_of_choices, unknown_path
 from fedsim.errors import ConfigError, Problem
 
 
@@ -29,9 +29,11 @@ def explained(
     for problem in problems:
         if problem.rule != UNKNOWN_KEY:
             told.append(problem)
-        elif any(problem.key == key or problem.key.startswith(f"{key}.") for key in given):
-            told.append(_with_places(problem, config))
-        elif (group := group_of(problem.key)) and (source := _source(problem.key, choices, words, config_name)):
+        elif typed := next((key for key in given if _is_below(problem.key, key) or _is_below(key, problem.key)), None):
+            told.append(_with_places(problem, config, typed))
+        elif (group := group_of(problem.key, choices)) and (
+            source := _source(problem.key, choices, words, config_name)
+        ):
             lacking.setdefault((group, source), []).append(problem.key)
         else:
             told.append(problem)
@@ -41,24 +43,32 @@ def explained(
 def lacks(group: str, choice: Any, source: str, keys: Sequence[str], *, swept: bool = False) -> Problem:
     """The problem of a choice without the `keys` that `source` (`preset=...`) sets, or is `swept` over."""
     names = [key.removeprefix(f"{group.replace('/', '.')}.") for key in keys]
-    having = [one for one in choices_with(group, names) if one != choice]
+    having = [one for one in choices_with(group, keys) if one != choice]
     leave_out = [] if swept else ["leave out what it sets: " + " ".join(f"'~{key}'" for key in keys)]
     choose = [f"choose one that has it: {group}={'|'.join(having)}"] if having else []
     text = f"has no {', '.join(names)}, which {source} {'sweeps over' if swept else 'sets'}"
     return Problem(group, choice, text, "; or ".join([*leave_out, *choose]))
 
 
-def group_of(key: str) -> str | None:
-    """The innermost config group that a dotted key belongs to."""
+def group_of(key: str, choices: Mapping[str, str]) -> str | None:
+    """The innermost config group that a dotted key belongs to, of those in which one of `choices` is made."""
     parts = key.split(".")[:-1]
     groups = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
-    return next((group for group in groups if options(group)), None)
+    return next((group for group in groups if group in choices and options(group)), None)
 
 
-def _with_places(problem: Problem, config: Mapping[str, Any]) -> Problem:
-    if "." in problem.key:
-        return problem
-    found = unknown_path({key: value for key, value in config.items() if key != problem.key}, problem.key)
+def _is_below(key: str, other: str) -> bool:
+    return key == other or key.startswith(f"{other}.")
+
+
+def _with_places(problem: Problem, config: Mapping[str, Any], typed: str) -> Problem:
+    """The problem of the key `typed`, with the choices that take it, or the places where such a key is."""
+    key = typed if _is_below(typed, problem.key) else problem.key
+    if depth := problem.key.count("."):
+        takers = choices_taking(key, depth)
+        near = [problem.remedy.removeprefix("did you mean ").rstrip("?")] if "did you mean" in problem.remedy else []
+        return Problem(key, ..., UNKNOWN_KEY, key_of_choices(takers, near)) if takers else problem
+    found = unknown_path({key: value for key, value in config.items() if key != problem.key}, key)
     return problem if found is None else found[0]
 
 

@@ -185,6 +185,7 @@ class _Judge:
         if base is None:
             return found.problems
         known: Any = OmegaConf.to_container(base, resolve=False)
+        chosen = choices_of(base)
         lacking: dict[str, list[str]] = {}
         kept: list[str] = []
         for word in plain:
@@ -194,11 +195,11 @@ class _Judge:
             if mistake is None:
                 kept.append(word)
             elif word in implied:
-                lacking.setdefault(group_of(override.key_or_group) or "config", []).append(override.key_or_group)
+                group = group_of(override.key_or_group, chosen) or "config"
+                lacking.setdefault(group, []).append(override.key_or_group)
             else:
                 found.add(mistake[:1])
                 unknown_keys += [key for key in mistake[1] if key not in map(key_of, parse(words))]
-        chosen = choices_of(base)
         source = f"preset={chosen.get('preset')}"
         found.add(lacks(group, chosen.get(group), source, keys, swept=True) for group, keys in lacking.items())
         given = [*choices, *kept]

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim.config.diagnosis import compose_one
+from fedsim.config.choice_files import ChoiceFiles, on_search_path
 from fedsim.config.overrides import first_line, key_of, options, words_of
 from fedsim.errors import ConfigError, Problem, check, one_of
 
@@ -71,14 +71,15 @@ def _is_set(key: str, given: Collection[str]) -> bool:
 
 def _without_small(preset: str | None) -> Problem:
     where = f"conf/preset/{preset}.yaml has no `small`" if preset else "no preset is chosen"
-    sized = ", ".join(name for name in options("preset") if _has_small(name))
+    files = on_search_path()
+    sized = ", ".join(name for name in options("preset") if _has_small(files, name))
     return Problem(
         "scale", "small", f"has no effect here: {where}", f"it is for presets that have a small size: {sized}"
     )
 
 
-def _has_small(preset: str) -> bool:
+def _has_small(files: ChoiceFiles, preset: str) -> bool:
     try:
-        return bool(compose_one([f"preset={preset}"]).get("small"))
+        return files.has("preset", preset) and bool(files.config("preset", preset).get("small"))
     except ConfigError:  # another preset's mistake
         return False

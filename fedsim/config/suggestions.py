@@ -11,13 +11,20 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from fedsim.config.build import unknown
+from fedsim.config.choice_files import ChoiceFiles, has_key, on_search_path
+from fedsim.config.origin import DISTRIBUTION
 from fedsim.config.overrides import options
 from fedsim.config.spelling import nearest
 from fedsim.errors import Problem
 
 UNKNOWN_KEY = "is not a known key"
-LAUNCHERS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm"}
-"""Launchers of Hydra that are installed with an extra of this package, and its name."""
+LAUNCHERS = {"joblib": "joblib", "ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
+"""Launchers that are installed with an extra of this package, and its name."""
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra of this package."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def nearest_choices(choice: Any, known: Sequence[str], count: int) -> list[str]:
@@ -31,7 +38,7 @@ def unknown_choice(group: str, choice: Any) -> Problem:
     if group == "hydra/sweeper":
         return Problem(group, choice, "is not supported", _remedy_of_sweeper(choice))
     if group == "hydra/launcher" and choice in LAUNCHERS:
-        return Problem(group, choice, "is not installed", f"pip install 'fedsim-selection[{LAUNCHERS[choice]}]'")
+        return Problem(group, choice, "is not installed", install(LAUNCHERS[choice]))
     if not isinstance(choice, str):
         return Problem(group, choice, rule, f"known here: {', '.join(known)}")
     return Problem(group, choice, rule, unknown(choice, known).remedy)
@@ -46,43 +53,105 @@ def _remedy_of_sweeper(choice: Any) -> str:
 def unknown_path(config: Mapping[str, Any], path: str) -> tuple[Problem, list[str]] | None:
     """The problem of a key that `config` does not have, and what may have been meant; None where it has it."""
     node: Any = config
-    known: list[str] = []
-    for part in path.split("."):
-        if not known and part != path and options(part) and part not in config:
-            others = ", ".join(f"{part}={choice}" for choice in options(part))
-            return Problem(path, ..., f"{UNKNOWN_KEY}: the choice made in conf/{part}/ has no values", others), []
+    parts = path.split(".")
+    for depth, part in enumerate(parts):
         if not isinstance(node, Mapping) or part not in node:
             names = [str(n) for n in node if n not in ("_target_", "hydra")] if isinstance(node, Mapping) else []
-            problem = unknown(part, names, ".".join(known))
-            return _with_places(problem, config, known, part, names)
-        known.append(part)
+            return _unknown(config, parts, depth, names)
         node = node[part]
     return None
 
 
-def _with_places(
-    problem: Problem, config: Mapping[str, Any], known: Sequence[str], part: str, names: Sequence[str]
+def _unknown(
+    config: Mapping[str, Any], parts: Sequence[str], depth: int, names: Sequence[str]
 ) -> tuple[Problem, list[str]]:
-    """The problem with places elsewhere in its remedy, where a key of that name is."""
-    prefix = ".".join(known)
+    """The problem of the key `parts`, of which `config` has the first `depth`, and there the keys `names`."""
+    path, part, prefix = ".".join(parts), parts[depth], ".".join(parts[:depth])
     near = nearest(part, names)
     here = [] if near is None else [f"{prefix}.{near}" if prefix else near]
-    if known:
-        having = [c for c in options("/".join(known)) if _has(f"{'/'.join(known)}/{c}", part)]
-        return (
-            problem if here or not having else _with(problem, f"it is a key of {'/'.join(known)}={'|'.join(having)}")
-        ), here
-    elsewhere = [path for path in _paths(config) if path.rpartition(".")[2] == part]
-    if elsewhere:
-        return _with(problem, f"did you mean {' or '.join(map(_settable, elsewhere))}?"), elsewhere
-    if not here and (groups := [f"{g}={c}" for g in names for c in options(g) if _has(f"{g}/{c}", part)]):
-        places = sorted({f"{group.partition('=')[0]}.{part}" for group in groups})
-        return _with(problem, f"did you mean {' or '.join(places)}, of {', '.join(groups[:6])}?"), []
-    return problem, here
+    empty = f"{UNKNOWN_KEY}: the choice made in conf/{part}/ has no values"
+    rule = UNKNOWN_KEY if depth or len(parts) == 1 or not options(part) else empty
+    if takers := choices_taking(path, depth):
+        return Problem(path, ..., rule, key_of_choices(takers, here)), here
+    if rule == empty and (others := _with_values(part)):
+        return Problem(path, ..., rule, ", ".join(others)), []
+    problem = unknown(part, names, prefix)
+    return (problem, here) if depth else _elsewhere(config, parts, here) or (problem, here)
 
 
-def _with(problem: Problem, remedy: str) -> Problem:
-    return Problem(problem.key, problem.value, problem.rule, remedy)
+def key_of_choices(takers: str, near: Sequence[str]) -> str:
+    """The remedy of a key that `takers` (`selector=gpfl|pncs`) have, and that is spelt like others that are there."""
+    return f"it is a key of {takers}" + (f"; or did you mean {near[0]}?" if near else "")
+
+
+def choices_taking(path: str, depth: int) -> str:
+    """The choices of a config group that take the whole key `path`, as `selector=gpfl|pncs`; "" if none does.
+
+    `depth`: how many of its parts the config has. The innermost of the groups that are in it is the one to choose in.
+    """
+    files, parts = on_search_path(), path.split(".")
+    groups = ["/".join(parts[:end]) for end in range(1, len(parts))]
+    for group in reversed(groups[: max(depth, 1)]):
+        if takers := choices_with(group, [path]):
+            return f"{group}={'|'.join(takers)}"
+    for group in reversed(groups[max(depth, 1) :]):
+        takers, parents = choices_with(group, [path]), _choices_with_group(files, group)
+        if takers and parents:
+            return f"{group}={'|'.join(takers)}, for {parents}"
+    return ""
+
+
+def choices_with(group: str, keys: Sequence[str]) -> list[str]:
+    """The choices of `group` whose configs have all `keys`."""
+    files = on_search_path()
+    return [choice for choice in options(group) if all(_takes(files, group, choice, key) for key in keys)]
+
+
+def _takes(files: ChoiceFiles, group: str, choice: str, key: str) -> bool:
+    if files.has(group, choice) or not group.startswith("hydra/"):
+        return files.has(group, choice) and files.takes(group, choice, key)
+    repository = GlobalHydra.instance().hydra.config_loader.repository  # type: ignore[union-attr]
+    found = repository.load_config(f"{group}/{choice}")  # of Hydra or a plugin, which have no files
+    return found is not None and OmegaConf.is_dict(found.config) and has_key(found.config, key.split(".", 2)[-1])
+
+
+def _choices_with_group(files: ChoiceFiles, group: str) -> str:
+    """The choices of the group above in which `group` is chosen."""
+    above = group.rpartition("/")[0]
+    parents = [name for name in files.names(above) if group in files.made(above, name)] if above else []
+    return f"{above}={'|'.join(parents)}" if parents else ""
+
+
+def _with_values(group: str) -> list[str]:
+    """The choices of a group that put values under its name."""
+    files = on_search_path()
+    return [f"{group}={name}" for name in files.names(group) if files.config(group, name).get(group)]
+
+
+def _elsewhere(config: Mapping[str, Any], parts: Sequence[str], near: list[str]) -> tuple[Problem, list[str]] | None:
+    """The problem of a top-level key that is elsewhere in the config, or is with another choice; what may be meant."""
+    path = ".".join(parts)
+    for wanted in dict.fromkeys((path, parts[0])):
+        if there := [place for place in _paths(config) if place.endswith(f".{wanted}")]:
+            return Problem(wanted, ..., UNKNOWN_KEY, f"did you mean {' or '.join(map(_settable, there))}?"), there
+        if others := _in_choices(config, wanted):
+            return Problem(wanted, ..., UNKNOWN_KEY, f"did you mean {' or '.join(others)}?"), near
+    return None
+
+
+def _in_choices(config: Mapping[str, Any], path: str) -> list[str]:
+    """The keys and groups that end with `path`, each with the choices that have it."""
+    files = on_search_path()
+    places = {key: choices_taking(key, _depth(config, key)) for key in files.places(path)}
+    groups = [group for group in files.groups if group.endswith(f"/{path}") and not group.startswith("hydra/")]
+    places |= {group: _choices_with_group(files, group) for group in groups}
+    return [f"{place} ({choices})" for place, choices in places.items() if choices and not place.startswith("hydra.")]
+
+
+def _depth(config: Mapping[str, Any], key: str) -> int:
+    """How many parts of a dotted key a config has."""
+    parts = key.split(".")
+    return sum(has_key(config, ".".join(parts[:end])) for end in range(1, len(parts) + 1))
 
 
 def _paths(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -99,14 +168,3 @@ def _paths(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def _settable(path: str) -> str:
     """How it is written on the command line: a group with a slash."""
     return path.replace(".", "/") if options(path.replace(".", "/")) else path
-
-
-def choices_with(group: str, keys: Sequence[str]) -> list[str]:
-    """The choices of `group` whose files have all `keys`."""
-    return [choice for choice in options(group) if all(_has(f"{group}/{choice}", key) for key in keys)]
-
-
-def _has(file: str, key: str) -> bool:
-    instance = GlobalHydra.instance().hydra
-    found = None if instance is None else instance.config_loader.repository.load_config(file)  # type: ignore[attr-defined]
-    return found is not None and OmegaConf.is_dict(found.config) and key in found.config

@@ -166,6 +166,13 @@ class Dataset(ABC):
         """Names of source files that are not there, and that `load` would fetch; none by default."""
         return []
 
+    def absent(self) -> list[str]:
+        """What is not on disk, and `load` needs and would not fetch: `train/ in /data/insects`; none by default.
+
+        Nothing is read or downloaded: `fedsim doctor` asks for it.
+        """
+        return []
+
     @abstractmethod
     def load(self) -> LoadedData:
         """Read, check and decode the data. Raises `DataError` naming the file, what was expected and the remedy."""

@@ -74,6 +74,10 @@ class Femnist(Dataset):
         found = any((self.data_dir / "femnist").rglob("*.parquet"))
         return [] if found else ["*.parquet of flwrlabs/femnist (or dataset.source=leaf)"]
 
+    def absent(self) -> list[str]:
+        folders = [self.data_dir / "femnist" / split for split in ("train", "test")] if self.source == "leaf" else []
+        return [f"LEAF's JSON files in {folder.absolute()}" for folder in folders if not any(folder.glob("*.json"))]
+
     def missing(self) -> list[str]:
         return self._missing() if self.source == "hub" else []
 

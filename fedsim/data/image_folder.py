@@ -52,11 +52,25 @@ class ImageFolder(Dataset):
         here = Path(self.path).expanduser()
         return None if here.exists() else reading_problem("data_dir", self.data_dir, [self.data_dir / self.path])
 
-    def load(self) -> LoadedData:
-        places = [Path(self.path).expanduser(), self.data_dir / self.path]
-        root = next((p for p in places if (p / "train").is_dir()), None)
+    def absent(self) -> list[str]:
+        root = self._root()
         if root is None:
-            searched = " or ".join(str(p.absolute()) for p in places)
+            return [f"train/ in {self._searched()}"]
+        return [] if (root / "test").is_dir() else [f"test/ in {root.absolute()}"]
+
+    def _places(self) -> list[Path]:
+        return [Path(self.path).expanduser(), self.data_dir / self.path]
+
+    def _root(self) -> Path | None:
+        return next((p for p in self._places() if (p / "train").is_dir()), None)
+
+    def _searched(self) -> str:
+        return " or ".join(str(p.absolute()) for p in self._places())
+
+    def load(self) -> LoadedData:
+        root = self._root()
+        if root is None:
+            searched = self._searched()
             remedy = f"point data_dir or FEDSIM_DATA to the folder that has it (data_dir={self.data_dir})"
             raise DataError(f"dataset.path={self.path}: no folder train/ in {searched}; correct the path, or {remedy}")
         splits = {split: _list_files(root / split) for split in ("train", "test")}

@@ -13,7 +13,7 @@ from fedsim.data.cache import file_sha256, load_or_build
 from fedsim.data.checksums import require_sha256, sha256_of_list, sha256_problem
 from fedsim.data.images import MAX_SIDE, decode
 from fedsim.data.parquet_columns import class_labels, encoded_images, owners
-from fedsim.data.parquet_files import by_split, concatenate, find_files, read
+from fedsim.data.parquet_files import absent_files, by_split, concatenate, find_files, read
 from fedsim.disk import reading_problem
 from fedsim.errors import ConfigError, DataError, Problem, at_least, at_most, between, check, rule
 
@@ -66,6 +66,9 @@ class Parquet(Dataset):
     def source_problem(self) -> Problem | None:
         here = Path(self.path).expanduser()
         return None if here.exists() else reading_problem("data_dir", self.data_dir, [self.data_dir / self.path])
+
+    def absent(self) -> list[str]:
+        return absent_files(self.path, self.data_dir)
 
     def load(self) -> LoadedData:
         root, found = find_files(self.path, self.data_dir)

@@ -18,16 +18,36 @@ SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 
 def find_files(path: str, data_dir: Path) -> tuple[Path, list[Path]]:
     """The location of `path`, and its parquet files, sorted. Raises `DataError` with the places searched."""
-    places = [Path(path).expanduser(), data_dir / path]
-    for place in places:
-        files = [place] if place.is_file() else sorted(place.rglob("*.parquet"))
-        if files:
-            require_regular(files)
-            _check_complete(files)
-            return place, files
-    searched = " or ".join(str(p.absolute()) for p in places)
+    place, files = _first_with_files(path, data_dir)
+    if place is not None:
+        require_regular(files)
+        _check_complete(files)
+        return place, files
     remedy = f"correct the path, or point data_dir or FEDSIM_DATA to the folder that has it (data_dir={data_dir})"
-    raise DataError(f"dataset.path={path}: no parquet file at {searched}; {remedy}")
+    raise DataError(f"dataset.path={path}: no parquet file at {_searched(path, data_dir)}; {remedy}")
+
+
+def absent_files(path: str, data_dir: Path) -> list[str]:
+    """What `find_files` would miss: all files of `path`, or shards."""
+    place, files = _first_with_files(path, data_dir)
+    if place is None:
+        return [f"a parquet file at {_searched(path, data_dir)}"]
+    return [f"shards in {folder}: {what}" for folder, what in _missing_shards(files)]
+
+
+def _places(path: str, data_dir: Path) -> list[Path]:
+    return [Path(path).expanduser(), data_dir / path]
+
+
+def _searched(path: str, data_dir: Path) -> str:
+    return " or ".join(str(place.absolute()) for place in _places(path, data_dir))
+
+
+def _first_with_files(path: str, data_dir: Path) -> tuple[Path | None, list[Path]]:
+    for place in _places(path, data_dir):
+        if files := [place] if place.is_file() else sorted(place.rglob("*.parquet")):
+            return place, files
+    return None, []
 
 
 def by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
@@ -85,11 +105,19 @@ def _split_from_name(name: str, file: Path) -> str | None:
 
 def _check_complete(files: Sequence[Path]) -> None:
     """Raise `DataError` unless all shards of files named like `<name>-00000-of-00003` are present."""
+    for folder, what in _missing_shards(files):
+        raise DataError(f"{folder}: {what}")
+
+
+def _missing_shards(files: Sequence[Path]) -> list[tuple[Path, str]]:
+    """Folders, and which shards of a file are missing in each."""
     shards: dict[tuple[Path, str, int], set[int]] = {}
     for file in files:
         if match := re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})(.*)", file.stem):
             name, number, count = match[1] + match[4], int(match[2]), int(match[3])
             shards.setdefault((file.parent, name, count), set()).add(number)
-    for (folder, name, count), numbers in shards.items():
-        if missing := sorted(set(range(count)) - numbers):
-            raise DataError(f"{folder}: of the {count} shards of {name!r} these are missing: {str(missing)[1:-1]}")
+    return [
+        (folder, f"of the {count} shards of {name!r} these are missing: {str(missing)[1:-1]}")
+        for (folder, name, count), numbers in shards.items()
+        if (missing := sorted(set(range(count)) - numbers))
+    ]

@@ -23,14 +23,27 @@ def require_room(plans: Iterable[Plan]) -> None:
     The need for results is estimated without models, whose size is not known yet.
     """
     to_come = [p for p in plans if not outcome_on_file(p).final or p.settings.overwrite]
+    if problems := [*output_problems(to_come), *source_problems(to_come)]:
+        raise ConfigError(problems)
+
+
+def output_problems(to_come: Iterable[Plan]) -> list[Problem]:
+    """The problems of folders for the results of runs that are to come."""
     needs: dict[Path, int] = {}
     for plan in to_come:
         needs[plan.settings.output_dir] = needs.get(plan.settings.output_dir, 0) + _bytes_of(plan)
-    problems = [problem for folder, need in needs.items() if (problem := room_problem("output_dir", folder, need))]
-    sources = {json.dumps([p.config["dataset"], str(p.data_dir)], sort_keys=True, default=str): p for p in to_come}
-    problems += dict.fromkeys(problem for plan in sources.values() if (problem := _source_problem(plan)))
-    if problems:
-        raise ConfigError(problems)
+    return [problem for folder, need in needs.items() if (problem := room_problem("output_dir", folder, need))]
+
+
+def source_problems(to_come: Iterable[Plan]) -> list[Problem]:
+    """The problems of the source files of their data that show before those are read."""
+    return list(dict.fromkeys(problem for plan in by_source(to_come) if (problem := _source_problem(plan))))
+
+
+def by_source(plans: Iterable[Plan]) -> list[Plan]:
+    """One plan for each data set and `data_dir`."""
+    keys = {json.dumps([p.config["dataset"], str(p.data_dir)], sort_keys=True, default=str): p for p in plans}
+    return list(keys.values())
 
 
 def _source_problem(plan: Plan) -> Problem | None:

@@ -2,7 +2,6 @@
 
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from fedsim.config import command_line
@@ -14,7 +13,7 @@ from fedsim.config.plan import SEEDS, Plan
 from fedsim.errors import ConfigError, Problem
 from fedsim.jobs.room import require_room
 from fedsim.running.signals import STOP
-from fedsim.search.settings import Settings
+from fedsim.search.settings import OWN_KEYS, Settings, with_own_keys
 
 if TYPE_CHECKING:
     from fedsim.search.space import Space
@@ -35,9 +34,8 @@ def run(words: Sequence[str]) -> int:
     quiet()
     with search_path(args.config_dir, args.config_path):
         parsed = parse(args.overrides)
-        own = {field.name for field in fields(Settings)}
-        settings = construct(Settings, {o.key_or_group: o.value() for o in parsed if o.key_or_group in own}, "")
-        space = space_of([o for o in parsed if o.key_or_group not in own])
+        settings = construct(Settings, {o.key_or_group: o.value() for o in parsed if o.key_or_group in OWN_KEYS}, "")
+        space = space_of([o for o in parsed if o.key_or_group not in OWN_KEYS])
 
         def plans_of(params: Mapping[str, Any]) -> list[Plan]:
             jobs = compose_jobs(space.words_of(params), multirun=True, config_name=args.config_name or "config")
@@ -77,7 +75,7 @@ def _plans_of_corners(space: "Space", plans_of: PlansOf) -> list[Plan]:
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(with_own_keys(problems))
     return plans
 
 

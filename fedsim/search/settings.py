@@ -1,9 +1,13 @@
 """What the command line says of a search itself."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from fedsim.errors import at_least, check
+from fedsim.config.settings import Settings as RunSettings
+from fedsim.config.spelling import nearest
+from fedsim.config.suggestions import UNKNOWN_KEY
+from fedsim.errors import Problem, at_least, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,3 +28,20 @@ class Settings:
             at_least("search_seed", self.search_seed, 0),
             None if self.warmup is None else at_least("warmup", self.warmup, 0),
         )
+
+
+OWN_KEYS = tuple(field.name for field in fields(Settings))
+OF_RUNS = tuple(field.name for field in fields(RunSettings))
+
+
+def with_own_keys(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems of a run's config, where an unknown key may be meant for one of the search's own."""
+    return [_with_own_key(problem) if problem.rule == UNKNOWN_KEY else problem for problem in problems]
+
+
+def _with_own_key(problem: Problem) -> Problem:
+    near = nearest(problem.key, [*OWN_KEYS, *OF_RUNS])
+    if near not in OWN_KEYS or "." in problem.key:
+        return problem
+    _, meant, others = problem.remedy.partition("did you mean ")
+    return replace(problem, remedy=f"did you mean {near} or {others}" if meant else f"did you mean {near}?")

@@ -6,10 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from fedsim.commands.catalogue import launchers
 from fedsim.commands.catalogue.code import Described, described
 from fedsim.commands.catalogue.comments import Head, comments_of_groups, comments_of_keys, head_of
+from fedsim.config.choice_files import ChoiceFile, ChoiceFiles
 from fedsim.config.nested import flat
 from fedsim.config.shipped import conf_dir
 from fedsim.errors import ConfigError, Problem
@@ -30,21 +30,25 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Choice:
-    """A file of a config group. `base`: the choice of the same group that it builds on, if any.
+    """A file of a config group, with its comments. `base`: the choice of the same group that it builds on, if any."""
 
-    `own_values` are the top-level keys that it gives itself, `own_subgroups` the choices that it makes in other groups,
-    by group. `package` is what its keys are prefixed with on the command line.
-    """
-
-    group: str
-    name: str
-    path: Path
+    file: ChoiceFile
     head: Head
     base: "Choice | None"
-    own_values: Mapping[str, Any]
-    package: str
     comments: Mapping[str, str] = field(repr=False)
-    own_subgroups: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def group(self) -> str:
+        return self.file.group
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def package(self) -> str:
+        """What its keys are prefixed with on the command line."""
+        return self.file.package
 
     @property
     def target(self) -> str | None:
@@ -52,10 +56,10 @@ class Choice:
         found = self.values.get("_target_")
         return found if isinstance(found, str) else None
 
-    @cached_property
+    @property
     def values(self) -> Mapping[str, Any]:
         """All its top-level keys, those of its base among them."""
-        return _merged(self.base.values if self.base else {}, self.own_values)
+        return self.file.values
 
     @cached_property
     def fields(self) -> Mapping[str, str]:
@@ -63,9 +67,10 @@ class Choice:
         inherited = self.base.fields if self.base else {}
         return {**{k: v for k, v in inherited.items() if k in INHERITED}, **self.head.fields}
 
-    @cached_property
+    @property
     def subgroups(self) -> Mapping[str, str]:
-        return {**(self.base.subgroups if self.base else {}), **self.own_subgroups}
+        """The choices that it makes in other groups, by group."""
+        return self.file.subgroups
 
     @cached_property
     def code(self) -> Described | None:
@@ -108,11 +113,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Group:
-    """A folder of configs: its name (`selector/threshold`, say), what is chosen in it, and its choices by name."""
+    """A folder of configs: its name (`selector/threshold`, say), what is chosen in it, and its choices by name.
+
+    `with_extra`: choices that are not installed, and the extra of this package that each comes with.
+    """
 
     name: str
     about: str
     choices: Mapping[str, Choice]
+    with_extra: Mapping[str, str] = field(default_factory=dict)
 
     def builds_on(self, name: str) -> list[Choice]:
         """Choices that build on the choice `name`, directly or not."""
@@ -131,96 +140,46 @@ class Catalogue:
     def __init__(self, own: Path | None = None) -> None:
         if own is not None and not own.is_dir():
             raise ConfigError([Problem("--config-dir", str(own), "must be an existing folder")])
-        self.folders = [conf_dir(), *([own.resolve()] if own else [])]
-        self._read: dict[Path, str] = {}
+        self._files = ChoiceFiles([conf_dir(), *([own.resolve()] if own else [])])
 
     @cached_property
     def names(self) -> list[str]:
         """Names of the groups: those of the primary config in its order, each with the groups inside of it, then
         others."""
-        found = {
-            path.parent.relative_to(folder).as_posix()
-            for folder in self.folders
-            for path in folder.rglob("*.yaml")
-            if path.parent != folder and not path.name.startswith(".")
-        }
         order = list(self._abouts)
-        return sorted(found, key=lambda name: (_place(order, name.partition("/")[0]), name))
+        return sorted(self._files.groups, key=lambda name: (_place(order, name.partition("/")[0]), name))
 
-    def group(self, name: str) -> Group:
-        """The group `name`, with all its choices."""
-        stems = {path.stem for folder in self.folders for path in (folder / name).glob("*.yaml")}
-        return Group(name, self.about(name), {stem: self.choice(name, stem) for stem in sorted(stems)})
+    def group(self, name: str, *, plugins: bool = True) -> Group:
+        """The group `name`, with all its choices; without `plugins`, for which Hydra is imported, those of files."""
+        choices = {choice: self.choice(name, choice) for choice in self._files.names(name)}
+        if not plugins or name != launchers.GROUP:
+            return Group(name, self.about(name), choices)
+        choices = {**{name: _choice(file) for name, file in launchers.of_hydra().items()}, **choices}
+        return Group(name, self.about(name), dict(sorted(choices.items())), launchers.with_extra(choices))
 
     def about(self, name: str) -> str:
         """What is chosen in the group `name`; empty if no defaults list that names it says so."""
         return self._abouts.get(name, "") or next(filter(None, self._abouts_in_choices(name)), "")
 
-    def choice(self, group: str, name: str, seen: Sequence[str] = ()) -> Choice:
+    def choice(self, group: str, name: str) -> Choice:
         """The choice `name` of a group. Raises `ConfigError` where its file cannot be read."""
-        path = next(p for folder in self.folders if (p := folder / group / f"{name}.yaml").is_file())
-        text = self._text(path)
-        content = _mapping(text, path)
-        base, subgroups = self._defaults(content.get("defaults"), group, [*seen, name])
-        values = {str(k): v for k, v in content.items() if k != "defaults"}
-        package = "" if text.startswith("# @package _global_") else group.replace("/", ".")
-        return Choice(group, name, path, head_of(text), base, values, package, comments_of_keys(text), subgroups)
-
-    def _defaults(self, entries: Any, group: str, seen: Sequence[str]) -> tuple[Choice | None, dict[str, str]]:
-        """The base and the subgroups that a defaults list names."""
-        base, subgroups = None, {}
-        for entry in entries if isinstance(entries, list) else []:
-            if isinstance(entry, str) and entry != "_self_" and entry not in seen and self._has(group, entry):
-                base = self.choice(group, entry, seen)
-            elif isinstance(entry, dict):
-                key, value = next(iter(entry.items()))
-                name = str(key).removeprefix("override ").strip()
-                if isinstance(value, str):
-                    subgroups[name[1:] if name.startswith("/") else f"{group}/{name}"] = value
-        return base, subgroups
-
-    def _has(self, group: str, name: str) -> bool:
-        return any((folder / group / f"{name}.yaml").is_file() for folder in self.folders)
+        return _choice(self._files.read(group, name))
 
     @cached_property
     def _abouts(self) -> dict[str, str]:
         """What the primary config says of each group."""
-        return comments_of_groups(self._text(self.folders[0] / "config.yaml"))
+        return comments_of_groups((conf_dir() / "config.yaml").read_text(encoding="utf-8"))
 
     def _abouts_in_choices(self, name: str) -> Iterator[str]:
         """What the choices of the group above say of the group `name`."""
         parent, _, leaf = name.rpartition("/")
-        for folder in self.folders:
-            for path in sorted((folder / parent).glob("*.yaml")) if parent else []:
-                yield comments_of_groups(self._text(path)).get(leaf, "")
-
-    def _text(self, path: Path) -> str:
-        if path not in self._read:
-            shipped = self.folders[0] in path.parents
-            self._read[path] = path.read_text(encoding="utf-8") if shipped else _checked(path)
-        return self._read[path]
+        for above in self._files.names(parent) if parent else []:
+            yield comments_of_groups(self._files.read(parent, above).text).get(leaf, "")
 
 
-def _checked(path: Path) -> str:
-    """The text of a user's file, which may be a stranger's."""
-    from fedsim.config.sources import read_checked  # takes time: it imports Hydra
-
-    return read_checked(path)
-
-
-def _mapping(text: str, path: Path) -> dict[str, Any]:
-    content = yaml.safe_load(text)
-    if content is None or isinstance(content, dict):
-        return content or {}
-    raise ConfigError([Problem(str(path), ..., "must be a mapping of keys to values")])
-
-
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """As Hydra composes: mappings key by key, everything else as a whole."""
-    both = {
-        k: _merged(base[k], v) for k, v in own.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)
-    }
-    return {**base, **own, **both}
+def _choice(file: ChoiceFile) -> Choice:
+    base = _choice(file.bases[-1]) if file.bases else None
+    return Choice(file, head_of(file.text), base, comments_of_keys(file.text))
 
 
 def _join(prefix: str, key: str) -> str:

@@ -10,19 +10,13 @@ from fedsim.errors import FedsimError
 Check = Callable[[], Iterator[Finding]]
 
 
-def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="key=value",
-        help="values of the run that is meant, such as data_dir=... (without any: the default experiment)",
-    )
+def run(words: Sequence[str]) -> int:
+    """Print what was found; 0 if the experiment that the words describe could be run, 1 if not."""
+    from fedsim.config import command_line
 
-
-def run(options: Namespace) -> int:
-    """Print what was found; 0 if the experiment could be run, 1 if not."""
+    _, args = command_line.read_words(_parser(), words)
     failed = 0
-    for found in findings(options.overrides):
+    for found in findings(args):
         failed += found.level == "fail"
         print(wrap(f"{found.level:<4}  {found.text}", 0, 6), flush=True)
         if found.remedy:
@@ -31,9 +25,24 @@ def run(options: Namespace) -> int:
     return int(failed > 0)
 
 
-def findings(overrides: Sequence[str] = ()) -> Iterator[Finding]:
-    """What the checks find, one after another. One that breaks is told, and the others go on."""
+def _parser() -> ArgumentParser:
+    return ArgumentParser(
+        prog="fedsim doctor",
+        usage="fedsim doctor [words of a run: key=value ..., -m, --config-dir DIR]",
+        description="Whether everything that a run needs is here: packages, device, folders, data. With the words of a "
+        "run or a sweep, whether each of its jobs is accepted, as `fedsim show` judges it, and what is missing of its "
+        "data. Nothing is run or downloaded.",
+        allow_abbrev=False,
+    )
+
+
+def findings(args: Namespace | None = None) -> Iterator[Finding]:
+    """What the checks find, one after another. One that breaks is told, and the others go on.
+
+    `args`: the words of a run (`fedsim.config.command_line.read`); None: the default experiment.
+    """
     from fedsim.commands.doctor import packages, surroundings
+    from fedsim.config.command_line import read
 
     yield from _run("Python", packages.python)
     yield from _run("packages", packages.required)
@@ -49,12 +58,13 @@ def findings(overrides: Sequence[str] = ()) -> Iterator[Finding]:
     yield from _run("threads", machine.threads)
     yield from _run("device", machine.device)
     yield from _run("C compiler", machine.compiler)
-    plan, found = experiment.plan_of(overrides)
-    yield found
-    if plan is not None:
-        yield from _run("disk", lambda: experiment.folders(plan))
-        yield from _run("data", lambda: experiment.data(plan))
-        yield from _run("W&B", lambda: wandb.state(plan.settings.output_dir))
+    plans, found = experiment.plans_of(read([]) if args is None else args)
+    yield from found
+    if plans:
+        output_dirs = dict.fromkeys(plan.settings.output_dir for plan in plans)
+        yield from _run("disk", lambda: experiment.folders(plans))
+        yield from _run("data", lambda: experiment.data(plans))
+        yield from _run("W&B", lambda: wandb.state(*output_dirs))
 
 
 def _run(topic: str, check: Check) -> Iterator[Finding]:

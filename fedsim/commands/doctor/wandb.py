@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 
 from fedsim.commands.doctor.finding import Finding, ok, warn
 from fedsim.commands.sync import waiting
+from fedsim.shell import command
 
 HOST = "https://api.wandb.ai"
 
 
-def state(output_dir: Path) -> Iterator[Finding]:
+def state(*output_dirs: Path) -> Iterator[Finding]:
     """What tracker.wandb.mode=auto does, and which runs are not at the server."""
     mode, key = os.environ.get("WANDB_MODE", ""), _key()
     if mode in ("disabled", "offline"):
@@ -23,10 +24,15 @@ def state(output_dir: Path) -> Iterator[Finding]:
     else:
         places = "WANDB_API_KEY and netrc have no API key"
         yield ok(f"W&B {version('wandb')}: {places}: runs are logged offline (`wandb login` changes that)")
-    found = waiting([output_dir])
+    found = waiting(output_dirs)
     if found:
-        text = f"W&B: {len(found)} run{'s' if len(found) > 1 else ''} below {output_dir} not sent"
-        yield warn(text, f"`fedsim sync {output_dir}`") if key else ok(f"{text}; with a key, `fedsim sync` sends them")
+        folders = list(map(str, output_dirs))
+        text = f"W&B: {len(found)} run{'s' if len(found) > 1 else ''} below {', '.join(folders)} not sent"
+        yield (
+            warn(text, f"`{command('fedsim', 'sync', *folders)}`")
+            if key
+            else ok(f"{text}; with a key, `fedsim sync` sends them")
+        )
 
 
 def _key() -> str | None:

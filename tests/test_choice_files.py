@@ -1,0 +1,167 @@
+"""Choice files are read as Hydra composes them, and remedies name every choice that takes a key."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedsim.config.check import check_jobs
+from fedsim.config.choice_files import ChoiceFiles
+from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.diagnosis import compose_one
+from fedsim.config.overrides import options
+from fedsim.config.shipped import conf_dir
+from fedsim.errors import ConfigError, Problem
+
+FILES = ChoiceFiles([conf_dir()])
+OWN = {
+    "selector/mine.yaml": "defaults:\n  - base\n  - exploration: steep\n  - _self_\nown: 1\n",
+    "selector/base.yaml": "defaults:\n  - threshold: linear\n_target_: my_lab.Mine\nown: 0\ninherited: 1\n",
+    "selector/two.yaml": "defaults:\n  - base\n  - gpfl_alpha0\n  - _self_\n",
+    "selector/first.yaml": "defaults:\n  - _self_\n  - base\nown: 1\n",
+    "selector/exploration/steep.yaml": "_target_: my_lab.Steep\nslope: 1\n",
+    "selector/sketch/deep.yaml": "defaults:\n  - inner: one\nwidth: 1\n",
+    "selector/sketch/inner/one.yaml": "depth: 1\n",
+    "selector/sketched.yaml": "defaults:\n  - sketch/deep\n  - /optimizer: adam\n  - gpfl@elsewhere\n  - none: null\n",
+    "selector/endless.yaml": "defaults:\n  - endless_too\n",
+    "selector/endless_too.yaml": "defaults:\n  - endless\nslow: 1\n",
+    "selector/broken.yaml": "a: [\n",
+    "selector/dated.yaml": "day: 2001-99-99\n",
+    "model/odd.yaml": "# @package other\nwide: 1\n",
+}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    for name, text in OWN.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def _conf() -> Iterator[None]:
+    with search_path():
+        yield
+
+
+def problem(*words: str, multirun: bool = False) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        check_jobs(compose_jobs(words, multirun=multirun))
+    (found,) = caught.value.problems
+    return found
+
+
+def leaves(node: Any, prefix: str = "") -> set[str]:
+    if not isinstance(node, dict) or not node:
+        return {prefix.removesuffix(".")}
+    return set().union(*(leaves(value, f"{prefix}{key}.") for key, value in node.items()))
+
+
+@pytest.mark.usefixtures("_conf")
+@pytest.mark.parametrize("group", ["dataset", "model", "optimizer", "partition", "selector", "system", "tracker"])
+def test_what_a_choice_adds_is_what_hydra_composes(group: str) -> None:
+    names = options(group)
+    for name in names if group != "selector" else [*names[::6], "gpfl_alpha0", "pncs_q2"]:
+        composed: Any = OmegaConf.to_container(compose_one([f"{group}={name}"]))
+        found = FILES.config(group, name)
+        assert leaves(found.get(group) or {}) == leaves(composed.get(group) or {}), name
+
+
+def test_the_keys_of_subgroups_and_of_choices_built_upon_are_a_choices_own(own: Path) -> None:
+    files = ChoiceFiles([conf_dir(), own])
+    node = files.config("selector", "mine")["selector"]
+    assert {key: node[key] for key in ("own", "inherited")} == {"own": 1, "inherited": 1}
+    assert node["exploration"] == {"_target_": "my_lab.Steep", "slope": 1}
+    assert node["threshold"]["schedule"] == "linear"
+    assert files.config("selector", "first")["selector"]["own"] == 0  # what follows _self_ replaces it
+    both = files.config("selector", "two")["selector"]
+    assert (both["inherited"], both["metric"], set(both["exploration"])) == (1, "projection", {"_target_", "value"})
+    sketched = files.config("selector", "sketched")
+    assert sketched["selector"]["sketch"] == {"width": 1, "inner": {"depth": 1}}
+    assert "beta1" in sketched["optimizer"]
+    assert "metric" not in sketched["selector"]  # of a choice that is put elsewhere
+    assert files.config("model", "odd") == {"other": {"wide": 1}}
+
+
+def test_choices_that_take_a_whole_key(own: Path) -> None:
+    files = ChoiceFiles([conf_dir(), own])
+    assert files.taking("selector", "selector.exploration.rho") == ["gpfl", "gpfl_cosine"]
+    assert files.taking("selector", "selector.exploration.slope") == ["mine"]
+    assert files.taking("selector", "selector.inherited") == ["base", "first", "mine", "two"]
+    assert "adapow_d" in files.taking("selector", "selector.num_candidates")  # by the choice that it builds on
+    assert files.taking("selector", "selector.exploration") == [
+        *("fedcbs", "oort", "oort_by_speed", "oort_code"),  # a value; that of gpfl is a group of choices
+    ]
+    assert files.taking("selector", "selector.slow") == ["endless", "endless_too"]
+    assert files.taking("tracker", "tracker.console.progress") == ["default"]
+
+
+@pytest.mark.parametrize(("name", "rule"), [("broken", "is not YAML"), ("dated", "is not YAML")])
+def test_a_file_that_cannot_be_read_is_named_and_hides_no_other(own: Path, name: str, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule) as caught:
+        ChoiceFiles([conf_dir(), own]).read("selector", name)
+    assert caught.value.problems[0].key == str(own / "selector" / f"{name}.yaml")
+
+
+@pytest.mark.usefixtures("_conf")
+@pytest.mark.parametrize(
+    ("words", "key", "remedy"),
+    [
+        ("selector=random selector.exploration.rho=1", "", "it is a key of selector=gpfl|gpfl_cosine"),
+        ("selector=random +selector.exploration.rho=1", "", "it is a key of selector=gpfl|gpfl_cosine"),
+        ("selector=md selector.exploration.value=1", "", "it is a key of selector=gpfl_alpha0"),
+        (
+            "selector=gpfl_alpha0 selector.exploration.rho=1",
+            "",
+            "it is a key of selector/exploration=decreasing|linear|",
+        ),
+        (
+            "selector=md selector.sketch.size=3",
+            "",
+            "|topk|topk_10|topk_100, for selector=pncs|pncs_each|pncs_gradient|",
+        ),
+        ("selector=gpfl selector.threshold.start=1", "", "it is a key of selector=fedabc"),
+        ("selector=gpfl selector.sketch.size=3", "", "|pncs_two; or did you mean selector.metric?"),
+        ("optimizer=adam +optimizer.momentum=0", "", "it is a key of optimizer=sgd"),
+        ("selector=random selector.exploration.rhoo=1", "selector.exploration", "known here: mode"),
+        ("rho=1", "", "did you mean selector.exploration.rho (selector=gpfl|gpfl_cosine)?"),
+        ("exploration.rho=1", "", "did you mean selector.exploration.rho (selector=gpfl|gpfl_cosine)?"),
+        ("selector=gpfl exploration.rho=1", "", "did you mean selector.exploration.rho?"),
+        ("schedule.gamma=0.1", "", "did you mean optimizer.schedule.gamma (optimizer/schedule=exponential)?"),
+        ("system.devices.path=x", "", "it is a key of system=trace"),
+        ("system.latency=1", "", "it is a key of system=lognormal|tiers|trace|uniform"),
+        ("hydra.launcher.max_lanes=1", "", "it is a key of hydra/launcher=lanes"),
+        ("hydra/launcher=lanes hydra.launcher.n_jobs=1", "", None),
+    ],
+)
+def test_a_remedy_names_every_choice_that_takes_the_whole_key(words: str, key: str, remedy: str | None) -> None:
+    found = problem(*words.split())
+    assert found.key == (key or words.split()[-1].lstrip("+").partition("=")[0])
+    assert remedy is None or remedy in found.remedy
+
+
+@pytest.mark.usefixtures("_conf")
+def test_a_preset_that_sweeps_over_a_subgroups_key_names_the_selectors_that_take_it() -> None:
+    found = problem("preset=gpfl_rho", "selector=random", "cell=gpfl_2spc", "seed=0", multirun=True)
+    assert (found.key, found.value) == ("selector", "random")
+    assert found.rule == "has no exploration.rho, which preset=gpfl_rho sweeps over"
+    assert found.remedy == "choose one that has it: selector=gpfl|gpfl_cosine"
+
+
+def test_choices_of_ones_own_are_named_and_a_broken_one_beside_them_is_not_in_the_way(own: Path) -> None:
+    with search_path(str(own)):
+        assert problem("selector.exploration.slope=1").remedy == "it is a key of selector=mine"
+        assert problem("slope=1").remedy == "did you mean selector.exploration.slope (selector=mine)?"
+
+
+def test_presets_with_a_small_size_are_found_by_their_files(tmp_path: Path) -> None:
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "mine.yaml").write_text("# @package _global_\nsmall:\n  num_rounds: 1\n")
+    (tmp_path / "preset" / "also.yaml").write_text("# @package _global_\ndefaults:\n  - mine\n  - _self_\nseed: 1\n")
+    with search_path(str(tmp_path)):
+        listed = problem("scale=small").remedy.rpartition(": ")[2].split(", ")
+    assert {"also", "mine", "gpfl_rho"} <= set(listed)
+    assert "fashion_mnist_2spc" not in listed

@@ -174,6 +174,19 @@ def test_without_a_key_the_remedy_is_told_and_the_record_stays(capsys: pytest.Ca
     assert not Path("imported").exists()
 
 
+def test_settings_that_disable_wandb_are_told_and_the_record_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    """With W&B itself, which then neither sends nor records anything; `wandb disabled` writes such a file."""
+    Path("wandb").mkdir()
+    Path("wandb/settings").write_text("[default]\nmode = disabled\n")
+    folder = finished("a")
+    assert answer(["sync"]) == 1
+    page = capsys.readouterr().out
+    assert "W&B's settings say disabled; `wandb enabled` changes that" in page
+    assert page.splitlines()[-1] == "0 of 1 sent"
+    assert len(list((folder / "wandb").glob("offline-run-*"))) == 1
+    assert sync.waiting([Path("outputs")]) == [folder]
+
+
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 75)])
 def test_a_signal_ends_the_process_that_sends_and_what_it_had_in_hand_still_waits(
     mirror: Fake, name: str, code: int

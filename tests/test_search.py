@@ -54,6 +54,12 @@ def test_the_space_is_in_hydras_syntax_of_sweeps_and_seeds_are_no_part_of_it() -
         space_of(parse(["seed=0,1"]))
 
 
+def test_a_logarithmic_scale_searches_in_no_values_that_a_range_leaves_out() -> None:
+    assert space_of(parse(["a=tag(log,range(1,100))"])).axes == {"a": IntDistribution(1, 99, log=True)}
+    with pytest.raises(ConfigError, match=r"a='tag\(log,range\(10,100,10\)\)': a logarithmic scale is for"):
+        space_of(parse(["a=tag(log,range(10,100,10))"]))
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

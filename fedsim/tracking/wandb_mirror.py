@@ -34,8 +34,8 @@ QUIET = {
 """Settings with which W&B records only the run: no terminal output, code, machine or repository."""
 
 SUMMARY_KEYS = (
-    *("status", "final_accuracy", "best_accuracy", "wall_seconds", "mean_participation_ratio", "coverage"),
-    "revision",
+    *("status", "smoothed_accuracy", "final_accuracy", "best_accuracy", "wall_seconds", "mean_participation_ratio"),
+    *("coverage", "revision"),
 )
 DISABLED = "W&B's settings say disabled; `wandb enabled` changes that"
 """The report of a run that was to be sent later, and that W&B by its own settings would neither send nor record."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-optuna = pytest.importorskip("optuna")
+pytest.importorskip("optuna")
 
+import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from fedsim import cli
@@ -66,7 +67,7 @@ def test_a_logarithmic_scale_searches_in_no_values_that_a_range_leaves_out() -> 
 def test_rounds_up_to_the_warm_up_are_not_pruned(warmup: int | None, spared: int) -> None:
     """A quarter of 8 rounds by default. The later trial is below the earlier one in every round."""
     study = optuna.create_study(direction="maximize", pruner=_pruner(Settings(startup=1, warmup=warmup), num_rounds=8))
-    study.add_trial(optuna.create_trial(value=0.9, intermediate_values={t: 0.9 for t in range(1, 9)}))
+    study.add_trial(optuna.create_trial(value=0.9, intermediate_values=dict.fromkeys(range(1, 9), 0.9)))
     rounds = Rounds(study.ask())
     kept = [round for round in range(1, 9) if rounds.see(round, 0.1) is None]
     assert kept == list(range(1, spared + 1))

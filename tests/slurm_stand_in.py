@@ -85,7 +85,8 @@ def _run(folder: Path, task: str) -> None:
 def srun(folder: Path, *words: str) -> None:
     """Become the command, with its output in files."""
     options = dict(pairwise(words))
-    command = words[words.index("--error") + 2 :]
+    behind = words[words.index("--error") + 2 :]
+    command = behind[next(i for i, word in enumerate(behind) if not word.startswith("-")) :]
     job, number = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_TASK_ID", "")
     for descriptor, option in ((1, "--output"), (2, "--error")):
         path = options[option].replace("%A", job).replace("%j", job).replace("%a", number).replace("%t", "0")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fedsim.cli import run
 from fedsim.commands import sync
 from fedsim.commands.dispatch import answer
 from fedsim.running.signals import STOP
@@ -72,6 +73,20 @@ def test_runs_wait_that_are_offline_or_whose_mirror_failed(capsys: pytest.Captur
     assert sync.waiting([offline, Path("outputs"), offline]) == [offline, failed, held]
     assert answer(["sync", "--dry-run"]) == 0
     assert "3 runs below outputs wait for W&B" in capsys.readouterr().out
+
+
+def test_a_run_waits_whose_wait_for_wandb_at_its_end_was_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ctrl_c(self: WandbTracker, summary: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WandbTracker, "start", lambda self, info: None)
+    monkeypatch.setattr(WandbTracker, "finish", ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        run(["num_rounds=1", "local.steps=1", "num_clients=6", "cohort_size=2", "tracker.wandb.mode=online"])
+    (folder,) = sync.waiting([Path("outputs")])
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "done"
+    assert summary["trackers"]["wandb"] == "KeyboardInterrupt before it had ended its work"
 
 
 OWN = {"mine": {"_target_": "my_lab.Remote", "host": "nowhere"}}
@@ -172,6 +187,19 @@ def test_without_a_key_the_remedy_is_told_and_the_record_stays(capsys: pytest.Ca
     assert "W&B has no API key; `wandb login`, or the variable WANDB_API_KEY" in capsys.readouterr().err
     assert sync.waiting([Path("outputs")]) == [folder]
     assert not Path("imported").exists()
+
+
+def test_settings_that_disable_wandb_are_told_and_the_record_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    """With W&B itself, which then neither sends nor records anything; `wandb disabled` writes such a file."""
+    Path("wandb").mkdir()
+    Path("wandb/settings").write_text("[default]\nmode = disabled\n")
+    folder = finished("a")
+    assert answer(["sync"]) == 1
+    page = capsys.readouterr().out
+    assert "W&B's settings say disabled; `wandb enabled` changes that" in page
+    assert page.splitlines()[-1] == "0 of 1 sent"
+    assert len(list((folder / "wandb").glob("offline-run-*"))) == 1
+    assert sync.waiting([Path("outputs")]) == [folder]
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 75)])

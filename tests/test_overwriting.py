@@ -129,6 +129,14 @@ def test_it_holds_for_its_own_jobs_in_any_order_and_for_no_others(steps: Steps, 
     assert steps == rounds_of(1, 3)
 
 
+def test_it_holds_in_any_order_where_jobs_are_in_several_folders(steps: Steps, broken_off: Any) -> None:
+    broken_off(*AGAIN, "name=a,b")
+    steps.clear()
+    assert run([*WORDS, "-m", "name=b,a", "seed=1,0", "overwrite=true"]) == 0
+    assert steps == [*rounds_of(1), *rounds_of(1, 3)]
+    assert not notes()
+
+
 def test_what_is_shown_and_where_the_note_is_deleted_or_damaged_all_jobs_are_run(
     steps: Steps, broken_off: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("optuna")
 
+import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from fedsim import cli
@@ -20,7 +21,9 @@ from fedsim.config.overrides import parse
 from fedsim.errors import ConfigError
 from fedsim.running.signals import StopRequests
 from fedsim.search import command
+from fedsim.search.settings import Settings
 from fedsim.search.space import space_of
+from fedsim.search.study import _pruner
 from fedsim.search.trials import Rounds, run_trial
 from fedsim.simulation import Simulation
 from fedsim.tracking.files import OutputError
@@ -53,6 +56,22 @@ def test_the_space_is_in_hydras_syntax_of_sweeps_and_seeds_are_no_part_of_it() -
     assert len(space.corners()) == 5
     with pytest.raises(ConfigError, match="has nothing to search in"):
         space_of(parse(["seed=0,1"]))
+
+
+def test_a_logarithmic_scale_searches_in_no_values_that_a_range_leaves_out() -> None:
+    assert space_of(parse(["a=tag(log,range(1,100))"])).axes == {"a": IntDistribution(1, 99, log=True)}
+    with pytest.raises(ConfigError, match=r"a='tag\(log,range\(10,100,10\)\)': a logarithmic scale is for"):
+        space_of(parse(["a=tag(log,range(10,100,10))"]))
+
+
+@pytest.mark.parametrize(("warmup", "spared"), [(3, 3), (0, 0), (None, 2)])
+def test_rounds_up_to_the_warm_up_are_not_pruned(warmup: int | None, spared: int) -> None:
+    """A quarter of 8 rounds by default. The later trial is below the earlier one in every round."""
+    study = optuna.create_study(direction="maximize", pruner=_pruner(Settings(startup=1, warmup=warmup), num_rounds=8))
+    study.add_trial(optuna.create_trial(value=0.9, intermediate_values=dict.fromkeys(range(1, 9), 0.9)))
+    rounds = Rounds(study.ask())
+    kept = [round for round in range(1, 9) if rounds.see(round, 0.1) is None]
+    assert kept == list(range(1, spared + 1))
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,20 @@ def test_parameters_of_the_plugin_go_to_submitit_and_ours_do_not(
     }
 
 
+@pytest.mark.parametrize(("cores", "told"), [(4, True), (None, False)])
+def test_srun_is_told_the_cores_of_a_task(
+    cores: int | None, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since Slurm 22.05 it does not take them from `sbatch`: the threads of a task would share one core."""
+    (tmp_path / "srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    launcher = launcher_of(node_of("submitit_slurm", cpus_per_task=cores), SlurmJobs)
+    script = launcher._executor(tmp_path)._executor._make_submission_file_text("python", "")
+    (line,) = (line for line in script.splitlines() if line.startswith("srun "))
+    assert ("--cpus-per-task=4" in line.split()) == told
+    assert line.endswith(" python")
+
+
 def test_of_a_traceback_the_last_line_is_told() -> None:
     line = "-" * 22
     assert _last_of_trace(f"Job failed:\n{line}\nTraceback\n  File x\nValueError: y\n\n{line}\nlogs") == "ValueError: y"

@@ -131,6 +131,13 @@ def test_a_run_that_is_not_done_ends_with_code_1(
     assert codes == [code]
 
 
+def test_the_final_accuracy_of_reports_is_in_its_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SimpleNamespace(log=lambda _: None, summary={}, finish=lambda exit_code: None)
+    monkeypatch.setattr("fedsim.tracking.wandb_mirror.begin_run", lambda start: (run, "done"))
+    mirror([{"start": {}}, {"finish": summary(0.5)}])
+    assert (run.summary["smoothed_accuracy"], run.summary["final_accuracy"]) == (0.25, 0.5)
+
+
 def plant(folder: Path) -> None:
     """Files that are called like modules, and leave a marker when they are imported."""
     for name in ("json", "numpy", "yaml", "wandb", "dataclasses"):

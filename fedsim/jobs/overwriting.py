@@ -100,7 +100,7 @@ def taken(plan: Plan) -> Plan:
 def _note_of(folders: Sequence[Path]) -> Path:
     """The note of an overwriting of these jobs, in whatever order."""
     name = hashlib.sha256("\n".join(sorted(map(str, folders))).encode()).hexdigest()[:12]
-    return folders[0].parent / REPLACEMENTS / f"overwrite-{name}.json"
+    return min(folders).parent / REPLACEMENTS / f"overwrite-{name}.json"
 
 
 def _write(note: Path, began: float, results: dict[Path, str | None]) -> list[Path]:

@@ -71,6 +71,11 @@ class SubmititJobs:
         """Arguments of the constructor of submitit's executor."""
         return {}
 
+    @property
+    def added(self) -> Mapping[str, Any]:
+        """Parameters of submitit's for this cluster that the plugin lacks."""
+        return {}
+
     @abstractmethod
     def tasks(self, executor: Any, attempts: Attempts, plans: Sequence[Plan]) -> Tasks:
         """Those of `plans`."""
@@ -80,6 +85,7 @@ class SubmititJobs:
         submitit = _submitit(self.cluster)
         shared = submitit.AutoExecutor._typed_parameters()
         given = {k if k in shared else f"{self.cluster}_{k}": v for k, v in self.parameters.items()}
+        given |= {f"{self.cluster}_{key}": value for key, value in self.added.items()}
         limits = {f"{self.cluster}_{key}": value for key, value in self.limits.items()}
         command = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
         try:
@@ -132,6 +138,12 @@ class SlurmJobs(SubmititJobs):
     @property
     def limits(self) -> Mapping[str, Any]:
         return {"max_num_timeout": self.max_num_timeout}
+
+    @property
+    def added(self) -> Mapping[str, Any]:
+        """`srun` is told the cores again: since Slurm 22.05 it does not take them from `sbatch`."""
+        cores = self.parameters.get("cpus_per_task")
+        return {} if cores is None else {"srun_args": [f"--cpus-per-task={cores}"]}
 
     def tasks(self, executor: Any, attempts: Attempts, plans: Sequence[Plan]) -> Tasks:
         return SlurmTasks(executor, attempts, plans, num_threads=self.num_threads, jobs_per_task=self.jobs_per_task)

@@ -133,10 +133,12 @@ def record(plan: Plan, experiment: Experiment, place: Path, watch: Watch = UNWAT
         ending, in_summary, clients = _measured(experiment.simulation, run.folder, ending)
         summary = _summary(plan, experiment, run, ending, in_summary, revision)
         summary = keep(run.folder, run.checkpoints, summary, experiment.simulation.params, clients)
-    run.trackers.finish(summary)
-    if degraded := run.trackers.degraded:
-        summary = {**summary, "trackers": degraded}
-        rewrite_summary(run.folder, summary)
+    try:
+        run.trackers.finish(summary)
+    finally:  # a signal may end the wait for a tracker
+        if degraded := run.trackers.degraded:
+            summary = {**summary, "trackers": degraded}
+            rewrite_summary(run.folder, summary)
     _, _, reason = ending
     if isinstance(reason, KeyboardInterrupt):
         raise reason

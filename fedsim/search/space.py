@@ -66,8 +66,10 @@ def _distribution(override: Override) -> BaseDistribution:
     if isinstance(value, RangeSweep) and all(_is_whole(text) for text in texts):
         numbers = sorted(map(int, texts))
         step = abs(int(value.step or 1))
-        return IntDistribution(numbers[0], numbers[-1], log=log, step=1 if log else step)
-    if wrong := rule(not log, override.get_key_element(), typed_in(override), "a logarithmic scale is for intervals"):
+        if not log or step == 1:
+            return IntDistribution(numbers[0], numbers[-1], log=log, step=step)
+    text = "a logarithmic scale is for intervals, and for ranges of whole numbers in steps of 1"
+    if wrong := rule(not log, override.get_key_element(), typed_in(override), text):
         raise ConfigError([wrong])
     return CategoricalDistribution(texts)
 

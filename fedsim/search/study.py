@@ -56,7 +56,7 @@ def _pruner(settings: Settings, num_rounds: int) -> BasePruner:
     if settings.pruner == "none":
         return NopPruner()
     warmup = num_rounds // 4 if settings.warmup is None else settings.warmup
-    return MedianPruner(n_startup_trials=settings.startup, n_warmup_steps=warmup)
+    return MedianPruner(n_startup_trials=settings.startup, n_warmup_steps=warmup + 1)  # the first step that it may end
 
 
 def _in_words(result: Result) -> str:

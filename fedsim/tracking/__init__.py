@@ -49,7 +49,19 @@ class Trackers:
         self._call_each(lambda t: t.message(text))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._call_each(lambda t: t.finish(summary))
+        """Let each end its work. A signal that is raised meanwhile leaves those degraded that have not ended it."""
+        ended: list[Tracker] = []
+
+        def end(tracker: Tracker) -> None:
+            tracker.finish(summary)
+            ended.append(tracker)
+
+        try:
+            self._call_each(end)
+        except BaseException as signal:
+            broken_off = f"{type(signal).__name__} before it had ended its work"
+            self._failed |= {name: broken_off for name, t in self._trackers.items() if t not in ended}
+            raise
         self._show_notices()
 
     @property

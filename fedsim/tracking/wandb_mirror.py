@@ -19,7 +19,7 @@ import yaml
 
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.files import CONFIG, read_metrics, read_summary
-from fedsim.tracking.wandb_tracker import MAX_SECONDS, NO_KEY, NOT_ONLINE, mirrors_in, scalars, start_message
+from fedsim.tracking.wandb_tracker import LATER, MAX_SECONDS, NO_KEY, NOT_ONLINE, mirrors_in, scalars, start_message
 
 QUIET = {
     "console": "off",
@@ -34,9 +34,11 @@ QUIET = {
 """Settings with which W&B records only the run: no terminal output, code, machine or repository."""
 
 SUMMARY_KEYS = (
-    *("status", "final_accuracy", "best_accuracy", "wall_seconds", "mean_participation_ratio", "coverage"),
-    "revision",
+    *("status", "smoothed_accuracy", "final_accuracy", "best_accuracy", "wall_seconds", "mean_participation_ratio"),
+    *("coverage", "revision"),
 )
+DISABLED = "W&B's settings say disabled; `wandb enabled` changes that"
+"""The report of a run that was to be sent later, and that W&B by its own settings would neither send nor record."""
 
 
 def main() -> None:
@@ -114,8 +116,8 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
 def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
     """A new W&B run, offline if it cannot be online, and `done` or the reason of that.
 
-    It takes the place of what an earlier process has left in the run's folder. In the mode `auto`, W&B decides by its
-    own settings.
+    It takes the place of what an earlier process has left in the run's folder. In the modes `auto` and `LATER`, W&B
+    decides by its own settings.
     """
     import wandb
 
@@ -128,15 +130,17 @@ def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
         settings = wandb.Settings(init_timeout=0.6 * start["timeout"], **quiet)
         return wandb.init(mode=mode, dir=start["folder"], reinit="create_new", settings=settings, **options)
 
-    report = "done"
+    report, by_settings = "done", start["mode"] in ("auto", LATER)
     try:
-        run = init(None if start["mode"] == "auto" else start["mode"])
+        run = init(None if by_settings else start["mode"])
     except Exception as error:
         if start["mode"] == "offline":
             raise
-        absent = start["mode"] == "auto" and isinstance(error, wandb.errors.UsageError) and "configured" in str(error)
+        absent = by_settings and isinstance(error, wandb.errors.UsageError) and "configured" in str(error)
         report = NO_KEY if absent else f"{NOT_ONLINE} ({_one_line(error)}), so it is logged offline"
         run = init("offline")
+    if start["mode"] == LATER and run.disabled:
+        run, report = init("offline"), DISABLED
     run.define_metric("round")
     run.define_metric("*", step_metric="round")
     return run, report
@@ -155,7 +159,7 @@ def replay(folder: Path) -> Iterator[dict[str, Any]]:
     )
     node = next(iter(mirrors_in(config).values()), {})
     project, entity, tags = node.get("project", "fedsim"), node.get("entity"), node.get("tags", [])
-    yield {"start": start_message(info, "auto", project, entity, tags, MAX_SECONDS)}
+    yield {"start": start_message(info, LATER, project, entity, tags, MAX_SECONDS)}
     for record in read_metrics(folder):
         yield {"log": scalars(record)}
     yield {"finish": summary}

@@ -19,6 +19,8 @@ from fedsim.tracking.mirror_process import NO_ANSWER, MirrorProcess
 MAX_SECONDS = 20.0
 NO_KEY, NOT_ONLINE = "no API key", "could not go online"
 """How reports of the mirror process begin whose run is offline for that reason."""
+LATER = "later"
+"""The mode of a run that is sent when it has ended: as `auto`, but never without any record."""
 TARGET = "fedsim.tracking.wandb_tracker.WandbTracker"
 RETRY_SECONDS = 3600.0
 """A server that did not answer is left alone for so long."""

@@ -47,6 +47,18 @@ class Shared(nn.Module):
         return self.b(torch.relu(self.a(x)))  # type: ignore[no-any-return]
 
 
+class Named(nn.Module):
+    """Attributes are called as functions of torch are, whatever they hold."""
+
+    def __init__(self, flatten: nn.Module, relu: nn.Module) -> None:
+        super().__init__()
+        self.flatten, self.a, self.relu, self.b = flatten, nn.Linear(16, 8), relu, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.b(self.relu(self.a(self.flatten(x))))
+        return z
+
+
 class SoftmaxInEvalMode(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -80,6 +92,7 @@ CHAINS = {
     "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
     "no bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)),
     "functional": Functional,
+    "named as it is": lambda: Named(nn.Flatten(), nn.ReLU()),
     "dropout": lambda: MLP((1, 4, 4), 3, hidden=[8, 5], dropout=0.5),
     "dropout behind": lambda: nn.Sequential(
         nn.Flatten(),
@@ -102,6 +115,7 @@ OTHERS = {
     "two linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)),
     "relu last": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.ReLU()),
     "another activation": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)),
+    "another activation called relu": lambda: Named(nn.Flatten(), nn.LeakyReLU(0.5)),
     "norm": lambda: model_of("batch norm 1d"),
     "conv": lambda: model_of("conv"),
     "other in eval mode": SoftmaxInEvalMode,

@@ -163,10 +163,15 @@ def _pair(value: Any) -> tuple[Any, ...]:
 def _is_nothing(node: fx.Node, layer: nn.Module | None) -> bool:
     if isinstance(layer, nn.Flatten):
         return layer.start_dim == 1 and layer.end_dim == -1
-    if node.target in (torch.flatten, "flatten"):
+    if _calls(node, torch.flatten, "flatten"):
         return node.args[1:] == (1,) and not node.kwargs
     return type(layer) is nn.Identity or (type(layer) is nn.Dropout and layer.p == 0)
 
 
 def _is_relu(node: fx.Node, layer: nn.Module | None) -> bool:
-    return type(layer) is nn.ReLU or node.target in (torch.relu, nn.functional.relu, "relu")
+    return type(layer) is nn.ReLU or _calls(node, torch.relu, nn.functional.relu, "relu")
+
+
+def _calls(node: fx.Node, *targets: Any) -> bool:
+    """Whether the node calls one of these functions or methods of a tensor; a layer may have the name of one."""
+    return node.op in ("call_function", "call_method") and node.target in targets

@@ -1,6 +1,7 @@
 """Linear chains are recognised, and written out equal to automatic differentiation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.engine.backend import Workload
 from fedsim.engine.batched.programs import Differentiated, LinearChain
 from fedsim.engine.model.chain import any_chain
 from fedsim.engine.model.parameters import initial
 from fedsim.models.mlp import MLP
 from fedsim.rng import Streams
-from tests.engines import batched
-from tests.test_engine import OPTIMIZERS, SIZES, WORKS, model_of, problem
+from tests.engines import auto, batched, graph, reference
+from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem
 
 
 class Functional(nn.Module):
@@ -219,6 +221,22 @@ def test_written_out_steps_equal_differentiated_ones(name: str, optimizer: str, 
     assert (one.momentum is None) == (other.momentum is None)
     for n in one.momentum or {}:
         torch.testing.assert_close(one.momentum[n], other.momentum[n], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("engine", [batched, graph, auto])
+def test_a_layer_along_the_last_axis_of_samples_is_not_written_out(engine: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3)).double()
+    work, data = work_of("sgd"), problem(SIZES["ragged"])
+    assert_equal(engine(model, data, *work, rounds=10**4), reference(model, data, *work), np.arange(5))
+
+
+def test_a_layer_in_front_of_a_flattening_is_written_out_where_samples_are_vectors() -> None:
+    data = problem(SIZES["ragged"])
+    model = nn.Sequential(nn.Linear(16, 5), nn.ReLU(), nn.Flatten(), nn.Linear(5, 3)).double()
+    vectors = [replace(data, x=data.x.flatten(axis)) for axis in (1, 2)]
+    for samples in vectors:
+        assert Workload(model, samples, OPTIMIZERS["sgd"]).chain is not None
+        assert_equal(*(build(model, samples, *work_of("sgd")) for build in (batched, reference)), np.arange(5))
 
 
 def test_losses_are_the_same_gathered_or_passed_in_order() -> None:

@@ -27,9 +27,13 @@ class Link:
 class Chain:
     """y = L_n(relu(drop(... relu(drop(L_1(flatten(x))))))), dropout in training only, and before it, if there are
     convolutions, relu(pool(conv(... relu(pool(conv(x))))) in place of x.
+
+    `flattens_late`: the first to flatten stands behind a linear layer. The chain is then what the model is on vectors
+    alone: of samples with several axes, the layers before it take the last one.
     """
 
     links: Sequence[Link]
+    flattens_late: bool = False
 
     @property
     def is_linear(self) -> bool:
@@ -90,13 +94,15 @@ class _Reader:
         self.links: list[Link] = []
         self.activated = True  # the next layer may come
         self.flat = False  # seen a Flatten
+        self.flattens_late = False
         self.used: set[nn.Module] = set()
 
     def read(self, node: fx.Node) -> bool:
         """Whether the node fits into a chain."""
         layer = self.modules.get(str(node.target)) if node.op == "call_module" else None
         if _is_nothing(node, layer):
-            self.flat = self.flat or type(layer) not in (nn.Identity, nn.Dropout)
+            if not self.flat and type(layer) not in (nn.Identity, nn.Dropout):
+                self.flat, self.flattens_late = True, bool(self.links) and not self.links[-1].kernel
             return True
         if layer is not None and layer in self.used and not isinstance(layer, nn.ReLU | nn.MaxPool2d):
             return False
@@ -147,7 +153,7 @@ class _Reader:
         trained = all(p.requires_grad for p in parameters.values())
         whole = names == set(parameters) and trained and not list(self.model.buffers())
         ends_plainly = bool(self.links) and not self.activated and not self.links[-1].rate and not self.links[-1].kernel
-        return Chain(self.links) if whole and ends_plainly else None
+        return Chain(self.links, self.flattens_late) if whole and ends_plainly else None
 
 
 def _is_plain(layer: nn.Conv2d, padding: tuple[int, ...]) -> bool:

@@ -96,6 +96,9 @@ CHAINS = {
     "functional": Functional,
     "named as it is": lambda: Named(nn.Flatten(), nn.ReLU()),
     "dropout": lambda: MLP((1, 4, 4), 3, hidden=[8, 5], dropout=0.5),
+    "dropout of everything": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 8), nn.Dropout(1.0), nn.ReLU(), nn.Linear(8, 3)
+    ),
     "dropout behind": lambda: nn.Sequential(
         nn.Flatten(),
         nn.Linear(16, 8),

@@ -22,6 +22,11 @@ class Link:
     padding: int = 0
     pool: bool = False
 
+    @property
+    def scale(self) -> float:
+        """Of what the dropout keeps; where it keeps nothing, 0."""
+        return 1 / (1 - self.rate) if self.rate < 1 else 0.0
+
 
 @dataclass(frozen=True)
 class Chain:

@@ -181,6 +181,16 @@ def mlp(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), layer, nn.Linear(3, 3))
 
 
+def test_buffers_that_do_not_travel_are_each_clients_own() -> None:
+    """BatchNorm without a momentum weighs a batch by the number of those before it."""
+    model = mlp(nn.BatchNorm1d(3, momentum=None))
+    engine = build(reference, model)
+    params = initial(model)
+    first, second = (engine.train(params, np.array([0]), 1, 0.1) for _ in range(2))
+    for name in params:
+        assert torch.equal(first.delta[name], second.delta[name]), name
+
+
 @pytest.mark.parametrize(
     "model",
     [mlp(nn.BatchNorm1d(3, momentum=None)), mlp(nn.BatchNorm1d(3, track_running_stats=False)), Recurrent(0.0)],

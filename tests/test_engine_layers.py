@@ -17,7 +17,7 @@ from fedsim.errors import ConfigError
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.rng import Streams
-from tests.engines import auto, batched, reference
+from tests.engines import auto, batched, graph, reference
 
 WORK = (
     LocalWork(1, None, 4),
@@ -238,6 +238,19 @@ def test_what_only_vmap_finds_out_is_a_config_error_too() -> None:
     with pytest.raises(ConfigError, match=r"model Branching cannot run for several clients.*\n.*engine=sequential"):
         build(batched, Branching())
     build(reference, Branching())
+
+
+class Mixing(Named):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out - out.mean(0)
+
+
+@pytest.mark.parametrize("kind", [batched, graph])
+def test_a_pass_that_mixes_samples_is_refused_where_batches_are_padded(kind: Any) -> None:
+    with pytest.raises(ConfigError, match=r"model Mixing mixes the samples of a batch.*\n.*engine=sequential"):
+        build(kind, Mixing())
+    assert "sequential (auto: model Mixing mixes" in build(auto, Mixing()).description
 
 
 def test_auto_runs_what_only_sequential_can_and_refuses_what_neither_can() -> None:

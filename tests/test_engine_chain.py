@@ -83,6 +83,12 @@ def hooked(register: str, hook: Callable[..., Any]) -> nn.Module:
     return model
 
 
+def with_another_pass() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[2].forward = torch.tanh  # type: ignore[method-assign]
+    return model
+
+
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 3))
     model[1].weight.requires_grad_(False)
@@ -129,6 +135,7 @@ OTHERS = {
     "forward pre-hook": lambda: hooked("register_forward_pre_hook", lambda layer, given: (2 * given[0],)),
     "backward hook": lambda: hooked("register_full_backward_hook", lambda layer, grads, given: (2 * grads[0],)),
     "backward pre-hook": lambda: hooked("register_full_backward_pre_hook", lambda layer, given: (2 * given[0],)),
+    "a pass put in place": with_another_pass,
     "flattens less": lambda: nn.Sequential(nn.Flatten(2), nn.Linear(16, 3)),
 }
 

@@ -52,8 +52,8 @@ def any_chain(model: nn.Module) -> Chain | None:
     Convolutions, if any, and then linear layers, with a ReLU between any two, all trained, each used once. A dropout
     before or behind a ReLU (which is the same) belongs to its linear layer, a max pooling before or behind a ReLU
     (which is the same) to its convolution. Convolutions have square kernels, stride 1 and a padding by zeros narrower
-    than the kernel. Flatten, Identity and Dropout of rate 0 count as nothing. Nothing has hooks, which a trace does not
-    see, and the pass is the same in training and in eval mode.
+    than the kernel. Flatten, Identity and Dropout of rate 0 count as nothing. Nothing has hooks, or a pass put in place
+    of its class's, which a trace does not see, and the pass is the same in training and in eval mode.
     """
     if any(_has_hooks(layer) for layer in model.modules()):
         return None
@@ -71,7 +71,7 @@ def any_chain(model: nn.Module) -> Chain | None:
 
 def _has_hooks(layer: nn.Module) -> bool:
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return any(hooks)
+    return any(hooks) or "forward" in vars(layer)
 
 
 def _called(node: fx.Node) -> tuple[Any, ...]:

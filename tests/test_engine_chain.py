@@ -1,6 +1,7 @@
 """Linear chains are recognised, and written out equal to automatic differentiation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.engine.backend import Workload
 from fedsim.engine.batched.programs import Differentiated, LinearChain
 from fedsim.engine.model.chain import any_chain
 from fedsim.engine.model.parameters import initial
 from fedsim.models.mlp import MLP
 from fedsim.rng import Streams
-from tests.engines import batched
-from tests.test_engine import OPTIMIZERS, SIZES, WORKS, model_of, problem
+from tests.engines import auto, batched, graph, reference
+from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem
 
 
 class Functional(nn.Module):
@@ -47,6 +49,18 @@ class Shared(nn.Module):
         return self.b(torch.relu(self.a(x)))  # type: ignore[no-any-return]
 
 
+class Named(nn.Module):
+    """Attributes are called as functions of torch are, whatever they hold."""
+
+    def __init__(self, flatten: nn.Module, relu: nn.Module) -> None:
+        super().__init__()
+        self.flatten, self.a, self.relu, self.b = flatten, nn.Linear(16, 8), relu, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.b(self.relu(self.a(self.flatten(x))))
+        return z
+
+
 class SoftmaxInEvalMode(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -69,6 +83,12 @@ def hooked(register: str, hook: Callable[..., Any]) -> nn.Module:
     return model
 
 
+def with_another_pass() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[2].forward = torch.tanh  # type: ignore[method-assign]
+    return model
+
+
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 3))
     model[1].weight.requires_grad_(False)
@@ -80,7 +100,11 @@ CHAINS = {
     "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
     "no bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)),
     "functional": Functional,
+    "named as it is": lambda: Named(nn.Flatten(), nn.ReLU()),
     "dropout": lambda: MLP((1, 4, 4), 3, hidden=[8, 5], dropout=0.5),
+    "dropout of everything": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 8), nn.Dropout(1.0), nn.ReLU(), nn.Linear(8, 3)
+    ),
     "dropout behind": lambda: nn.Sequential(
         nn.Flatten(),
         nn.Linear(16, 8),
@@ -102,6 +126,7 @@ OTHERS = {
     "two linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)),
     "relu last": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.ReLU()),
     "another activation": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)),
+    "another activation called relu": lambda: Named(nn.Flatten(), nn.LeakyReLU(0.5)),
     "norm": lambda: model_of("batch norm 1d"),
     "conv": lambda: model_of("conv"),
     "other in eval mode": SoftmaxInEvalMode,
@@ -110,6 +135,7 @@ OTHERS = {
     "forward pre-hook": lambda: hooked("register_forward_pre_hook", lambda layer, given: (2 * given[0],)),
     "backward hook": lambda: hooked("register_full_backward_hook", lambda layer, grads, given: (2 * grads[0],)),
     "backward pre-hook": lambda: hooked("register_full_backward_pre_hook", lambda layer, given: (2 * given[0],)),
+    "a pass put in place": with_another_pass,
     "flattens less": lambda: nn.Sequential(nn.Flatten(2), nn.Linear(16, 3)),
 }
 
@@ -205,6 +231,22 @@ def test_written_out_steps_equal_differentiated_ones(name: str, optimizer: str, 
     assert (one.momentum is None) == (other.momentum is None)
     for n in one.momentum or {}:
         torch.testing.assert_close(one.momentum[n], other.momentum[n], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("engine", [batched, graph, auto])
+def test_a_layer_along_the_last_axis_of_samples_is_not_written_out(engine: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3)).double()
+    work, data = work_of("sgd"), problem(SIZES["ragged"])
+    assert_equal(engine(model, data, *work, rounds=10**4), reference(model, data, *work), np.arange(5))
+
+
+def test_a_layer_in_front_of_a_flattening_is_written_out_where_samples_are_vectors() -> None:
+    data = problem(SIZES["ragged"])
+    model = nn.Sequential(nn.Linear(16, 5), nn.ReLU(), nn.Flatten(), nn.Linear(5, 3)).double()
+    vectors = [replace(data, x=data.x.flatten(axis)) for axis in (1, 2)]
+    for samples in vectors:
+        assert Workload(model, samples, OPTIMIZERS["sgd"]).chain is not None
+        assert_equal(*(build(model, samples, *work_of("sgd")) for build in (batched, reference)), np.arange(5))
 
 
 def test_losses_are_the_same_gathered_or_passed_in_order() -> None:

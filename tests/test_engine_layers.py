@@ -17,7 +17,7 @@ from fedsim.errors import ConfigError
 from fedsim.optimizers.schedules import Constant
 from fedsim.optimizers.sgd import SGD
 from fedsim.rng import Streams
-from tests.engines import auto, batched, reference
+from tests.engines import auto, batched, graph, reference
 
 WORK = (
     LocalWork(1, None, 4),
@@ -181,6 +181,16 @@ def mlp(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), layer, nn.Linear(3, 3))
 
 
+def test_buffers_that_do_not_travel_are_each_clients_own() -> None:
+    """BatchNorm without a momentum weighs a batch by the number of those before it."""
+    model = mlp(nn.BatchNorm1d(3, momentum=None))
+    engine = build(reference, model)
+    params = initial(model)
+    first, second = (engine.train(params, np.array([0]), 1, 0.1) for _ in range(2))
+    for name in params:
+        assert torch.equal(first.delta[name], second.delta[name]), name
+
+
 @pytest.mark.parametrize(
     "model",
     [mlp(nn.BatchNorm1d(3, momentum=None)), mlp(nn.BatchNorm1d(3, track_running_stats=False)), Recurrent(0.0)],
@@ -228,6 +238,19 @@ def test_what_only_vmap_finds_out_is_a_config_error_too() -> None:
     with pytest.raises(ConfigError, match=r"model Branching cannot run for several clients.*\n.*engine=sequential"):
         build(batched, Branching())
     build(reference, Branching())
+
+
+class Mixing(Named):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out - out.mean(0)
+
+
+@pytest.mark.parametrize("kind", [batched, graph])
+def test_a_pass_that_mixes_samples_is_refused_where_batches_are_padded(kind: Any) -> None:
+    with pytest.raises(ConfigError, match=r"model Mixing mixes the samples of a batch.*\n.*engine=sequential"):
+        build(kind, Mixing())
+    assert "sequential (auto: model Mixing mixes" in build(auto, Mixing()).description
 
 
 def test_auto_runs_what_only_sequential_can_and_refuses_what_neither_can() -> None:

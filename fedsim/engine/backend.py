@@ -47,8 +47,10 @@ class Workload:
 
     @cached_property
     def chain(self) -> Chain | None:
-        """The model as a plain chain of layers, if it is one."""
-        return any_chain(self.model)
+        """The model as a plain chain of layers, if it is one on samples of this shape."""
+        chain, shape = any_chain(self.model), self.data.x.shape
+        several_axes = shape[1:].numel() != shape[-1]
+        return None if chain is not None and chain.flattens_late and several_axes else chain
 
 
 @dataclass(frozen=True)

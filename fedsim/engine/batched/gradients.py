@@ -9,7 +9,13 @@ from torch.nn import functional as F
 
 from fedsim.engine.batched.compiled import Compiled
 from fedsim.engine.batched.steps import StackedBatch
-from fedsim.engine.model.adapt import for_batched, keyed_dropouts, masked_norms, refused_if_it_fails
+from fedsim.engine.model.adapt import (
+    for_batched,
+    keyed_dropouts,
+    masked_norms,
+    refuse_mixed_samples,
+    refused_if_it_fails,
+)
 from fedsim.engine.model.parameters import buffer_names, initial, trained_names
 from fedsim.engine.precision import Precision, autocast
 from fedsim.flat import real_dtype
@@ -55,14 +61,17 @@ class StackedGradients:
         """One gradient of two models on two samples, for what vmap finds out only then, and to load what it needs.
 
         Raises `ConfigError` where the model cannot run batched (data-dependent control flow, an operation that vmap
-        does not know).
+        does not know), or gives another loss for a sample with another one as padding beside it.
         """
         stack = {name: torch.stack([value, value]) for name, value in initial(self.template).items()}
         pair = torch.zeros(2, dtype=torch.int64, device=x.device)
-        weights = torch.full((2, len(x[:2])), 0.5, dtype=real_dtype(x), device=x.device)
-        batch = StackedBatch(torch.stack([x[:2], x[:2]]), torch.stack([y[:2], y[:2]]), weights, pair)
+        weights = torch.zeros((2, len(x[:2])), dtype=real_dtype(x), device=x.device)
+        weights[:, 0] = 1
+        twice = torch.cat([x[:1]] * len(x[:2]))
+        batch = StackedBatch(torch.stack([x[:2], twice]), torch.stack([y[:2], y[:2]]), weights, pair)
         with refused_if_it_fails(self.template, "cannot run for several clients at once"):
-            self(stack, batch)
+            _, losses = self(stack, batch)
+        refuse_mixed_samples(self.template, losses[0, 0], losses[1, 0])
 
     def _side_inputs(self, batch: StackedBatch) -> Stack:
         """Per-row buffers that are not part of the model: dropout keys and BatchNorm's masks."""

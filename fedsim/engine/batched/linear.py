@@ -85,8 +85,8 @@ class StackedChain:
         if not number:
             return grad
         below: Tensor = torch.ops.aten.threshold_backward(torch.bmm(grad, layer.weight.transpose(1, 2)), given, 0)
-        rate = self.chain.links[number - 1].rate
-        return below.mul_(1 / (1 - rate)) if rate else below
+        link = self.chain.links[number - 1]
+        return below.mul_(link.scale) if link.rate else below
 
     def named(self, values: list[StackedLayer]) -> Stack:
         """Values that lie as `layers` do, by name and in the layout of `torch.nn.Linear`."""
@@ -132,5 +132,5 @@ def _copied(value: Tensor) -> Tensor:
 
 def _activate(x: Tensor, link: Link, keys: Tensor | None) -> Tensor:
     if link.rate and keys is not None:
-        x.mul_(dropout_mask(keys, link.dropout, 0, x.shape[1:], link.rate).to(x.dtype)).mul_(1 / (1 - link.rate))
+        x.mul_(dropout_mask(keys, link.dropout, 0, x.shape[1:], link.rate).to(x.dtype)).mul_(link.scale)
     return x.relu_()

@@ -21,6 +21,7 @@ from fedsim.engine.model.adapt import (
     for_sequential,
     keyed_dropouts,
     masked_norms,
+    refuse_mixed_samples,
     refused_if_it_fails,
 )
 from fedsim.engine.precision import Precision, autocast
@@ -116,14 +117,16 @@ class Passes:
         """The pass of two samples of `x`, the second as padding, through BatchNorm with masks.
 
         Raises `ConfigError` where the model cannot take padded batches (samples and another axis made one before a
-        BatchNorm).
+        BatchNorm, or samples that depend on each other).
         """
         module, x = self.masked.module, x[:2].contiguous(memory_format=self.layout)
+        twice = torch.cat([x[:1]] * len(x))
         mask = (torch.arange(len(x), device=x.device) < 1).to(real_dtype(x))
         buffers = {name: value.clone() for name, value in module.named_buffers()}
         refused = refused_if_it_fails(module, "cannot take padded batches")
         with refused, torch.no_grad(), autocast(self.precision, x.device):
-            self.masked(buffers | dict.fromkeys(self.masked.masks, mask), x)
+            beside = [self.masked(buffers | dict.fromkeys(self.masked.masks, mask), some) for some in (x, twice)]
+        refuse_mixed_samples(module, beside[0][0].float(), beside[1][0].float())
 
 
 class _Template:

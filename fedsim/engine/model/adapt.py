@@ -49,6 +49,17 @@ def for_sequential(model: nn.Module) -> nn.Module:
     return _adapted(model, lenient)
 
 
+def refuse_mixed_samples(model: nn.Module, first: Tensor, other: Tensor) -> None:
+    """Raise `ConfigError` where `first` and `other`, what a batch of a valid sample and padding gives for the valid one
+    with two samples as padding, differ: beside full batches, the model would train on padding.
+
+    Nothing is said of values that are not finite.
+    """
+    if torch.isfinite(first).all() and torch.isfinite(other).all() and not torch.allclose(first, other, 1e-3, 1e-3):
+        rule = f"model {type(model).__name__} mixes the samples of a batch, so that padding would change its training"
+        raise ConfigError([Problem("", ..., rule, ONE_BY_ONE)])
+
+
 def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
     """Pass the two first samples of `x` through a sequential copy in training mode.
 

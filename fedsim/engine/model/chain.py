@@ -22,14 +22,23 @@ class Link:
     padding: int = 0
     pool: bool = False
 
+    @property
+    def scale(self) -> float:
+        """Of what the dropout keeps; where it keeps nothing, 0."""
+        return 1 / (1 - self.rate) if self.rate < 1 else 0.0
+
 
 @dataclass(frozen=True)
 class Chain:
     """y = L_n(relu(drop(... relu(drop(L_1(flatten(x))))))), dropout in training only, and before it, if there are
     convolutions, relu(pool(conv(... relu(pool(conv(x))))) in place of x.
+
+    `flattens_late`: the first to flatten stands behind a linear layer. The chain is then what the model is on vectors
+    alone: of samples with several axes, the layers before it take the last one.
     """
 
     links: Sequence[Link]
+    flattens_late: bool = False
 
     @property
     def is_linear(self) -> bool:
@@ -43,8 +52,8 @@ def any_chain(model: nn.Module) -> Chain | None:
     Convolutions, if any, and then linear layers, with a ReLU between any two, all trained, each used once. A dropout
     before or behind a ReLU (which is the same) belongs to its linear layer, a max pooling before or behind a ReLU
     (which is the same) to its convolution. Convolutions have square kernels, stride 1 and a padding by zeros narrower
-    than the kernel. Flatten, Identity and Dropout of rate 0 count as nothing. Nothing has hooks, which a trace does not
-    see, and the pass is the same in training and in eval mode.
+    than the kernel. Flatten, Identity and Dropout of rate 0 count as nothing. Nothing has hooks, or a pass put in place
+    of its class's, which a trace does not see, and the pass is the same in training and in eval mode.
     """
     if any(_has_hooks(layer) for layer in model.modules()):
         return None
@@ -62,7 +71,7 @@ def any_chain(model: nn.Module) -> Chain | None:
 
 def _has_hooks(layer: nn.Module) -> bool:
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return any(hooks)
+    return any(hooks) or "forward" in vars(layer)
 
 
 def _called(node: fx.Node) -> tuple[Any, ...]:
@@ -90,13 +99,15 @@ class _Reader:
         self.links: list[Link] = []
         self.activated = True  # the next layer may come
         self.flat = False  # seen a Flatten
+        self.flattens_late = False
         self.used: set[nn.Module] = set()
 
     def read(self, node: fx.Node) -> bool:
         """Whether the node fits into a chain."""
         layer = self.modules.get(str(node.target)) if node.op == "call_module" else None
         if _is_nothing(node, layer):
-            self.flat = self.flat or type(layer) not in (nn.Identity, nn.Dropout)
+            if not self.flat and type(layer) not in (nn.Identity, nn.Dropout):
+                self.flat, self.flattens_late = True, bool(self.links) and not self.links[-1].kernel
             return True
         if layer is not None and layer in self.used and not isinstance(layer, nn.ReLU | nn.MaxPool2d):
             return False
@@ -147,7 +158,7 @@ class _Reader:
         trained = all(p.requires_grad for p in parameters.values())
         whole = names == set(parameters) and trained and not list(self.model.buffers())
         ends_plainly = bool(self.links) and not self.activated and not self.links[-1].rate and not self.links[-1].kernel
-        return Chain(self.links) if whole and ends_plainly else None
+        return Chain(self.links, self.flattens_late) if whole and ends_plainly else None
 
 
 def _is_plain(layer: nn.Conv2d, padding: tuple[int, ...]) -> bool:
@@ -163,10 +174,15 @@ def _pair(value: Any) -> tuple[Any, ...]:
 def _is_nothing(node: fx.Node, layer: nn.Module | None) -> bool:
     if isinstance(layer, nn.Flatten):
         return layer.start_dim == 1 and layer.end_dim == -1
-    if node.target in (torch.flatten, "flatten"):
+    if _calls(node, torch.flatten, "flatten"):
         return node.args[1:] == (1,) and not node.kwargs
     return type(layer) is nn.Identity or (type(layer) is nn.Dropout and layer.p == 0)
 
 
 def _is_relu(node: fx.Node, layer: nn.Module | None) -> bool:
-    return type(layer) is nn.ReLU or node.target in (torch.relu, nn.functional.relu, "relu")
+    return type(layer) is nn.ReLU or _calls(node, torch.relu, nn.functional.relu, "relu")
+
+
+def _calls(node: fx.Node, *targets: Any) -> bool:
+    """Whether the node calls one of these functions or methods of a tensor; a layer may have the name of one."""
+    return node.op in ("call_function", "call_method") and node.target in targets

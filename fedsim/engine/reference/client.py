@@ -25,6 +25,9 @@ class ClientTrainer:
         self.layout, self.precision = layout, precision
         self.dropouts = [layer for _, layer in keyed_dropouts(self.model)]
         self.tensors = traveling(self.model)
+        own = {name: buffer for name, buffer in self.model.named_buffers() if name not in self.tensors}
+        self.counters = list(own.values())  # what no client gets, such as the number of BatchNorm's batches
+        self.counters_before = [buffer.clone() for buffer in self.counters]
 
     def train(self, params: Params, schedule: Schedule, losses: NDArray[Any]) -> tuple[Params, Params]:
         """Train from `params` by the `schedule` of one client; its samples' losses go into `losses` [S, B].
@@ -33,6 +36,8 @@ class ClientTrainer:
         """
         with torch.no_grad():
             torch._foreach_copy_(list(self.tensors.values()), [params[name] for name in self.tensors])
+            if self.counters:
+                torch._foreach_copy_(self.counters, self.counters_before)
         trained = [p for p in self.model.parameters() if p.requires_grad]
         optimizer = self.optimizer.torch_optimizer(trained, schedule.lr)
         self._steps(schedule, optimizer, losses)

@@ -111,9 +111,10 @@ def _clients_of_test_samples(division: Division, samples: Samples) -> NDArray[np
     if owners is None or test_owners is None:
         raise _refused("needs a data set that says whose each test sample is", "client_accuracy=labels fits all data")
     found = [np.unique(owners[own]).tolist() for own in division.train]
-    if any(len(own) > 1 for own in found):
-        raise _refused("needs clients that hold the samples of one owner each", "partition=natural gives such clients")
     client_of = {own[0]: client for client, own in enumerate(found) if own}
+    if any(len(own) > 1 for own in found) or len(client_of) < sum(map(len, found)):
+        told = "needs clients that hold the samples of one owner each, and no two of them of the same"
+        raise _refused(told, "partition=natural gives such clients")
     return np.array([client_of.get(owner, len(found)) for owner in test_owners.tolist()], dtype=np.int64)
 
 

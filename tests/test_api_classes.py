@@ -17,6 +17,7 @@ from fedsim import compose, run_experiment, run_sweep
 from fedsim.aggregators import FedAvgM
 from fedsim.api import parts
 from fedsim.errors import ConfigError, check, rule
+from fedsim.optimizers.schedules import Constant
 from fedsim.selectors.random import Random
 
 WORDS = ["num_clients=6", "cohort_size=2", "local.epochs=1", "num_rounds=4", "tracker=files_only"]
@@ -76,6 +77,33 @@ def test_scalars_of_numpy_are_the_numbers_of_python_that_they_are() -> None:
     assert shown.folder == meant.folder
     with pytest.raises(ConfigError, match=r"selector\.count=2\.0: must be an integer"):
         compose(WORDS, selector=partial(Drawn, **plain | {"count": np.float32(2)}))
+
+
+class Given(Random):
+    """Takes any value."""
+
+    def __init__(self, population: Any, *, value: Any) -> None:
+        super().__init__(population, mode="uniform")
+
+
+def one_at(position: int) -> np.ndarray:
+    """Two of them have the same text, which names of folders were made of: `[0. 0. 0. ... 0. 0. 0.]`."""
+    return np.eye(2000)[position]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (one_at(700), r"selector\.value=.*is a ndarray; .*\n.*array\.tolist\(\)"),
+        ([1, {"a": one_at(700)}], r"selector\.value\.1\.a=.*is a ndarray"),
+        (Constant(), r"selector\.value=.*is a Constant; .*\n.*'_target_'"),
+        ({"a", "b"}, "is a set"),
+    ],
+)
+def test_values_that_no_config_can_hold_are_refused(value: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        run_experiment(WORDS, selector=partial(Given, value=value))
+    assert not Path("outputs").exists()
 
 
 def local_selector(first: int) -> type[Random]:

@@ -107,6 +107,7 @@ def test_on_the_test_samples_of_a_clients_owner() -> None:
         (None, None, [[0], [1]], "whose each test sample is"),
         (np.array([1, 2]), None, [[0], [1]], "whose each test sample is"),
         (np.array([1, 2, 2]), np.array([1]), [[0, 1], [2]], "one owner each"),
+        (np.array([1, 1, 2]), np.array([1]), [[0], [1]], "one owner each, and no two of them of the same"),
     ],
 )
 def test_test_samples_must_belong_to_clients(owners: Any, test_owners: Any, train: Any, text: str) -> None:

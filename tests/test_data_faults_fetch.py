@@ -4,7 +4,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -85,6 +85,60 @@ def test_those_that_wait_fail_at_once_and_for_the_same_reason(tmp_path: Path, mo
     assert all("fetching failed (the true reason)" in text for text in told)
     assert len(attempts) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_one_that_failed_leaves_the_folder_of_the_next_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first tells its reason for a while, and tidies up; the second has begun in the meantime."""
+    data_dir, folder, failed = tmp_path / "data", tmp_path / "data" / "MNIST" / "raw", threading.Event()
+    monkeypatch.setattr(fetch, "_failures", {})
+    monkeypatch.setattr(fetch, "RETRY_SECONDS", 0.0)  # each thread stands for a process of its own
+    monkeypatch.setattr(fetch, "TELL_SECONDS", 0.2)
+
+    def failing() -> None:
+        folder.mkdir(parents=True)
+        failed.set()
+        raise OSError("no network")
+
+    def slow() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        first.join(5)
+        (folder / "file").touch()
+
+    def require(attempt: Callable[[], None]) -> None:
+        with contextlib.suppress(DataError):
+            fetch.require_files(folder, data_dir, lambda: [] if (folder / "file").exists() else ["file"], attempt)
+
+    first = threading.Thread(target=require, args=[failing])
+    first.start()
+    assert failed.wait(5)
+    while list(data_dir.glob(".*.lock")):  # its turn is over
+        time.sleep(0.005)
+    require(slow)
+    assert (folder / "file").exists()
+
+
+def test_the_reason_is_there_before_the_turn_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a process that waits could come before it, and ask the same dead server."""
+    monkeypatch.setattr(fetch, "_failures", {})
+    monkeypatch.setattr(fetch, "TELL_SECONDS", 0.0)
+    seen: list[str] = []
+    turn = fetch._turn
+
+    @contextlib.contextmanager
+    def watched(lock: Path, name: str) -> Iterator[bool]:
+        with turn(lock, name) as waited:
+            try:
+                yield waited
+            finally:
+                seen.extend(path.read_text() for path in tmp_path.glob(".mine.failed"))
+
+    def failing() -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(fetch, "_turn", watched)
+    with pytest.raises(DataError, match="no network"):
+        fetch.require_files(tmp_path / "mine", tmp_path, lambda: ["file"], failing)
+    assert seen == ["no network"]
 
 
 def test_later_jobs_of_a_process_do_not_wait_for_the_same_server_again(

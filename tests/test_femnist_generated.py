@@ -67,6 +67,20 @@ def test_the_small_preset_has_its_198_writers(tmp_path: Path) -> None:
     assert (np.bincount(owners) >= 10).sum() >= 198
 
 
-def test_mistakes_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"classes_per_writer=11: must lie in \[1, num_classes=10\]"):
-        load(tmp_path, classes_per_writer=11)
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"classes_per_writer": 11}, r"classes_per_writer=11: must lie in \[1, num_classes=10\]"),
+        ({"size_deviation": 1e200}, r"size_deviation=1e\+200: must be at most 3"),
+        ({"style": 100.0}, r"style=100\.0: must be at most 10"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, values: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        load(tmp_path, **values)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_largest_style_and_deviation_draw_numbers(tmp_path: Path) -> None:
+    data = load(tmp_path, style=10.0, size_deviation=3.0, num_writers=300)
+    assert 0 < data.train.x.float().mean() < 255

@@ -127,6 +127,8 @@ def test_the_test_set_has_equally_many_of_each_owner(tmp_path: Path) -> None:
         ({"num_classes": 1}, "num_classes=1: must be >= 2"),
         ({"samples_per_owner": 1e8, "num_owners": 2}, "samples_per_owner=100000000.0: must be at most 50000000"),
         ({"beta": -1.0}, "beta=-1.0: must be >= 0"),
+        ({"alpha": 1e308}, r"alpha=1e\+308: must be at most 1000000"),
+        ({"beta": 1e39}, r"beta=1e\+39: must be at most 1000000"),
     ],
 )
 def test_values_that_cannot_be_are_refused(tmp_path: Path, values: dict[str, Any], text: str) -> None:

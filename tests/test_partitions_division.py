@@ -129,15 +129,40 @@ def test_one_clients_holdout_does_not_depend_on_the_others() -> None:
         ([[0, 1]], "it returned 1 arrays"),
         ([[0], [500]], "outside that range"),
         ([[0], [-1]], "outside that range"),
+        ([[0.0], [1.0]], r"it returned one of float64 with the shape \(1,\)"),
+        ([[0], [[1, 2]]], r"it returned one of int64 with the shape \(1, 2\)"),
+        ([[True], [False]], "it returned one of bool"),
+        ([[0], None], "it returned one of object"),
+        (None, "it returned a NoneType"),
     ],
 )
-def test_a_partition_of_ones_own_that_breaks_its_promise_is_refused(parts: list[list[int]], fault: str) -> None:
+def test_a_partition_of_ones_own_that_breaks_its_promise_is_refused(parts: Any, fault: str) -> None:
     class Broken(Partition):
-        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-            return [np.array(p) for p in parts]
+        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> Any:
+            return parts if parts is None else [np.array(p) for p in parts]
 
     with pytest.raises(DataError, match=rf"partition: Broken\.split must return 2 arrays .*{fault}"):
         divide(DATA, Broken(), 2, Streams(0), NOTHING, 0.0)
+
+
+def test_an_empty_client_may_be_an_array_of_any_type() -> None:
+    """`np.array([])` is of floating-point numbers."""
+
+    class OneForAll(Partition):
+        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+            return [np.arange(5, dtype=np.uint16), np.array([])]
+
+    found = divide(DATA, OneForAll(), 2, Streams(0), NOTHING, 0.0)
+    assert [part.tolist() for part in found.train] == [[0, 1, 2, 3, 4], []]
+    assert [part.dtype for part in found.train] == [np.int64, np.int64]
+
+
+def test_all_parts_may_be_the_rows_of_one_array() -> None:
+    class Rows(Partition):
+        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> Any:
+            return np.arange(6).reshape(num_clients, 3)
+
+    assert [part.tolist() for part in divide(DATA, Rows(), 2, Streams(0), NOTHING, 0.0).train] == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", None])

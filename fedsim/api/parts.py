@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedsim.config.origin import not_imported
 from fedsim.config.overrides import key_of, parse_one, typed_in
 from fedsim.config.plan import Plan
 from fedsim.data.base import Dataset
-from fedsim.errors import ConfigError, Problem
+from fedsim.errors import ConfigError, Problem, check, rule
 from fedsim.optimizers.base import LocalOptimizer
 from fedsim.partitions.base import Partition
 from fedsim.selectors.base import Selector
@@ -36,6 +37,9 @@ BASES: Mapping[str, type] = {
     "aggregator": Aggregator,
 }
 """Config groups whose choice may be given as a class."""
+
+PLAIN = (int, float, str, bool, type(None))
+"""Types of the single values of a config, besides paths."""
 
 
 def with_parts(
@@ -84,6 +88,7 @@ def node_of(group: str, part: Part) -> tuple[dict[str, Any], str]:
         if part.args:
             raise ConfigError([Problem(group, part, "has values without names", "give them by keyword")])
         made, values = part.func, {key: _plain(value) for key, value in part.keywords.items()}
+        check(*(_strange(f"{group}.{key}", value) for key, value in values.items()))
     name = getattr(made, "__name__", None)
     if name is None or not callable(made):
         remedy = f"pass the class, or functools.partial({type(part).__name__}, key=value): it is built for each run"
@@ -99,6 +104,20 @@ def _plain(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(_plain, value))
     return {_plain(k): _plain(v) for k, v in value.items()} if type(value) is dict else value
+
+
+def _strange(key: str, value: Any) -> Problem | None:
+    """None if a config can hold `value`, else the problem.
+
+    A run's folder is named after its values as text: that of two arrays may be the same, and that of an object is
+    another one in every process.
+    """
+    if type(value) in (list, tuple, dict):
+        inner = value.items() if type(value) is dict else enumerate(value)
+        return next(filter(None, (_strange(f"{key}.{name}", own) for name, own in inner)), None)
+    told = f"is a {type(value).__name__}; must be made of numbers, strings, truth values, None, paths, lists and dicts"
+    remedy = "an array as array.tolist(), an object as {'_target_': 'module.Class', ...} with its values"
+    return rule(type(value) in PLAIN or isinstance(value, Path), key, value, told, remedy)
 
 
 def is_importable(made: Any) -> bool:

@@ -64,6 +64,7 @@ class FemnistGenerated(Dataset):
             positive("samples_per_writer", samples_per_writer),
             at_most("samples_per_writer", samples_per_writer, MAX_IMAGES // max(num_writers, 1)),
             at_least("size_deviation", size_deviation, 0),
+            at_most("size_deviation", size_deviation, 3),
             rule(
                 1 <= classes_per_writer <= max(num_classes, 1),
                 "classes_per_writer",
@@ -73,6 +74,7 @@ class FemnistGenerated(Dataset):
             at_least("test_samples", test_samples, 1),
             at_most("test_samples", test_samples, MAX_IMAGES),
             at_least("style", style, 0),
+            at_most("style", style, 10),
             between("noise", noise, 0, 1),
             at_least("seed", seed, 0),
             *normalisation_problems(mean, std, 1),

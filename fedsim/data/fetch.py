@@ -67,27 +67,43 @@ def _fetch_in_turn(
     """Fetch, or wait for the process that does. Returns why it failed, or None."""
     name = folder.relative_to(data_dir).parts[0]
     lock, failure = data_dir / f".{name}.lock", data_dir / f".{name}.failed"
-    reason, waited = None, False
+    reason = None
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         with _turn(lock, name) as waited:
             if waited and missing() and failure.is_file():
                 return failure.read_text(encoding="utf-8")
             failure.unlink(missing_ok=True)
-            if missing():
-                with stall_bounded():
-                    fetch()
-            return None
-    except Exception as error:  # torchvision and urllib raise many kinds of errors
-        reason = _in_words(error)
-        with contextlib.suppress(OSError):
-            failure.write_text(reason, encoding="utf-8")
+            reason = _attempt(folder, data_dir, missing, fetch)
+            if reason is not None:  # before the next process has its turn
+                failure.write_text(reason, encoding="utf-8")
+    except OSError as error:
+        reason = reason or _in_words(error)
+    finally:
+        if reason is not None:
             time.sleep(TELL_SECONDS)
-            failure.unlink(missing_ok=True)
-        return reason
+            with contextlib.suppress(OSError):
+                failure.unlink()
+        if missing():
+            _remove_empty(data_dir, data_dir)
+    return reason
+
+
+def _attempt(folder: Path, data_dir: Path, missing: Callable[[], list[str]], fetch: Callable[[], None]) -> str | None:
+    """Fetch what is missing; returns why it failed, or None.
+
+    Empty folders are removed in the same turn: later they may be those of the next process.
+    """
+    try:
+        if missing():
+            with stall_bounded():
+                fetch()
+    except Exception as error:  # torchvision and urllib raise many kinds of errors
+        return _in_words(error)
     finally:
         if missing():
             _remove_empty(folder, data_dir)
+    return None
 
 
 @contextlib.contextmanager

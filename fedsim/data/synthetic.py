@@ -24,6 +24,8 @@ MAX_NUMBERS = 2_000_000_000
 """Features of all samples that are held in memory, or of the test set: 8 GB."""
 MAX_WEIGHTS = 10_000_000
 """Features times classes: the model that labels an owner's samples."""
+MAX_SPREAD = 1_000_000
+"""Of owners' models and means; products of far larger ones are infinite."""
 GENERATOR_VERSION = 1
 """To be increased whenever a change of the code gives other data for the same parameters."""
 MODEL, TRAIN, TEST = range(3)
@@ -81,7 +83,9 @@ class Synthetic(Dataset):
             at_least("num_classes", num_classes, 2),
             at_most("num_classes", num_classes, MAX_WEIGHTS // max(num_features, 1)),
             at_least("alpha", alpha, 0),
+            at_most("alpha", alpha, MAX_SPREAD),
             at_least("beta", beta, 0),
+            at_most("beta", beta, MAX_SPREAD),
             at_least("test_samples", test_samples, 1),
             at_most("test_samples", test_samples, MAX_NUMBERS // max(num_features, 1)),
             at_least("seed", seed, 0),

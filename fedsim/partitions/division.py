@@ -5,7 +5,7 @@ A division is a function of the config and the seed.
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -122,24 +122,33 @@ def divide(
     owners = None if data.owners is None else data.owners[rest]
     remaining = Labelled(data.labels[rest], data.num_classes, owners)
     parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
-    _check_partition(parts, num_clients, len(rest), type(partition).__name__)
+    parts = _checked(parts, num_clients, len(rest), type(partition).__name__)
     pairs = [_hold_out(rest[p], holdout_fraction, streams, i) for i, p in enumerate(parts)]
     train, holdout = [t for t, _ in pairs], [h for _, h in pairs]
     histograms = np.stack([np.bincount(data.labels[t], minlength=data.num_classes) for t in train])
     return Division(train, holdout, validation, public, histograms.astype(np.int64))
 
 
-def _check_partition(parts: Sequence[Indices], num_clients: int, num_samples: int, name: str) -> None:
-    """Raise `DataError` unless a partition, which may be a user's class, returned disjoint valid positions."""
-    everything = np.concatenate([np.empty(0, np.int64), *parts])
+def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> list[Indices]:
+    """What a partition returned, which may be a user's class. Raises `DataError` unless it is as many arrays of
+    different positions as there are clients; empty ones may be of any type."""
+    told = f"partition: {name}.split must return {num_clients} arrays of different positions in [0, {num_samples}); it"
+    if not isinstance(parts, Iterable):
+        raise DataError(f"{told} returned a {type(parts).__name__}")
+    arrays = [np.asarray(part) for part in parts]
+    for found in arrays:
+        if found.ndim != 1 or (len(found) and not np.issubdtype(found.dtype, np.integer)):
+            raise DataError(f"{told} returned one of {found.dtype} with the shape {found.shape}")
+    positions = [found.astype(np.int64, copy=False) for found in arrays]
+    everything = np.concatenate([np.empty(0, np.int64), *positions])
     inside = bool(((everything >= 0) & (everything < num_samples)).all())
     num_different = len(np.unique(everything))
-    if len(parts) != num_clients or not inside or num_different < len(everything):
+    if len(arrays) != num_clients or not inside or num_different < len(everything):
         raise DataError(
-            f"partition: {name}.split must return {num_clients} arrays of different positions in [0, {num_samples}); "
-            f"it returned {len(parts)} arrays of {len(everything)} positions, {num_different} of them different"
+            f"{told} returned {len(arrays)} arrays of {len(everything)} positions, {num_different} of them different"
             + ("" if inside else ", some outside that range")
         )
+    return positions
 
 
 def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generator) -> tuple[Indices, Indices, Indices]:

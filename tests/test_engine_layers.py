@@ -104,6 +104,18 @@ def test_a_batch_of_one_value_is_a_batch_of_variance_zero() -> None:
     assert layer.running_var.tolist() == [0.75, 0.75]  # type: ignore[operator, union-attr]
 
 
+@pytest.mark.parametrize("of", [{"momentum": None}, {"track_running_stats": False}])
+def test_sequential_takes_batches_of_one_value_with_any_batch_norm(of: dict[str, Any]) -> None:
+    source = nn.BatchNorm1d(2, **of)
+    layer = for_sequential(source)
+    assert layer(torch.tensor([[8.0, 4.0]])).tolist() == [[0, 0]]
+    pair = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
+    torch.testing.assert_close(layer(pair), source(pair))
+    if source.track_running_stats:  # the plain mean of the batches' means and variances
+        assert layer.running_mean.tolist() == [5, 4]  # type: ignore[operator, union-attr]
+        assert layer.running_var.tolist() == [1, 4]  # type: ignore[operator, union-attr]
+
+
 class Named(nn.Module):
     """A model in the usual style, whose attribute happens to be called dropout."""
 

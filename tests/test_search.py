@@ -114,6 +114,29 @@ def test_a_misspelt_key_of_the_search_is_told_with_the_one_that_was_meant(
     assert not list(Path().iterdir())
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("trials=1,2", ("trials", "1,2", "one value")),
+        ("hydra/launcher=lanes", ("hydra/launcher", "lanes", "must be basic")),
+        ("seed=interval(0,5)", ("seed", "interval(0,5)", "single values")),
+    ],
+)
+def test_what_a_search_cannot_use_is_refused(word: str, told: tuple[str, str, str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        command.run(["optimizer.lr=interval(0.1,0.3)", "num_rounds=1", word])
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.value) == told[:2]
+    assert told[2] in problem.rule
+    assert "search" not in problem.remedy or word.startswith("hydra")
+    assert not list(Path().iterdir())
+
+
+def test_the_launcher_of_a_search_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsim.search.study.search", lambda *_: 0)
+    assert command.run(["optimizer.lr=interval(0.1,0.3)", *FEW, "hydra/launcher=basic"]) == 0
+
+
 class Pruner:
     """Ends a trial after the round `last`."""
 

@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from fedsim.config.plan import SEEDS
 from fedsim.errors import ConfigError, Problem, check, rule
 
 MAX_JOBS = 10_000
@@ -126,7 +127,8 @@ def values_of(override: Override) -> Iterator[str]:
         yield f"{key}={override.get_value_element_as_str()}"
         return
     if not override.is_discrete_sweep():
-        remedy = f"fedsim search {shlex.quote(override.input_line or '')} trials=20 searches in it"
+        search = f"fedsim search {shlex.quote(override.input_line or '')} trials=20 searches in it"
+        remedy = f"{key}=range(0,5) is five of them" if key in SEEDS else search
         raise ConfigError([Problem(key, typed_in(override), "must sweep single values: a,b or range()", remedy)])
     empty = True
     for value in override.sweep_string_iterator():

@@ -8,16 +8,19 @@ from fedsim.config import command_line
 from fedsim.config.build import construct
 from fedsim.config.check import check_jobs
 from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.overrides import parse
+from fedsim.config.overrides import parse, typed_in
 from fedsim.config.plan import SEEDS, Plan
-from fedsim.errors import ConfigError, Problem
+from fedsim.errors import ConfigError, Problem, check
 from fedsim.jobs.room import require_room
 from fedsim.running.signals import STOP
 from fedsim.search.settings import OWN_KEYS, Settings, with_own_keys
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
     from fedsim.search.space import Space
 
+LAUNCHER = "hydra/launcher"
 PlansOf = Callable[[Mapping[str, Any]], list[Plan]]
 """The runs of a trial, one for each seed, by the values that it tries."""
 
@@ -34,6 +37,7 @@ def run(words: Sequence[str]) -> int:
     quiet()
     with search_path(args.config_dir, args.config_path):
         parsed = parse(args.overrides)
+        check(*map(_told_of_the_search, parsed))
         settings = construct(Settings, {o.key_or_group: o.value() for o in parsed if o.key_or_group in OWN_KEYS}, "")
         space = space_of([o for o in parsed if o.key_or_group not in OWN_KEYS])
 
@@ -47,6 +51,18 @@ def run(words: Sequence[str]) -> int:
         require_room(plans)
         with STOP.working():
             return search(space, settings, plans_of, plans[0].settings.num_rounds)
+
+
+def _told_of_the_search(override: "Override") -> Problem | None:
+    """What is wrong with a word that is about the search, and not about its runs."""
+    key = override.key_or_group
+    if key in OWN_KEYS and override.is_sweep_override():
+        return Problem(key, typed_in(override), "is of the search, which has one value for it", "give one value")
+    if key == LAUNCHER and typed_in(override) != "basic":
+        rule = "must be basic: a search runs its trials one after another, in this process"
+        remedy = "leave it out; on a cluster, let a job of the scheduler run the search (docs/clusters.md)"
+        return Problem(key, typed_in(override), rule, remedy)
+    return None
 
 
 def _parser() -> ArgumentParser:

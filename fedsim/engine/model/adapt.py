@@ -130,7 +130,7 @@ def _adapted(model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNo
             pass
         elif isinstance(layer, nn.Dropout):
             replaced[layer] = KeyedDropout(layer.p, len(replaced))
-        elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and _keeps_statistics(layer):
+        elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
             replaced[layer] = batch_norm(layer)
         else:
             continue

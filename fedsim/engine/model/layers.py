@@ -123,12 +123,13 @@ def lenient(source: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
 
 
 def _of_one_value(layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    assert layer.momentum is not None
     with torch.no_grad():
-        layer.running_mean.lerp_(x.flatten(), layer.momentum)
-        layer.running_var.lerp_(torch.zeros_like(layer.running_var), layer.momentum)
+        if layer.num_batches_tracked is not None:
+            layer.num_batches_tracked.add_(1)
+        if layer.running_mean is not None and layer.running_var is not None:
+            share = 1 / int(layer.num_batches_tracked or 1) if layer.momentum is None else layer.momentum
+            layer.running_mean.lerp_(x.flatten(), share)
+            layer.running_var.lerp_(torch.zeros_like(layer.running_var), share)
     shape = (1, -1) + (1,) * (x.dim() - 2)
     zeros = x - x
     return zeros if not layer.affine else zeros * layer.weight.view(shape) + layer.bias.view(shape)

@@ -133,6 +133,22 @@ def test_srun_is_told_the_cores_of_a_task(
     assert line.endswith(" python")
 
 
+@pytest.mark.parametrize(
+    ("given", "hidden"),
+    [({}, True), ({"gpus_per_node": 1}, False), ({"gpus_per_task": 1}, False), ({"gres": "gpu:a100:1"}, False)],
+)
+def test_gpus_are_hidden_from_a_task_of_slurm_that_asks_for_none(
+    given: dict[str, Any], hidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else device=auto, checked on a machine without one, would be another device on a node with one."""
+    (tmp_path / "srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    launcher = launcher_of(node_of("submitit_slurm", **given), SlurmJobs)
+    lines = launcher._executor(tmp_path)._executor._make_submission_file_text("python", "").splitlines()
+    (srun,) = (number for number, line in enumerate(lines) if line.startswith("srun "))
+    assert ("export CUDA_VISIBLE_DEVICES=" in lines[:srun]) == hidden
+
+
 def test_of_a_traceback_the_last_line_is_told() -> None:
     line = "-" * 22
     assert _last_of_trace(f"Job failed:\n{line}\nTraceback\n  File x\nValueError: y\n\n{line}\nlogs") == "ValueError: y"

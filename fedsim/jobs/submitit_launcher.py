@@ -141,9 +141,11 @@ class SlurmJobs(SubmititJobs):
 
     @property
     def added(self) -> Mapping[str, Any]:
-        """`srun` is told the cores again: since Slurm 22.05 it does not take them from `sbatch`."""
+        """`srun` is told the cores again: since Slurm 22.05 it does not take them from `sbatch`. A task that asks for
+        no GPU is shown none, also where Slurm does not constrain devices."""
         cores = self.parameters.get("cpus_per_task")
-        return {} if cores is None else {"srun_args": [f"--cpus-per-task={cores}"]}
+        cores_again = {} if cores is None else {"srun_args": [f"--cpus-per-task={cores}"]}
+        return cores_again if self.num_gpus else {**cores_again, "setup": ["export CUDA_VISIBLE_DEVICES="]}
 
     def tasks(self, executor: Any, attempts: Attempts, plans: Sequence[Plan]) -> Tasks:
         return SlurmTasks(executor, attempts, plans, num_threads=self.num_threads, jobs_per_task=self.jobs_per_task)

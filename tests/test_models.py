@@ -9,6 +9,8 @@ from torch.func import functional_call, grad, vmap
 
 from fedsim.config.build import instantiate
 from fedsim.errors import ConfigError
+from fedsim.rng import Streams
+from fedsim.running.prepared_data import build_model
 
 FOLDER = Path(__file__).parents[1] / "conf" / "model"
 DIGITS, FASHION, CIFAR = (1, 8, 8), (1, 28, 28), (3, 32, 32)
@@ -149,3 +151,22 @@ def test_building_a_head_leaves_the_global_generators_alone() -> None:
 def test_the_names_of_the_vgg_head_are_torchvisions() -> None:
     names = [n for n, _ in build("vgg16_head", CIFAR, layers="two").named_parameters()]
     assert names == ["classifier.3.weight", "classifier.3.bias", "classifier.6.weight", "classifier.6.bias"]
+
+
+class Hooked(nn.Linear):
+    """Clips its gradients, which copies of it do not."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, by: str) -> None:
+        super().__init__(input_shape[0], num_classes)
+        if by:
+            getattr(self.bias, by)(lambda given: None)
+
+
+@pytest.mark.parametrize("by", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_parameters_are_refused_as_copies_lack_them(by: str) -> None:
+    def built(by: str) -> nn.Module:
+        return build_model({"_target_": "tests.test_models.Hooked", "by": by}, (4,), 2, Streams(0))
+
+    assert "bias" in dict(built("").named_parameters())
+    with pytest.raises(ConfigError, match=r"model='Hooked': has a hook on its parameter bias.*\n"):
+        built(by)

@@ -19,7 +19,7 @@ from fedsim.data.features import TrainsOnFeatures, extract
 from fedsim.data.on_demand import SampleSource
 from fedsim.distributed.world import world
 from fedsim.engine import precision
-from fedsim.errors import DataError
+from fedsim.errors import DataError, Problem, check
 from fedsim.rng import Purpose, Streams
 
 ALIGNMENT = 64
@@ -127,12 +127,23 @@ def build_model(
 ) -> nn.Module:
     """The model, initialised from its own stream without touching torch's global generator.
 
-    The server's, or that with which `client` begins where every client has its own.
+    The server's, or that with which `client` begins where every client has its own. Raises `ConfigError` for hooks on
+    its parameters, which torch does not copy: clients train copies.
     """
     key = () if client is None else (client + 1,)  # a stream's key that ends in 0 is that without it
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(streams.key(Purpose.INIT, *key))
-        return instantiate(node, nn.Module, "model", shape, num_classes)
+        model = instantiate(node, nn.Module, "model", shape, num_classes)
+    check(_hook_problem(model))
+    return model
+
+
+def _hook_problem(model: nn.Module) -> Problem | None:
+    for name, p in model.named_parameters():
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            rule = f"has a hook on its parameter {name}: clients train copies, which torch makes without it"
+            return Problem("model", type(model).__name__, rule, "let the forward pass do what it does")
+    return None
 
 
 def resolve_device(name: str) -> str:

@@ -88,15 +88,19 @@ def test_the_keys_of_subgroups_and_of_choices_built_upon_are_a_choices_own(own: 
 
 def test_choices_that_take_a_whole_key(own: Path) -> None:
     files = ChoiceFiles([conf_dir(), own])
-    assert files.taking("selector", "selector.exploration.rho") == ["gpfl", "gpfl_cosine"]
-    assert files.taking("selector", "selector.exploration.slope") == ["mine"]
-    assert files.taking("selector", "selector.inherited") == ["base", "first", "mine", "two"]
-    assert "adapow_d" in files.taking("selector", "selector.num_candidates")  # by the choice that it builds on
-    assert files.taking("selector", "selector.exploration") == [
+
+    def taking(group: str, key: str) -> list[str]:
+        return [name for name in files.names(group) if files.takes(group, name, key)]
+
+    assert taking("selector", "selector.exploration.rho") == ["gpfl", "gpfl_cosine"]
+    assert taking("selector", "selector.exploration.slope") == ["mine"]
+    assert taking("selector", "selector.inherited") == ["base", "first", "mine", "two"]
+    assert "adapow_d" in taking("selector", "selector.num_candidates")  # by the choice that it builds on
+    assert taking("selector", "selector.exploration") == [
         *("fedcbs", "oort", "oort_by_speed", "oort_code"),  # a value; that of gpfl is a group of choices
     ]
-    assert files.taking("selector", "selector.slow") == ["endless", "endless_too"]
-    assert files.taking("tracker", "tracker.console.progress") == ["default"]
+    assert taking("selector", "selector.slow") == ["endless", "endless_too"]
+    assert taking("tracker", "tracker.console.progress") == ["default"]
 
 
 @pytest.mark.parametrize(("name", "rule"), [("broken", "is not YAML"), ("dated", "is not YAML")])

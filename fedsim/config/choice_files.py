@@ -105,12 +105,9 @@ class ChoiceFiles:
             found = merged(found, _placed(file.values, file.package))
         return found
 
-    def taking(self, group: str, key: str) -> list[str]:
-        """The choices of a group whose configs have the whole `key`, with a value and not a group at it."""
-        return [name for name in self.names(group) if self.takes(group, name, key)]
-
     def takes(self, group: str, name: str, key: str) -> bool:
-        """Whether a choice is among those; one whose file cannot be read is not."""
+        """Whether the config of a choice has the whole `key`, with a value and not a group at it; that of a file that
+        cannot be read has not."""
         try:
             return key.replace(".", "/") not in self.made(group, name) and has_key(self.config(group, name), key)
         except ConfigError:  # told where it is chosen

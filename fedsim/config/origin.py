@@ -43,12 +43,13 @@ def _is_installed(package: str) -> bool:
     if spec is None:
         return False
     paths = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    return any(in_installed_folder(Path(path)) for path in paths)
+
+
+def in_installed_folder(path: Path) -> bool:
+    """Whether `path` is in a folder of Python's own modules or of installed packages."""
     folders = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib", "platstdlib")}
-    return any(_inside(Path(path).resolve(), folder) for path in paths for folder in folders)
-
-
-def _inside(path: Path, folder: Path) -> bool:
-    return folder in path.parents
+    return not folders.isdisjoint(path.resolve().parents)
 
 
 @cache

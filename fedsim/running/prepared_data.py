@@ -100,9 +100,7 @@ def is_prepared(plan: Plan) -> bool:
 
 
 def _load(plan: Plan, device: torch.device) -> PreparedData:
-    precision.prepare(
-        device, None
-    )  # for frozen features, which later runs read from the cache whatever they compute in
+    precision.prepare(device, None)  # for frozen features, which later runs read from the cache
     data = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
     shape, source = data.input_shape, {"fingerprint": data.fingerprint, "sha256": data.sha256}
     model_class = resolve(plan.config["model"], nn.Module, "model")

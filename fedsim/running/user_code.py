@@ -3,12 +3,12 @@
 import hashlib
 import inspect
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import fedsim
+from fedsim.config.origin import in_installed_folder
 
 
 def user_code(config: Mapping[str, Any]) -> str | None:
@@ -44,6 +44,5 @@ def _sources(target: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_users(path: Path) -> bool:
-    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    places = [Path(fedsim.__file__).parent, *installed]
-    return not any(path.resolve().is_relative_to(place.resolve()) for place in places)
+    own = Path(fedsim.__file__).resolve().parent
+    return own not in path.resolve().parents and not in_installed_folder(path)

@@ -57,7 +57,7 @@ def _told_of_the_search(override: "Override") -> Problem | None:
     """What is wrong with a word that is about the search, and not about its runs."""
     key = override.key_or_group
     if key in OWN_KEYS and override.is_sweep_override():
-        return Problem(key, typed_in(override), "is of the search, which has one value for it", "give one value")
+        return Problem(key, typed_in(override), "is a setting of the search itself, and takes one value", "give one")
     if key == LAUNCHER and typed_in(override) != "basic":
         rule = "must be basic: a search runs its trials one after another, in this process"
         remedy = "leave it out; on a cluster, let a job of the scheduler run the search (docs/clusters.md)"

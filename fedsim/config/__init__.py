@@ -6,6 +6,7 @@ The command line and conf/ become the configs of all jobs:
     overrides       overrides by Hydra's grammar, and the jobs of a sweep over them
     shipped         where conf/ is
     choice_files    the files of choices, with what their defaults lists add, read without Hydra
+    choice_content  what one such file says
     sources         files of configs, which may come from a stranger, as Hydra reads them
     plugins         Hydra's plugins, without those of the working folder
     interpolations  what `${...}` may do
@@ -34,5 +35,5 @@ Mistakes are told all at once, in terms of what was typed:
     stand_ins       values in the place of those that are not known
     suggestions     what may have been meant; spelling: the nearest known word
 
-    nested          nested mappings by dotted keys
+    nested          nested mappings and dotted keys
 """

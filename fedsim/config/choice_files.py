@@ -4,20 +4,15 @@ They are read one by one, without Hydra, which takes time, and nothing in them i
 place of its own (`gpfl@elsewhere`), several choices of one group, and interpolations in a list are left out.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fedsim.config.shipped import conf_dir
-from fedsim.errors import ConfigError, Problem
-
-PACKAGE = re.compile(r"(?:\s*#\s*@.*\n|\s*\n)*\s*#\s*@package[ \t]+(\S+)")
-"""The comment at the head of a file that says where in a config its keys are."""
+from fedsim.config.choice_content import choices_made, package_of, read_content
+from fedsim.config.nested import all_keys, has_key, merged, placed
+from fedsim.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ class ChoiceFiles:
         found: dict[str, Any] = {}
         for one in [*self.made(group, name).items(), (group, name)]:
             file = self.read(*one)
-            found = merged(found, _placed(file.values, file.package))
+            found = merged(found, placed(file.values, file.package))
         return found
 
     def takes(self, group: str, name: str, key: str) -> bool:
@@ -116,7 +111,7 @@ class ChoiceFiles:
     def places(self, path: str) -> list[str]:
         """The keys below the top level that end with the dotted `path`, in choices of any group."""
         files = [file for group in self.groups for name in self.names(group) if (file := self._sound(group, name))]
-        keys = {f"{file.package}.{key}": None for file in files if file.package for key in _keys(file.values)}
+        keys = {f"{file.package}.{key}": None for file in files if file.package for key in all_keys(file.values)}
         return sorted(key for key in keys if key.endswith(f".{path}"))
 
     def _sound(self, group: str, name: str) -> ChoiceFile | None:
@@ -138,10 +133,10 @@ class ChoiceFiles:
     def _from_disk(self, group: str, name: str, above: Sequence[str]) -> ChoiceFile:
         path = self._path(group, name)
         assert path is not None, f"conf/{group}/ has no {name}"
-        text, content = _content(path)
+        text, content = read_content(path)
         parts: list[ChoiceFile | None] = []
         subgroups: dict[str, str] = {}
-        for sub, choice in _defaults(content.get("defaults"), group):
+        for sub, choice in choices_made(content.get("defaults"), group):
             if choice == "_self_":
                 parts.append(None)
             elif sub != group:
@@ -149,7 +144,7 @@ class ChoiceFiles:
             elif choice not in above and self.has(group, choice):
                 parts.append(self._file(group, choice, above))
         own = {str(key): value for key, value in content.items() if key != "defaults"}
-        package = _package(text, group)
+        package = package_of(text, group)
         return ChoiceFile(group, name, path, text, package, own, subgroups, parts if None in parts else [*parts, None])
 
 
@@ -162,84 +157,3 @@ def on_search_path() -> ChoiceFiles:
     instance = GlobalHydra.instance().hydra
     sources = [] if instance is None else instance.config_loader.repository.get_sources()  # type: ignore[attr-defined]
     return ChoiceFiles([Path(source.path) for source in sources if isinstance(source, CheckedFolder)])
-
-
-def has_key(node: Any, key: str) -> bool:
-    """Whether nested mappings have a dotted key."""
-    for part in key.split("."):
-        if not isinstance(node, Mapping) or part not in node:
-            return False
-        node = node[part]
-    return True
-
-
-def _keys(values: Mapping[str, Any]) -> Iterator[str]:
-    """The dotted keys of nested mappings, those of the mappings among them."""
-    for key, value in values.items():
-        yield str(key)
-        if isinstance(value, Mapping):
-            yield from (f"{key}.{below}" for below in _keys(value))
-
-
-def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """As Hydra composes: mappings key by key, everything else as a whole."""
-    both = {
-        k: merged(base[k], v) for k, v in own.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)
-    }
-    return {**base, **own, **both}
-
-
-def _placed(values: Mapping[str, Any], package: str) -> dict[str, Any]:
-    for part in reversed(package.split(".") if package else []):
-        values = {part: values}
-    return dict(values)
-
-
-def _package(text: str, group: str) -> str:
-    own = group.replace("/", ".")
-    found = PACKAGE.match(text)
-    return own if found is None else re.sub(r"_global_\.?", "", found[1].replace("_group_", own))
-
-
-def _defaults(entries: Any, group: str) -> Iterator[tuple[str, str]]:
-    """The choices that a defaults list makes: group and name, or `group` and `_self_`."""
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, str) and "@" not in entry:
-            sub, _, name = _absolute(entry, group).rpartition("/")
-            yield sub, name
-        elif isinstance(entry, dict) and len(entry) == 1:
-            ((key, name),) = entry.items()
-            if isinstance(name, str) and "@" not in str(key):
-                yield _absolute(str(key).split(" ")[-1], group), name
-
-
-def _absolute(path: str, group: str) -> str:
-    return path[1:] if path.startswith("/") else f"{group}/{path}"
-
-
-def _content(path: Path) -> tuple[str, dict[Any, Any]]:
-    state = path.stat()
-    return _parsed(path, state.st_mtime_ns, state.st_size)
-
-
-@lru_cache(maxsize=1024)  # a mistake may be looked up in all files, and in those of several jobs
-def _parsed(path: Path, _modified: int, _size: int) -> tuple[str, dict[Any, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8") if conf_dir() in path.parents else _checked(path)
-        content = yaml.safe_load(text)
-    except ConfigError:
-        raise
-    except OSError as error:
-        raise ConfigError([Problem(str(path), ..., f"cannot be read ({error.strerror or error})")]) from error
-    except (yaml.YAMLError, ValueError) as error:  # a date that there is not, say
-        raise ConfigError([Problem(str(path), ..., f"is not YAML: {' '.join(str(error).split())[:300]}")]) from error
-    if content is not None and not isinstance(content, dict):
-        raise ConfigError([Problem(str(path), ..., "must be a mapping of keys to values")])
-    return text, content or {}
-
-
-def _checked(path: Path) -> str:
-    """The text of a user's file, which may be a stranger's."""
-    from fedsim.config.sources import read_checked  # takes time: it imports Hydra
-
-    return read_checked(path)

@@ -11,7 +11,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from fedsim.config.build import unknown
-from fedsim.config.choice_files import ChoiceFiles, has_key, on_search_path
+from fedsim.config.choice_files import ChoiceFiles, on_search_path
+from fedsim.config.nested import has_key
 from fedsim.config.origin import DISTRIBUTION
 from fedsim.config.overrides import options
 from fedsim.config.spelling import nearest

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from fedsim.cli import run
 from fedsim.commands import sync
 from fedsim.commands.dispatch import answer
 from fedsim.running.signals import STOP
-from fedsim.tracking.files import owned
+from fedsim.tracking.files import is_free, owned
 from fedsim.tracking.wandb_mirror import replay
 from fedsim.tracking.wandb_tracker import TARGET, WandbTracker
 
@@ -125,6 +125,26 @@ def test_runs_are_sent_once(mirror: Fake, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == "no run below outputs waits for W&B\n"
     assert answer(["sync", "--again", "outputs/default/b"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 sent"
+
+
+def test_a_run_is_locked_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the same command, which goes on with a run that was preempted, would send it at the same time."""
+    first, held, last = (finished(name) for name in "abc")
+    locked = []
+
+    def send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+        for folder in folders:
+            locked.append(not is_free(folder))
+            yield folder, "done"
+
+    monkeypatch.setattr(sync, "AT_ONCE", 1)
+    monkeypatch.setattr(sync, "_send", send)
+    with owned(held):
+        reasons = dict(sync.send([first, held, last]))
+    assert "another process is running this now" in reasons.pop(held)
+    assert reasons == {first: "done", last: "done"}
+    assert locked == [True, True]
+    assert all(map(is_free, (first, held, last)))
 
 
 def test_one_whose_mirror_failed_waits_until_it_has_been_sent(mirror: Fake, capsys: pytest.CaptureFixture[str]) -> None:

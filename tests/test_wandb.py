@@ -124,7 +124,7 @@ def test_a_run_that_is_not_done_ends_with_code_1(
 ) -> None:
     """None: its messages break off."""
     codes: list[int] = []
-    run = SimpleNamespace(log=lambda _: None, summary={}, finish=lambda exit_code: codes.append(exit_code))
+    run = SimpleNamespace(log=lambda *_, **__: None, summary={}, finish=lambda exit_code: codes.append(exit_code))
     monkeypatch.setattr("fedsim.tracking.wandb_mirror.begin_run", lambda start: (run, "done"))
     messages: list[dict[str, Any]] = [{"start": {}}, {"log": {"round": 1}}]
     mirror(messages if status is None else [*messages, {"finish": {"status": status}}])
@@ -132,7 +132,7 @@ def test_a_run_that_is_not_done_ends_with_code_1(
 
 
 def test_the_final_accuracy_of_reports_is_in_its_summary(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = SimpleNamespace(log=lambda _: None, summary={}, finish=lambda exit_code: None)
+    run = SimpleNamespace(log=lambda *_, **__: None, summary={}, finish=lambda exit_code: None)
     monkeypatch.setattr("fedsim.tracking.wandb_mirror.begin_run", lambda start: (run, "done"))
     mirror([{"start": {}}, {"finish": summary(0.5)}])
     assert (run.summary["smoothed_accuracy"], run.summary["final_accuracy"]) == (0.25, 0.5)

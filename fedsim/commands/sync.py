@@ -10,7 +10,7 @@ import threading
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import yaml
@@ -18,7 +18,16 @@ import yaml
 from fedsim.commands.text import wrap
 from fedsim.errors import FedsimError
 from fedsim.running.signals import STOP
-from fedsim.tracking.files import CONFIG, REPLACEMENTS, SUMMARY, is_free, read_summary
+from fedsim.tracking.files import (
+    CONFIG,
+    REPLACEMENTS,
+    SUMMARY,
+    HeldError,
+    OutputError,
+    is_free,
+    owned,
+    read_summary,
+)
 from fedsim.tracking.mirror_process import COMMAND, NOT_INHERITED, kill_with_children
 from fedsim.tracking.wandb_tracker import NO_KEY, mirrors_in
 
@@ -28,6 +37,8 @@ UNSENT = "wandb.unsent"
 """In a run's folder while it is sent: W&B's record of it is made anew then, and may be gone if that is interrupted."""
 OFFLINE = "offline-run-*"
 """W&B's records of a run that it has not been sent."""
+AT_ONCE = 100
+"""Runs that one process sends: the lock of each is an open file."""
 HANG = 300.0
 """Seconds without a word after which the process that sends runs is given up."""
 REMEDY = "`wandb login`, or the variable WANDB_API_KEY, gives W&B a key"
@@ -112,18 +123,23 @@ def _is_offline(folder: Path) -> bool:
 def send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     """Send runs one after another; yields each with `done` or the reason why it is not there.
 
-    Raises `NoKeyError` if there is no key, which the first run finds out alone.
+    Runs that are sent are locked, so that no process runs them at the same time. Raises `NoKeyError` if there is no
+    key, which the first run finds out alone.
     """
-    writable = []
-    for folder in folders:
-        try:
-            (folder / UNSENT).write_text("fedsim sync sends this run to W&B\n", encoding="utf-8")
-            writable.append(folder)
-        except OSError as error:
-            yield folder, f"its folder cannot be written ({error.strerror or error})"
-    for group in (writable[:1], writable[1:]):
-        if group:
-            yield from _send(group)
+    for start, end in ((0, 1), *((n, n + AT_ONCE) for n in range(1, len(folders), AT_ONCE))):
+        with ExitStack() as locks:
+            writable = []
+            for folder in folders[start:end]:
+                try:
+                    locks.enter_context(owned(folder))
+                    (folder / UNSENT).write_text("fedsim sync sends this run to W&B\n", encoding="utf-8")
+                    writable.append(folder)
+                except (HeldError, OutputError) as error:
+                    yield folder, str(error)
+                except OSError as error:
+                    yield folder, f"its folder cannot be written ({error.strerror or error})"
+            if writable:
+                yield from _send(writable)
 
 
 def _send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:

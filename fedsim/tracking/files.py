@@ -23,6 +23,8 @@ from fedsim.tracking.holder import Holder
 CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
 TRACE, PARTITION, CLIENTS, LOCKS = "trace.jsonl", "partition.npz", "clients.npz", ".locks"
 MODEL, NEWEST, PREVIOUS = "model.safetensors", "checkpoint.safetensors", "checkpoint.previous.safetensors"
+WANDB_ID = "wandb.id"
+"""The id of the run at Weights & Biases."""
 REPLACEMENTS = ".replacements"
 """Beside the runs' folders: what `overwrite=true` makes, until it is complete and takes the place of the old one."""
 
@@ -55,7 +57,7 @@ class RunFolder:
         folder = cls(path)
         with _write_errors_explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            for name in (SUMMARY, NEWEST, PREVIOUS, METRICS, TRACE, MODEL, CLIENTS, ERROR):
+            for name in (SUMMARY, NEWEST, PREVIOUS, METRICS, TRACE, MODEL, CLIENTS, ERROR, WANDB_ID):
                 (path / name).unlink(missing_ok=True)
             folder._clean()
         folder.write_config(config)

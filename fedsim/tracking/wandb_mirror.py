@@ -19,26 +19,13 @@ import yaml
 
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.files import CONFIG, read_metrics, read_summary
-from fedsim.tracking.wandb_tracker import LATER, MAX_SECONDS, NO_KEY, NOT_ONLINE, mirrors_in, scalars, start_message
-
-QUIET = {
-    "console": "off",
-    "silent": True,
-    "save_code": False,
-    "disable_git": True,
-    "disable_job_creation": True,
-    "x_disable_meta": True,
-    "x_disable_stats": True,
-    "x_save_requirements": False,
-}
-"""Settings with which W&B records only the run: no terminal output, code, machine or repository."""
+from fedsim.tracking.wandb_begin import begin_run, one_line
+from fedsim.tracking.wandb_tracker import LATER, MAX_SECONDS, mirrors_in, scalars, start_message
 
 SUMMARY_KEYS = (
     *("status", "smoothed_accuracy", "final_accuracy", "best_accuracy", "wall_seconds", "mean_participation_ratio"),
     *("coverage", "revision"),
 )
-DISABLED = "W&B's settings say disabled; `wandb enabled` changes that"
-"""The report of a run that was to be sent later, and that W&B by its own settings would neither send nor record."""
 
 
 def main() -> None:
@@ -63,7 +50,7 @@ def _mirror_and_report(prefix: str, messages: Iterable[dict[str, Any]], output: 
     try:
         report = mirror(messages)
     except Exception as error:  # W&B raises many kinds of errors
-        report = _one_line(error)
+        report = one_line(error)
     with suppress(OSError):  # the run's process may have ended
         print(prefix + report, file=output, flush=True)
     return int(report != "done")
@@ -94,7 +81,8 @@ def _exit_after_parent(seconds: float) -> None:
 def mirror(messages: Iterable[dict[str, Any]]) -> str:
     """Begin a W&B run, log to it and finish it, as `messages` say. Returns `done`, or why the run is only offline.
 
-    A run whose messages end without `finish` is marked as crashed.
+    A run whose messages end without `finish` is marked as crashed. The step of a round is its number, so that W&B
+    leaves out the rounds that it has of an earlier process.
     """
     run: Any = None
     report = "done"
@@ -102,7 +90,7 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
         if "start" in message:
             run, report = begin_run(message["start"])
         elif "log" in message:
-            run.log(message["log"])
+            run.log(message["log"], step=message["log"].get("round"), commit=True)
         elif "finish" in message:
             summary = message["finish"]
             run.summary.update({k: summary.get(k) for k in SUMMARY_KEYS} | {"totals": summary.get("totals")})
@@ -111,43 +99,6 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
     if run is not None:
         run.finish(exit_code=1)
     return report
-
-
-def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
-    """A new W&B run, offline if it cannot be online, and `done` or the reason of that.
-
-    It takes the place of what an earlier process has left in the run's folder. In the modes `auto` and `LATER`, W&B
-    decides by its own settings.
-    """
-    import wandb
-
-    shutil.rmtree(Path(start["folder"]) / "wandb", ignore_errors=True)
-    known = wandb.Settings.model_fields
-    quiet = {k: v for k, v in QUIET.items() if k in known}
-    options = {k: start[k] for k in ("project", "entity", "group", "job_type", "name", "tags", "config")}
-
-    def init(mode: Any) -> Any:
-        settings = wandb.Settings(init_timeout=0.6 * start["timeout"], **quiet)
-        return wandb.init(mode=mode, dir=start["folder"], reinit="create_new", settings=settings, **options)
-
-    report, by_settings = "done", start["mode"] in ("auto", LATER)
-    try:
-        run = init(None if by_settings else start["mode"])
-    except Exception as error:
-        if start["mode"] == "offline":
-            raise
-        absent = by_settings and isinstance(error, wandb.errors.UsageError) and "configured" in str(error)
-        report = NO_KEY if absent else f"{NOT_ONLINE} ({_one_line(error)}), so it is logged offline"
-        run = init("offline")
-    if start["mode"] == LATER and run.disabled:
-        run, report = init("offline"), DISABLED
-    run.define_metric("round")
-    run.define_metric("*", step_metric="round")
-    return run, report
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def replay(folder: Path) -> Iterator[dict[str, Any]]:

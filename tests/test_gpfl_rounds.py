@@ -147,6 +147,22 @@ def test_one_broken_update_in_round_1_leaves_the_accumulated_direction_finite() 
     assert selector.projections[3:].all()
 
 
+def test_an_accumulated_direction_starts_again_after_a_step_that_is_not_finite() -> None:
+    """The learning rate of round 3 is 0, by which the server's step is divided."""
+    selector = gpfl(6, 2, global_direction="server_momentum")
+    parts = toy_components(
+        ToyEngine([1] * 6), selector.population, selector, validation=True, learning_rate=lambda t: float(t != 3)
+    )
+    run, found = Simulation(parts, toy_params()), []
+    with np.errstate(divide="ignore"):
+        for _ in range(5):
+            run.step()
+            found.append(selector.projections.copy())
+    assert found[3].tolist() == found[2].tolist() == found[1].tolist()
+    assert found[4].tolist() != found[3].tolist()
+    assert torch.isfinite(selector.direction["w"]).all()
+
+
 def test_if_every_update_of_round_1_is_broken_the_run_says_so() -> None:
     with pytest.raises(DivergedError, match="every update of the round"):
         broken_rounds(1, set(range(6)))

@@ -3,6 +3,7 @@
 The authors' published code implements a different algorithm: see gpfl_official.py.
 """
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -189,9 +190,8 @@ class GPFL(Selector):
         if self.direction and (round > 1 or self.init != "all_clients"):
             self._project(self.selected if self._reported else cohort.ids, cohort)
         if self.global_direction == "server_momentum" and self.direction:
-            self.direction = {n: self.server_momentum * d + step[n] for n, d in self.direction.items()}
-        else:
-            self.direction = step
+            step = {n: self.server_momentum * d + step[n] for n, d in self.direction.items()}
+        self.direction = usable(step)
 
     def _project(self, ids: Ids, cohort: Cohort) -> None:
         """Update c of `ids` from the directions they reported, or else from the updates in `cohort`."""
@@ -239,6 +239,12 @@ class GPFL(Selector):
         if self.local_direction == "full_gradient":
             needs.add(Signal.GRADIENTS)
         return frozenset(needs)
+
+
+def usable(direction: Params) -> Params:
+    """`direction`, or {} if it holds a nan or infinity: then nothing is projected on it, nor is it accumulated."""
+    square = float(torch.stack([d.double().square().sum() for d in direction.values()]).sum())
+    return direction if math.isfinite(square) else {}
 
 
 def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) -> Floats:

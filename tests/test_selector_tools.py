@@ -76,6 +76,9 @@ def test_stochastic_greedy_draws_its_share_of_all_clients(monkeypatch: pytest.Mo
         selector = divfl(10, k, greedy="stochastic", share=share)
         selector.select(1, toy_clients([1] * 10, selector.needs, cohort_size=k), rng())
     assert seen == [5, 3]  # never fewer than K
+    selector = divfl(100, 3, greedy="stochastic", share=0.29)  # .29 * 100 is 28.999999999999996 in floating point
+    selector.select(1, toy_clients([1] * 100, selector.needs, cohort_size=3), rng())
+    assert seen[2:] == [29]
 
 
 def test_a_share_of_all_clients_lies_between_0_and_1() -> None:

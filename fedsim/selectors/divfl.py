@@ -86,7 +86,7 @@ class DivFL(Selector):
             return lazy_greedy(distance, count, rng)
         candidates = None
         if self.greedy == "stochastic":
-            candidates = max(count, int(self.share * self.population.num_clients))
+            candidates = max(count, int(self.share * self.population.num_clients + 1e-9))  # .29 * 100 is 29
         return plain_greedy(distance, count, rng, candidates)
 
 

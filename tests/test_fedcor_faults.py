@@ -12,13 +12,16 @@ import pytest
 from numpy.typing import NDArray
 
 from fedsim.availability import Availability
+from fedsim.config.build import instantiate
+from fedsim.errors import ConfigError
 from fedsim.selectors import fedcor as module
 from fedsim.selectors.fedcor import FedCor
 from fedsim.selectors.tools.gaussian_process import Dense, LowRank, greedy_selection, make_process
 from fedsim.simulation import Simulation
 from fedsim.types import Params
 from tests.test_fedcor import fedcor
-from tests.toys import ToyEngine, toy_clients, toy_components, toy_params
+from tests.test_selector_contract import composed
+from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
 
 
 class NobodyIn(Availability):
@@ -141,3 +144,9 @@ def test_a_fit_whose_covariance_rounding_makes_singular_keeps_its_last_parameter
     for kernel in ("linear", "linear_normalised"):
         fitted = make_process(kernel, "mml", 1e-9, 1.0, 0.01).fit(start, np.ones((1, 2)), np.ones(1), 50)
         assert all(np.isfinite(value).all() for value in fitted.values())
+
+
+def test_a_noise_whose_square_is_no_number_is_refused() -> None:
+    node = {**composed("fedcor"), "noise": 1e300}
+    with pytest.raises(ConfigError, match=r"selector\.noise=1e\+300: must be at most 1e\+100"):
+        instantiate(node, FedCor, "selector", toy_population([2] * 8, 2))

@@ -113,6 +113,22 @@ def test_angles() -> None:
     assert not table[3].any()
 
 
+@pytest.mark.parametrize("distance", ["cosine", "l2"])
+def test_updates_whose_squares_overflow_float32_are_far_and_nothing_breaks(
+    distance: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of many long vectors are float32, in which the squares of clients 2, 3 and 4 are infinite."""
+    monkeypatch.setattr("fedsim.selectors.tools.inner_products.MAX_FLOAT64_PRODUCTS", 0)
+    selector = by_similarity([1] * 6, 2, distance)
+    points = [[1.0, 0], [2.0, 0], [1e20, 0], [1e20, 1e20], [-1e20, 0], [3.0, 0.1]]
+    selector.observe(1, toy_cohort(list(range(6)), [1] * 6, points), SERVER)
+    apart = selector._distances(toy_clients([1] * 6, frozenset()))
+    assert np.isfinite(apart).all()
+    assert apart[2:5, [0, 1, 5]].min() > apart[np.ix_([0, 1, 5], [0, 1, 5])].max()
+    rows = selector.distributions(toy_clients([1] * 6, frozenset(), cohort_size=2))
+    np.testing.assert_allclose(rows.sum(1), 1)
+
+
 def test_pouring_goes_on_in_the_next_gap() -> None:
     rows = np.array([[0.7, 0.0, 0.0], [0.5, 0.0, 0.0]])
     poured = fill_bins(rows, np.array([0, 0.5, 0.3]), np.array([1, 2]))

@@ -42,7 +42,7 @@ def test_fedcs_takes_whoever_is_done_before_the_deadline(deadline: float, chosen
 
 
 def test_fedcs_asks_a_share_of_all_clients_or_k_of_them() -> None:
-    for fraction, count in ((None, 2), (0.1, 1), (0.34, 2), (1.0, 3)):
+    for fraction, count in ((None, 2), (1e-12, 1), (0.1, 1), (0.34, 2), (1.0, 3)):
         selector, ledger = fedcs(candidate_fraction=fraction), Ledger()
         selector.select(1, clients_of(selector, ledger=ledger), np.random.default_rng(0))
         assert ledger.bytes_up == count * 3 * 4

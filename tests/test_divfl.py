@@ -102,3 +102,21 @@ def test_without_overhead_a_newcomer_sends_its_gradient_once() -> None:
 def test_stochastic_greedy_looks_at_few_and_returns_as_many() -> None:
     chosen = plain_greedy(LINE, 3, np.random.default_rng(0), candidates=2)
     assert len(set(chosen)) == 3
+
+
+@pytest.mark.parametrize("greedy", ["plain", "lazy", "stochastic"])
+def test_gradients_whose_squares_overflow_float32_leave_a_selection(
+    greedy: Literal["plain", "lazy", "stochastic"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of many long vectors are float32, in which the squares of clients 2 and 3 are infinite."""
+
+    class Huge(ToyEngine):
+        def client_gradients(self, params: Any, positions: Sequence[Any], names: Any) -> Iterator[torch.Tensor]:
+            table = torch.tensor([[1.0, 0], [2, 0], [1e20, 0], [-1e20, 0], [3, 0], [5, 0]])
+            return (table[int(p[0])] for p in positions)
+
+    monkeypatch.setattr("fedsim.selectors.tools.inner_products.MAX_FLOAT64_PRODUCTS", 0)
+    selector = DivFL(toy_population([1] * 6, 3), mode="ideal", greedy=greedy, share=1.0, weights="gamma")
+    clients = toy_clients([1] * 6, selector.needs, engine=Huge([1] * 6), cohort_size=3)
+    selection = selector.select(1, clients, np.random.default_rng(0))
+    assert {2, 3} <= set(selection.ids.tolist())  # far from all others

@@ -9,9 +9,10 @@ import torch
 
 from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, finite_losses, kl_divergences
 from fedsim.selectors.top_loss import TopLoss
+from fedsim.types import Cohort
 from tests.test_selector_contract import composed
 from tests.test_selectors import FixedLosses
-from tests.toys import toy_clients, toy_population
+from tests.toys import toy_clients, toy_cohort, toy_population
 
 CONF = Path(__file__).parents[1] / "conf" / "selector" / "threshold"
 LOG_P = torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.2, 0.8]]], dtype=torch.float64).log()
@@ -110,6 +111,35 @@ def test_a_round_weighs_the_selected_by_their_scores() -> None:
     selection = selector.select(2, clients, np.random.default_rng(0))
     assert selection.ids.tolist() == [1, 2]
     assert selection.weights == pytest.approx(np.array([1.879335, 2.228139]) / (1.879335 + 2.228139))
+
+
+class FixedPredictions:
+    """A server at which the uploaded models have these log-probabilities on the public samples."""
+
+    def __init__(self, log_p: torch.Tensor) -> None:
+        self.log_p = log_p
+
+    def predict_public(self, cohort: Cohort) -> torch.Tensor:
+        return self.log_p
+
+
+def test_predictions_of_one_client_that_are_nan_leave_the_scores_of_the_others() -> None:
+    """An update may be finite and the model so far off that its outputs are not; client 2 has no earlier ones."""
+    selector = fedabc()
+    broken = LOG_P.clone()
+    broken[2] = torch.nan
+    selector.observe(1, toy_cohort([0, 1, 2], [1] * 3, [[0, 0]] * 3), FixedPredictions(broken))  # type: ignore[arg-type]
+    found = selector._divergences(np.arange(3))
+    assert found[:2, :2] == pytest.approx(kl_divergences(LOG_P[:2], "mean"))
+    assert not found[2].any()
+    assert not found[:, 2].any()
+
+
+def test_predictions_that_are_nan_do_not_replace_earlier_ones() -> None:
+    selector, cohort = fedabc(), toy_cohort([0, 1, 2], [1] * 3, [[0, 0]] * 3)
+    for log_p in (LOG_P, LOG_P * torch.nan):
+        selector.observe(1, cohort, FixedPredictions(log_p))  # type: ignore[arg-type]
+    assert selector._divergences(np.arange(3)) == pytest.approx(kl_divergences(LOG_P, "mean"))
 
 
 def top_loss(**more: Any) -> TopLoss:

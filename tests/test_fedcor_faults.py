@@ -12,13 +12,16 @@ import pytest
 from numpy.typing import NDArray
 
 from fedsim.availability import Availability
+from fedsim.config.build import instantiate
+from fedsim.errors import ConfigError
 from fedsim.selectors import fedcor as module
 from fedsim.selectors.fedcor import FedCor
-from fedsim.selectors.tools.gaussian_process import greedy_selection
+from fedsim.selectors.tools.gaussian_process import Dense, LowRank, greedy_selection, make_process
 from fedsim.simulation import Simulation
 from fedsim.types import Params
 from tests.test_fedcor import fedcor
-from tests.toys import ToyEngine, toy_clients, toy_components, toy_params
+from tests.test_selector_contract import composed
+from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
 
 
 class NobodyIn(Availability):
@@ -123,3 +126,27 @@ def test_a_virtual_round_without_any_finite_update_is_no_observation() -> None:
     selector, steps = virtual_round(set(range(8)))
     assert len(selector.changes) == 3
     assert steps == [30]
+
+
+@pytest.mark.parametrize("noise", [1e-8, 1e-12])
+def test_a_noise_that_is_lost_in_rounding_still_gives_a_selection(noise: float) -> None:
+    """After q picks nothing but the noise is left, which may come out as a variance <= 0."""
+    for seed in range(20):
+        factor = np.random.default_rng(seed).standard_normal((3, 20))
+        for covariance in (LowRank(factor, noise), Dense(factor.T @ factor + noise**2 * np.eye(20))):
+            picked = greedy_selection(covariance, np.ones(20), np.ones(20), 10, np.random.default_rng(seed))
+            assert len(set(picked)) == 10
+
+
+def test_a_fit_whose_covariance_rounding_makes_singular_keeps_its_last_parameters() -> None:
+    """With fewer clients than dimensions F F^T is singular, and a noise of 1e-9 does not show beside it."""
+    start = {"embedding": np.ones((3, 2)), "amplitude": np.ones(())}
+    for kernel in ("linear", "linear_normalised"):
+        fitted = make_process(kernel, "mml", 1e-9, 1.0, 0.01).fit(start, np.ones((1, 2)), np.ones(1), 50)
+        assert all(np.isfinite(value).all() for value in fitted.values())
+
+
+def test_a_noise_whose_square_is_no_number_is_refused() -> None:
+    node = {**composed("fedcor"), "noise": 1e300}
+    with pytest.raises(ConfigError, match=r"selector\.noise=1e\+300: must be at most 1e\+100"):
+        instantiate(node, FedCor, "selector", toy_population([2] * 8, 2))

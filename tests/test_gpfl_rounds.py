@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.communication.ledger import Ledger
+from fedsim.communication.server import Server
 from fedsim.errors import DivergedError
 from fedsim.selectors.exploration import Decreasing, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL
 from fedsim.simulation import Simulation
 from tests.clocks import fixed_clock
 from tests.test_gpfl import gpfl, run
-from tests.toys import ToyEngine, toy_components, toy_params, toy_population
+from tests.toys import ToyEngine, toy_cohort, toy_components, toy_params, toy_population
 
 ROOT8, LR = np.sqrt(8), 0.25
 
@@ -89,8 +91,6 @@ def test_a_client_that_moves_against_the_server_has_a_negative_projection() -> N
     selector = rounds(2)
     engine = ToyEngine([1, 1, 1])
     trained = engine.train({"w": torch.tensor([1.5, -1.5])}, np.array([1]), 1, LR)
-    from tests.toys import toy_cohort
-
     selector._project(np.array([1]), toy_cohort([1], [1], trained.delta["w"].tolist()))
     assert selector.projections[1] == pytest.approx(-ROOT8 / 2)
 
@@ -145,6 +145,39 @@ def test_one_broken_update_in_round_1_leaves_the_accumulated_direction_finite() 
     selector = broken_rounds(8, {0}, global_direction="server_momentum")
     assert torch.isfinite(selector.direction["w"]).all()
     assert selector.projections[3:].all()
+
+
+def test_an_accumulated_direction_starts_again_after_a_step_that_is_not_finite() -> None:
+    """The learning rate of round 3 is 0, by which the server's step is divided."""
+    selector = gpfl(6, 2, global_direction="server_momentum")
+    parts = toy_components(
+        ToyEngine([1] * 6), selector.population, selector, validation=True, learning_rate=lambda t: float(t != 3)
+    )
+    run, found = Simulation(parts, toy_params()), []
+    with np.errstate(divide="ignore"):
+        for _ in range(5):
+            run.step()
+            found.append(selector.projections.copy())
+    assert found[3].tolist() == found[2].tolist() == found[1].tolist()
+    assert found[4].tolist() != found[3].tolist()
+    assert torch.isfinite(selector.direction["w"]).all()
+
+
+@pytest.mark.parametrize("direction", ["previous", "same_round"])
+def test_projections_stay_where_the_global_direction_is_zero(direction: str) -> None:
+    """|g| = 0 says nothing about a client: its c stays as it is, in place of 0, which others may be below."""
+    selector = gpfl(3, 1, init="none", global_direction=direction)
+    selector.projections[:] = [1.0, 2.0, 3.0]
+    server = Server(
+        ToyEngine([1] * 3),
+        toy_components(ToyEngine([1] * 3), selector.population, selector, validation=True).server_data,
+        selector.needs,
+        Ledger(),
+        toy_params(),
+    )
+    selector.observe(2, toy_cohort([0, 2], [1, 1], [[0, 0], [0, 0]]), server)
+    selector.observe(3, toy_cohort([0, 2], [1, 1], [[1, 1], [2, 2]]), server)
+    assert selector.projections.tolist() == [1, 2, 3]
 
 
 def test_if_every_update_of_round_1_is_broken_the_run_says_so() -> None:

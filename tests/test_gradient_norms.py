@@ -1,6 +1,10 @@
 """Selection by the norm of a gradient, and of an update."""
 
+from typing import Any, Literal
+
 import numpy as np
+import pytest
+import torch
 
 from fedsim.selectors.grad_norm import GradNorm
 from tests.toys import ToyEngine, toy_clients, toy_population
@@ -15,3 +19,24 @@ def test_the_largest_norms_of_what_is_asked_are_taken() -> None:
         selector = GradNorm(toy_population([2, 2, 2], 1), of=of)  # type: ignore[arg-type]
         clients = toy_clients([2, 2, 2], selector.needs, engine=engine, cohort_size=1)
         assert selector.select(1, clients, np.random.default_rng(0)).ids.tolist() == expected
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("of", ["gradient", "update"])
+def test_a_norm_that_is_not_finite_ranks_last(of: Literal["gradient", "update"], value: float) -> None:
+    """That client's update would be dropped in every round, whoever else has something to send."""
+
+    class Broken(ToyEngine):
+        def client_gradients(self, *args: Any, **more: Any) -> Any:
+            return (
+                g * (value if client == 1 else 1) for client, g in enumerate(super().client_gradients(*args, **more))
+            )
+
+        def train(self, *args: Any, **more: Any) -> Any:
+            updates = super().train(*args, **more)
+            updates.delta["w"][1] = torch.full((2,), value)
+            return updates
+
+    selector = GradNorm(toy_population([2, 2, 2], 2), of=of)
+    clients = toy_clients([2, 2, 2], selector.needs, engine=Broken([2, 2, 2]), cohort_size=2)
+    assert selector.select(1, clients, np.random.default_rng(0)).ids.tolist() == [0, 2]

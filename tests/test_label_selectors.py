@@ -51,6 +51,13 @@ def test_fedcbs_completes_what_the_first_client_lacks() -> None:
     assert 0.75 < complete / 200 < 1
 
 
+def test_fedcbs_draws_on_where_one_already_picked_would_balance_the_pool() -> None:
+    """After 102 picks only class 0 is left; one more of class 1 or 2 would be better by a factor beyond e^709."""
+    labels = [[0]] * 40 + [[1]] * 34 + [[2]] * 33
+    selector = FedCBS(toy_population([1] * 107, 105), exploration=10.0)
+    assert len(selector.select(1, door_of(labels, 105), np.random.default_rng(0)).ids) == 105
+
+
 def test_fedcbs_explores_clients_selected_seldom() -> None:
     labels = [[0, 1, 2]] * 3
     firsts = np.zeros(3)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedsim.communication.ledger import Ledger
+from fedsim.errors import ConfigError
 from fedsim.selectors import divfl as divfl_module
 from fedsim.selectors import pncs as pncs_module
 from fedsim.selectors.divfl import DivFL
@@ -75,6 +76,15 @@ def test_stochastic_greedy_draws_its_share_of_all_clients(monkeypatch: pytest.Mo
         selector = divfl(10, k, greedy="stochastic", share=share)
         selector.select(1, toy_clients([1] * 10, selector.needs, cohort_size=k), rng())
     assert seen == [5, 3]  # never fewer than K
+    selector = divfl(100, 3, greedy="stochastic", share=0.29)  # .29 * 100 is 28.999999999999996 in floating point
+    selector.select(1, toy_clients([1] * 100, selector.needs, cohort_size=3), rng())
+    assert seen[2:] == [29]
+
+
+def test_a_share_of_all_clients_lies_between_0_and_1() -> None:
+    for share in (-0.1, 1.1, 1e308):
+        with pytest.raises(ConfigError, match=r"share=.*: must lie in \[0, 1\]"):
+            divfl(10, 3, greedy="stochastic", share=share)
 
 
 def test_age_counts_by_the_mean_of_a_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

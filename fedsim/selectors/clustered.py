@@ -138,10 +138,14 @@ def draw_one_each(rows: Floats, ids: Ids, rng: np.random.Generator) -> Selection
 
 
 def angular_distances(products: Tensor) -> Floats:
-    """Angles [N, N] in radians between vectors with the inner products `products` [N, N]; 0 to a zero vector."""
+    """Angles [N, N] in radians between vectors with the inner products `products` [N, N]; 0 to a zero vector.
+
+    Vectors whose squares overflow float32 count as at right angles to all others.
+    """
     lengths = products.diagonal().clamp(min=0).sqrt()
     inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
-    angles = (products * inverse[:, None]).mul_(inverse[None, :]).clamp_(-1, 1).arccos_()
+    cosines = (products * inverse[:, None]).mul_(inverse[None, :]).clamp_(-1, 1)
+    angles = cosines.nan_to_num_(nan=0.0).arccos_()
     zero = lengths == 0
     angles.masked_fill_(zero[:, None] | zero[None, :], 0)
     return angles.fill_diagonal_(0).cpu().numpy()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.flat import to_device
-from fedsim.selectors.base import Clients, Ids, Population, Selection, Selector, Signal, at_least, check
+from fedsim.selectors.base import Clients, Ids, Population, Selection, Selector, Signal, between, check
 from fedsim.selectors.tools.all_pairs import pairs_problem
 from fedsim.selectors.tools.inner_products import euclidean_distances, update_inner_products
 
@@ -43,7 +43,7 @@ class DivFL(Selector):
         weights: Literal["gamma", "aggregator"],
     ) -> None:
         super().__init__(population)
-        check(at_least("share", share, 0), pairs_problem(population, PAIR_BYTES))
+        check(between("share", share, 0, 1), pairs_problem(population, PAIR_BYTES))
         self.mode, self.greedy, self.share, self.weights = mode, greedy, share, weights
         self.gradients: Tensor | None = None
         self.products: Tensor | None = None
@@ -86,7 +86,7 @@ class DivFL(Selector):
             return lazy_greedy(distance, count, rng)
         candidates = None
         if self.greedy == "stochastic":
-            candidates = max(count, int(self.share * self.population.num_clients))
+            candidates = max(count, int(self.share * self.population.num_clients + 1e-9))  # .29 * 100 is 29
         return plain_greedy(distance, count, rng, candidates)
 
 

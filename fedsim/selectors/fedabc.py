@@ -106,9 +106,9 @@ class FedABC(Selector):
 
     In round 1 (round 0 of the paper) all clients take part, with the aggregator's average. The server keeps the latest
     predictions of each client, not its model; those of clients that did not take part in the last round are stale. A
-    loss that is not finite is replaced by the largest finite one. Shares are uniform if all scores are 0. A client
-    without predictions (unavailable in round 1, and not selected since) has divergence 0 to and from all others, so
-    that its attention is uniform.
+    loss that is not finite is replaced by the largest finite one. Shares are uniform if all scores are 0. Predictions
+    that hold a nan are not kept, so that the client's earlier ones stay. A client without predictions (unavailable in
+    round 1, and not selected since) has divergence 0 to and from all others, so that its attention is uniform.
     """
 
     adaptive = True
@@ -150,7 +150,8 @@ class FedABC(Selector):
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         for client, prediction in zip(cohort.ids, server.predict_public(cohort).cpu(), strict=True):
-            self.predictions[int(client)] = prediction
+            if not prediction.isnan().any():
+                self.predictions[int(client)] = prediction
 
     def scores(self, losses: NDArray[np.float64], divergences: NDArray[np.float64]) -> NDArray[np.float64]:
         """The scores S [N] from losses v [N] and divergences d [N, N] of the available clients (Eq. 11, 13)."""

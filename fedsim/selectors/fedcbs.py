@@ -47,8 +47,8 @@ class FedCBS(Selector):
             remaining[picks[-1]] = False
             if not remaining.any():
                 break
-            after = np.log(qcid_with_each(counts, counts[picks].sum(0)))
-            weights = np.exp(-m * (after - after[remaining].min()))
+            after = np.where(remaining, np.log(qcid_with_each(counts, counts[picks].sum(0))), np.inf)
+            weights = np.exp(-m * (after - after.min()))  # 0 for those picked, whose own would overflow
         chosen = ascending(ids[picks])
         self.pulls[chosen] += 1
         return Selection(chosen)

@@ -35,6 +35,7 @@ from fedsim.selectors.tools.gaussian_process import (
 
 Floats = NDArray[np.float64]
 MAX_DIMENSION, MAX_FIT_STEPS = 10_000, 1_000_000
+MAX_NOISE = 1e100  # whose square is still a number
 SMALLEST_DISCOUNT = 1e-12
 
 
@@ -107,6 +108,7 @@ class FedCor(Selector):
             *(at_least(key, value, 1) for key, value in counts.items()),
             *(at_least(key, value, 0) for key, value in optional.items()),
             at_most("dimension", dimension, MAX_DIMENSION),
+            at_most("noise", noise, MAX_NOISE),
             *(at_most(key, value, MAX_FIT_STEPS) for key, value in steps.items()),
             *(positive(key, value) for key, value in {"noise": noise, "length": length, "fit_lr": fit_lr}.items()),
             *(between(key, value, 0, 1) for key, value in {"epsilon": epsilon, "gamma": gamma, "beta": beta}.items()),

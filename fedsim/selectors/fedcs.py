@@ -64,7 +64,7 @@ class FedCS(Selector):
         )
         self.deadline, self.uploads = deadline, uploads
         k, n = population.cohort_size, population.num_clients
-        self.num_candidates = k if fraction is None else math.ceil(fraction * n - 1e-9)
+        self.num_candidates = k if fraction is None else max(math.ceil(fraction * n - 1e-9), 1)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count = min(self.num_candidates, len(clients.available))

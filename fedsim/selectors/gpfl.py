@@ -3,6 +3,7 @@
 The authors' published code implements a different algorithm: see gpfl_official.py.
 """
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -52,7 +53,7 @@ class GPFL(Selector):
     reward of *every* client is its share of the softmax over all c (Eq. 5). For the clients selected last it is
     multiplied by 2 exp(A^{t-1} - A^{t-2}), with A the accuracy, or, if the accuracy did not change, by exp of the
     decrease of the loss (Eq. 8); by 1 after a round in which nothing arrived. The mean reward is over rounds. Updates,
-    directions and rewards that are not finite are dropped for the round.
+    directions and rewards that are not finite are dropped for the round; after a global direction of zero, c is kept.
 
     Switches; the first value of each follows the paper:
 
@@ -185,13 +186,12 @@ class GPFL(Selector):
         self.last = evaluate(server.params)
         step = {n: (cohort.start[n] - server.params[n]) / self._lr for n in cohort.trained}
         if self.global_direction == "same_round":
-            self.direction = step
+            self.direction = usable(step)
         if self.direction and (round > 1 or self.init != "all_clients"):
             self._project(self.selected if self._reported else cohort.ids, cohort)
         if self.global_direction == "server_momentum" and self.direction:
-            self.direction = {n: self.server_momentum * d + step[n] for n, d in self.direction.items()}
-        else:
-            self.direction = step
+            step = {n: self.server_momentum * d + step[n] for n, d in self.direction.items()}
+        self.direction = usable(step)
 
     def _project(self, ids: Ids, cohort: Cohort) -> None:
         """Update c of `ids` from the directions they reported, or else from the updates in `cohort`."""
@@ -239,6 +239,12 @@ class GPFL(Selector):
         if self.local_direction == "full_gradient":
             needs.add(Signal.GRADIENTS)
         return frozenset(needs)
+
+
+def usable(direction: Params) -> Params:
+    """`direction`, or {} if it is zero or not finite: then nothing is projected on it, nor is it accumulated."""
+    square = float(torch.stack([d.double().square().sum() for d in direction.values()]).sum())
+    return direction if 0 < square < math.inf else {}
 
 
 def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) -> Floats:

@@ -11,7 +11,8 @@ from fedsim.selectors.base import Clients, Population, Selection, Selector, Sign
 class GradNorm(Selector):
     """Selects the K clients with the largest norms, which all clients report.
 
-    `of: gradient` is the norm of the full gradient, `of: update` that of the update after local training.
+    `of: gradient` is the norm of the full gradient, `of: update` that of the update after local training. Norms that
+    are not finite rank last.
     """
 
     def __init__(self, population: Population, *, of: Literal["gradient", "update"]) -> None:
@@ -22,4 +23,5 @@ class GradNorm(Selector):
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
         norms = clients.gradient_norms(ids) if self.of == "gradient" else clients.update_norms(ids)
+        norms = np.where(np.isfinite(norms), norms, np.nan)
         return Selection(ascending(ids[highest(norms, self.cohort_size(clients), rng)]))

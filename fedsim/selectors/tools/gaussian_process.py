@@ -99,7 +99,8 @@ class Process(ABC):
     def fit(self, parameters: Parameters, residuals: Floats, weights: Floats, steps: int) -> Parameters:
         """`parameters` after `steps` steps of Adam, with fresh state, on -sum_e weights_e log p(residuals_e).
 
-        Stops early and returns the last finite parameters if a gradient is not finite.
+        Stops early and returns the last finite parameters if a gradient is not finite, or if rounding makes the
+        covariance singular.
         """
         start = {name: parameters[name] for name in self.trained}
         fitted = adam(start, lambda p: self.gradient({**parameters, **p}, residuals, weights), self.lr, steps)
@@ -120,7 +121,10 @@ class LinearProcess(Process):
     def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
         """dL/dF = 2 F dL/dSigma with dL/dSigma = (G Sigma^-1 - Sigma^-1 S Sigma^-1) / 2, S = sum_e g_e r_e r_e^T."""
         f = self._factor(parameters)
-        a = np.linalg.solve(self.noise**2 * np.eye(len(f)) + f @ f.T, f)
+        try:
+            a = np.linalg.solve(self.noise**2 * np.eye(len(f)) + f @ f.T, f)
+        except np.linalg.LinAlgError:  # noise^2 is lost beside f f^T, whose rank is at most N
+            return {name: np.full_like(parameters[name], np.nan) for name in self.trained}
         ar = a @ residuals.T
         with np.errstate(invalid="ignore"):  # the caller checks for values that are not finite
             solved = (residuals.T - f.T @ ar) / self.noise**2  # Sigma^-1 r_e, [N, E]
@@ -238,14 +242,16 @@ def greedy_selection(
             break
         at_random = epsilon > 0 and rng.random() < epsilon
         j = int(rng.choice(np.flatnonzero(left if at_random else falls == falls.max())))
+        left[j] = False
         column = covariance.column(j)
         for unit in removed:
             column -= unit * unit[j]
+        if column[j] <= 0:  # by rounding: the picks before leave nothing of j that is not known
+            continue
         unit = column / np.sqrt(column[j])
         weighted_sums -= unit * (unit @ shares)
         diagonal -= unit**2
         removed.append(unit)
-        left[j] = False
     return np.flatnonzero(~left)
 
 

@@ -72,9 +72,13 @@ def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def euclidean_distances(products: Tensor) -> Floats:
-    """Euclidean distances [N, N] of vectors with the inner products `products` [N, N]."""
-    squares = products.diagonal().clone()
-    result = products.mul(-2).add_(squares[:, None]).add_(squares[None, :]).clamp_(min=0).sqrt_()
+    """Euclidean distances [N, N] of vectors with the inner products `products` [N, N], all of them finite.
+
+    The distance to a vector whose square overflows float32 counts as the root of its largest number.
+    """
+    squares, most = products.diagonal().clone(), torch.finfo(products.dtype).max
+    result = products.mul(-2).add_(squares[:, None]).add_(squares[None, :]).clamp_(min=0)
+    result = result.nan_to_num_(nan=most, posinf=most).sqrt_()
     return result.fill_diagonal_(0).cpu().numpy()
 
 

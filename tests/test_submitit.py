@@ -47,6 +47,7 @@ def test_commands_paths_and_words_that_are_not_plain_are_refused(name: str) -> N
         (LocalJobs, {"jobs_per_task": "many"}, "hydra.launcher.jobs_per_task='many': must be an integer"),
         (SlurmJobs, {"tasks_per_node": 2}, "hydra.launcher.tasks_per_node=2: must be 1"),
         (SlurmJobs, {"max_num_timeout": -1}, "hydra.launcher.max_num_timeout=-1: must be >= 0"),
+        (SlurmJobs, {"timeout_min": 2}, "hydra.launcher.signal_delay_s=120: must be < timeout_min, which is 120 s"),
     ],
 )
 def test_values_are_checked(cls: type[SubmititJobs], given: dict[str, Any], expected: str) -> None:

@@ -5,6 +5,7 @@ asked to end by a time limit or a preemption is saved and requeued (`fedsim.jobs
 """
 
 import importlib
+import math
 import os
 import time
 from abc import abstractmethod
@@ -23,6 +24,7 @@ from fedsim.jobs.tasks import Tasks, run_as_tasks
 
 FOLDER = ".submitit"
 """Of the scripts, logs and pickles of submitit, beside the runs of the sweep."""
+TOLD_AT_ONCE = "a task would be asked to end as soon as it begins"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +130,11 @@ class SlurmJobs(SubmititJobs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(at_least("max_num_timeout", self.max_num_timeout, 0))
+        delay, limit = self.parameters.get("signal_delay_s", 0), 60 * self.parameters.get("timeout_min", math.inf)
+        check(
+            at_least("max_num_timeout", self.max_num_timeout, 0),
+            rule(delay < limit, "signal_delay_s", delay, f"must be < timeout_min, which is {limit:g} s", TOLD_AT_ONCE),
+        )
 
     @property
     def num_gpus(self) -> int:

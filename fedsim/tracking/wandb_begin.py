@@ -111,4 +111,4 @@ def _reason(error: Exception, by_settings: bool) -> str:
 
 def one_line(error: Exception) -> str:
     """The class of an error, and the first line of what it says."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")

@@ -16,7 +16,8 @@ from torch import nn
 from fedsim import compose, run_experiment, run_sweep
 from fedsim.aggregators import FedAvgM
 from fedsim.api import parts
-from fedsim.errors import ConfigError, check, rule
+from fedsim.data.base import Dataset, LoadedData
+from fedsim.errors import ConfigError, DataError, check, rule
 from fedsim.optimizers.schedules import Constant
 from fedsim.selectors.random import Random
 
@@ -240,6 +241,17 @@ def test_a_data_set_whose_module_is_loaded_again_is_loaded_again(
     for more in ("seed=1", "overwrite=true"):
         result = run_experiment([*words, more], dataset=module.Rings)
         assert result.summary["data"]["fingerprint"] == "second"
+
+
+class Forgetful(Dataset):
+    def load(self) -> LoadedData:
+        return None  # type: ignore[return-value]
+
+
+def test_a_data_set_that_returns_nothing_is_told_what_to_return() -> None:
+    expected = "Forgetful.load must return a fedsim.data.base.LoadedData, not NoneType"
+    with pytest.raises(DataError, match=expected):
+        run_experiment([*WORDS, "partition=iid"], dataset=Forgetful)
 
 
 @pytest.mark.parametrize("run", [run_experiment, run_sweep])

@@ -5,6 +5,7 @@ import pytest
 
 from fedsim.config.build import instantiate, resolve
 from fedsim.errors import ConfigError, at_least, check, positive
+from fedsim.selectors.base import Selector
 
 
 class Animal:
@@ -74,3 +75,17 @@ def test_a_target_that_is_not_of_the_base_is_never_called(target: Any, tmp_path:
 
 def test_the_class_itself_is_what_resolve_returns() -> None:
     assert resolve(DOG, Animal, "pet") is Dog
+
+
+@pytest.mark.parametrize(
+    ("target", "remedy"),
+    [
+        ("fedsim.selectors.random.Randm", "did you mean fedsim.selectors.random.Random?"),
+        ("fedsim.selectors.random.Zzzzzzzz", "correct the class's name, or the module"),
+        ("my_absent_lab.Mine", "is its module on PYTHONPATH?"),
+    ],
+)
+def test_a_class_that_is_not_in_its_module_is_not_looked_for_on_the_path(target: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve({"_target_": target}, Selector, "selector")
+    assert [problem.remedy for problem in caught.value.problems] == [remedy]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -224,3 +225,13 @@ def test_a_selector_of_the_users_own_is_found_in_the_working_folder(
     (tmp_path / "shown_lab.py").write_text("from fedsim.selectors.random import Random\nclass Mine(Random): pass\n")
     assert answer(["show", "selector=mine", "--config-dir", "conf"]) == 0
     assert "digits-shards-mlp-mine-s0-" in capsys.readouterr().out
+
+
+def test_the_command_with_the_missing_flag_has_the_folder_of_own_choices() -> None:
+    Path("mine/selector").mkdir(parents=True)
+    Path("mine/selector/own.yaml").write_text("_target_: fedsim.selectors.random.Random\nmode: uniform\n")
+    with pytest.raises(ConfigError) as caught:
+        show(["--config-dir", "mine", "selector=own", "seed=0,1"])
+    (remedy,) = [problem.remedy for problem in caught.value.problems]
+    assert remedy == "fedsim -m --config-dir mine selector=own seed=0,1"
+    assert show(shlex.split(remedy)[1:]) == 0

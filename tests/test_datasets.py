@@ -294,3 +294,12 @@ def test_a_data_set_whose_labels_are_not_its_classes_is_refused(broken: str, lab
     sets[broken] = Samples(x, torch.tensor([0, label, 1]))
     with pytest.raises(DataError, match=rf"labels of the {broken} samples must lie in 0\.\.1, found "):
         LoadedData(sets["training"], sets["test"], 2, None, None, "x")
+
+
+@pytest.mark.parametrize("part", ["samples", "labels"])
+def test_a_data_set_of_arrays_is_refused_by_what_they_are(part: str) -> None:
+    x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
+    sound = Samples(x, y)
+    broken: Any = Samples(x.numpy(), y) if part == "samples" else Samples(x, y.numpy())  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=f"the test {part} must be a torch tensor, not ndarray; torch.as_tensor makes"):
+        LoadedData(sound, broken, 2, None, None, "x")

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -264,6 +265,14 @@ def test_the_tables_of_selectors_are_the_heads_of_their_files() -> None:
     named = [name for found in selector_tables.TABLE.findall(page) for name in found[1].split(", ")]
     methods = [choice.name for choice in Catalogue().group("selector").choices.values() if choice.base is None]
     assert sorted(named) == methods
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_an_empty_line_ends_every_table(page: Path) -> None:
+    """The site takes a line directly below a table for a row of it, also a heading."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    below = [line for row, line in pairwise(lines) if row.startswith("| ")]
+    assert [line for line in below if line.strip() and not line.startswith("|")] == []
 
 
 def test_the_reference_has_every_selector() -> None:

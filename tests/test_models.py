@@ -1,6 +1,8 @@
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -8,9 +10,15 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedsim.config.build import instantiate
+from fedsim.engine.data import ClientData
+from fedsim.engine.model.parameters import initial
+from fedsim.engine.schedule import LocalWork
 from fedsim.errors import ConfigError
+from fedsim.optimizers.schedules import Constant
+from fedsim.optimizers.sgd import SGD
 from fedsim.rng import Streams
 from fedsim.running.prepared_data import build_model
+from tests.engines import reference
 
 FOLDER = Path(__file__).parents[1] / "conf" / "model"
 DIGITS, FASHION, CIFAR = (1, 8, 8), (1, 28, 28), (3, 32, 32)
@@ -170,3 +178,30 @@ def test_hooks_on_parameters_are_refused_as_copies_lack_them(by: str) -> None:
     assert "bias" in dict(built("").named_parameters())
     with pytest.raises(ConfigError, match=r"model='Hooked': has a hook on its parameter bias.*\n"):
         built(by)
+
+
+class NotLogits(nn.Linear):
+    """Returns what the last layer of a forgetful author does."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, outputs: int, words: int) -> None:
+        super().__init__(input_shape[-1], outputs)
+        self.words = words
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1) if not self.words else x
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("form", "values", "found"),
+    [((4,), {"outputs": 2, "words": 0}, [6, 2]), ((5, 4), {"outputs": 3, "words": 1}, [6, 5, 3])],
+)
+def test_an_output_that_is_no_logits_is_refused_with_its_shape(form: Any, values: Any, found: list[int]) -> None:
+    model = build_model({"_target_": "tests.test_models.NotLogits", **values}, form, 3, Streams(0))
+    x, y = torch.zeros(6, *form), torch.arange(6) % 3
+    data = ClientData(x, y, [np.arange(6)], [np.arange(6)], 3)
+    optimizer = SGD(lr=0.1, momentum=0, nesterov=False, weight_decay=0, schedule=Constant())
+    engine = reference(model, data, LocalWork(1, None, 2), optimizer, Streams(0))
+    text = f"model='NotLogits': must return logits [batch, num_classes=3], not {found} for 6 samples"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        engine.evaluate(initial(model), x, y)

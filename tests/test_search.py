@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,17 @@ def test_the_same_search_makes_the_same_trials_from_its_folders(
     assert "trial 5: " in again
     assert "the best one: fedsim -m " in again
     assert {s["status"] for s in summaries()} <= {"done", "interrupted"}
+
+
+def test_the_command_of_the_best_trial_has_the_folder_of_own_choices(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("mine/selector").mkdir(parents=True)
+    Path("mine/selector/own.yaml").write_text("_target_: fedsim.selectors.random.Random\nmode: uniform\n")
+    words = ["--config-dir", "mine", "selector=own", "optimizer.lr=interval(0.1,0.2)", "trials=1", *FEW]
+    assert command.run(words) == 0
+    told = " ".join(capsys.readouterr().out.split()).partition("the best one: fedsim ")[2]
+    assert cli.composed(shlex.split(told))[0][0].choices["selector"] == "own"
 
 
 FAILING = """

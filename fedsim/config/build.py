@@ -8,6 +8,7 @@ the answer to hostile targets.
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
@@ -85,13 +86,23 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
         made = get_type_hints(found).get("return") if inspect.isfunction(found) else found
     except (Exception, SystemExit) as error:  # an import of a user's module may fail in any way
         reason = f"{expected}; importing it failed: {type(error).__name__}: {error}"
-        raise ConfigError([Problem(f"{key}._target_", target, reason, "is its module on PYTHONPATH?")]) from error
+        remedy = _remedy(module_name, name)
+        raise ConfigError([Problem(f"{key}._target_", target, reason, remedy)]) from error
     if not (isinstance(made, type) and issubclass(made, base)):
         raise ConfigError([Problem(f"{key}._target_", target, expected)])
     if inspect.isabstract(found):
         raise ConfigError([Problem(f"{key}._target_", target, expected + " that implements its abstract methods")])
     constructor: Callable[..., T] = found
     return constructor
+
+
+def _remedy(module_name: str, name: str) -> str:
+    """For a target that cannot be had: of a module that is there, the class that was meant."""
+    module = sys.modules.get(module_name)
+    if module is None:
+        return "is its module on PYTHONPATH?"
+    near = nearest(name, [n for n, value in vars(module).items() if inspect.isclass(value)])
+    return f"did you mean {module_name}.{near}?" if near else "correct the class's name, or the module"
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,8 @@ class ConfigDir(SearchPathPlugin):
     active: ClassVar[bool] = False
     folder: ClassVar[Path | None] = None
     primary: ClassVar[str | None] = None
+    words: ClassVar[Sequence[str]] = ()
+    """What names both of them on a command line, as it was typed."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if not self.active:
@@ -120,11 +122,19 @@ def search_path(config_dir: str | None = None, config_path: str | None = None) -
         GlobalHydra.instance().clear()
         ConfigDir.folder = None if config_dir is None else Path(config_dir).resolve()
         ConfigDir.primary = config_path
+        flags = {"--config-path": config_path, "--config-dir": config_dir}
+        ConfigDir.words = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
         try:
             with initialize_config_dir(str(primary), "fedsim", version_base="1.3"):
                 yield
         finally:
             ConfigDir.folder = ConfigDir.primary = None
+            ConfigDir.words = ()
+
+
+def flags_of(config_name: str) -> list[str]:
+    """What a command needs before its overrides to compose from the same place. Inside `search_path`."""
+    return [*ConfigDir.words, *([] if config_name == "config" else ["--config-name", config_name])]
 
 
 def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str = "config") -> list[Composed]:
@@ -139,7 +149,8 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str =
         from fedsim.config.whole_config import whole_config
 
         check = partial(whole_config, config_name=config_name)
-        raise ConfigError(find(overrides, config_name, check, multirun=multirun) or error.problems) from error
+        flags = flags_of(config_name)
+        raise ConfigError(find(overrides, config_name, check, flags, multirun=multirun) or error.problems) from error
 
 
 def _compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str) -> list[Composed]:
@@ -166,7 +177,7 @@ def implied(overrides: Sequence[str], config_name: str = "config", *, sweeps: bo
         base = _base(parsed, config_name)
         more = words_of_scale(base, parsed)
     except ConfigError as error:
-        problems = find(overrides, config_name, lambda config, words, unknown: [], multirun=True)
+        problems = find(overrides, config_name, lambda config, words, unknown: [], (), multirun=True)
         raise ConfigError(problems or error.problems) from error
     name = [f"name={run_name(choices_of(base))}"] if base.get("name", "") is None else []
     return [*(more if sweeps else without_sweeps(more)), *name]
@@ -204,7 +215,8 @@ def check_question(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` where `--cfg job` is asked of a command that would be refused. Inside `search_path`."""
     from fedsim.config.whole_config import whole_config
 
-    check(*find(overrides, "config", partial(whole_config, config_name="config"), multirun=False))
+    judge = partial(whole_config, config_name="config")
+    check(*find(overrides, "config", judge, flags_of("config"), multirun=False))
 
 
 def _base(parsed: Sequence[Override], config_name: str) -> DictConfig:

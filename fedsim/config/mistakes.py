@@ -7,7 +7,6 @@ other one, and makes no other one up. A rule between two values is told once bot
 To be called inside `fedsim.config.compose.search_path`.
 """
 
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
@@ -33,6 +32,7 @@ from fedsim.config.presets import choices_of, words_of_scale
 from fedsim.config.stand_ins import told_whatever
 from fedsim.config.suggestions import nearest_choices, unknown_choice, unknown_path
 from fedsim.errors import ConfigError, Problem
+from fedsim.shell import command
 
 Check = Callable[[DictConfig, Sequence[str], Sequence[str]], Sequence[Problem]]
 """The problems of a composed config, of the words on the command line, with the values of some keys unknown."""
@@ -87,8 +87,10 @@ class _Doubts:
         return [[f"{group}={choice}" for group, choice in row.items() if choice is not None] for row in picked]
 
 
-def find(words: Sequence[str], config_name: str, check: Check, *, multirun: bool) -> list[Problem]:
-    """All problems of the jobs that `words` describe; `check` tells those of a config as a whole."""
+def find(
+    words: Sequence[str], config_name: str, check: Check, flags: Sequence[str], *, multirun: bool
+) -> list[Problem]:
+    """All problems of the jobs that `words` describe, behind `flags`; `check` tells those of a config as a whole."""
     found, doubts = _Found(), _Doubts()
     axes: dict[str, list[str]] = {}
     swept: list[Override] = []
@@ -103,7 +105,7 @@ def find(words: Sequence[str], config_name: str, check: Check, *, multirun: bool
     fixed = [values[0] for values in axes.values() if len(values) == 1]
     sweeps = multirun or judge.sweeps_by_itself(fixed, doubts)
     if swept and not sweeps:
-        found.add(_without_flag(override, words) for override in swept)
+        found.add(_without_flag(override, [*flags, *words]) for override in swept)
     for job in _one_at_a_time(axes)[:MOST_JOBS]:
         found.add(judge.job(job, doubts, multirun=sweeps))
     choices = [word for key, values in axes.items() if options(key) for word in values[:MOST_CHOICES]]
@@ -134,7 +136,7 @@ def _values(override: Override, found: _Found, doubts: _Doubts) -> list[str]:
 
 
 def _without_flag(override: Override, words: Sequence[str]) -> Problem:
-    remedy = f"fedsim -m {shlex.join(words)}"
+    remedy = command("fedsim", "-m", *words)
     return Problem(override.key_or_group, typed_in(override), "is a sweep over several values, and needs -m", remedy)
 
 

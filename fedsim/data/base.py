@@ -59,9 +59,9 @@ class LoadedData:
     `owners` [n_train] is the natural client of each training sample (writer, user), or None if the source does not say;
     `test_owners` [n_test] that of each test sample, by the same numbers, and -1 for one without training samples.
     `fingerprint` identifies the content; caches of anything computed from the data use it as their key. `sha256` is the
-    checksum of the source files where it was computed. Raises `DataError` if a label is not one of
-    0..num_classes - 1, a token not one of 0..vocabulary - 1, if a split is empty, or if its samples, labels and owners
-    differ in number.
+    checksum of the source files where it was computed. Raises `DataError` if samples or labels are no tensors, a label
+    is not one of 0..num_classes - 1, a token not one of 0..vocabulary - 1, if a split is empty, or if its samples,
+    labels and owners differ in number.
     """
 
     train: Samples
@@ -76,6 +76,8 @@ class LoadedData:
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
+        check_tensors(self.train, "training")
+        check_tensors(self.test, "test")
         check_counts(self.train, "training", self.owners)
         check_counts(self.test, "test", self.test_owners)
         check_labels(self.train.y, self.num_classes, "training")
@@ -102,6 +104,14 @@ class LoadedData:
             return x
         shape = (1, len(self.mean)) + (1,) * (x.dim() - 2)
         return x.div_(255).sub_(x.new_tensor(self.mean).view(shape)).div_(x.new_tensor(self.std).view(shape))
+
+
+def check_tensors(samples: Samples, split: str) -> None:
+    """Raise `DataError` unless `samples` of the `split` are tensors, or made on demand: not an array, say."""
+    for what, value in {"samples": samples.x, "labels": samples.y}.items():
+        if not isinstance(value, Tensor) and not (what == "samples" and isinstance(value, SampleSource)):
+            rule = f"the {split} {what} must be a torch tensor, not {type(value).__name__}"
+            raise DataError(f"{rule}; torch.as_tensor makes one of an array")
 
 
 def check_counts(samples: Samples, split: str, owners: NDArray[np.int64] | None = None) -> None:

@@ -14,6 +14,7 @@ from fedsim.engine.model.adapt import has_dropout
 from fedsim.engine.model.parameters import trained_names
 from fedsim.engine.results import ClientUpdates, client_updates
 from fedsim.engine.schedule import LocalWork, make_schedule
+from fedsim.errors import Problem, check
 from fedsim.flat import to_device
 from fedsim.rng import Streams
 from fedsim.types import Evaluation, Ids, Params
@@ -96,14 +97,23 @@ class Engine:
         return self.evaluate_samples(params, x, y)[0]
 
     def evaluate_samples(self, params: Params, x: Tensor, y: Tensor) -> tuple[Evaluation, Tensor]:
-        """As `evaluate`, and which of the samples are classified correctly [n], on the device."""
+        """As `evaluate`, and which of the samples are classified correctly [n], on the device. Raises `ConfigError` for
+        a model whose output is not logits."""
         output = self.backend.forward(params, x)
+        check(self._output_problem(output, len(x)))
         hits = output.argmax(1) == y
         correct = hits.sum()
         precise = output.double()
         loss = (precise.logsumexp(1) - precise.gather(1, y.unsqueeze(1)).squeeze(1)).sum()
         found = torch.stack([correct.double(), loss]).tolist()  # one copy from a GPU
         return Evaluation(found[0] / len(y), found[1] / len(y)), hits
+
+    def _output_problem(self, output: Tensor, count: int) -> Problem | None:
+        classes, shape = self.data.num_classes, list(output.shape)
+        if len(shape) == 2 and shape[0] == count and shape[1] >= classes:
+            return None
+        rule = f"must return logits [batch, num_classes={classes}], not {shape} for {count} samples"
+        return Problem("model", type(self.workload.model).__name__, rule)
 
     def hits(self, params: Params, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the samples at these positions in `data` are classified correctly by `params` in eval mode."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsim.communication.server import LabelledSamples
 from fedsim.config.build import instantiate, resolve
 from fedsim.config.plan import Plan
-from fedsim.data.base import Dataset
+from fedsim.data.base import Dataset, LoadedData
 from fedsim.data.features import TrainsOnFeatures, extract
 from fedsim.data.on_demand import SampleSource
 from fedsim.distributed.world import world
@@ -101,7 +101,11 @@ def is_prepared(plan: Plan) -> bool:
 
 def _load(plan: Plan, device: torch.device) -> PreparedData:
     precision.prepare(device, None)  # for frozen features, which later runs read from the cache
-    data = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
+    dataset = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir)
+    data: object = dataset.load()  # a class of the user's may return anything
+    if not isinstance(data, LoadedData):
+        expected = f"{LoadedData.__module__}.{LoadedData.__name__}"
+        raise DataError(f"{type(dataset).__name__}.load must return a {expected}, not {type(data).__name__}")
     shape, source = data.input_shape, {"fingerprint": data.fingerprint, "sha256": data.sha256}
     model_class = resolve(plan.config["model"], nn.Module, "model")
     if hasattr(model_class, "extractor") or not isinstance(model_class, type):  # what a function returns: see there

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim.config import command_line
 from fedsim.config.build import construct
 from fedsim.config.check import check_jobs
-from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.compose import compose_jobs, flags_of, search_path
 from fedsim.config.overrides import parse, typed_in
 from fedsim.config.plan import SEEDS, Plan
 from fedsim.errors import ConfigError, Problem, check
@@ -50,7 +50,8 @@ def run(words: Sequence[str]) -> int:
         plans = _plans_of_corners(space, plans_of)
         require_room(plans)
         with STOP.working():
-            return search(space, settings, plans_of, plans[0].settings.num_rounds)
+            flags = flags_of(args.config_name or "config")
+            return search(space, settings, plans_of, plans[0].settings.num_rounds, flags)
 
 
 def _told_of_the_search(override: "Override") -> Problem | None:

@@ -22,12 +22,17 @@ MOST_SHOWN = 10
 
 
 def search(
-    space: Space, settings: Settings, plans_of: Callable[[Mapping[str, Any]], Sequence[Plan]], num_rounds: int
+    space: Space,
+    settings: Settings,
+    plans_of: Callable[[Mapping[str, Any]], Sequence[Plan]],
+    num_rounds: int,
+    flags: Sequence[str] = (),
 ) -> int:
     """Run all trials and print the best ones. Returns the exit code: 1 if a trial has failed, else 4 if none has ended
     with an accuracy.
 
-    `num_rounds`: of a run, of which the first quarter is not pruned unless `settings` says otherwise.
+    `num_rounds`: of a run, of which the first quarter is not pruned unless `settings` says otherwise. `flags`: what
+    comes before the words of a run, such as `--config-dir`.
 
     Trials are asked for in turn from a seeded sampler and told to it in the same order, so that the same command makes
     the same trials; what their folders hold is read, and not run again.
@@ -49,7 +54,7 @@ def search(
             study.tell(trial, result.accuracy)
         else:
             study.tell(trial, state=TrialState.FAIL if result.status == "failed" else TrialState.PRUNED)
-    return _close(space, results)
+    return _close(space, results, flags)
 
 
 def _pruner(settings: Settings, num_rounds: int) -> BasePruner:
@@ -71,7 +76,7 @@ def _shown(params: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in params.items())
 
 
-def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]]) -> int:
+def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags: Sequence[str]) -> int:
     """The table of the best trials, and the command of the best one."""
     ended = [(params, r.accuracy) for params, r in results if r.accuracy is not None]
     ended.sort(key=lambda one: -one[1])
@@ -90,5 +95,5 @@ def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]]) -> in
         tell_line("no trial has ended with an accuracy")
         return EXIT_CODES["failed" if failed else "diverged"]
     words = space.words_of(ended[0][0])
-    tell_line(f"the best one: {command('fedsim', '-m', *words)}")
+    tell_line(f"the best one: {command('fedsim', '-m', *flags, *words)}")
     return EXIT_CODES["failed" if failed else "done"]

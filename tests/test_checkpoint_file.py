@@ -1,6 +1,7 @@
 """The file of a checkpoint: values come back as they were, and damage is noticed."""
 
 import collections
+import re
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -59,6 +60,19 @@ def test_nan_comes_back() -> None:
 def test_a_value_of_another_type_is_refused_with_its_place(value: Any) -> None:
     with pytest.raises(EncodingError, match=r"state\['a'\]\[1\] is of type"):
         encode({"a": [0, value]}, {})
+
+
+MISFITS = [
+    (np.ma.masked_array([1, 2], [True, False]), "numpy.ma.MaskedArray (int64)"),
+    (np.arange(2.0).astype(">f8"), "numpy.ndarray (>f8)"),
+    (torch.eye(2).to_sparse(), "torch.Tensor (torch.float32, torch.sparse_coo)"),
+]
+
+
+@pytest.mark.parametrize(("value", "told"), MISFITS)
+def test_an_array_that_would_not_come_back_as_it_was_is_refused(value: Any, told: str) -> None:
+    with pytest.raises(EncodingError, match=re.escape(f"state['a'] is of type {told}, which a checkpoint cannot hold")):
+        encode({"a": value}, {})
 
 
 def test_a_class_that_the_selector_does_not_know_is_not_built() -> None:

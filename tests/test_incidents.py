@@ -181,6 +181,18 @@ def test_an_undisturbed_run_tells_nothing_and_counts_nothing(broken: Any, capsys
     assert told(capsys.readouterr().out) == dict.fromkeys(TEXTS, 0)
 
 
+def test_fewer_clients_than_are_over_selected_are_enough_from_cohort_size_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scarcity = ("availability=bernoulli", "availability.probability=0.4")
+    assert run([*WORDS, *scarcity, "system=lognormal", "system.over_selection=2", "selector=random"]) == 0
+    (folder,) = (path.parent for path in Path("outputs").glob("*/*/summary.json"))
+    counts = [len(record["selected"]) for record in read_metrics(folder)]
+    assert {1, 2, 4} <= set(counts)  # where cohort_size=2, of whom twice as many are asked
+    assert incidents_in("outputs")["rounds_with_too_few_clients"] == counts.count(1)
+
+
 @pytest.mark.parametrize("launcher", ["basic", "lanes"])
 def test_a_run_of_which_all_updates_are_nan_keeps_its_last_model_and_the_sweep_goes_on(
     launcher: str, broken: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -168,7 +168,8 @@ def test_ctrl_c_stops_all_runs_and_is_recorded(fedsim: Run, tmp_path: Path, monk
     assert fedsim("partition=iid", "num_clients=8", "seed=0,1", LANES) == 0
 
 
-def test_an_error_in_the_common_training_reaches_every_run() -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_an_error_in_the_common_training_reaches_every_run(kind: type[BaseException]) -> None:
     caught = []
 
     class Broken:
@@ -178,14 +179,14 @@ def test_an_error_in_the_common_training_reaches_every_run() -> None:
             return 0
 
         def train(self, start: Any, schedule: Any) -> Any:
-            raise RuntimeError("no memory")
+            raise kind("no memory")
 
     call = TrainingCall(Broken(), [{}], call_of(_engine("equal"), [0], 1).schedule)  # type: ignore[arg-type]
 
     def work(run: InterleavedRun) -> None:
         try:
             run.train(call)
-        except RuntimeError as error:
+        except kind as error:
             caught.append(str(error))
 
     run_interleaved([work, work], lambda *_: None)

@@ -141,6 +141,17 @@ def test_a_client_whose_classes_have_run_out_draws_among_all_that_are_left() -> 
     assert drawn == [1, 2]
 
 
+def test_the_smallest_probabilities_that_there_are_can_be_drawn_by() -> None:
+    probabilities = np.array([0.5, 5e-324, 0.0])  # 0.9 times the smallest number is the smallest number
+    assert _draw_class(probabilities, np.array([0, 1, 1]), 0.9) == 1
+
+
+def test_clients_of_nearly_one_class_each_share_all_samples() -> None:
+    labels = np.repeat(np.arange(10), 144)
+    parts = DirichletClient(alpha=0.001).split(Labelled(labels, 10), 100, np.random.default_rng(12))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
+
+
 def test_clients_take_turns_in_a_new_random_order_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """By draw number: who has his first, second and third sample when. Clients' own mixes tell them apart."""
     turns: list[int] = []

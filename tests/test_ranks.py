@@ -13,6 +13,7 @@ from fedsim.commands.dispatch import asks
 from fedsim.config.check import check_jobs
 from fedsim.distributed.links import JOINING, WORKING, Link, LostRankError, Others
 from fedsim.distributed.messages import Message, head_of, read_head
+from fedsim.distributed.parts import train_part
 from fedsim.distributed.world import World, world
 from fedsim.errors import ConfigError, FedsimError
 from fedsim.running.ranks import RANKS, joined
@@ -127,6 +128,25 @@ def test_what_another_rank_raises_ends_the_job_alone_and_is_kept(monkeypatch: py
     assert summaries[1]["status"] == "done"
     (error,) = Path("outputs").glob("*/*/error.txt")
     assert "ZeroDivisionError: in a rank" in error.read_text()
+
+
+def test_what_rank_0_raises_ends_the_job_alone_even_if_it_is_systemexit(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["-m", *WORDS, "engine=native", "num_rounds=2", "seed=0,1"]
+    parts = iter([SystemExit("enough")])
+
+    def train(*args: Any) -> Any:
+        for error in parts:
+            raise error
+        return train_part(*args)
+
+    monkeypatch.setattr("fedsim.distributed.backend.train_part", train)
+    with ranks(2, words):
+        assert run(words) == 1
+        assert RANKS.others is not None
+        assert RANKS.others.in_step
+    summaries = {s["seed"]: s for s in (read_summary(p.parent) or {} for p in Path("outputs").glob("*/*/summary.json"))}
+    assert (summaries[0]["status"], summaries[0]["error"]) == ("failed", "SystemExit: enough")
+    assert summaries[1]["status"] == "done"
 
 
 class Dying(LocalLink):

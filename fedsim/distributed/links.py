@@ -107,10 +107,13 @@ class Others:
         try:
             for rank, request in requests.items():
                 self.link.send(rank, request)
-            failure: Exception | None = None
+            failure: Exception | SystemExit | None = None
             try:
                 result = own()
-            except Exception as error:
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # what a user's class may raise
                 failure = error
             answers = {rank: self.link.receive(rank) for rank in requests}
         except LostRankError as error:

@@ -107,5 +107,6 @@ def _draw_class(probabilities: NDArray[np.float64], remaining: NDArray[np.int64]
     weights = np.where(remaining > 0, probabilities, 0.0)
     if weights.sum() <= 0:
         weights = (remaining > 0).astype(float)
-    cumulative = np.cumsum(weights)
-    return int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+    cumulative, last = np.cumsum(weights), int(np.flatnonzero(weights)[-1])
+    # of weights near the smallest numbers that there are, `u` times their sum may be rounded up to the sum itself
+    return min(int(np.searchsorted(cumulative, u * cumulative[-1], side="right")), last)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.errors import FedsimError
@@ -52,9 +53,9 @@ def encode(
     if kind is dict:
         pairs = [[inner(k, f"{where} key"), inner(v, f"{where}[{k!r}]")] for k, v in value.items()]
         return {"dict": pairs}
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and _is_plain_tensor(value):
         return {"tensor": {"cpu": value.device.type == "cpu", **_keep(value.detach(), tensors)}}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+    if isinstance(value, np.ndarray | np.generic) and _is_plain_array(value):
         kind_name = "array" if isinstance(value, np.ndarray) else "scalar"
         return {kind_name: _keep(torch.from_numpy(np.array(value)), tensors)}
     if is_dataclass(value) and not isinstance(value, type):
@@ -62,9 +63,28 @@ def encode(
         values = {f.name: inner(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value)}
         return {"dataclass": [_path(kind), values]}
     raise EncodingError(
-        f"{where} is of type {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold (it holds None, "
-        "numbers, strings, lists, tuples, dicts, sets, deques, NumPy arrays, torch tensors and dataclasses of these)"
+        f"{where} is of type {kind.__module__}.{kind.__qualname__}{_details(value)}, which a checkpoint cannot hold "
+        "(it holds None, numbers, strings, lists, tuples, dicts, sets, deques, plain NumPy arrays, dense torch tensors "
+        "and dataclasses of these)"
     )
+
+
+def _is_plain_tensor(value: Tensor) -> bool:
+    return value.layout is torch.strided and not value.is_quantized
+
+
+def _is_plain_array(value: NDArray[Any] | np.generic) -> bool:
+    """Whether torch has its type of numbers, and it is nothing more than its numbers: no mask, no matrix."""
+    dtype = value.dtype
+    known = dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8
+    return known and (isinstance(value, np.generic) or type(value) in (np.ndarray, np.memmap))
+
+
+def _details(value: object) -> str:
+    """The type of an array's numbers, and a tensor's layout."""
+    if isinstance(value, Tensor):
+        return f" ({value.dtype}, {value.layout})"
+    return f" ({value.dtype})" if isinstance(value, np.ndarray | np.generic) else ""
 
 
 def decode(

@@ -160,7 +160,8 @@ def _begin(plan: Plan, experiment: Experiment, folder: RunFolder, watch: Watch, 
     trackers.start(_run_info(plan, folder.path, watch, alone))
     if warning:
         trackers.message(warning)
-    incidents = Incidents(simulation.components.population, adaptive, trackers.message)
+    wanted = replace(simulation.components.population, cohort_size=plan.settings.cohort_size)  # without spare ones
+    incidents = Incidents(wanted, adaptive, trackers.message)
     if progress.records:
         trackers.message(f"going on after round {simulation.round} of {plan.settings.num_rounds}")
         for entry in progress.records:

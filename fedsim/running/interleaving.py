@@ -205,16 +205,16 @@ def _answer(batch: Sequence[InterleavedRun], waiting: deque[InterleavedRun]) -> 
     calls = [run.call for run in batch]
     start = time.perf_counter()
     try:
-        answers: Sequence[TrainingResult | Exception] = train_jointly(calls)
-    except Exception as error:
+        answers: Sequence[TrainingResult | Exception | SystemExit] = train_jointly(calls)
+    except (Exception, SystemExit) as error:  # of a user's model: each run ends as failed
         answers = [error] * len(batch)
     seconds = time.perf_counter() - start
-    failed = any(isinstance(answer, Exception) for answer in answers)
+    failed = any(isinstance(answer, BaseException) for answer in answers)
     samples = [0.0 if failed else float(call.schedule.samples.sum()) for call in calls]
     for run, answer, share in zip(batch, answers, samples, strict=True):
         waiting.popleft()
         own = seconds * share / max(sum(samples), 1.0)
-        if run.fail(answer) if isinstance(answer, Exception) else run.resume(answer, own):
+        if run.fail(answer) if isinstance(answer, BaseException) else run.resume(answer, own):
             waiting.append(run)
 
 

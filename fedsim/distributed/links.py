@@ -110,10 +110,7 @@ class Others:
             failure: Exception | SystemExit | None = None
             try:
                 result = own()
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # what a user's class may raise
+            except (Exception, SystemExit) as error:  # of a user's class
                 failure = error
             answers = {rank: self.link.receive(rank) for rank in requests}
         except LostRankError as error:

@@ -77,6 +77,15 @@ def test_picks_are_different_clients_even_from_small_clusters() -> None:
         assert len(set(selector._draw_clients(np.arange(6), 4, 1, np.random.default_rng(s)))) == 4
 
 
+def test_a_preference_beyond_the_exponents_range_is_for_the_most_balanced_that_are_left() -> None:
+    """e^(-2000 ln 2) is 0: one balanced client, and then the others, whose weights are 0 beside it."""
+    selector = hics(6, 4, gamma=2000.0, temperature=0.1)
+    selector.observe(1, cohort([[1, -1]] * 5 + [[0.01, 0.01]]), SERVER)
+    picks = selector._draw_clients(np.arange(6), 4, 1, np.random.default_rng(0))
+    assert picks[0] == 5
+    assert len(set(picks)) == 4
+
+
 def test_gamma_is_whole_in_round_1_and_still_there_in_the_last() -> None:
     """T = 2: gamma_1 = 4, gamma_2 = 2; entropies ln 2 and about 0, one cluster each."""
     selector = hics(6, 2, num_rounds=2, temperature=0.1)

@@ -136,11 +136,12 @@ class HiCS(Selector):
         labels = self._clusters(ids)
         gamma = self.gamma * (1 - (t - 1) / self.population.num_rounds)
         means = np.array([self.entropy[ids[labels == c]].mean() for c in range(labels.max() + 1)])
-        weights, remaining = np.exp(gamma * (means - means.max())), np.ones(len(ids), dtype=bool)
+        remaining = np.ones(len(ids), dtype=bool)
         picks = []
         for _ in range(count):
-            nonempty = np.bincount(labels[remaining], minlength=len(weights)) > 0
-            cluster = rng.choice(len(weights), p=weights * nonempty / (weights * nonempty).sum())
+            left = np.unique(labels[remaining])
+            weights = np.exp(gamma * (means[left] - means[left].max()))
+            cluster = rng.choice(left, p=weights / weights.sum())
             pick = int(rng.choice(np.flatnonzero(remaining & (labels == cluster))))
             remaining[pick] = False
             picks.append(pick)

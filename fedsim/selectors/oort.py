@@ -122,7 +122,7 @@ class Oort(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids, count = clients.available, self.cohort_size(clients)
-        if round > 1:
+        while len(self.gained) < round - 1:
             self._pace()
         new = clients_to_try(ids, self.last_round > 0, self.last_tried, round)
         self.exploited = self._exploit(ids, self._num_exploited(round, count, new), round, rng)
@@ -208,7 +208,7 @@ class Oort(Selector):
         return self.population.sizes[ids].astype(np.float64) if self.prior == "size" else np.ones(len(ids))
 
     def _pace(self) -> None:
-        """Count the latest round, in which possibly nothing arrived."""
+        """Count a past round, in which possibly nothing arrived, or nobody could be reached."""
         self.gained.append(self.gain)
         self.gain = 0.0
         self.percentile = self._paced_percentile()

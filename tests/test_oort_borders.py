@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.errors import ConfigError
 from fedsim.selectors.oort import Oort
 from tests.test_oort import SERVER, oort
 from tests.toys import toy_clients, toy_cohort
@@ -82,3 +83,12 @@ def test_a_round_in_which_nobody_can_be_reached_gains_nothing_and_counts(away: t
     else:  # nobody had been seen when round 4 came
         assert selector.gained == [0, 0, 0, 0, 5]
         assert found[-2:] == [60, 60]
+
+
+def test_a_pacer_step_beyond_all_percentiles_is_refused() -> None:
+    """A leap would have set the percentile to the step, which is none beyond 100."""
+    with pytest.raises(ConfigError, match=r"pacer_step=150\.0: must be at most 100"):
+        oort(pacer_step=150.0)
+    selector = oort(6, 2, pacer_step=100.0, pacer_window=1)
+    selector.gained = [1.0, 10.0]
+    assert selector._paced_percentile() == 100

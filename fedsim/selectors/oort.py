@@ -17,6 +17,7 @@ from fedsim.selectors.base import (
     Signal,
     ascending,
     at_least,
+    at_most,
     between,
     check,
     positive,
@@ -103,7 +104,7 @@ class Oort(Selector):
             at_least("penalty", penalty, 0),
             between("percentile", percentile, 0, 100),
             at_least("pacer_window", pacer_window, 1),
-            positive("pacer_step", pacer_step),
+            positive("pacer_step", pacer_step) or at_most("pacer_step", pacer_step, 100),
         )
         n = population.num_clients
         self.exploration, self.decay, self.floor = exploration, exploration_decay, exploration_floor

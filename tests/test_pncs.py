@@ -171,6 +171,17 @@ def test_a_queue_in_rounds_with_ge_bars_one_round_less() -> None:
     assert any(a & c for a, c in zip(picked, picked[2:], strict=False))
 
 
+@pytest.mark.parametrize(("bound", "barred"), [("gt", [1, 2, 3]), ("ge", [1, 2])])
+def test_a_queue_in_rounds_counts_those_in_which_nobody_can_be_reached(bound: Any, barred: list[int]) -> None:
+    """Selected in round t = 1, a client is eligible again when t' - 1 exceeds (gt), or is (ge), 3."""
+    for t in range(2, 7):
+        selector = pncs(10, 2, queue_length=3, queue_unit="rounds", queue_bound=bound)
+        clients = {r: toy_clients([2] * 10, selector.needs, round=r, cohort_size=2) for r in (1, t)}
+        first = selector.select(1, clients[1], np.random.default_rng(1)).ids
+        again = selector.select(t, clients[t], np.random.default_rng(1)).ids
+        assert bool(np.isin(first, again).any()) == (t - 1 not in barred)
+
+
 def test_shortage_may_release_any_or_select_fewer() -> None:
     rng = np.random.default_rng(0)
     any_of = pncs(5, 2, on_shortage="random")

@@ -113,6 +113,7 @@ class PNCS(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         similarity_matrix = self._similarities(clients)
+        self._pass_rounds(round - 1 - int(self.last_round.max()))
         eligible = self.eligible(clients.available, self.cohort_size(clients), rng)
         if len(eligible) < len(clients.available):
             rows = np.searchsorted(clients.available, eligible)
@@ -135,12 +136,20 @@ class PNCS(Selector):
             queued = [int(i) for i in rng.permutation(queued)]
         return not_queued(available, queued, 1 if self.on_shortage == "shrink" else count)
 
+    def _pass_rounds(self, count: int) -> None:
+        """Let `count` rounds pass in which nobody could be reached: a queue of rounds counts them."""
+        if self.queue_unit == "rounds":
+            self._keep_latest([*self.queue, *([] for _ in range(count))])
+
     def _enqueue(self, chosen: NDArray[np.int64], rng: np.random.Generator) -> None:
         batch = [int(i) for i in rng.permutation(chosen)]
         kept = [[i for i in b if i not in batch] for b in self.queue]
+        self._keep_latest([*kept, batch])
+
+    def _keep_latest(self, batches: list[list[int]]) -> None:
         shorter = self.queue_unit == "rounds" and self.queue_bound == "ge"
         limit = max(self.queue_length - shorter, 0)
-        self.queue = [*kept, batch][-limit:] if limit else []
+        self.queue = batches[-limit:] if limit else []
 
     def _similarities(self, clients: Clients) -> Floats:
         matrices = self._reported_matrices(clients)

@@ -182,6 +182,17 @@ def test_a_queue_in_rounds_counts_those_in_which_nobody_can_be_reached(bound: An
         assert bool(np.isin(first, again).any()) == (t - 1 not in barred)
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_queue_of_clients_holds_as_many_whatever_the_number_of_rounds(k: int) -> None:
+    """Clients 0 .. 2K - 1, and then for ten rounds the second half of them, who alone can be reached."""
+    selector = pncs(6, k, queue_length=2 * k)
+    for t in range(1, 13):
+        who = np.arange(k) + (k if t > 1 else 0)
+        clients = toy_clients([2] * 6, selector.needs, round=t, cohort_size=k, available=who.tolist())
+        assert selector.select(t, clients, np.random.default_rng(t)).ids.tolist() == who.tolist()
+    assert selector.eligible(np.arange(6), k, np.random.default_rng(0)).tolist() == list(range(2 * k, 6))
+
+
 def test_shortage_may_release_any_or_select_fewer() -> None:
     rng = np.random.default_rng(0)
     any_of = pncs(5, 2, on_shortage="random")

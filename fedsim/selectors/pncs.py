@@ -144,6 +144,8 @@ class PNCS(Selector):
     def _enqueue(self, chosen: NDArray[np.int64], rng: np.random.Generator) -> None:
         batch = [int(i) for i in rng.permutation(chosen)]
         kept = [[i for i in b if i not in batch] for b in self.queue]
+        if self.queue_unit == "clients":  # an empty batch stands for a round, and for no client
+            kept = [b for b in kept if b]
         self._keep_latest([*kept, batch])
 
     def _keep_latest(self, batches: list[list[int]]) -> None:

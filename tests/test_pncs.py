@@ -251,6 +251,14 @@ def test_weights_and_bias_of_a_layer_are_one_layer() -> None:
     assert pncs(3, 2, layers="each")._layers(clients) == ["body.1", "head"]
 
 
+def test_a_search_of_all_subsets_that_cannot_be_held_is_refused() -> None:
+    """C(100, 10) is 1.7 10^13; C(100, 5), 75 million, take 11 GiB."""
+    with pytest.raises(ConfigError, match=r"search='exact': holds all 17,310,309,456,440 subsets of cohort_size=10"):
+        pncs(100, 10, search="exact")
+    for k, search in ((5, "exact"), (10, "auto"), (10, "greedy"), (1, "exact"), (100, "exact")):
+        pncs(100, k, search=search)
+
+
 def test_what_cannot_be_combined_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"p=3\.0: must be even for similarity=even_power"):
         pncs(5, 2, p=3.0, similarity="even_power")

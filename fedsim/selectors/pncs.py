@@ -26,7 +26,7 @@ from fedsim.selectors.tools.all_pairs import pairs_problem
 from fedsim.selectors.tools.layers import missing_layers
 from fedsim.selectors.tools.power_norm import PowerSimilarity, similarities
 from fedsim.selectors.tools.queues import not_queued
-from fedsim.selectors.tools.subset import least_similar_subset
+from fedsim.selectors.tools.subset import least_similar_subset, subsets_problem
 
 Floats = NDArray[np.float64]
 TABLE_BYTES = 8
@@ -93,6 +93,7 @@ class PNCS(Selector):
             at_least("swap_passes", swap_passes, 0),
             at_least("age_weight", age_weight, 0),
             pairs_problem(population, _pair_bytes(similarity)),
+            subsets_problem(population, search),
         )
         self.p, self.similarity, self.grad, self.sketch = p, similarity, grad, sketch
         self.layers = None if layers == "each" else layers

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsim.communication.compression import Identity, TopK
+from fedsim.communication.compression import Identity, Int8, TopK
 from fedsim.communication.ledger import Ledger
 from fedsim.errors import ConfigError
 from fedsim.selectors.pncs import PNCS
@@ -266,3 +266,17 @@ def test_what_cannot_be_combined_is_refused() -> None:
         pncs(5, 2, layers=["a", "b"], sketch=TopK(size=3))
     with pytest.raises(ConfigError, match=r"layer_agg='?mean'?: must be concat where a sketch"):
         pncs(5, 2, layers="each", sketch=TopK(size=3))
+    with pytest.raises(ConfigError, match=r"similarity='polar': depends on the lengths of the vectors"):
+        pncs(5, 2, similarity="polar", sketch=Int8())
+
+
+def test_int8_keeps_all_similarities_but_the_polar_one() -> None:
+    """Which depends on the vectors' lengths: .45 or .22 for these two, where the second is 100 times as long."""
+    x, y = torch.tensor([2.0, 1, 0, 0.5]), torch.tensor([1.0, -1, 1, 0.25])
+    for kind in ("signed_power", "even_power", "dot_over_norms", "semi", "polar"):
+        whole, sent = [], []
+        for vectors in (torch.stack([x, y]), torch.stack([x, 100 * y])):
+            whole.append(similarities([vectors], 4.0, kind)[0, 1])
+            sent.append(similarities([torch.stack([Int8().compress(v, 0) for v in vectors])], 4.0, kind)[0, 1])
+        assert sent[0] == pytest.approx(sent[1])
+        assert (sent == pytest.approx(whole, abs=0.01)) == (kind != "polar")

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.communication.compression import Compressor, Identity
+from fedsim.communication.compression import Compressor, Identity, Int8
 from fedsim.selectors.base import (
     Clients,
     Population,
@@ -88,6 +88,13 @@ class PNCS(Selector):
                 layer_agg,
                 "must be concat where a sketch is taken of several layers",
                 "selector.layer_agg=concat, or selector/sketch=identity",
+            ),
+            rule(
+                not (similarity == "polar" and isinstance(sketch, Int8)),
+                "similarity",
+                similarity,
+                "depends on the lengths of the vectors, which selector/sketch=int8 does not send",
+                "selector/sketch=identity, or another similarity",
             ),
             at_least("queue_length", queue_length, 0),
             at_least("swap_passes", swap_passes, 0),

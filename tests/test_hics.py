@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.cluster import AgglomerativeClustering
 
-from fedsim.errors import FedsimError
+from fedsim.errors import ConfigError, FedsimError
 from fedsim.selectors.base import softmax
 from fedsim.selectors.hics import HiCS, class_updates, entropy, output_layer
 from fedsim.types import Cohort
@@ -104,6 +104,14 @@ def test_clusters_may_be_more_or_fewer_than_k(num_clusters: int | None, expected
     selector.observe(1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER)
     assert len(set(selector._clusters(np.arange(6)))) == expected
     assert len(set(selector._draw_clients(np.arange(6), 2, 1, np.random.default_rng(0)))) == 2
+
+
+def test_an_entropy_weight_whose_squares_overflow_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"entropy_weight=1e\+200: must be at most 1e\+100"):
+        hics(6, 2, entropy_weight=1e200)
+    selector = hics(6, 2, entropy_weight=1e100, ward_on="rows")
+    selector.observe(1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER)
+    assert len(set(selector._clusters(np.arange(6)))) == 2
 
 
 @pytest.mark.filterwarnings("ignore:The symmetric non-negative hollow observation matrix")

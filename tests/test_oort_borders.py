@@ -35,9 +35,7 @@ def test_the_pacer_looks_once_a_window() -> None:
         assert selector._paced_percentile() == 50 + moved
 
 
-def percentiles(
-    selector: Oort, num_rounds: int, late: tuple[int, ...] = (), away: tuple[int, ...] = ()
-) -> list[float]:
+def percentiles(selector: Oort, num_rounds: int, late: tuple[int, ...] = (), away: tuple[int, ...] = ()) -> list[float]:
     """Those by which the clients of rounds 1 to `num_rounds` were selected; every utility is that of five samples with
     losses of 1, nothing arrives in the rounds `late`, and nobody can be asked in the rounds `away`."""
     sizes, found = selector.population.sizes.tolist(), []

@@ -154,6 +154,12 @@ def test_top_loss_is_full_at_first_and_then_takes_the_highest() -> None:
     assert selector.select(2, clients, np.random.default_rng(0)).ids.tolist() == [1, 3]
 
 
+def test_top_loss_takes_an_infinite_loss_last() -> None:
+    selector = top_loss(first_round_full=False)
+    clients = toy_clients([1] * 4, selector.needs, engine=FixedLosses([np.inf, 1.0, np.nan, 2.0]))
+    assert selector.select(1, clients, np.random.default_rng(0)).ids.tolist() == [1, 3]
+
+
 def test_top_loss_can_match_another_runs_participation(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"uploaded": n}) + "\n" for n in (4, 3, 1)))
     selector = top_loss(match=str(tmp_path), first_round_full=False)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.cluster import AgglomerativeClustering
 
-from fedsim.errors import FedsimError
+from fedsim.errors import ConfigError, FedsimError
 from fedsim.selectors.base import softmax
 from fedsim.selectors.hics import HiCS, class_updates, entropy, output_layer
 from fedsim.types import Cohort
@@ -77,6 +77,15 @@ def test_picks_are_different_clients_even_from_small_clusters() -> None:
         assert len(set(selector._draw_clients(np.arange(6), 4, 1, np.random.default_rng(s)))) == 4
 
 
+def test_a_preference_beyond_the_exponents_range_is_for_the_most_balanced_that_are_left() -> None:
+    """e^(-2000 ln 2) is 0: one balanced client, and then the others, whose weights are 0 beside it."""
+    selector = hics(6, 4, gamma=2000.0, temperature=0.1)
+    selector.observe(1, cohort([[1, -1]] * 5 + [[0.01, 0.01]]), SERVER)
+    picks = selector._draw_clients(np.arange(6), 4, 1, np.random.default_rng(0))
+    assert picks[0] == 5
+    assert len(set(picks)) == 4
+
+
 def test_gamma_is_whole_in_round_1_and_still_there_in_the_last() -> None:
     """T = 2: gamma_1 = 4, gamma_2 = 2; entropies ln 2 and about 0, one cluster each."""
     selector = hics(6, 2, num_rounds=2, temperature=0.1)
@@ -95,6 +104,14 @@ def test_clusters_may_be_more_or_fewer_than_k(num_clusters: int | None, expected
     selector.observe(1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER)
     assert len(set(selector._clusters(np.arange(6)))) == expected
     assert len(set(selector._draw_clients(np.arange(6), 2, 1, np.random.default_rng(0)))) == 2
+
+
+def test_an_entropy_weight_whose_squares_overflow_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"entropy_weight=1e\+200: must be at most 1e\+100"):
+        hics(6, 2, entropy_weight=1e200)
+    selector = hics(6, 2, entropy_weight=1e100, ward_on="rows")
+    selector.observe(1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER)
+    assert len(set(selector._clusters(np.arange(6)))) == 2
 
 
 @pytest.mark.filterwarnings("ignore:The symmetric non-negative hollow observation matrix")

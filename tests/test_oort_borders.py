@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.errors import ConfigError
 from fedsim.selectors.oort import Oort
 from tests.test_oort import SERVER, oort
 from tests.toys import toy_clients, toy_cohort
@@ -34,11 +35,13 @@ def test_the_pacer_looks_once_a_window() -> None:
         assert selector._paced_percentile() == 50 + moved
 
 
-def percentiles(selector: Oort, num_rounds: int, late: tuple[int, ...] = ()) -> list[float]:
+def percentiles(selector: Oort, num_rounds: int, late: tuple[int, ...] = (), away: tuple[int, ...] = ()) -> list[float]:
     """Those by which the clients of rounds 1 to `num_rounds` were selected; every utility is that of five samples with
-    losses of 1, and nothing arrives in the rounds `late`."""
+    losses of 1, nothing arrives in the rounds `late`, and nobody can be asked in the rounds `away`."""
     sizes, found = selector.population.sizes.tolist(), []
     for t in range(1, num_rounds + 1):
+        if t in away:
+            continue
         clients = toy_clients(sizes, selector.needs, round=t, cohort_size=selector.population.cohort_size)
         ids = selector.select(t, clients, np.random.default_rng(t)).ids.tolist()
         found.append(selector.percentile)
@@ -64,3 +67,26 @@ def test_a_round_in_which_nothing_arrives_gains_nothing_and_counts() -> None:
         assert selector.gained == gained
     assert selector.gain == 5
     assert {"gained", "gain"} <= set(selector.state)
+
+
+@pytest.mark.parametrize("away", [(2, 3), (1, 2, 3)])
+def test_a_round_in_which_nobody_can_be_reached_gains_nothing_and_counts(away: tuple[int, ...]) -> None:
+    """As above; the second window ends with round 4, whenever the first client was there."""
+    values: dict[str, Any] = {"exploration": 0.5, "exploration_floor": 0.5, "pacer_window": 2}
+    selector = oort(40, 4, sizes=[5] * 40, **values)
+    found = percentiles(selector, 6, away=away)
+    if len(away) == 2:  # gains 0 and 0, then 0 and 5
+        assert selector.gained == [0, 0, 0, 5, 5]
+        assert found[-2:] == [40, 40]
+    else:  # nobody had been seen when round 4 came
+        assert selector.gained == [0, 0, 0, 0, 5]
+        assert found[-2:] == [60, 60]
+
+
+def test_a_pacer_step_beyond_all_percentiles_is_refused() -> None:
+    """A leap would have set the percentile to the step, which is none beyond 100."""
+    with pytest.raises(ConfigError, match=r"pacer_step=150\.0: must be at most 100"):
+        oort(pacer_step=150.0)
+    selector = oort(6, 2, pacer_step=100.0, pacer_window=1)
+    selector.gained = [1.0, 10.0]
+    assert selector._paced_percentile() == 100

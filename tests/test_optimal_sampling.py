@@ -22,6 +22,14 @@ def test_probabilities_by_hand(u: tuple[float, ...], m: int, expected: tuple[flo
     assert aggregated_probabilities(np.array(u, float), m, 4)[0] == pytest.approx(expected)
 
 
+def test_equal_scores_at_the_border_are_all_below_it_or_all_above() -> None:
+    """100 clients of score .1 and 1,000 of .2, of which 1,050 are to upload: half of those, and all of these. Sums of
+    many tenths are not exact, so that the border can fall among the equal ones."""
+    u = np.array([0.1] * 100 + [0.2] * 1000)
+    for chances in (exact_probabilities(u, 1050), aggregated_probabilities(u, 1050, 4)[0]):
+        assert chances == pytest.approx([0.5] * 100 + [1.0] * 1000)
+
+
 def test_exchanges_are_counted_until_nothing_is_left_to_rescale() -> None:
     assert aggregated_probabilities(np.array([1.0, 2, 3, 4]), 2, 4)[1] == 1
     assert aggregated_probabilities(np.array([1.0, 1, 1, 7]), 2, 4)[1] == 2

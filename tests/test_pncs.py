@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsim.communication.compression import Identity, TopK
+from fedsim.communication.compression import Identity, Int8, TopK
 from fedsim.communication.ledger import Ledger
 from fedsim.errors import ConfigError
 from fedsim.selectors.pncs import PNCS
@@ -171,6 +171,28 @@ def test_a_queue_in_rounds_with_ge_bars_one_round_less() -> None:
     assert any(a & c for a, c in zip(picked, picked[2:], strict=False))
 
 
+@pytest.mark.parametrize(("bound", "barred"), [("gt", [1, 2, 3]), ("ge", [1, 2])])
+def test_a_queue_in_rounds_counts_those_in_which_nobody_can_be_reached(bound: Any, barred: list[int]) -> None:
+    """Selected in round t = 1, a client is eligible again when t' - 1 exceeds (gt), or is (ge), 3."""
+    for t in range(2, 7):
+        selector = pncs(10, 2, queue_length=3, queue_unit="rounds", queue_bound=bound)
+        clients = {r: toy_clients([2] * 10, selector.needs, round=r, cohort_size=2) for r in (1, t)}
+        first = selector.select(1, clients[1], np.random.default_rng(1)).ids
+        again = selector.select(t, clients[t], np.random.default_rng(1)).ids
+        assert bool(np.isin(first, again).any()) == (t - 1 not in barred)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_queue_of_clients_holds_as_many_whatever_the_number_of_rounds(k: int) -> None:
+    """Clients 0 .. 2K - 1, and then for ten rounds the second half of them, who alone can be reached."""
+    selector = pncs(6, k, queue_length=2 * k)
+    for t in range(1, 13):
+        who = np.arange(k) + (k if t > 1 else 0)
+        clients = toy_clients([2] * 6, selector.needs, round=t, cohort_size=k, available=who.tolist())
+        assert selector.select(t, clients, np.random.default_rng(t)).ids.tolist() == who.tolist()
+    assert selector.eligible(np.arange(6), k, np.random.default_rng(0)).tolist() == list(range(2 * k, 6))
+
+
 def test_shortage_may_release_any_or_select_fewer() -> None:
     rng = np.random.default_rng(0)
     any_of = pncs(5, 2, on_shortage="random")
@@ -229,6 +251,14 @@ def test_weights_and_bias_of_a_layer_are_one_layer() -> None:
     assert pncs(3, 2, layers="each")._layers(clients) == ["body.1", "head"]
 
 
+def test_a_search_of_all_subsets_that_cannot_be_held_is_refused() -> None:
+    """C(100, 10) is 1.7 10^13; C(100, 5), 75 million, take 11 GiB."""
+    with pytest.raises(ConfigError, match=r"search='exact': holds all 17,310,309,456,440 subsets of cohort_size=10"):
+        pncs(100, 10, search="exact")
+    for k, search in ((5, "exact"), (10, "auto"), (10, "greedy"), (1, "exact"), (100, "exact")):
+        pncs(100, k, search=search)
+
+
 def test_what_cannot_be_combined_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"p=3\.0: must be even for similarity=even_power"):
         pncs(5, 2, p=3.0, similarity="even_power")
@@ -236,3 +266,17 @@ def test_what_cannot_be_combined_is_refused() -> None:
         pncs(5, 2, layers=["a", "b"], sketch=TopK(size=3))
     with pytest.raises(ConfigError, match=r"layer_agg='?mean'?: must be concat where a sketch"):
         pncs(5, 2, layers="each", sketch=TopK(size=3))
+    with pytest.raises(ConfigError, match=r"similarity='polar': depends on the lengths of the vectors"):
+        pncs(5, 2, similarity="polar", sketch=Int8())
+
+
+def test_int8_keeps_all_similarities_but_the_polar_one() -> None:
+    """Which depends on the vectors' lengths: .45 or .22 for these two, where the second is 100 times as long."""
+    x, y = torch.tensor([2.0, 1, 0, 0.5]), torch.tensor([1.0, -1, 1, 0.25])
+    for kind in ("signed_power", "even_power", "dot_over_norms", "semi", "polar"):
+        whole, sent = [], []
+        for vectors in (torch.stack([x, y]), torch.stack([x, 100 * y])):
+            whole.append(similarities([vectors], 4.0, kind)[0, 1])
+            sent.append(similarities([torch.stack([Int8().compress(v, 0) for v in vectors])], 4.0, kind)[0, 1])
+        assert sent[0] == pytest.approx(sent[1])
+        assert (sent == pytest.approx(whole, abs=0.01)) == (kind != "polar")

@@ -150,6 +150,23 @@ def test_pow_d_takes_a_nan_loss_last() -> None:
     assert selector.select(1, door_on([np.nan, 0.1, 0.2], selector), rng(1)).ids.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("estimate", ["full", "batch", "trained"])
+def test_pow_d_takes_an_infinite_loss_last(estimate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a client whose report overflows would be selected in every round, with K = 1 nobody else."""
+    selector, losses = pow_d(3, 2, 3, estimate), [np.inf, 0.1, 0.2]
+    clients = door_on(losses, selector)
+    cohort = toy_cohort([0, 1, 2], [1] * 3, [[0.0, 0.0]] * 3, loss=np.array(losses))
+    monkeypatch.setattr(clients, "collect", lambda ids: cohort)
+    assert selector.select(1, clients, rng(1)).ids.tolist() == [1, 2]
+
+
+def test_rpow_d_takes_an_infinite_loss_last() -> None:
+    selector, server = pow_d(3, 2, 3, "last"), Server(ToyEngine([1]), None, frozenset(), None, {})  # type: ignore[arg-type]
+    selector.last_tried[:] = 1
+    selector.observe(1, toy_cohort([0, 1, 2], [1] * 3, [[0.0, 0.0]] * 3, loss=np.array([np.inf, 0.1, 0.2])), server)
+    assert selector.select(2, toy_clients([1] * 3, selector.needs, cohort_size=2), rng(1)).ids.tolist() == [1, 2]
+
+
 def test_only_clients_with_data_are_candidates() -> None:
     population = toy_population([5, 0, 0], 1)
     selector = PowerOfChoice(population, num_candidates=3, estimate="full", schedule="constant")

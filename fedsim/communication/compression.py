@@ -92,7 +92,8 @@ class CountSketch(_Sized):
 
 
 class Int8(Compressor):
-    """Each entry as one of 255 steps of the largest one; the scale is not sent, as similarities do not need it."""
+    """Each entry as one of 255 steps of the largest one. The scale is not sent: all similarities of PNCS but `polar`,
+    which it refuses, do not depend on it."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
         scale = vector.abs().max().clamp(min=torch.finfo(vector.dtype).tiny)

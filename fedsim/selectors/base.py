@@ -48,6 +48,7 @@ __all__ = [
     "rule",
     "softmax",
     "weighted_without_replacement",
+    "without_infinity",
 ]
 
 
@@ -135,6 +136,11 @@ def highest(scores: NDArray[np.float64], count: int, rng: np.random.Generator) -
     values = scores[shuffled]
     order = np.lexsort((-np.nan_to_num(values, nan=-np.inf), np.isnan(values)))
     return shuffled[order][:count]
+
+
+def without_infinity(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`losses` with nan in place of infinity, so that `highest` ranks last whoever reports that its loss overflowed."""
+    return np.where(np.isinf(losses), np.nan, losses)
 
 
 def weighted_without_replacement(

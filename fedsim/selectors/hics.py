@@ -20,6 +20,7 @@ from fedsim.selectors.base import (
     Server,
     ascending,
     at_least,
+    at_most,
     check,
     positive,
     softmax,
@@ -33,6 +34,8 @@ from fedsim.selectors.tools.inner_products import update_inner_products
 Floats = NDArray[np.float64]
 PAIR_BYTES = 36
 """Inner products and angles in float32, as they are for many clients, and differences of entropies in float64."""
+MAX_ENTROPY_WEIGHT = 1e100
+"""Beyond 10^150, squares of distances overflow."""
 
 
 class HiCS(Selector):
@@ -79,7 +82,8 @@ class HiCS(Selector):
         super().__init__(population)
         check(
             positive("temperature", temperature),
-            at_least("entropy_weight", entropy_weight, 0),
+            at_least("entropy_weight", entropy_weight, 0)
+            or at_most("entropy_weight", entropy_weight, MAX_ENTROPY_WEIGHT),
             at_least("gamma", gamma, 0),
             None if num_clusters is None else at_least("num_clusters", num_clusters, 1),
             at_least("fallback_variance", fallback_variance, 0),
@@ -136,11 +140,12 @@ class HiCS(Selector):
         labels = self._clusters(ids)
         gamma = self.gamma * (1 - (t - 1) / self.population.num_rounds)
         means = np.array([self.entropy[ids[labels == c]].mean() for c in range(labels.max() + 1)])
-        weights, remaining = np.exp(gamma * (means - means.max())), np.ones(len(ids), dtype=bool)
+        remaining = np.ones(len(ids), dtype=bool)
         picks = []
         for _ in range(count):
-            nonempty = np.bincount(labels[remaining], minlength=len(weights)) > 0
-            cluster = rng.choice(len(weights), p=weights * nonempty / (weights * nonempty).sum())
+            left = np.unique(labels[remaining])
+            weights = np.exp(gamma * (means[left] - means[left].max()))
+            cluster = rng.choice(left, p=weights / weights.sum())
             pick = int(rng.choice(np.flatnonzero(remaining & (labels == cluster))))
             remaining[pick] = False
             picks.append(pick)

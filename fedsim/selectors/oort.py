@@ -17,6 +17,7 @@ from fedsim.selectors.base import (
     Signal,
     ascending,
     at_least,
+    at_most,
     between,
     check,
     positive,
@@ -103,7 +104,7 @@ class Oort(Selector):
             at_least("penalty", penalty, 0),
             between("percentile", percentile, 0, 100),
             at_least("pacer_window", pacer_window, 1),
-            positive("pacer_step", pacer_step),
+            positive("pacer_step", pacer_step) or at_most("pacer_step", pacer_step, 100),
         )
         n = population.num_clients
         self.exploration, self.decay, self.floor = exploration, exploration_decay, exploration_floor
@@ -122,7 +123,7 @@ class Oort(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids, count = clients.available, self.cohort_size(clients)
-        if round > 1:
+        while len(self.gained) < round - 1:
             self._pace()
         new = clients_to_try(ids, self.last_round > 0, self.last_tried, round)
         self.exploited = self._exploit(ids, self._num_exploited(round, count, new), round, rng)
@@ -208,7 +209,7 @@ class Oort(Selector):
         return self.population.sizes[ids].astype(np.float64) if self.prior == "size" else np.ones(len(ids))
 
     def _pace(self) -> None:
-        """Count the latest round, in which possibly nothing arrived."""
+        """Count a past round, in which possibly nothing arrived, or nobody could be reached."""
         self.gained.append(self.gain)
         self.gain = 0.0
         self.percentile = self._paced_percentile()

@@ -54,6 +54,7 @@ def exact_probabilities(scores: Floats, count: int) -> Floats:
     ratios = np.cumsum(u) / u  # sum of the l smallest scores divided by the l-th
     left = count + np.arange(1, num + 1) - num
     last = np.flatnonzero((left > 0) & (left <= ratios + 1e-12))[-1]
+    last = np.searchsorted(u, u[last], side="right") - 1  # rounding may have left some of several equal ones out
     probabilities = np.ones(len(scores))
     probabilities[scores <= u[last]] = left[last] * _shares(scores[scores <= u[last]])
     return np.minimum(probabilities, 1.0)

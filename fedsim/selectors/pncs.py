@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.communication.compression import Compressor, Identity
+from fedsim.communication.compression import Compressor, Identity, Int8
 from fedsim.selectors.base import (
     Clients,
     Population,
@@ -26,7 +26,7 @@ from fedsim.selectors.tools.all_pairs import pairs_problem
 from fedsim.selectors.tools.layers import missing_layers
 from fedsim.selectors.tools.power_norm import PowerSimilarity, similarities
 from fedsim.selectors.tools.queues import not_queued
-from fedsim.selectors.tools.subset import least_similar_subset
+from fedsim.selectors.tools.subset import least_similar_subset, subsets_problem
 
 Floats = NDArray[np.float64]
 TABLE_BYTES = 8
@@ -89,10 +89,18 @@ class PNCS(Selector):
                 "must be concat where a sketch is taken of several layers",
                 "selector.layer_agg=concat, or selector/sketch=identity",
             ),
+            rule(
+                not (similarity == "polar" and isinstance(sketch, Int8)),
+                "similarity",
+                similarity,
+                "depends on the lengths of the vectors, which selector/sketch=int8 does not send",
+                "selector/sketch=identity, or another similarity",
+            ),
             at_least("queue_length", queue_length, 0),
             at_least("swap_passes", swap_passes, 0),
             at_least("age_weight", age_weight, 0),
             pairs_problem(population, _pair_bytes(similarity)),
+            subsets_problem(population, search),
         )
         self.p, self.similarity, self.grad, self.sketch = p, similarity, grad, sketch
         self.layers = None if layers == "each" else layers
@@ -113,6 +121,7 @@ class PNCS(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         similarity_matrix = self._similarities(clients)
+        self._pass_rounds(round - 1 - int(self.last_round.max()))
         eligible = self.eligible(clients.available, self.cohort_size(clients), rng)
         if len(eligible) < len(clients.available):
             rows = np.searchsorted(clients.available, eligible)
@@ -135,12 +144,22 @@ class PNCS(Selector):
             queued = [int(i) for i in rng.permutation(queued)]
         return not_queued(available, queued, 1 if self.on_shortage == "shrink" else count)
 
+    def _pass_rounds(self, count: int) -> None:
+        """Let `count` rounds pass in which nobody could be reached: a queue of rounds counts them."""
+        if self.queue_unit == "rounds":
+            self._keep_latest([*self.queue, *([] for _ in range(count))])
+
     def _enqueue(self, chosen: NDArray[np.int64], rng: np.random.Generator) -> None:
         batch = [int(i) for i in rng.permutation(chosen)]
         kept = [[i for i in b if i not in batch] for b in self.queue]
+        if self.queue_unit == "clients":  # an empty batch stands for a round, and for no client
+            kept = [b for b in kept if b]
+        self._keep_latest([*kept, batch])
+
+    def _keep_latest(self, batches: list[list[int]]) -> None:
         shorter = self.queue_unit == "rounds" and self.queue_bound == "ge"
         limit = max(self.queue_length - shorter, 0)
-        self.queue = [*kept, batch][-limit:] if limit else []
+        self.queue = batches[-limit:] if limit else []
 
     def _similarities(self, clients: Clients) -> Floats:
         matrices = self._reported_matrices(clients)

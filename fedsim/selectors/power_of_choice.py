@@ -19,6 +19,7 @@ from fedsim.selectors.base import (
     highest,
     rule,
     weighted_without_replacement,
+    without_infinity,
 )
 from fedsim.selectors.tools.first_updates import clients_to_try
 
@@ -40,8 +41,8 @@ class PowerOfChoice(Selector):
     a public re-implementation of the authors' scripts).
 
     Candidates are drawn one by one without replacement, with renormalised probabilities (by keys u^(1/n_k), which gives
-    the same distribution). Ties among losses are broken at random, as in the paper. With d = K the method is random
-    selection by size.
+    the same distribution). Ties among losses are broken at random, as in the paper; losses that are not finite rank
+    last. With d = K the method is random selection by size.
     """
 
     state = ("last_loss", "seen", "last_tried")
@@ -103,12 +104,15 @@ class PowerOfChoice(Selector):
         return self.population.num_clients if first_half else self.population.cohort_size
 
     def _scores(self, candidates: Ids, clients: Clients, round: int) -> NDArray[np.float64]:
+        if self.estimate != "last":
+            return without_infinity(self._reported_losses(candidates, clients))
+        scores = np.where(self.seen, without_infinity(self.last_loss), -np.inf)
+        scores[clients_to_try(candidates, self.seen, self.last_tried, round)] = np.inf
+        return scores[candidates]
+
+    def _reported_losses(self, candidates: Ids, clients: Clients) -> NDArray[np.float64]:
         if self.estimate == "full":
             return clients.losses(candidates)
         if self.estimate == "batch":
             return clients.batch_losses(candidates)
-        if self.estimate == "trained":
-            return np.asarray(clients.collect(candidates).loss)
-        scores = np.where(self.seen, self.last_loss, -np.inf)
-        scores[clients_to_try(candidates, self.seen, self.last_tried, round)] = np.inf
-        return scores[candidates]
+        return np.asarray(clients.collect(candidates).loss)

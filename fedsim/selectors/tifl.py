@@ -31,9 +31,10 @@ class TiFL(Selector):
     Adaptive policy (`probabilities: null`, Algorithm 2): tiers are equally likely at first. Every `interval` rounds all
     clients report the accuracy of the current model on their own samples; if that of the tier selected last is not
     higher than `interval` rounds ago, probabilities follow ranks: of the n tiers with credits the least accurate one
-    gets n / D, the next (n - 1) / D, and so on, D = n (n + 1) / 2. A tier has ceil(`credits` T / `num_tiers`) credits
-    and spends one each time it is selected; without any it is not drawn any more, unless no tier has any. Static
-    policies (section 4.3) give the `probabilities` of the tiers, fastest first, and use neither credits nor accuracies.
+    gets n / D, the next (n - 1) / D, and so on, D = n (n + 1) / 2. A tier has ceil(`credits` T / `num_tiers`) credits,
+    at most T, and spends one each time it is selected; without any it is not drawn any more, unless no tier has any.
+    Static policies (section 4.3) give the `probabilities` of the tiers, fastest first, and use neither credits nor
+    accuracies.
 
     Deviations: the ranks of ChangeProbs are those of two public implementations (bacox/fltk and FLGo; ties go to the
     faster tier); how many credits a tier has is left open by the paper, and 1.0 in fltk. The paper cuts a histogram of
@@ -75,7 +76,8 @@ class TiFL(Selector):
         self.num_tiers, self.interval, self.adapts = num_tiers, interval, static is None
         self.needs = frozenset({Signal.RESPONSE_TIMES} | ({Signal.ACCURACIES} if self.adapts else set()))
         self.probabilities = np.full(num_tiers, 1 / num_tiers) if static is None else np.array(static) / sum(static)
-        self.credits = np.full(num_tiers, math.ceil(credits * population.num_rounds / num_tiers))
+        each = credits * population.num_rounds / num_tiers - 1e-9  # 1.1 x 100 / 10 is 11.000000000000002
+        self.credits = np.full(num_tiers, max(math.ceil(min(each, population.num_rounds)), 1))
         self.latency = np.full(n, np.nan)
         self.current = 0
         self.accuracies = np.full(num_tiers, np.nan)

@@ -4,7 +4,18 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, check, highest, rule
+from fedsim.selectors.base import (
+    Clients,
+    Population,
+    Selection,
+    Selector,
+    Signal,
+    ascending,
+    check,
+    highest,
+    rule,
+    without_infinity,
+)
 from fedsim.tracking.files import read_metrics
 
 
@@ -13,7 +24,7 @@ class TopLoss(Selector):
 
     `count` is fixed (FedABC's figures fit 7 of 10; None: `cohort_size`). If `match` is given, the folder of another
     run, that run's number of uploads is copied round by round instead. `first_round_full`: all clients take part in
-    round 1, as in FedABC.
+    round 1, as in FedABC. Losses that are not finite rank last.
     """
 
     adaptive = True
@@ -43,5 +54,5 @@ class TopLoss(Selector):
         if round == 1 and self.first_round_full:
             return Selection(clients.available)
         count = self.count if self.counts is None else self.counts[round - 1]
-        losses = clients.losses(clients.available)
+        losses = without_infinity(clients.losses(clients.available))
         return Selection(ascending(clients.available[highest(losses, count, rng)]))

@@ -6,11 +6,34 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.errors import Problem, rule
+from fedsim.selectors.tools.all_pairs import MAX_BYTES
+from fedsim.types import Population
+
 Floats = NDArray[np.float64]
 
 MAX_SUBSETS = 200_000
+SUBSET_BYTES = 80
+"""Of a subset in an exact search, besides the positions of its items."""
 TOLERANCE = 1e-12
 """Sums that differ by less count as equal."""
+
+
+def subsets_problem(population: Population, search: str) -> Problem | None:
+    """The problem of an `exact` search over more subsets of K of N clients than can be held at once, or None.
+
+    Each is held twice, as a tuple and as a row of an array.
+    """
+    n, k = population.num_clients, population.cohort_size
+    count = math.comb(n, k) if search == "exact" and 1 < k < n else 0
+    return rule(
+        count * (SUBSET_BYTES + 16 * k) <= MAX_BYTES,
+        "search",
+        search,
+        f"holds all {count:,} subsets of cohort_size={k} of num_clients={n} clients at once; must take at most "
+        f"{MAX_BYTES // 2**30} GiB",
+        "selector.search=auto, which is greedy beyond 200,000 subsets",
+    )
 
 
 def least_similar_subset(

@@ -255,6 +255,8 @@ def test_a_search_of_all_subsets_that_cannot_be_held_is_refused() -> None:
     """C(100, 10) is 1.7 10^13; C(100, 5), 75 million, take 11 GiB."""
     with pytest.raises(ConfigError, match=r"search='exact': holds all 17,310,309,456,440 subsets of cohort_size=10"):
         pncs(100, 10, search="exact")
+    with pytest.raises(ConfigError, match=r"holds all \(more than 10\^15\) subsets of cohort_size=7000"):
+        pncs(20_000, 7_000, search="exact")  # of more digits than Python writes
     for k, search in ((5, "exact"), (10, "auto"), (10, "greedy"), (1, "exact"), (100, "exact")):
         pncs(100, k, search=search)
 

@@ -30,10 +30,14 @@ def subsets_problem(population: Population, search: str) -> Problem | None:
         count * (SUBSET_BYTES + 16 * k) <= MAX_BYTES,
         "search",
         search,
-        f"holds all {count:,} subsets of cohort_size={k} of num_clients={n} clients at once; must take at most "
+        f"holds all {_shown(count)} subsets of cohort_size={k} of num_clients={n} clients at once; must take at most "
         f"{MAX_BYTES // 2**30} GiB",
         "selector.search=auto, which is greedy beyond 200,000 subsets",
     )
+
+
+def _shown(count: int) -> str:
+    return f"{count:,}" if count < 10**15 else "(more than 10^15)"
 
 
 def least_similar_subset(

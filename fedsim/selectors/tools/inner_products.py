@@ -78,8 +78,9 @@ def euclidean_distances(products: Tensor) -> Floats:
     """
     squares, most = products.diagonal().clone(), torch.finfo(products.dtype).max
     result = products.mul(-2).add_(squares[:, None]).add_(squares[None, :]).clamp_(min=0)
-    result = result.nan_to_num_(nan=most, posinf=most).sqrt_()
-    return result.fill_diagonal_(0).cpu().numpy()
+    distances: Floats = result.nan_to_num_(nan=most, posinf=most).sqrt_().cpu().numpy()
+    np.fill_diagonal(distances, 0)
+    return distances
 
 
 def _product_dtype(matrices: Sequence[Tensor]) -> torch.dtype:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import between, check, rule
+from fedsim.rounding import floor
 
 
 class Availability(ABC):
@@ -52,7 +53,7 @@ class Intermittent(Availability):
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         half = num_clients // 2
         group = np.arange(half) if round % 2 == 0 else np.arange(half, num_clients)
-        num_absent = int(self.absent * len(group) + 1e-9)  # 0.29 * 100 is 28.999999999999996 in floating point
+        num_absent = floor(self.absent * len(group))
         present = rng.permutation(group)[num_absent:]
         mask = np.zeros(num_clients, dtype=bool)
         mask[present] = True

@@ -51,6 +51,13 @@ def test_utilities_are_clipped_but_scaled_by_the_unclipped_maximum() -> None:
     assert selector.normalised(np.arange(5)) == pytest.approx(expected)
 
 
+def test_the_rank_of_the_clip_is_not_lost_to_floating_point() -> None:
+    """.29 of 100 values is rank 29 + 1, although the product is 28.999999999999996."""
+    selector = oort(100, 1, clip=0.29)
+    seen(selector, [float(u) for u in range(1, 101)], [1] * 100)
+    assert selector.normalised(np.arange(100)).max() == pytest.approx((30 - 0.999) / (100 - 0.999))
+
+
 def test_an_outlier_leaves_the_weight_of_utility_small_against_that_of_staleness() -> None:
     """19 utilities from 1 to 2 and one of 100: scaled by 99, they differ by about .01, and the stale come first."""
     selector = oort(20, 1, clip=0.9)

@@ -18,16 +18,7 @@ import yaml
 from fedsim.commands.text import wrap
 from fedsim.errors import FedsimError
 from fedsim.running.signals import STOP
-from fedsim.tracking.files import (
-    CONFIG,
-    REPLACEMENTS,
-    SUMMARY,
-    HeldError,
-    OutputError,
-    is_free,
-    owned,
-    read_summary,
-)
+from fedsim.tracking.files import CONFIG, REPLACEMENTS, SUMMARY, is_free, owned, read_summary
 from fedsim.tracking.mirror_process import COMMAND, NOT_INHERITED, kill_with_children
 from fedsim.tracking.wandb_tracker import NO_KEY, mirrors_in
 
@@ -128,18 +119,22 @@ def send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     """
     for start, end in ((0, 1), *((n, n + AT_ONCE) for n in range(1, len(folders), AT_ONCE))):
         with ExitStack() as locks:
-            writable = []
-            for folder in folders[start:end]:
-                try:
-                    locks.enter_context(owned(folder))
-                    (folder / UNSENT).write_text("fedsim sync sends this run to W&B\n", encoding="utf-8")
-                    writable.append(folder)
-                except (HeldError, OutputError) as error:
-                    yield folder, str(error)
-                except OSError as error:
-                    yield folder, f"its folder cannot be written ({error.strerror or error})"
-            if writable:
-                yield from _send(writable)
+            refused = {folder: _claim(folder, locks) for folder in folders[start:end]}
+            yield from ((folder, reason) for folder, reason in refused.items() if reason)
+            if claimed := [folder for folder, reason in refused.items() if not reason]:
+                yield from _send(claimed)
+
+
+def _claim(folder: Path, locks: ExitStack) -> str:
+    """Lock a run's folder and note that it is sent; returns why that cannot be, or an empty string."""
+    try:
+        locks.enter_context(owned(folder))
+        (folder / UNSENT).write_text("fedsim sync sends this run to W&B\n", encoding="utf-8")
+    except FedsimError as error:
+        return str(error)
+    except OSError as error:
+        return f"its folder cannot be written ({error.strerror or error})"
+    return ""
 
 
 def _send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fedsim.client_accuracy import KEY
 from fedsim.report.runs import Floats, Run
+from fedsim.rounding import floor
 from fedsim.tracking.final_accuracy import FINAL_WINDOW, last_of, mean_of_last
 
 Measure = Callable[[Run], float | None]
@@ -20,14 +21,14 @@ def accuracy_at(round: int) -> Measure:
 
 def accuracy_after(share: float) -> Measure:
     """Test accuracy after the `share` of all rounds, rounded down to a round; a single evaluation."""
-    return lambda run: accuracy_at(int(share * run.num_rounds))(run)
+    return lambda run: accuracy_at(floor(share * run.num_rounds))(run)
 
 
 def accuracy_around(share: float, width: int = FINAL_WINDOW) -> Measure:
     """Mean test accuracy in a window of `width` rounds centred on the `share` of all rounds."""
 
     def measure(run: Run) -> float | None:
-        round = int(share * run.num_rounds)
+        round = floor(share * run.num_rounds)
         values = run.series("test_accuracy")[max(round - 1 - width // 2, 0) : round + width // 2]
         return _finite_mean(values)
 
@@ -53,7 +54,7 @@ def client_accuracy(aggregate: str, window: int = FINAL_WINDOW) -> Measure:
 
 def mean_accuracy(share: float = 1.0) -> Measure:
     """Mean test accuracy over the first `share` of all rounds (area under the learning curve): speed of convergence."""
-    return lambda run: _finite_mean(run.series("test_accuracy")[: int(share * run.num_rounds)])
+    return lambda run: _finite_mean(run.series("test_accuracy")[: floor(share * run.num_rounds)])
 
 
 def fluctuation(window: int = FINAL_WINDOW) -> Measure:

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.rounding import floor
 from fedsim.selectors.base import (
     Clients,
     Ids,
@@ -80,8 +81,3 @@ class AFL(Selector):
     def _update_values(self, ids: Ids, clients: Clients) -> None:
         self.values[ids] = np.sqrt(self.population.sizes[ids]) * clients.losses(ids)
         self.asked[ids] = True
-
-
-def floor(value: float) -> int:
-    """int(value), with a tolerance of 1e-9 for rounding errors: floor(.29 * 100) is 29."""
-    return int(value + 1e-9)

@@ -138,9 +138,9 @@ def highest(scores: NDArray[np.float64], count: int, rng: np.random.Generator) -
     return shuffled[order][:count]
 
 
-def without_infinity(losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`losses` with nan in place of infinity, so that `highest` ranks last whoever reports that its loss overflowed."""
-    return np.where(np.isinf(losses), np.nan, losses)
+def without_infinity(reported: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`reported` losses or norms with nan in place of infinity, so that `highest` ranks those last that overflowed."""
+    return np.where(np.isinf(reported), np.nan, reported)
 
 
 def weighted_without_replacement(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.flat import to_device
+from fedsim.rounding import floor
 from fedsim.selectors.base import Clients, Ids, Population, Selection, Selector, Signal, between, check
 from fedsim.selectors.tools.all_pairs import pairs_problem
 from fedsim.selectors.tools.inner_products import euclidean_distances, update_inner_products
@@ -86,7 +87,7 @@ class DivFL(Selector):
             return lazy_greedy(distance, count, rng)
         candidates = None
         if self.greedy == "stochastic":
-            candidates = max(count, int(self.share * self.population.num_clients + 1e-9))  # .29 * 100 is 29
+            candidates = max(count, floor(self.share * self.population.num_clients))
         return plain_greedy(distance, count, rng, candidates)
 
 

@@ -1,12 +1,12 @@
 """FedCS (Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge",
 ICC 2019)."""
 
-import math
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.rounding import ceil
 from fedsim.selectors.base import (
     Clients,
     Population,
@@ -64,7 +64,7 @@ class FedCS(Selector):
         )
         self.deadline, self.uploads = deadline, uploads
         k, n = population.cohort_size, population.num_clients
-        self.num_candidates = k if fraction is None else max(math.ceil(fraction * n - 1e-9), 1)
+        self.num_candidates = k if fraction is None else max(ceil(fraction * n), 1)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count = min(self.num_candidates, len(clients.available))

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, highest
+from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, highest, without_infinity
 
 
 class GradNorm(Selector):
@@ -23,5 +23,4 @@ class GradNorm(Selector):
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
         norms = clients.gradient_norms(ids) if self.of == "gradient" else clients.update_norms(ids)
-        norms = np.where(np.isfinite(norms), norms, np.nan)
-        return Selection(ascending(ids[highest(norms, self.cohort_size(clients), rng)]))
+        return Selection(ascending(ids[highest(without_infinity(norms), self.cohort_size(clients), rng)]))

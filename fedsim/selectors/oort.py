@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.rounding import floor
 from fedsim.selectors.base import (
     Clients,
     Cohort,
@@ -164,7 +165,7 @@ class Oort(Selector):
         known = np.sort(values[values > 0])
         if not len(known):
             return np.zeros(np.count_nonzero(seen))
-        clipped = np.minimum(values[seen], known[min(int(self.clip * len(known)), len(known) - 1)])
+        clipped = np.minimum(values[seen], known[min(floor(self.clip * len(known)), len(known) - 1)])
         low = 0.999 * known[0]
         result: Floats = (clipped - low) / max(known[-1] - low, 1e-4)
         return result
@@ -186,7 +187,7 @@ class Oort(Selector):
         if not np.any((self.last_round == 0) & (self.last_tried == 0) & (self.population.sizes > 0)):
             return count - min(len(new), count)
         epsilon = max(self.floor, self.exploration * self.decay ** (t - 1))
-        return int((1 - epsilon) * count + 1e-9)
+        return floor((1 - epsilon) * count)
 
     def _exploit(self, ids: Ids, count: int, t: int, rng: np.random.Generator) -> Ids:
         seen = ids[self.last_round[ids] > 0]

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.rounding import ceil
 from fedsim.selectors.base import (
     Clients,
     Ids,
@@ -76,8 +77,8 @@ class TiFL(Selector):
         self.num_tiers, self.interval, self.adapts = num_tiers, interval, static is None
         self.needs = frozenset({Signal.RESPONSE_TIMES} | ({Signal.ACCURACIES} if self.adapts else set()))
         self.probabilities = np.full(num_tiers, 1 / num_tiers) if static is None else np.array(static) / sum(static)
-        each = credits * population.num_rounds / num_tiers - 1e-9  # 1.1 x 100 / 10 is 11.000000000000002
-        self.credits = np.full(num_tiers, max(math.ceil(min(each, population.num_rounds)), 1))
+        each = min(credits * population.num_rounds / num_tiers, population.num_rounds)
+        self.credits = np.full(num_tiers, max(ceil(each), 1))
         self.latency = np.full(n, np.nan)
         self.current = 0
         self.accuracies = np.full(num_tiers, np.nan)

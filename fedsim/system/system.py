@@ -1,8 +1,7 @@
 """The rules of the simulated clock that a config sets, beside the devices that it runs on."""
 
-import math
-
 from fedsim.errors import at_least, between, check, positive, rule
+from fedsim.rounding import ceil
 from fedsim.system.devices import DeviceModel
 
 LARGEST_OVER_SELECTION = 1000.0
@@ -50,4 +49,4 @@ class System:
 
     def num_selected(self, cohort_size: int, num_clients: int) -> int:
         """K' = ceil(over_selection K), the clients to select where `cohort_size` K are to arrive; at most N."""
-        return min(math.ceil(self.over_selection * cohort_size - 1e-9), num_clients)
+        return min(ceil(self.over_selection * cohort_size), num_clients)

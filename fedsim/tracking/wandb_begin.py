@@ -26,8 +26,8 @@ QUIET = {
 """Settings with which W&B records only the run: no terminal output, code, machine or repository."""
 DISABLED = "W&B's settings say disabled; `wandb enabled` changes that"
 """The report of a run that was to be sent later, and that W&B by its own settings would neither send nor record."""
-DELETED = ("410", "deleted")
-"""What W&B's error says if a run of that id was there, and its owner has deleted it: the id is not given again."""
+DELETED = "previously created and deleted"
+"""What W&B's server says of a run whose owner has deleted it: its id is not given again."""
 
 
 def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
@@ -63,7 +63,7 @@ def _go_on_or_begin(start: dict[str, Any], mode: Any, kept: str | None) -> Any:
         try:
             return _init(start, mode, kept, resume="allow")
         except wandb.errors.CommError as error:
-            if not any(word in str(error) for word in DELETED):
+            if DELETED not in str(error):
                 raise
     return _begin(start, mode)
 

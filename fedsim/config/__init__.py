@@ -34,6 +34,7 @@ Mistakes are told all at once, in terms of what was typed:
     lacking         keys that a preset sets and a chosen part lacks
     stand_ins       values in the place of those that are not known
     suggestions     what may have been meant; spelling: the nearest known word
+    stray_files     the file of a choice that is near, but not where choices are read
 
     nested          nested mappings and dotted keys
 """

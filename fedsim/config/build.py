@@ -77,7 +77,7 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
     target = node.get("_target_") if isinstance(node, Mapping) else None
     expected = f"must be the dotted path of a subclass of {base.__module__}.{base.__qualname__}"
     if not isinstance(target, str):
-        raise ConfigError([Problem(f"{key}._target_", target, expected, f"choose a file of conf/{key.split('.')[0]}/")])
+        raise ConfigError([Problem(f"{key}._target_", target, expected, _remedy_of_none(key))])
     module_name, _, name = path_now(target).rpartition(".")
     if stranger := not_imported(module_name):
         raise ConfigError([Problem(f"{key}._target_", target, f"{expected}; {stranger}", REMEDY)])
@@ -94,6 +94,11 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
         raise ConfigError([Problem(f"{key}._target_", target, expected + " that implements its abstract methods")])
     constructor: Callable[..., T] = found
     return constructor
+
+
+def _remedy_of_none(key: str) -> str:
+    group = key.split(".")[0]
+    return f"a file of your own needs the line `_target_: <module>.<Class>`; fedsim's are in conf/{group}/"
 
 
 def _remedy(module_name: str, name: str) -> str:

@@ -166,12 +166,14 @@ def _check_selector(config: Mapping[str, Any], problems: _Problems) -> None:
     known = populations(config.get("num_clients"), num_selected, config.get("num_rounds"))
     values = {k: v for k, v in node.items() if k != "_target_"} if isinstance(node, Mapping) else {}
     selector = construct(resolve(node, Selector, "selector"), values, "selector", [[one] for one in known])
+    problems.add(rule(hasattr(selector, "population"), "selector", type(selector).__name__, UNINITIALISED))
     if not has_clock and selector.needs & OF_SYSTEM:
         problems.add(Problem("system", "none", f"must be a simulated clock for {type(selector).__name__}", CLOCKS))
     problems.add(_unmet(Signal.VALIDATION, selector, config.get("server"), "validation_fraction", 0.05))
     problems.add(_unmet(Signal.PUBLIC, selector, config.get("server"), "public_samples", 100))
 
 
+UNINITIALISED = "must call super().__init__(population) in its __init__"
 CLOCKS = "choose system=lognormal, say, in every run that is compared with this one"
 
 

@@ -16,6 +16,7 @@ from fedsim.config.nested import has_key
 from fedsim.config.origin import DISTRIBUTION
 from fedsim.config.overrides import options
 from fedsim.config.spelling import nearest
+from fedsim.config.stray_files import stray_file
 from fedsim.errors import Problem
 
 UNKNOWN_KEY = "is not a known key"
@@ -42,7 +43,15 @@ def unknown_choice(group: str, choice: Any) -> Problem:
         return Problem(group, choice, "is not installed", install(LAUNCHERS[choice]))
     if not isinstance(choice, str):
         return Problem(group, choice, rule, f"known here: {', '.join(known)}")
-    return Problem(group, choice, rule, unknown(choice, known).remedy)
+    files = on_search_path()
+    remedy = stray_file(group, choice, files.folders) or _choice_elsewhere(files, choice)
+    return Problem(group, choice, rule, remedy or unknown(choice, known).remedy)
+
+
+def _choice_elsewhere(files: ChoiceFiles, choice: str) -> str | None:
+    """The groups of fedsim and the user that have `choice`, as one types them; None where none has."""
+    found = [group for group in files.groups if files.has(group, choice) and not group.startswith("hydra/")]
+    return f"did you mean {' or '.join(f'{group}={choice}' for group in found)}?" if found else None
 
 
 def _remedy_of_sweeper(choice: Any) -> str:

@@ -1,0 +1,45 @@
+"""The file of a choice that its group does not have: `--config-dir` was forgotten, or it is in another folder."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedsim.config.shipped import conf_dir
+
+USUAL = (Path(), Path("conf"))
+"""Where users put their folders of choices, from the working folder."""
+
+
+def stray_file(group: str, choice: str, folders: Sequence[Path]) -> str | None:
+    """What to do so that `choice` is found, whose file lies near, but not in `group` of `folders`, which are searched.
+
+    None where there is no such file, or it is a choice of another group.
+    """
+    if "/" in choice:
+        return None
+    name, own = f"{choice}.yaml", [folder for folder in folders if folder.resolve() != conf_dir().resolve()]
+    found = next((path for path in _candidates(group, name, own) if path.is_file()), None)
+    if found is None:
+        return None
+    if not own and found.parent.as_posix().endswith(group):
+        folder = Path(*found.parts[: -1 - len(group.split("/"))])
+        return f"{found} is there: add --config-dir {shlex.quote(str(folder))}"
+    place = Path(_as_typed(own[0]) if own else USUAL[1], group, name)
+    return f"{_as_typed(found)} is there: move it to {place}" + ("" if own else f", and add --config-dir {USUAL[1]}")
+
+
+def _candidates(group: str, name: str, own: Sequence[Path]) -> Iterator[Path]:
+    """Files named `name` in the group's folder of the usual places, then in folders near it."""
+    yield from (folder / group / name for folder in USUAL)
+    yield from (folder / name for folder in (*own, *USUAL))
+    yield from (path for folder in own for path in folder.glob(f"*/{name}") if not _is_group(path.parent.name))
+
+
+def _is_group(name: str) -> bool:
+    return (conf_dir() / name).is_dir()
+
+
+def _as_typed(path: Path) -> Path:
+    """`path` from the working folder, where it is below that."""
+    here = Path.cwd()
+    return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path

@@ -27,14 +27,15 @@ def accuracy(shipped: Shipped, folder: str, *wanted: str) -> str:
 
 
 def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
-    """Differences of final accuracy to random selection in the same setting, or to `against=<choice>`.
+    """Differences of final accuracy to random selection in the same setting, with p by Holm over the table.
 
-    With p by Holm over the table.
+    Or to `against=<choice>`, and of another `measure=<name>` (`fedsim.report.named_measures`).
     """
-    wanted, against = _against(wanted)
+    wanted, against = _taken(wanted, "against", REFERENCE)
+    wanted, measure = _taken(wanted, "measure", "final_accuracy")
     panels = _panels(shipped, folder, wanted)
     found = {
-        (p.title, line): _final_difference(p.lines[line], p.reference_of(p.lines[line], against))
+        (p.title, line): _difference(p.lines[line], p.reference_of(p.lines[line], against), measure)
         for p in panels
         for line in p.lines
     }
@@ -53,7 +54,7 @@ def settings(shipped: Shipped, *folders: str) -> str:
 
     Or GPFL minus `against=<choice>`. Runs of presets that differ in name alone count together.
     """
-    folders, against = _against(folders)
+    folders, against = _taken(folders, "against", REFERENCE)
     found: dict[tuple[str, str, str], dict[tuple[str, str], dict[Seeds, float]]] = {}
     for folder in folders:
         texts = "authors' code" if folder.endswith("_code") else "paper"
@@ -137,10 +138,10 @@ def _network(group: Group) -> tuple[str, str]:
     return " and ".join(map(str, model["hidden"])), f"{model['dropout']:g}"
 
 
-def _against(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """The other words, and what `against=` among them names: random selection, if there is none."""
-    named = [word.partition("=")[2] for word in words if word.startswith("against=")]
-    return tuple(word for word in words if not word.startswith("against=")), (named or [REFERENCE])[0]
+def _taken(words: Sequence[str], key: str, default: str) -> tuple[tuple[str, ...], str]:
+    """The words without `<key>=<value>`, and that value; `default` where there is none."""
+    named = [word.partition("=")[2] for word in words if word.startswith(f"{key}=")]
+    return tuple(word for word in words if not word.startswith(f"{key}=")), (named or [default])[0]
 
 
 def _paired(
@@ -149,10 +150,10 @@ def _paired(
     return paired(by.get((cell, method), {}), by.get((cell, against), {}))
 
 
-def _final_difference(group: Group, reference: Group | None) -> Difference | None:
+def _difference(group: Group, reference: Group | None, measure: str) -> Difference | None:
     if reference is None or group is reference:
         return None
-    return paired(values_by_seed(group, "final_accuracy"), values_by_seed(reference, "final_accuracy"))
+    return paired(values_by_seed(group, measure), values_by_seed(reference, measure))
 
 
 def _decision(found: Difference, seeds: int) -> str:

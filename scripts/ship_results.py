@@ -4,9 +4,10 @@
     uv run python -m scripts.ship_results --add outputs/gpfl_settings_code
 
 Each folder of docs/results is made anew and holds runs.parquet, summary.json, the tables of TABLES, and what else the
-pages name. With --add the runs that are shipped already stay, but for those of which the folder has another. Runs
-that have not ended, or that were not made by a commit, are left out with a message. Then all folders are judged
-together (scripts/verdicts.py) and the pages filled (scripts/reproduction.py): some minutes of a core.
+pages name. Absolute paths of data are cut to their last part. With --add the runs that are shipped already stay, but
+for those of which the folder has another. Runs that have not ended, or that were not made by a commit, are left out
+with a message. Then all folders are judged together (scripts/verdicts.py) and the pages filled
+(scripts/reproduction.py): some minutes of a core.
 """
 
 import argparse
@@ -16,8 +17,10 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedsim.report.archive import read_archive, write_archive
 from fedsim.report.command import report
@@ -49,7 +52,7 @@ def main() -> None:
 def ship_all(folders: Sequence[Path], *, add: bool = False) -> None:
     for folder in folders:
         target = RESULTS / folder.resolve().name
-        if runs := shippable(read_runs(folder)):
+        if runs := [portable(run) for run in shippable(read_runs(folder))]:
             if add:
                 runs = with_shipped(runs, folder, target / "runs.parquet")
             ship(runs, folder, target)
@@ -73,6 +76,19 @@ def shippable(runs: Sequence[Run]) -> list[Run]:
         else:
             print(f"left out {run.folder.name}: {run.status}, commit {run.commit}, changed files: {changed}")
     return kept
+
+
+def portable(run: Run) -> Run:
+    """`run` with the last part alone of absolute paths in its config and summary: where data lay on one machine."""
+    return replace(run, config=_last_parts(run.config), summary=_last_parts(run.summary))
+
+
+def _last_parts(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _last_parts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_last_parts(item) for item in value]
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
 def ship(runs: Sequence[Run], folder: Path, target: Path) -> None:

@@ -70,6 +70,12 @@ def test_a_choice_of_another_group(word: str, remedy: str) -> None:
     assert told(word).endswith(remedy)
 
 
+@pytest.mark.parametrize("choice", ["n" * 300, "'**'", "'a[b'", "mine/own", "none"])
+def test_no_file_is_looked_for_by_what_is_no_name(here: Path, choice: str) -> None:
+    write(here / "mine/own.yaml")
+    assert "is not a choice of conf/selector/\n    known here: " in told(f"selector={choice}", config_dir="mine")
+
+
 def test_a_choice_that_names_no_class_is_told_which_line_it_needs(here: Path) -> None:
     (here / "mine/selector/own.yaml").write_text("count: 3\n")
     text = told("selector=own", config_dir="mine")

@@ -12,7 +12,7 @@ import pytest
 from fedsim.report.__main__ import main as report
 from fedsim.report.archive import read_archive
 from fedsim.report.groups import group_runs
-from fedsim.report.runs import read_runs
+from fedsim.report.runs import Run, read_runs
 from fedsim.report.verdicts.published import publications_about
 from scripts import reproduction, reproduction_tables, ship_results
 from scripts.shipped import RESULTS, Shipped
@@ -167,6 +167,13 @@ def test_shipped_folders_hold_whole_runs_of_commits_and_what_pages_name(
     assert "the pages name none.csv, which its report does not have" in written.err
     shipped = read_archive(docs / "results" / "toy" / "runs.parquet")
     assert sorted(run.status for run in shipped) == ["diverged", "done", "done", "done", "done"]
+
+
+def test_shipped_runs_do_not_say_where_data_lay() -> None:
+    config = {"dataset": {"path": "/home/someone/cifar10", "files": ["/data/a.npz", "b/c.npz"]}, "num_rounds": 3}
+    run = ship_results.portable(Run(Path("toy"), config, {"status": "done", "data": {"file": "/data/a.npz"}}))
+    assert run.config == {"dataset": {"path": "cifar10", "files": ["a.npz", "b/c.npz"]}, "num_rounds": 3}
+    assert run.summary == {"status": "done", "data": {"file": "a.npz"}}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -50,7 +50,10 @@ class CheckedFolder(ConfigSource):
         return self._inside(config_path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
-        return self._file(config_path).is_file()
+        try:
+            return self._file(config_path).is_file()
+        except OSError:  # a name that is longer than file systems take
+            return False
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> "list[str]":
         found: list[str] = []

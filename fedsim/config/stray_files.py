@@ -1,6 +1,5 @@
 """The file of a choice that its group does not have: `--config-dir` was forgotten, or it is in another folder."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,23 +14,20 @@ def stray_file(group: str, choice: str, folders: Sequence[Path]) -> str | None:
 
     None where there is no such file, or it is a choice of another group.
     """
-    if "/" in choice:
-        return None
     name, own = f"{choice}.yaml", [folder for folder in folders if folder.resolve() != conf_dir().resolve()]
-    found = next((path for path in _candidates(group, name, own) if path.is_file()), None)
-    if found is None:
+    beside = [folder for folder in USUAL if (folder / group / name).is_file()]
+    if beside and not own:
+        return f"{beside[0] / group / name} is there: add --config-dir {beside[0]}"
+    near = [*(folder / group / name for folder in beside), *_near(name, own)]
+    if not near:
         return None
-    if not own and found.parent.as_posix().endswith(group):
-        folder = Path(*found.parts[: -1 - len(group.split("/"))])
-        return f"{found} is there: add --config-dir {shlex.quote(str(folder))}"
     place = Path(_as_typed(own[0]) if own else USUAL[1], group, name)
-    return f"{_as_typed(found)} is there: move it to {place}" + ("" if own else f", and add --config-dir {USUAL[1]}")
+    return f"{_as_typed(near[0])} is there: move it to {place}" + ("" if own else f", and add --config-dir {USUAL[1]}")
 
 
-def _candidates(group: str, name: str, own: Sequence[Path]) -> Iterator[Path]:
-    """Files named `name` in the group's folder of the usual places, then in folders near it."""
-    yield from (folder / group / name for folder in USUAL)
-    yield from (folder / name for folder in (*own, *USUAL))
+def _near(name: str, own: Sequence[Path]) -> Iterator[Path]:
+    """Files named `name` above the groups' folders, and in folders beside these that are of no group."""
+    yield from (path for folder in (*own, *USUAL) if (path := folder / name).is_file())
     yield from (path for folder in own for path in folder.glob(f"*/{name}") if not _is_group(path.parent.name))
 
 

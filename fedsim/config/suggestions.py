@@ -4,6 +4,7 @@ To be called inside `fedsim.config.compose.search_path`.
 """
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from fedsim.config.spelling import nearest
 from fedsim.config.stray_files import stray_file
 from fedsim.errors import Problem
 
+NAME = re.compile(r"[\w.-]{1,60}")
+"""Choices whose files may be looked for: no folders or patterns, and no longer than file systems take."""
 UNKNOWN_KEY = "is not a known key"
 LAUNCHERS = {"joblib": "joblib", "ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
 """Launchers that are installed with an extra of this package, and its name."""
@@ -44,12 +47,15 @@ def unknown_choice(group: str, choice: Any) -> Problem:
     if not isinstance(choice, str):
         return Problem(group, choice, rule, f"known here: {', '.join(known)}")
     files = on_search_path()
-    remedy = stray_file(group, choice, files.folders) or _choice_elsewhere(files, choice)
+    is_name = NAME.fullmatch(choice) is not None
+    remedy = (stray_file(group, choice, files.folders) or _choice_elsewhere(files, choice)) if is_name else None
     return Problem(group, choice, rule, remedy or unknown(choice, known).remedy)
 
 
 def _choice_elsewhere(files: ChoiceFiles, choice: str) -> str | None:
     """The groups of fedsim and the user that have `choice`, as one types them; None where none has."""
+    if choice == "none":  # is typed to leave a part out, and not for another group's
+        return None
     found = [group for group in files.groups if files.has(group, choice) and not group.startswith("hydra/")]
     return f"did you mean {' or '.join(f'{group}={choice}' for group in found)}?" if found else None
 

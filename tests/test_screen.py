@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fedsim.jobs.progress import LEAST_ROUNDS, WINDOW, Progress
 from fedsim.record import Record
 from fedsim.running.signals import Preempted, StopRequests
 from fedsim.simulation import Simulation
-from fedsim.tracking.base import RunInfo, SweepPosition
+from fedsim.tracking.base import RunInfo, SweepPosition, Tracker
 from fedsim.tracking.console import ConsoleTracker, lanes_accuracy, time_left
 from fedsim.tracking.files import read_summary
 from fedsim.tracking.screen import Output
@@ -103,6 +103,24 @@ def test_files_only_has_a_line_at_the_start_and_one_at_the_end(capsys: pytest.Ca
         "job 1/2 done",
         "job 2/2 done",
     ]
+
+
+class OutOfInk(Tracker):
+    def log(self, record: Mapping[str, Any]) -> None:
+        raise RuntimeError("out of ink")
+
+
+def test_a_tracker_that_failed_is_told_where_no_other_could_tell_it(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = f"+tracker.pen={{_target_: {__name__}.OutOfInk}}"
+    assert fedsim(["-m", *QUIET, "seed=1,2", broken]) == 0
+    last, _ = capsys.readouterr().out.splitlines()[-2:]
+    assert last == "tracker.pen failed in 2 jobs: RuntimeError: out of ink"
+    assert fedsim([*QUIET, "seed=3", broken]) == 0
+    assert "tracker.pen failed: RuntimeError: out of ink" in capsys.readouterr().out.splitlines()
+    assert fedsim([*QUIET, "seed=3", broken]) == 0  # already done
+    assert "tracker.pen" not in capsys.readouterr().out
+    assert fedsim([*SHOWN, "seed=4", broken]) == 0  # told by the tracker `console`
+    assert capsys.readouterr().out.count("tracker.pen") == 1
 
 
 def test_a_run_with_a_terminal_ends_with_its_table_and_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,7 @@ class Narration:
         if self._is_sweep:
             sweep_table([self._row(*one) for one in zip(self.plans, outcomes, strict=True)])
             tell_line(f"results in {self.folder}")
+        self._tell_failed_trackers(outcomes)
         self._tell_remedies(outcomes)
         if any(outcome.status == "done" for outcome in outcomes):
             tell_line(f"next: {command('fedsim', 'report', str(self.folder))}")
@@ -134,6 +135,18 @@ class Narration:
             "summary": outcome.summary,
             "folder": plan.folder,
         }
+
+    def _tell_failed_trackers(self, outcomes: Sequence[Outcome]) -> None:
+        """Which trackers failed in runs that had none to tell it on the terminal."""
+        failed = Counter(
+            (name, error)
+            for plan, outcome in zip(self.plans, outcomes, strict=True)
+            if not outcome.skipped and not has_console(plan)
+            for name, error in (outcome.summary.get("trackers") or {}).items()
+            if isinstance(error, str)
+        )
+        for (name, error), count in failed.most_common(MOST_NAMED):
+            tell_line(f"tracker.{name} failed{f' in {count} jobs' if count > 1 else ''}: {error}")
 
     def _tell_remedies(self, outcomes: Sequence[Outcome]) -> None:
         """What is to be done about jobs that are not done."""

@@ -101,7 +101,7 @@ def logs(shipped: Shipped, *folders: str) -> str:
 def _text(one: Judged) -> str:
     after = " †" if one.printed.added_after_runs else ""
     if isinstance(one.printed, Claim):
-        return one.printed.text + after
+        return one.printed.text + (after or (" ‡" if one.printed.revised_after_runs else ""))
     return one.printed.id.partition("/")[2].replace("/", ", ") + after
 
 

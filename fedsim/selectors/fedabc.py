@@ -104,16 +104,17 @@ class FedABC(Selector):
     highest shares are selected, as many as `threshold` says. `weights: score` averages their models in proportion to S
     (Eq. 15).
 
-    In round 1 (round 0 of the paper) all clients take part, with the aggregator's average. The server keeps the latest
-    predictions of each client, not its model; those of clients that did not take part in the last round are stale. A
-    loss that is not finite is replaced by the largest finite one. Shares are uniform if all scores are 0. Predictions
-    that hold a nan are not kept, so that the client's earlier ones stay. A client without predictions (unavailable in
-    round 1, and not selected since) has divergence 0 to and from all others, so that its attention is uniform.
+    In round 1 (round 0 of the paper), or the first one in which clients can be reached, all that can be take part, with
+    the aggregator's average. The server keeps the latest predictions of each client, not its model; those of clients
+    that did not take part in the last round are stale. A loss that is not finite is replaced by the largest finite one.
+    Shares are uniform if all scores are 0. Predictions that hold a nan are not kept, so that the client's earlier ones
+    stay. A client without predictions (unavailable in that round, and not selected since) has divergence 0 to and from
+    all others, so that its attention is uniform.
     """
 
     adaptive = True
     needs = frozenset({Signal.LOSSES, Signal.PUBLIC})
-    state = ("predictions",)
+    state = ("predictions", "started")
 
     def __init__(
         self,
@@ -131,6 +132,7 @@ class FedABC(Selector):
         self.self_term = self_term
         self.weights = weights
         self.predictions: dict[int, Tensor] = {}
+        self.started = False
 
     @property
     def start_up_rounds(self) -> int:
@@ -138,7 +140,8 @@ class FedABC(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
-        if round == 1:
+        if not self.started:
+            self.started = True
             return Selection(ids)
         scores = self.scores(finite_losses(clients.losses(ids)), self._divergences(ids))
         shares = scores / scores.sum() if scores.sum() > 0 else np.full(len(ids), 1 / len(ids))

@@ -45,8 +45,9 @@ class GPFL(Selector):
 
     n_i counts the selections of client i; c_i is its gradient projection.
 
-    Round 1 (Algorithm 1): all clients train and upload. c_i = <g_i, g> / |g|, where g is the mean of all g_i. The K
-    clients of highest c are selected and their models averaged.
+    Round 1 (Algorithm 1), or the first round in which clients can be reached: all clients train and upload.
+    c_i = <g_i, g> / |g|, where g is the mean of all g_i. The K clients of highest c are selected and their models
+    averaged.
 
     Later rounds: g_i = (w - w_i) / lr for the clients that trained; c_i is its projection on the global direction of
     the previous round (Eq. 3), which is the server's own step of that round. The c of other clients are kept. The
@@ -76,7 +77,7 @@ class GPFL(Selector):
     """
 
     needs = frozenset({Signal.VALIDATION})
-    state = ("projections", "reward_sum", "pulls", "direction", "last", "previous", "selected")
+    state = ("projections", "reward_sum", "pulls", "direction", "last", "previous", "selected", "started")
 
     def __init__(
         self,
@@ -119,6 +120,8 @@ class GPFL(Selector):
         self.last: Evaluation | None = None
         self.previous: Evaluation | None = None
         self.selected = np.empty(0, np.int64)
+        self.started = False  # clients could be reached in some round
+        self._in_first_round = False
         self._lr = 1.0
         self._reported: Stack = {}
 
@@ -134,9 +137,10 @@ class GPFL(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         self._lr = clients.lr
-        if round == 1 and self.init == "all_clients":
+        self._in_first_round, self.started = not self.started, True
+        if self._in_first_round and self.init == "all_clients":
             return self._first_round(clients, rng)
-        if round > 1:
+        if not self._in_first_round:
             self._add_rewards()
         self.previous = None
         chosen = self._choose(round, clients, rng)
@@ -187,7 +191,7 @@ class GPFL(Selector):
         step = {n: (cohort.start[n] - server.params[n]) / self._lr for n in cohort.trained}
         if self.global_direction == "same_round":
             self.direction = usable(step)
-        if self.direction and (round > 1 or self.init != "all_clients"):
+        if self.direction and not (self._in_first_round and self.init == "all_clients"):
             self._project(self.selected if self._reported else cohort.ids, cohort)
         if self.global_direction == "server_momentum" and self.direction:
             step = {n: self.server_momentum * d + step[n] for n, d in self.direction.items()}

@@ -48,10 +48,11 @@ class Oort(Selector):
     once all clients with data have been seen, all K are exploited. eps starts at `exploration` in round 1 and is
     multiplied by `exploration_decay` every round, but is at least `exploration_floor`.
 
-    `first_round: prior` explores by prior in round 1 as well. `random` follows the published code, whose driver draws
-    round 1 uniformly and calls the selector from round 2 on; the selector counts that round as its first, so that ln t
-    is ln(t - 1). eps is the same in both cases: `exploration` times `exploration_decay` in round 2. Deviation: the code
-    draws uniformly for one more round after the last unseen client was selected.
+    `first_round: prior` explores by prior in the first round in which clients can be reached, too. `random` follows the
+    published code, whose driver draws round 1 uniformly and calls the selector from round 2 on; the selector counts
+    that round as its first, so that ln t is ln(t - 1). eps is the same in both cases: `exploration` times
+    `exploration_decay` in round 2. Deviation: the code draws uniformly for one more round after the last unseen client
+    was selected.
 
     Pacer, as in the published code: T is a percentile of the durations seen so far. A round gains the mean utility of
     the exploited clients whose updates arrived, 0 if there are none. Every `pacer_window` rounds, the gains of the last
@@ -128,7 +129,7 @@ class Oort(Selector):
             self._pace()
         new = clients_to_try(ids, self.last_round > 0, self.last_tried, round)
         self.exploited = self._exploit(ids, self._num_exploited(round, count, new), round, rng)
-        if round == 1 and self.first_round == "random":
+        if self.first_round == "random" and not self.last_tried.any():
             new = new[:0]
         chosen = np.concatenate([self.exploited, self._explore(new, count - len(self.exploited), rng)])
         fill = rng.choice(np.setdiff1d(ids, chosen), count - len(chosen), replace=False)

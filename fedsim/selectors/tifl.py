@@ -42,10 +42,11 @@ class TiFL(Selector):
     the times into tiers; equal sizes leave no tier too small to select from. Clients are profiled once, without a time
     limit, so that none is left out as a dropout. The accuracy of a tier is that of the pooled samples that its clients
     hold, not of a test set at the server. Where fewer than K clients of a tier are available, the rest is drawn from
-    the next tiers, the nearer one first, and the faster one of two.
+    the next tiers, the nearer one first, and the faster one of two. If nobody can be reached when accuracies are due,
+    they are reported in the next round in which somebody can.
     """
 
-    state = ("latency", "probabilities", "credits", "current", "accuracies")
+    state = ("latency", "probabilities", "credits", "current", "accuracies", "intervals")
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class TiFL(Selector):
         self.latency = np.full(n, np.nan)
         self.current = 0
         self.accuracies = np.full(num_tiers, np.nan)
+        self.intervals = 0  # for which accuracies were reported, the present one included
 
     @property
     def start_up_rounds(self) -> int:
@@ -93,7 +95,8 @@ class TiFL(Selector):
         if len(new):
             self.latency[new] = clients.response_times(new)
         tiers = self.tiers()
-        if self.adapts and (round - 1) % self.interval == 0:
+        if self.adapts and round > self.intervals * self.interval:
+            self.intervals = (round - 1) // self.interval + 1
             self._adapt(self._measured(clients, tiers))
         self.current = self._draw([np.isin(tier, ids).any() for tier in tiers], rng)
         if self.adapts:

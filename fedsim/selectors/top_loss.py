@@ -24,10 +24,11 @@ class TopLoss(Selector):
 
     `count` is fixed (FedABC's figures fit 7 of 10; None: `cohort_size`). If `match` is given, the folder of another
     run, that run's number of uploads is copied round by round instead. `first_round_full`: all clients take part in
-    round 1, as in FedABC. Losses that are not finite rank last.
+    the first round in which clients can be reached, as in FedABC. Losses that are not finite rank last.
     """
 
     adaptive = True
+    state = ("started",)
     needs = frozenset({Signal.LOSSES})
 
     def __init__(self, population: Population, *, count: int | None, match: str | None, first_round_full: bool) -> None:
@@ -45,13 +46,15 @@ class TopLoss(Selector):
         )
         self.counts = None if match is None else [r["uploaded"] for r in read_metrics(Path(match))]
         self.first_round_full = first_round_full
+        self.started = False
 
     @property
     def start_up_rounds(self) -> int:
         return int(self.first_round_full)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        if round == 1 and self.first_round_full:
+        if self.first_round_full and not self.started:
+            self.started = True
             return Selection(clients.available)
         count = self.count if self.counts is None else self.counts[round - 1]
         losses = without_infinity(clients.losses(clients.available))

@@ -14,9 +14,12 @@ from fedsim.report.tables.formatting import show_p
 from scripts.reproduction_cells import markdown, short, signed
 from scripts.shipped import RESULTS, Shipped
 
+Values = Mapping[Seeds, float]
+
 MARGIN = 0.02
 PLANNED = 10
 """Equivalence of final accuracies, and the number of seeds, as preset gpfl_settings states them."""
+READINGS = ("gpfl", "gpfl_official")
 TITLES = {"gpfl_1spc": "1SPC", "gpfl_2spc": "2SPC", "gpfl_dir": "Dir(0.2)", "gpfl_dir_by_size": "Dir(0.2), by size"}
 
 
@@ -55,17 +58,9 @@ def settings(shipped: Shipped, *folders: str) -> str:
     Or GPFL minus `against=<choice>`. Runs of presets that differ in name alone count together.
     """
     folders, against = _taken(folders, "against", REFERENCE)
-    found: dict[tuple[str, str, str], dict[tuple[str, str], dict[Seeds, float]]] = {}
-    for folder in folders:
-        texts = "authors' code" if folder.endswith("_code") else "paper"
-        for group in _groups(shipped, folder):
-            by_method = found.setdefault((texts, *_network(group)), {})
-            key = (group.choices["cell"], group.choices["selector"])
-            by_method.setdefault(key, {}).update(values_by_seed(group, "final_accuracy"))
     rows, together = [], []
-    for (texts, hidden, dropout), by_method in sorted(found.items(), key=lambda one: one[0], reverse=True):
-        network = f"{hidden}, {'dropout ' + dropout if float(dropout) else 'no dropout'}"
-        for method in ("gpfl", "gpfl_official"):
+    for texts, network, by_method in _by_network(shipped, folders):
+        for method in READINGS:
             strata = [_paired(by_method, cell, method, against) for cell in ("gpfl_1spc", "gpfl_2spc", "gpfl_dir")]
             if all(strata):
                 rows.append([texts, network, method, *(f"{signed(one)} ({one.num})" for one in strata if one)])
@@ -75,6 +70,23 @@ def settings(shipped: Shipped, *folders: str) -> str:
         row += [f"{signed(one)}, p {show_p(p)}", _decision(one, seeds)]
     header = ["local training", "network", "", "1SPC", "2SPC", "Dir(0.2)", "mean of the three", f"GPFL and {against}"]
     return markdown(header, rows)
+
+
+def by_size(shipped: Shipped, *folders: str) -> str:
+    """As `settings`, of Dir(0.2) with all methods' models averaged by size: GPFL minus random and minus round robin."""
+    rows, found = [], []
+    for texts, network, by_method in _by_network(shipped, folders):
+        for method in READINGS:
+            both = [_paired(by_method, "gpfl_dir_by_size", method, against) for against in (REFERENCE, "round_robin")]
+            if all(both):
+                rows.append([texts, network, method])
+                found.append([one for one in both if one])
+    corrected = [holm([both[column].p_value for both in found]) for column in (0, 1)]
+    for i, (row, both) in enumerate(zip(rows, found, strict=True)):
+        for one, p in zip(both, corrected, strict=True):
+            row += [f"{signed(one)} ({one.num}), p {show_p(p[i])}", _decision(one, one.num)]
+    header = ["local training", "network", "", "minus random", "GPFL and random", "minus round_robin"]
+    return markdown([*header, "GPFL and round_robin"], rows)
 
 
 def cost(shipped: Shipped) -> str:
@@ -138,15 +150,28 @@ def _network(group: Group) -> tuple[str, str]:
     return " and ".join(map(str, model["hidden"])), f"{model['dropout']:g}"
 
 
+def _by_network(shipped: Shipped, folders: Sequence[str]) -> list[tuple[str, str, Mapping[tuple[str, str], Values]]]:
+    """Local training, network, and by cell and selector the final accuracies, of presets named like gpfl_settings."""
+    found: dict[tuple[str, str, str], dict[tuple[str, str], dict[Seeds, float]]] = {}
+    for folder in folders:
+        texts = "authors' code" if folder.endswith("_code") else "paper"
+        for group in _groups(shipped, folder):
+            by_method = found.setdefault((texts, *_network(group)), {})
+            key = (group.choices["cell"], group.choices["selector"])
+            by_method.setdefault(key, {}).update(values_by_seed(group, "final_accuracy"))
+    return [
+        (texts, f"{hidden}, {'dropout ' + dropout if float(dropout) else 'no dropout'}", by_method)
+        for (texts, hidden, dropout), by_method in sorted(found.items(), key=lambda one: one[0], reverse=True)
+    ]
+
+
 def _taken(words: Sequence[str], key: str, default: str) -> tuple[tuple[str, ...], str]:
     """The words without `<key>=<value>`, and that value; `default` where there is none."""
     named = [word.partition("=")[2] for word in words if word.startswith(f"{key}=")]
     return tuple(word for word in words if not word.startswith(f"{key}=")), (named or [default])[0]
 
 
-def _paired(
-    by: Mapping[tuple[str, str], Mapping[Seeds, float]], cell: str, method: str, against: str
-) -> Difference | None:
+def _paired(by: Mapping[tuple[str, str], Values], cell: str, method: str, against: str) -> Difference | None:
     return paired(by.get((cell, method), {}), by.get((cell, against), {}))
 
 
@@ -194,5 +219,5 @@ def _made_by(runs: Sequence[Run]) -> str:
 
 
 MAKERS: Mapping[str, Callable[..., str]] = {
-    maker.__name__: maker for maker in (accuracy, differences, settings, cost, early, from_report)
+    maker.__name__: maker for maker in (accuracy, differences, settings, by_size, cost, early, from_report)
 }

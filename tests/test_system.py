@@ -293,3 +293,13 @@ def test_devices_are_drawn_by_the_seed_and_nothing_else() -> None:
     ]
     one, other = (clock.devices for clock in found if isinstance(clock, SimulatedClock))
     assert one.forward.tolist() == other.forward.tolist()
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_rule_about_the_clients_to_select_says_where_their_number_is_from(factor: float) -> None:
+    with pytest.raises(ConfigError) as told:
+        plan("selector=power_of_choice", "selector.num_candidates=1", *CLOCK, f"system.over_selection={factor}")
+    (problem,) = told.value.problems
+    assert problem.rule == f"must lie in [cohort_size={2 * factor:g}, num_clients=6]"
+    origin = "3 clients are selected for cohort_size=2 by system.over_selection"
+    assert problem.remedy == "2 * K is usual" + (f"; {origin}" if factor > 1 else "")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -165,7 +165,10 @@ def _check_selector(config: Mapping[str, Any], problems: _Problems) -> None:
     num_selected = None if has_clock and system is None else _num_selected(config, system)
     known = populations(config.get("num_clients"), num_selected, config.get("num_rounds"))
     values = {k: v for k, v in node.items() if k != "_target_"} if isinstance(node, Mapping) else {}
-    selector = construct(resolve(node, Selector, "selector"), values, "selector", [[one] for one in known])
+    try:
+        selector = construct(resolve(node, Selector, "selector"), values, "selector", [[one] for one in known])
+    except ConfigError as error:
+        raise ConfigError(_with_over_selection(one, config, num_selected) for one in error.problems) from error
     problems.add(rule(hasattr(selector, "population"), "selector", type(selector).__name__, UNINITIALISED))
     if not has_clock and selector.needs & OF_SYSTEM:
         problems.add(Problem("system", "none", f"must be a simulated clock for {type(selector).__name__}", CLOCKS))
@@ -188,6 +191,15 @@ def _num_selected(config: Mapping[str, Any], system: System | None) -> Any:
     if system is None or not isinstance(n, int) or not isinstance(k, int) or not 1 <= k <= n:
         return k
     return system.num_selected(k, n)
+
+
+def _with_over_selection(problem: Problem, config: Mapping[str, Any], num_selected: Any) -> Problem:
+    """Where a selector's rule names the K' clients to select as cohort_size, which is another: where K' is from."""
+    k = config.get("cohort_size")
+    if num_selected == k or f"cohort_size={num_selected}" not in problem.rule:
+        return problem
+    origin = f"{num_selected} clients are selected for cohort_size={k} by system.over_selection"
+    return replace(problem, remedy="; ".join(one for one in (problem.remedy, origin) if one))
 
 
 def _unmet(signal: Signal, selector: Selector, server: Any, key: str, example: float) -> Problem | None:

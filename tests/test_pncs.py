@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedsim.communication.compression import Identity, Int8, TopK
 from fedsim.communication.ledger import Ledger
 from fedsim.errors import ConfigError
-from fedsim.selectors.pncs import PNCS
+from fedsim.selectors.pncs import NORM_ORDERS, PNCS
 from fedsim.selectors.tools.power_norm import PowerSimilarity, similarities
 from fedsim.selectors.tools.subset import least_similar_subset
 from tests.toys import ToyEngine, toy_clients, toy_population
@@ -270,6 +270,17 @@ def test_what_cannot_be_combined_is_refused() -> None:
         pncs(5, 2, layers="each", sketch=TopK(size=3))
     with pytest.raises(ConfigError, match=r"similarity='polar': depends on the lengths of the vectors"):
         pncs(5, 2, similarity="polar", sketch=Int8())
+
+
+@pytest.mark.parametrize("similarity", ["polar", "dot_over_norms", "semi"])
+@pytest.mark.parametrize("p", [0.02, 1024.0])
+def test_norms_that_would_overflow_are_refused(similarity: Any, p: float) -> None:
+    with pytest.raises(ConfigError, match=rf"must lie in \[0\.1, 512\] for similarity={similarity}: norms overflow"):
+        pncs(5, 2, p=p, similarity=similarity)
+    pncs(5, 2, p=p, similarity="signed_power")
+    many = [torch.full((2, 1_000_000), 0.5).index_fill(0, torch.tensor([1]), 0.25)]
+    for border in NORM_ORDERS:
+        assert np.isfinite(similarities(many, border, similarity)).all()
 
 
 def test_int8_keeps_all_similarities_but_the_polar_one() -> None:

@@ -31,6 +31,8 @@ from fedsim.selectors.tools.subset import least_similar_subset, subsets_problem
 Floats = NDArray[np.float64]
 TABLE_BYTES = 8
 """Of each number of a table of similarities."""
+NORM_ORDERS = (0.1, 512.0)
+"""Of p-norms of up to 10^9 numbers whose powers float64 holds."""
 
 
 class PNCS(Selector):
@@ -81,6 +83,7 @@ class PNCS(Selector):
         check(
             positive("p", p),
             rule(similarity != "even_power" or p % 2 == 0, "p", p, "must be even for similarity=even_power"),
+            _overflow_problem(p, similarity),
             rule(layers is None or len(layers) > 0, "layers", layers, "must be null or name at least one layer"),
             rule(
                 isinstance(sketch, Identity) or not separate,
@@ -191,6 +194,17 @@ class PNCS(Selector):
 def _prefixes(layers: list[str] | None, trained: Sequence[str]) -> list[str]:
     """`layers`, or those of all parameters."""
     return layers or list(dict.fromkeys(name.rpartition(".")[0] or name for name in trained))
+
+
+def _overflow_problem(p: float, similarity: PowerSimilarity) -> Problem | None:
+    low, high = NORM_ORDERS
+    return rule(
+        similarity in ("signed_power", "even_power") or low <= p <= high,
+        "p",
+        p,
+        f"must lie in [{low:g}, {high:g}] for similarity={similarity}: norms overflow beyond",
+        "similarity=signed_power takes any p > 0",
+    )
 
 
 def _pair_bytes(similarity: PowerSimilarity) -> int:

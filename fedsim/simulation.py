@@ -47,8 +47,9 @@ class Components:
     """What a simulation is made of. Frozen, but for what selector and aggregator carry across rounds.
 
     `learning_rate` gives the local learning rate of a round (1-based); `first_model` the model from which a client
-    trains in round 1 (None: the server's); `client_accuracy` what measures the accuracy client by client at evaluations
-    (None: nothing); `now` is the clock, in seconds; `simulated` that of clients' devices.
+    trains in the first round in which clients can be reached (None: the server's); `client_accuracy` what measures the
+    accuracy client by client at evaluations (None: nothing); `now` is the clock, in seconds; `simulated` that of
+    clients' devices.
     """
 
     engine: Engine
@@ -81,6 +82,7 @@ class Simulation:
         self.wall_seconds = 0.0
         self.simulated_time = 0.0
         self.observed = False
+        self.started = False  # clients could be reached in some round
         self.covered: NDArray[np.bool_] = np.zeros(components.population.num_clients, dtype=bool)
 
     def __iter__(self) -> Iterator[Record]:
@@ -113,6 +115,7 @@ class Simulation:
                 parts.selector.observe(t, self._as_declared(kept), server)
             require_unmodified(server.modified, parts.selector, t)
 
+        self.started |= bool(len(clients.available))
         self.params, self.round, self.observed = params, t, arrived is not None and arrived.cohort is not None
         self.covered[selection.ids] = True
         with clock("evaluate"):
@@ -164,7 +167,7 @@ class Simulation:
             mask = mask & present
         lr, available = parts.learning_rate(t), np.flatnonzero(mask & (parts.population.sizes > 0))
         context = RoundContext(t, lr, available, parts.selector.needs, parts.streams)
-        first, public = parts.first_model if t == 1 else None, parts.server_data.public
+        first, public = None if self.started else parts.first_model, parts.server_data.public
         return Clients(parts.engine, parts.population, context, self.params, ledger, clock, public, first, simulated)
 
     def _select(self, t: int, clients: Clients) -> Selection:
@@ -257,6 +260,7 @@ class Simulation:
         """Everything that crosses rounds; random streams are keyed, so no generator is in it."""
         return {
             "round": self.round,
+            "started": self.started,
             "wall_seconds": self.wall_seconds,
             "covered": self.covered.copy(),
             "params": {name: value.clone() for name, value in self.params.items()},
@@ -268,6 +272,7 @@ class Simulation:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken."""
         self.round = state["round"]
+        self.started = state.get("started", self.round > 0)  # of a checkpoint before there was such a flag
         self.wall_seconds = state["wall_seconds"]
         self.covered = state["covered"].copy()
         self.params = {name: value.clone() for name, value in state["params"].items()}

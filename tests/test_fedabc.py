@@ -142,6 +142,16 @@ def test_predictions_that_are_nan_do_not_replace_earlier_ones() -> None:
     assert selector._divergences(np.arange(3)) == pytest.approx(kl_divergences(LOG_P, "mean"))
 
 
+def test_no_predictions_are_kept_but_the_latest_of_each_client() -> None:
+    """A row of a cohort's tensor would keep all of that tensor."""
+    selector = fedabc()
+    for round, ids in enumerate(([0, 1, 2], [1, 2], [2]), start=1):
+        cohort = toy_cohort(ids, [1] * len(ids), [[0, 0]] * len(ids))
+        selector.observe(round, cohort, FixedPredictions(torch.zeros(len(ids), 5, 2)))  # type: ignore[arg-type]
+    held = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in selector.predictions.values()}
+    assert sum(held.values()) == 3 * 5 * 2 * 4
+
+
 def top_loss(**more: Any) -> TopLoss:
     values: dict[str, Any] = {"count": 2, "match": None, "first_round_full": True} | more
     return TopLoss(toy_population([1] * 4, 2, 3), **values)

@@ -152,6 +152,12 @@ def test_the_verdict(accuracy: float, loss: float, expected: float) -> None:
     assert reward_sign(Evaluation(0.5, 1.0), Evaluation(accuracy, loss)) == expected
 
 
+@pytest.mark.parametrize(("before", "after"), [(2.0, np.nan), (np.nan, 2.0), (np.inf, np.inf), (np.nan, np.nan)])
+def test_a_loss_that_cannot_be_compared_gives_no_reward(before: float, after: float) -> None:
+    assert reward_sign(Evaluation(0.5, before), Evaluation(0.5, after)) == 0
+    assert reward_sign(Evaluation(0.5, np.inf), Evaluation(0.5, 2.0)) == 0.5
+
+
 def test_round_1_is_compared_with_nothing_and_costs_one_pass() -> None:
     """The initial model (accuracy .9 here) is not evaluated: the first reward is positive whatever the accuracy is."""
     selector, server = official(2, 2, 1), FixedScores([(0.1, 2.3)])

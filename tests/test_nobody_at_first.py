@@ -1,8 +1,10 @@
 """What a method does in its first round is done in the first round in which clients can be reached."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
+import torch
 
 from fedsim.record import Record
 from fedsim.selectors.base import Selector
@@ -75,6 +77,24 @@ def test_oort_draws_uniformly_in_the_first_round_of_somebody() -> None:
         run.step()
         drawn |= set(run.step().selected)
     assert drawn == {0, 1, 2, 3}
+
+
+def test_clients_own_first_models_are_those_of_the_first_round_of_somebody() -> None:
+    """Each client moves its own model halfway to (i, -i): the mean of those three is far from the server's zeros."""
+    found = []
+    for absent in (set[int](), {1}):
+        selector = fedabc()
+        parts = toy_components(
+            ToyEngine([1] * 3), selector.population, selector, availability=NobodyIn(absent), num_public=2
+        )
+        run = Simulation(replace(parts, first_model=lambda i: {"w": torch.full((2,), 100.0 * i)}), toy_params())
+        for _ in range(1 + len(absent)):
+            run.step()
+        found.append(run.params["w"].tolist())
+        again = Simulation(parts, toy_params())
+        again.load_state_dict(run.state_dict())
+        assert again.started
+    assert found == [[50.5, 49.5]] * 2
 
 
 def test_tifl_asks_for_accuracies_that_were_due_in_a_round_of_nobody() -> None:

@@ -283,6 +283,35 @@ def test_norms_that_would_overflow_are_refused(similarity: Any, p: float) -> Non
         assert np.isfinite(similarities(many, border, similarity)).all()
 
 
+@pytest.mark.filterwarnings("error")
+def test_semi_with_an_order_below_one_counts_zero_coordinates_as_nothing() -> None:
+    found = similarities([torch.tensor([[1.0, 0, 2], [1, 1, 0], [0, 0, 0]])], 0.5, "semi")
+    first, second = (1 + np.sqrt(2)) ** 2, 4.0  # their norms
+    assert found[0, 1] == pytest.approx((1 / (first**-0.5 * second) + 1 / (second**-0.5 * first)) / 2)
+    assert found.diagonal() == pytest.approx([1, 1, 0])
+    assert not found[2].any()
+
+
+class LayerInALayer(ToyEngine):
+    """A layer with a parameter of its own and a layer inside it, such as nn.MultiheadAttention."""
+
+    def __init__(self) -> None:
+        super().__init__([1] * 4)
+        self.trained = ["attention.in_proj_weight", "attention.out_proj.weight"]
+
+    def client_gradients(self, params: Any, positions: Any, names: Any = None) -> Any:
+        for i in range(len(positions)):
+            yield torch.tensor([1.0, 0.0, (-1.0) ** i, 0.0])
+
+
+@pytest.mark.parametrize("layer_agg", ["mean", "params"])
+def test_each_layer_is_compared_without_the_layers_inside_it(layer_agg: Any) -> None:
+    selector = pncs(4, 2, layers="each", layer_agg=layer_agg, p=2.0)
+    params = {"attention.in_proj_weight": torch.zeros(2), "attention.out_proj.weight": torch.zeros(2)}
+    clients = toy_clients([1] * 4, selector.needs, engine=LayerInALayer(), params=params)
+    assert selector._similarities(clients)[0] == pytest.approx([1, 0, 1, 0])
+
+
 def test_int8_keeps_all_similarities_but_the_polar_one() -> None:
     """Which depends on the vectors' lengths: .45 or .22 for these two, where the second is 100 times as long."""
     x, y = torch.tensor([2.0, 1, 0, 0.5]), torch.tensor([1.0, -1, 1, 0.25])

@@ -132,6 +132,18 @@ def test_a_selector_may_read_the_model_and_work_on_a_copy_of_it() -> None:
     assert [r.test_accuracy for r in run] == [r.test_accuracy for r in untouched]
 
 
+def test_a_selector_that_modifies_what_its_clients_started_from_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(clients: Clients) -> Selection:
+        clients.collect(clients.available).start["w"].add_(1)
+        return Selection(np.array([1, 3]))
+
+    monkeypatch.setattr(Faulty, "needs", frozenset({Signal.TRAINING}))
+    run = simulate(change)
+    run.step()
+    with pytest.raises(SelectionError, match="round 2: Faulty modified the model's w in place"):
+        run.step()
+
+
 def halves_an_update(clients: Clients) -> Selection:
     clients.updates(clients.available)["w"].mul_(0.5)
     return Selection(np.array([1, 3]))
@@ -143,7 +155,16 @@ def halves_an_update_and_trains_more(clients: Clients) -> Selection:
     return Selection(np.array([1, 3]))
 
 
-@pytest.mark.parametrize("change", [halves_an_update, halves_an_update_and_trains_more])
+def changes_what_it_asked_for_twice(clients: Clients) -> Selection:
+    for client in clients.available:
+        clients.updates(np.array([client]))
+    clients.updates(clients.available)["w"].mul_(0.5)
+    return Selection(np.array([1, 3]))
+
+
+@pytest.mark.parametrize(
+    "change", [halves_an_update, halves_an_update_and_trains_more, changes_what_it_asked_for_twice]
+)
 def test_a_selector_that_modifies_updates_is_named(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Faulty, "needs", frozenset({Signal.TRAINING}))
     broken_in_round_two(simulate(change), SelectionError, "round 2: Faulty modified the updates' w in place.*m / norm")

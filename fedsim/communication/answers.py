@@ -11,7 +11,7 @@ from fedsim.communication.context import RoundContext
 from fedsim.communication.exchanges import Exchanges
 from fedsim.communication.ledger import Clock, Exchange, Ledger, Quantity
 from fedsim.communication.lent_params import LentParams
-from fedsim.communication.local_results import LocalResults, local_training
+from fedsim.communication.local_results import Lent, LocalResults, local_training
 from fedsim.communication.signals import Signal
 from fedsim.communication.transfers import Transfers
 from fedsim.engine.engine import Engine
@@ -40,6 +40,7 @@ class Answers:
         self._population = population
         self._context = context
         self._params = params
+        self._own = Lent(params)  # which a cohort's `start` is
         self._lent: LentParams | None = None
         self._ledger = ledger
         self._clock = clock

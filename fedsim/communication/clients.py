@@ -49,8 +49,8 @@ class Clients(Answers):
 
     @property
     def modified(self) -> list[str]:
-        """Names of tensors in `params` that the selector has modified in place."""
-        return [] if self._lent is None else self._lent.modified
+        """Names of tensors in `params`, or in the `start` of a cohort, that the selector has modified in place."""
+        return list(dict.fromkeys([*self._own.modified, *([] if self._lent is None else self._lent.modified)]))
 
     @property
     def modified_updates(self) -> list[str]:

@@ -73,6 +73,7 @@ class LocalResults:
         offsets = np.cumsum([0, *(len(part.steps) for part in self._parts)])
         self._places = {i: (0, int(offsets[part]) + row) for i, (part, row) in self._places.items()}
         self._parts = [concatenate_updates(self._parts)]
+        self._lent.append(Lent(self._parts[0].delta))
 
 
 def local_training(

@@ -154,7 +154,7 @@ class FedABC(Selector):
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         for client, prediction in zip(cohort.ids, server.predict_public(cohort).cpu(), strict=True):
             if not prediction.isnan().any():
-                self.predictions[int(client)] = prediction
+                self.predictions[int(client)] = prediction.clone()  # a view would keep those of the whole cohort
 
     def scores(self, losses: NDArray[np.float64], divergences: NDArray[np.float64]) -> NDArray[np.float64]:
         """The scores S [N] from losses v [N] and divergences d [N, N] of the available clients (Eq. 11, 13)."""

@@ -106,7 +106,7 @@ class GPFLOfficial(Selector):
 
 
 def reward_sign(before: Evaluation, after: Evaluation) -> float:
-    """1 or -1 if the accuracy rose or fell; else .5, -.5 or 0 if the loss fell, rose or did not change."""
+    """1 or -1 if the accuracy rose or fell; else .5, -.5 or 0 if the loss fell, rose or did not change, or is nan."""
     if after.accuracy != before.accuracy:
         return float(np.sign(after.accuracy - before.accuracy))
-    return float(np.sign(before.loss - after.loss)) / 2
+    return ((after.loss < before.loss) - (after.loss > before.loss)) / 2

@@ -168,7 +168,7 @@ class PNCS(Selector):
         matrices = self._reported_matrices(clients)
         if not self.separate:
             return similarities(list(matrices.values()), self.p, self.similarity)
-        groups = [[matrices[n] for n in clients.layer_names([layer])] for layer in self._layers(clients)]
+        groups = [[matrices[n] for n in self._members(layer, clients)] for layer in self._layers(clients)]
         layer_similarities = [similarities(group, self.p, self.similarity) for group in groups]
         numels = [sum(p.shape[1] for p in group) for group in groups]
         mean: Floats = np.average(layer_similarities, axis=0, weights=numels if self.layer_agg == "params" else None)
@@ -177,6 +177,12 @@ class PNCS(Selector):
     def _layers(self, clients: Clients) -> list[str]:
         """Prefixes of parameter names; the parameters of one prefix are compared together."""
         return _prefixes(self.layers, clients.layer_names(None))
+
+    def _members(self, layer: str, clients: Clients) -> list[str]:
+        """Names of the parameters of `layer`: below a prefix that is asked for, or the layer's own (`each`)."""
+        if self.layers is not None:
+            return clients.layer_names([layer])
+        return [name for name in clients.layer_names(None) if _layer_of(name) == layer]
 
     def _reported_matrices(self, clients: Clients) -> dict[str, Tensor]:
         """The reports of all available clients, one matrix [N, d] per tensor (or a single one of sketches)."""
@@ -193,7 +199,12 @@ class PNCS(Selector):
 
 def _prefixes(layers: list[str] | None, trained: Sequence[str]) -> list[str]:
     """`layers`, or those of all parameters."""
-    return layers or list(dict.fromkeys(name.rpartition(".")[0] or name for name in trained))
+    return layers or list(dict.fromkeys(map(_layer_of, trained)))
+
+
+def _layer_of(name: str) -> str:
+    """The layer of a parameter of this name."""
+    return name.rpartition(".")[0] or name
 
 
 def _overflow_problem(p: float, similarity: PowerSimilarity) -> Problem | None:

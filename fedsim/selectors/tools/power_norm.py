@@ -38,16 +38,18 @@ def similarities(matrices: Sequence[Tensor], p: float, similarity: PowerSimilari
         return _divide(inner_products(matrices, lambda x: x / scale), np.outer(norm, norm))
     if similarity == "semi":
         crossed = inner_products(matrices, lambda x: signed_power(x / scale, p - 1), lambda x: x / scale)
-        one_way = _divide(crossed, np.outer(norm ** (p - 1), norm))
+        powers = np.power(norm, p - 1, out=np.zeros_like(norm), where=norm > 0)
+        one_way = _divide(crossed, np.outer(powers, norm))
         return (one_way + one_way.T) / 2
     return _divide(_polarisation(matrices, scale, p), 4 * np.outer(norm, norm))
 
 
 def signed_power(x: Tensor, exponent: float) -> Tensor:
-    """sgn(x) |x|^exponent."""
+    """sgn(x) |x|^exponent; 0 where x is 0, whatever the exponent."""
     if exponent == 1:
         return x
-    return x * x.abs() if exponent == 2 else x.abs().pow_(exponent).mul_(x.sign())
+    powers = x * x.abs() if exponent == 2 else x.abs().pow_(exponent).mul_(x.sign())
+    return powers if exponent > 0 else powers.masked_fill_(x == 0, 0.0)
 
 
 def _max_magnitudes(matrices: Sequence[Tensor]) -> Tensor:

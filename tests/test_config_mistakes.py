@@ -160,6 +160,19 @@ def test_the_search_that_a_remedy_names_can_be_typed_in_a_shell() -> None:
     assert "'" in problem.remedy  # without quotes a shell takes the parentheses for its own
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("selector/threshold=linear", "selector/threshold='linear': has no effect: the choice of selector has no such"),
+        ("selector/threshold=linear", "it goes with selector=fedabc"),
+        ("system/devices=tiers", "it goes with system=lognormal"),
+    ],
+)
+def test_a_choice_in_a_group_that_no_choice_has_is_told_where_it_goes(word: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        compose_jobs([word], multirun=True)
+
+
 def test_no_choice_is_a_choice_where_none_need_be_made() -> None:
     preset = ["preset=gpfl_table2_fmnist", "selector=random", "seed=0", "cell=null,gpfl_1spc"]
     jobs = compose_jobs(preset, multirun=True)

@@ -29,6 +29,8 @@ def test_texts_keep_their_quotes() -> None:
         ("a=range(0)", r"a='range\(0\)': has no values: it ends before it begins"),
         ("a=range(10,0)", r"range\(10,0,-1\) counts the other way"),
         ("a=range(0,10,-2)", r"range\(0,10,2\) counts the other way"),
+        ("a=range(0,5,0)", r"a='range\(0,5,0\)': must have a step other than 0"),
+        ("a=0,1,0", r"a='0,1,0': has 0 twice"),
         ("a=range(10001)", "must have at most 10000 jobs"),
         ("a=interval(0,1)", r"a='interval\(0,1\)': must sweep single values"),
     ],

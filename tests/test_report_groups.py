@@ -22,6 +22,17 @@ def test_groups_are_named_by_what_differs(tmp_path: Path) -> None:
     assert set(panel.lines) == names
 
 
+def test_choices_name_groups_that_differ_in_nothing_before_them(tmp_path: Path) -> None:
+    """The aggregator is named by its choice; beside another selector it says nothing more."""
+    for selector, aggregator, lr in (("random", "uniform", 0.0), ("random", "fedadam", 0.1), ("gpfl", "fedadam", 0.1)):
+        choices = {"selector": selector, "aggregator": aggregator}
+        write_run(tmp_path, [0.1], [[0]], choices=choices, aggregator={"_target_": aggregator, "lr": lr})
+    assert [g.name for g in group_runs(read_runs(tmp_path))] == ["random fedadam", "random uniform", "gpfl"]
+    write_run(tmp_path / "b", [0.1], [[0]], choices=choices, aggregator={"_target_": "fedadam", "lr": 0.5})
+    names = [g.name for g in group_runs(read_runs(tmp_path))]
+    assert names[2:] == ["gpfl lr=0.1", "gpfl lr=0.5"]
+
+
 def test_runs_that_differ_in_name_alone_count_once(tmp_path: Path) -> None:
     """As where two presets hold the same runs, in a report over both."""
     for name in ("a", "b"):

@@ -130,11 +130,15 @@ def values_of(override: Override) -> Iterator[str]:
         search = f"fedsim search {shlex.quote(override.input_line or '')} trials=20 searches in it"
         remedy = f"{key}=range(0,5) is five of them" if key in SEEDS else search
         raise ConfigError([Problem(key, typed_in(override), "must sweep single values: a,b or range()", remedy)])
-    empty = True
-    for value in override.sweep_string_iterator():
-        empty = False
-        yield f"{key}={value}"
-    if empty:
+    if isinstance(value := override.value(), RangeSweep) and value.step == 0:
+        raise ConfigError([Problem(key, typed_in(override), "must have a step other than 0", "leave it out for 1")])
+    given: set[str] = set()
+    for word in override.sweep_string_iterator():
+        if word in given:
+            raise ConfigError([Problem(key, typed_in(override), f"has {word} twice", "a run is made once")])
+        given.add(word)
+        yield f"{key}={word}"
+    if not given:
         raise ConfigError([_without_values(override)])
 
 

@@ -111,7 +111,7 @@ def choices_taking(path: str, depth: int) -> str:
         if takers := choices_with(group, [path]):
             return f"{group}={'|'.join(takers)}"
     for group in reversed(groups[max(depth, 1) :]):
-        takers, parents = choices_with(group, [path]), _choices_with_group(files, group)
+        takers, parents = choices_with(group, [path]), choices_with_group(files, group)
         if takers and parents:
             return f"{group}={'|'.join(takers)}, for {parents}"
     return ""
@@ -131,7 +131,7 @@ def _takes(files: ChoiceFiles, group: str, choice: str, key: str) -> bool:
     return found is not None and OmegaConf.is_dict(found.config) and has_key(found.config, key.split(".", 2)[-1])
 
 
-def _choices_with_group(files: ChoiceFiles, group: str) -> str:
+def choices_with_group(files: ChoiceFiles, group: str) -> str:
     """The choices of the group above in which `group` is chosen."""
     above = group.rpartition("/")[0]
     parents = [name for name in files.names(above) if group in files.made(above, name)] if above else []
@@ -160,7 +160,7 @@ def _in_choices(config: Mapping[str, Any], path: str) -> list[str]:
     files = on_search_path()
     places = {key: choices_taking(key, _depth(config, key)) for key in files.places(path)}
     groups = [group for group in files.groups if group.endswith(f"/{path}") and not group.startswith("hydra/")]
-    places |= {group: _choices_with_group(files, group) for group in groups}
+    places |= {group: choices_with_group(files, group) for group in groups}
     return [f"{place} ({choices})" for place, choices in places.items() if choices and not place.startswith("hydra.")]
 
 

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from fedsim.report.runs import Floats, ReportError, Run
 from fedsim.tracking.files import OutputError, json_ready, write_atomically
 
-SUFFIX = ".parquet"
 META = b"fedsim.runs"
 FORMAT = 1
 TOLD = ("folder", "config", "summary", "histograms", "client_accuracies")

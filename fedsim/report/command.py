@@ -15,10 +15,11 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, cast
 
 from rich.console import Console
 
-from fedsim.report.archive import SUFFIX, read_archive, write_archive
+from fedsim.report.archive import read_archive, write_archive
 from fedsim.report.figures.collection import all_plots
 from fedsim.report.groups import Group, distinct, group_runs
 from fedsim.report.kept import read_summary_file
@@ -34,6 +35,7 @@ from fedsim.report.tables.table import Table
 from fedsim.report.verdicts.judge import Judged, judge_all, verdicts_by_id
 from fedsim.report.verdicts.published import Publication
 from fedsim.tracking.files import OutputError, write_atomically
+from fedsim.tracking.screen import Output
 
 DEFAULT_WIDTH = 180
 """Width of the output in characters if it is not a terminal."""
@@ -66,9 +68,9 @@ def find_source(name: str, output_dir: Path) -> Path:
 
     Raises `ReportError` if none of them exists.
     """
-    if name.endswith(SUFFIX) and Path(name).is_file():
-        return Path(name)
     path = next((path for path in (Path(name), output_dir / name) if path.is_dir()), None)
+    if path is None and Path(name).is_file():
+        return Path(name)
     if path is None:
         raise ReportError(f"{name}: neither a folder nor a preset with results in {output_dir}/; run it first")
     return path
@@ -93,9 +95,10 @@ def report(
     tables = [*all_tables(groups, panels, compared), *pair_tables]
     if against is not None:
         tables.append(compare_summaries(summary, read_summary_file(against, "--against")))
-    console = Console(highlight=False)
+    screen = cast(IO[str], Output())  # the files are written even if nobody reads the tables to their end
+    console = Console(highlight=False, file=screen)
     if not console.is_terminal:
-        console = Console(highlight=False, width=DEFAULT_WIDTH)
+        console = Console(highlight=False, file=screen, width=DEFAULT_WIDTH)
     for table in tables:
         console.print(table.rich())
     target = to or (source.parent if source.is_file() else source) / "report"
@@ -105,7 +108,8 @@ def report(
         looks = make_looks(drawn)
         pictures = [Picture(plot.caption, plot.save(target / "figures")) for plot in all_plots(drawn, looks)]
         publications = [publication for publication, _ in compared]
-        content = Content(source.resolve().stem, groups, drawn, looks, tables, pictures, publications)
+        name = source.stem if source.is_file() else source.resolve().name
+        content = Content(name, groups, drawn, looks, tables, pictures, publications)
         html = html_page(content, target)
         write_atomically(target / "report.html", html.encode())
         write_atomically(target / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())

@@ -14,6 +14,8 @@ from fedsim.report.runs import Run, complete
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "selector")
 """Config groups whose choices label runs, in this order; parts of a selector and single values come after them."""
+OTHER_CHOICES = ("aggregator", "optimizer", "availability", "engine")
+"""Config groups whose choices label runs that differ in nothing that stands before them."""
 SETTING = ("cell", "dataset", "partition", "model", "system")
 """Config groups whose choices and values define a setting, in which methods are compared."""
 NEW_GROUPS = {"system": "none"}
@@ -97,14 +99,14 @@ def show_labels(labels: Mapping[str, str]) -> str:
 
 
 def _show_label(key: str, value: str, *, whole: bool) -> str:
-    if key in LABEL_ORDER or "/" in key:
+    if key in (*LABEL_ORDER, *OTHER_CHOICES) or "/" in key:
         return value
     return f"{key if whole else key.rpartition('.')[2]}={value}"
 
 
 def sort_key(text: str) -> tuple[bool, list[str | float]]:
     """A key that sorts texts with numbers in them by value, and `REFERENCE` first."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text)
     return text != REFERENCE, [float(part) if position % 2 else part for position, part in enumerate(parts)]
 
 
@@ -119,9 +121,8 @@ def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
     if "cell" in names:  # a cell determines the partition
         names = [name for name in names if name != "partition"]
     labels = [{name: _choice(run, name) or "-" for name in names} for run in runs]
-    _add_distinguishing_values(
-        labels, [{g: c for g, c in run.choices.items() if g.startswith("selector/")} for run in runs]
-    )
+    for of_part in (lambda group: group.startswith("selector/"), OTHER_CHOICES.__contains__):
+        _add_distinguishing_values(labels, [{g: c for g, c in run.choices.items() if of_part(g)} for run in runs])
     values = [dict(flat(relevant(run.config))) for run in runs]
     _add_distinguishing_values(labels, values)
     _tell_setting_everywhere(labels, values)

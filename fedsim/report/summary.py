@@ -107,11 +107,19 @@ def _counterpart(
 ) -> Mapping[str, Any] | None:
     """The one earlier group with the same config; None if there is none, or if several could be it."""
     if exact := [other for other in earlier if "config" in other and other["config"] == group["config"]]:
-        return exact[0]
+        alike = [*exact, *(one for one in current if one.get("config") == group["config"])]
+        if len({_folders(one) for one in alike}) > 1:  # here they tell data sets apart, which the hash does not
+            exact = [other for other in exact if _folders(other) == _folders(group)]
+        return next((other for other in exact if _agree(group, other)), exact[0] if exact else None)
     agreeing = [other for other in earlier if "config" not in other and _agree(group, other)]
     if len(agreeing) != 1 or sum(_agree(one, agreeing[0]) for one in current) != 1:
         return None
     return agreeing[0]
+
+
+def _folders(group: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """Those labels that are folders of data."""
+    return tuple(group["labels"].get(key) for key in FOLDERS)
 
 
 def _agree(group: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ import optuna
 from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState
+from rich.markup import escape
 from rich.table import Table
 
 from fedsim.config.plan import Plan
@@ -85,9 +86,9 @@ def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags
     table = Table(title=f"{title}, {failed} failed" if failed else title, title_justify="left")
     table.add_column("final %", justify="right")
     for key in space.axes:
-        table.add_column(key)
+        table.add_column(escape(key))
     for params, accuracy in ended[:MOST_SHOWN]:
-        table.add_row(f"{100 * accuracy:.2f}", *(str(params[key]) for key in space.axes))
+        table.add_row(f"{100 * accuracy:.2f}", *(escape(str(params[key])) for key in space.axes))
     CONSOLE.print(table)
     if failed:
         tell_line("the same command goes on with the runs that have failed")

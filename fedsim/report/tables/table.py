@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import rich.table
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 
 EMPTY = ("", "-")
 
@@ -31,12 +32,16 @@ class Table:
     def rich(self) -> rich.table.Table:
         shown = self.without_empty_columns()
         table = rich.table.Table(
-            title=self.title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, caption=self.note or None
+            title=escape(self.title),
+            title_justify="left",
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            caption=escape(self.note) or None,
         )
         for number, name in enumerate(shown.header):
-            table.add_column(name, justify="left" if number < 2 else "right", overflow="fold")
+            table.add_column(escape(name), justify="left" if number < 2 else "right", overflow="fold")
         for row in shown.rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         return table
 
     def markdown(self) -> str:

@@ -1,9 +1,10 @@
 """Runs of a report in groups, their names, and panels."""
 
 import itertools
+import json
 from pathlib import Path
 
-from fedsim.report.groups import group_runs, show_labels
+from fedsim.report.groups import NATIVE, group_runs, show_labels
 from fedsim.report.panels import make_panels
 from fedsim.report.runs import read_runs
 from fedsim.report.summary import make_summary
@@ -31,6 +32,21 @@ def test_choices_name_groups_that_differ_in_nothing_before_them(tmp_path: Path) 
     write_run(tmp_path / "b", [0.1], [[0]], choices=choices, aggregator={"_target_": "fedadam", "lr": 0.5})
     names = [g.name for g in group_runs(read_runs(tmp_path))]
     assert names[2:] == ["gpfl lr=0.1", "gpfl lr=0.5"]
+
+
+def test_runs_on_the_engine_that_auto_took_are_those_of_that_engine(tmp_path: Path) -> None:
+    """The third seed has not ended: it belongs to the others of its config. Another engine is told by its choice."""
+    auto = {"_target_": "fedsim.engine.choose.choose_backend", "compile": "auto"}
+    engines = {"auto": auto, "native": NATIVE, "sequential": {"_target_": "sequential"}}
+    for seed, choice in enumerate(["native", "auto", "auto", "sequential"]):
+        path = write_run(tmp_path, [0.1], [[0]], seed=seed, choices={"engine": choice}, engine=engines[choice])
+        if seed != 2:
+            told = json.loads((path / "summary.json").read_text()) | {"engine": f"native ({choice})"}
+            (path / "summary.json").write_text(json.dumps(told))
+    groups = group_runs(read_runs(tmp_path))
+    assert {g.name: [run.seed for run in g.runs] for g in groups} == {"native": [0, 1, 2], "sequential": [3]}
+    write_run(tmp_path, [0.1], [[0]], seed=1, lr=0.7, choices={"engine": "auto"}, engine=NATIVE)
+    assert {g.name for g in group_runs(read_runs(tmp_path))} == {"native lr=0.1", "native lr=0.7", "sequential"}
 
 
 def test_runs_that_differ_in_name_alone_count_once(tmp_path: Path) -> None:

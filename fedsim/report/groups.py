@@ -20,6 +20,8 @@ SETTING = ("cell", "dataset", "partition", "model", "system")
 """Config groups whose choices and values define a setting, in which methods are compared."""
 NEW_GROUPS = {"system": "none"}
 """Groups that runs of earlier versions do not have, and the choice that changes nothing."""
+NATIVE = {"_target_": "fedsim.engine.native.backend.NativeBackend", "workers": "auto"}
+"""The config of engine=native."""
 REFERENCE = "random"
 """The selector that others are compared with, if there are runs of it."""
 
@@ -54,14 +56,15 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     Of runs that are the same but for their names, as two presets can hold them, one counts (see `distinct`).
     """
     by_config: dict[str, list[Run]] = {}
-    for run in distinct(runs):
-        by_config.setdefault(_key(relevant(run.config)), []).append(run)
-    runs_by_config = list(by_config.values())
+    configs: dict[str, Mapping[str, Any]] = {}
+    different = distinct(runs)
+    for run, config in zip(different, compared_configs(different), strict=True):
+        configs.setdefault(key := _key(config), config)
+        by_config.setdefault(key, []).append(run)
+    all_labels = _make_labels([members[0] for members in by_config.values()], list(configs.values()))
     groups = [
         Group(labels, sorted(members, key=lambda run: run.seeds))
-        for labels, members in zip(
-            _make_labels([members[0] for members in runs_by_config]), runs_by_config, strict=True
-        )
+        for labels, members in zip(all_labels, by_config.values(), strict=True)
     ]
     return sorted(groups, key=lambda group: [sort_key(text) for text in group.labels.values()])
 
@@ -69,8 +72,9 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 def distinct(runs: Iterable[Run]) -> list[Run]:
     """The runs without repetitions: of equal configs and seeds the first that has finished, or else the first."""
     found: dict[str, Run] = {}
-    for run in runs:
-        key = f"{run.seeds} {_key(relevant(run.config))}"
+    given = list(runs)
+    for run, config in zip(given, compared_configs(given), strict=True):
+        key = f"{run.seeds} {_key(config)}"
         if key not in found or (run.status == "done" and found[key].status != "done"):
             found[key] = run
     return list(found.values())
@@ -116,17 +120,45 @@ def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
     return without_added_nulls({k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT})
 
 
-def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
+def compared_configs(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What is `relevant` of each run, with engine=native where engine=auto took it: its results are the same."""
+    configs = [relevant(run.config) for run in runs]
+    taken = [str(run.summary.get("engine", "")).startswith("native") for run in runs]
+    on_c = {_key(config) for config, native in zip(configs, taken, strict=True) if native and _is_auto(config)}
+    return [{**config, "engine": NATIVE} if _key(config) in on_c else config for config in configs]
+
+
+def _is_auto(config: Mapping[str, Any]) -> bool:
+    engine = config.get("engine")
+    return isinstance(engine, Mapping) and str(engine.get("_target_")).endswith(".choose_backend")
+
+
+def _make_labels(runs: Sequence[Run], configs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     names = [name for name in LABEL_ORDER if len({_choice(run, name) for run in runs}) > 1]
     if "cell" in names:  # a cell determines the partition
         names = [name for name in names if name != "partition"]
     labels = [{name: _choice(run, name) or "-" for name in names} for run in runs]
-    for of_part in (lambda group: group.startswith("selector/"), OTHER_CHOICES.__contains__):
-        _add_distinguishing_values(labels, [{g: c for g, c in run.choices.items() if of_part(g)} for run in runs])
-    values = [dict(flat(relevant(run.config))) for run in runs]
+    _add_distinguishing_values(
+        labels, [{g: c for g, c in run.choices.items() if g.startswith("selector/")} for run in runs]
+    )
+    _add_distinguishing_values(labels, _other_choices(runs, configs))
+    values = [dict(flat(config)) for config in configs]
     _add_distinguishing_values(labels, values)
     _tell_setting_everywhere(labels, values)
     return labels
+
+
+def _other_choices(runs: Sequence[Run], configs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The choice of each run in each of `OTHER_CHOICES`; of choices with the same config the first one."""
+    first = {f"engine {_key(NATIVE)}": "native"}
+    return [
+        {
+            g: first.setdefault(f"{g} {_key(config.get(g) or {})}", run.choices[g])
+            for g in OTHER_CHOICES
+            if g in run.choices
+        }
+        for run, config in zip(runs, configs, strict=True)
+    ]
 
 
 def _choice(run: Run, group: str) -> str:

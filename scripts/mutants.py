@@ -84,6 +84,9 @@ def complaint(mutant: Mutant, checkout: Path) -> str:
     path = checkout / mutant.file
     if not path.is_file():
         return f"{mutant.file}: there is no such file"
+    for text in (mutant.old, mutant.new):
+        if not isinstance(text, str):
+            return f"{mutant.file}: {text!r} is no text in YAML: put it in quotes"
     times = path.read_text(encoding="utf-8").count(mutant.old)
     if times != 1:
         return f"{mutant.file}: {mutant.old!r} occurs {times} times"

@@ -29,4 +29,5 @@ def test_what_is_stale_is_told(tmp_path: Path) -> None:
     assert told("gone") == "one.py: 'gone' occurs 0 times"
     assert told("= 1") == "one.py: '= 1' occurs 2 times"
     assert told("a = 1", "a = 1") == "one.py: 'a = 1' is replaced by itself"
+    assert told("a = 1", 2) == "one.py: 2 is no text in YAML: put it in quotes"  # type: ignore[arg-type]
     assert told("a = 1", file="two.py") == "two.py: there is no such file"

@@ -128,6 +128,11 @@ def test_samples_are_kept_for_runs_that_have_the_same_and_no_other(monkeypatch: 
     prepared_data._latest.clear()
 
 
+def test_samples_belong_to_one_config_of_a_model_which_may_prepare_them_by_it() -> None:
+    given, alike, other = plan(), plan("seed=1"), plan("model.hidden=[7]")
+    assert prepared_data.data_key(given) == prepared_data.data_key(alike) != prepared_data.data_key(other)
+
+
 # --- records -------------------------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,10 @@ from fedsim.running.signals import STOP
 
 if TYPE_CHECKING:
     from fedsim.config.plan import Plan
+    from fedsim.jobs.ray_launcher import RayJobs
+    from fedsim.jobs.submitit_launcher import SubmititJobs
     from fedsim.jobs.sweep import Attempts
+    from fedsim.running.interleaving import Lanes
 
 SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interrupted")
 
@@ -73,6 +76,7 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequenc
     """
     from fedsim.config.check import check_jobs
     from fedsim.jobs.launched import LaunchedJob, run_launched
+    from fedsim.jobs.launchers import own_launcher
     from fedsim.jobs.narration import Narration
     from fedsim.jobs.overwriting import Overwriting
     from fedsim.jobs.progress import Progress
@@ -81,6 +85,7 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequenc
     from fedsim.running.ranks import RANKS
 
     plans = check_jobs(jobs)
+    launcher = own_launcher(jobs[0].launcher)
     RANKS.agree(plans, jobs[0].launcher)
     overwriting = Overwriting(plans)
     plans = [overwriting.as_found(plan) for plan in plans]
@@ -88,7 +93,7 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequenc
     progress = Progress(plans)
     screen = Narration(plans, [job.overrides for job in jobs], argv, progress, overwriting)
     attempts = Attempts(progress, screen, overwriting=overwriting)
-    runner = _runner(jobs, attempts)
+    runner = _runner(launcher, len(jobs), attempts)
     run = runner or attempts.run_in_turn
     screen.begin()
     with STOP.working(), overwriting.noted(), screen.broken_off():
@@ -118,21 +123,14 @@ def hand_to_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> Non
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
 
 
-def _runner(jobs: Sequence[Composed], attempts: "Attempts") -> "Callable[[Sequence[Plan]], None] | None":
-    """What runs plans as `hydra/launcher=lanes`, `=ray` or `=submitit_slurm` says; None for launchers of Hydra's."""
-    from fedsim.config.build import instantiate
-    from fedsim.jobs.ray_launcher import RayJobs
-    from fedsim.jobs.submitit_launcher import LocalJobs, SlurmJobs, launcher_of
+def _runner(
+    launcher: "Lanes | RayJobs | SubmititJobs | None", num_jobs: int, attempts: "Attempts"
+) -> "Callable[[Sequence[Plan]], None] | None":
+    """What runs plans as a launcher of fedsim's own does; None for launchers of Hydra's."""
     from fedsim.running.interleaving import Lanes
 
-    node = jobs[0].launcher
-    target = node.get("_target_")
-    if target == f"{RayJobs.__module__}.RayJobs":
-        return partial(instantiate(node, RayJobs, "hydra.launcher").run, attempts)
-    if target == f"{Lanes.__module__}.Lanes":
-        lanes = instantiate(node, Lanes, "hydra.launcher")
-        return attempts.run_in_turn if len(jobs) == 1 else partial(attempts.run_in_lanes, lanes)
-    for cls in (LocalJobs, SlurmJobs):
-        if target == f"{cls.__module__}.{cls.__qualname__}":
-            return partial(launcher_of(node, cls).run, attempts)
-    return None
+    if launcher is None:
+        return None
+    if not isinstance(launcher, Lanes):
+        return partial(launcher.run, attempts)
+    return attempts.run_in_turn if num_jobs == 1 else partial(attempts.run_in_lanes, launcher)

@@ -204,6 +204,8 @@ REFUSED = {
     "output_dir=file/outputs": "a folder that cannot be written",
     "dataset=mnist data_dir=file": "a folder that is none",
     "device=cuda": "no GPU",
+    "-m seed=0,1 hydra/launcher=lanes hydra.launcher.max_lanes=0": "a launcher's parameter",
+    "-m seed=0,1 hydra/launcher=submitit_local hydra.launcher.jobs_per_task=0": "one of a launcher of tasks",
 }
 
 

@@ -27,6 +27,7 @@ def run(words: Sequence[str]) -> int:
     from fedsim.config import command_line
     from fedsim.config.check import check_jobs
     from fedsim.config.compose import compose_jobs, search_path
+    from fedsim.jobs.launchers import own_launcher
     from fedsim.jobs.overwriting import Overwriting
     from fedsim.jobs.room import require_room
 
@@ -34,6 +35,7 @@ def run(words: Sequence[str]) -> int:
     with search_path(args.config_dir, args.config_path):
         jobs = compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name or "config")
     plans = check_jobs(jobs)
+    own_launcher(jobs[0].launcher)
     plans = [*map(Overwriting(plans).as_found, plans)]
     require_room(plans)
     status = [status_of(plan) for plan in plans]

@@ -1,6 +1,7 @@
 """The jobs of a command, each a run (fedsim.running).
 
     room           whether there is room for their results, asked before the first
+    launchers      the launcher of fedsim's own that is chosen
     sweep          one after another, or side by side
     overwriting    which of them overwrite=true has replaced already
     progress       how far they are, and how long the rest will take

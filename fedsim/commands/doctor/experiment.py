@@ -16,6 +16,7 @@ from fedsim.config.plan import Plan
 from fedsim.data.base import Dataset
 from fedsim.disk import existing_folder, reading_problem, room_problem
 from fedsim.errors import ConfigError, FedsimError, Problem
+from fedsim.jobs.launchers import own_launcher
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.room import BYTES_OF_RUN, by_source, output_problems, source_problems
 from fedsim.running.outcome import outcome_on_file
@@ -33,6 +34,7 @@ def plans_of(args: Namespace) -> tuple[list[Plan], list[Finding]]:
         with search_path(args.config_dir, args.config_path):
             jobs = compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name or "config")
         plans = check_jobs(jobs)
+        own_launcher(jobs[0].launcher)
         plans = [*map(Overwriting(plans).as_found, plans)]
     except ConfigError as error:
         return [], [_failed("config", problem) for problem in error.problems]

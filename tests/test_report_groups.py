@@ -49,6 +49,19 @@ def test_runs_on_the_engine_that_auto_took_are_those_of_that_engine(tmp_path: Pa
     assert {g.name for g in group_runs(read_runs(tmp_path))} == {"native lr=0.1", "native lr=0.7", "sequential"}
 
 
+def test_lines_of_random_selection_alone_are_compared_with_the_first_of_them(tmp_path: Path) -> None:
+    """Beside another selector that one of them is the reference which has its values, told or not."""
+    for seed in range(3):
+        for lr in (0.1, 0.5):
+            write_run(tmp_path, [0.1 + lr + 0.01 * seed], [[0]], seed=seed, lr=lr)
+    rows = results.pairs(make_panels(group_runs(read_runs(tmp_path)))).rows
+    assert [row[1:3] for row in rows] == [["lr=0.5 - lr=0.1", "+0.4000"]]
+    for seed in range(3):
+        write_run(tmp_path, [0.9], [[0]], seed=seed, lr=0.5, choices={"selector": "gpfl"})
+    rows = results.pairs(make_panels(group_runs(read_runs(tmp_path)))).rows
+    assert [row[1:3] for row in rows] == [["gpfl - random lr=0.5", "+0.2900"]]  # of its own learning rate
+
+
 def test_runs_that_differ_in_name_alone_count_once(tmp_path: Path) -> None:
     """As where two presets hold the same runs, in a report over both."""
     for name in ("a", "b"):

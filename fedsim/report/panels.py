@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedsim.config.nested import flat
 from fedsim.report.groups import Group, is_setting, show_labels, sort_key
 
 
@@ -21,7 +22,8 @@ class Panel:
     def reference_of(self, group: Group, choice: str) -> Group | None:
         """The group of selector `choice`, or the line of that name, to compare `group` with; None if there is none.
 
-        Of several, as where learning rates are varied, too, it is the one that `group` shares most labels with.
+        Of several, as where learning rates are varied, too, it is the one that is most like `group` in what labels
+        the two.
         """
         found = [other for name, other in self.lines.items() if choice in (name, other.choices.get("selector"))]
         return max(found, key=lambda other: _num_shared(group, other), default=None)
@@ -38,11 +40,21 @@ class Panel:
 
 
 def _num_shared(group: Group, other: Group) -> int:
-    """The number of labels, besides selectors and their parts, that two groups share."""
-    return sum(
-        key.partition(".")[0].partition("/")[0] != "selector" and other.labels.get(key) == value
-        for key, value in group.labels.items()
-    )
+    """The number of labels of either, besides selectors and their parts, in which two groups are alike.
+
+    A group that differs from no other by a value has no label of it, and yet the value.
+    """
+    labels = {key for key in (*group.labels, *other.labels) if key.partition(".")[0].partition("/")[0] != "selector"}
+    ours, theirs = ({key: _label(one, key) for key in labels} for one in (group, other))
+    return sum(ours[key] == theirs[key] for key in labels)
+
+
+def _label(group: Group, key: str) -> str | None:
+    """Its label, or what it would be: a choice in a config group, or a value."""
+    if key in group.labels or key in group.choices:
+        return group.labels.get(key, group.choices.get(key))
+    found = dict(flat(group.runs[0].config)).get(key)
+    return None if found is None else str(found)
 
 
 DIVISION = ("cell", "partition")

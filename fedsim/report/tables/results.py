@@ -123,8 +123,13 @@ def _final_difference(group: Group, reference: Group) -> Difference | None:
 
 
 def _reference(panel: Panel, group: Group) -> Group:
-    """What a line of a panel is compared with: random selection in its setting, or else the first line."""
-    return panel.reference_of(group, REFERENCE) or panel.reference(REFERENCE)
+    """What a line of a panel is compared with: random selection in its setting, or else the first line.
+
+    The first line, too, where all lines are random selection, as in a sweep over aggregators.
+    """
+    nothing_else = all(line.choices.get("selector") == REFERENCE for line in panel.lines.values())
+    found = None if nothing_else else panel.reference_of(group, REFERENCE)
+    return found or panel.reference(REFERENCE)
 
 
 def _pair_cells(difference: Difference, corrected: float) -> list[str]:

@@ -264,6 +264,21 @@ def test_a_callback_that_fails_ends_all_runs_of_a_sweep() -> None:
     assert begun == {"lanes_None": 1, "lanes_3": 3}
 
 
+def test_a_callback_that_fails_for_one_run_ends_those_beside_it() -> None:
+    def fail(plan: Plan, record: Record) -> None:
+        if plan.settings.seed == 1:
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        run_sweep([*WORDS, "seed=0,1,2"], lanes=3, on_round=fail)
+    ended = [str((read_summary(path) or {})["error"]) for path in sorted(Path("outputs/default").glob("digits*"))]
+    assert [text.partition(" after")[0] for text in ended] == [
+        "ended with another run",
+        "ended by on_round (RuntimeError: mine)",
+        "ended with another run",
+    ]
+
+
 def test_finished_runs_are_read_from_folders_and_archives_alike(tmp_path: Path) -> None:
     sweep = run_sweep([*WORDS, "selector=random,full", "optimizer.lr=0.1,0.2"])
     runs = load_runs("outputs/default")

@@ -2,7 +2,7 @@
 
     uv run python scripts/mutants.py                  # all of docs/mutants.yaml: half an hour of a core
     uv run python scripts/mutants.py ledger gpfl      # those of files whose path has one of these words
-    uv run python scripts/mutants.py --write          # and write the table docs/mutants.md
+    uv run python scripts/mutants.py gpfl --write     # and write their rows into docs/mutants.md
 
 The list names a file, a text that occurs in it once, what replaces it, and the tests that are run, in a copy of the
 checkout. A mutant is killed by the first test that fails; one that no test can kill says why in `equivalent`.
@@ -163,6 +163,16 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def key(row: str) -> str:
+    """What a row of the table is about: all but its last cell."""
+    return row.rpartition(" | ")[0]
+
+
+def written() -> dict[str, str]:
+    """The rows that the table has, by what they are about."""
+    return {key(row): row for row in TABLE.read_text(encoding="utf-8").removeprefix(HEAD).splitlines()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the mutants of docs/mutants.yaml.")
     parser.add_argument("words", nargs="*", help="parts of paths; none: all files")
@@ -182,7 +192,8 @@ def main() -> int:
             print(("!! " if bad else "   ") + lines[-1], flush=True)
     print(f"{len(chosen)} mutants, {survivors} not killed")
     if options.write:
-        TABLE.write_text(HEAD + "\n".join(lines) + "\n", encoding="utf-8")
+        rows = written() | {key(one): one for one in lines}
+        TABLE.write_text(HEAD + "".join(f"{rows[key(line(m, ''))]}\n" for m in mutants()), encoding="utf-8")
     return int(survivors > 0)
 
 

@@ -3,12 +3,19 @@
 import shlex
 from pathlib import Path
 
-from scripts.mutants import ROOT, Mutant, complaint, mutants
+from scripts.mutants import ROOT, Mutant, complaint, key, line, mutants, written
 
 
 def test_every_mutant_applies() -> None:
     stale = [told for mutant in mutants() if (told := complaint(mutant, ROOT))]
     assert not stale, "\n".join([f"{len(stale)} stale entries in docs/mutants.yaml:", *stale])
+
+
+def test_the_table_has_every_mutant_and_no_other() -> None:
+    """`scripts/mutants.py <part of the file's path> --write` runs those of a file and writes their rows."""
+    listed = [key(line(mutant, "")) for mutant in mutants()]
+    assert list(written()) == listed
+    assert not [row for row in written().values() if "`survived`" in row]
 
 
 def test_every_mutant_has_tests_that_exist() -> None:

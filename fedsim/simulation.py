@@ -166,7 +166,7 @@ class Simulation:
         if parts.simulated is not None and (present := parts.simulated.present(self.simulated_time)) is not None:
             mask = mask & present
         lr, available = parts.learning_rate(t), np.flatnonzero(mask & (parts.population.sizes > 0))
-        context = RoundContext(t, lr, available, parts.selector.needs, parts.streams)
+        context = RoundContext(t, lr, available, parts.selector.needs, parts.streams, not self.started)
         first, public = None if self.started else parts.first_model, parts.server_data.public
         return Clients(parts.engine, parts.population, context, self.params, ledger, clock, public, first, simulated)
 

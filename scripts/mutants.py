@@ -193,7 +193,8 @@ def main() -> int:
     print(f"{len(chosen)} mutants, {survivors} not killed")
     if options.write:
         rows = written() | {key(one): one for one in lines}
-        TABLE.write_text(HEAD + "".join(f"{rows[key(line(m, ''))]}\n" for m in mutants()), encoding="utf-8")
+        listed = (key(line(mutant, "")) for mutant in mutants())
+        TABLE.write_text(HEAD + "".join(f"{rows[one]}\n" for one in listed if one in rows), encoding="utf-8")
     return int(survivors > 0)
 
 

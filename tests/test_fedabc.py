@@ -106,9 +106,9 @@ def test_losses_that_are_not_finite_count_as_the_largest() -> None:
 def test_a_round_weighs_the_selected_by_their_scores() -> None:
     selector = fedabc(threshold=Cumulative(schedule="step", start=0.5, increment=0, every=1, end=1, mode="reach"))
     selector.predictions = {i: LOG_P[i] for i in range(3)}
-    clients = toy_clients([1] * 3, selector.needs, engine=FixedLosses([1.0, 2.0, 3.0]))
-    assert selector.select(1, clients, np.random.default_rng(0)).ids.tolist() == [0, 1, 2]
-    selection = selector.select(2, clients, np.random.default_rng(0))
+    first, second = (toy_clients([1] * 3, selector.needs, engine=FixedLosses([1.0, 2.0, 3.0]), round=t) for t in (1, 2))
+    assert selector.select(1, first, np.random.default_rng(0)).ids.tolist() == [0, 1, 2]
+    selection = selector.select(2, second, np.random.default_rng(0))
     assert selection.ids.tolist() == [1, 2]
     assert selection.weights == pytest.approx(np.array([1.879335, 2.228139]) / (1.879335 + 2.228139))
 
@@ -159,9 +159,10 @@ def top_loss(**more: Any) -> TopLoss:
 
 def test_top_loss_is_full_at_first_and_then_takes_the_highest() -> None:
     selector = top_loss()
-    clients = toy_clients([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 2.0]))
-    assert selector.select(1, clients, np.random.default_rng(0)).ids.tolist() == [0, 1, 2, 3]
-    assert selector.select(2, clients, np.random.default_rng(0)).ids.tolist() == [1, 3]
+    engine = FixedLosses([0.5, 2.0, 1.0, 2.0])
+    for t, expected in ((1, [0, 1, 2, 3]), (2, [1, 3])):
+        clients = toy_clients([1] * 4, selector.needs, engine=engine, round=t)
+        assert selector.select(t, clients, np.random.default_rng(0)).ids.tolist() == expected
 
 
 def test_top_loss_takes_an_infinite_loss_last() -> None:

@@ -157,7 +157,7 @@ def toy_clients(
     simulated: RoundClock | None = None,
 ) -> Clients:
     ids = np.flatnonzero(np.asarray(sizes) > 0) if available is None else np.asarray(available, np.int64)
-    context = RoundContext(round, 1.0, ids, needs, Streams(0))
+    context = RoundContext(round, 1.0, ids, needs, Streams(0), first=round == 1)
     return Clients(
         engine or ToyEngine(sizes),
         toy_population(sizes, cohort_size),

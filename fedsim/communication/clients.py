@@ -37,6 +37,11 @@ class Clients(Answers):
         return self._context.available
 
     @property
+    def in_first_round(self) -> bool:
+        """Whether this is the first round in which clients can be reached: round 1, or a later one."""
+        return self._context.first
+
+    @property
     def lr(self) -> float:
         """The local learning rate of this round, which the server sets."""
         return self._context.lr

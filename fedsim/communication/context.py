@@ -13,13 +13,14 @@ from fedsim.types import Ids
 @dataclass(frozen=True)
 class RoundContext:
     """The round's number (1-based), its local learning rate, the clients that can be reached, the signals that the
-    selector declares, and the run's random streams."""
+    selector declares, the run's random streams, and whether in no earlier round clients could be reached."""
 
     round: int
     lr: float
     available: Ids
     needs: frozenset[Signal]
     streams: Streams
+    first: bool
 
     def require(self, signal: Signal) -> None:
         """Raise `UndeclaredSignalError` unless the selector declares `signal`."""

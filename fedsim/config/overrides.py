@@ -135,7 +135,9 @@ def values_of(override: Override) -> Iterator[str]:
     given: set[str] = set()
     for word in override.sweep_string_iterator():
         if word in given:
-            raise ConfigError([Problem(key, typed_in(override), f"has {word} twice", "a run is made once")])
+            raise ConfigError(
+                [Problem(key, typed_in(override), f"has {word} twice", "leave it out: a run is made once")]
+            )
         given.add(word)
         yield f"{key}={word}"
     if not given:

@@ -114,7 +114,7 @@ class FedABC(Selector):
 
     adaptive = True
     needs = frozenset({Signal.LOSSES, Signal.PUBLIC})
-    state = ("predictions", "started")
+    state = ("predictions",)
 
     def __init__(
         self,
@@ -132,7 +132,6 @@ class FedABC(Selector):
         self.self_term = self_term
         self.weights = weights
         self.predictions: dict[int, Tensor] = {}
-        self.started = False
 
     @property
     def start_up_rounds(self) -> int:
@@ -140,8 +139,7 @@ class FedABC(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
-        if not self.started:
-            self.started = True
+        if clients.in_first_round:
             return Selection(ids)
         scores = self.scores(finite_losses(clients.losses(ids)), self._divergences(ids))
         shares = scores / scores.sum() if scores.sum() > 0 else np.full(len(ids), 1 / len(ids))

@@ -77,7 +77,7 @@ class GPFL(Selector):
     """
 
     needs = frozenset({Signal.VALIDATION})
-    state = ("projections", "reward_sum", "pulls", "direction", "last", "previous", "selected", "started")
+    state = ("projections", "reward_sum", "pulls", "direction", "last", "previous", "selected")
 
     def __init__(
         self,
@@ -120,7 +120,6 @@ class GPFL(Selector):
         self.last: Evaluation | None = None
         self.previous: Evaluation | None = None
         self.selected = np.empty(0, np.int64)
-        self.started = False  # clients could be reached in some round
         self._in_first_round = False
         self._lr = 1.0
         self._reported: Stack = {}
@@ -137,7 +136,7 @@ class GPFL(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         self._lr = clients.lr
-        self._in_first_round, self.started = not self.started, True
+        self._in_first_round = clients.in_first_round
         if self._in_first_round and self.init == "all_clients":
             return self._first_round(clients, rng)
         if not self._in_first_round:

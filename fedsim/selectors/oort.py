@@ -129,7 +129,7 @@ class Oort(Selector):
             self._pace()
         new = clients_to_try(ids, self.last_round > 0, self.last_tried, round)
         self.exploited = self._exploit(ids, self._num_exploited(round, count, new), round, rng)
-        if self.first_round == "random" and not self.last_tried.any():
+        if self.first_round == "random" and clients.in_first_round:
             new = new[:0]
         chosen = np.concatenate([self.exploited, self._explore(new, count - len(self.exploited), rng)])
         fill = rng.choice(np.setdiff1d(ids, chosen), count - len(chosen), replace=False)

@@ -28,7 +28,6 @@ class TopLoss(Selector):
     """
 
     adaptive = True
-    state = ("started",)
     needs = frozenset({Signal.LOSSES})
 
     def __init__(self, population: Population, *, count: int | None, match: str | None, first_round_full: bool) -> None:
@@ -46,15 +45,13 @@ class TopLoss(Selector):
         )
         self.counts = None if match is None else [r["uploaded"] for r in read_metrics(Path(match))]
         self.first_round_full = first_round_full
-        self.started = False
 
     @property
     def start_up_rounds(self) -> int:
         return int(self.first_round_full)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        if self.first_round_full and not self.started:
-            self.started = True
+        if self.first_round_full and clients.in_first_round:
             return Selection(clients.available)
         count = self.count if self.counts is None else self.counts[round - 1]
         losses = without_infinity(clients.losses(clients.available))

@@ -21,8 +21,8 @@ def test_fedabcs_threshold_counts_rounds_from_0(monkeypatch: pytest.MonkeyPatch)
     selector, asked = fedabc(), []
     monkeypatch.setattr(selector.threshold, "count", lambda shares, t, rounds: (asked.append((t, rounds)), 1)[1])
     selector.predictions = {i: LOG_P[i] for i in range(3)}
-    clients = toy_clients([1] * 3, selector.needs, engine=FixedLosses([1.0, 2.0, 3.0]))
     for t in (1, 2, 3, 4):
+        clients = toy_clients([1] * 3, selector.needs, engine=FixedLosses([1.0, 2.0, 3.0]), round=t)
         selector.select(t, clients, np.random.default_rng(0))
     assert asked == [(1, 20), (2, 20), (3, 20)]
 

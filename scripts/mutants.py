@@ -5,7 +5,8 @@
     uv run python scripts/mutants.py gpfl --write     # and write their rows into docs/mutants.md
 
 The list names a file, a text that occurs in it once, what replaces it, and the tests that are run, in a copy of the
-checkout. A mutant is killed by the first test that fails; one that no test can kill says why in `equivalent`.
+checkout. A mutant is killed by the first test that fails; one that no test can kill says why in `equivalent`. The tests
+must pass without the mutant: otherwise nothing is known of it.
 """
 
 import argparse
@@ -38,6 +39,7 @@ LIBRARIES = (
     "rich",
 )
 """Imported once, and not for every mutant."""
+SURVIVED = "survived"
 LIMIT = 900
 """Seconds for the tests of a mutant, which may be a loop without an end."""
 HEAD = """# Mutants
@@ -106,6 +108,21 @@ def fate(mutant: Mutant, checkout: Path) -> str:
         path.write_text(sound, encoding="utf-8")
 
 
+class Checked:
+    """What the tests say of a checkout without any mutant, asked once for each list of tests."""
+
+    def __init__(self, checkout: Path) -> None:
+        self.checkout = checkout
+        self.known: dict[str, str] = {}
+
+    def fate(self, mutant: Mutant) -> str:
+        """As `fate`, if its tests pass without it."""
+        if mutant.tests not in self.known:
+            self.known[mutant.tests] = failing_test(shlex.split(mutant.tests), self.checkout)
+        before = self.known[mutant.tests]
+        return fate(mutant, self.checkout) if before == SURVIVED else f"nothing known: without it, {before} fails"
+
+
 def failing_test(words: list[str], checkout: Path) -> str:
     """The first failure of those tests, in a child that has the large libraries from its parent, and fedsim from the
     checkout."""
@@ -133,7 +150,7 @@ def _run_tests(words: list[str], checkout: Path, answer: Connection) -> None:
     sys.dont_write_bytecode = True
     first = _FirstFailure()
     code = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--tb=no", *words], plugins=[first])
-    answer.send(first.name or ("survived" if code == 0 else f"pytest ended with {code}"))
+    answer.send(first.name or (SURVIVED if code == 0 else f"pytest ended with {code}"))
 
 
 class _FirstFailure:
@@ -183,9 +200,10 @@ def main() -> int:
     for name in LIBRARIES:
         importlib.import_module(name)
     lines, survivors = [], 0
-    with copy_of_checkout() as checkout:
+    with copy_of_checkout() as folder:
+        checkout = Checked(folder)
         for mutant in chosen:
-            killer = "" if mutant.equivalent else fate(mutant, checkout)
+            killer = "" if mutant.equivalent else checkout.fate(mutant)
             lines.append(line(mutant, killer))
             bad = killer and not killer.startswith("tests/")
             survivors += bool(bad)

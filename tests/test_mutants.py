@@ -3,7 +3,10 @@
 import shlex
 from pathlib import Path
 
-from scripts.mutants import ROOT, Mutant, complaint, key, line, mutants, written
+import pytest
+
+import scripts.mutants
+from scripts.mutants import ROOT, SURVIVED, Checked, Mutant, complaint, key, line, mutants, written
 
 
 def test_every_mutant_applies() -> None:
@@ -38,3 +41,24 @@ def test_what_is_stale_is_told(tmp_path: Path) -> None:
     assert told("a = 1", "a = 1") == "one.py: 'a = 1' is replaced by itself"
     assert told("a = 1", 2) == "one.py: 2 is no text in YAML: put it in quotes"  # type: ignore[arg-type]
     assert told("a = 1", file="two.py") == "two.py: there is no such file"
+
+
+@pytest.mark.parametrize(
+    ("sound", "told"),
+    [("right", "tests/a.py::b"), ("a = broken", "nothing known: without it, tests/a.py::b fails")],
+)
+def test_a_test_that_fails_without_the_mutant_kills_none(
+    sound: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one.py").write_text(f"{sound}\nb = 1\n", encoding="utf-8")
+    asked = []
+
+    def failing_test(words: list[str], checkout: Path) -> str:
+        asked.append(words)
+        text = (checkout / "one.py").read_text(encoding="utf-8")
+        return "tests/a.py::b" if "broken" in text or "b = 2" in text else SURVIVED
+
+    monkeypatch.setattr(scripts.mutants, "failing_test", failing_test)
+    checkout, mutant = Checked(tmp_path), Mutant("one.py", "b = 1", "b = 2", "tests/a.py")
+    assert [checkout.fate(mutant) for _ in range(2)] == [told, told]
+    assert len(asked) == (3 if sound == "right" else 1)  # once for the sound checkout, not for each mutant

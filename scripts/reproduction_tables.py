@@ -20,7 +20,8 @@ MARGIN = 0.02
 PLANNED = 10
 """Equivalence of final accuracies, and the number of seeds, as preset gpfl_settings states them."""
 READINGS = ("gpfl", "gpfl_official")
-TITLES = {"gpfl_1spc": "1SPC", "gpfl_2spc": "2SPC", "gpfl_dir": "Dir(0.2)", "gpfl_dir_by_size": "Dir(0.2), by size"}
+BY_SIZE = "gpfl_dir_by_size"
+TITLES = {"gpfl_1spc": "1SPC", "gpfl_2spc": "2SPC", "gpfl_dir": "Dir(0.2)", BY_SIZE: "Dir(0.2), by size"}
 
 
 def accuracy(shipped: Shipped, folder: str, *wanted: str) -> str:
@@ -77,7 +78,7 @@ def by_size(shipped: Shipped, *folders: str) -> str:
     rows, found = [], []
     for texts, network, by_method in _by_network(shipped, folders):
         for method in READINGS:
-            both = [_paired(by_method, "gpfl_dir_by_size", method, against) for against in (REFERENCE, "round_robin")]
+            both = [_paired(by_method, BY_SIZE, method, against) for against in (REFERENCE, "round_robin")]
             if all(both):
                 rows.append([texts, network, method])
                 found.append([one for one in both if one])
@@ -87,6 +88,24 @@ def by_size(shipped: Shipped, *folders: str) -> str:
             row += [f"{signed(one)} ({one.num}), p {show_p(p[i])}", _decision(one, one.num)]
     header = ["local training", "network", "", "minus random", "GPFL and random", "minus round_robin"]
     return markdown([*header, "GPFL and round_robin"], rows)
+
+
+def rivals_by_size(shipped: Shipped, *folders: str) -> str:
+    """The same of FedCor and power-of-choice, minus random, and of both readings of GPFL minus FedCor."""
+    rows, found = [], []
+    for texts, network, by_method in _by_network(shipped, folders):
+        names = [method for cell, method in by_method if cell == BY_SIZE]
+        fedcor, choice = (next((n for n in names if n.startswith(kind)), "") for kind in ("fedcor", "power_of_choice"))
+        asked = [(fedcor, REFERENCE), (choice, REFERENCE), *((reading, fedcor) for reading in READINGS)]
+        pairs = [one for pair in asked if (one := _paired(by_method, BY_SIZE, *pair))]
+        if len(pairs) == len(asked):
+            rows.append([texts, network])
+            found.append(pairs)
+    corrected = iter(holm([one.p_value for pairs in found for one in pairs]))
+    for row, pairs in zip(rows, found, strict=True):
+        row += [f"{signed(one)} ({one.num}), p {show_p(next(corrected))}" for one in pairs]
+    header = ["local training", "network", "FedCor minus random", "power-of-choice minus random"]
+    return markdown([*header, *(f"{reading} minus FedCor" for reading in READINGS)], rows)
 
 
 def cost(shipped: Shipped) -> str:
@@ -219,5 +238,6 @@ def _made_by(runs: Sequence[Run]) -> str:
 
 
 MAKERS: Mapping[str, Callable[..., str]] = {
-    maker.__name__: maker for maker in (accuracy, differences, settings, by_size, cost, early, from_report)
+    maker.__name__: maker
+    for maker in (accuracy, differences, settings, by_size, rivals_by_size, cost, early, from_report)
 }

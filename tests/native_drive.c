@@ -1,7 +1,7 @@
 /* Runs every function of native.c on random networks, for tests that compile it with other flags.
 
-   Without arguments: one line of results for each network, momentum and number of threads; it must not depend on the
-   number of threads. With the argument `invalid`: one line for each task that breaks a rule of task.h, with the status
+   Without arguments: one line for each network, momentum and number of threads: the hash of all results, the status,
+   and whether all results are finite. It must not depend on the number of threads, nor on compiler, flags or processor. With the argument `invalid`: one line for each task that breaks a rule of task.h, with the status
    of train, gradient and outputs. */
 
 #include <stdint.h>
@@ -79,13 +79,21 @@ static void free_problem(struct problem *p)
     free(p);
 }
 
-/* A number that depends on every value and its place. */
-static double checksum(real *const *values, const int64_t *sizes, int64_t count)
+/* The hash of Fowler, Noll and Vo (1a) of all bits, from one array of values to the next. */
+static uint64_t hash(uint64_t sum, real *const *values, const int64_t *sizes, int64_t count)
 {
-    double sum = 0;
     for (int64_t i = 0; i < count; i++)
-        for (int64_t j = 0; j < sizes[i]; j++) sum += (j % 7 + 1) * (double)values[i][j];
+        for (size_t j = 0; j < sizes[i] * sizeof(real); j++)
+            sum = (sum ^ ((const unsigned char *)values[i])[j]) * 0x100000001B3u;
     return sum;
+}
+
+static int all_finite(real *const *values, const int64_t *sizes, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t j = 0; j < sizes[i]; j++)
+            if (values[i][j] - values[i][j] != 0) return 0;
+    return 1;
 }
 
 static int outputs_into(struct task task, real *logits)
@@ -99,12 +107,16 @@ static void print_results(struct problem *p)
     int64_t pointers = 2 * p->task.num_layers, logits_size = 0;
     for (int64_t step = 0; step < STEPS; step++) logits_size += p->counts[step] * CLASSES;
     real *logits = new_reals(logits_size);
-    int failed = train(&p->task);
-    double delta = checksum(p->result, p->sizes, pointers), velocity = checksum(p->velocity, p->sizes, pointers);
-    failed |= gradient(&p->task);
-    double gradients = checksum(p->result, p->sizes, pointers);
-    failed |= outputs_into(p->task, logits);
-    printf("%.17g %.17g %.17g %.17g %d\n", delta, velocity, gradients, checksum(&logits, &logits_size, 1), failed);
+    real *losses = p->losses;
+    memset(losses, 0, sizeof(p->losses));
+    int failed = train(&p->task), finite = all_finite(p->result, p->sizes, pointers);
+    uint64_t sum = hash(0xCBF29CE484222325u, p->result, p->sizes, pointers);
+    sum = hash(sum, p->velocity, p->sizes, pointers);
+    failed |= gradient(&p->task), finite &= all_finite(p->result, p->sizes, pointers);
+    sum = hash(sum, p->result, p->sizes, pointers);
+    sum = hash(sum, &losses, (const int64_t[]){STEPS * BATCH}, 1);
+    failed |= outputs_into(p->task, logits), finite &= all_finite(&logits, &logits_size, 1);
+    printf("%016llx %d %d\n", (unsigned long long)hash(sum, &logits, &logits_size, 1), failed, finite);
     free(logits);
 }
 

@@ -1,5 +1,6 @@
 """The C code by itself: headers, invalid tasks, sanitizers, and instruction sets other than this processor's."""
 
+import math
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.engine.native.library import SOURCES
+from fedsim.engine.native.library import FLAGS, SOURCES
 from fedsim.engine.native.structures import Status
 
 DRIVER = Path(__file__).with_name("native_drive.c")
@@ -18,14 +19,25 @@ THREADS = 7
 CASES = 6
 """Networks times momenta of the driver."""
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
-OPTIMISED = ("-O3", "-march=native", *WARNINGS)
 SANITIZED = ("-O1", "-march=native", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+OTHERS = (
+    ("gcc", "-O0", "-march=native"),
+    ("gcc", "-O2", "-march=x86-64"),
+    ("gcc", "-O3", "-march=x86-64-v3"),
+    ("gcc", "-O2", "-march=x86-64-v4"),
+    ("gcc", "-O2", "-march=sandybridge"),
+    ("clang", "-O0", "-march=x86-64"),
+    ("clang", "-O3", "-march=x86-64-v3"),
+    ("clang", "-O2", "-march=x86-64-v4"),
+)
+"""Compilers, optimisation and instruction sets: with fused multiply-adds and without."""
+FEW = OTHERS[1:3]
 
 
-def compiler() -> str:
-    found = shutil.which("gcc")
+def compiler(name: str = "gcc") -> str:
+    found = shutil.which(name)
     if found is None:
-        pytest.skip("there is no gcc")
+        pytest.skip(f"there is no {name}")
     return found
 
 
@@ -34,9 +46,10 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Returns the path of the driver built with the given flags. Skips where this compiler does not know them."""
 
     @cache
-    def built(*flags: str) -> str:
+    def built(*flags: str, real: str = "double", name: str = "gcc") -> str:
         program = str(tmp_path_factory.mktemp("drive") / "drive")
-        command = [compiler(), "-g", "-DREAL=double", "-pthread", *flags, "-o", program, str(DRIVER), "-lm"]
+        fixed = ("-g", "-pthread", "-ffp-contract=off", f"-DREAL={real}")
+        command = [compiler(name), *fixed, *flags, "-o", program, str(DRIVER), "-lm"]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode and "-Werror" not in flags:
             pytest.skip(done.stderr[:200])
@@ -56,13 +69,11 @@ def output_of(*command: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def numbers(lines: list[str]) -> np.ndarray:
-    return np.array([[float(word) for word in line.split()] for line in lines])
-
-
 @pytest.fixture(scope="module")
-def plain(build: Callable[..., str]) -> list[str]:
-    return output_of(build(*OPTIMISED))
+def expected(build: Callable[..., str]) -> Callable[[str], list[str]]:
+    """Lines of the driver as the library itself is built, for a type."""
+    flags = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
+    return cache(lambda real: output_of(build(*flags, *WARNINGS, real=real)))
 
 
 @pytest.mark.parametrize("header", sorted(path.name for path in SOURCES.glob("*.h")))
@@ -74,16 +85,16 @@ def test_a_header_includes_what_it_uses(header: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_number_of_threads_changes_no_bit(plain: list[str]) -> None:
-    assert len(plain) == CASES * THREADS
-    for start in range(0, len(plain), THREADS):
-        assert len(set(plain[start : start + THREADS])) == 1
-    assert len(set(plain)) == CASES
-    assert np.isfinite(numbers(plain)).all()
-    assert not numbers(plain)[:, -1].any()  # status
+def test_the_number_of_threads_changes_no_bit(expected: Callable[[str], list[str]]) -> None:
+    lines = expected("double")
+    assert len(lines) == CASES * THREADS
+    for start in range(0, len(lines), THREADS):
+        assert len(set(lines[start : start + THREADS])) == 1
+    assert len(set(lines)) == CASES
+    assert {line.split(maxsplit=1)[1] for line in lines} == {"0 1"}  # status, all finite
 
 
-@pytest.mark.parametrize("flags", [OPTIMISED, pytest.param(SANITIZED, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("flags", [("-O1", "-march=native"), pytest.param(SANITIZED, marks=pytest.mark.faults)])
 def test_an_invalid_task_is_refused(flags: tuple[str, ...], build: Callable[..., str]) -> None:
     """By train, gradient and outputs, the last of which does not read labels."""
     found = [line.split(": ") for line in output_of(build(*flags), "invalid")]
@@ -107,24 +118,53 @@ def test_an_invalid_task_is_refused(flags: tuple[str, ...], build: Callable[...,
         assert statuses == expected[name.rsplit(" ", 1)[0]], name
 
 
-OTHERS = [pytest.param(target, marks=pytest.mark.faults) for target in ("x86-64-v3", "x86-64-v4")]
-
-
-@pytest.mark.parametrize("target", ["x86-64", *OTHERS])
-def test_other_vectors_give_the_same(target: str, plain: list[str], build: Callable[..., str]) -> None:
-    lines = output_of(build("-O2", f"-march={target}"))
-    assert len(set(lines)) == CASES  # for any number of threads
-    np.testing.assert_allclose(numbers(lines), numbers(plain), rtol=1e-9)
-
-
-@pytest.mark.faults
-def test_no_access_is_out_of_bounds_or_undefined(plain: list[str], build: Callable[..., str]) -> None:
-    lines = output_of(build(*SANITIZED))
-    np.testing.assert_allclose(numbers(lines), numbers(plain), rtol=1e-9)
+@pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.parametrize(
+    "other", [pytest.param(other, marks=[] if other in FEW else pytest.mark.faults) for other in OTHERS], ids="_".join
+)
+def test_compiler_and_processor_change_no_bit(
+    other: tuple[str, ...], real: str, expected: Callable[[str], list[str]], build: Callable[..., str]
+) -> None:
+    name, *flags = other
+    assert output_of(build(*flags, real=real, name=name)) == expected(real)
 
 
 @pytest.mark.faults
-def test_threads_do_not_race(plain: list[str], build: Callable[..., str]) -> None:
+def test_no_access_is_out_of_bounds_or_undefined(
+    expected: Callable[[str], list[str]], build: Callable[..., str]
+) -> None:
+    assert output_of(build(*SANITIZED)) == expected("double")
+
+
+@pytest.mark.faults
+def test_threads_do_not_race(expected: Callable[[str], list[str]], build: Callable[..., str]) -> None:
     runner = ("setarch", "-R") if shutil.which("setarch") else ()  # its shadow memory needs fixed addresses
-    lines = output_of(*runner, build("-O1", "-march=native", "-fsanitize=thread"))
-    np.testing.assert_allclose(numbers(lines), numbers(plain), rtol=1e-9)
+    assert output_of(*runner, build("-O1", "-march=native", "-fsanitize=thread")) == expected("double")
+
+
+ELEMENTARY = """
+#include <stdio.h>
+#include "elementary.h"
+int main(void)
+{
+    for (int i = 0; i < 2000; i++) {
+        real x = i * (real)(IS_FLOAT ? .05 : .36), y = 1 + i * i * (real)1e-3;
+        printf("%.17g %.17g %.17g %.17g\\n", (double)-x, (double)exponential(-x), (double)y, (double)logarithm(y));
+    }
+    real nan = __builtin_nan(""), infinity = __builtin_inf();
+    printf("%g %g %g %g\\n", (double)exponential(nan), (double)exponential(-infinity), (double)logarithm(nan), 0.);
+}
+"""
+
+
+@pytest.mark.parametrize("real", ["float", "double"])
+def test_exponential_and_logarithm_are_exact_to_one_unit(real: str, tmp_path: Path) -> None:
+    program = str(tmp_path / "elementary")
+    command = [compiler(), "-O2", f"-DREAL={real}", "-I", str(SOURCES), "-x", "c", "-", "-o", program, "-lm"]
+    subprocess.run(command, input=ELEMENTARY, check=True, text=True)
+    *found, special = np.array([line.split() for line in output_of(program)], float)
+    x, exponential, y, logarithm = np.transpose(found)
+    kind = np.dtype("float32" if real == "float" else "float64").type
+    for ours, exact in ((exponential, [math.exp(v) for v in x]), (logarithm, [math.log(v) for v in y])):
+        assert (abs(ours - exact) <= np.spacing(np.asarray(exact, kind))).all()
+    np.testing.assert_array_equal(special, [math.nan, 0, math.nan, 0])

@@ -143,7 +143,7 @@ static inline void convolution_weight_gradient(const struct layer *layer, int64_
             first, end);
     }
     if (layer->has_bias)
-        bias_gradient(layer, layer->output.area, columns, output_gradient, layer->bias_gradient + part * ld, 1, 1);
+        bias_gradient(layer, layer->output.area, columns, output_gradient, layer->bias_gradient + part * ld, 1);
 }
 
 /* weight_transposed [kernel * kernel][ld][leading dimension of inputs]: the kernel rotated by 180 degrees, with inputs

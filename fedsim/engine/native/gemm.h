@@ -1,9 +1,10 @@
-/* Matrix products C = beta C + alpha A B and C = beta C + alpha A' B, where the rows of A may lie anywhere in memory,
-   so that the samples of a batch are never copied together.
+/* Matrix products C = alpha (beta C + A B) and C = alpha (beta C + A' B), where the rows of A may lie anywhere in memory, so that
+   the samples of a batch are never copied together.
 
-   C is computed in tiles of TILE_ROWS rows by TILE_VECTORS vectors that stay in registers. The sum over k runs in
-   ascending order, in blocks of K_BLOCK; an element of C is therefore the same to the last bit whichever rows are
-   computed in one call, and by whichever thread. */
+   C is computed in tiles of TILE_ROWS rows by TILE_VECTORS vectors that stay in registers. An element is one chain of
+   fused multiply-adds that begins with beta C and goes over k in ascending order; between blocks of K_BLOCK it waits in
+   C. It is therefore the same to the last bit whatever tiles, blocks and vectors there are, whichever rows are computed
+   in one call, and by whichever thread. */
 
 #ifndef FEDSIM_GEMM_H
 #define FEDSIM_GEMM_H
@@ -38,9 +39,13 @@ INLINE void gemm_tile(int transposed, int rows, int vectors, const struct gemm *
 {
     vec sum[TILE_ROWS][TILE_VECTORS];
     const real *a[TILE_ROWS], *b = g->b + k_first * g->ld + j;
+    real *c = g->c + i * g->ld + j, beta = k_first ? 1 : g->beta, alpha = k_end < g->k ? 1 : g->alpha;
     UNROLL for (int r = 0; r < rows; r++) {
         a[r] = transposed ? 0 : g->a + g->row_offsets[i + r];
-        UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = (vec){0};
+        UNROLL for (int v = 0; v < vectors; v++) {
+            sum[r][v] = (vec){0};
+            if (beta != 0) sum[r][v] = beta * *(const vec *)(c + r * g->ld + v * SIMD_WIDTH);
+        }
     }
     for (int64_t k = k_first; k < k_end; k++, b += g->ld) {
         const real *a_row = transposed ? g->a + g->row_offsets[k] + i : 0;
@@ -48,17 +53,11 @@ INLINE void gemm_tile(int transposed, int rows, int vectors, const struct gemm *
         UNROLL for (int v = 0; v < vectors; v++) b_row[v] = *(const vec *)(b + v * SIMD_WIDTH);
         UNROLL for (int r = 0; r < rows; r++) {
             real x = transposed ? a_row[r] : a[r][k];
-            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] += x * b_row[v];
+            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = fused_add_vec(x, b_row[v], sum[r][v]);
         }
     }
-    real beta = k_first ? 1 : g->beta;
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vectors; v++) {
-            vec *c = (vec *)(g->c + (i + r) * g->ld + j + v * SIMD_WIDTH);
-            sum[r][v] *= g->alpha;
-            if (beta != 0) sum[r][v] += beta * *c;
-            *c = sum[r][v];
-        }
+        UNROLL for (int v = 0; v < vectors; v++) *(vec *)(c + r * g->ld + v * SIMD_WIDTH) = alpha * sum[r][v];
 }
 
 /* Tile sizes are compile-time constants, so that a tile's sums stay in registers: one case for each size. */
@@ -80,14 +79,14 @@ INLINE void gemm_tiles(int transposed, const struct gemm *g)
             }
 }
 
-/* C = beta C + alpha A B for rows first <= i < end of C; g.m is not read. */
+/* C = alpha (beta C + A B) for rows first <= i < end of C; g.m is not read. */
 static inline void gemm_rows(struct gemm g, int64_t first, int64_t end)
 {
     g.row_offsets += first, g.c += first * g.ld, g.m = end - first;
     gemm_tiles(0, &g);
 }
 
-/* C = beta C + alpha A' B for rows first <= i < end of C; g.m is not read. */
+/* C = alpha (beta C + A' B) for rows first <= i < end of C; g.m is not read. */
 static inline void gemm_transposed_rows(struct gemm g, int64_t first, int64_t end)
 {
     g.a += first, g.c += first * g.ld, g.m = end - first;

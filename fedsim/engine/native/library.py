@@ -23,7 +23,8 @@ import platformdirs
 import torch
 
 SOURCES = Path(__file__).parent
-FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread"]
+FLAGS = ["-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread"]
+"""`-march` is that of CC, if it names one. What the library computes depends on none of these: simd.h."""
 REALS = {torch.float32: "float", torch.float64: "double"}
 """C's names of the types that a library can be compiled for."""
 TIMEOUT = 120
@@ -40,7 +41,9 @@ class NotCompiledError(Exception):
 @functools.cache
 def library(dtype: torch.dtype) -> ctypes.CDLL:
     """`native.c` for `dtype`. Raises `NotCompiledError` where it cannot be built or loaded."""
-    command = [*_compiler(), *FLAGS, f"-DREAL={REALS[dtype]}"]
+    compiler = _compiler()
+    flags = [flag for flag in FLAGS if not (flag.startswith("-march") and any("-march" in word for word in compiler))]
+    command = [*compiler, *flags, f"-DREAL={REALS[dtype]}"]
     name = f"native-{_fingerprint(command)}.so"
     try:
         folder = _folder()
@@ -52,6 +55,13 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
         return ctypes.CDLL(str(folder / name))
     except OSError as error:
         raise NotCompiledError(str(error)) from error
+
+
+def library_description(dtype: torch.dtype) -> str:
+    """Compiler, its version and the instruction set of `library(dtype)`: "gcc 12.2.0, AVX-512"."""
+    text = ctypes.c_char_p.in_dll(library(dtype), "description").value
+    assert text is not None
+    return text.decode()
 
 
 def _compiler() -> list[str]:

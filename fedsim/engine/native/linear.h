@@ -78,23 +78,23 @@ static inline void linear_input_gradient(const struct layer *layer, const int64_
         input_gradient[i] = !(layer->input[i] <= 0) ? input_gradient[i] : 0;
 }
 
-/* weight [fan_in][ld] = beta weight + alpha input' output_gradient, for these inputs (rows of the weight). */
+/* weight [fan_in][ld] = beta weight + input' output_gradient, for these inputs (rows of the weight). */
 static inline void linear_weight_gradient(const struct layer *layer, int64_t batch, struct range inputs,
-                                          const real *output_gradient, real *weight, real beta, real alpha)
+                                          const real *output_gradient, real *weight, real beta)
 {
     gemm_transposed_rows(
         (struct gemm){.a = layer->input, .row_offsets = layer->input_row_offsets, .b = output_gradient, .c = weight,
-                      .n = layer->ld, .k = batch, .ld = layer->ld, .beta = beta, .alpha = alpha},
+                      .n = layer->ld, .k = batch, .ld = layer->ld, .beta = beta, .alpha = 1},
         inputs.first, inputs.end);
 }
 
-/* bias = beta bias + alpha (sum of the rows of output_gradient [rows][ld]), for these columns. */
+/* bias = beta bias + the sum of the rows of output_gradient [rows][ld], for these columns. */
 static inline void bias_gradient(const struct layer *layer, int64_t rows, struct range columns,
-                                 const real *output_gradient, real *bias, real beta, real alpha)
+                                 const real *output_gradient, real *bias, real beta)
 {
     for (int64_t o = columns.first; o < columns.end; o++) bias[o] *= beta;
     for (int64_t row = 0; row < rows; row++)
-        for (int64_t o = columns.first; o < columns.end; o++) bias[o] += alpha * output_gradient[row * layer->ld + o];
+        for (int64_t o = columns.first; o < columns.end; o++) bias[o] += output_gradient[row * layer->ld + o];
 }
 
 #endif

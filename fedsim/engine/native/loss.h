@@ -5,8 +5,8 @@
 
 #include <stdint.h>
 #include <string.h>
-#include <tgmath.h>
 
+#include "elementary.h"
 #include "network.h"
 #include "simd.h"
 #include "team.h"
@@ -24,9 +24,10 @@ static inline void cross_entropy(const struct network *network, struct range sam
         int64_t label = labels[positions[b]];
         memset(gradient, 0, layer->ld * sizeof(real));
         for (int64_t c = 1; c < classes; c++) maximum = logits[c] > maximum ? logits[c] : maximum;
-        for (int64_t c = 0; c < classes; c++) total += gradient[c] = exp(logits[c] - maximum);
+        for (int64_t c = 0; c < classes; c++) gradient[c] = exponential(logits[c] - maximum);
+        for (int64_t c = 0; c < classes; c++) total += gradient[c];
         for (int64_t c = 0; c < classes; c++) gradient[c] = (gradient[c] / total - (c == label)) * scale;
-        losses[b] = log(total) - (logits[label] - maximum);
+        losses[b] = logarithm(total) - (logits[label] - maximum);
     }
 }
 

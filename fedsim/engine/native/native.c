@@ -15,6 +15,12 @@
 #include "task.h"
 #include "team.h"
 
+#if defined(__clang__)
+const char *const description = "clang " __clang_version__ ", " INSTRUCTIONS;
+#else
+const char *const description = "gcc " __VERSION__ ", " INSTRUCTIONS;
+#endif
+
 /* Makes some samples of a step's batch the input of the first layer: images are copied, vectors are read in place. */
 static void load_batch(const struct thread *thread, int64_t step, struct range samples)
 {
@@ -53,25 +59,21 @@ static struct range forward(const struct thread *thread, int64_t step, int with_
 }
 
 /* Backward pass through linear layer l: gradient = beta gradient + that of the batch, or, where the layer stores no
-   gradient, the update w = (1 - lr decay) w - lr gradient. Writes the input's gradient unless l is 0. */
+   gradient, w = shrink w + that of the batch (sgd.h). Writes the input's gradient unless l is 0. */
 static void linear_backward(const struct thread *thread, int64_t l, int64_t batch, const real *output_gradient,
                             real *input_gradient, real beta)
 {
     const struct task *task = thread->task;
     const struct layer *layer = thread->network->layers + l;
     const int64_t *offsets = thread->network->gradient_row_offsets + l * thread->network->batch_size;
-    real *weight = layer->weight_gradient, *bias = layer->bias_gradient, alpha = 1;
-    if (!weight) {
-        weight = layer->weight, bias = layer->bias;
-        beta = 1 - task->learning_rate * task->weight_decay, alpha = -task->learning_rate;
-    }
+    real *weight = layer->weight_gradient, *bias = layer->bias_gradient;
+    if (!weight) weight = layer->weight, bias = layer->bias, beta = shrink(task);
     if (l) transpose_weight(layer, team_share(thread, layer->spec.outputs, 1));
     team_barrier(thread); /* output_gradient and weight_transposed are complete; the forward pass is over */
     if (l) linear_input_gradient(layer, offsets, team_share(thread, batch, TILE_ROWS), output_gradient, input_gradient);
-    linear_weight_gradient(layer, batch, team_share(thread, layer->fan_in, TILE_ROWS), output_gradient, weight, beta,
-                           alpha);
+    linear_weight_gradient(layer, batch, team_share(thread, layer->fan_in, TILE_ROWS), output_gradient, weight, beta);
     struct range columns = team_share(thread, layer->has_bias ? layer->ld : 0, SIMD_WIDTH);
-    bias_gradient(layer, batch, columns, output_gradient, bias, beta, alpha);
+    bias_gradient(layer, batch, columns, output_gradient, bias, beta);
 }
 
 static void clear(real *values, struct range elements)
@@ -120,7 +122,7 @@ static void train_thread(const struct thread *thread)
     for (int64_t step = 0; step < task->num_steps; step++) {
         int64_t first = step * task->batch_size, batch = task->counts[step];
         struct range rows = forward(thread, step, task->dropout_keys != 0);
-        cross_entropy(thread->network, rows, task->labels, task->positions + first, (real)1 / batch,
+        cross_entropy(thread->network, rows, task->labels, task->positions + first, gradient_scale(task, batch),
                       task->losses + first);
         backward(thread, batch, 0);
         update_parameters(thread);

@@ -17,19 +17,29 @@ static inline void sum_parts(struct range elements, real *values, int64_t parts,
         for (int64_t i = elements.first; i < elements.end; i++) values[i] += values[p * size + i];
 }
 
-/* One step for some elements: g = gradient + decay w; velocity = momentum velocity + g;
-   w -= lr (nesterov ? g + momentum velocity : velocity). Without momentum `velocity` is 0 and w -= lr g. */
+/* What the gradient of the sum of a batch's losses is multiplied by, before it goes through the layers: 1 / batch with
+   momentum; -lr / batch without, so that it is what is added to the parameters. */
+static inline real gradient_scale(const struct task *task, int64_t batch)
+{
+    return (task->momentum != 0 ? 1 : -task->learning_rate) / batch;
+}
+
+/* What weight decay leaves of a parameter in a step without momentum. */
+static inline real shrink(const struct task *task) { return 1 - task->learning_rate * task->weight_decay; }
+
+/* One step for some elements. With momentum: g = gradient + decay w; velocity = momentum velocity + g;
+   w -= lr (nesterov ? g + momentum velocity : velocity). Without (`velocity` is 0): w = shrink w + gradient, which is
+   multiplied by -lr already. */
 static inline void sgd_update(struct range elements, real *w, real *velocity, const real *gradient,
                               const struct task *task)
 {
-    real lr = task->learning_rate, decay = task->weight_decay, momentum = task->momentum;
-    real shrink = 1 - task->learning_rate * task->weight_decay;
+    real lr = task->learning_rate, decay = task->weight_decay, momentum = task->momentum, kept = shrink(task);
     if (!velocity)
-        for (int64_t i = elements.first; i < elements.end; i++) w[i] = shrink * w[i] - lr * gradient[i];
+        for (int64_t i = elements.first; i < elements.end; i++) w[i] = fused_add(kept, w[i], gradient[i]);
     for (int64_t i = elements.first; velocity && i < elements.end; i++) {
-        real g = gradient[i] + decay * w[i];
-        velocity[i] = momentum * velocity[i] + g;
-        w[i] -= lr * (task->nesterov ? g + momentum * velocity[i] : velocity[i]);
+        real g = fused_add(decay, w[i], gradient[i]);
+        velocity[i] = fused_add(momentum, velocity[i], g);
+        w[i] = fused_add(-lr, task->nesterov ? fused_add(momentum, velocity[i], g) : velocity[i], w[i]);
     }
 }
 

@@ -1,12 +1,21 @@
-/* The floating-point type of all kernels and the SIMD vectors that hold it.
+/* The floating-point type of all kernels, the SIMD vectors that hold it, and the arithmetic that gives the same bits on
+   every processor.
 
    REAL (float or double) is chosen on the compiler's command line. Vectors are those of GCC's and clang's vector
-   extension, so one source serves every instruction set; their size is that of the target's registers. */
+   extension, so one source serves every instruction set; their size is that of the target's registers. No result
+   depends on it: whatever is summed is summed in one order, and where a product is added to something, fused_add says
+   whether it is rounded in between. Compilers must not decide that (-ffp-contract=off). */
 
 #ifndef FEDSIM_SIMD_H
 #define FEDSIM_SIMD_H
 
 #include <stdint.h>
+
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #ifndef REAL
 #define REAL float
@@ -15,10 +24,21 @@ typedef REAL real;
 
 #if defined(__AVX512F__)
 enum { SIMD_BYTES = 64 };
+#define INSTRUCTIONS "AVX-512"
 #elif defined(__AVX__)
 enum { SIMD_BYTES = 32 };
+#if defined(__FMA__)
+#define INSTRUCTIONS "AVX and FMA"
+#else
+#define INSTRUCTIONS "AVX"
+#endif
 #else
 enum { SIMD_BYTES = 16 };
+#if defined(__aarch64__)
+#define INSTRUCTIONS "NEON"
+#else
+#define INSTRUCTIONS "portable"
+#endif
 #endif
 enum { SIMD_WIDTH = SIMD_BYTES / sizeof(real) }; /* elements of a vector */
 
@@ -27,6 +47,31 @@ typedef real vec __attribute__((vector_size(SIMD_BYTES), aligned(sizeof(real)), 
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
+
+/* a b + c, rounded once. Where the processor has no such instruction the C library computes it, slowly. */
+INLINE real fused_add(real a, real b, real c)
+{
+    return _Generic(a, float: __builtin_fmaf, double: __builtin_fma)(a, b, c);
+}
+
+/* a b + c of each element of `b` and `c`, rounded once. */
+INLINE vec fused_add_vec(real a, vec b, vec c)
+{
+    vec as = a - (vec){0};
+#if defined(__AVX512F__)
+    if (sizeof(real) == sizeof(float)) return (vec)_mm512_fmadd_ps((__m512)as, (__m512)b, (__m512)c);
+    return (vec)_mm512_fmadd_pd((__m512d)as, (__m512d)b, (__m512d)c);
+#elif defined(__AVX__) && defined(__FMA__)
+    if (sizeof(real) == sizeof(float)) return (vec)_mm256_fmadd_ps((__m256)as, (__m256)b, (__m256)c);
+    return (vec)_mm256_fmadd_pd((__m256d)as, (__m256d)b, (__m256d)c);
+#elif defined(__aarch64__)
+    if (sizeof(real) == sizeof(float)) return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)as, (float32x4_t)b);
+    return (vec)vfmaq_f64((float64x2_t)c, (float64x2_t)as, (float64x2_t)b);
+#else
+    UNROLL for (int i = 0; i < SIMD_WIDTH; i++) c[i] = fused_add(as[i], b[i], c[i]);
+    return c;
+#endif
+}
 
 INLINE int64_t min_int(int64_t x, int64_t y) { return y < x ? y : x; }
 

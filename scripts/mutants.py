@@ -26,6 +26,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts import random_mutants
+
 ROOT = Path(__file__).parents[1]
 LIST, TABLE = ROOT / "docs" / "mutants.yaml", ROOT / "docs" / "mutants.md"
 LIBRARIES = (
@@ -190,11 +192,21 @@ def written() -> dict[str, str]:
     return {key(row): row for row in TABLE.read_text(encoding="utf-8").removeprefix(HEAD).splitlines()}
 
 
+def run_random(seed: int, count: int, words: list[str]) -> int:
+    """Draw mutants from the core and run them by the tests of the core."""
+    fates = random_mutants.run(random_mutants.draw(seed, count, words))
+    survivors = [mutant for mutant, fate in fates.items() if not fate.startswith("tests/")]
+    print(f"{len(fates)} mutants, {len(survivors)} not killed")
+    return int(bool(survivors))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the mutants of docs/mutants.yaml.")
     parser.add_argument("words", nargs="*", help="parts of paths; none: all files")
-    parser.add_argument("--write", action="store_true", help="write docs/mutants.md")
+    parser.add_argument("--random", nargs=2, type=int, metavar=("SEED", "COUNT"), help="drawn from the core instead")
     options = parser.parse_args()
+    if options.random:
+        return run_random(*options.random, options.words)
     chosen = [m for m in mutants() if not options.words or any(w in m.file for w in options.words)]
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in LIBRARIES:

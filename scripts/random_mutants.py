@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import signal
 import sys
 import time
@@ -33,8 +32,8 @@ CORE = (
 )
 WITHOUT = ("engine/graph", "engine/native")
 """What needs a GPU, and calls of C."""
-ALSO = ("test_pair_study.py", "test_precision.py", "test_system.py")
-"""Files of tests that start runs, but are about the core."""
+ALSO = ("aggregators", "availability", "joint_gradients", "optimizers", "pair_claims", "schedules", "selector_contract")
+"""Files of tests of the core that docs/mutants.yaml does not name."""
 SECONDS = 15.0
 """Of recorded time for the tests of a mutant."""
 SURVIVED, NOT_EXECUTED = "survived", "no test executes it"
@@ -63,7 +62,7 @@ class Random:
     code: CodeType
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.lines[0]}: {self.told}"
+        return f"{self.told}, line {self.lines[0]}"
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------
@@ -137,8 +136,9 @@ def made(path: Path, tree: ast.Module, f: int, i: int, c: int) -> Random:
     code = compile(ast.fix_missing_locations(mutated), str(path), "exec", dont_inherit=True)
     (own,) = (one for one in _codes(code) if (one.co_name, one.co_firstlineno) == (name, first))
     lines = tuple(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    told = f"`{before}` to `{ast.unparse(node)}` in {name}"
-    return Random(path.relative_to(ROOT).as_posix(), (name, first), (*lines, statement), told, own)
+    file = path.relative_to(ROOT).as_posix()
+    told = f"{file}: `{before}` to `{ast.unparse(node)}` in {name}"
+    return Random(file, (name, first), (*lines, statement), told, own)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -262,10 +262,10 @@ def first_failure(items: Sequence[pytest.Item], passed: Callable[[pytest.Item, f
 
     items[0].config.pluginmanager.register(Watch())
     for item, following in zip(items, [*items[1:], None], strict=True):
-        begin, before = time.perf_counter(), len(failures)
+        begin, before = time.process_time(), len(failures)
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if passed and len(failures) == before:
-            passed(item, time.perf_counter() - begin)
+            passed(item, time.process_time() - begin)
         if failures and not passed:
             return failures[0]
     return SURVIVED
@@ -325,24 +325,10 @@ def record(items: Sequence[pytest.Item], place: Path) -> str:
     return SURVIVED
 
 
-def tests_of_the_core() -> list[str]:
-    """Files of tests that import the core and start no runs."""
-    imports = re.compile(
-        rf"^from fedsim\.({'|'.join(c.removesuffix('.py').replace('/', '[.]') for c in CORE)})", re.MULTILINE
-    )
-    runs = re.compile(r"fedsim\.(cli|jobs|engine\.graph|engine\.native|distributed|search|commands|api)|run_experiment|run_toys|subprocess")
-    texts = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").glob("test_*.py"))}
-    return [
-        str(path)
-        for path, text in texts.items()
-        if imports.search(text) and (path.name in ALSO or not runs.search(text))
-    ]
-
-
-def run(mutants: Sequence[Random]) -> dict[Random, str]:
-    """The fate of each mutant by the tests of the core."""
+def run(mutants: Sequence[Random], tests: Sequence[str]) -> dict[Random, str]:
+    """The fate of each mutant by those files of tests."""
     loop = Loop(mutants)
     os.environ["OMP_NUM_THREADS"] = "1"
     os.chdir(ROOT)
-    pytest.main(["-q", "-n0", "-s", "-p", "no:cacheprovider", *tests_of_the_core()], plugins=[loop])
+    pytest.main(["-q", "-n0", "-s", "-p", "no:cacheprovider", *tests], plugins=[loop])
     return loop.fates

@@ -2,11 +2,12 @@
 
     uv run python scripts/mutants.py                  # all of docs/mutants.yaml: half an hour of a core
     uv run python scripts/mutants.py ledger gpfl      # those of files whose path has one of these words
-    uv run python scripts/mutants.py gpfl --write     # and write their rows into docs/mutants.md
+    uv run python scripts/mutants.py --random 1 100   # a hundred of the core, drawn with seed 1
 
 The list names a file, a text that occurs in it once, what replaces it, and the tests that are run, in a copy of the
 checkout. A mutant is killed by the first test that fails; one that no test can kill says why in `equivalent`. The tests
-must pass without the mutant: otherwise nothing is known of it.
+must pass without the mutant: otherwise nothing is known of it. Random ones (scripts/random_mutants.py) that survive
+have a reason in docs/mutants_survivors.yaml.
 """
 
 import argparse
@@ -26,8 +27,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts import random_mutants
+
 ROOT = Path(__file__).parents[1]
-LIST, TABLE = ROOT / "docs" / "mutants.yaml", ROOT / "docs" / "mutants.md"
+LIST, SURVIVORS = ROOT / "docs" / "mutants.yaml", ROOT / "docs" / "mutants_survivors.yaml"
 LIBRARIES = (
     "torch",
     "torchvision",
@@ -42,15 +45,6 @@ LIBRARIES = (
 SURVIVED = "survived"
 LIMIT = 900
 """Seconds for the tests of a mutant, which may be a loop without an end."""
-HEAD = """# Mutants
-
-Mistakes made on purpose, one at a time, and the test that noticed each: made by `scripts/mutants.py --write` from
-[mutants.yaml](mutants.yaml), where the tests that were run are listed, too. Chosen by hand: constants, signs,
-comparisons, off by one, swapped arguments, terms left out, wrong seeds.
-
-| file | mutant | killed by |
-|---|---|---|
-"""
 
 
 @dataclass(frozen=True)
@@ -168,51 +162,50 @@ class _FirstFailure:
 
 
 def line(mutant: Mutant, killer: str) -> str:
-    """Of the table."""
+    """What is printed of a mutant."""
     change = (
         f"`{_one_line(mutant.old)}` to `{_one_line(mutant.new)}`" if mutant.new else f"no `{_one_line(mutant.old)}`"
     )
-    told = f"equivalent: {mutant.equivalent}" if mutant.equivalent else f"`{killer}`"
-    return f"| {mutant.file.removeprefix('fedsim/')} | {change} | {told} |"
+    return f"{mutant.file}: {change} | {mutant.equivalent or killer}"
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return " ".join(text.split())
 
 
-def key(row: str) -> str:
-    """What a row of the table is about: all but its last cell."""
-    return row.rpartition(" | ")[0]
-
-
-def written() -> dict[str, str]:
-    """The rows that the table has, by what they are about."""
-    return {key(row): row for row in TABLE.read_text(encoding="utf-8").removeprefix(HEAD).splitlines()}
+def run_random(seed: int, count: int, words: list[str]) -> int:
+    """Draw mutants from the core and run them by the tests of the core."""
+    core = tuple(f"fedsim/{place}" for place in random_mutants.CORE)
+    ours = [m for m in mutants() if m.file.startswith(core) and not any(w in m.file for w in random_mutants.WITHOUT)]
+    listed = {w.partition("::")[0] for m in ours for w in shlex.split(m.tests) if w.startswith("tests/")}
+    tests = {*listed, *(f"tests/test_{name}.py" for name in random_mutants.ALSO)} - {"tests/test_lanes.py"}  # slow
+    fates = random_mutants.run(random_mutants.draw(seed, count, words), sorted(tests))
+    known = yaml.safe_load(SURVIVORS.read_text(encoding="utf-8"))
+    left = [mutant for mutant, fate in fates.items() if not fate.startswith("tests/") and mutant.told not in known]
+    print(f"{len(fates)} mutants, {len(left)} neither killed nor in {SURVIVORS.name}")
+    return int(bool(left))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run the mutants of docs/mutants.yaml.")
+    parser = argparse.ArgumentParser(description="Run mistakes made on purpose.")
     parser.add_argument("words", nargs="*", help="parts of paths; none: all files")
-    parser.add_argument("--write", action="store_true", help="write docs/mutants.md")
+    parser.add_argument("--random", nargs=2, type=int, metavar=("SEED", "COUNT"), help="drawn from the core instead")
     options = parser.parse_args()
+    if options.random:
+        return run_random(*options.random, options.words)
     chosen = [m for m in mutants() if not options.words or any(w in m.file for w in options.words)]
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in LIBRARIES:
         importlib.import_module(name)
-    lines, survivors = [], 0
+    survivors = 0
     with copy_of_checkout() as folder:
         checkout = Checked(folder)
         for mutant in chosen:
             killer = "" if mutant.equivalent else checkout.fate(mutant)
-            lines.append(line(mutant, killer))
-            bad = killer and not killer.startswith("tests/")
-            survivors += bool(bad)
-            print(("!! " if bad else "   ") + lines[-1], flush=True)
+            bad = bool(killer) and not killer.startswith("tests/")
+            survivors += bad
+            print(("!! " if bad else "   ") + line(mutant, killer), flush=True)
     print(f"{len(chosen)} mutants, {survivors} not killed")
-    if options.write:
-        rows = written() | {key(one): one for one in lines}
-        listed = (key(line(mutant, "")) for mutant in mutants())
-        TABLE.write_text(HEAD + "".join(f"{rows[one]}\n" for one in listed if one in rows), encoding="utf-8")
     return int(survivors > 0)
 
 

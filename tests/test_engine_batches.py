@@ -47,11 +47,13 @@ def test_epochs_are_shuffled_anew() -> None:
 def test_a_number_of_steps_is_the_beginning_of_enough_epochs(size: int, steps: int, width: int) -> None:
     some, many = schedule([size], LocalWork(None, steps, width)), schedule([size], LocalWork(steps, None, width))
     assert seen(some) == seen(many)[:steps]
+    assert some.samples.tolist() == [LocalWork(None, steps, width).num_samples(size)]
 
 
 def test_a_client_without_samples_makes_no_steps() -> None:
     assert schedule([0, 3], LocalWork(None, 5, 4)).steps.tolist() == [0, 5]
     assert schedule([0], LocalWork(None, 5, 4)).positions.size == 0
+    assert LocalWork(None, 5, 4).num_samples(0) == 0
 
 
 def test_batches_depend_on_seed_round_and_client() -> None:

@@ -165,6 +165,14 @@ def test_top_loss_is_full_at_first_and_then_takes_the_highest() -> None:
         assert selector.select(t, clients, np.random.default_rng(0)).ids.tolist() == expected
 
 
+def test_top_loss_takes_one_client_at_least_and_all_at_most() -> None:
+    for count in (1, 4):
+        assert top_loss(count=count).count == count
+    for count in (0, 5):
+        with pytest.raises(ValueError, match=rf"count={count}: must lie in \[1, num_clients=4\]"):
+            top_loss(count=count)
+
+
 def test_top_loss_takes_an_infinite_loss_last() -> None:
     selector = top_loss(first_round_full=False)
     clients = toy_clients([1] * 4, selector.needs, engine=FixedLosses([np.inf, 1.0, np.nan, 2.0]))

@@ -119,6 +119,8 @@ def test_a_broken_update_of_a_virtual_round_is_left_out_of_its_model() -> None:
     """The virtual model's first number is the mean of i / 2 over the others, 25 / 14; the model's is 0."""
     selector, steps = virtual_round({3})
     assert selector.changes[-1] == pytest.approx(25 / 14 * np.arange(8))
+    selector._add_observation(np.array([1.0, np.nan, np.inf, -np.inf]), 9)
+    assert selector.changes[-1].tolist() == [1, 0, 0, 0]
     assert steps == [30, 10]
 
 

@@ -1,12 +1,15 @@
-"""Every entry of docs/mutants.yaml still applies to the code. No mutant is run here: scripts/mutants.py does that."""
+"""Every entry of docs/mutants.yaml still applies to the code; which random mutants there are. None is run here:
+scripts/mutants.py does that."""
 
 import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 import scripts.mutants
-from scripts.mutants import ROOT, SURVIVED, Checked, Mutant, complaint, key, line, mutants, written
+from scripts import random_mutants
+from scripts.mutants import ROOT, SURVIVED, SURVIVORS, Checked, Mutant, complaint, mutants
 
 
 def test_every_mutant_applies() -> None:
@@ -14,11 +17,9 @@ def test_every_mutant_applies() -> None:
     assert not stale, "\n".join([f"{len(stale)} stale entries in docs/mutants.yaml:", *stale])
 
 
-def test_the_table_has_every_mutant_and_no_other() -> None:
-    """`scripts/mutants.py <part of the file's path> --write` runs those of a file and writes their rows."""
-    listed = [key(line(mutant, "")) for mutant in mutants()]
-    assert list(written()) == listed
-    assert not [row for row in written().values() if "`survived`" in row]
+def test_survivors_have_a_reason_and_their_file_is_there() -> None:
+    known = yaml.safe_load(SURVIVORS.read_text(encoding="utf-8"))
+    assert all(reason and (ROOT / told.partition(": ")[0]).is_file() for told, reason in known.items())
 
 
 def test_every_mutant_has_tests_that_exist() -> None:
@@ -62,3 +63,37 @@ def test_a_test_that_fails_without_the_mutant_kills_none(
     checkout, mutant = Checked(tmp_path), Mutant("one.py", "b = 1", "b = 2", "tests/a.py")
     assert [checkout.fate(mutant) for _ in range(2)] == [told, told]
     assert len(asked) == (3 if sound == "right" else 1)  # once for the sound checkout, not for each mutant
+
+
+CODE = """
+ANNOTATED: int = 3
+
+class A:
+    def f(self, x: int = 1) -> bool:
+        \"\"\"Up to 4.\"\"\"
+        assert x > 5
+        if not x:
+            raise ValueError(f"{x + 6}")
+        return min(x, 0.0) < -x * 7 or self.g(strict=True)
+"""
+
+
+def test_random_mutants_are_of_what_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_mutants, "ROOT", tmp_path)
+    (tmp_path / "one.py").write_text(CODE, encoding="utf-8")
+    found = [make() for make in random_mutants.candidates(tmp_path / "one.py")]
+    changed = [one.told.removeprefix("one.py: ").removesuffix(" in f") for one in found]
+    whole, product = "min(x, 0.0) < -x * 7", "-x * 7"
+    assert changed == [
+        "`1` to `2`",
+        "`not x` to `not not x`",
+        f"`{whole} or self.g(strict=True)` to `{whole} and self.g(strict=True)`",
+        f"`{whole}` to `min(x, 0.0) <= {product}`",
+        f"`{whole}` to `min(x, 0.0) > {product}`",
+        "`min` to `max`",
+        "`0.0` to `1.0`",
+        f"`{product}` to `-x / 7`",
+        "`-x` to `+x`",
+        "`7` to `8`",
+    ]
+    assert {one.lines for one in found} == {(5, 0), (8, 8), (10, 10)}

@@ -11,7 +11,7 @@ from fedsim.config.plan import hash_config, make_plan
 from fedsim.engine import choose
 from fedsim.engine.graph import triton_chain
 from fedsim.engine.graph.linear import LinearProgram
-from fedsim.engine.precision import prepare, switches
+from fedsim.engine.precision import Precision, autocast, prepare, switches
 from fedsim.errors import ConfigError, Problem
 from fedsim.running import prepared_data
 from fedsim.running.environment import environment
@@ -50,6 +50,12 @@ class Watch:
         if name in ("mm", "addmm", "bmm", "baddbmm", "baddbmm_", "convolution", "convolution_backward"):
             kind = "convolutions" if name.startswith("conv") else "products"
             self.seen.setdefault(name, set()).add(switches()[kind])
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_products_are_rounded_to_bfloat16_where_that_is_said_alone(precision: Precision) -> None:
+    with autocast(precision, torch.device("cpu")):
+        assert (torch.eye(2) @ torch.eye(2)).dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
 
 
 @pytest.mark.parametrize("engine", [SEQUENTIAL, BATCHED], ids=["sequential", "batched"])

@@ -26,7 +26,7 @@ SECONDS = 5
 """Of a processor, for any config."""
 TINY = ("tracker=files_only", "num_rounds=1", "local.epochs=null", "local.steps=1", "server.public_samples=20")
 SHORT = settings(
-    max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 LONG = settings(SHORT, max_examples=500, derandomize=False)
 

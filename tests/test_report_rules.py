@@ -98,6 +98,44 @@ def test_a_printed_gain_has_two_sides() -> None:
     assert verdict(exceeds({"a": apart(-0.01, 0.01, 0.0)}, 0.1)) == "not reproduced"
 
 
+def tail(t: float) -> float:
+    """Student's t with two degrees of freedom: how often it is larger than `t`."""
+    return (1 - t / math.sqrt(2 + t * t)) / 2
+
+
+def test_p_values_of_differences_by_hand() -> None:
+    """Two-sided; of several rivals the weakest counts for a claim, and against it the strongest, times their number."""
+    root = math.sqrt(3)
+    high, low = apart(0.1, 0.12, 0.14), apart(0.0, 0.02, 0.04)  # 6 and 1 standard deviations above 0
+    fallen = {"a": apart(-0.1, -0.12, -0.14), "b": apart(0.0, -0.02, -0.04)}
+    assert exceeds({"a": high, "b": low}).p_for == pytest.approx(2 * tail(root))
+    assert exceeds(fallen).p_against == pytest.approx(4 * tail(6 * root))
+    assert exceeds(fallen).p_for == 1.0
+    assert is_not_worse({"a": high, "b": low}, 0.02).p_for == pytest.approx(2 * tail(2 * root))
+    assert is_not_worse(fallen, 0.02).p_against == pytest.approx(4 * tail(5 * root))
+    assert is_not_worse({"a": high, "b": low}, 0.02).detail == "weakest against b"
+    assert is_level({"a": high, "b": low}, 0.1).p_against == pytest.approx(4 * tail(root))
+    assert is_level({"a": low, "b": high}, 0.14).p_for == pytest.approx(tail(root))
+    assert is_level(fallen, 0.1).p_against == pytest.approx(4 * tail(root))
+    assert is_level({"a": low, "b": high}, 0.1).detail == "furthest from b"
+    slopes = [[0.0, 0.1], [0.0, 0.12], [0.0, 0.14]]
+    for falls in (False, True):
+        found = rises([0, 1], slopes, falls=falls)
+        assert (found.p_against if falls else found.p_for) == pytest.approx(2 * tail(6 * root))
+
+
+def test_the_size_of_a_gain_is_judged_on_two_sides_by_hand() -> None:
+    gain = apart(0.1, 0.12, 0.14)
+    apart_by = 0.02 / math.sqrt(3) * 4.849  # at which a tail has 2 %
+    assert tail(4.849) == pytest.approx(0.02, abs=1e-5)
+    assert exceeds({"a": gain}, 0.12 + apart_by).size_holds is False
+    assert exceeds({"a": gain, "b": gain}, 0.12 + apart_by).size_holds is True  # one of two
+    assert exceeds({"a": gain}, 0.12 + apart_by, 0.01).size_holds is True
+    assert exceeds({"a": gain}, 0.12 - apart_by).size_holds is False
+    assert exceeds({"a": gain, "b": gain}, 0.12 - apart_by).size_holds is False  # all of them are more
+    assert exceeds({"a": gain}, 0.12 - apart_by, 0.01).size_holds is True
+
+
 def test_levelness_needs_differences_inside_the_margin() -> None:
     close, far, vague = apart(0.001, 0.002, 0.0), apart(0.1, 0.11, 0.12), apart(-0.05, 0.06, 0.01)
     assert verdict(is_level({"a": close}, 0.01)) == "reproduced"

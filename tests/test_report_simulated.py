@@ -26,7 +26,11 @@ def write_simulated(folder: Path, seconds: list[float], late: list[list[int]] | 
     path = write_run(folder, more.pop("accuracies", ACCURACIES), [[0, 1]] * 5, **more)
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     for position, (record, spent) in enumerate(zip(records, seconds, strict=True)):
-        record |= {"simulated_seconds": spent, "simulated_time": sum(seconds[: position + 1]), "wall_seconds": 5.0}
+        record |= {
+            "simulated_seconds": spent,
+            "simulated_time": sum(seconds[: position + 1]),
+            "wall_seconds": position + 1.0,
+        }
         record |= {"simulated_seconds_ask": spent / 4, "simulated_seconds_train": 3 * spent / 4}
         record |= {"late": late[position] if late else []}
     (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -9,7 +9,7 @@ from fedsim.record import Record
 from fedsim.selectors.tools.first_updates import clients_to_try
 from fedsim.simulation import Simulation
 from tests.clocks import THREE, fixed_clock
-from tests.test_selector_contract import CHOICES, build
+from tests.test_selector_contract import KINDS, build
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
 
 OORT = ("oort", "oort_by_speed", "oort_code")
@@ -37,7 +37,7 @@ def longest_standstill(records: list[Record]) -> int:
     return longest
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", KINDS)
 def test_no_method_keeps_selecting_only_clients_that_are_always_late(choice: str) -> None:
     """Clients 2, 5, 8 and 11 need 21 s, the deadline is 15 s."""
     assert longest_standstill(rounds(choice, 12, 3, deadline=15.0)) < 20

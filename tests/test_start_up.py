@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.test_selector_contract import CHOICES, simulation
+from tests.test_selector_contract import KINDS, simulation
 
 EQUAL = [2] * 10
 
@@ -13,7 +13,7 @@ def bytes_by_round(choice: str) -> tuple[int, list[int]]:
     return run.components.selector.start_up_rounds, [r.bytes_down + r.bytes_up for r in run]
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", KINDS)
 def test_a_first_round_that_costs_most_belongs_to_the_start_up(choice: str) -> None:
     start_up, spent = bytes_by_round(choice)
     assert 0 <= start_up < len(spent)

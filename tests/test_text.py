@@ -115,17 +115,24 @@ def test_natural_clients_are_speakers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "text"),
+    ("key", "low", "high", "step"),
     [
-        ({"length": 0}, "length=0"),
-        ({"num_words": 10_000}, "num_words=10000"),
-        ({"samples_per_speaker": 1e9}, "samples_per_speaker"),
-        ({"style": -1.0}, "style=-1.0"),
+        ("num_speakers", 1, 100_000, 1),
+        ("samples_per_speaker", 0.1, 6.25e6, 0.1),  # 1e9 characters by 8 speakers, in texts of 20
+        ("size_deviation", 0.0, 3.0, 0.1),
+        ("num_words", 1, 5_000, 1),
+        ("style", 0.0, 10.0, 0.1),
+        ("length", 1, 10_000, 1),
+        ("test_samples", 1, 50_000_000, 1),
+        ("seed", 0, 10**9, None),
     ],
 )
-def test_parameters_are_checked(values: dict[str, Any], text: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=text):
-        build("text_generated", tmp_path, **values)
+def test_parameters_are_checked(key: str, low: float, high: float, step: float | None, tmp_path: Path) -> None:
+    for value in (low, high):
+        build("text_generated", tmp_path, **{**SMALL, "length": 20, key: value})
+    for value in [low - (step or 1), *([high + step] if step else [])]:
+        with pytest.raises(ConfigError, match=f"{key}={value}"):
+            build("text_generated", tmp_path, **{**SMALL, "length": 20, key: value})
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.errors import between, check, positive
+from fedsim.exact.sums import weighted_sum
 from fedsim.flat import flat_rows, split_flat, to_device
 from fedsim.types import Cohort, Params, Stack
 
@@ -87,7 +88,7 @@ def _weighted_sums(stack: Stack, weights: NDArray[np.float64], like: Params) -> 
 
 def _weighted_sum(stack: Tensor, weights: NDArray[np.float64]) -> Tensor:
     row = to_device(torch.as_tensor(weights, dtype=stack.dtype), stack.device)
-    return (row @ stack.reshape(len(stack), -1)).view(stack.shape[1:])
+    return weighted_sum(stack, row)
 
 
 class FedAvg(Aggregator):

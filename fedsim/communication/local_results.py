@@ -10,6 +10,7 @@ from torch import Tensor
 from fedsim.communication.context import RoundContext
 from fedsim.engine.engine import Engine
 from fedsim.engine.results import ClientUpdates, concatenate_updates
+from fedsim.exact.sums import row_sums
 from fedsim.types import Ids, Params
 
 
@@ -94,7 +95,7 @@ def row_norms(matrices: Mapping[str, Tensor]) -> NDArray[np.float64]:
     squares = torch.zeros(len(first), dtype=torch.float64, device=first.device)
     for matrix in matrices.values():
         for rows, block in row_blocks(matrix):
-            squares[rows] += block.square_().sum(1)
+            squares[rows] += row_sums(block.square_())
     result: NDArray[np.float64] = squares.sqrt().cpu().numpy()
     return result
 

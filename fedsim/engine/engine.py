@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.model.adapt import has_dropout
@@ -15,6 +14,8 @@ from fedsim.engine.model.parameters import trained_names
 from fedsim.engine.results import ClientUpdates, client_updates
 from fedsim.engine.schedule import LocalWork, make_schedule
 from fedsim.errors import Problem, check
+from fedsim.exact.losses import cross_entropies, log_softmax
+from fedsim.exact.sums import row_sums
 from fedsim.flat import to_device
 from fedsim.rng import Streams
 from fedsim.types import Evaluation, Ids, Params
@@ -63,9 +64,9 @@ class Engine:
             return np.full(len(sizes), np.nan)
         chosen = np.concatenate(positions)
         labels = self.data.y[to_device(torch.as_tensor(chosen), self.data.y.device)]
-        values = F.cross_entropy(self.backend.forward(params, self.data.x, chosen), labels, reduction="none")
+        values = cross_entropies(self.backend.forward(params, self.data.x, chosen), labels)
         owner = np.repeat(np.arange(len(sizes)), sizes)
-        totals = np.bincount(owner, values.double().cpu().numpy(), minlength=len(sizes))
+        totals = np.bincount(owner, values.cpu().numpy(), minlength=len(sizes))
         with np.errstate(invalid="ignore"):
             means: NDArray[np.float64] = totals / sizes
         return means
@@ -103,8 +104,7 @@ class Engine:
         check(self._output_problem(output, len(x)))
         hits = output.argmax(1) == y
         correct = hits.sum()
-        precise = output.double()
-        loss = (precise.logsumexp(1) - precise.gather(1, y.unsqueeze(1)).squeeze(1)).sum()
+        loss = row_sums(cross_entropies(output, y)[None])[0]
         found = torch.stack([correct.double(), loss]).tolist()  # one copy from a GPU
         return Evaluation(found[0] / len(y), found[1] / len(y)), hits
 
@@ -125,4 +125,4 @@ class Engine:
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Log-probabilities of `params` in eval mode, float64 [len(x), C]."""
-        return F.log_softmax(self.backend.forward(params, x).double(), dim=1)
+        return log_softmax(self.backend.forward(params, x))

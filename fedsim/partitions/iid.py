@@ -5,6 +5,7 @@ from typing import Literal
 import numpy as np
 
 from fedsim.errors import at_least, between, check
+from fedsim.exact.elementary import exp, log
 from fedsim.partitions.apportion import largest_remainder, require_samples
 from fedsim.partitions.base import Indices, Labelled, Partition
 
@@ -36,7 +37,7 @@ class QuantitySkew(Partition):
         if self.law == "lognormal":
             logs = self.skew * rng.standard_normal(num_clients)
         else:
-            logs = -np.log1p(-rng.random(num_clients)) / self.skew
-        shares = np.exp(logs - logs.max())  # the largest is 1, so that no skew overflows
+            logs = -log(1 - rng.random(num_clients)) / self.skew
+        shares = exp(logs - logs.max())  # the largest is 1, so that no skew overflows
         sizes = self.min_size + largest_remainder(shares, num - num_clients * self.min_size)
         return np.split(rng.permutation(num), np.cumsum(sizes)[:-1])

@@ -20,6 +20,7 @@ from fedsim.data.on_demand import SampleSource
 from fedsim.distributed.world import world
 from fedsim.engine import precision
 from fedsim.errors import DataError, Problem, check
+from fedsim.exact.draws import UniformDraws
 from fedsim.rng import Purpose, Streams
 
 ALIGNMENT = 64
@@ -133,7 +134,7 @@ def build_model(
     its parameters, which torch does not copy: clients train copies.
     """
     key = () if client is None else (client + 1,)  # a stream's key that ends in 0 is that without it
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), UniformDraws():  # type: ignore[no-untyped-call]
         torch.manual_seed(streams.key(Purpose.INIT, *key))
         model = instantiate(node, nn.Module, "model", shape, num_classes)
     check(_hook_problem(model))

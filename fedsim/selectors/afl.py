@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.exact.elementary import exp
 from fedsim.rounding import floor
 from fedsim.selectors.base import (
     Clients,
@@ -75,7 +76,7 @@ class AFL(Selector):
         kept = kept[np.isfinite(values[kept])]
         weights = np.zeros(len(values))
         if len(kept):
-            weights[kept] = np.exp(self.alpha2 * (values[kept] - values[kept].max()))
+            weights[kept] = exp(self.alpha2 * (values[kept] - values[kept].max()))
         return weights / weights.sum() if weights.sum() > 0 else np.full(len(values), 1 / max(len(values), 1))
 
     def _update_values(self, ids: Ids, clients: Clients) -> None:

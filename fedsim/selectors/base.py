@@ -19,6 +19,7 @@ from fedsim.communication.resources import Resources
 from fedsim.communication.server import Server
 from fedsim.communication.signals import Signal
 from fedsim.errors import FedsimError, Problem, at_least, at_most, between, check, one_of, positive, rule
+from fedsim.exact.elementary import exp, log
 from fedsim.types import Cohort, Evaluation, Ids, Params, Population, Selection, Stack
 
 __all__ = [
@@ -152,13 +153,13 @@ def weighted_without_replacement(
     Positions of weight zero are never drawn, so that fewer than `count` may come back.
     """
     possible = np.flatnonzero(weights > 0)
-    keys = np.log(rng.random(len(possible))) / weights[possible]
+    keys = log(rng.random(len(possible))) / weights[possible]
     return possible[np.argsort(-keys, kind="stable")[:count]]
 
 
 def softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """exp(values) / sum exp(values), [n]; computed without overflow."""
-    exponents = np.exp(values - values.max())
+    exponents = exp(values - values.max())
     shares: NDArray[np.float64] = exponents / exponents.sum()
     return shares
 

@@ -7,8 +7,10 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.spatial.distance import pdist, squareform
 from torch import Tensor
 
+from fedsim.exact.elementary import arccos
 from fedsim.flat import to_device
 from fedsim.selectors.base import Clients, Cohort, Ids, Population, Selection, Selector, Server, check
 from fedsim.selectors.tools.all_pairs import pairs_problem
@@ -95,8 +97,8 @@ class ClusteredBySimilarity(_ClusteredSampling):
             return np.zeros((len(clients.available), len(clients.available)))
         ids = to_device(torch.as_tensor(clients.available), self.updates.device)
         if self.distance == "l1":
-            rows = self.updates[ids].double()
-            return torch.cdist(rows, rows, p=1).cpu().numpy()
+            table: Floats = squareform(pdist(self.updates[ids].double().cpu().numpy(), "cityblock"))
+            return table
         assert self.products is not None
         products = self.products
         if len(ids) < len(products):
@@ -145,10 +147,10 @@ def angular_distances(products: Tensor) -> Floats:
     lengths = products.diagonal().clamp(min=0).sqrt()
     inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
     cosines = (products * inverse[:, None]).mul_(inverse[None, :]).clamp_(-1, 1)
-    angles = cosines.nan_to_num_(nan=0.0).arccos_()
-    zero = lengths == 0
+    angles = torch.from_numpy(arccos(cosines.nan_to_num_(nan=0.0).cpu().numpy()))
+    zero = (lengths == 0).cpu()
     angles.masked_fill_(zero[:, None] | zero[None, :], 0)
-    return angles.fill_diagonal_(0).cpu().numpy()
+    return angles.fill_diagonal_(0).numpy()
 
 
 def fill_bins(rows: Floats, masses: Floats, order: NDArray[np.int64]) -> Floats:

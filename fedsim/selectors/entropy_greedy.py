@@ -4,6 +4,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.exact.elementary import log
 from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, check, highest, rule
 from fedsim.selectors.tools.label_counts import collect_label_counts
 from fedsim.selectors.tools.queues import not_queued
@@ -54,6 +55,6 @@ def entropies(counts: Floats) -> Floats:
     """Entropies [n] in nats of the label distributions given by the rows of `counts` [n, C]."""
     shares = counts / counts.sum(1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        terms = np.where(shares > 0, shares * np.log(shares), 0.0)
+        terms = np.where(shares > 0, shares * log(shares), 0.0)
     result: Floats = -terms.sum(1)
     return result

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.exact.elementary import exp, log
 from fedsim.selectors.base import (
     Clients,
     Cohort,
@@ -70,7 +71,7 @@ class Cumulative(Threshold):
         if self.schedule == "step":
             return self.start + self.increment * (t // self.every)
         u = t / max(num_rounds - 1, 1)
-        shape = {"linear": u, "convex": u**2, "concave": np.log1p(9 * u) / np.log(10)}[self.schedule]
+        shape = {"linear": u, "convex": u**2, "concave": log(1 + 9 * u) / log(10)}[self.schedule]
         return float(self.start + (self.end - self.start) * shape)
 
     def count(self, shares: NDArray[np.float64], t: int, num_rounds: int) -> int:
@@ -159,8 +160,8 @@ class FedABC(Selector):
         logits = -divergences
         if not self.self_term and len(losses) > 1:
             logits = np.where(np.eye(len(losses), dtype=bool), -np.inf, logits)
-        attention = np.exp(logits - logits.max(1, keepdims=True))
-        result: NDArray[np.float64] = (attention / attention.sum(1, keepdims=True)) @ losses
+        attention = exp(logits - logits.max(1, keepdims=True))
+        result: NDArray[np.float64] = (attention / attention.sum(1, keepdims=True) * losses).sum(1)
         return result
 
     def _divergences(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:

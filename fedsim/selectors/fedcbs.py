@@ -4,6 +4,7 @@ Class-Imbalance Reduction", ICML 2023)."""
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.exact.elementary import exp, log
 from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, at_least, check
 from fedsim.selectors.tools.label_counts import collect_label_counts
 
@@ -39,7 +40,7 @@ class FedCBS(Selector):
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         self.counts, ids = collect_label_counts(self.counts, clients), clients.available
         counts = self.counts[ids].astype(np.float64)
-        bonus = np.sqrt(3 * np.log(round) / (2 * np.maximum(self.pulls[ids], 1)))
+        bonus = np.sqrt(3 * log(round) / (2 * np.maximum(self.pulls[ids], 1)))
         weights = 1 / qcid_with_each(counts, np.zeros(counts.shape[1])) + self.exploration * bonus
         remaining, picks = np.ones(len(ids), dtype=bool), []
         for m in range(2, self.cohort_size(clients) + 2):
@@ -47,8 +48,8 @@ class FedCBS(Selector):
             remaining[picks[-1]] = False
             if not remaining.any():
                 break
-            after = np.where(remaining, np.log(qcid_with_each(counts, counts[picks].sum(0))), np.inf)
-            weights = np.exp(-m * (after - after.min()))  # 0 for those picked, whose own would overflow
+            after = np.where(remaining, log(qcid_with_each(counts, counts[picks].sum(0))), np.inf)
+            weights = exp(-m * (after - after.min()))  # 0 for those picked, whose own would overflow
         chosen = ascending(ids[picks])
         self.pulls[chosen] += 1
         return Selection(chosen)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.communication.local_results import row_blocks
+from fedsim.exact.elementary import exp, log
+from fedsim.exact.sums import mean_row, row_sums
 from fedsim.selectors.base import (
     Clients,
     Cohort,
@@ -162,7 +164,7 @@ class GPFL(Selector):
         divisor = {"pulls": pulls, "pulls_plus_one": pulls + 1}.get(self.reward_average, np.full(len(pulls), t - 1.0))
         mean = np.where(divisor > 0, self.reward_sum / np.maximum(divisor, 1), 0.0)
         alpha = self.exploration.alpha(t, self.population.num_rounds)
-        bonus: Floats = alpha * np.sqrt(2 * np.log(max(self.pulls.sum(), 1)) / np.maximum(self.pulls, 1))
+        bonus: Floats = alpha * np.sqrt(2 * log(max(self.pulls.sum(), 1)) / np.maximum(self.pulls, 1))
         return mean + bonus
 
     def _first_round(self, clients: Clients, rng: np.random.Generator) -> Selection:
@@ -170,7 +172,7 @@ class GPFL(Selector):
         ids = clients.available
         cohort = clients.collect(ids)
         kept, *_ = drop_nonfinite(cohort, None)
-        self.direction = {n: -kept.delta[n].mean(0) / self._lr for n in kept.trained}
+        self.direction = {n: -mean_row(kept.delta[n]) / self._lr for n in kept.trained}
         self._reported = self._reported_directions(ids, clients)
         self._project(ids, cohort)
         self._reported = {}
@@ -231,9 +233,9 @@ class GPFL(Selector):
             return 1.0
         gain = self.last.accuracy - self.previous.accuracy
         if gain != 0:
-            return float(np.exp(gain)) * (2 if self.factor == "literal2" else 1)
+            return float(exp(gain)) * (2 if self.factor == "literal2" else 1)
         fall = self.previous.loss - self.last.loss
-        return float(np.exp(fall if self.tie_sign == "intent" else -fall))
+        return float(exp(fall if self.tie_sign == "intent" else -fall))
 
     def _signals(self) -> frozenset[Signal]:
         needs = {Signal.VALIDATION if self.reward_eval == "validation" else Signal.TEST}
@@ -257,21 +259,20 @@ def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) 
     `per_tensor` as the mean of one projection per tensor.
     """
     parts = [_dots_and_squares(d.flatten(1), direction[n].flatten().double()) for n, d in local.items()]
-    dots, local_squares = torch.stack([d for d, _ in parts]), torch.stack([s for _, s in parts])
-    global_squares = torch.stack([direction[n].double().square().sum() for n in local])[:, None]
+    dots, local_squares, global_squares = (torch.stack(found) for found in zip(*parts, strict=True))
     if not per_tensor:
-        dots, local_squares, global_squares = dots.sum(0, True), local_squares.sum(0, True), global_squares.sum(0, True)
+        dots, local_squares, global_squares = (row_sums(t.T)[None] for t in (dots, local_squares, global_squares))
     scale = torch.ones_like(dots)
     if metric != "dot":
         scale = global_squares.sqrt().expand_as(dots) * (local_squares.sqrt() if metric == "cosine" else 1)
-    result: Floats = torch.where(scale > 0, dots / scale, 0.0).mean(0).cpu().numpy()
+    result: Floats = mean_row(torch.where(scale > 0, dots / scale, 0.0)).cpu().numpy()
     return result
 
 
-def _dots_and_squares(local: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """<g_i, g> [K] and |g_i|^2 [K] in float64, computed in blocks of rows to save memory."""
+def _dots_and_squares(local: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """<g_i, g> [K], |g_i|^2 [K] and |g|^2 [1] in float64, computed in blocks of rows to save memory."""
     dots, squares = torch.zeros(2, len(local), dtype=torch.float64, device=local.device)
     for rows, block in row_blocks(local):
-        dots[rows] = block @ direction
-        squares[rows] = block.square_().sum(1)
-    return dots, squares
+        dots[rows] = row_sums(block * direction)
+        squares[rows] = row_sums(block.square_())
+    return dots, squares, row_sums(direction.square()[None])

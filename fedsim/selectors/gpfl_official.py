@@ -5,6 +5,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.exact.elementary import log
 from fedsim.selectors.base import (
     Clients,
     Cohort,
@@ -93,7 +94,7 @@ class GPFLOfficial(Selector):
     def index(self, t: int) -> NDArray[np.float64]:
         """The bandit index [N] in round t; infinite for clients that have never been selected."""
         alpha = self.exploration.alpha(t - 1, self.population.num_rounds)
-        bonus = alpha * np.sqrt(2 * np.log(max(t - 1, 1)) / np.maximum(self.pulls, 1))
+        bonus = alpha * np.sqrt(2 * log(max(t - 1, 1)) / np.maximum(self.pulls, 1))
         return np.where(self.pulls > 0, self.reward_sum / (self.pulls + 1) + bonus, np.inf)
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:

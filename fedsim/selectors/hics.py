@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.exact.elementary import exp, log
+from fedsim.exact.sums import mean_row
 from fedsim.flat import to_device
 from fedsim.selectors.base import (
     Clients,
@@ -144,7 +146,7 @@ class HiCS(Selector):
         picks = []
         for _ in range(count):
             left = np.unique(labels[remaining])
-            weights = np.exp(gamma * (means[left] - means[left].max()))
+            weights = exp(gamma * (means[left] - means[left].max()))
             cluster = rng.choice(left, p=weights / weights.sum())
             pick = int(rng.choice(np.flatnonzero(remaining & (labels == cluster))))
             remaining[pick] = False
@@ -179,10 +181,10 @@ def class_updates(cohort: Cohort, layer: list[str], source: str) -> Tensor:
     if not candidates:
         other = "weight" if source == "bias" else "bias"
         raise FedsimError(f"selector.source={source}: the model's output layer has no {source}; use {other}")
-    return candidates[-1] if source == "bias" else candidates[-1].mean(2)
+    return candidates[-1] if source == "bias" else mean_row(candidates[-1].movedim(2, 0))
 
 
 def entropy(shares: Floats) -> float:
     """-sum p ln p of the probabilities `shares` [C], in nats."""
     nonzero = shares[shares > 0]
-    return float(-(nonzero * np.log(nonzero)).sum())
+    return float(-(nonzero * log(nonzero)).sum())

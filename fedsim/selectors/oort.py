@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.exact.elementary import log, power
 from fedsim.rounding import floor
 from fedsim.selectors.base import (
     Clients,
@@ -150,7 +151,7 @@ class Oort(Selector):
         """Scores in round t of the seen clients among the available `ids`."""
         seen = ids[self.last_round[ids] > 0]
         count = t if self.first_round == "prior" else max(t - 1, 1)
-        stale = np.sqrt(0.1 * np.log(count) / self.last_round[seen])
+        stale = np.sqrt(0.1 * log(count) / self.last_round[seen])
         scores: Floats = (self.normalised(ids) + stale) * self._speed_factor(seen)
         return scores
 
@@ -177,7 +178,7 @@ class Oort(Selector):
             return np.ones(len(seen))
         preferred = np.percentile(known, self.percentile)
         durations = np.nan_to_num(self.durations[seen], nan=preferred)
-        factor: Floats = np.where(durations > preferred, (preferred / durations) ** self.penalty, 1.0)
+        factor: Floats = np.where(durations > preferred, power(preferred / durations, self.penalty), 1.0)
         return factor
 
     def _num_exploited(self, t: int, count: int, new: Ids) -> int:

@@ -3,6 +3,7 @@ AAAI 2021)."""
 
 import numpy as np
 
+from fedsim.exact.elementary import log
 from fedsim.selectors.base import (
     Clients,
     Cohort,
@@ -41,7 +42,7 @@ class SFedAvg(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
-        keys = self.relevance[ids] - np.log(-np.log(rng.random(len(ids))))
+        keys = self.relevance[ids] - log(-log(rng.random(len(ids))))
         drawn = np.argsort(-keys, kind="stable")[: self.cohort_size(clients)]
         self._rng = rng
         return Selection(ascending(ids[drawn]))

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedsim.exact.sums import weighted_sum
 from fedsim.flat import flat_rows, split_flat, to_device
 from fedsim.selectors.base import Cohort, Params, Population, Server, at_least, at_most, check, rule
 
@@ -86,7 +87,7 @@ def average_model(cohort: Cohort, coalition: frozenset[int], by_size: bool) -> P
         flat = flat_rows(cohort.delta)
         deltas = split_flat(to_device(row, flat.device) @ flat, {n: cohort.start[n] for n in cohort.delta})
     else:
-        deltas = {n: (row.to(d) @ d.flatten(1)).view(d.shape[1:]) for n, d in cohort.delta.items()}
+        deltas = {n: weighted_sum(d, row.to(d)) for n, d in cohort.delta.items()}
     new = torch._foreach_add(list(cohort.start.values()), [deltas[n] for n in cohort.start])
     return dict(zip(cohort.start, new, strict=True))
 

@@ -3,6 +3,7 @@ for Communication-Efficient Federated Learning", 2024) or as a bandit with an up
 
 import numpy as np
 
+from fedsim.exact.elementary import log
 from fedsim.selectors.base import (
     Clients,
     Cohort,
@@ -46,7 +47,7 @@ class ShapleyBandit(Selector):
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
         times = np.maximum(self.times, 1)
-        scores = self.total / times + self.confidence * np.sqrt(np.log(round) / times)
+        scores = self.total / times + self.confidence * np.sqrt(log(round) / times)
         scores = np.where(self.times > 0, scores, -np.inf)
         scores[clients_to_try(ids, self.times > 0, self.last_tried, round)] = np.inf
         chosen = ascending(ids[highest(scores[ids], self.cohort_size(clients), rng)])

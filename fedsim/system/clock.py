@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.exact.elementary import exp
 from fedsim.rng import Purpose, Streams
 from fedsim.system.devices import Devices
 from fedsim.system.system import System
@@ -98,7 +99,7 @@ class RoundClock:
         if not self._system.variation:
             return 1.0
         draws = [self._streams.generator(Purpose.DEVICE_VARIATION, self._round, int(i)).standard_normal() for i in ids]
-        factors: Floats = np.exp(self._system.variation * np.array(draws))
+        factors: Floats = exp(self._system.variation * np.array(draws))
         return factors
 
 

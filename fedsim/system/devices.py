@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import ConfigError, Problem, check, positive, rule
+from fedsim.exact.elementary import exp
 from fedsim.partitions.apportion import largest_remainder
 from fedsim.system.presence import Presence
 from fedsim.system.table import read_table
@@ -103,7 +104,7 @@ class LogNormal(DeviceModel):
         self._medians, self._sigmas = np.array(list(medians.values())), np.array(list(sigmas.values()))
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
-        values = self._medians * np.exp(self._sigmas * rng.standard_normal((num_clients, 3)))
+        values = self._medians * exp(self._sigmas * rng.standard_normal((num_clients, 3)))
         return devices_of(*values.T)
 
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.exact.products import Factors
 from fedsim.flat import to_device
 from fedsim.types import Ids
 
@@ -18,11 +19,13 @@ Floats = NDArray[np.float64]
 Transform = Callable[[Tensor], Tensor]
 
 MAX_FLOAT64_PRODUCTS = 2e10
-"""Up to this number of multiplications float64 is used, beyond it float32 (half the time and memory)."""
+"""Up to this number of multiplications float64 is used, and on a CPU the products are the same on every processor;
+beyond it float32 (a quarter of the time, half the memory)."""
 BLOCK_ROWS = 256
 """Rows per block of the upper triangle (at most half of all): smaller blocks compute fewer products twice."""
-BLOCK_ENTRIES, BLOCK_COLUMNS = 2**20, 1024
-"""Entries of a chunk, so that it fits into the cache, and its minimum of columns, so that products stay efficient."""
+BLOCK_ENTRIES, BLOCK_COLUMNS, MOST_COLUMNS = 2**20, 1024, 2**13
+"""Entries of a chunk, so that it fits into the cache, its minimum of columns, so that products stay efficient, and its
+maximum, so that their factors keep 40 bits."""
 
 
 def inner_products(matrices: Sequence[Tensor], left: Transform | None = None, right: Transform | None = None) -> Tensor:
@@ -36,10 +39,11 @@ def inner_products(matrices: Sequence[Tensor], left: Transform | None = None, ri
     out = torch.zeros(num, num, dtype=_product_dtype(matrices), device=matrices[0].device)
     for chunk in column_chunks(matrices):
         a = chunk if left is None else left(chunk)
-        b = a if right is None else right(chunk)
+        factors = Factors(a)
+        others = factors if right is None else Factors(right(chunk))
         for start in range(0, num, _block_rows(num)):
             rows, first = slice(start, start + _block_rows(num)), start if right is None else 0
-            out[rows, first:].addmm_(a[rows], b[first:].T)
+            out[rows, first:] += factors[rows].times(others[first:])
     return out if right is not None else _mirror_upper(out)
 
 
@@ -55,7 +59,7 @@ def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) ->
     rows = to_device(torch.as_tensor(ids), vectors.device)
     new = torch.zeros(len(rows), len(vectors), dtype=products.dtype, device=products.device)
     for chunk in column_chunks([vectors]):
-        new.addmm_(chunk[rows], chunk.T)
+        new += Factors(chunk[rows]).times(Factors(chunk))
     products[rows] = new
     products[:, rows] = new.T
     return products
@@ -63,7 +67,8 @@ def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) ->
 
 def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
     """The vectors in chunks [N, columns], in the precision of their products; nan and infinity are 0. Read-only."""
-    columns, dtype = max(BLOCK_ENTRIES // len(matrices[0]), BLOCK_COLUMNS), _product_dtype(matrices)
+    dtype = _product_dtype(matrices)
+    columns = min(max(BLOCK_ENTRIES // len(matrices[0]), BLOCK_COLUMNS), MOST_COLUMNS)
     for matrix in matrices:
         for part in matrix.split(columns, dim=1):
             chunk = part.to(dtype)

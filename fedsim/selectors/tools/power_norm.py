@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.exact.elementary import power
+from fedsim.exact.sums import powers, row_sums
 from fedsim.selectors.tools.inner_products import Floats, column_chunks, inner_products
 
 PowerSimilarity = Literal["signed_power", "polar", "dot_over_norms", "even_power", "semi"]
@@ -30,7 +32,7 @@ def similarities(matrices: Sequence[Tensor], p: float, similarity: PowerSimilari
     if similarity == "signed_power":
         return _cosines(inner_products(matrices, lambda x: signed_power(x / scale, p / 2))).clip(-1, 1)
     if similarity == "even_power":
-        return _cosines(inner_products(matrices, lambda x: (x / scale) ** int(p // 2)))
+        return _cosines(inner_products(matrices, lambda x: _whole_power(x / scale, int(p // 2))))
     if similarity == "polar":
         scale = scale.max().expand_as(scale)  # one scale for all vectors: polar depends on their relative lengths
     norm = _norms(matrices, scale, p)
@@ -38,8 +40,8 @@ def similarities(matrices: Sequence[Tensor], p: float, similarity: PowerSimilari
         return _divide(inner_products(matrices, lambda x: x / scale), np.outer(norm, norm))
     if similarity == "semi":
         crossed = inner_products(matrices, lambda x: signed_power(x / scale, p - 1), lambda x: x / scale)
-        powers = np.power(norm, p - 1, out=np.zeros_like(norm), where=norm > 0)
-        one_way = _divide(crossed, np.outer(powers, norm))
+        lengths = np.where(norm > 0, power(np.where(norm > 0, norm, 1.0), p - 1), 0.0)
+        one_way = _divide(crossed, np.outer(lengths, norm))
         return (one_way + one_way.T) / 2
     return _divide(_polarisation(matrices, scale, p), 4 * np.outer(norm, norm))
 
@@ -48,8 +50,13 @@ def signed_power(x: Tensor, exponent: float) -> Tensor:
     """sgn(x) |x|^exponent; 0 where x is 0, whatever the exponent."""
     if exponent == 1:
         return x
-    powers = x * x.abs() if exponent == 2 else x.abs().pow_(exponent).mul_(x.sign())
-    return powers if exponent > 0 else powers.masked_fill_(x == 0, 0.0)
+    raised = x * x.abs() if exponent == 2 else powers(x.abs(), exponent).mul_(x.sign())
+    return raised if exponent > 0 else raised.masked_fill_(x == 0, 0.0)
+
+
+def _whole_power(x: Tensor, exponent: int) -> Tensor:
+    raised = powers(x.abs(), exponent)
+    return raised.mul_(x.sign()) if exponent % 2 else raised
 
 
 def _max_magnitudes(matrices: Sequence[Tensor]) -> Tensor:
@@ -60,8 +67,9 @@ def _max_magnitudes(matrices: Sequence[Tensor]) -> Tensor:
 
 def _norms(matrices: Sequence[Tensor], scale: Tensor, p: float) -> Floats:
     """The p-norms [N] of the vectors divided by `scale` [N, 1]."""
-    sums = torch.stack([(c / scale).abs().pow_(p).sum(1) for c in column_chunks(matrices)]).double().sum(0)
-    norms: Floats = (sums ** (1 / p)).cpu().numpy()
+    sums = sum(row_sums(powers((c / scale).abs(), p)).double() for c in column_chunks(matrices))
+    assert isinstance(sums, Tensor)
+    norms: Floats = powers(sums, 1 / p).cpu().numpy()
     return norms
 
 
@@ -72,9 +80,9 @@ def _polarisation(matrices: Sequence[Tensor], scale: Tensor, p: float) -> Tensor
     for chunk in column_chunks(matrices):
         x = chunk / scale
         for i in range(num):
-            sums[i] += (x + x[i]).abs().pow_(p).sum(1)
-            differences[i] += (x - x[i]).abs().pow_(p).sum(1)
-    return sums ** (2 / p) - differences ** (2 / p)
+            sums[i] += row_sums(powers((x + x[i]).abs(), p))
+            differences[i] += row_sums(powers((x - x[i]).abs(), p))
+    return powers(sums, 2 / p) - powers(differences, 2 / p)
 
 
 def _cosines(products: Tensor) -> Floats:

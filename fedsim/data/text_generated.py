@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsim.data.base import Dataset, LoadedData, Samples
 from fedsim.data.cache import digest, load_or_build, parameters_key
 from fedsim.errors import at_least, at_most, check, positive
+from fedsim.exact.elementary import exp
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 """Tokens and classes, by their numbers."""
@@ -51,7 +52,7 @@ class _Parameters:
         words = made_up_words(self.num_words, rng)
         speech = list(self._speech(rng))
         deviation = self.size_deviation
-        sizes = self.samples_per_speaker * np.exp(deviation * rng.standard_normal(self.num_speakers) - deviation**2 / 2)
+        sizes = self.samples_per_speaker * exp(deviation * rng.standard_normal(self.num_speakers) - deviation**2 / 2)
         counts = {
             "train": np.maximum(np.round(sizes).astype(np.int64), 1),
             "test": np.bincount(np.arange(self.test_samples) % self.num_speakers, minlength=self.num_speakers),
@@ -71,7 +72,7 @@ class _Parameters:
         """How often each speaker uses each word [num_words]: Zipf's law, and a factor of the speaker's own."""
         common = 1 / (np.arange(self.num_words) + 1)
         for _ in range(self.num_speakers):
-            shares = common * np.exp(self.style * rng.standard_normal(self.num_words))
+            shares = common * exp(self.style * rng.standard_normal(self.num_words))
             yield shares / shares.sum()
 
 

@@ -125,8 +125,10 @@ def pooled_gain(num: int, effect: float, sds: tuple[float, ...] = (1.0, 1.0, 1.0
     apart = np.linspace(-1, 1, len(sds))
 
     def draw(rng: np.random.Generator) -> Evidence:
-        strata = [difference(rng, num, effect + shift, sd) for shift, sd in zip(apart, sds, strict=True)]
-        return exceeds({"x": pooled(strata)}, printed)
+        strata = [rng.normal(effect + shift, sd, num) for shift, sd in zip(apart, sds, strict=True)]
+        found = pooled([dict(enumerate(stratum.tolist())) for stratum in strata])
+        assert found is not None
+        return exceeds({"x": found}, printed)
 
     return draw
 

@@ -4,7 +4,7 @@
     uv run python -m scripts.reproduction --check    # changes nothing; exit code 1 if any table is not up to date
 
 A table stands between `<!-- table: <maker> <arguments> -->` and `<!-- end of table -->`; the makers are in
-reproduction_tables.py and reproduction_verdicts.py. Everything else in these files is written by hand.
+reproduction_tables.py, reproduction_verdicts.py and reproduction_open.py. The rest of these files is written by hand.
 """
 
 import argparse
@@ -13,12 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts import reproduction_tables, reproduction_verdicts
+from scripts import reproduction_open, reproduction_tables, reproduction_verdicts
 from scripts.shipped import RESULTS, Shipped, read_shipped
 
 TABLE = re.compile(r"(<!-- table: (?P<words>[^>]*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 DOCS = RESULTS.parent
-MAKERS = {**reproduction_tables.MAKERS, **reproduction_verdicts.MAKERS}
+MAKERS = {**reproduction_tables.MAKERS, **reproduction_verdicts.MAKERS, **reproduction_open.MAKERS}
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from fedsim.report.verdicts.published import Claim, Number
 from fedsim.report.verdicts.values import holds_for_most, is_about, is_median_about, is_number
 
 Found = Evidence | Unjudged
+BY_SIGN = "by its sign alone at this size"
 OTHER_SIZE = Unjudged("another size than the paper's")
 
 
@@ -75,7 +76,7 @@ def _compare(claim: Claim, cases: Cases) -> Found:
     if cases.full_size or claim.any_size or not claim.gain:
         return exceeds(rivals, claim.gain, claim.tolerance)
     found = exceeds(rivals)
-    detail = "; ".join(part for part in (found.detail, "by its sign alone at this size") if part)
+    detail = "; ".join(part for part in (found.detail, BY_SIGN) if part)
     return Evidence(found.ours, found.p_for, found.p_against, detail, size_holds=False)
 
 

@@ -97,25 +97,25 @@ def examine(publication: Publication, groups: Sequence[Group], protocol: Protoco
 def correct(found: Sequence[tuple[Publication, Sequence[Examined]]]) -> list[tuple[Publication, list[Judged]]]:
     """The judgements by evidence that is corrected by Holm's method for each family, and for each paper."""
     rows = [(publication, one) for publication, some in found for one in some]
-    own, tests = _corrected(rows, _family)
+    own, tests = _corrected(rows, family_of)
     over_paper, _ = _corrected(rows, lambda publication, printed: (publication.paper, printed.added_after_runs))
     judged = map(_judged, (one for _, one in rows), own, over_paper, tests)
     return [(publication, [next(judged) for _ in some]) for publication, some in found]
 
 
-def _family(publication: Publication, printed: Number | Claim) -> Hashable:
+def family_of(publication: Publication, printed: Number | Claim) -> Hashable:
     """What a paper says in one place of one quantity; rows that were added after runs had been seen apart."""
     return publication.paper, type(printed), printed.where, printed.measure, printed.added_after_runs
 
 
 def _corrected(
-    rows: Sequence[tuple[Publication, Examined]], family_of: Callable[[Publication, Number | Claim], Hashable]
+    rows: Sequence[tuple[Publication, Examined]], key: Callable[[Publication, Number | Claim], Hashable]
 ) -> tuple[list[Evidence | None], list[int]]:
     """The evidence of each row, corrected within its family, and the number of tests in that; None if unjudged."""
     families: dict[Hashable, list[int]] = {}
     for index, (publication, one) in enumerate(rows):
         if isinstance(one.found, Evidence):
-            families.setdefault(family_of(publication, one.printed), []).append(index)
+            families.setdefault(key(publication, one.printed), []).append(index)
     corrected: list[Evidence | None] = [None] * len(rows)
     sizes = [0] * len(rows)
     for members in families.values():

@@ -59,19 +59,40 @@ def settings(shipped: Shipped, *folders: str) -> str:
     Or GPFL minus `against=<choice>`. Runs of presets that differ in name alone count together.
     """
     folders, against = _taken(folders, "against", REFERENCE)
-    rows, together = [], []
+    found = _settings(shipped, folders, against)
+    corrected = holm([mean.p_value for *_, mean in found])
+    rows = []
+    for (labels, cells, mean), p in zip(found, corrected, strict=True):
+        each = [f"{signed(one)} ({one.num})" for one in cells]
+        rows.append([*labels, *each, f"{signed(mean)} ({mean.num}), p {show_p(p)}", _decision(mean)])
+    header = ["local training", "network", "", "1SPC", "2SPC", "Dir(0.2)", "mean of the three", f"GPFL and {against}"]
+    return markdown(header, rows)
+
+
+def settings_means(shipped: Shipped, *folders: str) -> str:
+    """The means of the three partitions alone: GPFL minus random and minus round robin, p by Holm over each column."""
+    columns = [_settings(shipped, folders, against) for against in (REFERENCE, "round_robin")]
+    corrected = [holm([mean.p_value for *_, mean in found]) for found in columns]
+    rows = [[*labels] for labels, *_ in columns[0]]
+    for found, p_values in zip(columns, corrected, strict=True):
+        for row, (*_, mean), p in zip(rows, found, p_values, strict=True):
+            row += [f"{signed(mean)}, p {show_p(p)}", _decision(mean).replace("equivalent within 0.02", "level")]
+    header = ["local training", "network", "", "minus random", "GPFL and random", "minus round robin"]
+    return markdown([*header, "GPFL and round robin"], rows)
+
+
+def _settings(
+    shipped: Shipped, folders: Sequence[str], against: str
+) -> list[tuple[tuple[str, str, str], list[Difference], Difference]]:
+    """Of each training, network and reading of GPFL: the differences at the three partitions, and their mean."""
+    rows = []
     for texts, network, by_method in _by_network(shipped, folders):
         for method in READINGS:
             strata = [_by_seed(by_method, cell, method, against) for cell in ("gpfl_1spc", "gpfl_2spc", "gpfl_dir")]
-            mean, found = pooled(strata), [pooled([one]) for one in strata]
-            if mean is not None and all(found):
-                rows.append([texts, network, method, *(f"{signed(one)} ({one.num})" for one in found if one)])
-                together.append(mean)
-    corrected = holm([one.p_value for one in together])
-    for row, one, p in zip(rows, together, corrected, strict=True):
-        row += [f"{signed(one)} ({one.num}), p {show_p(p)}", _decision(one)]
-    header = ["local training", "network", "", "1SPC", "2SPC", "Dir(0.2)", "mean of the three", f"GPFL and {against}"]
-    return markdown(header, rows)
+            mean, cells = pooled(strata), [one for stratum in strata if (one := pooled([stratum])) is not None]
+            if mean is not None:
+                rows.append(((texts, network, method), cells, mean))
+    return rows
 
 
 def by_size(shipped: Shipped, *folders: str) -> str:
@@ -244,5 +265,5 @@ def _made_by(runs: Sequence[Run]) -> str:
 
 MAKERS: Mapping[str, Callable[..., str]] = {
     maker.__name__: maker
-    for maker in (accuracy, differences, settings, by_size, rivals_by_size, cost, early, from_report)
+    for maker in (accuracy, differences, settings, settings_means, by_size, rivals_by_size, cost, early, from_report)
 }

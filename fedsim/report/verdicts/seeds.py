@@ -89,6 +89,6 @@ def _sign_test(share: float, level: float, power: float = POWER) -> Enough:
     def is_enough(num: int) -> bool:
         counts = range(num // 2, num + 1)
         least = next((count for count in counts if special.bdtrc(count - 1, num, MAJORITY) < level), None)
-        return least is not None and (share == 1 or float(special.bdtrc(least - 1, num, share)) >= power)
+        return least is not None and float(special.bdtrc(least - 1, num, share)) >= power
 
     return is_enough

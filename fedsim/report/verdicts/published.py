@@ -93,7 +93,7 @@ class Publication:
 
     Runs of the presets in `claims_only` have another size than the paper's, so that only claims can be compared.
     `substitutes`: choices of config groups that may replace those of the preset (see `protocol`). `paper`: its short
-    name; tests of the same paper are corrected together.
+    name; what is corrected together is said in `rules`.
     """
 
     paper: str

@@ -1,24 +1,47 @@
-"""Fill the generated tables of docs/reproduction.md, docs/verdicts.md and docs/reproduction/*.md from docs/results.
+"""Fill the generated tables of docs/reproduction.md, docs/verdicts.md and docs/reproduction/*.md from docs/results, and
+write those of TABLE_FILES, which the pages link to.
 
     uv run python -m scripts.reproduction            # writes them
     uv run python -m scripts.reproduction --check    # changes nothing; exit code 1 if any table is not up to date
 
 A table stands between `<!-- table: <maker> <arguments> -->` and `<!-- end of table -->`; the makers are in
-reproduction_tables.py and reproduction_verdicts.py. Everything else in these files is written by hand.
+reproduction_tables.py, reproduction_verdicts.py and reproduction_open.py. The rest of these files is written by hand.
 """
 
 import argparse
+import csv
+import io
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts import reproduction_tables, reproduction_verdicts
+from scripts import reproduction_open, reproduction_tables, reproduction_verdicts
 from scripts.shipped import RESULTS, Shipped, read_shipped
 
 TABLE = re.compile(r"(<!-- table: (?P<words>[^>]*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 DOCS = RESULTS.parent
-MAKERS = {**reproduction_tables.MAKERS, **reproduction_verdicts.MAKERS}
+MAKERS = {**reproduction_tables.MAKERS, **reproduction_verdicts.MAKERS, **reproduction_open.MAKERS}
+
+
+ALL_SETTINGS = "gpfl_settings gpfl_settings_seeds_10_19 gpfl_table2_fmnist gpfl_settings_code"
+PRINTED = "gpfl_settings model.hidden=[64,_30] model.dropout=0.0"
+AUTHORS = "gpfl_settings_code model.hidden=[64] model.dropout=0.5"
+TABLE_FILES = {
+    "gpfl_minus_random": f"settings {ALL_SETTINGS}",
+    "gpfl_minus_round_robin": f"settings {ALL_SETTINGS} against=round_robin",
+    "gpfl_by_size": f"by_size {ALL_SETTINGS}",
+    "fedcor_by_size": f"rivals_by_size {ALL_SETTINGS}",
+    "printed_minus_random": f"differences {PRINTED}",
+    "printed_minus_round_robin": f"differences {PRINTED} against=round_robin",
+    "authors_minus_random": f"differences {AUTHORS}",
+    "authors_minus_round_robin": f"differences {AUTHORS} against=round_robin",
+    "authors_rounds_31_to_50": f"early {AUTHORS}",
+    "alpha_minus_fixed_0": "differences gpfl_alpha against=fixed_0",
+    "logs": "logs gpfl_alpha_code gpfl_rho_code",
+    "cost": "cost",
+}
+"""Tables that pages link to, by the name of their file in results/tables/."""
 
 
 def main() -> int:
@@ -32,15 +55,25 @@ def main() -> int:
 def update(shipped: Shipped, write: bool) -> bool:
     """Print which pages are not up to date; if `write`, fill them. Returns whether there was any."""
     stale = False
-    for path in pages():
-        before = path.read_text(encoding="utf-8")
-        after = fill(before, shipped)
+    for path in [*pages(), *(RESULTS / "tables" / f"{name}.csv" for name in TABLE_FILES)]:
+        before = path.read_text(encoding="utf-8") if path.is_file() else ""
+        words = TABLE_FILES.get(path.stem, "").split() if path.suffix == ".csv" else []
+        after = _csv(make_table(words, shipped)) if words else fill(before, shipped)
         if after != before:
             stale = True
             print(f"{path.relative_to(DOCS.parent)}: {'written' if write else 'not up to date'}")
             if write:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(after, encoding="utf-8")
     return stale
+
+
+def _csv(table: str) -> str:
+    """A table in Markdown as CSV."""
+    text = io.StringIO()
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    csv.writer(text, lineterminator="\n").writerows(line for i, line in enumerate(lines) if i != 1)
+    return text.getvalue()
 
 
 def pages() -> list[Path]:

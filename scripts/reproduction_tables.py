@@ -9,7 +9,7 @@ from fedsim.report.groups import REFERENCE, Group, group_runs, has_made
 from fedsim.report.named_measures import values_by_seed
 from fedsim.report.panels import Panel, make_panels
 from fedsim.report.runs import Run, Seeds
-from fedsim.report.statistics import MIN_SEEDS, Difference, estimate, holm, paired, pooled
+from fedsim.report.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired, paired_values, pooled
 from fedsim.report.tables.formatting import show_p
 from scripts.reproduction_cells import markdown, short, signed
 from scripts.shipped import RESULTS, Shipped
@@ -59,18 +59,40 @@ def settings(shipped: Shipped, *folders: str) -> str:
     Or GPFL minus `against=<choice>`. Runs of presets that differ in name alone count together.
     """
     folders, against = _taken(folders, "against", REFERENCE)
-    rows, together = [], []
-    for texts, network, by_method in _by_network(shipped, folders):
-        for method in READINGS:
-            strata = [_paired(by_method, cell, method, against) for cell in ("gpfl_1spc", "gpfl_2spc", "gpfl_dir")]
-            if all(strata):
-                rows.append([texts, network, method, *(f"{signed(one)} ({one.num})" for one in strata if one)])
-                together.append((pooled([one for one in strata if one]), min(one.num for one in strata if one)))
-    corrected = holm([one.p_value for one, _ in together])
-    for row, (one, seeds), p in zip(rows, together, corrected, strict=True):
-        row += [f"{signed(one)}, p {show_p(p)}", _decision(one, seeds)]
+    found = _settings(shipped, folders, against)
+    corrected = holm([mean.p_value for *_, mean in found])
+    rows = []
+    for (labels, cells, mean), p in zip(found, corrected, strict=True):
+        each = [f"{signed(one)} ({one.num})" for one in cells]
+        rows.append([*labels, *each, f"{signed(mean)} ({mean.num}), p {show_p(p)}", _decision(mean)])
     header = ["local training", "network", "", "1SPC", "2SPC", "Dir(0.2)", "mean of the three", f"GPFL and {against}"]
     return markdown(header, rows)
+
+
+def settings_means(shipped: Shipped, *folders: str) -> str:
+    """The means of the three partitions alone: GPFL minus random and minus round robin, p by Holm over each column."""
+    columns = [_settings(shipped, folders, against) for against in (REFERENCE, "round_robin")]
+    corrected = [holm([mean.p_value for *_, mean in found]) for found in columns]
+    rows = [[*labels] for labels, *_ in columns[0]]
+    for found, p_values in zip(columns, corrected, strict=True):
+        for row, (*_, mean), p in zip(rows, found, p_values, strict=True):
+            row += [f"{signed(mean)}, p {show_p(p)}", _decision(mean).replace("equivalent within 0.02", "level")]
+    header = ["local training", "network", "", "minus random", "GPFL and random", "minus round robin"]
+    return markdown([*header, "GPFL and round robin"], rows)
+
+
+def _settings(
+    shipped: Shipped, folders: Sequence[str], against: str
+) -> list[tuple[tuple[str, str, str], list[Difference], Difference]]:
+    """Of each training, network and reading of GPFL: the differences at the three partitions, and their mean."""
+    rows = []
+    for texts, network, by_method in _by_network(shipped, folders):
+        for method in READINGS:
+            strata = [_by_seed(by_method, cell, method, against) for cell in ("gpfl_1spc", "gpfl_2spc", "gpfl_dir")]
+            mean, cells = pooled(strata), [one for stratum in strata if (one := pooled([stratum])) is not None]
+            if mean is not None:
+                rows.append(((texts, network, method), cells, mean))
+    return rows
 
 
 def by_size(shipped: Shipped, *folders: str) -> str:
@@ -85,7 +107,7 @@ def by_size(shipped: Shipped, *folders: str) -> str:
     corrected = [holm([both[column].p_value for both in found]) for column in (0, 1)]
     for i, (row, both) in enumerate(zip(rows, found, strict=True)):
         for one, p in zip(both, corrected, strict=True):
-            row += [f"{signed(one)} ({one.num}), p {show_p(p[i])}", _decision(one, one.num)]
+            row += [f"{signed(one)} ({one.num}), p {show_p(p[i])}", _decision(one)]
     header = ["local training", "network", "", "minus random", "GPFL and random", "minus round_robin"]
     return markdown([*header, "GPFL and round_robin"], rows)
 
@@ -191,7 +213,11 @@ def _taken(words: Sequence[str], key: str, default: str) -> tuple[tuple[str, ...
 
 
 def _paired(by: Mapping[tuple[str, str], Values], cell: str, method: str, against: str) -> Difference | None:
-    return paired(by.get((cell, method), {}), by.get((cell, against), {}))
+    return pooled([_by_seed(by, cell, method, against)])
+
+
+def _by_seed(by: Mapping[tuple[str, str], Values], cell: str, method: str, against: str) -> Values:
+    return paired_values(by.get((cell, method), {}), by.get((cell, against), {}))
 
 
 def _difference(group: Group, reference: Group | None, measure: str) -> Difference | None:
@@ -200,11 +226,11 @@ def _difference(group: Group, reference: Group | None, measure: str) -> Differen
     return paired(values_by_seed(group, measure), values_by_seed(reference, measure))
 
 
-def _decision(found: Difference, seeds: int) -> str:
+def _decision(found: Difference) -> str:
     """What the rule of preset gpfl_settings says; at fewer seeds than it plans, it is what it says so far."""
-    if seeds < MIN_SEEDS:
+    if found.num < MIN_SEEDS:
         return "-"
-    return _by_rule(found) + (f" (so far: {seeds} of {PLANNED} seeds)" if seeds < PLANNED else "")
+    return _by_rule(found) + (f" (so far: {found.num} of {PLANNED} seeds)" if found.num < PLANNED else "")
 
 
 def _by_rule(found: Difference) -> str:
@@ -225,7 +251,7 @@ def _pivot(
 
 
 def _estimated(values: Mapping[Seeds, float]) -> str:
-    found = estimate(list(values.values()))
+    found = estimate(list(values.values()), UNIT)
     return "" if found is None else short(found)
 
 
@@ -239,5 +265,5 @@ def _made_by(runs: Sequence[Run]) -> str:
 
 MAKERS: Mapping[str, Callable[..., str]] = {
     maker.__name__: maker
-    for maker in (accuracy, differences, settings, by_size, rivals_by_size, cost, early, from_report)
+    for maker in (accuracy, differences, settings, settings_means, by_size, rivals_by_size, cost, early, from_report)
 }

@@ -1,7 +1,6 @@
 """The generated tables of docs/reproduction and docs/verdicts.md that set papers' numbers and claims beside ours."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from fedsim.report.statistics import Difference, Estimate
 from fedsim.report.tables import papers
@@ -9,14 +8,14 @@ from fedsim.report.tables.formatting import show_p, show_result
 from fedsim.report.verdicts.judge import Judged
 from fedsim.report.verdicts.published import Claim, Number
 from fedsim.report.verdicts.rules import VERDICTS
-from scripts.reproduction_cells import markdown, short, signed
+from scripts.reproduction_cells import markdown, short, signed, three
 from scripts.shipped import RESULTS, Shipped
 
 
 def claims(shipped: Shipped, folder: str) -> str:
     """All judged claims and numbers of a folder, by verdict."""
     judged = [one for _, some in shipped.judged[RESULTS / folder] for one in some if one.evidence is not None]
-    rows = [[_text(one), _result(one), _seeds(one), one.verdict] for one in judged if isinstance(one.printed, Claim)]
+    rows = [[_text(one), _result(one), _seeds(one), _verdict(one)] for one in judged if isinstance(one.printed, Claim)]
     return markdown(["claim", "ours [95 %]", "seeds", "verdict"], rows)
 
 
@@ -26,8 +25,8 @@ def numbers(shipped: Shipped, folder: str) -> str:
     rows = []
     for one in judged:
         assert isinstance(one.printed, Number)
-        rows.append([_text(one), f"{one.printed.value:g}", _result(one), _seeds(one), one.verdict])
-    return markdown(["number", "paper", "ours [95 %]", "seeds", "verdict"], rows)
+        rows.append([_text(one), f"{one.printed.value:g}", _result(one), _half(one), _seeds(one), _verdict(one)])
+    return markdown(["number", "paper", "ours [95 %]", "one more run, +-", "seeds", "verdict"], rows)
 
 
 def all_numbers(shipped: Shipped, folder: str) -> str:
@@ -60,7 +59,7 @@ def headlines(shipped: Shipped, *ids: str) -> str:
                 _printed_value(printed),
                 _result(one),
                 _seeds(one),
-                f"**{one.verdict}**",
+                _verdict(one),
                 _confidence(one),
             ]
         )
@@ -68,15 +67,43 @@ def headlines(shipped: Shipped, *ids: str) -> str:
 
 
 def totals(shipped: Shipped) -> str:
-    """How many printed numbers and claims have which verdict, by paper and altogether."""
-    by_paper: dict[str, Counter[str]] = {}
-    for publication, judged in shipped.all_judged:
-        by_paper.setdefault(publication.paper, Counter()).update(one.verdict for one in judged)
-    by_paper["all"] = sum(by_paper.values(), Counter())
-    rows = [
-        [paper, str(sum(counts.values())), *(str(counts[v]) for v in VERDICTS)] for paper, counts in by_paper.items()
-    ]
-    return markdown(["paper", "numbers and claims", *VERDICTS], rows)
+    """How many statements of the papers have which verdict, by paper and altogether, and by the stricter reading.
+
+    A statement is a printed number or a claim; readings of a method and presets that answer the same are one. Where
+    their verdicts differ it counts as "by setting". What all runs give alike is arithmetic; what is not judged counts
+    only if nothing of the statement is.
+    """
+    by_paper: dict[str, dict[Hashable, list[Judged]]] = {}
+    for publication, some in shipped.all_judged:
+        for one in some:
+            statements = by_paper.setdefault(publication.paper, {})
+            statements.setdefault((type(one.printed), one.printed.statement), []).append(one)
+    own = {paper: [_together(found, _own) for found in some.values()] for paper, some in by_paper.items()}
+    strict = [_together(found, _strict) for some in by_paper.values() for found in some.values()]
+    counted = {**own, "all": [verdict for some in own.values() for verdict in some], "all, over the paper": strict}
+    columns = [*VERDICTS[:-1], BY_SETTING, ARITHMETIC, VERDICTS[-1]]
+    rows = [[name, str(len(some)), *(str(some.count(column)) for column in columns)] for name, some in counted.items()]
+    return markdown(["paper", "statements", *columns], rows)
+
+
+def _own(one: Judged) -> str:
+    return one.verdict
+
+
+def _strict(one: Judged) -> str:
+    return one.over_paper
+
+
+BY_SETTING, ARITHMETIC = "by setting", "arithmetic"
+
+
+def _together(judged: Sequence[Judged], verdict: Callable[[Judged], str]) -> str:
+    """The verdict on a statement from those of all rows that are about it."""
+    tested = [one for one in judged if one.evidence is not None]
+    if tested and all(one.evidence is not None and one.evidence.is_arithmetic for one in tested):
+        return ARITHMETIC
+    found = {verdict(one) for one in tested}
+    return BY_SETTING if len(found) > 1 else next(iter(found), "not judged")
 
 
 def logs(shipped: Shipped, *folders: str) -> str:
@@ -92,10 +119,10 @@ def logs(shipped: Shipped, *folders: str) -> str:
         final, most = found["final"], found["most selections"]
         assert isinstance(final.printed, Number)
         assert isinstance(most.printed, Number)
-        row = [name.replace("fixed_", ""), f"{final.printed.value:.3f}", _result(final), _seeds(final), final.verdict]
-        rows.append([*row, f"{most.printed.value:.0f}", _result(most), most.verdict])
-    header = ["exploration", "their log", "ours [95 %]", "seeds", "verdict", "most selected, log", "ours", "verdict"]
-    return markdown(header, rows)
+        row = [name.replace("fixed_", ""), f"{final.printed.value:.3f}", _result(final), _half(final), _seeds(final)]
+        rows.append([*row, _verdict(final), f"{most.printed.value:.0f}", _result(most), _half(most), _verdict(most)])
+    header = ["exploration", "their log", "ours [95 %]", "one more run, +-", "seeds", "verdict"]
+    return markdown([*header, "most selected, log", "ours", "one more run, +-", "verdict"], rows)
 
 
 def _text(one: Judged) -> str:
@@ -123,13 +150,24 @@ def _result(one: Judged) -> str:
     return signed(found) if isinstance(found, Difference) else show_result(found)
 
 
+def _half(one: Judged) -> str:
+    """How far one more run of ours reaches to each side, of a number."""
+    found = None if one.evidence is None else one.evidence.ours
+    return three(found.next_half_width) if isinstance(found, Estimate) and found.num > 1 else ""
+
+
+def _verdict(one: Judged) -> str:
+    """The verdict, and that of the stricter reading if it is another."""
+    return one.verdict if one.over_paper == one.verdict else f"{one.verdict} (over the paper: {one.over_paper})"
+
+
 def _seeds(one: Judged) -> str:
     return "" if one.evidence is None else str(one.evidence.num)
 
 
 def _confidence(one: Judged) -> str:
     """The corrected p-value of the verdict, in words for those who want no p-values."""
-    if one.evidence is None or one.verdict in ("undecided", "consistent with"):
+    if one.evidence is None or one.verdict in ("undecided", "too wide to tell", "consistent with"):
         return "none"
     p = one.evidence.holm_against if one.verdict == "not reproduced" else one.evidence.holm_for
     words = "high" if p < 0.01 else "moderate"

@@ -24,7 +24,7 @@ class Shipped:
 
     @cached_property
     def judged(self) -> dict[Path, list[tuple[Publication, list[Judged]]]]:
-        """The judgements by folder; all tests of the same paper are corrected together.
+        """The judgements by folder; tests of a family are corrected together, whichever folder they are of.
 
         Folders that are not of a preset hold runs in other settings, which claims are not about.
         """

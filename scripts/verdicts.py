@@ -1,9 +1,10 @@
 """Verdicts on the papers from what docs/results holds of our runs, by the rules as they are now, without any new run.
 
     uv run python -m scripts.verdicts            # prints the verdicts by paper, and which differ from those recorded
-    uv run python -m scripts.verdicts --write    # also writes the tables of each folder, and verdicts to summary.json
+    uv run python -m scripts.verdicts --write    # also writes the tables of each folder, verdicts to summary.json, and
+                                                 # to open.csv what is not decided and which seeds would decide it
 
-All folders are judged together, so that tests of the same paper are corrected together. Runs are read from *.parquet in
+All folders are judged together, so that tests of a family are corrected together. Runs are read from *.parquet in
 a folder, or else from its summary.json. What that does not hold is not judged; a folder of which nothing is judged
 stays as it is.
 """
@@ -19,6 +20,7 @@ from fedsim.report.panels import make_panels
 from fedsim.report.tables import papers, results
 from fedsim.report.verdicts.judge import Judged
 from fedsim.report.verdicts.published import Number
+from scripts.reproduction_open import OPEN_FILE, open_csv, open_items
 from scripts.shipped import Shipped, read_shipped
 
 
@@ -38,6 +40,8 @@ def update(shipped: Shipped, write: bool) -> None:
                 write_folder(folder, shipped.groups[folder], ours)
         elif ours:
             print(f"{folder.name}: left as it is; the summary holds nothing that a claim is about")
+    if write:
+        OPEN_FILE.write_text(open_csv(open_items(shipped)), encoding="utf-8")
     print(papers.totals(shipped.all_judged).markdown())
 
 
@@ -55,7 +59,8 @@ def write_folder(folder: Path, groups: Sequence[Group], judged: Sequence[Judged]
     numbers = [one for one in judged if isinstance(one.printed, Number)]
     tables = [papers.numbers(numbers), papers.all_numbers(numbers)] if any(one.evidence for one in numbers) else []
     panels = make_panels(groups)
-    for table in (*tables, papers.claims(judged), results.pairs(panels), results.pooled_pairs(panels)):
+    own = results.overview(groups), results.pairs(panels), results.pooled_pairs(panels)
+    for table in (*tables, papers.claims(judged), *own):
         if table.rows:
             (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
     path = folder / "summary.json"

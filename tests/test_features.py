@@ -101,6 +101,7 @@ def test_features_are_computed_once_without_loading_the_backbone_again(
     assert torch.equal(first.train.x, again.train.x)
     assert torch.equal(first.test.x, again.test.x)
     assert first.fingerprint == again.fingerprint
+    assert len(list((tmp_path / "cache").glob("features-*.safetensors"))) == 1  # whatever the head
 
 
 @pytest.mark.parametrize("values", [{"backbone_seed": 1}, {"input_size": 40}, {"backbone": "mnasnet0_75"}])

@@ -114,8 +114,7 @@ def test_a_gain_over_several_settings_is_their_mean(tmp_path: Path) -> None:
         ["", "full - fedabc", "3", "-0.0003"],
         ["", "top_loss_7 - fedabc", "3", "-0.0303"],
     ]
-    level = rows[0].index("< .001", 5), rows[1].index("1.000", 5)  # within .02 of each other, and not
-    assert level == (7, 7)
+    assert (rows[0][7], rows[1][7]) == ("< .001", "0.999")  # within .02 of each other, and not
 
 
 def test_rows_that_were_added_after_runs_do_not_change_the_others(tmp_path: Path) -> None:
@@ -178,6 +177,30 @@ def test_claims_about_trends(tmp_path: Path) -> None:
         "gap rises": "not reproduced",
         "one is missing": "not judged",
     }
+
+
+def test_readings_of_a_method_and_presets_are_about_the_same_statement() -> None:
+    every = [one for publication in published.publications() for one in (*publication.numbers, *publication.claims)]
+    of = {one.id: one.statement for one in every}
+    assert of["gpfl.t2/gpfl/2SPC 100 %"] == of["gpfl.t2/gpfl_official/2SPC 100 %"] == of["gpfl.code/gpfl/2SPC 100 %"]
+    assert of["gpfl.t2/fedcor/1SPC 100 %"] == of["gpfl.code/fedcor_gpfl/1SPC 100 %"]
+    assert of["gpfl.t1.cifar10/gpfl_1spc/samples"] == of["gpfl.t1.cifar10/gpfl_dir/samples"]
+    assert of["gpfl.gain.1SPC.gpfl"] == of["gpfl.gain.1SPC.gpfl_official"] == of["gpfl.code.gain.1SPC.gpfl"]
+    assert of["gpfl.t2.deviation/gpfl/2SPC"] != of["gpfl.t2.deviation/fedcor/2SPC"]  # both are .04
+    assert of["gpfl.gain.1SPC.gpfl"] != of["gpfl.gain.2SPC.gpfl"]
+    assert of["gpfl.peak.random"] != of["gpfl.peak.power_of_choice_d10"]
+
+
+def test_tests_are_corrected_within_what_a_paper_says_in_one_place_of_one_quantity(tmp_path: Path) -> None:
+    two_methods(tmp_path)
+    first = next(tmp_path.glob("gpfl-*-1-*/metrics.jsonl"))
+    first.write_text(first.read_text().replace("0.61", "0.69"))
+    claim = Claim("a", "Fig. 1", "", {"selector": "gpfl"}, "final_accuracy", gain=0.0, others=["random"])
+    places = [("Fig. 2", "final_accuracy"), ("Fig. 1", "mean_accuracy")] * 5
+    more = [replace(claim, id=f"{i}", where=where, measure=name) for i, (where, name) in enumerate(places)]
+    found = judge(Publication("x", "t", "s", [], [], [], [claim, *more]), group_runs(read_runs(tmp_path)), None)
+    assert (found[0].tests, found[0].verdict, found[0].over_paper) == (1, "reproduced", "undecided")
+    assert (found[1].tests, found[1].verdict) == (5, "undecided")
 
 
 def test_everything_published_can_be_measured_and_is_about_what_presets_run() -> None:

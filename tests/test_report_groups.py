@@ -159,3 +159,11 @@ def test_groups_come_in_the_order_of_their_labels(tmp_path: Path) -> None:
         "afl",
         "gpfl",
     ]
+
+
+def test_an_interval_of_an_accuracy_ends_at_one(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.99, 1.0, 0.98, 0.999)):
+        write_run(tmp_path, [accuracy], [[0]], seed=seed)
+    (row,) = results.overview(group_runs(read_runs(tmp_path))).rows
+    assert row[2].startswith("0.9922 [")
+    assert row[2].endswith(", 1.0000]")

@@ -36,10 +36,13 @@ TEN = (0.50, 0.52, 0.54, 0.56, 0.58, 0.60, 0.62, 0.64, 0.66, 0.68)
 def test_a_number_is_one_draw() -> None:
     ours = runs(*TEN)
     assert ours.next_high == pytest.approx(0.7337, abs=1e-3)
-    assert verdict(is_number(0.73, ours, 0.04)) == "consistent with"  # inside, far from our mean
+    assert verdict(is_number(0.73, ours, 0.04)) == "too wide to tell"  # inside, far from our mean
     assert verdict(is_number(0.74, ours, 0.04)) == "not reproduced"
     assert verdict(is_number(0.59, ours, 0.04)) == "reproduced"
-    assert verdict(is_number(0.59, ours, 0.03)) == "consistent with"  # not shown to be as close as that
+    assert verdict(is_number(0.59, ours, 0.03)) == "too wide to tell"  # not shown to be as close as that
+    half = ours.next_half_width
+    assert verdict(is_number(0.59 - 0.95 * half, ours, half + 1e-9)) == "consistent with"
+    assert verdict(is_number(0.59 - 0.95 * half, ours, half - 1e-9)) == "too wide to tell"
     assert verdict(is_number(0.59, runs(0.5, 0.6), 0.04)) == "undecided"
     assert verdict(is_number(0.59, None, 0.04)) == "undecided"
 
@@ -61,7 +64,7 @@ def test_about_a_value_has_two_sides() -> None:
     ours = runs(40.0, 50.0, 35.0, 45.0, 42.0)
     assert verdict(is_about(500, ours, 200)) == "not reproduced"
     assert verdict(is_about(42, ours, 20)) == "reproduced"
-    assert verdict(is_about(60, ours, 5)) == "consistent with"  # one run of ours could be 55
+    assert verdict(is_about(60, ours, 5)) == "too wide to tell"  # one run of ours could be 55, and many others
     assert verdict(is_about(20, ours, 0.5)) == "not reproduced"
 
 
@@ -176,10 +179,12 @@ def test_trends_are_slopes_of_seeds() -> None:
 
 
 def test_a_gain_over_settings_that_differ_is_seen_when_they_are_pooled() -> None:
-    settings = [apart(0.9, 1.0, 1.1), apart(0.0, 0.1, 0.2), apart(0.3, 0.4, 0.5)]
-    assert verdict(exceeds({"a": pooled(settings)})) == "reproduced"
-    assert verdict(exceeds({"a": settings[1]})) == "undecided"
-    assert verdict(exceeds({"a": pooled(settings)}, 0.5)) == "reproduced"
+    settings = [(0.9, 1.0, 1.1), (0.0, 0.1, 0.2), (0.3, 0.4, 0.52)]
+    found = pooled([dict(enumerate(values)) for values in settings])
+    assert found is not None
+    assert verdict(exceeds({"a": found})) == "reproduced"
+    assert verdict(exceeds({"a": apart(*settings[1])})) == "undecided"
+    assert verdict(exceeds({"a": found}, 0.5)) == "reproduced"
 
 
 def test_claims_are_corrected_together_for_and_against_apart() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedsim.report.statistics import (
+    UNIT,
     Median,
     Share,
     differences,
@@ -69,19 +70,16 @@ def test_the_interval_and_the_p_value_say_the_same() -> None:
 
 
 def test_pooling_by_hand() -> None:
-    """Two settings with standard errors .3 and .4: the mean has .5 / 2, with (.25)^2 / (.09^2 / 2 + .16^2 / 4) df."""
-    first = differences([1 - 0.3 * 3**0.5, 1.0, 1 + 0.3 * 3**0.5])
-    second = differences([3 + 0.8 * 5**0.5 / 2 * sign for sign in (-1, -1, 0, 1, 1)])
-    assert first is not None
-    assert second is not None
-    assert (first.error, second.error) == (pytest.approx(0.3), pytest.approx(0.4))
-    found = pooled([first, second])
-    assert found.mean == pytest.approx(2.0)
-    assert found.error == pytest.approx(0.25)
-    assert found.df == pytest.approx(0.25**2 / (0.09**2 / 2 + 0.16**2 / 4))
-    assert (found.num, found.strata) == (8, 2)
-    same = pooled([d for d in (differences([0.1, 0.1]),) * 2 if d is not None])
-    assert (same.mean, same.error, same.df) == (pytest.approx(0.1), 0, 2)
+    """The mean over settings at each seed that both have: 1, 2 and 3, whatever settings of one seed have in common."""
+    found = pooled([{0: 0.0, 1: 1.0, 2: 4.0, 3: 9.0}, {2: 2.0, 0: 2.0, 1: 3.0}])
+    assert found is not None
+    assert found.values == (1.0, 2.0, 3.0)
+    assert (found.mean, found.error, found.df) == (2.0, pytest.approx(3**-0.5), 2)
+    assert (found.num, found.strata) == (3, 2)
+    twice = pooled([dict(enumerate(found.values))] * 2)
+    assert twice is not None
+    assert twice.error == found.error  # a setting that says the same again adds nothing
+    assert pooled([{0: 0.0, 1: 1.0}, {1: 2.0, 2: 2.0}]) is None
 
 
 def test_equal_differences_leave_no_doubt() -> None:
@@ -91,6 +89,18 @@ def test_equal_differences_leave_no_doubt() -> None:
     same = differences([0.0, 0.0])
     assert same is not None
     assert same.p_value == 1
+
+
+def test_intervals_are_cut_where_the_quantity_ends() -> None:
+    values = (0.99, 1.0, 0.98, 0.999)
+    plain, cut = estimate(values), estimate(values, UNIT)
+    assert plain is not None
+    assert cut is not None
+    assert plain.high > 1 > cut.low
+    assert (cut.high, cut.next_high) == (1.0, 1.0)
+    assert (cut.low, cut.next_low, cut.mean, cut.sd) == (plain.low, plain.next_low, plain.mean, plain.sd)
+    assert cut.next_half_width == plain.next_half_width == pytest.approx((plain.next_high - plain.next_low) / 2)
+    assert cut.p_equivalent(0.99, 0.02) == plain.p_equivalent(0.99, 0.02)
 
 
 def test_the_sign_flip_test() -> None:

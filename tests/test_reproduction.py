@@ -78,14 +78,22 @@ def test_the_markers_name_makers_and_results_and_are_filled(page: Path) -> None:
 
 
 def test_every_shipped_preset_with_printed_claims_shows_their_verdicts_on_a_page() -> None:
-    shown = {words[1] for page in PAGES for words in reproduction.tables_of(page) if words[0] in ("claims", "logs")}
-    logs = {"gpfl_alpha_code", "gpfl_rho_code"}  # their logged numbers are shown together
+    shown = {words[1] for page in PAGES for words in reproduction.tables_of(page) if words[0] == "claims"}
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    shown |= {found["folder"] for found in ship_results.LINK.finditer(text) if found["file"] == "claims.csv"}
+    logs = {"gpfl_alpha_code", "gpfl_rho_code"}  # their logged numbers are in a file together
     for path in sorted(RESULTS.glob("*/summary.json")):
         folder, verdicts = path.parent.name, json.loads(path.read_text())["verdicts"]
         preset, scale = (folder.removesuffix("_small"), "small") if folder.endswith("_small") else (folder, "full")
         claims = [claim.id for one in publications_about(preset, scale) for claim in one.claims]
         if folder not in logs and any(verdicts.get(name, "not judged") != "not judged" for name in claims):
             assert folder in shown
+
+
+def test_tables_that_pages_link_to_are_made_and_written_as_csv() -> None:
+    assert {path.stem for path in (RESULTS / "tables").iterdir()} == set(reproduction.TABLE_FILES)
+    assert all(words.split()[0] in reproduction.MAKERS for words in reproduction.TABLE_FILES.values())
+    assert reproduction._csv("| a | b |\n| --- | --- |\n| +0.1 [0, 1], p 1 | x |") == 'a,b\n"+0.1 [0, 1], p 1",x\n'
 
 
 @pytest.mark.faults

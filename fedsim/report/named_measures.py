@@ -8,11 +8,21 @@ from fedsim.report import costs, measures
 from fedsim.report.groups import Group
 from fedsim.report.measures import Measure
 from fedsim.report.runs import Run, Seeds
+from fedsim.report.statistics import UNBOUNDED, UNIT
 
 FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
 """Measures of the first round in which something happens; no value means that it never happened in the run."""
 COUNT_MEASURES = ("most_selections", "mean_selections", "peak_selections")
 """Measures that cannot exceed the number of rounds."""
+
+
+SHARES = ("final_accuracy", "final_accuracy_10", "mean_accuracy", "accuracy", "accuracy_around", "participation")
+"""Measures that lie between 0 and 1."""
+
+
+def bounds_of(measure: str) -> tuple[float, float]:
+    """Where a measure can lie, as far as that is known."""
+    return UNIT if base_name(measure) in SHARES or measure.startswith(KEY) else UNBOUNDED
 
 
 def base_name(measure: str) -> str:

@@ -8,7 +8,7 @@ medians have exact intervals from the binomial distribution.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -20,10 +20,11 @@ Key = TypeVar("Key")
 LEVEL = 0.95
 POWER = 0.8
 MIN_SEEDS = 3
-"""With fewer seeds, or fewer pairs over all settings of a pooled comparison, no verdict is given: the interval of two
-seeds reaches 9 standard deviations to each side."""
+"""With fewer seeds no verdict is given: the interval of two seeds reaches 9 standard deviations to each side."""
 EXACT_PAIRS = 14
 """Up to this number of pairs all sign flips are enumerated; beyond it 2^14 random ones are drawn."""
+UNBOUNDED, UNIT = (-math.inf, math.inf), (0.0, 1.0)
+"""Where quantities can lie: any, and accuracies and other shares."""
 ROUNDING = 1e-12
 """Standard errors and differences below this count as 0."""
 
@@ -33,7 +34,8 @@ class Estimate:
     """A mean over seeds, its 95 % confidence interval (Student's t), and the 95 % prediction interval of one more run.
 
     `low`, `high`: mean -/+ t sd / sqrt(n). `next_low`, `next_high`: mean -/+ t sd sqrt(1 + 1/n). t has n - 1 degrees of
-    freedom; all four are nan for one seed. `sd` is the sample's standard deviation (divisor n - 1).
+    freedom; all four are nan for one seed, and cut at the bounds of `estimate`. `sd` is the sample's standard deviation
+    (divisor n - 1).
     """
 
     mean: float
@@ -43,6 +45,11 @@ class Estimate:
     next_high: float
     sd: float
     num: int
+
+    @property
+    def next_half_width(self) -> float:
+        """Half the width of the prediction interval, before it is cut; nan for one seed."""
+        return t_quantile((1 + LEVEL) / 2, self.num - 1) * self.sd * math.sqrt(1 + 1 / self.num)
 
     def p_next(self, value: float, tolerance: float = 0.0) -> float:
         """Two-sided p-value of the hypothesis that one more run gives a value within `tolerance` of `value`.
@@ -69,8 +76,12 @@ class Estimate:
         return math.copysign(float(special.ndtri(special.stdtr(self.num - 1, -abs(t)))), t)
 
 
-def estimate(values: Sequence[float]) -> Estimate | None:
-    """The estimate from one value per seed; None if there are no values."""
+def estimate(values: Sequence[float], bounds: tuple[float, float] = UNBOUNDED) -> Estimate | None:
+    """The estimate from one value per seed; None if there are no values.
+
+    Intervals are cut at `bounds`, outside of which the quantity cannot lie: they cover it as often as before. Tests use
+    the mean and the standard deviation, which stay.
+    """
     x = np.asarray(values, dtype=np.float64)
     if not len(x):
         return None
@@ -79,16 +90,16 @@ def estimate(values: Sequence[float]) -> Estimate | None:
         return Estimate(mean, math.nan, math.nan, math.nan, math.nan, math.nan, 1)
     sd, quantile = float(x.std(ddof=1)), t_quantile((1 + LEVEL) / 2, len(x) - 1)
     half_width, next_half_width = quantile * sd / math.sqrt(len(x)), quantile * sd * math.sqrt(1 + 1 / len(x))
-    return Estimate(
-        mean, mean - half_width, mean + half_width, mean - next_half_width, mean + next_half_width, sd, len(x)
-    )
+    ends = mean - half_width, mean + half_width, mean - next_half_width, mean + next_half_width
+    low, high, next_low, next_high = (min(max(end, bounds[0]), bounds[1]) for end in ends)
+    return Estimate(mean, low, high, next_low, next_high, sd, len(x))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences at equal seeds, perhaps over several settings (`pooled`), with t intervals.
+    """The mean of paired differences at equal seeds, perhaps each a mean over settings (`pooled`), with t intervals.
 
-    `error` is its standard error, `df` the degrees of freedom. `values` are the paired differences.
+    `error` is its standard error, `df` the degrees of freedom. `values` are the differences, one a seed.
     """
 
     mean: float
@@ -139,7 +150,12 @@ class Difference:
 
 def paired(first: Mapping[Key, float], second: Mapping[Key, float]) -> Difference | None:
     """`first` - `second` at the seeds that both have; None if these are fewer than two."""
-    return differences([value - second[seeds] for seeds, value in first.items() if seeds in second])
+    return pooled([paired_values(first, second)])
+
+
+def paired_values(first: Mapping[Key, float], second: Mapping[Key, float]) -> dict[Key, float]:
+    """`first` - `second` by the seeds that both have."""
+    return {seeds: value - second[seeds] for seeds, value in first.items() if seeds in second}
 
 
 def differences(values: Sequence[float]) -> Difference | None:
@@ -150,23 +166,16 @@ def differences(values: Sequence[float]) -> Difference | None:
     return Difference(float(x.mean()), float(x.std(ddof=1)) / math.sqrt(len(x)), len(x) - 1, tuple(map(float, x)))
 
 
-def pooled(strata: Sequence[Difference]) -> Difference:
-    """The mean of the strata's true differences, each with the same weight.
+def pooled(strata: Sequence[Mapping[Key, float]]) -> Difference | None:
+    """The mean over strata, such as partitions of the data, of paired differences by seed, each with the same weight.
 
-    Stratified estimate: paired differences have a mean (fixed effect) and a variance of their own in each stratum, such
-    as a partition of the data. The standard error is sqrt(sum of squared errors) / S; its degrees of freedom are those
-    of Satterthwaite (1946).
+    The differences are averaged at each seed that all strata have, and these means are tested: strata of one seed are
+    not independent. None if these seeds are fewer than two.
     """
-    variances = np.array([stratum.error**2 for stratum in strata])
-    rest = float((variances**2 / [stratum.df for stratum in strata]).sum())
-    df = float(variances.sum()) ** 2 / rest if rest > ROUNDING**4 else float(sum(stratum.df for stratum in strata))
-    return Difference(
-        mean=float(np.mean([stratum.mean for stratum in strata])),
-        error=math.sqrt(float(variances.sum())) / len(strata),
-        df=df,
-        values=tuple(value for stratum in strata for value in stratum.values),
-        strata=len(strata),
-    )
+    first, *others = strata
+    common = [seeds for seeds in first if all(seeds in other for other in others)]
+    found = differences([float(np.mean([stratum[seeds] for stratum in strata])) for seeds in common])
+    return None if found is None else replace(found, strata=len(strata))
 
 
 def t_tail(distance: float, error: float, df: float) -> float:

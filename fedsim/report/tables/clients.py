@@ -7,7 +7,7 @@ import numpy as np
 from fedsim.client_accuracy import AGGREGATES, KEY
 from fedsim.report.groups import Group
 from fedsim.report.measures import client_accuracy
-from fedsim.report.tables.formatting import estimate_measure, show_estimate, show_seeds
+from fedsim.report.tables.formatting import show_accuracy, show_seeds
 from fedsim.report.tables.table import Table
 from fedsim.tracking.final_accuracy import FINAL_WINDOW
 
@@ -20,7 +20,7 @@ def clients(groups: Sequence[Group]) -> Table:
             group.name,
             show_seeds(group),
             str(group.runs[0].config[KEY]),
-            *(show_estimate(estimate_measure(group, client_accuracy(name))) for name in AGGREGATES),
+            *(show_accuracy(group, client_accuracy(name)) for name in AGGREGATES),
             f"{np.mean([(run.selections == 0).sum() for run in group.complete]):.3g}",
         ]
         for group in groups

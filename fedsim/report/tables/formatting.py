@@ -7,7 +7,7 @@ import numpy as np
 
 from fedsim.report.groups import Group
 from fedsim.report.measures import Measure
-from fedsim.report.statistics import Difference, Estimate, Median, Share, estimate
+from fedsim.report.statistics import UNBOUNDED, UNIT, Difference, Estimate, Median, Share, estimate
 
 
 def show_estimate(value: Estimate | Difference | None) -> str:
@@ -21,8 +21,8 @@ def show_estimate(value: Estimate | Difference | None) -> str:
 def show_result(value: Estimate | Difference | Share | Median | None) -> str:
     """A result with its 95 % interval: differences with signs, shares as counts, medians with what is never reached."""
     if isinstance(value, Difference):
-        pairs = f" ({value.num} pairs, {value.strata} settings)" if value.strata > 1 else ""
-        return " ".join(show_interval(value)) + pairs
+        settings = f" (mean of {value.strata} settings)" if value.strata > 1 else ""
+        return " ".join(show_interval(value)) + settings
     if isinstance(value, Share):
         low, high = value.interval
         return f"holds for {value.count} of {value.num} seeds [{low:.2f}, {high:.2f}]"
@@ -87,8 +87,13 @@ def _lower_median(values: Sequence[float], count: int) -> float | None:
     return values[middle] if 0 <= middle < len(values) else None
 
 
-def estimate_measure(group: Group, measure: Measure) -> Estimate | None:
-    return estimate([value for run in group.complete if (value := measure(run)) is not None])
+def estimate_measure(group: Group, measure: Measure, bounds: tuple[float, float] = UNBOUNDED) -> Estimate | None:
+    return estimate([value for run in group.complete if (value := measure(run)) is not None], bounds)
+
+
+def show_accuracy(group: Group, measure: Measure) -> str:
+    """The mean of a measure between 0 and 1 with its interval, which is cut there."""
+    return show_estimate(estimate_measure(group, measure, UNIT))
 
 
 def mean_total(group: Group, name: str) -> float:

@@ -13,6 +13,8 @@ from fedsim.report.verdicts.published import Claim, Number, Publication
 from fedsim.report.verdicts.rules import RULES, VERDICTS
 
 AFTER = " (written after runs had been seen)"
+OVER_PAPER = "over the paper"
+"""The column of the stricter reading."""
 REVISED = " (form revised after runs had been seen)"
 
 
@@ -49,16 +51,18 @@ def numbers(judged: Sequence[Judged]) -> Table:
                 show_estimate(ours),
                 "-" if ours is None else str(ours.num),
                 "-" if ours is None or ours.num < 2 else f"{ours.next_low:.3f} to {ours.next_high:.3f}",
+                "-" if ours is None or ours.num < 2 else f"{ours.next_half_width:.3f}",
                 "-" if judgement.difference is None else f"{judgement.difference:+.4f}",
                 f"{printed.margin:g}",
                 show_both(found.p_for, found.p_against),
                 show_both(found.holm_for, found.holm_against),
                 judgement.verdict,
+                judgement.over_paper,
                 judgement.detail,
             ]
         )
-    header = ["where", "what", "paper", "ours", "seeds", "one more run of ours", "difference", "margin"]
-    header += ["p close / no draw", "the same (Holm)", "verdict", ""]
+    header = ["where", "what", "paper", "ours", "seeds", "one more run of ours", "half its width"]
+    header += ["difference", "margin", "p close / no draw", "the same (Holm)", "verdict", OVER_PAPER, ""]
     note = f"{RULES['judged']} {RULES['number']} {RULES['holm']}"
     return Table("numbers", "The paper's numbers and ours", header, rows, note)
 
@@ -97,8 +101,8 @@ def claims(judged: Sequence[Judged]) -> Table:
             text = claim.text + (AFTER if claim.added_after_runs else REVISED if claim.revised_after_runs else "")
             p_values = show_both(found.p_for, found.p_against)
             corrected = show_both(found.holm_for, found.holm_against)
-            cells = [show_result(found.ours), p_values, corrected, judgement.verdict, judgement.detail]
-            rows.append([_where(judgement, several), text, *cells])
+            cells = [show_result(found.ours), p_values, corrected, judgement.verdict, judgement.over_paper]
+            rows.append([_where(judgement, several), text, *cells, judgement.detail])
     note = " ".join(RULES[name] for name in ("judged", "value", "bound", "gain", "level", "trend", "holm"))
-    header = ["where", "claim", "ours [95 %]", "p for / against", "the same (Holm)", "verdict", ""]
+    header = ["where", "claim", "ours [95 %]", "p for / against", "the same (Holm)", "verdict", OVER_PAPER, ""]
     return Table("claims", "The paper's claims", header, rows, note)

@@ -10,11 +10,12 @@ from fedsim.report.groups import REFERENCE, Group
 from fedsim.report.measures import Measure
 from fedsim.report.named_measures import values_by_seed
 from fedsim.report.panels import Panel
-from fedsim.report.statistics import Difference, half_width_in_sd, holm, paired, pooled
+from fedsim.report.runs import Seeds
+from fedsim.report.statistics import Difference, half_width_in_sd, holm, paired_values, pooled
 from fedsim.report.tables.formatting import (
     estimate_measure,
     mean_total,
-    show_estimate,
+    show_accuracy,
     show_interval,
     show_mean,
     show_median_reached,
@@ -36,8 +37,8 @@ def overview(groups: Sequence[Group]) -> Table:
         [
             group.name,
             show_seeds(group),
-            show_estimate(estimate_measure(group, measures.final_accuracy())),
-            show_estimate(estimate_measure(group, measures.last_accuracy)),
+            show_accuracy(group, measures.final_accuracy()),
+            show_accuracy(group, measures.last_accuracy),
             show_mean(estimate_measure(group, measures.fluctuation())),
             show_median_reached(group, measures.rounds_to_cover(), lambda value: f"{value:.0f}"),
             show_mean(estimate_measure(group, measures.selection_gini)),
@@ -48,9 +49,9 @@ def overview(groups: Sequence[Group]) -> Table:
     ]
     note = (
         f"Final accuracy: mean of the last {FINAL_WINDOW} rounds of a run, with its 95 % interval over seeds (Student's"
-        " t); all comparisons use it. last round: a single evaluation. fluct.: largest distance of one of those rounds"
-        " from their mean. covered after: median round by which every client was selected. part.: mean share of clients"
-        " that upload in a round."
+        " t, cut at 0 and 1); all comparisons use it. last round: a single evaluation. fluct.: largest distance of one"
+        " of those rounds from their mean. covered after: median round by which every client was selected. part.: mean"
+        " share of clients that upload in a round."
     )
     return Table("overview", "Overview", header, rows, note)
 
@@ -65,10 +66,7 @@ def checkpoints(groups: Sequence[Group]) -> Table:
         FINAL: measures.final_accuracy(),
         LAST: measures.last_accuracy,
     }
-    rows = [
-        [group.name, show_seeds(group), *(show_estimate(estimate_measure(group, m)) for m in columns.values())]
-        for group in groups
-    ]
+    rows = [[group.name, show_seeds(group), *(show_accuracy(group, m) for m in columns.values())] for group in groups]
     note = "Single rounds are noisy; 'around' is the mean of eleven rounds centred on the checkpoint."
     return Table("checkpoints", "Accuracy at checkpoints", ["run", "seeds", *columns], rows, note)
 
@@ -119,7 +117,11 @@ PAIRS_NOTE = (
 
 
 def _final_difference(group: Group, reference: Group) -> Difference | None:
-    return paired(values_by_seed(group, "final_accuracy"), values_by_seed(reference, "final_accuracy"))
+    return pooled([_final_by_seed(group, reference)])
+
+
+def _final_by_seed(group: Group, reference: Group) -> dict[Seeds, float]:
+    return paired_values(values_by_seed(group, "final_accuracy"), values_by_seed(reference, "final_accuracy"))
 
 
 def _reference(panel: Panel, group: Group) -> Group:
@@ -137,7 +139,7 @@ def _pair_cells(difference: Difference, corrected: float) -> list[str]:
 
 
 def pooled_pairs(panels: Sequence[Panel]) -> Table:
-    """Differences to the reference, pooled over the divisions of the data: for lines that all of these have."""
+    """Differences to the reference, pooled over the divisions of the data at each seed: for lines that all have."""
     settings: dict[str, list[Panel]] = {}
     for panel in panels:
         settings.setdefault(panel.besides_partition, []).append(panel)
@@ -149,8 +151,9 @@ def pooled_pairs(panels: Sequence[Panel]) -> Table:
     ]
     header = ["", "difference of final accuracy", "settings", "mean", "95 % interval", *P_HEADER]
     note = (
-        "The mean of the settings' mean differences, each setting with the same weight, a mean and a variance of its"
-        f" own (degrees of freedom by Satterthwaite). Holm: corrected for all rows of this table. {LEVEL_NOTE}"
+        "The mean over the settings' differences, each with the same weight, is taken at each seed first: settings of"
+        " one seed are not independent. Intervals and p: Student's t over seeds. Holm: corrected for all rows of this"
+        f" table. {LEVEL_NOTE}"
     )
     return Table("pooled", "Paired differences pooled over divisions of the data", header, rows, note)
 
@@ -165,10 +168,9 @@ def _pooled(panels: Sequence[Panel]) -> list[tuple[str, Difference]]:
         names = {panel.name_of(reference) for panel, reference in zip(panels, references, strict=True)}
         if len(names) > 1 or line in names:
             continue
-        strata = [_final_difference(p.lines[line], other) for p, other in zip(panels, references, strict=True)]
-        complete = [difference for difference in strata if difference is not None]
-        if len(complete) == len(strata):
-            found.append((f"{line} - {names.pop()}", pooled(complete)))
+        strata = [_final_by_seed(p.lines[line], other) for p, other in zip(panels, references, strict=True)]
+        if (difference := pooled(strata)) is not None:
+            found.append((f"{line} - {names.pop()}", difference))
     return found
 
 

@@ -8,5 +8,6 @@ comparisons  the rules about differences between methods
 cases        finds the runs that a claim is about, and says whether they may be judged
 examine      from runs to evidence
 judge        from evidence to verdicts, corrected for each paper
+seeds        how many seeds would decide what is open
 omnibus      all numbers of a table at once
 """

@@ -5,9 +5,16 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fedsim.report.groups import Group
-from fedsim.report.named_measures import COUNT_MEASURES, FIRST_ROUND_MEASURES, base_name, value_of, values_by_seed
+from fedsim.report.named_measures import (
+    COUNT_MEASURES,
+    FIRST_ROUND_MEASURES,
+    base_name,
+    bounds_of,
+    value_of,
+    values_by_seed,
+)
 from fedsim.report.runs import Run, Seeds
-from fedsim.report.statistics import Difference, Median, Share, estimate, paired, pooled
+from fedsim.report.statistics import Median, Share, estimate, paired_values, pooled
 from fedsim.report.verdicts.cases import Cases, Unjudged
 from fedsim.report.verdicts.comparisons import exceeds, is_level, is_not_worse, rises
 from fedsim.report.verdicts.evidence import Evidence
@@ -15,6 +22,7 @@ from fedsim.report.verdicts.published import Claim, Number
 from fedsim.report.verdicts.values import holds_for_most, is_about, is_median_about, is_number
 
 Found = Evidence | Unjudged
+BY_SIGN = "by its sign alone at this size"
 OTHER_SIZE = Unjudged("another size than the paper's")
 
 
@@ -25,7 +33,8 @@ def examine_number(number: Number, cases: Cases) -> Found:
         return group
     if not cases.full_size:
         return OTHER_SIZE
-    return is_number(number.value, estimate(list(values_by_seed(group, number.measure).values())), number.margin)
+    values = list(values_by_seed(group, number.measure).values())
+    return is_number(number.value, estimate(values, bounds_of(number.measure)), number.margin)
 
 
 def examine_claim(claim: Claim, cases: Cases) -> Found:
@@ -53,9 +62,12 @@ def _compare(claim: Claim, cases: Cases) -> Found:
         if isinstance(differences, Unjudged):
             return differences
         by_stratum.append(differences)
-    rivals = {name: pooled([found[name] for found in by_stratum]) for name in by_stratum[0]}
-    if len(strata) == 1:
-        rivals = by_stratum[0]
+    rivals = {}
+    for name in by_stratum[0]:
+        difference = pooled([found[name] for found in by_stratum])
+        if difference is None:
+            return Unjudged(f"fewer than two seeds in common with {name}")
+        rivals[name] = difference
     if claim.level_with is not None:
         return is_level(rivals, claim.level_with)
     if claim.not_worse_by is not None:
@@ -64,12 +76,12 @@ def _compare(claim: Claim, cases: Cases) -> Found:
     if cases.full_size or claim.any_size or not claim.gain:
         return exceeds(rivals, claim.gain, claim.tolerance)
     found = exceeds(rivals)
-    detail = "; ".join(part for part in (found.detail, "by its sign alone at this size") if part)
+    detail = "; ".join(part for part in (found.detail, BY_SIGN) if part)
     return Evidence(found.ours, found.p_for, found.p_against, detail, size_holds=False)
 
 
-def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[str, Difference] | Unjudged:
-    """The paired differences to each of the other methods; with `all_pairs`, those of all pairs of methods."""
+def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[str, dict[Seeds, float]] | Unjudged:
+    """The differences by seed to each of the other methods; with `all_pairs`, those of all pairs of methods."""
     if missing := [name for name in claim.others if cases.find({**about, claim.among: name}) is None]:
         return Unjudged(f"no runs of {', '.join(missing)}")
     own = cases.usable(about, claim.measure)
@@ -85,11 +97,7 @@ def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[s
     found = {}
     for first, second in pairs:
         values = values_by_seed(groups[first], claim.measure), values_by_seed(groups[second], claim.measure)
-        difference = paired(*values)
-        name = f"{first} to {second}" if first else second
-        if difference is None:
-            return Unjudged(f"fewer than two seeds in common with {name}")
-        found[name] = difference
+        found[f"{first} to {second}" if first else second] = paired_values(*values)
     return found
 
 
@@ -138,7 +146,8 @@ def _about(claim: Claim, group: Group) -> Found:
     assert claim.value is not None
     measured = [value_of(run, claim.measure) for run in group.complete]
     if base_name(claim.measure) not in FIRST_ROUND_MEASURES:
-        return is_about(claim.value, estimate([v for v in measured if v is not None]), claim.tolerance)
+        known = [value for value in measured if value is not None]
+        return is_about(claim.value, estimate(known, bounds_of(claim.measure)), claim.tolerance)
     ends = min(run.num_rounds for run in group.complete)
     if ends < claim.value + claim.tolerance:
         return Unjudged(f"runs end at round {ends}, before {claim.value + claim.tolerance:g}")

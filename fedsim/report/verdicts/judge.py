@@ -1,10 +1,10 @@
 """Judgements of a paper's numbers and claims by finished runs, by the rules in `rules`.
 
-`fedsim.report.protocol` says which runs may be judged; `examine` finds the evidence; here tests of the same paper are
-corrected together.
+`fedsim.report.protocol` says which runs may be judged; `examine` finds the evidence; here the tests of a family are
+corrected together, and for the stricter reading those of a paper.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedsim.report.groups import Group, group_runs
@@ -22,13 +22,16 @@ from fedsim.report.verdicts.rules import Verdict
 class Judged:
     """A printed number or claim, the evidence from our runs with corrected p-values, and what is to be said of it.
 
-    `preset`: that of the runs, "" where it does not matter.
+    `preset`: that of the runs, "" where it does not matter. `over_paper`: the verdict of the stricter reading, where
+    all tests of the paper are one family. `tests`: how many tests its own family has.
     """
 
     printed: Number | Claim
     evidence: Evidence | None
     detail: str = ""
     preset: str = ""
+    over_paper: Verdict = "not judged"
+    tests: int = 0
 
     @property
     def verdict(self) -> Verdict:
@@ -92,36 +95,44 @@ def examine(publication: Publication, groups: Sequence[Group], protocol: Protoco
 
 
 def correct(found: Sequence[tuple[Publication, Sequence[Examined]]]) -> list[tuple[Publication, list[Judged]]]:
-    """The judgements by evidence that is corrected by Holm's method for each paper.
-
-    Rows that were added after runs had been seen are a family of tests by themselves.
-    """
-    families: dict[tuple[str, bool], list[Evidence]] = {}
-    for publication, some in found:
-        for one in some:
-            if isinstance(one.found, Evidence):
-                families.setdefault((publication.paper, one.printed.added_after_runs), []).append(one.found)
-    corrected = {key: iter(holm_corrected(evidences)) for key, evidences in families.items()}
-    return [
-        (
-            publication,
-            [
-                _judged(one, None)
-                if isinstance(one.found, Unjudged)
-                else _judged(one, next(corrected[publication.paper, one.printed.added_after_runs]))
-                for one in some
-            ],
-        )
-        for publication, some in found
-    ]
+    """The judgements by evidence that is corrected by Holm's method for each family, and for each paper."""
+    rows = [(publication, one) for publication, some in found for one in some]
+    own, tests = _corrected(rows, family_of)
+    over_paper, _ = _corrected(rows, lambda publication, printed: (publication.paper, printed.added_after_runs))
+    judged = map(_judged, (one for _, one in rows), own, over_paper, tests)
+    return [(publication, [next(judged) for _ in some]) for publication, some in found]
 
 
-def _judged(one: Examined, evidence: Evidence | None) -> Judged:
+def family_of(publication: Publication, printed: Number | Claim) -> Hashable:
+    """What a paper says in one place of one quantity; rows that were added after runs had been seen apart."""
+    return publication.paper, type(printed), printed.where, printed.measure, printed.added_after_runs
+
+
+def _corrected(
+    rows: Sequence[tuple[Publication, Examined]], key: Callable[[Publication, Number | Claim], Hashable]
+) -> tuple[list[Evidence | None], list[int]]:
+    """The evidence of each row, corrected within its family, and the number of tests in that; None if unjudged."""
+    families: dict[Hashable, list[int]] = {}
+    for index, (publication, one) in enumerate(rows):
+        if isinstance(one.found, Evidence):
+            families.setdefault(key(publication, one.printed), []).append(index)
+    corrected: list[Evidence | None] = [None] * len(rows)
+    sizes = [0] * len(rows)
+    for members in families.values():
+        evidences = [one.found for _, one in (rows[i] for i in members) if isinstance(one.found, Evidence)]
+        tested = sum(e.is_tested for e in evidences)
+        for index, evidence in zip(members, holm_corrected(evidences), strict=True):
+            corrected[index], sizes[index] = evidence, tested
+    return corrected, sizes
+
+
+def _judged(one: Examined, evidence: Evidence | None, over_paper: Evidence | None, tests: int) -> Judged:
     if isinstance(one.found, Unjudged):
         return Judged(one.printed, None, one.found.reason, one.preset)
     note = one.printed.note if isinstance(one.printed, Claim) else ""
     detail = "; ".join(part for part in (one.found.detail, note, one.remark) if part)
-    return Judged(one.printed, evidence, detail, one.preset)
+    strict: Verdict = "not judged" if over_paper is None else over_paper.verdict
+    return Judged(one.printed, evidence, detail, one.preset, strict, tests)
 
 
 def verdicts_by_id(judged: Iterable[Judged]) -> dict[str, Verdict]:

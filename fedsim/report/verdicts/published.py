@@ -1,6 +1,6 @@
 """Numbers and claims printed in papers, each with its source and the runs of ours that it is about."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ class Number:
     margin: float
     plus_minus: float | None = None
     added_after_runs: bool = False
+    statement: Hashable = None
+    """What of the paper it is: equal for readings of a method and presets that are about the same printed number."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Claim:
     note: str = ""
 
     @property
+    def statement(self) -> Hashable:
+        """What of the paper it is: equal where only the name of our method, or the preset, differs in the words."""
+        return self.where, self.text.replace(self.about.get("selector", "\0"), "")
+
+    @property
     def is_bound(self) -> bool:
         return self.at_most is not None or self.at_least is not None
 
@@ -86,7 +93,7 @@ class Publication:
 
     Runs of the presets in `claims_only` have another size than the paper's, so that only claims can be compared.
     `substitutes`: choices of config groups that may replace those of the preset (see `protocol`). `paper`: its short
-    name; tests of the same paper are corrected together.
+    name; what is corrected together is said in `rules`.
     """
 
     paper: str
@@ -128,11 +135,14 @@ def _read(path: Path) -> Publication:
 def _numbers(table: Mapping[str, Any]) -> list[Number]:
     """The numbers of a printed table, whose `rows` map choices of the config group `row` to one value per column.
 
-    `margin` is given for the table or for a column; `rows_added_after_runs` names those of the rows.
+    `margin` is given for the table or for a column; `rows_added_after_runs` names those of the rows. Rows with equal
+    values are one row of the paper, to which several of ours are compared.
     """
     numbers = []
+    printed = list(dict.fromkeys(map(_frozen, table["rows"].values())))
     for choice, values in table["rows"].items():
-        for column, value in zip(table["columns"], values, strict=True):
+        for index, (column, value) in enumerate(zip(table["columns"], values, strict=True)):
+            alike = [row for row in printed if row[index] == _frozen(values)[index]]
             value, plus_minus = value if isinstance(value, list) else (value, None)
             numbers.append(
                 Number(
@@ -144,6 +154,11 @@ def _numbers(table: Mapping[str, Any]) -> list[Number]:
                     margin=column["margin"] if "margin" in column else table["margin"],
                     plus_minus=plus_minus,
                     added_after_runs=choice in table.get("rows_added_after_runs", ()),
+                    statement=(table["where"], column["title"], value, alike.index(_frozen(values))),
                 )
             )
     return numbers
+
+
+def _frozen(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(value) if isinstance(value, list) else value for value in values)

@@ -8,11 +8,20 @@ from typing import Literal
 
 from fedsim.report.statistics import LEVEL, MIN_SEEDS
 
-Verdict = Literal["reproduced", "direction only", "consistent with", "not reproduced", "undecided", "not judged"]
+Verdict = Literal[
+    "reproduced",
+    "direction only",
+    "consistent with",
+    "too wide to tell",
+    "not reproduced",
+    "undecided",
+    "not judged",
+]
 VERDICTS: tuple[Verdict, ...] = (
     "reproduced",
     "direction only",
     "consistent with",
+    "too wide to tell",
     "not reproduced",
     "undecided",
     "not judged",
@@ -32,9 +41,9 @@ RULES = {
         "A number that a paper prints for one run is taken as one draw. It is reproduced if our mean is equivalent to"
         " it: within the margin of its table by two one-sided tests. It is not reproduced if it is no draw from the"
         " distribution of our runs: it lies outside of the 95 % prediction interval of one more run, and stays so"
-        " after correction. It is consistent with our runs if it lies inside of that interval without being shown to be"
-        " close; a wide interval says little. Else, and with fewer than"
-        f" {MIN_SEEDS} finished seeds, it is undecided."
+        " after correction. If it lies inside of that interval without being shown to be close, it is consistent with"
+        " our runs where the interval reaches no further than the margin to each side; where it does, it is too wide to"
+        f" tell. Else, and with fewer than {MIN_SEEDS} finished seeds, it is undecided."
     ),
     "value": (
         "A claim that something is about a value is judged as a number, with a tolerance that we give to the word: the"
@@ -45,8 +54,9 @@ RULES = {
     "bound": (
         "A claim that every run is at most, or at least, a value is about the share of runs for which it holds."
         " It is reproduced if the exact 95 % interval of that share lies above one half, not reproduced if it lies"
-        " below, else undecided; six seeds that agree are the fewest that decide it. A run that never gets there counts"
-        " as later than its last round; one that ends before the bound says nothing."
+        " below, else undecided. Six seeds that agree are the fewest that decide it, if it is alone in its family; it"
+        " takes seven in one of two or three such tests, eight of up to six, ten of up to 25. A run that never gets"
+        " there counts as later than its last round; one that ends before the bound says nothing."
     ),
     "gain": (
         "A claim that a method exceeds others is about the smallest of its true mean differences to each of them,"
@@ -55,7 +65,7 @@ RULES = {
         " interval excludes 0 and holds the printed gain (where one is printed), direction only if it excludes 0 and"
         " does not hold the printed gain, not reproduced if it lies below the printed gain and does not exclude 0"
         " (below 0, where none is printed), else undecided. Claims over several settings are about the mean of the"
-        " settings' differences (stratified, a mean and a variance for each setting)."
+        " settings' differences, taken at each seed first, so that seeds are what is counted."
     ),
     "level": (
         "Methods are level with each other if all differences lie within the stated margin (two one-sided tests, that"
@@ -64,9 +74,11 @@ RULES = {
     ),
     "trend": "A trend is the mean over seeds of the least-squares slope along the parameter, by its 95 % t interval.",
     "holm": (
-        "All tests of a paper in this report, of numbers and of claims, are corrected together by Holm's method, those"
-        " for and those against each by themselves; rows that were written after runs had been seen are corrected"
-        " among themselves, so that they cannot change the others. In each of the two families the chance of any false"
-        " 'reproduced' or 'direction only' is 5 % at most, and so is that of any false 'not reproduced'."
+        "A family of tests is what a paper says in one place of one quantity: the judged numbers, or the judged claims,"
+        " with the same place and measure, over all presets of this report; rows that were written after runs had been"
+        " seen are a family by themselves, so that they cannot change the others. In each family the tests for and"
+        " those against are corrected by Holm's method, each by themselves: the chance of any false 'reproduced' or"
+        " 'direction only' in it is 5 % at most, and so is that of any false 'not reproduced'. Over the paper: the"
+        " verdict of the stricter reading, in which all tests of a paper are one family (before and after runs apart)."
     ),
 }

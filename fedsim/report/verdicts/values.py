@@ -18,8 +18,9 @@ def is_about(value: float, ours: Estimate | None, tolerance: float) -> Evidence:
 def _near(value: float, ours: Estimate | None, margin: float, tolerance: float) -> Evidence:
     if ours is None or ours.num < 2:
         return Evidence(ours)
-    p_next = ours.p_next(value, tolerance)
-    return Evidence(ours, ours.p_equivalent(value, margin), clipped(p_next), is_draw=p_next >= ALPHA)
+    p_next, too_wide = ours.p_next(value, tolerance), ours.next_half_width > margin
+    p_for = ours.p_equivalent(value, margin)
+    return Evidence(ours, p_for, clipped(p_next), is_draw=p_next >= ALPHA, too_wide=too_wide)
 
 
 def is_median_about(value: float, ours: Median, tolerance: float) -> Evidence:

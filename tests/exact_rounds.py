@@ -27,9 +27,6 @@ SETTING = [
     "device=cpu",
     "engine=native",
     "partition=dirichlet_client",
-    "model=mlp",
-    "model.hidden=[21,13]",
-    "model.dropout=0.2",
     "optimizer.momentum=0.5",
     "local.epochs=1",
     "local.batch_size=24",
@@ -37,9 +34,11 @@ SETTING = [
     "server.validation_fraction=0.1",
     "tracker.wandb.mode=disabled",
 ]
+MLP = ["model=mlp", "model.hidden=[21,13]", "model.dropout=0.2"]
+CONVOLUTIONS = ["model=logistic", "model._target_=tests.goldens.Convolutions"]
 MORE = {
-    "random fedadam": ["selector=random", "aggregator=fedadam"],
-    "random fedavgm cnn": ["selector=random", "aggregator=fedavgm", "model=cnn", "~model.dropout"],
+    "fedadam": ["selector=random", "aggregator=fedadam"],
+    "fedavgm": ["selector=random", "aggregator=fedavgm", *CONVOLUTIONS],
     "gpfl full_gradient": ["selector=gpfl", "selector.local_direction=full_gradient", "selector.per_tensor=true"],
     "clustered2 l1": ["selector=clustered2", "selector.distance=l1"],
     "pncs p3 semi": ["selector=pncs", "selector.p=3", "selector.similarity=semi"],
@@ -58,8 +57,9 @@ def rounds(name: str) -> dict[str, list[Any]]:
     it; nothing of a selector that is not marked exact."""
     words = MORE.get(name, [f"selector={name}"])
     clock = ["system=tiers"] if name in NEED_A_CLOCK else []
+    model = CONVOLUTIONS if set(CONVOLUTIONS) & set(words) else MLP
     with search_path():
-        (job,) = compose_jobs([*SETTING, *clock, *words], multirun=False)
+        (job,) = compose_jobs([*SETTING, *model, *clock, *words], multirun=False)
     with tempfile.TemporaryDirectory() as folder:
         plan = make_plan(fitted(dict(job.config)) | {"output_dir": folder}, job.choices)
         simulation = build(plan).simulation

@@ -1,9 +1,6 @@
-"""Rounds of every selector with `engine=native`, to the last bit, in a process of its own environment.
+"""Rounds of selectors with `engine=native`, to the last bit, for tests/test_exact.py.
 
-    uv run python -m tests.exact_rounds FILE [SELECTOR ...]
-
-writes what each selector's rounds came to, as JSON; tests/test_exact.py compares what different processors' instruction
-sets give.
+python -m tests.exact_rounds FILE NAME...      # in an environment of its own; FILE is overwritten
 """
 
 import hashlib
@@ -13,37 +10,61 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import make_plan
 from fedsim.running.assembly import build
+from fedsim.types import Params
 from tests.clocks import NEED_A_CLOCK
 from tests.goldens import SELECTORS, fitted
 
+CHOICES = Path(__file__).parents[1] / "conf" / "selector"
 SETTING = [
     "num_rounds=20",
+    "num_clients=12",
+    "cohort_size=4",
     "device=cpu",
     "engine=native",
     "partition=dirichlet_client",
-    "model=mlp",
-    "model.hidden=[21,13]",
-    "model.dropout=0.2",
     "optimizer.momentum=0.5",
-    "optimizer.lr=0.05",
     "local.epochs=1",
     "local.batch_size=24",
     "server.public_samples=50",
     "server.validation_fraction=0.1",
     "tracker.wandb.mode=disabled",
 ]
+MLP = ["model=mlp", "model.hidden=[21,13]", "model.dropout=0.2"]
+CONVOLUTIONS = ["model=logistic", "model._target_=tests.goldens.Convolutions"]
+MORE = {
+    "fedadam": ["selector=random", "aggregator=fedadam"],
+    "fedavgm": ["selector=random", "aggregator=fedavgm", *CONVOLUTIONS],
+    "gpfl full_gradient": ["selector=gpfl", "selector.local_direction=full_gradient", "selector.per_tensor=true"],
+    "clustered2 l1": ["selector=clustered2", "selector.distance=l1"],
+    "pncs p3 semi": ["selector=pncs", "selector.p=3", "selector.similarity=semi"],
+    "pncs p1.3": ["selector=pncs", "selector.p=1.3"],
+    "pncs polar": ["selector=pncs", "selector.similarity=polar"],
+    "oort tiers": ["selector=oort", "system=tiers"],
+    "skewed": ["selector=delta", "partition=quantity_skew"],
+}
+"""What else there is, by name; the others are names of selectors."""
+KINDS = [name for name in SELECTORS if "\n_target_:" in (CHOICES / f"{name}.yaml").read_text(encoding="utf-8")]
+"""One choice of each kind of selector: the others differ from one of these by values."""
 
 
-def rounds(selector: str, *words: str) -> dict[str, list[Any]]:
-    """By name, what each round came to: selections, accuracies, losses, and hashes of the model."""
-    more = ["system=tiers"] if selector in NEED_A_CLOCK else []
+def rounds(name: str) -> dict[str, list[Any]]:
+    """By name, what each round came to: selections, accuracies, losses, and a hash of the model, the first one's before
+    it; nothing of a selector that is not marked exact."""
+    words = MORE.get(name, [f"selector={name}"])
+    clock = ["system=tiers"] if name in NEED_A_CLOCK else []
+    model = CONVOLUTIONS if set(CONVOLUTIONS) & set(words) else MLP
     with search_path():
-        (job,) = compose_jobs([f"selector={selector}", *SETTING, *more, *words], multirun=False)
+        (job,) = compose_jobs([*SETTING, *model, *clock, *words], multirun=False)
     with tempfile.TemporaryDirectory() as folder:
-        simulation = build(make_plan(fitted(dict(job.config)) | {"output_dir": folder}, job.choices)).simulation
+        plan = make_plan(fitted(dict(job.config)) | {"output_dir": folder}, job.choices)
+        simulation = build(plan).simulation
+        if not simulation.components.selector.exact:
+            return {}
         models, records = [digest(simulation.params)], []
         for record in simulation:
             records.append(record.as_dict())
@@ -52,10 +73,11 @@ def rounds(selector: str, *words: str) -> dict[str, list[Any]]:
     return {name: [record[name] for record in records] for name in names} | {"model": models}
 
 
-def digest(params: Any) -> str:
-    return hashlib.sha256(b"".join(value.contiguous().numpy().tobytes() for value in params.values())).hexdigest()[:16]
+def digest(params: Params) -> str:
+    return hashlib.sha256(
+        b"".join(np.ascontiguousarray(value.numpy()).tobytes() for value in params.values())
+    ).hexdigest()
 
 
 if __name__ == "__main__":
-    found = {selector: rounds(selector) for selector in sys.argv[2:] or SELECTORS}
-    Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+    Path(sys.argv[1]).write_text(json.dumps({name: rounds(name) for name in sys.argv[2:]}), encoding="utf-8")

@@ -65,6 +65,9 @@ class Selector(ABC):
     """All signals that `select` and `observe` may request; an instance may narrow it by its hyper-parameters."""
     adaptive: bool = False
     """True if the method decides how many clients take part; if False, exactly min(K, available) must be selected."""
+    exact: bool = True
+    """With engine=native, selections are the same on every processor (docs/reliability.md); False where they depend on
+    BLAS or LAPACK: their last bits differ with the instruction set."""
     state: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes that persist between rounds: everything that an exact resume has to restore."""
 

@@ -74,6 +74,7 @@ class FedCor(Selector):
     """
 
     needs = frozenset({Signal.LOSSES})
+    exact = False  # the fit of the process solves linear equations
     state = ("losses", "changes", "rounds", "parameters", "discounts", "last", "fitted")
 
     def __init__(

@@ -1,0 +1,128 @@
+"""The same digits on every processor: what is computed around the C engine."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy._core._multiarray_umath import __cpu_dispatch__ as NUMPY_FEATURES
+
+from fedsim.exact.elementary import arccos, exp, log, power
+from fedsim.exact.losses import cross_entropies, log_softmax
+from fedsim.exact.products import Factors
+from fedsim.exact.sums import row_sums, weighted_sum
+from tests.exact_rounds import KINDS, MORE, rounds
+from tests.goldens import SELECTORS
+
+LIMITS = {
+    "torch": {"ATEN_CPU_CAPABILITY": "default"},
+    "torch avx2": {"ATEN_CPU_CAPABILITY": "avx2"},
+    "mkl": {"MKL_CBWR": "COMPATIBLE"},
+    "openblas": {"OPENBLAS_CORETYPE": "Nehalem"},
+    "numpy": {"NPY_DISABLE_CPU_FEATURES": " ".join(NUMPY_FEATURES)},
+    "libm": {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F"},
+    "threads": {"OMP_NUM_THREADS": "1"},
+}
+"""What keeps each library from the instructions that this processor has."""
+
+
+def start(folder: Path, names: list[str], **limits: str) -> tuple[subprocess.Popen[bytes], Path]:
+    file = folder / f"{'-'.join(limits)}.json"
+    command = [sys.executable, "-m", "tests.exact_rounds", str(file), *names]
+    return subprocess.Popen(command, env={**os.environ, **limits}, cwd=Path(__file__).parents[1]), file
+
+
+def ended(process: subprocess.Popen[bytes], file: Path) -> dict[str, dict[str, list[Any]]]:
+    assert not process.wait()
+    found: dict[str, dict[str, list[Any]]] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def first_differences(one: dict[str, dict[str, list[Any]]], other: dict[str, dict[str, list[Any]]]) -> dict[str, Any]:
+    """By selector and quantity, the first round in which they differ."""
+    return {
+        f"{name} {key}": next(i for i, (a, b) in enumerate(zip(values, other[name][key], strict=True)) if a != b)
+        for name, quantities in one.items()
+        for key, values in quantities.items()
+        if values != other[name][key]
+    }
+
+
+def test_rounds_are_the_same_whatever_instructions_the_libraries_take(tmp_path: Path) -> None:
+    everything = {key: value for limit in LIMITS.values() for key, value in limit.items()}
+    limited = start(tmp_path, KINDS, **everything | LIMITS["torch"])
+    found = {name: rounds(name) for name in KINDS}
+    assert [name for name in KINDS if not found[name]] == ["fedcor"]
+    assert not first_differences(found, ended(*limited))
+
+
+@pytest.mark.faults
+def test_rounds_of_all_choices_are_the_same_under_each_limit(tmp_path: Path) -> None:
+    names = [*SELECTORS, *MORE]
+    found = ended(*start(tmp_path, names))
+    for limits in LIMITS.values():
+        assert not first_differences(found, ended(*start(tmp_path, names, **limits))), limits
+
+
+def test_elementary_functions_are_right_within_two_units_in_the_last_place() -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(-30, 5, 400), rng.uniform(-745, 709, 200), rng.normal(size=200) * 1e-3])
+    assert units_off(exp(x), [Decimal(v).exp() for v in x.tolist()]) < 1.1
+    assert units_off(log(np.abs(x)), [abs(Decimal(v)).ln() for v in x.tolist()]) < 1.1
+    x = rng.uniform(-1, 1, 500)
+    assert units_off(arccos(x), [Decimal(math.acos(v)) for v in x.tolist()]) < 2
+    for exponent in (0.5, 1, 1.5, 2, 7, 0.3, -0.7):
+        x = rng.uniform(0.2, 5, 200)
+        assert units_off(power(x, exponent), [Decimal(v) ** Decimal(exponent) for v in x.tolist()]) < 4
+
+
+def units_off(found: np.ndarray[Any, np.dtype[np.float64]], right: list[Decimal]) -> float:
+    units = (abs(Decimal(f) - r) / Decimal(math.ulp(float(r))) for f, r in zip(found.tolist(), right, strict=True))
+    return float(max(units))
+
+
+def test_elementary_functions_at_their_ends() -> None:
+    inf, nan = math.inf, math.nan
+    np.testing.assert_array_equal(exp([nan, inf, -inf, 0.0, 710, -746]), [nan, inf, 0, 1, inf, 0])
+    np.testing.assert_array_equal(log([nan, inf, 0.0, -1, 1]), [nan, inf, -inf, nan, 0])
+    np.testing.assert_array_equal(arccos([1.0, -1.0, 0.0]), [0, math.pi, math.pi / 2])
+    np.testing.assert_array_equal(power([0.0, 1], 0.3), [0, 1])
+    assert exp(0.0) == 1
+    assert exp(np.empty((0, 3))).shape == (0, 3)
+
+
+def test_products_of_factors_are_the_same_in_any_order_of_the_columns() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 3000, generator=generator, dtype=torch.float64) * torch.logspace(-20, 20, 7)[:, None]
+    x[3] = 0
+    order = torch.randperm(3000, generator=generator)
+    found = Factors(x).times(Factors(x))
+    assert torch.equal(found, found.T)
+    assert torch.equal(found, Factors(x[:, order]).times(Factors(x[:, order])))
+    assert torch.equal(found[2:, :3], Factors(x)[slice(2, None)].times(Factors(x[:3])))
+    lengths = x.norm(dim=1)
+    assert ((found - x @ x.T).abs() <= 1e-11 * lengths[:, None] * lengths).all()
+
+
+def test_sums_are_of_rounded_products_one_after_another() -> None:
+    rows, weights = torch.randn(5, 40000, 2), torch.rand(5)
+    expected = torch.zeros(40000, 2)
+    for row, weight in zip(rows, weights, strict=True):
+        expected = expected + row * weight
+    assert torch.equal(weighted_sum(rows, weights), expected)
+    assert torch.equal(row_sums(rows.flatten(1)), torch.from_numpy(rows.flatten(1).numpy().sum(1)))
+
+
+def test_losses_of_logits() -> None:
+    logits, labels = 5 * torch.randn(2500, 7), torch.randint(7, (2500,))
+    torch.testing.assert_close(log_softmax(logits), logits.double().log_softmax(1), rtol=0, atol=1e-14)
+    expected = torch.nn.functional.cross_entropy(logits.double(), labels, reduction="none")
+    torch.testing.assert_close(cross_entropies(logits, labels), expected, rtol=0, atol=1e-14)
+    assert cross_entropies(torch.tensor([[0.0, math.nan], [math.inf, 0]]), torch.tensor([0, 1])).isnan().all()

@@ -29,8 +29,9 @@ LIMITS = {
     "numpy": {"NPY_DISABLE_CPU_FEATURES": " ".join(NUMPY_FEATURES)},
     "libm": {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F"},
     "threads": {"OMP_NUM_THREADS": "1"},
+    "engine": {"CC": "cc -march=x86-64-v3"},
 }
-"""What keeps each library from the instructions that this processor has."""
+"""What keeps each library, and fedsim's own in C, from the instructions that this processor has."""
 
 
 def start(folder: Path, names: list[str], **limits: str) -> tuple[subprocess.Popen[bytes], Path]:

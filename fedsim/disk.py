@@ -1,10 +1,15 @@
-"""Can a folder be read, or written, and has it room? Asked before work starts; the answer names a key of the config."""
+"""Can a folder be read, or written, and has it room? Asked before work starts; the answer names a key of the config.
 
+And files written completely or not at all, never through a link.
+"""
+
+import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from fedsim.errors import Problem
 
@@ -59,3 +64,57 @@ def _reason(error: OSError) -> str:
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:.1f} MB"
+
+
+def write_atomically(path: Path, content: bytes | bytearray, keep_as: Path | None = None) -> None:
+    """Write a file completely or not at all. `keep_as`: where the file goes that was there before. Raises OSError.
+
+    No link is written through: what is at the temporary name is deleted, and the file there is a new one.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep_as is not None and path.exists():
+            path.replace(keep_as)
+        temporary.replace(path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Force renames in a folder to the disk, where the operating system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def opened(path: Path, mode: str) -> BinaryIO:
+    """The file `path`, not buffered. Raises OSError where it is a link."""
+    return cast(BinaryIO, open(path, mode, buffering=0, opener=_no_link))
+
+
+def _no_link(name: str, flags: int) -> int:
+    return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+REMEDIES = {
+    errno.ENOSPC: "free some space or choose another",
+    errno.EDQUOT: "free some space or choose another",
+    errno.ELOOP: "it is a link: remove it or choose another",
+    errno.ENOENT: "its folder has been deleted: the same command makes it again, or choose another",
+}
+
+
+def unwritable(key: str, path: Path, error: OSError) -> str:
+    """What to say of a file that cannot be written below the folder, or at the path, that `key` names."""
+    remedy = REMEDIES.get(error.errno or 0, "permit it or choose another")
+    return f"{key}: cannot write {path} ({error.strerror or error}); {remedy} {key}"

@@ -1,6 +1,11 @@
 """The entry point: `fedsim`, or `python -m fedsim.run`. Imports nothing that takes time before signals are handled."""
 
+import os
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109
+    del sys.path[0]  # where -m puts the working folder: its files would be imported in place of installed modules
+
 from collections.abc import Sequence
 from contextlib import suppress
 

@@ -9,7 +9,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import fedsim
@@ -39,8 +38,6 @@ def asks(argv: Sequence[str]) -> bool:
 def answer(argv: Sequence[str]) -> int | None:
     """Do what the command line asks for if it is a command, help or the version, and return the exit code; None if it
     is an experiment's."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # finds a user's own classes, as `python -m` does
     program = f"fedsim {argv[0]}" if argv and argv[0] in COMMANDS else "fedsim"
     return exit_code(partial(_answer, argv), program)
 

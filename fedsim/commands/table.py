@@ -20,6 +20,7 @@ COMMANDS = {
     "show": Command("fedsim.commands.show", "the jobs that a command would run, and what is already there", words=True),
     "search": Command("fedsim.search.command", "hyper-parameters found by Optuna, over ordinary runs", words=True),
     "report": Command("fedsim.report.command", "tables, figures and a page of finished runs"),
+    "verify": Command("fedsim.commands.verify", "runs finished runs again: is every round equal?", words=True),
     "doctor": Command("fedsim.commands.doctor", "whether everything that a run needs is here", words=True),
     "sync": Command("fedsim.commands.sync", "sends runs to Weights & Biases that are not there yet"),
 }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from fedsim.config.moved import path_now
-from fedsim.config.origin import REMEDY, not_imported
+from fedsim.config.origin import REMEDY, find_in_working_folder, not_imported
 from fedsim.config.positional import PASSED, mistaken_parameters
 from fedsim.config.spelling import nearest
 from fedsim.config.stand_ins import UNKNOWN, mistakes_beside, told_whatever
@@ -81,6 +81,8 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
     module_name, _, name = path_now(target).rpartition(".")
     if stranger := not_imported(module_name):
         raise ConfigError([Problem(f"{key}._target_", target, f"{expected}; {stranger}", REMEDY)])
+    if module_name.partition(".")[0] != "fedsim":
+        find_in_working_folder()
     try:
         found: Any = getattr(importlib.import_module(module_name), name) if module_name else None
         made = get_type_hints(found).get("return") if inspect.isfunction(found) else found

@@ -29,6 +29,16 @@ def not_imported(module: str) -> str | None:
     return None
 
 
+def find_in_working_folder() -> None:
+    """Have Python look for modules in the working folder, too, after all other places.
+
+    Called for a config that names a class of the user's, and not before: what fedsim's own imports look for in vain
+    (optional modules of torch, say) must not be found among the files of the working folder.
+    """
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
 def _is_program(parts: list[str]) -> bool:
     return "__main__" in parts
 

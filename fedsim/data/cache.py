@@ -105,7 +105,8 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")  # one writer at a time; a file left by a killed one is overwritten
+    temporary = path.with_name(f"{path.name}.tmp")  # one writer at a time; a file left by a killed one is deleted
+    temporary.unlink(missing_ok=True)
     try:
         save_file(
             {n: t.contiguous() for n, t in tensors.items()},

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.config.plan import Plan
+from fedsim.disk import write_atomically
 from fedsim.running.outcome import outcome_on_file
-from fedsim.tracking.files import REPLACEMENTS, write_atomically
+from fedsim.tracking.files import REPLACEMENTS
 
 
 class Overwriting:

@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from fedsim.disk import unwritable, write_atomically
 from fedsim.report.runs import Floats, ReportError, Run
-from fedsim.tracking.files import OutputError, json_ready, write_atomically
+from fedsim.tracking.files import OutputError, json_ready
 
 META = b"fedsim.runs"
 FORMAT = 1
@@ -82,10 +83,7 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, file.getvalue())
     except OSError as error:
-        reason = error.strerror or error
-        raise OutputError(
-            f"--archive: cannot write {path} ({reason}); free some space or choose another path"
-        ) from error
+        raise OutputError(unwritable("--archive", path, error)) from error
 
 
 def read_archive(path: Path) -> list[Run]:

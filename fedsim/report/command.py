@@ -19,6 +19,7 @@ from typing import IO, cast
 
 from rich.console import Console
 
+from fedsim.disk import unwritable, write_atomically
 from fedsim.report.archive import read_archive, write_archive
 from fedsim.report.figures.collection import all_plots
 from fedsim.report.groups import Group, distinct, group_runs
@@ -34,7 +35,7 @@ from fedsim.report.tables import clients, papers, results, simulated, times
 from fedsim.report.tables.table import Table
 from fedsim.report.verdicts.judge import Judged, judge_all, verdicts_by_id
 from fedsim.report.verdicts.published import Publication
-from fedsim.tracking.files import OutputError, write_atomically
+from fedsim.tracking.files import OutputError
 from fedsim.tracking.screen import Output
 
 DEFAULT_WIDTH = 180
@@ -114,10 +115,7 @@ def report(
         write_atomically(target / "report.html", html.encode())
         write_atomically(target / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     except OSError as error:
-        reason = error.strerror or error
-        raise OutputError(
-            f"--to: cannot write {target} ({reason}); free some space or choose another folder"
-        ) from error
+        raise OutputError(unwritable("--to", target, error)) from error
     console.print(f"report in {target}", soft_wrap=True, markup=False)
 
 

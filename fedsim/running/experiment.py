@@ -27,7 +27,7 @@ from fedsim.running.results import FINAL, Arrays, keep, of_clients, rewrite_summ
 from fedsim.running.revision import own_revision
 from fedsim.running.signals import CODES, STOP
 from fedsim.running.watch import UNWATCHED, Watch
-from fedsim.simulation import Simulation
+from fedsim.simulation import Components, Simulation
 from fedsim.tracking import Trackers
 from fedsim.tracking.base import RunInfo, Tracker
 from fedsim.tracking.files import (
@@ -190,6 +190,8 @@ def _summary(
     """The content of summary.json; `in_summary` is what it has of the clients."""
     status, error, _ = ending
     parts, progress = experiment.simulation.components, run.progress
+    x = parts.server_data.test.x
+    compiled = x.dtype if _backend_name(parts) == "native" else None
     return {
         "status": status,
         "error": error,
@@ -206,7 +208,7 @@ def _summary(
         "config_hash": plan.config_hash,
         **({"earlier_code": progress.earlier_code} if progress.earlier_code else {}),
         "revision": revision,
-        "environment": {**environment(parts.server_data.test.x.device), **RANKS.description},
+        "environment": {**environment(x.device, compiled), **RANKS.description},
         "trackers": {},
     }
 
@@ -217,11 +219,14 @@ def _checkpoints(plan: Plan, experiment: Experiment, folder: RunFolder) -> Check
     state = {"selector": parts.selector.state_dict(), "aggregator": parts.aggregator.state_dict()}
     known = dataclasses_known_to(parts.selector, parts.aggregator)
     encode(state, {}, dataclasses=known)  # or refuse now
-    backend = parts.engine.backend.description.partition(",")[0]
     fingerprint = experiment.data_source.get("fingerprint")
-    identity = identity_of(plan, backend, device, fingerprint, experiment.division.hash)
+    identity = identity_of(plan, _backend_name(parts), device, fingerprint, experiment.division.hash)
     settings = plan.checkpoint
     return Checkpoints(folder, identity, settings.every, device, known, other_code=settings.other_code)
+
+
+def _backend_name(parts: Components) -> str:
+    return parts.engine.backend.description.partition(",")[0]
 
 
 def _progress(plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: Checkpoints) -> _Progress:

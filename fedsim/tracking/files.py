@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from fedsim.disk import opened, sync_folder, unwritable, write_atomically
 from fedsim.errors import FedsimError
 from fedsim.tracking.holder import Holder
 
@@ -55,6 +56,7 @@ class RunFolder:
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunFolder":
         """Create `path` for a new run, delete the files that an earlier run left there, and write the config."""
         folder = cls(path)
+        refuse_link(path)
         with _write_errors_explained(path):
             path.mkdir(parents=True, exist_ok=True)
             for name in (SUMMARY, NEWEST, PREVIOUS, METRICS, TRACE, MODEL, CLIENTS, ERROR, WANDB_ID):
@@ -66,13 +68,15 @@ class RunFolder:
     def reopen(self, lengths: Mapping[str, int]) -> None:
         """Go on with a run that has not ended: files of records are cut to `lengths` (bytes), what is not to be kept is
         deleted."""
+        refuse_link(self.path)
         with _write_errors_explained(self.path):
             for name in (SUMMARY, MODEL, CLIENTS, ERROR):
                 (self.path / name).unlink(missing_ok=True)
             self._clean()
             for name in (METRICS, TRACE):
                 if (self.path / name).exists():
-                    os.truncate(self.path / name, lengths.get(name, 0))
+                    with opened(self.path / name, "rb+") as file:
+                        file.truncate(lengths.get(name, 0))
 
     def _clean(self) -> None:
         """Delete what a killed process may have left: temporary files, and W&B's records of rounds that it is sent
@@ -88,7 +92,7 @@ class RunFolder:
         forced to the disk with the next checkpoint; a power failure may lose the lines since.
         """
         path, line = self.path / name, (json.dumps(json_ready(record)) + "\n").encode()
-        with _write_errors_explained(path), path.open("ab", buffering=0) as file:
+        with _write_errors_explained(path), opened(path, "ab") as file:
             end = file.tell()
             try:
                 written = file.write(line)
@@ -103,7 +107,7 @@ class RunFolder:
         found = {}
         for name in (METRICS, TRACE):
             if (self.path / name).exists():
-                with _write_errors_explained(self.path / name), (self.path / name).open("rb+") as file:
+                with _write_errors_explained(self.path / name), opened(self.path / name, "rb+") as file:
                     os.fsync(file.fileno())
                     found[name] = os.fstat(file.fileno()).st_size
         return found
@@ -137,33 +141,6 @@ class RunFolder:
             (self.path / name).replace(self.path / new)
 
 
-def write_atomically(path: Path, content: bytes | bytearray, keep_as: Path | None = None) -> None:
-    """Write a file completely or not at all. `keep_as`: where the file goes that was there before. Raises OSError."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if keep_as is not None and path.exists():
-            path.replace(keep_as)
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync_folder(path: Path) -> None:
-    """Force renames in a folder to the disk, where the operating system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def replacement_of(folder: Path) -> Path:
     """Where a run that is to replace the finished one in `folder` is kept until it is complete."""
     return folder.parent / REPLACEMENTS / folder.name
@@ -180,7 +157,7 @@ def replace_folder(folder: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)
         new.rename(folder)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
         with suppress(OSError):  # others may have theirs there
             new.parent.rmdir()
@@ -188,10 +165,12 @@ def replace_folder(folder: Path) -> None:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder, and say so beside it. Raises `HeldError` if another process holds it.
+    """Hold the lock of a run's folder, and say so beside it. Raises `HeldError` if another process holds it, and
+    `OutputError` if the folder is a link.
 
     The operating system releases the lock when its process ends, in whatever way.
     """
+    refuse_link(folder)
     lock = FileLock(_lock_file(folder))
     with _write_errors_explained(folder):
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
@@ -206,6 +185,12 @@ def owned(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             _holder_file(folder).unlink(missing_ok=True)
         lock.release()
+
+
+def refuse_link(folder: Path) -> None:
+    """Raise `OutputError` if a run's folder is a link: the files of what it leads to would be deleted or replaced."""
+    if folder.is_symlink():
+        raise OutputError(f"output_dir: {folder} is a link; remove it, or choose another output_dir")
 
 
 def is_free(folder: Path) -> bool:
@@ -236,9 +221,7 @@ def _write_errors_explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(
-            f"output_dir: cannot write {path} ({error.strerror or error}); free some space or choose another output_dir"
-        ) from error
+        raise OutputError(unwritable("output_dir", path, error)) from error
 
 
 def json_ready(value: Any) -> Any:

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fedsim.disk import write_atomically
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -32,10 +34,8 @@ class Holder:
 
     def write(self, path: Path) -> None:
         """Write the file atomically. That a disk is full is no reason not to work: the file is for people."""
-        temporary = path.with_name(f"{path.name}.tmp")
         with suppress(OSError):
-            temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
-            temporary.replace(path)
+            write_atomically(path, json.dumps(asdict(self)).encode())
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, for {_duration(time.time() - self.since)}"

@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedsim.tracking.files import write_atomically
+from fedsim.disk import write_atomically
 
 COLUMN, PAGE = 3.5, 7.16
 """Widths in inches of a column and of the text of a two-column page (IEEE)."""

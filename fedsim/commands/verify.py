@@ -1,0 +1,201 @@
+"""`fedsim verify`: runs some of the runs of a folder or archive again, and compares them round by round."""
+
+from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import count, zip_longest
+from os import environ
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import yaml
+
+from fedsim.config.build import unknown
+from fedsim.config.moved import with_paths_now
+from fedsim.config.plan import Plan, make_plan
+from fedsim.errors import ConfigError, DataError, FedsimError
+from fedsim.record import Record
+from fedsim.report.archive import ArchivedRun, read_archive
+from fedsim.report.command import find_source
+from fedsim.report.runs import ReportError, Run, read_runs
+from fedsim.running.experiment import execute
+from fedsim.running.results import FINAL
+from fedsim.running.signals import CODES, STOP
+
+COMPARED = [f.name for f in fields(Record) if not f.name.startswith("seconds_") and f.name != "wall_seconds"]
+"""All that is recorded of a round but measured seconds."""
+PLACES = {"data_dir": "FEDSIM_DATA", "cache_dir": "FEDSIM_CACHE"}
+"""Folders of the machine, which archives leave out, and the variables that name them."""
+
+
+class VerifyError(FedsimError):
+    """There are no runs to verify."""
+
+    exit_code = 2
+
+
+def run(words: Sequence[str]) -> int:
+    """Compare runs with their repetitions; 0 if all are equal, 1 if one differs, that of a signal that ends it."""
+    options = _parser().parse_intermixed_args(words)
+    runs = _read(options.folder, options.output_dir)
+    chosen = runs if options.all else spread(runs, options.runs)
+    with TemporaryDirectory(prefix="fedsim-verify-") as place, STOP.working():
+        plans = [plan_of(one, options.words, f"{place}/{number}") for number, one in enumerate(chosen)]
+        equal = 0
+        for number, (one, plan) in enumerate(zip(chosen, plans, strict=True), 1):
+            print(f"{number}/{len(chosen)} {one.folder}", flush=True)
+            again = _repeated(one, plan)
+            if again.status in CODES:
+                return CODES[again.status]
+            found = differences(one, again)
+            equal += not found
+            print("    " + "\n    ".join(found or [f"equal, {len(one.records)} rounds"]), flush=True)
+    print(f"{equal} of {len(chosen)} equal; {len(runs)} runs in {options.folder}")
+    return int(equal < len(chosen))
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="fedsim verify",
+        usage="fedsim verify FOLDER|runs.parquet [--runs N | --all] [key=value ...]",
+        description="Runs finished runs again, in a temporary folder and without trackers, and says whether every "
+        "round is equal in all but measured seconds; if not, the first that is not, in which fields, and what differs "
+        "in the environment. The quickest run of each selector comes first, quickest selectors first. Exit code 0: all "
+        "equal; 1: a difference; 2: a mistake of the command.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", help="a folder with runs below it, the name of a preset, or an archive")
+    parser.add_argument("words", nargs="*", help="values of the config to change: dataset.path=..., where its data are")
+    parser.add_argument("--runs", type=_positive, default=3, metavar="N", help="how many (3)")
+    parser.add_argument("--all", action="store_true", help="all of them")
+    parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="where presets' folders are (outputs)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def _read(name: str, output_dir: Path) -> list[Run]:
+    """The runs below a folder or in an archive that have an end. Raises `VerifyError` if there are none."""
+    try:
+        source = find_source(name, output_dir)
+        found = read_archive(source) if source.is_file() else read_runs(source)
+    except ReportError as error:
+        raise VerifyError(str(error)) from error
+    if ended := [run for run in found if run.status in FINAL]:
+        return ended
+    raise VerifyError(f"{name}: none of its {len(found)} runs is done")
+
+
+def spread(runs: Sequence[Run], number: int) -> list[Run]:
+    """`number` of `runs`: the quickest of each selector, then the second quickest of each, and so on."""
+    turns: dict[str | None, Iterator[int]] = {}
+    quickest = sorted(runs, key=_seconds)
+    turn = {id(run): next(turns.setdefault(run.choices.get("selector"), count())) for run in quickest}
+    return sorted(quickest, key=lambda run: turn[id(run)])[:number]
+
+
+def _seconds(run: Run) -> float:
+    return float(run.summary.get("wall_seconds") or 0)
+
+
+def plan_of(run: Run, words: Sequence[str], place: str) -> Plan:
+    """`run` as it is to be run again below the folder `place`, with the values that `words` change.
+
+    Raises `ConfigError`.
+    """
+    config = {key: environ.get(name) for key, name in PLACES.items()} | with_paths_now(run.config)
+    if _environment(run).get("device") == "cpu":
+        config["device"] = "cpu"
+    config |= {
+        "output_dir": place,
+        "overwrite": False,
+        "tracker": {},
+        "checkpoint": {"every": None, "other_code": False},
+    }
+    for word in words:
+        config = _changed(config, *word.partition("=")[::2])
+    return make_plan(config, run.choices)
+
+
+def _changed(config: Mapping[str, Any], key: str, value: str, above: str = "") -> dict[str, Any]:
+    """`config` with the YAML `value` at the dotted `key`, which must be there."""
+    first, _, rest = key.partition(".")
+    node = config.get(first)
+    if first not in config or (rest and not isinstance(node, Mapping)):
+        raise ConfigError([unknown(first, config, above)])
+    if rest:
+        assert isinstance(node, Mapping)
+        return {**config, first: _changed(node, rest, value, f"{above}.{first}" if above else first)}
+    return {**config, first: yaml.safe_load(value)}
+
+
+def _repeated(run: Run, plan: Plan) -> Run:
+    try:
+        outcome = execute(plan)
+    except DataError as error:
+        remedy = "say behind the folder's name where its data are: data_dir=..., dataset.path=..., dataset.root=..."
+        raise DataError(f"{run.folder}: {error}\n    {remedy}") from error
+    return Run(plan.folder, plan.config, outcome.summary)
+
+
+def differences(run: Run, again: Run) -> list[str]:
+    """How the repetition `again` of `run` differs from it, and in what environment; nothing if it does not."""
+    found = _first_difference(run, again)
+    if found is None:
+        return []
+    before, now = _circumstances(run), _circumstances(again)
+    told = [
+        f"{key}: {before.get(key, 'not recorded')}, now {now.get(key, 'not recorded')}"
+        for key in [*now, *(key for key in before if key not in now)]
+        if before.get(key) != now.get(key)
+    ]
+    return [found, *(told or ["nothing that is recorded of the environment differs"])]
+
+
+def _first_difference(run: Run, again: Run) -> str | None:
+    if again.status != run.status and not again.records:
+        return f"{run.status}, now {again.status}: {again.summary.get('error')}"
+    initial = run.summary.get("initial_accuracy"), again.summary.get("initial_accuracy")
+    if initial[0] != initial[1]:
+        return f"differs before round 1: initial_accuracy {initial[0]}, now {initial[1]}"
+    single = isinstance(run, ArchivedRun)  # which keeps losses in single precision
+    for number, (was, now) in enumerate(zip_longest(run.records, again.records), 1):
+        if was is None or now is None:
+            return f"differs from round {number} on: it is {'not recorded' if was is None else 'missing now'}"
+        found = [
+            name if isinstance(was.get(name), list) else f"{name} {was.get(name)}, now {now.get(name)}"
+            for name in COMPARED
+            if not _same(was.get(name), now.get(name), single=single and name.endswith("_loss"))
+        ]
+        if found:
+            return f"differs from round {number} on: {'; '.join(found)}"
+    return None if run.status == again.status else f"{run.status}, now {again.status}: {again.summary.get('error')}"
+
+
+def _same(was: Any, now: Any, *, single: bool) -> bool:
+    if single and None not in (was, now):
+        return bool(np.float32(was) == np.float32(now))
+    return bool(was == now)
+
+
+def _environment(run: Run) -> Mapping[str, Any]:
+    found = run.summary.get("environment")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _circumstances(run: Run) -> dict[str, Any]:
+    """What the rounds of a run depend on besides its config, by name."""
+    found: dict[str, Any] = {}
+    for key, value in _environment(run).items():
+        found |= {f"{key} of {part}": v for part, v in value.items()} if isinstance(value, Mapping) else {key: value}
+    data = run.summary.get("data") or {}
+    told = {"engine": "engine", "division of the data": "partition_hash"}
+    found |= {name: run.summary.get(key) for name, key in told.items()}
+    found |= {"data": data.get("fingerprint"), "revision": run.commit}
+    return {key: value for key, value in found.items() if value is not None}

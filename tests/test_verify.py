@@ -1,0 +1,80 @@
+"""`fedsim verify`: runs again, and the first round that is not equal, with what differs around it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsim.commands.verify import run, spread
+from fedsim.errors import FedsimError
+from fedsim.report.archive import write_archive
+from fedsim.report.runs import read_runs
+from fedsim.running import environment as module
+from fedsim.tracking.files import read_metrics, read_summary
+from tests.run_toys import Run, folders
+
+
+def rewrite(folder: Path, round: int, **values: object) -> None:
+    """Give a record other values."""
+    records = read_metrics(folder)
+    records[round - 1] |= values
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_equal_runs_and_the_first_round_that_differs(
+    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fedsim("-m", "selector=random,power_of_choice")
+    random = next(folder for folder in folders(tmp_path) if "-random-s0" in folder.name)
+    runs = read_runs(tmp_path / "outputs")
+    assert {one.choices["selector"] for one in spread(runs, 2)} == {"random", "power_of_choice"}
+    before = sorted(tmp_path.rglob("*"))
+    assert run(["outputs", "--runs", "1"]) == 0
+    assert "equal, 3 rounds\n1 of 1 equal; 2 runs in outputs" in capsys.readouterr().out
+    rewrite(random, 2, train_samples=-1, seconds_train=1e9)  # seconds do not count
+    rewrite(random, 3, selected=[0])
+    write_archive(read_runs(tmp_path / "outputs"), tmp_path / "outputs", tmp_path / "runs.parquet")
+    monkeypatch.setattr(module, "processor", lambda: "Z80")
+    for source in ("outputs", "runs.parquet"):
+        assert run([source, "--all", "tracker={}"]) == 1
+        printed = capsys.readouterr().out
+        assert "differs from round 2 on: train_samples -1, now " in printed
+        assert "round 3" not in printed
+        assert ", now Z80" in printed
+        assert printed.count("equal, 3 rounds") == 1
+    (tmp_path / "runs.parquet").unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_mistakes(fedsim: Run, tmp_path: Path) -> None:
+    fedsim()
+    for words in (["nowhere"], ["outputs", "datset.path=x"], ["outputs", "seed.x=1"], ["outputs", "local.epochs=x"]):
+        with pytest.raises(FedsimError) as caught:
+            run(words)
+        assert caught.value.exit_code == 2
+    with pytest.raises(SystemExit, match="2"):
+        run(["outputs", "--runs", "0"])
+
+
+def test_the_environment_names_what_sums_depend_on(
+    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.library, "library_description", lambda dtype: f"gcc for {dtype}", raising=False)
+    fedsim("engine=native")
+    fedsim("engine=batched")
+    native, batched = (read_summary(f)["environment"] for f in folders(tmp_path))  # type: ignore[index]
+    if "compiled" not in native:
+        native, batched = batched, native
+    assert native.pop("compiled") == "gcc for torch.float32"
+    assert native == batched
+    assert all([native["processor"], native["blas"]["torch"], native["blas"]["numpy"], native["threads"]])
+    assert native["instructions"] == torch.backends.cpu.get_cpu_capability().lower()
+
+
+def test_the_processor_without_a_file_that_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(module.platform, "processor", lambda: "6502")
+    assert module.processor() == "6502"
+    (tmp_path / "cpuinfo").write_text("model name\t: Z80\ncpu family\t: 8\nmodel\t: 1\n\nmodel name\t: Z81\n")
+    assert module.processor() == "Z80 (family 8, model 1)"

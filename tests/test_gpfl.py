@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,14 @@ def test_projections_ignore_the_scale_of_g_and_are_linear_in_g_i() -> None:
     assert projections({"w": 3 * DELTA["w"]}, G, "cosine", False) == pytest.approx(cosine)
     assert abs(cosine).max() <= 1
     assert projections(DELTA, G, "dot", False) == pytest.approx([20 / 3, 4 / 3, -4 / 3])
+
+
+def test_several_tensors_are_one_vector() -> None:
+    delta = {"a": torch.tensor([[3.0], [6.0]]), "b": torch.tensor([[0.0, 4.0], [0.0, 8.0]])}
+    g = {"a": torch.tensor([1.0]), "b": torch.tensor([1.0, 1.0])}
+    assert projections(delta, g, "dot", False) == pytest.approx([7, 14])
+    assert projections(delta, g, "projection", False) == pytest.approx(np.array([7, 14]) / math.sqrt(3))
+    assert projections(delta, g, "cosine", False) == pytest.approx([7 / math.sqrt(75)] * 2)
 
 
 def test_per_tensor_is_the_mean_over_tensors_and_zero_directions_give_zero() -> None:

@@ -280,6 +280,7 @@ def test_norms_that_would_overflow_are_refused(similarity: Any, p: float) -> Non
     pncs(5, 2, p=p, similarity="signed_power")
     many = [torch.full((2, 1_000_000), 0.5).index_fill(0, torch.tensor([1]), 0.25)]
     for border in NORM_ORDERS:
+        assert pncs(5, 2, p=border, similarity=similarity).p == border
         assert np.isfinite(similarities(many, border, similarity)).all()
 
 

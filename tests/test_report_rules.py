@@ -118,6 +118,7 @@ def test_p_values_of_differences_by_hand() -> None:
     assert is_level({"a": low, "b": high}, 0.14).p_for == pytest.approx(tail(root))
     assert is_level(fallen, 0.1).p_against == pytest.approx(4 * tail(root))
     assert is_level({"a": low, "b": high}, 0.1).detail == "furthest from b"
+    assert high.detectable == pytest.approx((4.30265 + 1.06066) * 0.02 / root, rel=1e-5)  # quantiles of .975 and .8
     slopes = [[0.0, 0.1], [0.0, 0.12], [0.0, 0.14]]
     for falls in (False, True):
         found = rises([0, 1], slopes, falls=falls)

@@ -93,6 +93,7 @@ def test_a_planted_feature_is_found() -> None:
     assert weights[2] == pytest.approx(0, abs=1e-9)  # a constant feature
     assert [c.relative_loss(pick(c, 0, weights[0])) for c in testing] == [0] * 5
     assert [c.relative_loss(pick(c, 0, -weights[0])) for c in testing] == [1] * 5
+    assert [pick(c, 0, 0.0) for c in testing] == [int(c.features[:, 0].argmax()) for c in testing]
 
 
 def test_labels_know_nothing_of_scale_and_shift() -> None:

@@ -85,6 +85,8 @@ def test_a_gain_is_judged_against_every_rival() -> None:
     assert verdict(exceeds({"a": above, "b": below})) == "not reproduced"
     assert exceeds({"a": above, "b": level}).detail == "weakest against b"
     assert verdict(exceeds({"a": apart(0.1, 0.12)})) == "undecided"  # two pairs
+    vague = {"a": apart(0.018, 0.02, 0.022), "b": apart(-0.1, 0.04, 0.18)}  # its mean is higher, its p-value too
+    assert exceeds(vague).detail == is_not_worse(vague, 0.0).detail == "weakest against b"
 
 
 def test_a_printed_gain_has_two_sides() -> None:

@@ -9,6 +9,7 @@ import ast
 import copy
 import gc
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -181,6 +182,8 @@ class Loop:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Each file of tests, and each mutant, in a child."""
+        for mutant in self.mutants:
+            importlib.import_module(mutant.file.removesuffix(".py").replace("/", "."))
         gc.unfreeze()
         own = {f for f in gc.get_objects() if isinstance(f, FunctionType) and "/fedsim/" in f.__code__.co_filename}
         self.by_start = {(f.__code__.co_filename, f.__code__.co_name, f.__code__.co_firstlineno): f for f in own}

@@ -317,6 +317,11 @@ def test_models_may_weigh_by_gp() -> None:
     selection = selector.select(2, toy_clients([1] * 3, selector.needs, round=2), np.random.default_rng(0))
     c = selector.projections[selection.ids]
     assert selection.weights == pytest.approx(np.exp(c) / np.exp(c).sum())
+    for weights in ("by_gp", "aggregator"):
+        selector = gpfl(weights=weights, k=2)
+        selection = selector.select(1, toy_clients([1] * 3, selector.needs), np.random.default_rng(0))
+        c = selector.projections[selection.ids]
+        assert selection.weights == (None if weights == "aggregator" else pytest.approx(np.exp(c) / np.exp(c).sum()))
 
 
 @pytest.mark.parametrize(("direction", "passes", "value"), [("momentum_buffer", 2, -10), ("full_gradient", 3, None)])

@@ -69,6 +69,7 @@ def test_log_normal_devices_have_median_and_sigma() -> None:
     assert np.log(found.down).std() == pytest.approx(0.8, rel=0.05)
     assert (found.up == 250_000).all()
     assert abs(np.corrcoef(found.forward, found.down)[0, 1]) < 0.05
+    LogNormal(**values, **dict.fromkeys(sigmas, 10.0))  # the largest that is taken
 
 
 def test_tiers_have_their_shares() -> None:

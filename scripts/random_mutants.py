@@ -40,7 +40,8 @@ ALSO = (
 """Files of tests of the core that docs/mutants.yaml does not name."""
 SECONDS = 15.0
 """Of recorded time for the tests of a mutant."""
-SURVIVED, NOT_EXECUTED = "survived", "no test executes it"
+BAD = SURVIVED, NOT_EXECUTED = "survived", "no test executes it"
+"""What tests do not notice; they do notice a loop without an end."""
 
 SWAPPED: dict[type, list[type]] = {
     **{ast.Lt: [ast.LtE, ast.Gt], ast.LtE: [ast.Lt, ast.GtE], ast.Gt: [ast.GtE, ast.Lt], ast.GtE: [ast.Gt, ast.LtE]},
@@ -201,7 +202,7 @@ class Loop:
                             self.tests.setdefault((file, number), []).append(test)
         for mutant in self.mutants:
             self.fates[mutant] = self.fate(mutant)
-            print(f"{'!!' if not self.fates[mutant].startswith('tests/') else '  '} {mutant} | {self.fates[mutant]}")
+            print(f"{'!!' if self.fates[mutant] in BAD else '  '} {mutant} | {self.fates[mutant]}")
             sys.stdout.flush()
         return True
 

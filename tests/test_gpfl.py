@@ -103,6 +103,7 @@ def test_exploration_schedules() -> None:
     assert Linear(rho=1.0, reference=500).alpha(800, 800) == 1.6
     assert Linear(rho=1.0, reference=0.625).alpha(800, 800) == 1.6  # a share of the rounds
     assert Linear(rho=0.5, reference=0.625).alpha(50, 160) == 0.25
+    assert Linear(rho=0.5, reference=1.0).alpha(4, 160) == 2.0  # a number of rounds
     assert Decreasing(rho=1.0).alpha(1, 100) == 1.0
     assert [Triangular(peak=100).alpha(t, 500) for t in (50, 100, 300)] == [0.5, 1.0, 0.5]
 

@@ -48,6 +48,7 @@ def test_cos_p_is_the_selectors_own_similarity() -> None:
     vectors = np.random.default_rng(0).standard_normal((4, 50)) * np.array([[1], [1e-8], [1e8], [0]])
     table = similarities([torch.as_tensor(vectors)], 4.0)
     assert pair_features(vectors, [4])["cos_4"] == pytest.approx(table[np.triu_indices(4, 1)])
+    assert pair_features(vectors * 1e-100, [4])["cos_4"] == pytest.approx(table[np.triu_indices(4, 1)])
 
 
 def test_features_of_equal_zero_and_lonely_vectors_are_finite() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.arrivals import arrivals
 from fedsim.communication.clients import Clients
 from fedsim.communication.server import Server
 from fedsim.communication.signals import Signal
@@ -27,9 +28,10 @@ from fedsim.record import Record
 from fedsim.rng import Purpose
 from fedsim.selectors.base import Selector
 from fedsim.simulation import Simulation
+from fedsim.system.clock import Race
 from fedsim.types import Cohort, Ids, Selection
 from tests.clocks import fixed_clock
-from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population
 
 SIZES = [1, 2, 3]
 QUESTIONS = frozenset(Signal) - {Signal.TRAINING_LOSS, Signal.SQUARED_LOSS}  # these two come with updates
@@ -291,3 +293,15 @@ def test_without_a_clock_a_record_has_no_word_of_it() -> None:
     assert not [name for name in record if name.startswith("simulated") or name == "late"]
     assert "simulated_time" not in run.state_dict()
     assert selector.observed[0].durations is None
+
+
+def test_whoever_is_late_with_an_update_that_the_server_asked_for_has_not_sent_it() -> None:
+    class Two:
+        def race(self, *_: Any) -> Race:
+            return Race(np.array([True, False, False]), 0.25)
+
+    cohort = toy_cohort([3, 4, 5], [1, 1, 1], [[1, 1]] * 3, durations=np.array([0.25, 0.5, 0.0]))
+    found = arrivals(cohort, None, Two(), 0.0, 1)  # type: ignore[arg-type]
+    assert (found.late.tolist(), found.unsent.tolist()) == ([4, 5], [4])
+    assert found.cohort is not None
+    assert found.cohort.ids.tolist() == [3]

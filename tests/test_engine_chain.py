@@ -12,9 +12,12 @@ from torch.nn import functional as F
 
 from fedsim.engine.backend import Workload
 from fedsim.engine.batched.programs import Differentiated, LinearChain
+from fedsim.engine.data import ClientData
 from fedsim.engine.model.chain import any_chain
 from fedsim.engine.model.parameters import initial
 from fedsim.models.mlp import MLP
+from fedsim.optimizers.schedules import Constant
+from fedsim.optimizers.sgd import SGD
 from fedsim.rng import Streams
 from tests.engines import auto, batched, graph, reference
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem
@@ -257,3 +260,14 @@ def test_losses_are_the_same_gathered_or_passed_in_order() -> None:
     everybody = engine.losses(params, data.train)  # all samples: passed in order
     alone = [engine.losses(params, [p])[0] for p in data.train]
     np.testing.assert_allclose(everybody, alone, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "inputs", "is_chain"), [((4,), 6, True), ((2, 4), 12, False)])
+def test_what_flattens_behind_a_layer_is_a_chain_on_vectors(
+    shape: tuple[int, ...], inputs: int, is_chain: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Linear(inputs, 3))
+    positions = [np.arange(2)]
+    data = ClientData(torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64), positions, positions, 3)
+    optimizer = SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=Constant())
+    assert (Workload(model, data, optimizer).chain is not None) == is_chain

@@ -34,10 +34,11 @@ def dropout(p: float, key: int, layer: int = 0) -> KeyedDropout:
 
 
 def test_the_mixer_is_splitmix64() -> None:
-    """The first outputs of the reference generator from state 0: mix(g), mix(2g) for g = 0x9E3779B97F4A7C15."""
+    """The first outputs of the reference generator from state 0: mix(g), mix(2g), ... for g = 0x9E3779B97F4A7C15."""
     golden = 0x9E3779B97F4A7C15
-    states = torch.tensor([(n * golden % 2**64 + 2**63) % 2**64 - 2**63 for n in (1, 2)])
-    assert [int(z) % 2**64 for z in mix(states)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    states = torch.tensor([(n * golden % 2**64 + 2**63) % 2**64 - 2**63 for n in range(1, 6)])
+    first = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC, 0x1B39896A51A8749B]
+    assert [int(z) % 2**64 for z in mix(states)] == first
 
 
 def test_dropout_drops_the_right_share_and_keeps_the_mean() -> None:

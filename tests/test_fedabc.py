@@ -47,6 +47,7 @@ def test_scores_by_hand() -> None:
 def test_identical_models_share_the_mean_loss_and_without_the_self_term_the_others_mean() -> None:
     assert fedabc().scores(V, np.zeros((3, 3))) == pytest.approx([2, 2, 2])
     assert fedabc(self_term=False).scores(V, np.zeros((3, 3))) == pytest.approx([2.5, 2, 1.5])
+    assert fedabc(self_term=False).scores(V[:1], np.zeros((1, 1))) == V[:1]  # who is alone has itself
 
 
 def test_the_divergence_of_many_samples_is_their_mean() -> None:

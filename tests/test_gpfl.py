@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -48,6 +49,14 @@ def test_projections_ignore_the_scale_of_g_and_are_linear_in_g_i() -> None:
     assert projections(DELTA, G, "dot", False) == pytest.approx([20 / 3, 4 / 3, -4 / 3])
 
 
+def test_several_tensors_are_one_vector() -> None:
+    delta = {"a": torch.tensor([[3.0], [6.0]]), "b": torch.tensor([[0.0, 4.0], [0.0, 8.0]])}
+    g = {"a": torch.tensor([1.0]), "b": torch.tensor([1.0, 1.0])}
+    assert projections(delta, g, "dot", False) == pytest.approx([7, 14])
+    assert projections(delta, g, "projection", False) == pytest.approx(np.array([7, 14]) / math.sqrt(3))
+    assert projections(delta, g, "cosine", False) == pytest.approx([7 / math.sqrt(75)] * 2)
+
+
 def test_per_tensor_is_the_mean_over_tensors_and_zero_directions_give_zero() -> None:
     delta = {"a": torch.tensor([[2.0]]), "b": torch.tensor([[0.0, 3.0]])}
     direction = {"a": torch.tensor([-1.0]), "b": torch.tensor([0.0, 5.0])}
@@ -94,6 +103,7 @@ def test_exploration_schedules() -> None:
     assert Linear(rho=1.0, reference=500).alpha(800, 800) == 1.6
     assert Linear(rho=1.0, reference=0.625).alpha(800, 800) == 1.6  # a share of the rounds
     assert Linear(rho=0.5, reference=0.625).alpha(50, 160) == 0.25
+    assert Linear(rho=0.5, reference=1.0).alpha(4, 160) == 2.0  # a number of rounds
     assert Decreasing(rho=1.0).alpha(1, 100) == 1.0
     assert [Triangular(peak=100).alpha(t, 500) for t in (50, 100, 300)] == [0.5, 1.0, 0.5]
 
@@ -308,6 +318,11 @@ def test_models_may_weigh_by_gp() -> None:
     selection = selector.select(2, toy_clients([1] * 3, selector.needs, round=2), np.random.default_rng(0))
     c = selector.projections[selection.ids]
     assert selection.weights == pytest.approx(np.exp(c) / np.exp(c).sum())
+    for weights in ("by_gp", "aggregator"):
+        selector = gpfl(weights=weights, k=2)
+        selection = selector.select(1, toy_clients([1] * 3, selector.needs), np.random.default_rng(0))
+        c = selector.projections[selection.ids]
+        assert selection.weights == (None if weights == "aggregator" else pytest.approx(np.exp(c) / np.exp(c).sum()))
 
 
 @pytest.mark.parametrize(("direction", "passes", "value"), [("momentum_buffer", 2, -10), ("full_gradient", 3, None)])

@@ -85,7 +85,6 @@ def test_random_mutants_are_of_what_is_computed(tmp_path: Path, monkeypatch: pyt
     changed = [one.told.removeprefix("one.py: ").removesuffix(" in f") for one in found]
     whole, product = "min(x, 0.0) < -x * 7", "-x * 7"
     assert changed == [
-        "`1` to `2`",
         "`not x` to `not not x`",
         f"`{whole} or self.g(strict=True)` to `{whole} and self.g(strict=True)`",
         f"`{whole}` to `min(x, 0.0) <= {product}`",
@@ -96,4 +95,4 @@ def test_random_mutants_are_of_what_is_computed(tmp_path: Path, monkeypatch: pyt
         "`-x` to `+x`",
         "`7` to `8`",
     ]
-    assert {one.lines for one in found} == {(5, 0), (8, 8), (10, 10)}
+    assert {one.lines for one in found} == {(8, 8), (10, 10)}

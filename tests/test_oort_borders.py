@@ -90,3 +90,30 @@ def test_a_pacer_step_beyond_all_percentiles_is_refused() -> None:
     selector = oort(6, 2, pacer_step=100.0, pacer_window=1)
     selector.gained = [1.0, 10.0]
     assert selector._paced_percentile() == 100
+
+
+@pytest.mark.parametrize(
+    "key", ["exploration", "exploration_decay", "exploration_floor", "cutoff", "clip", "percentile"]
+)
+def test_shares_lie_between_none_and_all(key: str) -> None:
+    most = 100.0 if key == "percentile" else 1.0
+    for value in (0.0, most):
+        oort(**{key: value})
+    for value in (-0.5, most + 0.5):
+        with pytest.raises(ConfigError, match=f"{key}={value}"):
+            oort(**{key: value})
+
+
+def test_the_least_window_and_penalty_are_taken() -> None:
+    oort(pacer_window=1, penalty=0.0, pacer_step=100.0)
+    for mistake in ({"pacer_window": 0}, {"penalty": -0.5}, {"pacer_step": 0.0}, {"pacer_step": 100.5}):
+        with pytest.raises(ConfigError):
+            oort(**mistake)
+
+
+def test_the_pool_reaches_a_share_of_the_last_utility_that_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    selector = oort(4, 2, cutoff=0.95, cutoff_rank="last")
+    selector.last_round[:] = 1
+    monkeypatch.setattr(selector, "scores", lambda ids, t: np.array([10.0, 6.0, 5.8, 5.5]))  # .95 x 6 = 5.7
+    picked = [selector._exploit(np.arange(4), 2, 2, np.random.default_rng(seed)) for seed in range(40)]
+    assert set(np.concatenate(picked).tolist()) == {0, 1, 2}

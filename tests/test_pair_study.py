@@ -48,6 +48,7 @@ def test_cos_p_is_the_selectors_own_similarity() -> None:
     vectors = np.random.default_rng(0).standard_normal((4, 50)) * np.array([[1], [1e-8], [1e8], [0]])
     table = similarities([torch.as_tensor(vectors)], 4.0)
     assert pair_features(vectors, [4])["cos_4"] == pytest.approx(table[np.triu_indices(4, 1)])
+    assert pair_features(vectors * 1e-100, [4])["cos_4"] == pytest.approx(table[np.triu_indices(4, 1)])
 
 
 def test_features_of_equal_zero_and_lonely_vectors_are_finite() -> None:
@@ -93,6 +94,7 @@ def test_a_planted_feature_is_found() -> None:
     assert weights[2] == pytest.approx(0, abs=1e-9)  # a constant feature
     assert [c.relative_loss(pick(c, 0, weights[0])) for c in testing] == [0] * 5
     assert [c.relative_loss(pick(c, 0, -weights[0])) for c in testing] == [1] * 5
+    assert [pick(c, 0, 0.0) for c in testing] == [int(c.features[:, 0].argmax()) for c in testing]
 
 
 def test_labels_know_nothing_of_scale_and_shift() -> None:

@@ -152,6 +152,12 @@ def test_clients_of_nearly_one_class_each_share_all_samples() -> None:
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
 
 
+def test_as_many_clients_as_samples_have_one_each() -> None:
+    assert [len(part) for part in DirichletClient(alpha=1.0).split(balanced(2, 2), 4, rng())] == [1] * 4
+    with pytest.raises(DataError, match="partition=dirichlet_client"):
+        DirichletClient(alpha=1.0).split(balanced(2, 2), 5, rng())
+
+
 def test_clients_take_turns_in_a_new_random_order_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """By draw number: who has his first, second and third sample when. Clients' own mixes tell them apart."""
     turns: list[int] = []

@@ -12,6 +12,7 @@ from fedsim.communication.compression import Identity, Int8, TopK
 from fedsim.communication.ledger import Ledger
 from fedsim.errors import ConfigError
 from fedsim.selectors.pncs import NORM_ORDERS, PNCS
+from fedsim.selectors.tools import all_pairs
 from fedsim.selectors.tools.power_norm import PowerSimilarity, similarities
 from fedsim.selectors.tools.subset import least_similar_subset
 from tests.toys import ToyEngine, toy_clients, toy_population
@@ -268,8 +269,18 @@ def test_what_cannot_be_combined_is_refused() -> None:
         pncs(5, 2, layers=["a", "b"], sketch=TopK(size=3))
     with pytest.raises(ConfigError, match=r"layer_agg='?mean'?: must be concat where a sketch"):
         pncs(5, 2, layers="each", sketch=TopK(size=3))
+    pncs(5, 2, layers=["a"], sketch=TopK(size=3))
     with pytest.raises(ConfigError, match=r"similarity='polar': depends on the lengths of the vectors"):
         pncs(5, 2, similarity="polar", sketch=Int8())
+
+
+def test_similarities_that_need_more_tables_are_refused_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_pairs, "MAX_BYTES", 16 * 5**2)
+    for similarity in ("signed_power", "even_power"):
+        pncs(5, 2, p=4.0, similarity=similarity)
+    for similarity in ("polar", "dot_over_norms", "semi"):
+        with pytest.raises(ConfigError, match="compares all pairs of num_clients=5"):
+            pncs(5, 2, p=4.0, similarity=similarity)
 
 
 @pytest.mark.parametrize("similarity", ["polar", "dot_over_norms", "semi"])
@@ -280,6 +291,7 @@ def test_norms_that_would_overflow_are_refused(similarity: Any, p: float) -> Non
     pncs(5, 2, p=p, similarity="signed_power")
     many = [torch.full((2, 1_000_000), 0.5).index_fill(0, torch.tensor([1]), 0.25)]
     for border in NORM_ORDERS:
+        assert pncs(5, 2, p=border, similarity=similarity).p == border
         assert np.isfinite(similarities(many, border, similarity)).all()
 
 

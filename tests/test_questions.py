@@ -123,3 +123,12 @@ def test_data_of_other_clients_is_never_asked_about(monkeypatch: pytest.MonkeyPa
     seen = asked(monkeypatch, engine, "losses")
     toy_clients([3, 4, 5], frozenset({Signal.LOSSES}), engine=engine).losses(ids(0, 2))
     assert [p.tolist() for p in seen[0]] == [[0, 1, 2], [7, 8, 9, 10, 11]]
+
+
+def test_some_of_those_that_trained_together_are_collected_alone() -> None:
+    clients = toy_clients([1] * 4, frozenset())
+    clients.collect(ids(1, 2, 3))
+    for some in ([1, 2], [2, 3], [1, 2, 3], [0, 3]):
+        cohort = clients.collect(ids(*some))
+        assert cohort.delta["w"][:, 0].tolist() == [i / 2 for i in some]
+        assert cohort.loss.tolist() == some

@@ -36,6 +36,7 @@ TEN = (0.50, 0.52, 0.54, 0.56, 0.58, 0.60, 0.62, 0.64, 0.66, 0.68)
 def test_a_number_is_one_draw() -> None:
     ours = runs(*TEN)
     assert ours.next_high == pytest.approx(0.7337, abs=1e-3)
+    assert ours.standardised_error(ours.next_high) == pytest.approx(1.96, abs=1e-3)
     assert verdict(is_number(0.73, ours, 0.04)) == "too wide to tell"  # inside, far from our mean
     assert verdict(is_number(0.74, ours, 0.04)) == "not reproduced"
     assert verdict(is_number(0.59, ours, 0.04)) == "reproduced"
@@ -88,6 +89,8 @@ def test_a_gain_is_judged_against_every_rival() -> None:
     assert verdict(exceeds({"a": above, "b": below})) == "not reproduced"
     assert exceeds({"a": above, "b": level}).detail == "weakest against b"
     assert verdict(exceeds({"a": apart(0.1, 0.12)})) == "undecided"  # two pairs
+    vague = {"a": apart(0.018, 0.02, 0.022), "b": apart(-0.1, 0.04, 0.18)}  # its mean is higher, its p-value too
+    assert exceeds(vague).detail == is_not_worse(vague, 0.0).detail == "weakest against b"
 
 
 def test_a_printed_gain_has_two_sides() -> None:
@@ -121,6 +124,7 @@ def test_p_values_of_differences_by_hand() -> None:
     assert is_level({"a": low, "b": high}, 0.14).p_for == pytest.approx(tail(root))
     assert is_level(fallen, 0.1).p_against == pytest.approx(4 * tail(root))
     assert is_level({"a": low, "b": high}, 0.1).detail == "furthest from b"
+    assert high.detectable == pytest.approx((4.30265 + 1.06066) * 0.02 / root, rel=1e-5)  # quantiles of .975 and .8
     slopes = [[0.0, 0.1], [0.0, 0.12], [0.0, 0.14]]
     for falls in (False, True):
         found = rises([0, 1], slopes, falls=falls)

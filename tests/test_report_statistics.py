@@ -107,6 +107,7 @@ def test_the_sign_flip_test() -> None:
     assert sign_flip_test(np.array([1.0, 2.0, 3.0])) == pytest.approx(2 / 8)
     assert sign_flip_test(np.array([1.0, -1.0])) == 1
     assert sign_flip_test(np.ones(20)) < 0.001
+    assert sign_flip_test(np.ones(14)) == 2 / 2**14  # the largest number of pairs of which all patterns are tried
 
 
 def test_holms_correction_by_hand() -> None:

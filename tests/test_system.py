@@ -1,5 +1,6 @@
 """Devices, tables of devices, and the group `system` in whole runs."""
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_log_normal_devices_have_median_and_sigma() -> None:
     assert np.log(found.down).std() == pytest.approx(0.8, rel=0.05)
     assert (found.up == 250_000).all()
     assert abs(np.corrcoef(found.forward, found.down)[0, 1]) < 0.05
+    LogNormal(**values, **dict.fromkeys(sigmas, 10.0))  # the largest that is taken
 
 
 def test_tiers_have_their_shares() -> None:
@@ -78,6 +80,21 @@ def test_tiers_have_their_shares() -> None:
         *[(0.002, 2000.0, 20_000.0)] * 6,
     ]
     assert draw(model, 8, seed=1).forward.tolist() != found.forward.tolist()
+
+
+def tiers(shares: list[float], value: float = 0.5) -> Tiers:
+    values = [value] * len(shares)
+    return Tiers(shares=shares, ms_per_sample=values, down_kbps=values, up_kbps=values)
+
+
+def test_tiers_may_be_of_any_size_and_speed_but_none() -> None:
+    for shares in ([0.25], [0.0, 0.25]):
+        assert tiers(shares).draw(3, np.random.default_rng(0)).forward.tolist() == [0.0005] * 3
+    for shares, value in (([], 1.0), ([-0.5, 2.0], 1.0), ([0.0, 0.0], 1.0), ([math.inf], 1.0), ([1.0], 0.0)):
+        with pytest.raises(ValueError, match="must be"):
+            tiers(shares, value)
+    with pytest.raises(ValueError, match="must be positive numbers"):
+        tiers([1.0], math.inf)
 
 
 @pytest.mark.parametrize("choice", ["uniform", "lognormal"])
@@ -181,6 +198,7 @@ def test_without_a_clock_configs_and_hashes_are_those_from_before_it() -> None:
     [
         (["system=lognormal", "system.deadline=0"], r"system\.deadline=0.*must be > 0"),
         (["system=lognormal", "system.over_selection=0.9"], r"system\.over_selection=0\.9: must lie in \[1, 1000\]"),
+        (["system=lognormal", "system.over_selection=1000.5"], "must lie in"),
         (["system=tiers", "system.training_factor=0.5"], r"system\.training_factor=0\.5: must be >= 1"),
         (["system=tiers", "system.devices.up_kbps=[1]"], r"system\.devices\.up_kbps.*one value for each of the 5"),
         (["system=uniform", "system.devices.up_kbps=[9,1]"], r"system\.devices\.up_kbps.*the lower one first"),
@@ -198,7 +216,7 @@ def test_mistakes_are_named_with_their_remedy(words: list[str], message: str) ->
 
 
 def test_more_clients_are_selected_than_are_to_arrive() -> None:
-    for factor, selected in ((1.0, 2), (1.4, 3), (1.5, 3), (2.0, 4), (9.0, 6)):
+    for factor, selected in ((1.0, 2), (1.4, 3), (1.5, 3), (2.0, 4), (9.0, 6), (1000, 6)):
         parts = build(plan("system=tiers", f"system.over_selection={factor}")).simulation.components
         assert parts.population.cohort_size == selected
         assert parts.simulated is not None

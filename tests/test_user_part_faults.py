@@ -116,7 +116,12 @@ def another_tensor(lender: Any) -> Selection:
     return Selection(np.array([1, 3]))
 
 
-@pytest.mark.parametrize("modify", [in_place, through_numpy, without_history, another_tensor])
+def another_shape(lender: Any) -> Selection:
+    lender.params["w"] = torch.ones(3)
+    return Selection(np.array([1, 3]))
+
+
+@pytest.mark.parametrize("modify", [in_place, through_numpy, without_history, another_tensor, another_shape])
 @pytest.mark.parametrize("when", ["on_select", "on_observe"])
 def test_a_selector_that_modifies_the_model_is_named_and_has_no_effect(modify: Any, when: str) -> None:
     broken_in_round_two(simulate(**{when: modify}), SelectionError, "round 2: Faulty modified the model's w in place")

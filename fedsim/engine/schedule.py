@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import Problem, rule
+from fedsim.positions import sizes_of
 from fedsim.rng import Purpose, Streams
 from fedsim.types import Ids
 
@@ -65,7 +66,7 @@ class LocalWork:
 
     def median_steps(self, positions: Sequence[Positions]) -> int:
         """Optimiser steps, in one round, of a client whose number of samples is the median."""
-        return self.num_steps(int(np.median([len(p) for p in positions]))) if len(positions) else 0
+        return self.num_steps(int(np.median(sizes_of(positions)))) if len(positions) else 0
 
 
 @dataclass(frozen=True)

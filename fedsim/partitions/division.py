@@ -212,7 +212,8 @@ def _hold_out(own: ByClient, fraction: float, streams: Streams) -> tuple[ByClien
     """The clients' training and held-out positions, `own` shuffled; at least one is left for training, if a client has
     any."""
     counts = np.minimum(np.round(fraction * own.sizes).astype(np.int64), np.maximum(own.sizes - 1, 0))
-    for client in np.flatnonzero(counts).tolist():
-        streams.generator(Purpose.HOLDOUT, client).shuffle(own[client])
+    clients = np.flatnonzero(counts)
+    for client, rng in zip(clients.tolist(), streams.generators(Purpose.HOLDOUT, last=clients), strict=True):
+        rng.shuffle(own[client])
     holdout, train = own.first(counts) if counts.any() else (ByClient(own.flat[:0], counts), own)
     return train, holdout

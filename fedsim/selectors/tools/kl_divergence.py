@@ -16,5 +16,6 @@ def kl_divergences(log_p: Tensor, reduction: str) -> NDArray[np.float64]:
     p = flat.exp()
     cross = p @ flat.T
     scale = log_p.shape[1] * (log_p.shape[2] if reduction == "mean" else 1)
-    result: NDArray[np.float64] = ((cross.diagonal()[:, None] - cross) / scale).numpy()
+    own = cross.diagonal().clone()
+    result: NDArray[np.float64] = cross.neg_().add_(own[:, None]).div_(scale).numpy()
     return result

@@ -191,9 +191,11 @@ def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generato
     validation = _stratified(data, order, num_validation)
     free = np.ones(num, np.bool_)
     free[validation] = False
-    others = order[free[order]] if server.public_samples else order[:0]
-    public = _stratified(data, others, server.public_samples) if server.public_stratified else others
-    public = public[: server.public_samples]
+    public = order[:0]
+    if server.public_samples:
+        others = order[free[order]]
+        public = _stratified(data, others, server.public_samples) if server.public_stratified else others
+        public = public[: server.public_samples]
     free[public] = False
     return public, np.sort(validation), np.flatnonzero(free)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import make_plan
+from fedsim.data import synthetic
 from fedsim.data.on_demand import SampleSource
 from fedsim.data.synthetic import Owners, OwnerSamples, Synthetic
 from fedsim.engine import data as engine_data
@@ -103,12 +104,20 @@ def test_labels_are_those_of_the_owners_own_models(tmp_path: Path) -> None:
     assert np.var(means[:, 4]) == pytest.approx(2.0**2 + 1, rel=0.25)
     assert np.var(means.mean(1)) == pytest.approx(2.0**2 + 1 / 5, rel=0.25)
     loaded = dataset(tmp_path).load()
-    weight, bias = dataset(tmp_path).owners._model(2)
+    (weight,), (bias,) = dataset(tmp_path).owners._models(np.array([2]))
     assert loaded.owners is not None
     chosen = loaded.owners == 2
     assert isinstance(loaded.train.x, SampleSource)
     logits = loaded.train.x.everything().numpy()[chosen] @ weight + bias
     assert loaded.train.y[chosen].tolist() == logits.argmax(1).tolist()
+
+
+def test_labels_do_not_depend_on_how_many_owners_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = Owners(**SMALL | {"size_deviation": 1.5, "test_samples": 10}).build()
+    monkeypatch.setattr(synthetic, "BLOCK_NUMBERS", 1)
+    alone = Owners(**SMALL | {"size_deviation": 1.5, "test_samples": 10}).build()
+    assert all(torch.equal(value, alone[name]) for name, value in together.items())
+    assert together["train_y"].unique().numel() == SMALL["num_classes"]
 
 
 def test_the_test_set_has_equally_many_of_each_owner(tmp_path: Path) -> None:
@@ -284,7 +293,7 @@ def test_a_run_is_the_same_however_its_data_are_held(tmp_path: Path, selector: s
 
 
 def test_the_server_and_the_clients_hold_what_the_division_gives_them(tmp_path: Path) -> None:
-    (job,) = compose_jobs([*RUN, f"cache_dir={tmp_path}"], multirun=False)
+    (job,) = compose_jobs([*RUN, f"cache_dir={tmp_path}", "selector=gpfl"], multirun=False)
     made = build(make_plan(job.config, job.choices))
     data, division = made.simulation.components.engine.data, made.division
     source, server = data.source, made.simulation.components.server_data

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,12 +21,15 @@ from fedsim.data.parquet import Parquet
 from fedsim.jobs import narration
 from fedsim.jobs.progress import LEAST_ROUNDS, WINDOW, Progress
 from fedsim.record import Record
+from fedsim.running import experiment
+from fedsim.running.assembly import build
 from fedsim.running.signals import Preempted, StopRequests
 from fedsim.simulation import Simulation
+from fedsim.tracking import screen
 from fedsim.tracking.base import RunInfo, SweepPosition, Tracker
 from fedsim.tracking.console import ConsoleTracker, lanes_accuracy, time_left
 from fedsim.tracking.files import read_summary
-from fedsim.tracking.screen import Output
+from fedsim.tracking.screen import Output, tell_line
 from fedsim.tracking.tables import sweep_table
 
 pytestmark = pytest.mark.usefixtures("stop")
@@ -87,6 +91,17 @@ def test_a_sweep_says_what_it_does_which_job_runs_and_what_comes_next(capsys: py
     again = capsys.readouterr().out
     assert "2 jobs, results in outputs/trial; 2 have ended before (overwrite=true runs them again)" in again
     assert "already done" not in again
+
+
+def test_a_set_up_that_takes_long_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = threading.Event()
+    monkeypatch.setattr(screen, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(screen, "tell_line", lambda text: (told.set(), tell_line(text)))
+    monkeypatch.setattr(experiment, "build", lambda plan: (told.wait(60), build(plan))[1])
+    fedsim(QUIET)
+    assert capsys.readouterr().out.splitlines()[1] == "setting up 6 clients: what they hold, and the model"
 
 
 def test_files_only_has_a_line_at_the_start_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:

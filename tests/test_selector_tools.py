@@ -13,7 +13,7 @@ from fedsim.selectors import pncs as pncs_module
 from fedsim.selectors.divfl import DivFL
 from fedsim.selectors.tools.kl_divergence import kl_divergences
 from fedsim.selectors.tools.pair_features import pair_features
-from fedsim.selectors.tools.subset import least_similar_subset
+from fedsim.selectors.tools.subset import least_similar_subset, moved_to_front
 from tests.test_pncs import pncs
 from tests.toys import toy_clients, toy_population
 
@@ -113,6 +113,23 @@ def test_a_batch_gradient_is_of_one_batch(grad: str, samples: int) -> None:
 def test_the_one_least_like_the_others_does_not_count_its_likeness_to_itself() -> None:
     table = np.array([[5.0, 0, 1], [0, 0, 2], [1, 2, 0]])
     assert least_similar_subset(table, 1, "auto", 0, rng()).tolist() == [0]
+
+
+def test_what_may_be_selected_is_moved_to_the_front_of_its_table() -> None:
+    table, rows = np.random.default_rng(0).random((9, 9)), np.array([0, 2, 3, 7])
+    wanted = table[np.ix_(rows, rows)]
+    assert np.array_equal(moved_to_front(table, rows), wanted)
+
+
+def test_of_several_lowest_pairs_each_is_begun_with() -> None:
+    similarity = np.ones((5, 5))
+    for i, j in ((0, 3), (1, 4), (1, 2)):
+        similarity[i, j] = similarity[j, i] = -1.0
+    found = {
+        tuple(sorted(least_similar_subset(similarity.copy(), 2, "greedy", 0, np.random.default_rng(s)).tolist()))
+        for s in range(40)
+    }
+    assert found == {(0, 3), (1, 4), (1, 2)}
 
 
 def test_features_do_not_depend_on_the_order_of_a_pair_nor_sparsity_on_scale() -> None:

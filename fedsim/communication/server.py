@@ -23,7 +23,10 @@ class LabelledSamples:
 
 @dataclass(frozen=True)
 class ServerData:
-    """The server's samples. The test set is for the record; a selector reaches it only by declaring `Signal.TEST`."""
+    """The server's samples. The test set is for the record; a selector reaches it only by declaring `Signal.TEST`.
+
+    `validation` is None, too, where the selector does not declare `Signal.VALIDATION`.
+    """
 
     test: LabelledSamples
     validation: LabelledSamples | None = None

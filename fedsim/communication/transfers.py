@@ -1,5 +1,6 @@
 """What crosses the network between the server and its clients about one version of the model, charged to exchanges."""
 
+import functools
 from collections.abc import Collection, Iterable
 
 from torch import Tensor
@@ -17,7 +18,8 @@ class Transfers:
         self._tensor_bytes = {name: t.numel() * t.element_size() for name, t in params.items()}
         self._seed = compression_seed
         self._downloaded: set[int] = set()
-        self._uploaded: dict[int, set[str]] = {}
+        self._uploaded: dict[int, frozenset[str]] = {}
+        self._bytes_of = functools.cache(self._total_bytes)  # of many clients that send the same
         self._collected: set[int] = set()
 
     @property
@@ -37,14 +39,17 @@ class Transfers:
 
     def upload_tensors(self, exchange: Exchange, ids: Iterable[int], names: Collection[str]) -> None:
         """The tensors `names` of the update of each of `ids`, but for those sent before."""
-        wanted = [int(i) for i in ids]
-        exchange.charge("bytes_up", wanted, [self._bytes_to_send(i, names) for i in wanted])
+        wanted, asked = [int(i) for i in ids], frozenset(names)
+        exchange.charge("bytes_up", wanted, [self._bytes_to_send(i, asked) for i in wanted])
 
-    def _bytes_to_send(self, client: int, names: Collection[str]) -> int:
-        sent = self._uploaded.setdefault(client, set())
-        missing = set(names) - sent
-        sent |= missing
-        return sum(self._tensor_bytes[name] for name in missing)
+    def _bytes_to_send(self, client: int, names: frozenset[str]) -> int:
+        sent = self._uploaded.get(client)
+        missing = names if sent is None else names - sent
+        self._uploaded[client] = names if sent is None else sent | names
+        return self._bytes_of(missing)
+
+    def _total_bytes(self, names: frozenset[str]) -> int:
+        return sum(self._tensor_bytes[name] for name in names)
 
     def upload_updates(self, exchange: Exchange, ids: Ids, extra_numbers: int) -> None:
         """The whole update of each of `ids`, and so many numbers with it; they count as uploaded."""

@@ -1,7 +1,6 @@
 """Synthetic(alpha, beta) of Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx, MLSys 2020), 5.1:
 every client has a generator of its own, so that its samples can be made whenever they are asked for."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +27,8 @@ MAX_SPREAD = 1_000_000
 """Of owners' models and means; products of far larger ones are infinite."""
 GENERATOR_VERSION = 1
 """To be increased whenever a change of the code gives other data for the same parameters."""
+BLOCK_NUMBERS = 2**18
+"""Of models and features, in the making of labels: few enough for the processor's cache."""
 MODEL, TRAIN, TEST = range(3)
 """What an owner's generator is for; each draws from a stream of its own."""
 
@@ -160,37 +161,61 @@ class Owners:
         train_y = np.empty(int(self.counts.sum()), np.int64)
         test_x = np.empty((self.test_samples, self.num_features), np.float32)
         test_y = np.empty(self.test_samples, np.int64)
-        first = first_test = 0
-        for owner, (count, num_test) in enumerate(zip(self.counts.tolist(), self.test_counts.tolist(), strict=True)):
-            own, tested = slice(first, first + count), slice(first_test, first_test + num_test)
-            first, first_test = own.stop, tested.stop
-            weight, bias = self._model(owner)
-            mean, x = self.features(owner, count)
-            train_y[own] = (x @ weight + bias).argmax(1)
-            if num_test:
-                test_x[tested] = self._around(mean, self._stream(owner, TEST), num_test)
-                test_y[tested] = (test_x[tested] @ weight + bias).argmax(1)
+        ends, test_ends = np.cumsum(self.counts), np.cumsum(self.test_counts)
+        size = max(BLOCK_NUMBERS // (self.num_features * (self.num_classes + int(self.counts.max()))), 1)
+        for first in range(0, self.num_owners, size):
+            owners = np.arange(first, min(first + size, self.num_owners))
+            models = self._models(owners)
+            means, x = self.features(owners, self.counts[owners])
+            train_y[ends[first] - self.counts[first] : ends[owners[-1]]] = _labels(models, x, self.counts[owners])
+            counts = self.test_counts[owners]
+            tested = slice(test_ends[first] - counts[0], test_ends[owners[-1]])
+            test_x[tested] = self._around(means, owners, counts, TEST)
+            test_y[tested] = _labels(models, test_x[tested], counts)
         return {
             "train_y": torch.as_tensor(train_y),
             "test_x": torch.as_tensor(test_x),
             "test_y": torch.as_tensor(test_y),
         }
 
-    def features(self, owner: int, count: int) -> tuple[Floats, Floats]:
-        """The mean [d] of an owner's features, and its first `count` training samples [count, d]."""
-        rng = self._stream(owner, TRAIN)
-        mean = (self.beta * rng.standard_normal() + rng.standard_normal(self.num_features)).astype(np.float32)
-        return mean, self._around(mean, rng, count)
+    def features(self, owners: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """The means [n, d] of some owners' features, and the first `counts` [n] training samples of each, one owner
+        after another [sum of counts, d]."""
+        normal = np.empty((len(owners), 1 + self.num_features))
+        x = np.empty((int(counts.sum()), self.num_features), np.float32)
+        first = 0
+        for row, owner, count in zip(normal, owners.tolist(), counts.tolist(), strict=True):
+            rng = self._stream(owner, TRAIN)
+            rng.standard_normal(out=row)
+            rng.standard_normal(dtype=np.float32, out=x[first : first + count])
+            first += count
+        means = (self.beta * normal[:, :1] + normal[:, 1:]).astype(np.float32)
+        return means, self._moved(means, x, counts)
 
-    def _model(self, owner: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What labels an owner's samples: W [d, C] and b [C]."""
-        rng = self._stream(owner, MODEL)
-        u = self.alpha * rng.standard_normal()
-        weight = u + rng.standard_normal((self.num_features, self.num_classes))
-        return weight, u + rng.standard_normal(self.num_classes)
+    def _models(self, owners: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What labels the owners' samples: W [n, d, C] and b [n, C]."""
+        normal = np.empty((len(owners), 1 + (self.num_features + 1) * self.num_classes))
+        for row, owner in zip(normal, owners.tolist(), strict=True):
+            self._stream(owner, MODEL).standard_normal(out=row)
+        values = normal[:, 1:]
+        values += self.alpha * normal[:, :1]
+        cut = self.num_features * self.num_classes
+        return values[:, :cut].reshape(-1, self.num_features, self.num_classes), values[:, cut:]
 
-    def _around(self, mean: Floats, rng: np.random.Generator, count: int) -> Floats:
-        return mean + self._deviations * rng.standard_normal((count, self.num_features), np.float32)
+    def _around(self, means: Floats, owners: NDArray[np.int64], counts: NDArray[np.int64], purpose: int) -> Floats:
+        """Samples around the owners' means, of streams from which nothing else is drawn [sum of counts, d]."""
+        x = np.empty((int(counts.sum()), self.num_features), np.float32)
+        ends = np.cumsum(counts)
+        for row in np.flatnonzero(counts).tolist():
+            rng = self._stream(int(owners[row]), purpose)
+            rng.standard_normal(dtype=np.float32, out=x[ends[row] - counts[row] : ends[row]])
+        return self._moved(means, x, counts)
+
+    def _moved(self, means: Floats, x: Floats, counts: NDArray[np.int64]) -> Floats:
+        """Standard normal `x`, spread by Sigma around the means of their owners; in place."""
+        x *= self._deviations
+        x += np.repeat(means, counts, axis=0)
+        return x
 
     @cached_property
     def _deviations(self) -> Floats:
@@ -200,9 +225,9 @@ class Owners:
     def _stream(self, owner: int, purpose: int) -> np.random.Generator:
         """The owner's generator for a purpose: Philox (Salmon et al., 2011) with the key (seed, owner), at the part of
         its sequence that is for the purpose. Any earlier result of this method is reset to it, too."""
-        bits = self._generator.bit_generator
-        position = {"counter": np.array([0, 0, 0, purpose], np.uint64), "key": np.array([self.seed, owner], np.uint64)}
-        bits.state = {**self._start, "state": position}
+        self._start["state"]["counter"][3] = purpose
+        self._start["state"]["key"][1] = owner
+        self._generator.bit_generator.state = self._start
         return self._generator
 
     @cached_property
@@ -211,8 +236,24 @@ class Owners:
 
     @cached_property
     def _start(self) -> dict[str, Any]:
-        """The state of a generator that has drawn nothing: to make a new one takes four times as long."""
-        return dict(np.random.Philox(key=0).state)
+        """The state of a generator that has drawn nothing, whose key and counter are changed in place: to make a new
+        one takes ten times as long, with arrays in it twice as long."""
+        state = dict(np.random.Philox(key=0).state)
+        return {**state, "state": {"counter": [0, 0, 0, 0], "key": [self.seed, 0]}}
+
+
+def _labels(
+    models: tuple[NDArray[np.float64], NDArray[np.float64]], x: Floats, counts: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """argmax(W x + b) of samples in order of their owners, `counts` [n] of each [sum of counts]."""
+    weights, biases = models
+    labels = np.empty(len(x), np.int64)
+    starts = np.cumsum(counts) - counts
+    for count in np.unique(counts).tolist():
+        owners = np.flatnonzero(counts == count)
+        where = starts[owners, None] + np.arange(count)
+        labels[where] = (x[where].astype(np.float64) @ weights[owners] + biases[owners, None]).argmax(2)
+    return labels
 
 
 class OwnerSamples(SampleSource):
@@ -224,16 +265,11 @@ class OwnerSamples(SampleSource):
         super().__init__(int(self.ends[-1]), (owners.num_features,))
 
     def rows(self, positions: NDArray[np.int64]) -> Tensor:
-        result = np.empty((len(positions), self.owners.num_features), np.float32)
-        for owner, where in self._by_owner(positions):
-            own = positions[where] - (self.ends[owner] - self.owners.counts[owner])
-            _, x = self.owners.features(owner, int(own.max()) + 1)
-            result[where] = x[own]
-        return torch.from_numpy(result)
-
-    def _by_owner(self, positions: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Each owner of a sample at `positions`, and which of these [m] are its own."""
         owners = np.searchsorted(self.ends, positions, side="right")
-        order = np.argsort(owners, kind="stable")
-        starts = np.flatnonzero(np.diff(owners[order], prepend=-1))
-        yield from zip(owners[order][starts].tolist(), np.split(order, starts[1:]), strict=False)
+        inside = positions - (self.ends - self.owners.counts)[owners]
+        needed, which = np.unique(owners, return_inverse=True)
+        counts = np.zeros(len(needed), np.int64)
+        np.maximum.at(counts, which, inside + 1)
+        starts = np.cumsum(counts) - counts
+        _, x = self.owners.features(needed, counts)
+        return torch.from_numpy(x[starts[which] + inside])

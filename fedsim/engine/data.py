@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsim.data.base import check_labels
 from fedsim.data.on_demand import SampleSource
+from fedsim.positions import sizes_of
 
 ROOM_BYTES = 64 * 2**20
 """Of samples made on demand that are on the device at once."""
@@ -46,7 +47,7 @@ class ClientData:
         num_classes: int,
     ) -> "ClientData":
         """Clients whose samples the `source` makes, with room for `ROOM_BYTES` of them or the largest clients'."""
-        largest = max((len(own) for clients in (train, evaluate) for own in clients), default=0)
+        largest = max(int(sizes_of(own).max(initial=0)) for own in (train, evaluate))
         sample_bytes = torch.empty((1, *source.shape[1:]), dtype=source.dtype).nbytes
         room = max(ROOM_BYTES // max(sample_bytes, 1), LARGEST_CLIENTS * largest + 1)  # 1: padding repeats position 0
         x = torch.zeros((min(room, len(source)), *source.shape[1:]), dtype=source.dtype, device=y.device)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import Problem, rule
+from fedsim.positions import chosen, sizes_of
 from fedsim.rng import Purpose, Streams
 from fedsim.types import Ids
 
@@ -65,7 +66,7 @@ class LocalWork:
 
     def median_steps(self, positions: Sequence[Positions]) -> int:
         """Optimiser steps, in one round, of a client whose number of samples is the median."""
-        return self.num_steps(int(np.median([len(p) for p in positions]))) if len(positions) else 0
+        return self.num_steps(int(np.median(sizes_of(positions)))) if len(positions) else 0
 
 
 @dataclass(frozen=True)
@@ -146,44 +147,44 @@ def make_schedule(
     The order of a client's samples depends on (seed, TRAIN, round, client) alone, its dropout masks on (seed, DROPOUT,
     round, client) and the step. `dropout`: whether the model needs keys for them.
     """
-    own = [positions[i] for i in ids]
-    steps = [work.num_steps(len(p)) for p in own]
-    shape = len(own), max(steps, default=0)
-    batches = np.zeros((*shape, min(work.batch_size, max(map(len, own), default=0))), np.int64)
-    counts = np.zeros(shape, np.int64)
-    keys = np.zeros(shape, np.int64) if dropout else None
-    for row, client in enumerate(map(int, ids)):
-        if steps[row]:
-            rng = streams.generator(Purpose.TRAIN, round, client)
-            _fill(batches[row, : steps[row]], counts[row, : steps[row]], own[row], work.batch_size, rng)
-        if keys is not None:
-            keys[row] = dropout_keys(streams.key(Purpose.DROPOUT, round, client), shape[1])
-    return Schedule(batches, counts, keys, lr)
+    own = chosen(positions, ids)
+    steps = np.array([work.num_steps(size) for size in own.sizes.tolist()], dtype=np.int64)
+    shape = len(ids), int(steps.max(initial=0))
+    batches = np.zeros((*shape, min(work.batch_size, int(own.sizes.max(initial=0)))), np.int64)
+    busy = np.flatnonzero(steps)
+    generators = streams.generators(Purpose.TRAIN, round, last=ids[busy])
+    for row, rng in zip(busy.tolist(), generators, strict=True):
+        _fill(batches[row, : steps[row]], own[row], rng)
+    keys = dropout_keys(streams.keys(Purpose.DROPOUT, round, last=ids), shape[1]) if dropout else None
+    return Schedule(batches, _counts(own.sizes, steps, work.batch_size), keys, lr)
 
 
-def _fill(
-    batches: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    positions: Positions,
-    batch_size: int,
-    rng: np.random.Generator,
-) -> None:
-    """One client's `batches` [steps, B] and their `counts` [steps]: shuffled epochs, cut into batches."""
-    size, width = len(positions), min(batch_size, len(positions))
-    per_epoch = -(-size // width)
-    epochs = -(-len(counts) // per_epoch)
-    shuffled = np.full((epochs, per_epoch * width), positions[0])
-    for epoch in range(epochs):
-        shuffled[epoch, :size] = rng.permutation(positions)
-    valid = np.full((epochs, per_epoch), width)
-    valid[:, -1] = size - (per_epoch - 1) * width
-    batches[:] = positions[0]
-    batches[:, :width] = shuffled.reshape(-1, width)[: len(counts)]
-    counts[:] = valid.ravel()[: len(counts)]
+def _counts(sizes: NDArray[np.int64], steps: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
+    """Samples in each step of clients that make so many `steps` [K, S]; the last batch of an epoch may be short."""
+    sizes, steps, step = sizes[:, None], steps[:, None], np.arange(steps.max(initial=0))
+    per_epoch = np.maximum(-(-sizes // batch_size), 1)
+    counts: NDArray[np.int64] = np.minimum(sizes - step % per_epoch * batch_size, batch_size)
+    return np.where(step < steps, counts, 0)
 
 
-def dropout_keys(key: int, num_steps: int) -> NDArray[np.int64]:
-    """One 63-bit key for each step of a client [num_steps], from its own key in the round."""
+def _fill(batches: NDArray[np.int64], positions: Positions, rng: np.random.Generator) -> None:
+    """One client's `batches` [steps, B]: shuffled epochs, cut into batches; its first position is the padding.
+
+    An epoch is a run of the batches' entries: a client has either B samples or more, or a single batch an epoch.
+    """
+    flat, size, width = batches.reshape(-1), len(positions), batches.shape[1]
+    flat[:] = positions[0]
+    for first in range(0, len(flat), -(-size // width) * width):
+        if first + size <= len(flat):
+            epoch = flat[first : first + size]
+            epoch[:] = positions
+            rng.shuffle(epoch)
+        else:
+            flat[first:] = rng.permutation(positions)[: len(flat) - first]
+
+
+def dropout_keys(keys: NDArray[np.int64], num_steps: int) -> NDArray[np.int64]:
+    """One 63-bit key for each step of clients [K, num_steps], from their own keys in the round [K]."""
     strides = np.arange(num_steps, dtype=np.uint64) * np.uint64(_KEY_STRIDE)
-    keys: NDArray[np.int64] = ((np.uint64(key) + strides) & np.uint64(2**63 - 1)).astype(np.int64)
-    return keys
+    found: NDArray[np.int64] = ((keys.astype(np.uint64)[:, None] + strides) & np.uint64(2**63 - 1)).astype(np.int64)
+    return found

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedsim.running.signals import CODES, Preempted
 from fedsim.shell import command
 from fedsim.tracking.console import ConsoleTracker, headline, job_number, time_left
 from fedsim.tracking.files import ERROR
-from fedsim.tracking.screen import CONSOLE, tell_line
+from fedsim.tracking.screen import CONSOLE, tell_line, told_if_slow
 from fedsim.tracking.tables import differing_keys, show_seconds, show_share, sweep_table
 
 TO_GO_ON = ("failed", "data", "config", *CODES)
@@ -68,6 +68,10 @@ class Narration:
             tell_line(headline(plan.settings.name, plan.choices, plan.settings.seed))
         elif not is_prepared(plan):
             tell_line(f"loading the data set {plan.choices.get('dataset', '')}".rstrip())
+
+    def job_set_up(self, plan: Plan) -> AbstractContextManager[None]:
+        """Within it, a job is set up."""
+        return told_if_slow(f"setting up {plan.settings.num_clients:,} clients: what they hold, and the model")
 
     def job_ended(self, plan: Plan, outcome: Outcome) -> None:
         """How a job ended, in a line, where its trackers do not tell that."""

@@ -63,7 +63,7 @@ class Attempts:
             self.screen.job_begins(plan)
         try:
             self._require_data(plan)
-            outcome = execute(plan, interleaved, _Rounds(plan, self.progress, self.on_round))
+            outcome = execute(plan, interleaved, _Rounds(plan, self.progress, self.on_round, self.screen))
         except HeldError:
             self.held[plan.folder] = plan
             self.progress.leaves(plan.folder)
@@ -158,11 +158,14 @@ class Attempts:
 
 
 class _Rounds(Watch):
-    """Counts the rounds of a job, and hands them on."""
+    """Counts the rounds of a job, and hands them on; says on the `screen`, if any, what its first one waits for."""
 
-    def __init__(self, plan: Plan, progress: Progress, on_round: OnRound | None) -> None:
+    def __init__(self, plan: Plan, progress: Progress, on_round: OnRound | None, screen: Narration | None) -> None:
         self.sweep = progress.position(plan.folder)
-        self._plan, self._progress, self._on_round = plan, progress, on_round
+        self._plan, self._progress, self._on_round, self._screen = plan, progress, on_round, screen
+
+    def setting_up(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._screen is None else self._screen.job_set_up(self._plan)
 
     def round_ended(self, record: Record) -> str | None:
         left = self._plan.settings.num_rounds - record.round

@@ -1,6 +1,7 @@
 """The interface of partitions, which divide a training set among clients."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +26,9 @@ class Partition(ABC):
     """
 
     @abstractmethod
-    def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        """`num_clients` disjoint arrays of positions in `data.labels`, one per client.
+    def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> Sequence[Indices]:
+        """`num_clients` disjoint arrays of positions in `data.labels`, one per client: a list, or a
+        `ByClient`, which is faster where clients are many.
 
         Raises `DataError` if the data cannot be divided in this way, naming the number of samples or owners.
         """

@@ -5,6 +5,7 @@ A division is a function of the config and the seed.
 
 import hashlib
 import io
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,11 @@ from numpy.typing import NDArray
 from fedsim.errors import DataError, at_least, between, check
 from fedsim.partitions.apportion import largest_remainder
 from fedsim.partitions.base import Indices, Labelled, Partition
+from fedsim.positions import ByClient, sizes_of
 from fedsim.rng import Purpose, Streams
+
+COMPRESSION = 1
+"""zlib's level for partition.npz: of a million clients, a fifth of the time that the usual 6 takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +59,7 @@ class Division:
     @property
     def sizes(self) -> NDArray[np.int64]:
         """Training samples n_k, [N]."""
-        return np.array([len(t) for t in self.train], dtype=np.int64)
+        return sizes_of(self.train)
 
     @cached_property
     def hash(self) -> str:
@@ -62,16 +67,16 @@ class Division:
         digest = hashlib.sha256()
         for name, array in self._arrays().items():
             digest.update(name.encode())
-            digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+            digest.update(np.ascontiguousarray(array, dtype="<i8").reshape(-1).data)
         return digest.hexdigest()
 
     def _arrays(self) -> dict[str, NDArray[np.int64]]:
-        empty = np.empty(0, np.int64)
+        train, holdout = ByClient.of(self.train), ByClient.of(self.holdout)
         return {
-            "train": np.concatenate([empty, *self.train]),
-            "sizes": self.sizes,
-            "holdout": np.concatenate([empty, *self.holdout]),
-            "holdout_sizes": np.array([len(h) for h in self.holdout], dtype=np.int64),
+            "train": train.flat,
+            "sizes": train.sizes,
+            "holdout": holdout.flat,
+            "holdout_sizes": holdout.sizes,
             "validation": self.validation,
             "public": self.public,
             "histograms": self.histograms,
@@ -80,7 +85,10 @@ class Division:
     def to_bytes(self) -> bytes:
         """The content of partition.npz: flat arrays with the sizes of the clients, the histograms and the hash."""
         file = io.BytesIO()
-        np.savez_compressed(file, hash=np.array(self.hash), allow_pickle=False, **self._arrays())
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION) as archive:
+            for name, array in {"hash": np.array(self.hash), **self._arrays()}.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, array, allow_pickle=False)
         return file.getvalue()
 
     @classmethod
@@ -90,8 +98,8 @@ class Division:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             division = cls(
-                train=np.split(arrays["train"], np.cumsum(arrays["sizes"])[:-1]),
-                holdout=np.split(arrays["holdout"], np.cumsum(arrays["holdout_sizes"])[:-1]),
+                train=ByClient(arrays["train"], arrays["sizes"]),
+                holdout=ByClient(arrays["holdout"], arrays["holdout_sizes"]),
                 validation=arrays["validation"],
                 public=arrays["public"],
                 histograms=arrays["histograms"],
@@ -122,33 +130,47 @@ def divide(
     owners = None if data.owners is None else data.owners[rest]
     remaining = Labelled(data.labels[rest], data.num_classes, owners)
     parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
-    parts = _checked(parts, num_clients, len(rest), type(partition).__name__)
-    pairs = [_hold_out(rest[p], holdout_fraction, streams, i) for i, p in enumerate(parts)]
-    train, holdout = [t for t, _ in pairs], [h for _, h in pairs]
-    histograms = np.stack([np.bincount(data.labels[t], minlength=data.num_classes) for t in train])
-    return Division(train, holdout, validation, public, histograms.astype(np.int64))
+    own = _checked(parts, num_clients, len(rest), type(partition).__name__)
+    train, holdout = _hold_out(ByClient(rest[own.flat], own.sizes), holdout_fraction, streams)
+    return Division(train, holdout, validation, public, _histograms(data, train))
 
 
-def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> list[Indices]:
+def _histograms(data: Labelled, train: ByClient) -> NDArray[np.int64]:
+    """The label counts of the clients' samples [N, C]."""
+    cells = np.repeat(np.arange(len(train)) * data.num_classes, train.sizes)
+    cells += data.labels[train.flat]
+    return np.bincount(cells, minlength=len(train) * data.num_classes).reshape(len(train), data.num_classes)
+
+
+def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> ByClient:
     """What a partition returned, which may be a user's class. Raises `DataError` unless it is as many arrays of
     different positions as there are clients; empty ones may be of any type."""
     told = f"partition: {name}.split must return {num_clients} arrays of different positions in [0, {num_samples}); it"
     if not isinstance(parts, Iterable):
         raise DataError(f"{told} returned a {type(parts).__name__}")
-    arrays = [np.asarray(part) for part in parts]
-    for found in arrays:
-        if found.ndim != 1 or (len(found) and not np.issubdtype(found.dtype, np.integer)):
-            raise DataError(f"{told} returned one of {found.dtype} with the shape {found.shape}")
-    positions = [found.astype(np.int64, copy=False) for found in arrays]
-    everything = np.concatenate([np.empty(0, np.int64), *positions])
-    inside = bool(((everything >= 0) & (everything < num_samples)).all())
-    num_different = len(np.unique(everything))
-    if len(arrays) != num_clients or not inside or num_different < len(everything):
+    own = parts if isinstance(parts, ByClient) else ByClient.of([_whole_numbers(part, told) for part in parts])
+    inside = bool(((own.flat >= 0) & (own.flat < num_samples)).all())
+    num_different = _num_different(own.flat, num_samples) if inside else len(np.unique(own.flat))
+    if len(own) != num_clients or not inside or num_different < len(own.flat):
         raise DataError(
-            f"{told} returned {len(arrays)} arrays of {len(everything)} positions, {num_different} of them different"
+            f"{told} returned {len(own)} arrays of {len(own.flat)} positions, {num_different} of them different"
             + ("" if inside else ", some outside that range")
         )
-    return positions
+    return own
+
+
+def _whole_numbers(part: object, told: str) -> Indices:
+    found = np.asarray(part)
+    if found.ndim != 1 or (len(found) and not np.issubdtype(found.dtype, np.integer)):
+        raise DataError(f"{told} returned one of {found.dtype} with the shape {found.shape}")
+    return found.astype(np.int64, copy=False)
+
+
+def _num_different(positions: Indices, num_samples: int) -> int:
+    """How many of `positions`, all in [0, num_samples), are different."""
+    found = np.zeros(num_samples, np.bool_)
+    found[positions] = True
+    return int(np.count_nonzero(found))
 
 
 def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generator) -> tuple[Indices, Indices, Indices]:
@@ -167,11 +189,15 @@ def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generato
         )
     order = rng.permutation(num)
     validation = _stratified(data, order, num_validation)
-    others = order[~np.isin(order, validation)]
-    public = _stratified(data, others, server.public_samples) if server.public_stratified else others
-    public = public[: server.public_samples]
-    rest = np.setdiff1d(others, public, assume_unique=True)
-    return public, np.sort(validation), np.sort(rest)
+    free = np.ones(num, np.bool_)
+    free[validation] = False
+    public = order[:0]
+    if server.public_samples:
+        others = order[free[order]]
+        public = _stratified(data, others, server.public_samples) if server.public_stratified else others
+        public = public[: server.public_samples]
+    free[public] = False
+    return public, np.sort(validation), np.flatnonzero(free)
 
 
 def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
@@ -184,8 +210,12 @@ def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
     return picked
 
 
-def _hold_out(positions: Indices, fraction: float, streams: Streams, client: int) -> tuple[Indices, Indices]:
-    """A client's training and held-out positions; at least one is left for training, if the client has any."""
-    count = min(round(fraction * len(positions)), max(len(positions) - 1, 0))
-    shuffled = streams.generator(Purpose.HOLDOUT, client).permutation(positions) if count else positions
-    return shuffled[count:], shuffled[:count]
+def _hold_out(own: ByClient, fraction: float, streams: Streams) -> tuple[ByClient, ByClient]:
+    """The clients' training and held-out positions, `own` shuffled; at least one is left for training, if a client has
+    any."""
+    counts = np.minimum(np.round(fraction * own.sizes).astype(np.int64), np.maximum(own.sizes - 1, 0))
+    clients = np.flatnonzero(counts)
+    for client, rng in zip(clients.tolist(), streams.generators(Purpose.HOLDOUT, last=clients), strict=True):
+        rng.shuffle(own[client])
+    holdout, train = own.first(counts) if counts.any() else (ByClient(own.flat[:0], counts), own)
+    return train, holdout

@@ -5,7 +5,8 @@ from typing import Literal
 import numpy as np
 
 from fedsim.errors import DataError, at_least, check
-from fedsim.partitions.base import Indices, Labelled, Partition
+from fedsim.partitions.base import Labelled, Partition
+from fedsim.positions import ByClient
 
 
 class Natural(Partition):
@@ -21,13 +22,16 @@ class Natural(Partition):
         self.cap = cap
         self.keep = keep
 
-    def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+    def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> ByClient:
         if data.owners is None:
             raise DataError(
                 "partition=natural: this data set does not say whose samples are whose; use dataset=femnist, "
                 "dataset=synthetic, dataset=text_generated, or dataset=parquet with dataset.client_column"
             )
-        owners, counts = np.unique(data.owners, return_counts=True)
+        order = np.argsort(data.owners, kind="stable")
+        ordered = data.owners[order]
+        starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        owners, counts = ordered[starts], np.diff(starts, append=len(order))
         eligible = owners[counts >= self.min_samples]
         if len(eligible) < num_clients:
             raise DataError(
@@ -35,10 +39,12 @@ class Natural(Partition):
                 f"partition.min_samples={self.min_samples} training samples; lower one of the two"
             )
         chosen = np.sort(rng.choice(eligible, num_clients, replace=False))
-        order = np.argsort(data.owners, kind="stable")
-        starts = np.searchsorted(data.owners[order], chosen, side="left")
-        ends = np.searchsorted(data.owners[order], chosen, side="right")
-        owned = [order[s:e] for s, e in zip(starts, ends, strict=True)]
+        owned = ByClient(order, counts).rows(np.searchsorted(owners, chosen))
         if self.keep == "first":
-            owned = [positions[: self.cap] for positions in owned]
-        return [rng.permutation(positions)[: self.cap] for positions in owned]
+            owned = self._capped(owned)
+        for positions in owned:
+            rng.shuffle(positions)
+        return self._capped(owned)
+
+    def _capped(self, owned: ByClient) -> ByClient:
+        return owned if self.cap is None else owned.first(np.minimum(owned.sizes, self.cap))[0]

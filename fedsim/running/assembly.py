@@ -13,6 +13,7 @@ from fedsim.aggregators import Aggregator
 from fedsim.availability import Availability
 from fedsim.client_accuracy import ClientAccuracy, Samples, client_accuracy
 from fedsim.communication.server import LabelledSamples, ServerData
+from fedsim.communication.signals import Signal
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.data.on_demand import SampleSource
@@ -90,7 +91,9 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
         availability=instantiate(config["availability"], Availability, "availability"),
         server_data=ServerData(
             test=data.test,
-            validation=_labelled(data, division.validation) if len(division.validation) else None,
+            validation=_labelled(data, division.validation)
+            if len(division.validation) and Signal.VALIDATION in selector.needs
+            else None,
             public=data.samples(division.public) if len(division.public) else None,
         ),
         streams=streams,

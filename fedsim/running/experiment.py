@@ -56,7 +56,8 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
     if not is_free(plan.folder):  # known before it is built, which may take long
         raise HeldError(plan.folder)
     try:
-        experiment = RANKS.build(plan, build)
+        with watch.setting_up():
+            experiment = RANKS.build(plan, build)
     except FedsimError:
         raise
     except (Exception, SystemExit) as error:

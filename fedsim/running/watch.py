@@ -1,5 +1,7 @@
 """What is told of a run while it goes on."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 from fedsim.record import Record
 from fedsim.tracking.base import SweepPosition
 
@@ -11,6 +13,10 @@ class Watch:
     """
 
     sweep: SweepPosition | None = None
+
+    def setting_up(self) -> AbstractContextManager[None]:
+        """Within it, all that the run needs before its first round is made."""
+        return nullcontext()
 
     def round_ended(self, record: Record) -> str | None:
         """The record of a round that is in the run's files. Returns why the run is to end here, or None to go on."""

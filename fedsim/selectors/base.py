@@ -157,7 +157,19 @@ def weighted_without_replacement(
     """
     possible = np.flatnonzero(weights > 0)
     keys = log(rng.random(len(possible))) / weights[possible]
-    return possible[np.argsort(-keys, kind="stable")[:count]]
+    return possible[leading(keys, count)]
+
+
+def leading(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Positions [min(count, n)] of the highest `values` [n], none of them nan, in descending order, of equal ones the
+    first: as a stable sort of all of them would give."""
+    count = min(count, len(values))
+    if not count:
+        return np.empty(0, np.int64)
+    least = np.partition(values, len(values) - count)[len(values) - count]
+    above = np.flatnonzero(values > least)
+    tied = np.flatnonzero(values == least)[: count - len(above)]
+    return np.concatenate([above[np.argsort(-values[above], kind="stable")], tied])
 
 
 def softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -26,6 +26,8 @@ from fedsim.selectors.tools.kl_divergence import kl_divergences
 
 PAIR_BYTES = 36
 """Divergences in float32 and 64, and the attention with what it is made of."""
+BLOCK_ENTRIES = 2**18
+"""Of attention that is computed at once, so that it stays in the cache."""
 TOLERANCE = 1e-9
 """Rounding tolerance when sums of shares are compared with tau: .1 * 3 > .3 in floating point."""
 
@@ -157,19 +159,30 @@ class FedABC(Selector):
 
     def scores(self, losses: NDArray[np.float64], divergences: NDArray[np.float64]) -> NDArray[np.float64]:
         """The scores S [N] from losses v [N] and divergences d [N, N] of the available clients (Eq. 11, 13)."""
+        size = max(BLOCK_ENTRIES // max(len(losses), 1), 1)
+        starts = range(0, len(losses), size)
+        blocks = [(self._attention(divergences[i : i + size], i) * losses).sum(1) for i in starts]
+        return np.concatenate([np.empty(0), *blocks])
+
+    def _attention(self, divergences: NDArray[np.float64], first: int) -> NDArray[np.float64]:
+        """The attention [n, N] of clients from the row `first` on, by their divergences [n, N]."""
         logits = -divergences
-        if not self.self_term and len(losses) > 1:
-            logits = np.where(np.eye(len(losses), dtype=bool), -np.inf, logits)
-        attention = exp(logits - logits.max(1, keepdims=True))
-        result: NDArray[np.float64] = (attention / attention.sum(1, keepdims=True) * losses).sum(1)
-        return result
+        if not self.self_term and logits.shape[1] > 1:
+            np.fill_diagonal(logits[:, first:], -np.inf)
+        logits -= logits.max(1, keepdims=True)
+        attention = exp(logits)
+        attention /= attention.sum(1, keepdims=True)
+        return attention
 
     def _divergences(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         known = [row for row, i in enumerate(ids) if int(i) in self.predictions]
+        if not known:
+            return np.zeros((len(ids), len(ids)))
+        among = kl_divergences(torch.stack([self.predictions[int(ids[row])] for row in known]), self.kl_reduction)
+        if len(known) == len(ids):
+            return among
         result = np.zeros((len(ids), len(ids)))
-        if known:
-            log_p = torch.stack([self.predictions[int(ids[row])] for row in known])
-            result[np.ix_(known, known)] = kl_divergences(log_p, self.kl_reduction)
+        result[np.ix_(known, known)] = among
         return result
 
     def _weights(self, ids: NDArray[np.int64], shares: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -22,6 +22,7 @@ from fedsim.selectors.base import (
     at_most,
     between,
     check,
+    leading,
     positive,
     weighted_without_replacement,
 )
@@ -133,8 +134,10 @@ class Oort(Selector):
         if self.first_round == "random" and clients.in_first_round:
             new = new[:0]
         chosen = np.concatenate([self.exploited, self._explore(new, count - len(self.exploited), rng)])
-        fill = rng.choice(np.setdiff1d(ids, chosen), count - len(chosen), replace=False)
-        chosen = ascending(np.concatenate([chosen, fill]))
+        if len(chosen) < count:
+            others = np.setdiff1d(ids, chosen)
+            chosen = np.concatenate([chosen, rng.choice(others, count - len(chosen), replace=False)])
+        chosen = ascending(chosen)
         self.last_tried[chosen] = round
         return Selection(chosen)
 
@@ -164,12 +167,13 @@ class Oort(Selector):
         """
         seen = self.last_round[ids] > 0
         values = np.where(seen, self.utility[ids], self._priors(ids))
-        known = np.sort(values[values > 0])
+        known = values[values > 0]
         if not len(known):
             return np.zeros(np.count_nonzero(seen))
-        clipped = np.minimum(values[seen], known[min(floor(self.clip * len(known)), len(known) - 1)])
-        low = 0.999 * known[0]
-        result: Floats = (clipped - low) / max(known[-1] - low, 1e-4)
+        rank = min(floor(self.clip * len(known)), len(known) - 1)
+        clipped = np.minimum(values[seen], np.partition(known, rank)[rank])
+        low = 0.999 * known.min()
+        result: Floats = (clipped - low) / max(known.max() - low, 1e-4)
         return result
 
     def _speed_factor(self, seen: Ids) -> Floats:
@@ -205,7 +209,7 @@ class Oort(Selector):
     def _explore(self, new: Ids, count: int, rng: np.random.Generator) -> Ids:
         priors = self._priors(new)
         shuffled = rng.permutation(len(new))
-        pool = shuffled[np.argsort(-priors[shuffled], kind="stable")][: EXPLORATION_POOL * count]
+        pool = shuffled[leading(priors[shuffled], EXPLORATION_POOL * count)]
         return new[pool[weighted_without_replacement(priors[pool], count, rng)]]
 
     def _priors(self, ids: Ids) -> Floats:

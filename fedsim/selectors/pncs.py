@@ -26,7 +26,7 @@ from fedsim.selectors.tools.all_pairs import pairs_problem
 from fedsim.selectors.tools.layers import missing_layers
 from fedsim.selectors.tools.power_norm import PowerSimilarity, similarities
 from fedsim.selectors.tools.queues import not_queued
-from fedsim.selectors.tools.subset import least_similar_subset, subsets_problem
+from fedsim.selectors.tools.subset import least_similar_subset, moved_to_front, subsets_problem
 
 Floats = NDArray[np.float64]
 TABLE_BYTES = 8
@@ -128,7 +128,7 @@ class PNCS(Selector):
         eligible = self.eligible(clients.available, self.cohort_size(clients), rng)
         if len(eligible) < len(clients.available):
             rows = np.searchsorted(clients.available, eligible)
-            similarity_matrix = similarity_matrix[np.ix_(rows, rows)]
+            similarity_matrix = moved_to_front(similarity_matrix, rows)
         if self.age_weight:
             age = round - self.last_round[eligible]
             similarity_matrix = similarity_matrix - self.age_weight * (age[:, None] + age[None, :]) / 2

@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, cast
@@ -84,6 +85,9 @@ def _flush_or_leave() -> None:
         _leave(sys.stdout)
 
 
+SLOW_SECONDS = 2.0
+"""After which the user is told what is waited for."""
+
 CONSOLE = Console(highlight=False, file=cast(IO[str], Output()))
 """Shared by all that write to the terminal, so that no output breaks the progress bar of another."""
 
@@ -91,3 +95,15 @@ CONSOLE = Console(highlight=False, file=cast(IO[str], Output()))
 def tell_line(text: str) -> None:
     """One line of text for the user."""
     CONSOLE.print(text, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def told_if_slow(text: str) -> Iterator[None]:
+    """Say `text` in a line if what is within takes more than `SLOW_SECONDS`."""
+    timer = threading.Timer(SLOW_SECONDS, tell_line, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

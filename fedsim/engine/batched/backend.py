@@ -55,7 +55,7 @@ class BatchedBackend(TorchBackend):
         self.gradients_of_stack = StackedGradients(model, x.device, precision)
         chain = workload.chain if precision != "bf16" else None
         self.chain = chain if chain is not None and chain.is_linear else None
-        if len(x):
+        if len(x) and self.chain is None:  # a chain's passes are written out, and its layers known
             refuse_hidden_randomness(model, x)
             self.gradients_of_stack.try_out(x, workload.data.y)
         if self.chain is None and worth_compiling(compile, workload.total_steps):

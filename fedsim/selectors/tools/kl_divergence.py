@@ -22,5 +22,6 @@ def kl_divergences(log_p: Tensor, reduction: str) -> NDArray[np.float64]:
     flat = log_p.flatten(1)
     cross = inner_products([flat], lambda x: torch.from_numpy(exp(x.numpy())).to(x.dtype), lambda x: x)
     scale = log_p.shape[1] * (log_p.shape[2] if reduction == "mean" else 1)
-    result: NDArray[np.float64] = ((cross.diagonal()[:, None] - cross) / scale).numpy()
+    own = cross.diagonal().clone()
+    result: NDArray[np.float64] = cross.neg_().add_(own[:, None]).div_(scale).numpy()
     return result

@@ -60,10 +60,29 @@ def least_similar_subset(
     return _greedy(similarity, count, swap_passes, rng)
 
 
+def moved_to_front(table: Floats, rows: NDArray[np.int64]) -> Floats:
+    """The rows and columns `rows`, ascending, of a square `table`: a part of it, in which nothing else remains."""
+    for place, row in enumerate(rows.tolist()):
+        table[place, : len(rows)] = table[row, rows]
+    return table[: len(rows), : len(rows)]
+
+
 def _argmin(values: Floats, rng: np.random.Generator) -> int:
     """Flat position of the lowest value; ties (within `TOLERANCE`) are broken at random."""
     flat = values.ravel()
     return int(rng.choice(np.flatnonzero(flat <= flat.min() + TOLERANCE)))
+
+
+def _lowest_pair(similarity: Floats, rng: np.random.Generator) -> list[int]:
+    """`_argmin` as row and column, by way of the rows' lowest values: without a list of all pairs that are as low."""
+    lowest = similarity.min(1)
+    limit = lowest.min() + TOLERANCE
+    rows = np.flatnonzero(lowest <= limit)
+    ends = np.cumsum([np.count_nonzero(similarity[row] <= limit) for row in rows])
+    drawn = int(rng.choice(int(ends[-1])))
+    place = int(np.searchsorted(ends, drawn, side="right"))
+    in_row = np.flatnonzero(similarity[rows[place]] <= limit)
+    return [int(rows[place]), int(in_row[drawn - ends[place]])]
 
 
 def _enumerate(similarity: Floats, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -78,12 +97,14 @@ def _enumerate(similarity: Floats, count: int, rng: np.random.Generator) -> NDAr
 def _greedy(similarity: Floats, count: int, swap_passes: int, rng: np.random.Generator) -> NDArray[np.int64]:
     diagonal = similarity.diagonal().copy()
     np.fill_diagonal(similarity, np.inf)
-    chosen = [int(i) for i in np.unravel_index(_argmin(similarity, rng), similarity.shape)]
+    chosen = _lowest_pair(similarity, rng)
     np.fill_diagonal(similarity, diagonal)
+    sums = similarity[:, chosen[0]] + similarity[:, chosen[1]]
     while len(chosen) < count:
-        sums = similarity[:, chosen].sum(1)
-        sums[chosen] = np.inf
-        chosen.append(int(_argmin(sums, rng)))
+        left = sums.copy()
+        left[chosen] = np.inf
+        chosen.append(_argmin(left, rng))
+        sums += similarity[:, chosen[-1]]
     for _ in range(swap_passes):
         if not _best_swap(similarity, chosen):
             break

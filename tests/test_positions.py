@@ -1,0 +1,39 @@
+"""Positions by client in one array are what a list of arrays is; the highest of many are what a whole sort gives."""
+
+import numpy as np
+import pytest
+
+from fedsim.positions import ByClient, chosen, sizes_of
+from fedsim.selectors.base import leading
+
+LISTS = [np.array(own, np.int64) for own in ([4, 1], [], [7], [2, 9, 3], [])]
+
+
+def test_one_array_is_a_list_of_its_parts() -> None:
+    both = ByClient.of(LISTS)
+    assert ByClient.of(both) is both
+    assert [own.tolist() for own in both] == [own.tolist() for own in LISTS] == [both[i].tolist() for i in range(5)]
+    assert [own.tolist() for own in both[1:4]] == [[], [7], [2, 9, 3]]
+    assert sizes_of(both).tolist() == sizes_of(LISTS).tolist() == [2, 0, 1, 3, 0]
+    assert both[-2].tolist() == [2, 9, 3]
+    with pytest.raises(IndexError):
+        both[5]
+
+
+@pytest.mark.parametrize("ids", [[3, 0, 1], [], [0, 1, 2, 3, 4], [4], [2, 2]])
+def test_rows_come_in_the_order_asked_for(ids: list[int]) -> None:
+    for arrays in (LISTS, ByClient.of(LISTS)):
+        assert [own.tolist() for own in chosen(arrays, np.array(ids, np.int64))] == [LISTS[i].tolist() for i in ids]
+
+
+def test_each_is_cut_at_its_own_length() -> None:
+    head, rest = ByClient.of(LISTS).first(np.array([1, 0, 1, 2, 0]))
+    assert [own.tolist() for own in head] == [[4], [], [7], [2, 9], []]
+    assert [own.tolist() for own in rest] == [[1], [], [], [3], []]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 40, 50, 60])
+def test_the_leading_are_those_of_a_stable_sort(count: int) -> None:
+    values = np.random.default_rng(count).integers(0, 9, 50).astype(float)
+    values[7] = -np.inf
+    assert leading(values, count).tolist() == np.argsort(-values, kind="stable")[:count].tolist()

@@ -170,7 +170,7 @@ class FedABC(Selector):
         if not self.self_term and logits.shape[1] > 1:
             np.fill_diagonal(logits[:, first:], -np.inf)
         logits -= logits.max(1, keepdims=True)
-        attention = exp(logits)
+        attention: NDArray[np.float64] = exp(logits)
         attention /= attention.sum(1, keepdims=True)
         return attention
 

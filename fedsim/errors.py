@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+LARGEST = (2 - 2**-23) * 2.0**127
+"""The largest finite number of float32, in which models are trained."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -68,13 +71,13 @@ def rule(holds: bool, key: str, value: Any, text: str, remedy: str = "") -> Prob
 
 
 def positive(key: str, value: float, remedy: str = "") -> Problem | None:
-    """None if `value` is finite and > 0, else a `Problem`."""
-    return rule(math.isfinite(value) and value > 0, key, value, _finite(value) + "> 0", remedy)
+    """None if `value` is finite, in float32 too, and > 0, else a `Problem`."""
+    return rule(value <= LARGEST and value > 0, key, value, _finite(value) + "> 0", remedy)
 
 
 def at_least(key: str, value: float, low: float, remedy: str = "") -> Problem | None:
-    """None if `value` is finite and >= `low`, else a `Problem`."""
-    return rule(math.isfinite(value) and value >= low, key, value, f"{_finite(value)}>= {low:g}", remedy)
+    """None if `value` is finite, in float32 too, and >= `low`, else a `Problem`."""
+    return rule(value <= LARGEST and value >= low, key, value, f"{_finite(value)}>= {low:g}", remedy)
 
 
 def at_most(key: str, value: float, high: float, remedy: str = "") -> Problem | None:
@@ -83,7 +86,9 @@ def at_most(key: str, value: float, high: float, remedy: str = "") -> Problem | 
 
 
 def _finite(value: float) -> str:
-    return "must be " if math.isfinite(value) else "must be finite and "
+    if value <= LARGEST:
+        return "must be "
+    return "must be finite in float32 and " if math.isfinite(value) else "must be finite and "
 
 
 def between(key: str, value: float, low: float, high: float, *, open_high: bool = False) -> Problem | None:

@@ -5,6 +5,7 @@ import linecache
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedsim.cli import run
-from fedsim.errors import ConfigError, DataError, FedsimError
-from fedsim.tracking.files import NEWEST, PREVIOUS, RunFolder, read_metrics, read_summary
+from fedsim.errors import ConfigError, FedsimError
+from fedsim.tracking.files import METRICS, NEWEST, PREVIOUS, RunFolder, read_metrics, read_summary
 from tests.checkpoint_toys import EVERY, WORDS, damage, folder_in, result
 from tests.dataset_toys import table
 
@@ -46,16 +47,96 @@ def test_records_that_a_power_failure_has_taken_are_made_again_from_the_checkpoi
     assert [r["round"] for r in read_metrics(metrics.parent)] == list(range(1, 9))
 
 
-def test_without_a_sound_checkpoint_the_run_is_refused_and_left_as_it_is(killed: Any) -> None:
+def test_without_a_sound_checkpoint_they_are_set_aside_and_the_run_starts_anew(
+    killed: Any, rounds: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
     killed(EVERY)
     folder = folder_in("outputs")
     damage(folder / NEWEST)
     (folder / PREVIOUS).write_bytes(b"")
-    before = (folder / "metrics.jsonl").read_bytes()
-    with pytest.raises(DataError, match="overwrite=true runs it from the start"):
-        run([*WORDS, EVERY])
-    assert (folder / "metrics.jsonl").read_bytes() == before
-    assert run([*WORDS, EVERY, "overwrite=true"]) == 0
+    rounds.clear()
+    assert run([*WORDS, EVERY]) == 0
+    assert rounds == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert {path.name for path in folder.glob("*.damaged.*")} == {
+        "checkpoint.damaged.safetensors",
+        "checkpoint.previous.damaged.safetensors",
+    }
+    assert "set aside as checkpoint.damaged.safetensors, the run starts anew\n" in capsys.readouterr().err
+
+
+FORGED: dict[str, Any] = {
+    "initial_accuracy": [None, "0.5", 1.5, float("nan")],
+    "started": [True, "now", float("inf")],
+    "overwrite": [0, None],
+    "earlier_code": [{}, [1]],
+    "lengths": [{METRICS: -1}, {METRICS: 1.5}, {"../victim": 0}],
+    "state.round": [True, -1, 9, 4.0],
+    "state.wall_seconds": [None, -1.0, float("nan")],
+    "state.started": [1],
+    "state.covered": [np.zeros(5, dtype=bool), np.zeros(6), [True] * 6],
+    "state.params": [{}, None],
+    "state.selector": [[]],
+    "state.aggregator": [None],
+}
+
+
+def test_each_field_of_a_forged_checkpoint_is_checked(killed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a SHA-256 that is right."""
+    from fedsim.running import experiment
+    from fedsim.running.checkpoint import Checkpoint, Checkpoints, pack
+
+    killed(EVERY)
+    monkeypatch.setattr(Checkpoints, "_set_aside", lambda self, damaged: told.update(damaged))
+    monkeypatch.setattr(experiment, "_run_rounds", lambda *_: ("failed", "far enough", None))
+    path, told = folder_in("outputs") / NEWEST, dict[Path, str]()
+    files = {one: one.read_bytes() for one in path.parent.iterdir()}
+    inner, seen = Checkpoints._read, list[Any]()
+    monkeypatch.setattr(Checkpoints, "_read", lambda self, path: seen.append((self, inner(self, path))) or seen[-1][1])
+    run([*WORDS, EVERY])
+    owner, (sound, records) = seen[0]
+    assert owner.fault(sound, records) is None
+    for name, values in FORGED.items():
+        for value in values:
+            content = {**vars(sound), "state": dict(sound.state)}
+            (content["state"] if "." in name else content)[name.removeprefix("state.")] = value
+            for file, before in files.items():
+                file.write_bytes(before)
+            path.write_bytes(pack(owner.identity, content, owner.dataclasses))
+            (path.parent / PREVIOUS).unlink()
+            assert owner.load() is None, (name, value)
+            assert told.pop(path), (name, value)
+    params = {key: tensor.clone() for key, tensor in sound.state["params"].items()}
+    next(iter(params.values())).view(-1)[0] = float("nan")
+    forged = Checkpoint(**{**vars(sound), "state": {**sound.state, "params": params}})
+    assert owner.fault(forged, records) == "state.params"
+    wrong = {"selected": [6], "train_samples": "many", "late": [-1], "test_loss": float("nan"), "round": True}
+    for name, value in wrong.items():
+        assert owner.fault(sound, [replace(records[0], **{name: value})]) == f"round 1 of {METRICS}"
+
+
+def test_a_finished_run_whose_files_are_not_whole_is_run_again(
+    rounds: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*WORDS]) == 0
+    folder = folder_in("outputs")
+    model, metrics = folder / "model.safetensors", folder / METRICS
+    whole = result(folder)
+    damages = {
+        "metrics.jsonl has 0 of 8 rounds": metrics.unlink,
+        "metrics.jsonl has 7 of 8 rounds": lambda: metrics.write_bytes(metrics.read_bytes()[:-9]),
+        "model.safetensors is missing or cut short": model.unlink,
+        "model.safetensors is missing or cut short; ": lambda: model.write_bytes(model.read_bytes()[:-9]),
+    }
+    for told, harm in damages.items():
+        harm()
+        rounds.clear()
+        assert run([*WORDS]) == 0
+        assert rounds == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert f"{told.removesuffix('; ')}; it is run again" in capsys.readouterr().err
+        assert result(folder) == whole
+    rounds.clear()
+    assert run([*WORDS]) == 0
+    assert not rounds
 
 
 def test_a_checkpoint_of_another_config_or_version_is_refused_by_its_keys(

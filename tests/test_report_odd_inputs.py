@@ -1,15 +1,21 @@
 """Reports of what is rare and yet legal: paths in brackets, a screen that nobody reads, names with dots."""
 
+import csv
 import io
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from fedsim.errors import FedsimError
 from fedsim.report.__main__ import main
 from fedsim.report.groups import sort_key
 from fedsim.report.tables.table import Table
+from fedsim.running.exits import tell
+from fedsim.tracking.screen import tell_line
 from tests.report_toys import write_run
 
 
@@ -38,6 +44,61 @@ def test_cells_in_brackets_are_no_markup() -> None:
     console.print(Table("x", "of [b]", ["run[/b]"], [["path=/[mnist]/v1"], ["a[/b]c"]], "a [note]").rich())
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(part in text for part in ("of [b]", "run[/b]", "path=/[mnist]/v1", "a[/b]c", "a [note]"))
+
+
+NASTY = (
+    "\x1b[31mred\x1b[0m\x07",
+    "two\nlines\r",
+    "\x9b2J\u202ebidi",
+    r"\input{/etc/passwd}",
+    "$x^2$ & ~ # % _",
+    "=HYPERLINK(1)",
+    "@SUM(1)",
+    "+1+cmd|' /C calc'!A0",
+    "-2+a",
+    "<script>alert(1)</script>",
+    "![p](http://x)",
+    r"a\|b | c",
+)
+
+
+def test_nasty_text_is_harmless_in_every_form() -> None:
+    """Each string as title, header, cell and note."""
+    for text in NASTY:
+        table = Table("x", text, [text, "b"], [[text, "c"]], text)
+        console = Console(file=io.StringIO(), width=200, force_terminal=False)
+        console.print(table.rich())
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        for form in (shown, table.markdown(), table.latex(), table.csv()):
+            assert all(c.isprintable() or c == "\n" for c in form), text
+        rows = table.markdown().splitlines()[2:5]
+        assert not re.search(r"<\w|(?<!\\)\]\(", table.markdown())
+        assert [len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows] == [3, 3, 3]
+        cells = list(csv.reader(io.StringIO(table.csv())))
+        assert [len(row) for row in cells] == [2, 2]
+        assert not any(cell[:1] in "=@+-" for row in cells for cell in row)
+        title, *body = table.latex().splitlines()
+        assert title.startswith("% ")
+        assert len(body) == 7
+        assert "\\input" not in "".join(body)
+        cell = body[4].removesuffix(r" & c \\")
+        assert not re.search(r"(?<!\\)[$&%#_^~]", cell)
+    signed = Table("x", "t", ["a"], [["+0.1 [-0.2, 0.3]"], ["-1e-5"], ["-"], ["-3 %"]])
+    assert signed.csv() == 'a\n"+0.1 [-0.2, 0.3]"\n-1e-5\n-\n-3 %\n'
+
+
+def test_nasty_text_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, text in enumerate(NASTY):
+        run = write_run(tmp_path / str(number), [0.5, 0.6], [[0], [1]], choices={"selector": f"s{number}"})
+        summary = json.loads((run / "summary.json").read_text())
+        summary["choices"]["selector"] = text
+        (run / "summary.json").write_text(json.dumps(summary))
+    assert main([str(tmp_path), "--no-figures"]) == 0
+    tell(FedsimError("".join(NASTY)))
+    tell_line("".join(NASTY))
+    printed = capsys.readouterr()
+    assert all(c.isprintable() or c == "\n" for c in printed.out + printed.err)
+    assert "<script>alert" not in (tmp_path / "report" / "report.html").read_text()
 
 
 def test_the_report_is_written_though_nobody_reads_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

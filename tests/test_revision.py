@@ -147,6 +147,27 @@ def test_a_git_that_does_not_answer_is_left_alone(
 
 
 @needs_git
+def test_a_comparison_that_takes_too_long_leaves_the_commit(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = git(package, "rev-parse", "HEAD")
+    fake, real = tmp_path / "bin" / "git", shutil.which("git")
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\ncase "$*" in *status*) exit 1;; esac\nexec {real} "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(fake.parent), prepend=os.pathsep)
+    assert revision(package) == {"commit": commit, "dirty": None}
+
+
+@needs_git
+def test_a_checkout_that_belongs_to_another_user_has_its_commit(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code runs already: git's care for what a repository may have it run comes late."""
+    commit = git(package, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert revision(package) == {"commit": commit, "dirty": False}
+
+
+@needs_git
 def test_it_is_read_once_per_process(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PACKAGE", package)
     own_revision.cache_clear()

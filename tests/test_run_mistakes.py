@@ -43,6 +43,9 @@ from tests.run_toys import Run, refused, shell
         (["tracker.console._target_=builtins.open"], "tracker.console._target_='builtins.open'"),
         (["device=tpu"], "device='tpu': must be one of auto, cpu, cuda or cuda:<number>"),
         (["name=../evil"], "name='../evil': must be usable as a folder's name"),
+        (["name=" + "x" * 300], "xxx': must be usable as a folder's name\n    1 to 255 bytes"),
+        (["optimizer.lr=1e39"], "optimizer.lr=1e+39: must be finite in float32 and > 0"),
+        (['partition_seed="${oc.create:{a: 1}}"'], "partition_seed: must not call the resolver oc.create"),
         (
             ["scale=small"],
             "scale='small': has no effect here: no preset is chosen\n    it is for presets that have a small size:",

@@ -16,6 +16,7 @@ from fedsim.config.build import unknown
 from fedsim.config.moved import with_paths_now
 from fedsim.config.plan import Plan, make_plan
 from fedsim.errors import ConfigError, DataError, FedsimError
+from fedsim.printable import printable
 from fedsim.record import Record
 from fedsim.report.archive import ArchivedRun, read_archive
 from fedsim.report.command import find_source
@@ -45,13 +46,14 @@ def run(words: Sequence[str]) -> int:
         plans = [plan_of(one, options.words, f"{place}/{number}") for number, one in enumerate(chosen)]
         equal = 0
         for number, (one, plan) in enumerate(zip(chosen, plans, strict=True), 1):
-            print(f"{number}/{len(chosen)} {one.folder}", flush=True)
+            print(f"{number}/{len(chosen)} {printable(str(one.folder))}", flush=True)
             again = _repeated(one, plan)
             if again.status in CODES:
                 return CODES[again.status]
             found = differences(one, again)
             equal += not found
-            print("    " + "\n    ".join(found or [f"equal, {len(one.records)} rounds"]), flush=True)
+            for line in found or [f"equal, {len(one.records)} rounds"]:
+                print(f"    {printable(line)}", flush=True)
     print(f"{equal} of {len(chosen)} equal; {len(runs)} runs in {options.folder}")
     return int(equal < len(chosen))
 

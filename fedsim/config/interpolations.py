@@ -89,7 +89,8 @@ class _Sizes:
 
     def _size(self, path: tuple[str, ...], node: Any) -> int:
         if isinstance(node, Mapping):
-            return 1 + sum(self.of((*path, str(key)), value) for key, value in node.items())
+            last = sorted(node, key=lambda key: key == "hydra")  # which repeats words of the command line
+            return 1 + sum(self.of((*path, str(key)), node[key]) for key in last)
         if isinstance(node, list):
             return 1 + sum(self.of((*path, str(index)), value) for index, value in enumerate(node))
         if not isinstance(node, str):

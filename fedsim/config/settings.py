@@ -16,6 +16,10 @@ MAX_EPOCHS, MAX_STEPS = 100_000, 1_000_000
 """Of one client in one round; all its batches are drawn before it begins (`fedsim.engine.schedule`)."""
 
 
+MAX_NAME = 255
+"""Bytes of a folder's name, on nearly all file systems."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Scalars of the run; each group is a mapping that `fedsim.config.build` turns into an object."""
@@ -52,10 +56,11 @@ class Settings:
         n, k = self.num_clients, self.cohort_size
         check(
             rule(
-                bool(self.name) and not set(self.name) & set('/\\:*?"<>|\0') and not self.name.startswith("."),
+                _is_folder_name(self.name),
                 "name",
                 self.name,
                 "must be usable as a folder's name",
+                f"1 to {MAX_NAME} bytes that can be printed, none of " + '/ \\ : * ? " < > | and no dot in front',
             ),
             rule(
                 re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None,
@@ -81,6 +86,11 @@ class Settings:
             ),
             at_least("eval_every", self.eval_every, 1),
         )
+
+
+def _is_folder_name(name: str) -> bool:
+    allowed = name.isprintable() and not set(name) & set('/\\:*?"<>|') and not name.startswith(".")
+    return allowed and 1 <= len(name.encode()) <= MAX_NAME
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedsim.config.moved import with_paths_now
 from fedsim.errors import FedsimError
 from fedsim.partitions.division import Division
+from fedsim.printable import printable
 from fedsim.tracking.files import CLIENTS, CONFIG, METRICS, REPLACEMENTS, SUMMARY, read_metrics, read_summary
 
 Floats = NDArray[np.float64]
@@ -166,7 +167,7 @@ def _read_or_tell(folder: Path) -> Run | None:
     found = _read(folder)
     if isinstance(found, Run):
         return found
-    sys.stderr.write(f"fedsim report: left out {folder}: {found}\n")
+    sys.stderr.write(printable(f"fedsim report: left out {folder}: {found}") + "\n")
     return None
 
 

@@ -47,7 +47,7 @@ Checkpoints of earlier versions lack these keys, and are compared by the others 
 
 
 class CheckpointError(DataError):
-    """A checkpoint is damaged, and there is no other."""
+    """A checkpoint is damaged, or cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class Checkpoints:
     """Those of one run. `every`: rounds, None for none but those on a signal, `auto` for as often as costs little.
 
     `identity` (`identity_of`) says what a checkpoint must have been made by; `device` is where tensors of a GPU go;
-    `dataclasses`: those that the state may hold, by path; `other_code`: code of the user's may have changed since.
+    `dataclasses`: those that the state may hold, by path; `other_code`: code of the user's may have changed since;
+    `fault` names a value that the run cannot go on from.
     """
 
     def __init__(
@@ -83,9 +84,10 @@ class Checkpoints:
         dataclasses: Mapping[str, type] | None = None,
         *,
         other_code: bool = False,
+        fault: Callable[[Checkpoint, list[Record]], str | None] = lambda checkpoint, records: None,
     ) -> None:
         self.folder, self.identity, self.every, self.device = folder, identity, every, device
-        self.other_code = other_code
+        self.other_code, self.fault = other_code, fault
         self.dataclasses = dataclasses or {}
         self._saved_at, self._saved_wall, self._cost = time.monotonic(), 0.0, 0.0
 
@@ -110,12 +112,13 @@ class Checkpoints:
         self._cost, self._saved_wall = self._saved_at - start, checkpoint.state["wall_seconds"]
 
     def load(self) -> tuple[Checkpoint, list[Record]] | None:
-        """The latest checkpoint that is sound, with the records of its rounds; None if there is no checkpoint at all.
+        """The latest checkpoint that is sound, with the records of its rounds; None if there is none: damaged ones are
+        set aside then, with a line on stderr.
 
-        Raises `CheckpointError` if all are damaged, `ConfigError` if it is of another config, version, backend or kind
-        of device, or of other data or code of the user's.
+        Raises `CheckpointError` if one cannot be read for another reason than damage, `ConfigError` if it is of another
+        config, version, backend or kind of device, or of other data or code of the user's.
         """
-        damaged: list[str] = []
+        damaged: dict[Path, str] = {}
         for path in (self.folder.path / NEWEST, self.folder.path / PREVIOUS):
             if not path.exists():
                 continue
@@ -123,17 +126,24 @@ class Checkpoints:
                 found = self._read(path)
             except ConfigError:
                 raise
+            except (OSError, MemoryError, RuntimeError) as error:  # of the machine; the file may be sound
+                raise CheckpointError(f"the run cannot go on: {path}: {error!r}; {START_ANEW}") from error
             except Exception as error:  # damage shows itself in many ways
-                damaged.append(f"{path}: {error}" if isinstance(error, CheckpointError) else f"{path}: {error!r}")
+                damaged[path] = str(error) if isinstance(error, CheckpointError) else repr(error)
                 continue
             if damaged:
-                sys.stderr.write(f"fedsim: {damaged[0]}; going on from the checkpoint before it\n")
+                newest, what = next(iter(damaged.items()))
+                sys.stderr.write(f"fedsim: {newest}: {what}; going on from the checkpoint before it\n")
                 self.folder.rename(path.name, NEWEST)
             return found
-        if damaged:
-            what = "; ".join(damaged)
-            raise CheckpointError(f"the run cannot go on: {what}; {START_ANEW}")
+        self._set_aside(damaged)
         return None
+
+    def _set_aside(self, damaged: Mapping[Path, str]) -> None:
+        for path, what in damaged.items():
+            name = path.with_suffix(f".damaged{path.suffix}").name
+            self.folder.rename(path.name, name)
+            sys.stderr.write(f"fedsim: {path}: {what}; set aside as {name}, the run starts anew\n")
 
     def _read(self, path: Path) -> tuple[Checkpoint, list[Record]]:
         header, tensors = unpack(path.read_bytes())
@@ -149,7 +159,10 @@ class Checkpoints:
         records = read_metrics(self.folder.path, end=checkpoint.lengths.get(METRICS, 0))
         if [r["round"] for r in records] != list(range(1, checkpoint.state["round"] + 1)):
             raise CheckpointError(f"{METRICS} lacks rounds that it counts on")
-        return checkpoint, [Record(**record) for record in records]
+        rounds = [Record(**record) for record in records]
+        if wrong := self.fault(checkpoint, rounds):
+            raise CheckpointError(f"is damaged: its {wrong} is of a wrong type or out of range")
+        return checkpoint, rounds
 
     def delete(self) -> None:
         """Delete them, as far as that can be done: the run is finished."""
@@ -238,3 +251,12 @@ def save_model(folder: RunFolder, name: str, params: Mapping[str, Tensor]) -> No
     """The model as a file of safetensors."""
     on_cpu = {key: value.detach().cpu().contiguous() for key, value in params.items()}
     folder.write_bytes(name, safetensors.torch.save(on_cpu))
+
+
+def is_whole_model(path: Path) -> bool:
+    """Whether a file of safetensors is there and as long as its header says. Its numbers are not read."""
+    try:
+        with safetensors.safe_open(path, framework="pt"):
+            return True
+    except (OSError, safetensors.SafetensorError):
+        return False

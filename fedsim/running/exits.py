@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fedsim.errors import ConfigError, FedsimError
+from fedsim.printable import printable_lines
 from fedsim.running.signals import CODES, Preempted
 
 T = TypeVar("T")
@@ -46,6 +47,6 @@ def tell(error: FedsimError, program: str = "fedsim") -> None:
         count = len(error.problems)
         print(f"{program}: {count} problem{'s' if count > 1 else ''} in the config; nothing was run", file=sys.stderr)
         for problem in error.problems:
-            print(f"  {problem}", file=sys.stderr)
+            print(printable_lines(f"  {problem}"), file=sys.stderr)
     else:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(printable_lines(f"{program}: {error}"), file=sys.stderr)

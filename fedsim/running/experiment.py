@@ -3,6 +3,7 @@
 Nothing is written into the run's folder before everything that can refuse has been built.
 """
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from fedsim.errors import FedsimError
 from fedsim.record import Record
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.checkpoint import START_ANEW, Checkpoint, CheckpointError, Checkpoints, identity_of
+from fedsim.running.checkpoint_fields import fault
 from fedsim.running.encoding import dataclasses_known_to, encode
 from fedsim.running.environment import environment
 from fedsim.running.failures import Ending, ended_by, failed_before_rounds
@@ -53,6 +55,8 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
     earlier = outcome_on_file(plan)
     if earlier.final and not plan.settings.overwrite:
         return replace(earlier, skipped=True)
+    if earlier.summary.get("status") in FINAL and not earlier.final:
+        sys.stderr.write(f"fedsim: {plan.folder}: {earlier.summary['error']}; it is run again\n")
     if not is_free(plan.folder):  # known before it is built, which may take long
         raise HeldError(plan.folder)
     try:
@@ -223,7 +227,8 @@ def _checkpoints(plan: Plan, experiment: Experiment, folder: RunFolder) -> Check
     fingerprint = experiment.data_source.get("fingerprint")
     identity = identity_of(plan, _backend_name(parts), device, fingerprint, experiment.division.hash)
     settings = plan.checkpoint
-    return Checkpoints(folder, identity, settings.every, device, known, other_code=settings.other_code)
+    wrong = partial(fault, simulation=experiment.simulation)
+    return Checkpoints(folder, identity, settings.every, device, known, other_code=settings.other_code, fault=wrong)
 
 
 def _backend_name(parts: Components) -> str:

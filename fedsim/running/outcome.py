@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.config.plan import Plan
+from fedsim.running.checkpoint import is_whole_model
 from fedsim.running.results import FINAL
-from fedsim.tracking.files import read_summary, replacement_of
+from fedsim.tracking.files import METRICS, MODEL, read_summary, replacement_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,22 @@ def worked_in(plan: Plan) -> Path:
 
 
 def outcome_in(folder: Path) -> Outcome:
-    """What `folder` says of the run in it; `failed` where there is no summary."""
+    """What `folder` says of the run in it; `failed` where there is no summary, or one of an end whose files are not
+    whole, which are then named in `error`."""
     summary = read_summary(folder)
-    return Outcome("failed", {}) if summary is None else Outcome(summary["status"], summary)
+    if summary is None:
+        return Outcome("failed", {})
+    if summary["status"] in FINAL and (lost := _lost(folder, summary)):
+        return Outcome("failed", {**summary, "error": lost})
+    return Outcome(summary["status"], summary)
+
+
+def _lost(folder: Path, summary: Mapping[str, Any]) -> str | None:
+    """What is missing of the files of a run that has an end, or None."""
+    try:
+        lines = (folder / METRICS).read_bytes().count(b"\n")
+    except FileNotFoundError:
+        lines = 0
+    if lines != summary.get("rounds"):
+        return f"{METRICS} has {lines} of {summary.get('rounds')} rounds"
+    return None if is_whole_model(folder / MODEL) else f"{MODEL} is missing or cut short"

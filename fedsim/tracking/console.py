@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedsim.printable import printable_lines
 from fedsim.tracking.base import RunInfo, SweepPosition, Tracker
 from fedsim.tracking.screen import CONSOLE
 from fedsim.tracking.tables import closing_table, show_percent, show_share
@@ -41,7 +42,7 @@ class ConsoleTracker(Tracker):
     def start(self, info: RunInfo) -> None:
         self._info = info
         text = headline(info.name, info.choices, info.seed)
-        self.console.print(f"{job_number(info.sweep)}{escape(text)}", soft_wrap=True)
+        self.console.print(f"{job_number(info.sweep)}{escape(printable_lines(text))}", soft_wrap=True)
         if self.progress and info.alone and self.console.is_terminal:
             self._bar = _bar(self.console, TextColumn("test accuracy {task.fields[accuracy]}"), TimeRemainingColumn())
             self._task = self._bar.add_task("", total=info.num_rounds, accuracy="-", left="")

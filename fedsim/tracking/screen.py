@@ -10,6 +10,8 @@ from typing import IO, cast
 
 from rich.console import Console
 
+from fedsim.printable import printable_lines
+
 UNWRITABLE = (OSError, ValueError, AttributeError)
 """What a standard output raises that cannot be written, is closed, or is none at all (`fedsim >&-`)."""
 
@@ -94,7 +96,7 @@ CONSOLE = Console(highlight=False, file=cast(IO[str], Output()))
 
 def tell_line(text: str) -> None:
     """One line of text for the user."""
-    CONSOLE.print(text, soft_wrap=True, markup=False)
+    CONSOLE.print(printable_lines(text), soft_wrap=True, markup=False)
 
 
 @contextmanager

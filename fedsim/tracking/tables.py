@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.communication.ledger import PHASES
+from fedsim.printable import printable
 from fedsim.tracking.files import read_metrics
 from fedsim.tracking.final_accuracy import FINAL_WINDOW, mean_of_last
 from fedsim.tracking.screen import CONSOLE
@@ -36,7 +37,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         **_simulated(summary),
         "bytes": f"{show_bytes(totals['bytes_down'])} down, {show_bytes(totals['bytes_up'])} up",
         "samples": f"{totals['train_samples']:,} trained on, {totals['forward_samples']:,} more passed forward",
-        "engine": escape(str(summary.get("engine", ""))),
+        "engine": _shown(str(summary.get("engine", ""))),
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -132,7 +133,7 @@ def _jobs_table(rows: Sequence[Row], differing: Sequence[str], left_out: Sequenc
         summary, style = row["summary"], {"done": "green"}.get(row["status"], "red")
         cells = [show(summary) if "totals" in summary else "-" for show in columns.values()]
         names = _names(_key(row, differing), differing, stacked)
-        table.add_row(*names, str(row["seed"]), f"[{style}]{row['status']}[/]", *cells)
+        table.add_row(*names, str(row["seed"]), f"[{style}]{_shown(row['status'])}[/]", *cells)
     return table
 
 
@@ -140,15 +141,15 @@ def _table(differing: Sequence[str], stacked: bool) -> Table:
     """An empty table with the columns of the choices that differ."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ["job"] if stacked and differing else differing:
-        table.add_column(escape(name), overflow="fold")
+        table.add_column(_shown(name), overflow="fold")
     return table
 
 
 def _names(key: Sequence[str], differing: Sequence[str], stacked: bool) -> list[str]:
     """The cells of the choices `key`: one for each, or one with all of them below each other."""
     if not stacked or not differing:
-        return [escape(value) for value in key]
-    return ["\n".join(escape(f"{name}={value}") for name, value in zip(differing, key, strict=True))]
+        return [_shown(value) for value in key]
+    return ["\n".join(_shown(f"{name}={value}") for name, value in zip(differing, key, strict=True))]
 
 
 def _key(row: Row, names: Sequence[str]) -> tuple[str, ...]:
@@ -214,3 +215,7 @@ def show_bytes(value: float) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"
+
+
+def _shown(text: str) -> str:
+    return escape(printable(text))

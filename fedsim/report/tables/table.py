@@ -10,6 +10,8 @@ import rich.table
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 
+from fedsim.printable import printable, printable_lines
+
 EMPTY = ("", "-")
 
 
@@ -32,23 +34,28 @@ class Table:
     def rich(self) -> rich.table.Table:
         shown = self.without_empty_columns()
         table = rich.table.Table(
-            title=escape(self.title),
+            title=_on_screen(self.title),
             title_justify="left",
             caption_justify="left",
             box=SIMPLE_HEAD,
-            caption=escape(self.note) or None,
+            caption=_on_screen(self.note) or None,
         )
         for number, name in enumerate(shown.header):
-            table.add_column(escape(name), justify="left" if number < 2 else "right", overflow="fold")
+            table.add_column(_on_screen(name), justify="left" if number < 2 else "right", overflow="fold")
         for row in shown.rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*map(_on_screen, row))
         return table
 
     def markdown(self) -> str:
         shown = self.without_empty_columns()
-        lines = [f"### {self.title}", "", _markdown_row(shown.header), _markdown_row(["---"] * len(shown.header))]
+        lines = [
+            f"### {_escape_markdown(self.title)}",
+            "",
+            _markdown_row(shown.header),
+            _markdown_row(["---"] * len(shown.header)),
+        ]
         lines += [_markdown_row(row) for row in shown.rows]
-        return "\n".join([*lines, "", *([self.note, ""] if self.note else [])])
+        return "\n".join([*lines, "", *([*map(_escape_markdown, self.note.splitlines()), ""] if self.note else [])])
 
     def latex(self) -> str:
         """A `tabular` environment with the rules of the package booktabs."""
@@ -57,20 +64,43 @@ class Table:
         columns = "l" * min(2, len(shown.header)) + "r" * max(len(shown.header) - 2, 0)
         head = " & ".join(map(_escape_latex, shown.header)) + r" \\"
         rules = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
-        return "\n".join([f"% {self.title}", *rules, r"\end{tabular}", ""])
+        return "\n".join([f"% {printable(self.title)}", *rules, r"\end{tabular}", ""])
 
     def csv(self) -> str:
-        """All columns, the empty ones, too: programs read it."""
+        """All columns, the empty ones, too: programs read it. No cell is a formula for a spreadsheet."""
         out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([self.header, *self.rows])
+        csv.writer(out, lineterminator="\n").writerows([*map(_no_formula, row)] for row in [self.header, *self.rows])
         return out.getvalue()
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    escaped = [cell.replace("|", "\\|") for cell in cells]
-    return f"| {' | '.join(escaped)} |"
+    return f"| {' | '.join(map(_escape_markdown, cells))} |"
+
+
+def _on_screen(text: str) -> str:
+    return escape(printable_lines(text))
+
+
+def _escape_markdown(text: str) -> str:
+    """In one line, without columns, tags, links and pictures of its own."""
+    text = re.sub(r"[\\|]", r"\\\g<0>", printable(text))
+    return re.sub(r"\](?=[(\[:])", r"\\]", re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text))
+
+
+LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\^{}",
+    "±": r"$\pm$",
+}
 
 
 def _escape_latex(text: str) -> str:
-    text = re.sub(r"([&%$#_{}])", r"\\\1", text)
-    return text.replace("±", r"$\pm$").replace("^", r"\^{}")
+    return "".join(LATEX.get(c, c) for c in printable(text))
+
+
+def _no_formula(cell: str) -> str:
+    """`cell` in one line; one that a spreadsheet would compute begins with an apostrophe. Signed numbers stay."""
+    text = printable(cell)
+    signed = re.fullmatch(r"[+-][-\d.,eE+±\s\[\]%]*", text) is not None
+    return f"'{text}" if text.lstrip()[:1] in ("=", "@", "+", "-") and not signed else text

@@ -114,6 +114,6 @@ def test_the_least_window_and_penalty_are_taken() -> None:
 def test_the_pool_reaches_a_share_of_the_last_utility_that_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     selector = oort(4, 2, cutoff=0.95, cutoff_rank="last")
     selector.last_round[:] = 1
-    monkeypatch.setattr(selector, "scores", lambda ids, t: np.array([10.0, 6.0, 5.8, 5.5]))  # .95 x 6 = 5.7
+    monkeypatch.setattr(selector, "scores", lambda ids, t: np.array([10.0, 6.0, 5.8, 5.6]))  # .95 x 6 = 5.7
     picked = [selector._exploit(np.arange(4), 2, 2, np.random.default_rng(seed)) for seed in range(40)]
     assert set(np.concatenate(picked).tolist()) == {0, 1, 2}

@@ -27,7 +27,7 @@ from fedsim.selectors.tools.kl_divergence import kl_divergences
 PAIR_BYTES = 36
 """Divergences in float32 and 64, and the attention with what it is made of."""
 BLOCK_ENTRIES = 2**18
-"""Of attention that is computed at once, so that it stays in the cache."""
+"""Of attention that is computed at once, so that it stays in the cache: all of it up to 512 clients."""
 TOLERANCE = 1e-9
 """Rounding tolerance when sums of shares are compared with tau: .1 * 3 > .3 in floating point."""
 

@@ -1,6 +1,7 @@
 """Rounds of selectors with `engine=native`, to the last bit, for tests/test_exact.py.
 
-python -m tests.exact_rounds FILE NAME...      # in an environment of its own; FILE is overwritten
+uv run python -m tests.exact_rounds                   # record all anew, after a change that is to change results
+uv run python -m tests.exact_rounds FILE NAME...      # those named, into FILE
 """
 
 import hashlib
@@ -8,7 +9,6 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from fedsim.types import Params
 from tests.clocks import NEED_A_CLOCK
 from tests.goldens import SELECTORS, fitted
 
+FILE = Path(__file__).with_name("exact_rounds.json")
 CHOICES = Path(__file__).parents[1] / "conf" / "selector"
 SETTING = [
     "num_rounds=20",
@@ -52,9 +53,9 @@ KINDS = [name for name in SELECTORS if "\n_target_:" in (CHOICES / f"{name}.yaml
 """One choice of each kind of selector: the others differ from one of these by values."""
 
 
-def rounds(name: str) -> dict[str, list[Any]]:
-    """By name, what each round came to: selections, accuracies, losses, and a hash of the model, the first one's before
-    it; nothing of a selector that is not marked exact."""
+def rounds(name: str) -> dict[str, str]:
+    """Hashes of all rounds' selections, accuracies, losses and models, the first one's before it; nothing of a selector
+    that is not marked exact."""
     words = MORE.get(name, [f"selector={name}"])
     clock = ["system=tiers"] if name in NEED_A_CLOCK else []
     model = CONVOLUTIONS if set(CONVOLUTIONS) & set(words) else MLP
@@ -70,7 +71,8 @@ def rounds(name: str) -> dict[str, list[Any]]:
             records.append(record.as_dict())
             models.append(digest(simulation.params))
     names = ("selected", "test_accuracy", "test_loss", "train_loss")
-    return {name: [record[name] for record in records] for name in names} | {"model": models}
+    found = {name: [record[name] for record in records] for name in names} | {"model": models}
+    return {name: hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16] for name, values in found.items()}
 
 
 def digest(params: Params) -> str:
@@ -80,4 +82,5 @@ def digest(params: Params) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps({name: rounds(name) for name in sys.argv[2:]}), encoding="utf-8")
+    file, *names = sys.argv[1:] or [FILE, *SELECTORS, *MORE]
+    Path(file).write_text(json.dumps({name: rounds(name) for name in names}, indent=1) + "\n", encoding="utf-8")

@@ -1,5 +1,6 @@
 """Calls of the compiled library: what is out of range or has the wrong shape is an exception, never an access."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.engine.model.chain import any_chain
-from fedsim.engine.native.calls import ChainCalls, Rule, Work
+from fedsim.engine.native.calls import ChainCalls, Rule, Work, cross_entropies
 from fedsim.types import Params
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -252,3 +253,23 @@ def test_a_call_from_many_threads_uses_no_more_than_it_may() -> None:
     expected, found = (gradient(calls, replace(calls.work, threads=threads)) for threads in (1, 10**6))
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_losses_of_logits() -> None:
+    """To the bit those of gradients, and nan where a logit is, or the largest is infinite."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 7))
+    chain, x, labels = any_chain(model), 9 * torch.randn(150, 9), torch.randint(7, (150,))
+    assert chain is not None
+    calls = ChainCalls(chain, dict(model.named_parameters()), (9,))
+    work = Work(x, labels, np.arange(150)[None], np.array([150]), np.zeros((1, 150), np.float32))
+    logits = torch.zeros(150, 7)
+    calls.outputs(work, logits)
+    calls.gradient(work, {name: torch.zeros_like(value) for name, value in calls.params.items()})
+    found = cross_entropies(logits, labels)
+    assert torch.equal(found, torch.from_numpy(work.losses[0]))
+    expected = nn.functional.cross_entropy(logits.double(), labels, reduction="none")
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    odd = torch.tensor([[0.0, math.nan], [math.inf, 0], [0, -math.inf]])
+    np.testing.assert_array_equal(cross_entropies(odd, torch.tensor([0, 1, 0])), [math.nan, math.nan, 0])
+    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.6, found 0\.\.7"):
+        cross_entropies(logits, torch.arange(150) % 8)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedsim.engine.data import ClientData
 from fedsim.engine.model.chain import Chain, any_chain
@@ -99,6 +100,10 @@ class Backend(ABC):
     @abstractmethod
     def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
         """Logits of `params` in eval mode for `x` [n, ...], or for its rows `positions`: [n or len(positions), C]."""
+
+    def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """-log p of the `labels` [n] by `logits` [n, C], float64, one for each sample [n]."""
+        return F.cross_entropy(logits.double(), labels, reduction="none")
 
     @abstractmethod
     def gradients(

@@ -14,7 +14,7 @@ from fedsim.engine.model.parameters import trained_names
 from fedsim.engine.results import ClientUpdates, client_updates
 from fedsim.engine.schedule import LocalWork, make_schedule
 from fedsim.errors import Problem, check
-from fedsim.exact.losses import cross_entropies, log_softmax
+from fedsim.exact.losses import log_softmax
 from fedsim.exact.sums import row_sums
 from fedsim.flat import to_device
 from fedsim.rng import Streams
@@ -64,7 +64,7 @@ class Engine:
             return np.full(len(sizes), np.nan)
         chosen = np.concatenate(positions)
         labels = self.data.y[to_device(torch.as_tensor(chosen), self.data.y.device)]
-        values = cross_entropies(self.backend.forward(params, self.data.x, chosen), labels)
+        values = self.backend.cross_entropies(self.backend.forward(params, self.data.x, chosen), labels)
         owner = np.repeat(np.arange(len(sizes)), sizes)
         totals = np.bincount(owner, values.cpu().numpy(), minlength=len(sizes))
         with np.errstate(invalid="ignore"):
@@ -104,7 +104,7 @@ class Engine:
         check(self._output_problem(output, len(x)))
         hits = output.argmax(1) == y
         correct = hits.sum()
-        loss = row_sums(cross_entropies(output, y)[None])[0]
+        loss = row_sums(self.backend.cross_entropies(output, y)[None])[0]
         found = torch.stack([correct.double(), loss]).tolist()  # one copy from a GPU
         return Evaluation(found[0] / len(y), found[1] / len(y)), hits
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsim.engine.backend import Backend, TrainingResult, Workload, workers_problem
 from fedsim.engine.model.parameters import initial, traveling
+from fedsim.engine.native import calls
 from fedsim.engine.native.calls import ChainCalls, Rule, Work
 from fedsim.engine.native.library import NotCompiledError
 from fedsim.engine.schedule import Schedule
@@ -110,6 +111,10 @@ class NativeBackend(Backend):
         parts = [slice(first, first + size) for first in range(0, len(chosen), size or 1)]
         list(self._pool.map(lambda part: calls.outputs(_batches(x, None, chosen[part]), result[part]), parts))
         return result
+
+    def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """In the precision of the logits, as in training."""
+        return calls.cross_entropies(logits.contiguous(), labels.contiguous()).double()
 
     def _mean_gradient(self, calls: ChainCalls, chosen: NDArray[np.int64], names: Sequence[str]) -> Tensor:
         found = {name: torch.zeros_like(value) for name, value in calls.params.items()}

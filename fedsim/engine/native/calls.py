@@ -137,6 +137,24 @@ class ChainCalls:
         )
 
 
+def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """-log softmax(logits)[label] of each sample [n] from `logits` [n, C] and `labels` [n] in 0..C - 1, in their type.
+
+    Raises what `ChainCalls` says.
+    """
+    samples, classes = logits.shape
+    losses = logits.new_empty(samples)
+    status = library(logits.dtype).losses_of_logits(
+        _Pointer(_tensor_address("logits", logits, logits.shape, logits.dtype)),
+        _Pointer(_tensor_address("labels", labels, (samples,), torch.int64)),
+        *(ctypes.c_int64(samples), ctypes.c_int64(classes)),
+        _Pointer(losses.data_ptr()),
+    )
+    if status != Status.OK:
+        raise _out_of_range("labels", classes - 1, labels.numpy())
+    return losses
+
+
 def _exception(status: Status, work: Work, outputs: int) -> Exception:
     """What a status other than OK is raised as, naming the values that were found."""
     steps, width = work.positions.shape

@@ -210,3 +210,14 @@ int outputs(const struct task *task)
     if (status == STATUS_OK) free(network);
     return status;
 }
+
+/* `losses` [samples]: the cross-entropies of `logits` [samples][classes] and `labels` [samples]. */
+int losses_of_logits(const real *logits, const int64_t *labels, int64_t samples, int64_t classes, real *losses)
+{
+    for (int64_t i = 0; i < samples; i++)
+        if (!in_range(labels[i], 0, classes - 1)) return STATUS_BAD_LABEL;
+    for (int64_t first = 0; first < samples; first += LOSS_BLOCK)
+        block_losses(logits + first * classes, labels + first, min_int(LOSS_BLOCK, samples - first), classes,
+                     losses + first);
+    return STATUS_OK;
+}

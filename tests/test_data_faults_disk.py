@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from fedsim.config.compose import compose_jobs, search_path
@@ -23,7 +24,7 @@ from fedsim.disk import room_problem
 from fedsim.errors import ConfigError, DataError
 from fedsim.jobs.room import require_room
 from fedsim.running.assembly import build
-from fedsim.tracking.files import SUMMARY
+from fedsim.tracking.files import MODEL, SUMMARY
 
 
 def plan(output_dir: Path, *words: str) -> Plan:
@@ -50,8 +51,9 @@ def test_what_is_finished_needs_no_room(tmp_path: Path, monkeypatch: pytest.Monk
     with_free(monkeypatch, 0)
     finished = plan(tmp_path)
     finished.folder.mkdir(parents=True)
+    safetensors.torch.save_file({"weight": torch.zeros(1)}, finished.folder / MODEL)
     for status in ("done", "diverged"):
-        (finished.folder / SUMMARY).write_text(json.dumps({"status": status}))
+        (finished.folder / SUMMARY).write_text(json.dumps({"status": status, "rounds": 0}))
         require_room([finished])
     for status in ("failed", "preempted", "interrupted"):  # it goes on
         (finished.folder / SUMMARY).write_text(json.dumps({"status": status}))

@@ -69,7 +69,7 @@ def test_clients_train_on_their_own_and_report_on_what_is_asked(evaluate_on: str
 
 
 def test_the_server_holds_what_the_division_gives_it() -> None:
-    made = build(plan(*HELD))
+    made = build(plan(*HELD, "selector=gpfl"))
     held, division, data = made.simulation.components.server_data, made.division, made.simulation.components.engine.data
     assert held.validation is not None
     assert held.public is not None

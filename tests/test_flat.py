@@ -11,6 +11,7 @@ from fedsim.engine.results import fetched
 from fedsim.errors import DivergedError
 from fedsim.flat import as_columns, flat_rows, split_flat
 from fedsim.types import Cohort
+from tests.card_runs import order_of_torch
 from tests.pretended_cuda import PretendedCard, held
 
 BUFFER = torch.arange(36.0).view(4, 9)
@@ -74,7 +75,8 @@ def cohort(device: str, broken: float | None) -> Cohort:
 def test_an_average_on_a_gpu_is_that_on_the_cpu_without_updates_that_are_not_finite(broken: float | None) -> None:
     average = FedAvg(frozenset(), weighting="by_size")
     kept, _, dropped = drop_nonfinite(cohort("cpu", broken), None)
-    wanted = average.aggregate(kept.start, kept, None)
+    with order_of_torch():
+        wanted = average.aggregate(kept.start, kept, None)
     with PretendedCard() as card:
         on_card = cohort("cuda", broken)
         card.counts.reset()
@@ -98,7 +100,8 @@ def test_a_step_of_a_server_optimiser_on_a_gpu_is_that_on_the_cpu_in_one_launch_
         given = cohort(device, None)
         return server.aggregate(server.aggregate(given.start, given, None), given, None)
 
-    wanted = steps(SERVERS[kind](frozenset({"b"})), "cpu")
+    with order_of_torch():
+        wanted = steps(SERVERS[kind](frozenset({"b"})), "cpu")
     with PretendedCard() as card:
         server = SERVERS[kind](frozenset({"b"}))
         found = steps(server, "cuda")

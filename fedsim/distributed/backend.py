@@ -46,7 +46,7 @@ class DividedBackend(Backend):
 
     def __init__(self, own: Holdings, others: Others, explained: Callable[[LostRankError], Exception]) -> None:
         self._own, self._backend, self._others, self._explained = own, own.backend, others, explained
-        self.reason = own.backend.reason
+        self.reason, self.exact = own.backend.reason, own.backend.exact
         self.pass_size, self.fewest_clients = own.backend.pass_size, own.backend.fewest_clients
 
     @property
@@ -87,6 +87,9 @@ class DividedBackend(Backend):
             read_passed,
         )
         return torch.cat(found)
+
+    def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self._backend.cross_entropies(logits, labels)
 
     def gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]

@@ -73,6 +73,8 @@ class Backend(ABC):
 
     reason: str | None = None
     """Why this backend was chosen, where `choose_backend` did so."""
+    exact: bool = False
+    """Whether it gives the same bits on every processor."""
     pass_size: int = 1
     """Samples that `forward` passes at once: cut at multiples of it, a pass gives the same bits in parts."""
     fewest_clients: int = 1

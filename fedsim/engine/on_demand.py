@@ -37,7 +37,7 @@ class OnDemandBackend(Backend):
         self._place(np.arange(min(len(data.x), EVALUATION_BATCH)))  # on which a backend may try out its model
         held = ClientData(self.x, self.labels, (), (), data.num_classes)
         self.backend = build(replace(workload, data=held))
-        self.reason, self.room = self.backend.reason, len(self.x)
+        self.reason, self.exact, self.room = self.backend.reason, self.backend.exact, len(self.x)
         self.fewest_clients = self.backend.fewest_clients
         unit = self.backend.pass_size
         self._placed_at_once = len(self.x) // unit * unit or len(self.x)
@@ -75,6 +75,9 @@ class OnDemandBackend(Backend):
             logits = self._forward(params, np.arange(passed))
             return logits[to_device(torch.as_tensor(positions), logits.device)]
         return self._forward(params, positions)
+
+    def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.backend.cross_entropies(logits, labels)
 
     def gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
         """Some at a time, whose gradients take no more memory than the samples do: whoever takes one of them may use

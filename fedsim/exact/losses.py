@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedsim.exact.elementary import exp, log
+from fedsim.exact.sums import has_order
 
 BLOCK = 1024
 """Samples that are worked on at once, so that they stay in the cache."""
@@ -13,7 +14,7 @@ BLOCK = 1024
 
 def log_softmax(logits: Tensor) -> Tensor:
     """Log-probabilities [n, C] of `logits` [n, C]."""
-    if logits.is_cuda:
+    if not has_order(logits):
         return F.log_softmax(logits.double(), dim=1)
     result = np.empty(logits.shape)
     for start in range(0, len(logits), BLOCK):

@@ -30,6 +30,13 @@ class Factors:
         whole, units, bits = self._parts
         return Factors(self._rows[some], (whole[:, some], units[some], bits))
 
+    def add_products(self, table: Tensor, other: "Factors") -> None:
+        """Add the inner products with the rows of `other` to `table` [n, m]."""
+        if self._parts is None or other._parts is None:
+            table.addmm_(self._rows, other._rows.T)
+        else:
+            table += self.times(other)
+
     def times(self, other: "Factors") -> Tensor:
         """The inner products [n, m] with the rows of `other`."""
         if self._parts is None or other._parts is None:

@@ -34,6 +34,11 @@ def row_sums(rows: Tensor) -> Tensor:
     return torch.from_numpy(np.add.reduce(rows.numpy(), axis=1)) if has_order(rows) else rows.sum(1)
 
 
+def length(values: Tensor) -> Tensor:
+    """The Euclidean norm, on a CPU in float64."""
+    return row_sums(values.double().square()[None])[0].sqrt() if has_order(values) else values.norm()
+
+
 def powers(x: Tensor, exponent: float) -> Tensor:
     """x^exponent of a tensor of numbers >= 0."""
     return torch.from_numpy(np.asarray(power(x.numpy(), exponent))).to(x.dtype) if has_order(x) else x.pow(exponent)

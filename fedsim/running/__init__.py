@@ -9,7 +9,8 @@ One run:
     prepared_data  its data as its model sees them, kept for the next run
     assembly       the simulation from the plan
     experiment     the rounds, or those that are missing, and their records
-    checkpoint     its whole state in one file; encoding: that state as JSON and tensors
+    checkpoint     its whole state in one file; encoding: that state as JSON and tensors;
+                   checkpoint_fields: types and ranges of what is loaded
     user_code      classes of the user's that it is made of, as a text that changes with their source
     incidents      what it survived, told once and counted
     failures       how exceptions end it, before its rounds and later

@@ -133,7 +133,7 @@ class SuspendingBackend(Backend):
 
     def __init__(self, backend: Backend, run: InterleavedRun, frozen_digest: str) -> None:
         self._backend, self._run, self._frozen_digest = backend, run, frozen_digest
-        self.reason = backend.reason
+        self.reason, self.exact = backend.reason, backend.exact
 
     @property
     def description(self) -> str:
@@ -145,6 +145,9 @@ class SuspendingBackend(Backend):
 
     def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
         return self._backend.forward(params, x, positions)
+
+    def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self._backend.cross_entropies(logits, labels)
 
     def gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]

@@ -22,7 +22,6 @@ from fedsim.selectors.base import (
     Server,
     ascending,
     at_least,
-    at_most,
     check,
     positive,
     softmax,
@@ -36,8 +35,6 @@ from fedsim.selectors.tools.inner_products import update_inner_products
 Floats = NDArray[np.float64]
 PAIR_BYTES = 36
 """Inner products and angles in float32, as they are for many clients, and differences of entropies in float64."""
-MAX_ENTROPY_WEIGHT = 1e100
-"""Beyond 10^150, squares of distances overflow."""
 
 
 class HiCS(Selector):
@@ -84,8 +81,7 @@ class HiCS(Selector):
         super().__init__(population)
         check(
             positive("temperature", temperature),
-            at_least("entropy_weight", entropy_weight, 0)
-            or at_most("entropy_weight", entropy_weight, MAX_ENTROPY_WEIGHT),
+            at_least("entropy_weight", entropy_weight, 0),
             at_least("gamma", gamma, 0),
             None if num_clusters is None else at_least("num_clusters", num_clusters, 1),
             at_least("fallback_variance", fallback_variance, 0),

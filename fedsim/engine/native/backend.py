@@ -38,6 +38,7 @@ class NativeBackend(Backend):
     else, and where the C code cannot be compiled.
     """
 
+    exact = True
     pass_size = PRODUCT_ROWS
 
     def __init__(self, workload: Workload, *, workers: int | Literal["auto"]) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.exact.products import Factors
+from fedsim.exact.sums import has_order
 from fedsim.flat import to_device
 from fedsim.types import Ids
 
@@ -43,7 +44,7 @@ def inner_products(matrices: Sequence[Tensor], left: Transform | None = None, ri
         others = factors if right is None else Factors(right(chunk))
         for start in range(0, num, _block_rows(num)):
             rows, first = slice(start, start + _block_rows(num)), start if right is None else 0
-            out[rows, first:] += factors[rows].times(others[first:])
+            factors[rows].add_products(out[rows, first:], others[first:])
     return out if right is not None else _mirror_upper(out)
 
 
@@ -59,7 +60,7 @@ def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) ->
     rows = to_device(torch.as_tensor(ids), vectors.device)
     new = torch.zeros(len(rows), len(vectors), dtype=products.dtype, device=products.device)
     for chunk in column_chunks([vectors]):
-        new += Factors(chunk[rows]).times(Factors(chunk))
+        Factors(chunk[rows]).add_products(new, Factors(chunk))
     products[rows] = new
     products[:, rows] = new.T
     return products
@@ -68,7 +69,8 @@ def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) ->
 def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
     """The vectors in chunks [N, columns], in the precision of their products; nan and infinity are 0. Read-only."""
     dtype = _product_dtype(matrices)
-    columns = min(max(BLOCK_ENTRIES // len(matrices[0]), BLOCK_COLUMNS), MOST_COLUMNS)
+    columns = max(BLOCK_ENTRIES // len(matrices[0]), BLOCK_COLUMNS)
+    columns = min(columns, MOST_COLUMNS) if has_order(matrices[0]) else columns
     for matrix in matrices:
         for part in matrix.split(columns, dim=1):
             chunk = part.to(dtype)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from fedsim import __version__
-from fedsim.distributed.world import world
-from fedsim.running.signals import STOP
+from fedsim.distributed.links import world
+from fedsim.running.process import STOP
 
 RUNNING_FLAGS = {
     *("-m", "--multirun", "-r", "--run", "-p", "--package"),

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedsim.engine.precision import prepare
+from fedsim.engine.device import prepare
 from scripts.gpu.convolutions import convolutions
 from scripts.gpu.sections import engines, environment, lanes, latencies, loop, native
 from scripts.gpu.workloads import CASES, Bench

@@ -48,10 +48,10 @@ def measure(workload: Workload, rounds: int, every: str) -> dict[str, float]:
 
 def run_and_report(words: Sequence[str]) -> None:
     """Run the command in this process and print what its saves took."""
-    from fedsim.cli import run
+    from fedsim.jobs.cli import run
+    from fedsim.results.files import read_metrics
     from fedsim.running.checkpoint import Checkpoints
     from fedsim.running.process import tune
-    from fedsim.tracking.files import read_metrics
 
     tune()
     save, found = Checkpoints.save, {"saves": 0.0, "save_seconds": 0.0, "save_cpu_seconds": 0.0}

@@ -56,22 +56,21 @@ def build(case: dict[str, int]) -> Any:
     import numpy as np
     import torch
 
-    from fedsim.aggregators import FedAvg
-    from fedsim.availability import Always
-    from fedsim.communication.server import LabelledSamples, ServerData
+    from fedsim.clients.server import LabelledSamples, ServerData
+    from fedsim.core.rng import Streams
+    from fedsim.core.types import Population
     from fedsim.engine.backend import Workload
     from fedsim.engine.choose import choose_backend
     from fedsim.engine.data import ClientData
     from fedsim.engine.engine import Engine
-    from fedsim.engine.model.parameters import initial
+    from fedsim.engine.model import initial
+    from fedsim.engine.optimizers import SGD, Constant
     from fedsim.engine.schedule import LocalWork
     from fedsim.models.mlp import MLP
-    from fedsim.optimizers.schedules import Constant
-    from fedsim.optimizers.sgd import SGD
-    from fedsim.rng import Streams
+    from fedsim.rounds.aggregators import FedAvg
+    from fedsim.rounds.availability import Always
+    from fedsim.rounds.loop import Components, Simulation
     from fedsim.selectors.random import Random
-    from fedsim.simulation import Components, Simulation
-    from fedsim.types import Population
 
     x, y = torch.randn(DISTINCT, PIXELS), torch.randint(CLASSES, (DISTINCT,))
     starts = np.arange(case["num_clients"]) * SAMPLES % (DISTINCT - SAMPLES)

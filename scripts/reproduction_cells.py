@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from fedsim.report.statistics import Difference, Estimate
+from fedsim.results.statistics import Difference, Estimate
 
 
 def short(found: Estimate) -> str:

@@ -9,15 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.report.groups import Group
-from fedsim.report.named_measures import bounds_of
-from fedsim.report.statistics import UNIT, Estimate, estimate
-from fedsim.report.verdicts.evidence import Evidence, holm_corrected
-from fedsim.report.verdicts.judge import Judged, family_of
-from fedsim.report.verdicts.published import Claim, Number, Publication
-from fedsim.report.verdicts.rules import VERDICTS
-from fedsim.report.verdicts.seeds import seeds_needed
-from fedsim.report.verdicts.values import is_number
+from fedsim.papers.examine import Evidence, holm_corrected, is_number
+from fedsim.papers.judge import Judged, family_of
+from fedsim.papers.published import VERDICTS, Claim, Number, Publication
+from fedsim.papers.seeds import seeds_needed
+from fedsim.results.groups import Group
+from fedsim.results.named_measures import bounds_of
+from fedsim.results.statistics import UNIT, Estimate, estimate
 from scripts.reproduction_cells import markdown
 from scripts.shipped import RESULTS, Shipped
 

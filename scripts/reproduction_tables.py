@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fedsim.report.groups import REFERENCE, Group, group_runs, has_made
-from fedsim.report.named_measures import values_by_seed
-from fedsim.report.panels import Panel, make_panels
-from fedsim.report.runs import Run, Seeds
-from fedsim.report.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired, paired_values, pooled
-from fedsim.report.tables.formatting import show_p
+from fedsim.results.groups import REFERENCE, Group, Panel, group_runs, has_made, make_panels
+from fedsim.results.named_measures import values_by_seed
+from fedsim.results.runs import Run, Seeds
+from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired, paired_values, pooled
+from fedsim.results.table import show_p
 from scripts.reproduction_cells import markdown, short, signed
 from scripts.shipped import RESULTS, Shipped
 
@@ -33,7 +32,7 @@ def accuracy(shipped: Shipped, folder: str, *wanted: str) -> str:
 def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
     """Differences of final accuracy to random selection in the same setting, with p by Holm over the table.
 
-    Or to `against=<choice>`, and of another `measure=<name>` (`fedsim.report.named_measures`).
+    Or to `against=<choice>`, and of another `measure=<name>` (`fedsim.results.named_measures`).
     """
     wanted, against = _taken(wanted, "against", REFERENCE)
     wanted, measure = _taken(wanted, "measure", "final_accuracy")

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from fedsim.report.statistics import Difference, Estimate
-from fedsim.report.tables import papers
-from fedsim.report.tables.formatting import show_p, show_result
-from fedsim.report.verdicts.judge import Judged
-from fedsim.report.verdicts.published import Claim, Number
-from fedsim.report.verdicts.rules import VERDICTS
+from fedsim.papers import tables as papers
+from fedsim.papers.judge import Judged
+from fedsim.papers.published import VERDICTS, Claim, Number
+from fedsim.results.statistics import Difference, Estimate
+from fedsim.results.table import show_p, show_result
 from scripts.reproduction_cells import markdown, short, signed, three
 from scripts.shipped import RESULTS, Shipped
 

@@ -106,9 +106,8 @@ class Stopwatch:
 
 def measure(selector: str, num_clients: int, cache_dir: str) -> dict[str, Any]:
     """A few rounds of one case in this process."""
-    from fedsim.communication.ledger import Exchange, Ledger
-    from fedsim.communication.transfers import Transfers
-    from fedsim.errors import ConfigError
+    from fedsim.clients.ledger import Exchange, Ledger, Transfers
+    from fedsim.core.errors import ConfigError
     from fedsim.running import assembly
 
     try:

@@ -28,24 +28,22 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedsim.aggregators import FedAvg
-from fedsim.availability import Always
-from fedsim.communication.server import LabelledSamples, ServerData
+from fedsim.clients.server import LabelledSamples, ServerData
 from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
+from fedsim.core.rng import Streams
+from fedsim.core.types import Evaluation, Ids, Params, Population
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
-from fedsim.engine.engine import Engine
-from fedsim.engine.model.parameters import initial
-from fedsim.engine.results import ClientUpdates
+from fedsim.engine.engine import ClientUpdates, Engine
+from fedsim.engine.model import initial
+from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork
 from fedsim.models.cnn import CNN
-from fedsim.optimizers.schedules import Constant
-from fedsim.optimizers.sgd import SGD
-from fedsim.rng import Streams
+from fedsim.rounds.aggregators import FedAvg
+from fedsim.rounds.availability import Always
+from fedsim.rounds.loop import Components, Simulation
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Components, Simulation
-from fedsim.types import Evaluation, Ids, Params, Population
 
 FOLDER = Path(__file__).parents[1] / "conf" / "selector"
 COHORT_SIZE, NUM_ROUNDS, NUM_CLASSES, PUBLIC, SAMPLES = 10, 8, 10, 500, 2

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsim.commands.catalogue.choices import Catalogue, Choice, Group
+from fedsim.commands.catalogue import Catalogue, Choice, Group
 
 PAGE = Path(__file__).parents[1] / "docs" / "selectors.md"
 TABLE = re.compile(r"(<!-- selectors: ([\w, ]+) -->\n\n)(?:\|.*\n)*")

@@ -22,10 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.report.archive import read_archive, write_archive
 from fedsim.report.command import report
-from fedsim.report.runs import ReportError, Run, read_runs
-from fedsim.running.results import FINAL
+from fedsim.results.outcome import FINAL
+from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
 from scripts import reproduction, verdicts
 from scripts.shipped import RESULTS, read_shipped
 

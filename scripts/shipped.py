@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fedsim.report.archive import read_archive
-from fedsim.report.groups import Group, group_runs
-from fedsim.report.kept import read_kept
-from fedsim.report.verdicts.judge import Judged, correct, examine_all
-from fedsim.report.verdicts.published import Publication
+from fedsim.papers.judge import Judged, correct, examine_all
+from fedsim.papers.published import Publication
+from fedsim.report.summary import read_kept
+from fedsim.results.groups import Group, group_runs
+from fedsim.results.runs import read_archive
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PRESETS = RESULTS.parents[1] / "conf" / "preset"

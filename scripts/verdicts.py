@@ -14,12 +14,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsim.report.groups import Group
-from fedsim.report.kept import read_summary_file
-from fedsim.report.panels import make_panels
-from fedsim.report.tables import papers, results
-from fedsim.report.verdicts.judge import Judged
-from fedsim.report.verdicts.published import Number
+from fedsim.papers import tables as papers
+from fedsim.papers.judge import Judged
+from fedsim.papers.published import Number
+from fedsim.report import tables as results
+from fedsim.report.summary import read_summary_file
+from fedsim.results.groups import Group, make_panels
 from scripts.reproduction_open import OPEN_FILE, open_csv, open_items
 from scripts.shipped import Shipped, read_shipped
 

@@ -14,20 +14,18 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.engine.batched.steps import stacked_batches
+from fedsim.core.rng import Streams
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model import initial
+from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork
+from fedsim.engine.stacked import stacked_batches
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
-from fedsim.optimizers.schedules import Constant
-from fedsim.optimizers.sgd import SGD
-from fedsim.rng import Streams
 from fedsim.selectors.divfl import lazy_greedy
-from fedsim.selectors.tools.inner_products import inner_products
-from fedsim.selectors.tools.power_norm import similarities
-from fedsim.selectors.tools.subset import least_similar_subset
+from fedsim.selectors.similarity import inner_products, similarities
+from fedsim.selectors.tools import least_similar_subset
 from tests import engines
 
 NUM_CLIENTS, SAMPLES, COHORT = 100, 600, 10

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from fedsim.config.compose import Composed, compose_jobs, search_path
 from fedsim.config.plan import make_plan
-from fedsim.exact import losses, products, sums
-from fedsim.record import Record
+from fedsim.core import exact as losses
+from fedsim.core import exact as products
+from fedsim.core import exact as sums
+from fedsim.core.record import Record
+from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
-from fedsim.selectors.tools import inner_products
-from fedsim.simulation import Simulation
+from fedsim.selectors import similarity as inner_products
 from tests.goldens import fitted
 from tests.pretended_cuda import PretendedCard, held
 

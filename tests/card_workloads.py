@@ -8,11 +8,11 @@ from unittest import mock
 
 import torch
 
-from fedsim.communication.server import LabelledSamples
+from fedsim.clients.server import LabelledSamples
 from fedsim.config.plan import Plan
-from fedsim.running import prepared_data
-from fedsim.running.prepared_data import PreparedData
-from fedsim.simulation import Simulation
+from fedsim.rounds.loop import Simulation
+from fedsim.running import assembly as prepared_data
+from fedsim.running.assembly import PreparedData
 from tests.card_runs import simulation
 from tests.pretended_counts import Counts
 from tests.pretended_cuda import PretendedCard

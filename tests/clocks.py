@@ -4,11 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.rng import Streams
-from fedsim.system.clock import SimulatedClock
-from fedsim.system.devices import DeviceModel, Devices
-from fedsim.system.presence import Presence
-from fedsim.system.system import System
+from fedsim.clients.devices import DeviceModel, Devices, Presence
+from fedsim.clients.system import SimulatedClock, System
+from fedsim.core.rng import Streams
 
 THREE: dict[str, Any] = {"forward": [0.5, 1, 2], "down": [8, 4, 2], "up": [4, 2, 1]}
 """Three devices: seconds to pass a sample forward, bytes down and up a second."""

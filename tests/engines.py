@@ -5,19 +5,19 @@ from typing import Any
 
 from torch import nn
 
+from fedsim.core.rng import Streams
+from fedsim.core.types import Ids
 from fedsim.engine.backend import Backend, Workload
-from fedsim.engine.batched.backend import BatchedBackend
+from fedsim.engine.batched import BatchedBackend
 from fedsim.engine.choose import choose_backend
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.graph.backend import GraphBackend
-from fedsim.engine.model.adapt import has_dropout
+from fedsim.engine.model import has_dropout
 from fedsim.engine.native.backend import NativeBackend
-from fedsim.engine.reference.backend import ReferenceBackend
+from fedsim.engine.optimizers import LocalOptimizer
+from fedsim.engine.reference import ReferenceBackend
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
-from fedsim.optimizers.base import LocalOptimizer
-from fedsim.rng import Streams
-from fedsim.types import Ids
 
 
 def engines_on(backend: Callable[..., Backend], **defaults: Any) -> Callable[..., Engine]:

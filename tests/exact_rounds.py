@@ -14,8 +14,8 @@ import numpy as np
 
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import make_plan
+from fedsim.core.types import Params
 from fedsim.running.assembly import build
-from fedsim.types import Params
 from tests.clocks import NEED_A_CLOCK
 from tests.goldens import SELECTORS, fitted
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.cli import run
+from fedsim.core.record import Record
 from fedsim.engine.native.library import NotCompiledError, library
-from fedsim.record import Record
-from fedsim.running.signals import StopRequests
-from fedsim.simulation import Simulation
+from fedsim.jobs.cli import run
+from fedsim.rounds.loop import Simulation
+from fedsim.running.process import StopRequests
 from fedsim.tracking import wandb_tracker
 from tests import checkpoint_toys, run_toys
 from tests.checkpoint_toys import Killed

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from fedsim.cli import composed, run
-from fedsim.config.check import check_jobs
-from fedsim.distributed.links import Link, Others
-from fedsim.distributed.messages import Message, head_of, read_head
-from fedsim.running.rank_worker import Worker
-from fedsim.running.ranks import RANKS
-from fedsim.tracking.files import MODEL, read_metrics, read_summary
+from fedsim.config.compose import check_jobs
+from fedsim.distributed.links import Link, Message, Others, head_of, read_head
+from fedsim.distributed.ranks import RANKS
+from fedsim.distributed.worker import Worker
+from fedsim.jobs.cli import composed, run
+from fedsim.results.files import MODEL, read_metrics, read_summary
 
 UNEQUAL = ("started", "wall_seconds", "totals", "environment", "engine")
 """Keys of a summary that measure time, or say how many ranks there were."""

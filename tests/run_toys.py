@@ -11,8 +11,8 @@ import pytest
 
 from fedsim.config.compose import compose_jobs
 from fedsim.config.plan import Plan, make_plan
-from fedsim.errors import FedsimError
-from fedsim.tracking.files import read_metrics
+from fedsim.core.errors import FedsimError
+from fedsim.results.files import read_metrics
 
 ROOT = Path(__file__).parents[1]
 HANG = 1800

@@ -5,7 +5,7 @@ from unittest import mock
 
 from hydra.core.override_parser.types import Override
 
-from fedsim.config import overrides
+from fedsim.config import words as overrides
 from fedsim.config.compose import compose_jobs, search_path
 
 Words = list[str]

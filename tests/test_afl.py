@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fedsim.communication.ledger import Ledger
-from fedsim.communication.signals import Signal
+from fedsim.clients.context import Signal
+from fedsim.clients.ledger import Ledger
 from fedsim.selectors.afl import AFL
 from tests.toys import toy_clients, toy_population
 

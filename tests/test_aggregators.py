@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.aggregators import FedAdam, FedAvg, FedAvgM
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
+from fedsim.rounds.aggregators import FedAdam, FedAvg, FedAvgM
 from tests.toys import toy_cohort
 
 PARAMS = {"w": torch.tensor([1.0, 1.0])}

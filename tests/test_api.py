@@ -22,12 +22,11 @@ import fedsim
 from fedsim import Record, StopRun, compose, load_runs, run_experiment, run_sweep
 from fedsim.api import experiments
 from fedsim.config.plan import Plan
+from fedsim.core.errors import ConfigError, DataError, FedsimError
 from fedsim.data.parquet import Parquet
-from fedsim.errors import ConfigError, DataError, FedsimError
-from fedsim.report.archive import write_archive
-from fedsim.report.runs import read_runs
+from fedsim.results.files import MODEL, HeldError, owned, read_metrics, read_summary
+from fedsim.results.runs import read_runs, write_archive
 from fedsim.selectors.random import Random
-from fedsim.tracking.files import MODEL, HeldError, owned, read_metrics, read_summary
 
 SMALL = ["num_clients=6", "cohort_size=2", "local.epochs=1", "tracker=files_only"]
 WORDS = [*SMALL, "num_rounds=4"]

@@ -14,11 +14,11 @@ from PIL import Image
 from torch import nn
 
 from fedsim import compose, run_experiment, run_sweep
-from fedsim.aggregators import FedAvgM
 from fedsim.api import parts
+from fedsim.core.errors import ConfigError, DataError, check, rule
 from fedsim.data.base import Dataset, LoadedData
-from fedsim.errors import ConfigError, DataError, check, rule
-from fedsim.optimizers.schedules import Constant
+from fedsim.engine.optimizers import Constant
+from fedsim.rounds.aggregators import FedAvgM
 from fedsim.selectors.random import Random
 
 WORDS = ["num_clients=6", "cohort_size=2", "local.epochs=1", "num_rounds=4", "tracker=files_only"]
@@ -112,7 +112,7 @@ def local_selector(first: int) -> type[Random]:
         """Takes `first` and the client behind it."""
 
         def select(self, round: int, clients: Any, rng: Any) -> Any:
-            from fedsim.types import Selection
+            from fedsim.core.types import Selection
 
             return Selection(np.array([first, first + 1]))
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import yaml
 
-from fedsim.availability import Always, Availability, Bernoulli, Intermittent
 from fedsim.config.build import instantiate
-from fedsim.errors import ConfigError
-from fedsim.rng import Purpose, Streams
+from fedsim.core.errors import ConfigError
+from fedsim.core.rng import Purpose, Streams
+from fedsim.rounds.availability import Always, Availability, Bernoulli, Intermittent
 
 FILES = sorted((Path(__file__).parents[1] / "conf" / "availability").glob("*.yaml"))
 

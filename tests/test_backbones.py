@@ -19,10 +19,10 @@ from torch import nn
 
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import hash_config
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.features import TrainsOnFeatures
-from fedsim.errors import ConfigError, DataError
-from fedsim.models.timm_backbone import TimmExtractor
-from fedsim.models.weights import WeightsFile
+from fedsim.models.backbone import WeightsFile
+from fedsim.models.heads import TimmExtractor
 from tests.test_features import TINY, Hostile, extractor, images, network, run
 from tests.test_models import build
 

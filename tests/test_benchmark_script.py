@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedsim.types import Ids
+from fedsim.core.types import Ids
 from scripts import benchmark, checkpoint_cost
 from scripts.peers import run_fedsim, run_loop, stopwatch, write_data
 from scripts.peers.networks import new_network

@@ -4,7 +4,7 @@ from typing import Any, Literal
 import pytest
 
 from fedsim.config.build import instantiate, resolve
-from fedsim.errors import ConfigError, at_least, check, positive
+from fedsim.core.errors import ConfigError, at_least, check, positive
 from fedsim.selectors.base import Selector
 
 

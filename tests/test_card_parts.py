@@ -4,8 +4,8 @@ import time
 
 import torch
 
-from fedsim.communication.ledger import Clock
-from fedsim.engine.memory import activation_bytes, samples_that_fit
+from fedsim.clients.ledger import Clock
+from fedsim.engine.device import activation_bytes, samples_that_fit
 from fedsim.engine.torch_backend import EVALUATION_BATCH
 from tests.card_workloads import W1, made_up
 from tests.pretended_cuda import PretendedCard

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.cli import run
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import make_plan
-from fedsim.errors import ConfigError
-from fedsim.record import Record
+from fedsim.core.errors import ConfigError
+from fedsim.core.record import Record
+from fedsim.jobs.cli import run
+from fedsim.results.files import NEWEST, RunFolder, read_metrics
+from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
 from fedsim.running.checkpoint import Checkpoints
-from fedsim.simulation import Simulation
-from fedsim.tracking.files import NEWEST, RunFolder, read_metrics
 from tests import goldens
 from tests.checkpoint_toys import CPU, EVERY, WORDS, folder_in, result, through_a_file
 

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from fedsim.cli import run
-from fedsim.errors import ConfigError, FedsimError
-from fedsim.tracking.files import METRICS, NEWEST, PREVIOUS, RunFolder, read_metrics, read_summary
+from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.jobs.cli import run
+from fedsim.results.files import METRICS, NEWEST, PREVIOUS, RunFolder, read_metrics, read_summary
 from tests.checkpoint_toys import EVERY, WORDS, damage, folder_in, result
 from tests.dataset_toys import table
 

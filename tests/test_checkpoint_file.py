@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.errors import DataError
+from fedsim.core.errors import DataError
 from fedsim.running.checkpoint import pack, unpack
 from fedsim.running.encoding import EncodingError, dataclasses_known_to, decode, encode
 from fedsim.selectors.random import Random

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsim.cli import run
+from fedsim.jobs.cli import run
+from fedsim.results.files import read_summary
 from fedsim.running.assembly import build
-from fedsim.tracking.files import read_summary
 from tests.checkpoint_toys import EVERY, WORDS, Killed, folder_in, result
 
 pytestmark = pytest.mark.usefixtures("empty_folder")

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fedsim.config.check import check_jobs
 from fedsim.config.choice_files import ChoiceFiles
-from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.diagnosis import compose_one
-from fedsim.config.overrides import options
-from fedsim.config.shipped import conf_dir
-from fedsim.errors import ConfigError, Problem
+from fedsim.config.words import options
+from fedsim.core.disk import conf_dir
+from fedsim.core.errors import ConfigError, Problem
 
 FILES = ChoiceFiles([conf_dir()])
 OWN = {

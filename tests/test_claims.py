@@ -13,20 +13,20 @@ import pytest
 import torch
 import yaml
 
-from fedsim.cli import run as fedsim_run
+from fedsim.core.rng import Streams
 from fedsim.engine.data import ClientData
+from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork
-from fedsim.optimizers.schedules import Constant
-from fedsim.optimizers.sgd import SGD
+from fedsim.jobs.cli import run as fedsim_run
+from fedsim.papers import published
+from fedsim.papers.protocol import preset_settings
+from fedsim.papers.published import Publication
 from fedsim.partitions.division import Division
-from fedsim.report import costs, measures, named_measures
-from fedsim.report.groups import group_runs, has_made, is_equal
-from fedsim.report.protocol import preset_settings
-from fedsim.report.runs import Run, read_runs
-from fedsim.report.verdicts import published
-from fedsim.report.verdicts.published import Publication
-from fedsim.rng import Streams
-from fedsim.running.prepared_data import build_model
+from fedsim.results import measures, named_measures
+from fedsim.results import measures as costs
+from fedsim.results.groups import group_runs, has_made, is_equal
+from fedsim.results.runs import Run, read_runs
+from fedsim.running.assembly import build_model
 from tests.engines import reference
 from tests.sweep_words import jobs_of
 from tests.test_presets import plans_of

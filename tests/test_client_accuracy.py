@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.cli import run
-from fedsim.client_accuracy import (
+from fedsim.clients.clients import Clients
+from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.plan import hash_config, make_plan
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import Selection
+from fedsim.data.base import LoadedData
+from fedsim.data.base import Samples as Labelled
+from fedsim.jobs.cli import run
+from fedsim.partitions.division import Division
+from fedsim.results.files import CLIENTS, read_metrics, read_summary
+from fedsim.rounds.client_accuracy import (
     AGGREGATES,
     ByLabels,
     ClientAccuracy,
@@ -21,21 +30,11 @@ from fedsim.client_accuracy import (
     aggregates,
     client_accuracy,
 )
-from fedsim.communication.clients import Clients
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import hash_config, make_plan
-from fedsim.data.base import LoadedData
-from fedsim.data.base import Samples as Labelled
-from fedsim.errors import ConfigError, DataError
-from fedsim.partitions.division import Division
 from fedsim.running import experiment
-from fedsim.running.assembly import build
+from fedsim.running.assembly import build, prepare
 from fedsim.running.checkpoint import differences
-from fedsim.running.prepared_data import prepare
 from fedsim.selectors.base import Selector
 from fedsim.selectors.random import Random
-from fedsim.tracking.files import CLIENTS, read_metrics, read_summary
-from fedsim.types import Selection
 from tests.toys import ToyEngine, toy_params
 
 Run = Callable[..., int]

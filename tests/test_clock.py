@@ -19,17 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.arrivals import arrivals
-from fedsim.communication.clients import Clients
-from fedsim.communication.server import Server
-from fedsim.communication.signals import Signal
-from fedsim.errors import FedsimError
-from fedsim.record import Record
-from fedsim.rng import Purpose
+from fedsim.clients.clients import Clients
+from fedsim.clients.context import Signal
+from fedsim.clients.server import Server
+from fedsim.clients.system import Race
+from fedsim.core.errors import FedsimError
+from fedsim.core.record import Record
+from fedsim.core.rng import Purpose
+from fedsim.core.types import Cohort, Ids, Selection
+from fedsim.rounds.loop import Simulation, arrivals
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Simulation
-from fedsim.system.clock import Race
-from fedsim.types import Cohort, Ids, Selection
 from tests.clocks import fixed_clock
 from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.cluster.hierarchy import ClusterWarning, linkage
 
+from fedsim.core.types import Cohort
 from fedsim.selectors.clustered import (
     ClusteredBySimilarity,
     ClusteredBySize,
@@ -14,9 +15,8 @@ from fedsim.selectors.clustered import (
     clusters_within_capacity,
     fill_bins,
 )
-from fedsim.selectors.tools.hierarchical_clustering import cut_tree, ward_linkage
-from fedsim.selectors.tools.inner_products import inner_products
-from fedsim.types import Cohort
+from fedsim.selectors.similarity import inner_products
+from fedsim.selectors.tools import cut_tree, ward_linkage
 from tests.toys import toy_clients, toy_cohort, toy_population
 
 SERVER: Any = None
@@ -118,7 +118,7 @@ def test_updates_whose_squares_overflow_float32_are_far_and_nothing_breaks(
     distance: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products of many long vectors are float32, in which the squares of clients 2, 3 and 4 are infinite."""
-    monkeypatch.setattr("fedsim.selectors.tools.inner_products.MAX_FLOAT64_PRODUCTS", 0)
+    monkeypatch.setattr("fedsim.selectors.similarity.MAX_FLOAT64_PRODUCTS", 0)
     selector = by_similarity([1] * 6, 2, distance)
     points = [[1.0, 0], [2.0, 0], [1e20, 0], [1e20, 1e20], [-1e20, 0], [3.0, 0.1]]
     selector.observe(1, toy_cohort(list(range(6)), [1] * 6, points), SERVER)

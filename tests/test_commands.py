@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 import fedsim
-from fedsim.commands.catalogue.choices import Catalogue
-from fedsim.commands.dispatch import answer, suggestion
-from fedsim.commands.table import COMMANDS
-from fedsim.commands.text import entries, table
-from fedsim.running.exits import CLOSED_PIPE
+from fedsim.commands.catalogue import Catalogue
+from fedsim.commands.dispatch import COMMANDS, answer, entries, suggestion, table
+from fedsim.running.endings import CLOSED_PIPE
 
 ROOT = Path(__file__).parents[1]
 Ask = Callable[..., str]
@@ -59,7 +57,7 @@ def test_help_says_on_one_screen_what_there_is(ask: Ask) -> None:
 
 
 def test_commands_to_try_can_be_typed_as_they_are_printed() -> None:
-    from fedsim.commands.help import TRY
+    from fedsim.commands.dispatch import TRY
 
     assert len(TRY) == 5
     names = {words.split()[1] for words, _ in TRY if len(words.split()) > 1}

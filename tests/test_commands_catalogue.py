@@ -7,14 +7,19 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fedsim.commands.catalogue.choices import INHERITED, Catalogue
-from fedsim.commands.catalogue.code import described
-from fedsim.commands.catalogue.comments import comments_of_groups, comments_of_keys, head_of
-from fedsim.commands.catalogue.sweeps import size_of
-from fedsim.communication.signals import Signal
+from fedsim.clients.context import Signal
+from fedsim.commands.catalogue import (
+    INHERITED,
+    Catalogue,
+    comments_of_groups,
+    comments_of_keys,
+    described,
+    head_of,
+    size_of,
+)
 from fedsim.config.compose import search_path
 from fedsim.config.diagnosis import compose_one, options
-from fedsim.config.overrides import expand, parse, words_of
+from fedsim.config.words import expand, parse, words_of
 from tests.test_selector_contract import CHOICES as SELECTORS
 from tests.test_selector_contract import build, simulation
 from tests.toys import toy_population

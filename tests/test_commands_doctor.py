@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from fedsim.commands import doctor, show
+from fedsim.commands import doctor as experiment
+from fedsim.commands import doctor as machine
+from fedsim.commands import doctor as packages
+from fedsim.commands import doctor as surroundings
+from fedsim.commands import doctor as wandb_checks
 from fedsim.commands.dispatch import answer
-from fedsim.commands.doctor import experiment, machine, packages, surroundings
-from fedsim.commands.doctor import wandb as wandb_checks
-from fedsim.commands.doctor.finding import Finding
-from fedsim.config.command_line import read
+from fedsim.commands.doctor import Finding
 from fedsim.config.plan import Plan
+from fedsim.config.words import read
+from fedsim.core.errors import ConfigError
 from fedsim.engine.native.library import NotCompiledError
-from fedsim.errors import ConfigError
 from tests.test_commands_sync import finished
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"

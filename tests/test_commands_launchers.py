@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fedsim.commands.catalogue import launchers
-from fedsim.commands.catalogue.choices import Catalogue
+from fedsim.commands import catalogue as launchers
+from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import answer
 from fedsim.config.compose import search_path
-from fedsim.config.overrides import options
+from fedsim.config.words import options
 
 
 @dataclass

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from fedsim.cli import run as run_jobs
 from fedsim.commands.dispatch import answer
-from fedsim.commands.estimate import estimates
-from fedsim.commands.job_status import JobStatus, status_of
+from fedsim.commands.show import JobStatus, estimates, status_of
 from fedsim.commands.show import run as show
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.errors import ConfigError
-from fedsim.tracking.files import owned, read_summary, replace_folder, replacement_of
+from fedsim.core.errors import ConfigError
+from fedsim.jobs.cli import run as run_jobs
+from fedsim.results.files import owned, read_summary, replace_folder, replacement_of
 
 QUICK = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "engine=sequential")
 Show = Callable[..., list[dict[str, Any]]]
@@ -53,7 +51,7 @@ def plan_of(*words: str) -> Plan:
 
 def stop_after(rounds: int, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     """Run a job with a checkpoint in every round, and kill it after some."""
-    from fedsim.simulation import Simulation
+    from fedsim.rounds.loop import Simulation
 
     real = Simulation.step
 
@@ -153,7 +151,7 @@ def test_a_job_of_another_process_is_running(shown: Show) -> None:
 
 
 def test_a_failed_job_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from fedsim.simulation import Simulation
+    from fedsim.rounds.loop import Simulation
 
     with monkeypatch.context() as patch:
         patch.setattr(Simulation, "step", lambda self: 1 / 0)

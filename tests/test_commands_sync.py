@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsim.cli import run
 from fedsim.commands import sync
 from fedsim.commands.dispatch import answer
-from fedsim.running.signals import STOP
-from fedsim.tracking.files import is_free, owned
+from fedsim.jobs.cli import run
+from fedsim.results.files import is_free, owned
+from fedsim.running.process import STOP
 from fedsim.tracking.wandb_mirror import replay
 from fedsim.tracking.wandb_tracker import TARGET, WandbTracker
 

@@ -10,12 +10,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 import fedsim
-from fedsim.cli import run
 from fedsim.config.compose import ConfigDir
-from fedsim.config.shipped import conf_dir
 from fedsim.config.sources import CheckedFolder
-from fedsim.errors import ConfigError
-from fedsim.running.signals import StopRequests
+from fedsim.core.disk import conf_dir
+from fedsim.core.errors import ConfigError
+from fedsim.jobs.cli import run
+from fedsim.running.process import StopRequests
 
 FEW = ("tracker=files_only", "cache_dir=cache")
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.errors import ConfigError, Problem
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
+from fedsim.core.errors import ConfigError, Problem
 
 
 @pytest.fixture(scope="module", autouse=True)

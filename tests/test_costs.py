@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedsim.config.build import instantiate
-from fedsim.record import Record
+from fedsim.core.record import Record
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Simulation
 from tests.test_selector_contract import composed
 from tests.toys import ToyEngine, toy_components, toy_params, toy_population
 

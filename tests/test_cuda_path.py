@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.running import prepared_data
+from fedsim.running import assembly as prepared_data
 from tests.card_runs import BATCHED, Run, run, run_on_card
 from tests.card_workloads import W2, made_up
 from tests.clocks import NEED_A_CLOCK

@@ -18,13 +18,13 @@ import torch
 
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
+from fedsim.core.disk import room_problem
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.cache import load_or_build
 from fedsim.data.torchvision_sets import MD5
-from fedsim.disk import room_problem
-from fedsim.errors import ConfigError, DataError
-from fedsim.jobs.room import require_room
+from fedsim.jobs.sweep import require_room
+from fedsim.results.files import MODEL, SUMMARY
 from fedsim.running.assembly import build
-from fedsim.tracking.files import MODEL, SUMMARY
 
 
 def plan(output_dir: Path, *words: str) -> Plan:
@@ -187,7 +187,7 @@ def test_a_data_dir_that_is_no_folder_is_told(tmp_path: Path) -> None:
 def test_data_that_is_there_needs_no_room_and_data_dir_is_not_looked_at_without_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.jobs.room._bytes_of", lambda plan: 0)
+    monkeypatch.setattr("fedsim.jobs.sweep._bytes_of", lambda plan: 0)
     with_free(monkeypatch, 0)
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)

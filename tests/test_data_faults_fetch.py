@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torchvision
 
+from fedsim.core.errors import DataError
 from fedsim.data import femnist, fetch, torchvision_sets
-from fedsim.errors import DataError
 from tests.dataset_toys import build
 
 BOUND = 0.3

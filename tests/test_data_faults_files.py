@@ -18,9 +18,9 @@ import torch
 from PIL import EpsImagePlugin, Image
 
 from fedsim.config.plan import hash_config
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.base import LoadedData, Samples
 from fedsim.data.images import decode
-from fedsim.errors import ConfigError, DataError
 from tests.dataset_toys import build, encoded, table
 
 SMALL = {"test_fraction": 0.5}

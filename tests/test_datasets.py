@@ -13,9 +13,9 @@ import pytest
 import torch
 import torchvision
 
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import torchvision_sets
 from fedsim.data.base import LoadedData, Samples
-from fedsim.errors import ConfigError, DataError
 from tests.dataset_toys import REAL, build, check_sound
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedsim.core.errors import DataError
 from fedsim.data.cache import load_or_build, modification_key
-from fedsim.errors import DataError
 
 resource = pytest.importorskip("resource")
 

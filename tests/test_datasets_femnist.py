@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from fedsim.core.errors import DataError
 from fedsim.data import femnist
-from fedsim.errors import DataError
 from tests.dataset_toys import build, check_sound, table
 
 

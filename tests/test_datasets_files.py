@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import parquet
-from fedsim.errors import ConfigError, DataError
 from tests.dataset_toys import REAL, build, check_sound, encoded, table
 
 

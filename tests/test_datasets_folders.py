@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsim.data import image_folder
-from fedsim.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.data import images as image_folder
 from tests.dataset_toys import build, check_sound
 
 

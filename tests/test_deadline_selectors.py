@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.communication.ledger import Ledger
-from fedsim.errors import ConfigError
+from fedsim.clients.ledger import Ledger
+from fedsim.core.errors import ConfigError
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Resources
 from fedsim.selectors.fedcs import FedCS, one_after_another
-from fedsim.selectors.oort_by_speed import OortBySpeed
+from fedsim.selectors.oort import OortBySpeed
 from fedsim.selectors.tifl import TiFL
-from fedsim.simulation import Simulation
 from tests.clocks import fixed_clock
 from tests.test_oort import oort
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.cli import run
 from fedsim.config import compose
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.tracking.files import read_summary
+from fedsim.jobs.cli import run
+from fedsim.results.files import read_summary
 from tests.test_presets import PRESETS
 
 

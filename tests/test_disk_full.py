@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fedsim.cli import run, run_jobs
 from fedsim.config.compose import compose_jobs, search_path
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
+from fedsim.jobs.cli import run, run_jobs
 from fedsim.report.__main__ import main as report
+from fedsim.results.files import METRICS, MODEL, NEWEST, TRACE, RunFolder, read_metrics, read_summary
 from fedsim.tracking.base import Tracker
-from fedsim.tracking.files import METRICS, MODEL, NEWEST, TRACE, RunFolder, read_metrics, read_summary
 from tests.report_toys import two_methods
 
 EVERY = 2

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.cli import composed, run
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import conf_dir
+from fedsim.config.compose import check_jobs, conf_dir
 from fedsim.distributed import backend as divided
-from fedsim.distributed.parts import train_part
-from fedsim.distributed.shares import aligned_shares, shares
+from fedsim.distributed.backend import aligned_shares, shares, train_part
+from fedsim.distributed.ranks import RANKS, holdings
 from fedsim.engine import data as engine_data
 from fedsim.engine.torch_backend import EVALUATION_BATCH
+from fedsim.jobs.cli import composed, run
+from fedsim.results.files import read_summary
+from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
-from fedsim.running.ranks import RANKS, holdings
-from fedsim.simulation import Simulation
-from fedsim.tracking.files import read_summary
 from tests.engines import schedule_of
 from tests.ranks import RAGGED, WORDS, equal_over, ranks, result, run_over
 
@@ -202,7 +200,7 @@ def test_a_single_client_of_a_stack_is_trained_twice_beside_itself(monkeypatch: 
         return all(torch.equal(found[name], whole[name][last]) for name in whole)
 
     assert equal()
-    monkeypatch.setattr("fedsim.engine.batched.backend.BatchedBackend.fewest_clients", 1)
+    monkeypatch.setattr("fedsim.engine.batched.BatchedBackend.fewest_clients", 1)
     assert not equal()
 
 

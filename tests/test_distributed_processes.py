@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.tracking.files import read_summary
+from fedsim.results.files import read_summary
 from tests.ranks import result
 
 ROOT = Path(__file__).parents[1]
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch.distributed as dist
 from fedsim import cli
 from fedsim.commands import dispatch
-from fedsim.running.signals import STOP
+from fedsim.running.process import STOP
 
 cli.run(["num_rounds=1", "output_dir=warm", "tracker=files_only", "engine=native"])  # imports what a run needs
 

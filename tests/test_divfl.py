@@ -7,9 +7,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedsim.communication.ledger import Ledger
+from fedsim.clients.ledger import Ledger
 from fedsim.selectors.divfl import DivFL, cluster_shares, lazy_greedy, plain_greedy
-from fedsim.selectors.tools.inner_products import euclidean_distances, inner_products
+from fedsim.selectors.similarity import euclidean_distances, inner_products
 from tests.toys import ToyEngine, toy_clients, toy_population
 
 Greedy = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
@@ -115,7 +115,7 @@ def test_gradients_whose_squares_overflow_float32_leave_a_selection(
             table = torch.tensor([[1.0, 0], [2, 0], [1e20, 0], [-1e20, 0], [3, 0], [5, 0]])
             return (table[int(p[0])] for p in positions)
 
-    monkeypatch.setattr("fedsim.selectors.tools.inner_products.MAX_FLOAT64_PRODUCTS", 0)
+    monkeypatch.setattr("fedsim.selectors.similarity.MAX_FLOAT64_PRODUCTS", 0)
     selector = DivFL(toy_population([1] * 6, 3), mode="ideal", greedy=greedy, share=1.0, weights="gamma")
     clients = toy_clients([1] * 6, selector.needs, engine=Huge([1] * 6), cohort_size=3)
     selection = selector.select(1, clients, np.random.default_rng(0))

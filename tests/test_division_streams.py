@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedsim.errors import DataError
+from fedsim.core.errors import DataError
+from fedsim.core.rng import Purpose, Streams
 from fedsim.partitions.base import Indices, Labelled, Partition
 from fedsim.partitions.division import Division, ServerSplit, divide
 from fedsim.partitions.iid import IID
-from fedsim.rng import Purpose, Streams
 
 DATA = Labelled(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60)), 10)
 SERVER = ServerSplit(validation_fraction=0.1, public_samples=45, public_stratified=False)

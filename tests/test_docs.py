@@ -12,19 +12,18 @@ import pytest
 import yaml
 from hydra.core.override_parser.types import Override
 
-from fedsim import cli
 from fedsim.api import experiments
-from fedsim.commands.catalogue.choices import Catalogue
-from fedsim.commands.dispatch import answer
-from fedsim.commands.table import COMMANDS
-from fedsim.config import command_line, overrides
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.errors import FedsimError
+from fedsim.commands.catalogue import Catalogue
+from fedsim.commands.dispatch import COMMANDS, answer
+from fedsim.config import words as command_line
+from fedsim.config import words as overrides
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
+from fedsim.core.errors import FedsimError
+from fedsim.jobs import cli
 from fedsim.report import command as report
 from fedsim.report.__main__ import main as make_report
-from fedsim.report.runs import ReportError
-from fedsim.running.exits import tell
+from fedsim.results.runs import ReportError
+from fedsim.running.endings import tell
 from fedsim.tracking.console import CONSOLE
 from scripts import selector_tables
 from tests.documentation import DOCS, PAGES, ROOT, Block, Command, blocks, commands, missing_line, program, shape

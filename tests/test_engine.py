@@ -9,16 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.engine.batched.backend import BatchedBackend
+from fedsim.core.rng import Streams
+from fedsim.engine.batched import BatchedBackend
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model import initial
+from fedsim.engine.optimizers import SGD, Adam, Constant, LocalOptimizer
 from fedsim.engine.schedule import LocalWork, Schedule
-from fedsim.optimizers.adam import Adam
-from fedsim.optimizers.base import LocalOptimizer
-from fedsim.optimizers.schedules import Constant
-from fedsim.optimizers.sgd import SGD
-from fedsim.rng import Streams
 from tests.engines import auto, batched, reference
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.core.rng import Streams
 from fedsim.engine.schedule import LocalWork, Schedule, concatenate_schedules, make_schedule
-from fedsim.rng import Streams
 
 
 def schedule(sizes: list[int], work: LocalWork, seed: int = 0, round: int = 1) -> Schedule:

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.core.rng import Streams
 from fedsim.engine.backend import Workload
-from fedsim.engine.batched.programs import Differentiated, LinearChain
+from fedsim.engine.batched import Differentiated, LinearChain
+from fedsim.engine.chain import any_chain
 from fedsim.engine.data import ClientData
-from fedsim.engine.model.chain import any_chain
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model import initial
+from fedsim.engine.optimizers import SGD, Constant
 from fedsim.models.mlp import MLP
-from fedsim.optimizers.schedules import Constant
-from fedsim.optimizers.sgd import SGD
-from fedsim.rng import Streams
 from tests.engines import auto, batched, graph, reference
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.engine.batched import compiled
-from fedsim.engine.batched.compiled import WORTH_STEPS, Compiled, worth_compiling
+from fedsim.core.rng import Streams
+from fedsim.engine import device as compiled
+from fedsim.engine.device import WORTH_STEPS, Compiled, worth_compiling
 from fedsim.engine.engine import Engine
 from fedsim.engine.schedule import LocalWork
-from fedsim.rng import Streams
 from tests.engines import batched
 from tests.test_engine import OPTIMIZERS, SIZES, assert_equal, engines, model_of, problem
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.core.rng import Streams
 from fedsim.engine.engine import Engine
-from fedsim.engine.model.parameters import initial
-from fedsim.rng import Streams
+from fedsim.engine.model import initial
 from tests.engines import batched, graph, native, reference
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, model_of, problem
 

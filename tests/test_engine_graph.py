@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.errors import ConfigError
+from fedsim.core.rng import Streams
+from fedsim.core.types import Params
 from fedsim.engine.backend import TrainingResult
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.graph.backend import GraphBackend
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model import initial
+from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.engine.schedule import LocalWork, Schedule, concatenate_schedules
-from fedsim.errors import ConfigError
 from fedsim.models.cnn import CNN
 from fedsim.models.resnet20 import ResNet20
-from fedsim.optimizers.base import LocalOptimizer
-from fedsim.rng import Streams
-from fedsim.types import Params
 from tests.engines import graph, reference, schedule_of
 from tests.tape import TapeRecorder
 from tests.test_engine import MODELS, OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem

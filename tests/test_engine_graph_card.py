@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.core.rng import Streams
+from fedsim.core.types import Params
 from fedsim.engine import torch_backend
 from fedsim.engine.data import ClientData
-from fedsim.engine.engine import Engine
-from fedsim.engine.graph import linear, recorder
+from fedsim.engine.engine import ClientUpdates, Engine
+from fedsim.engine.graph import recorder
+from fedsim.engine.graph import steps as linear
 from fedsim.engine.graph.backend import GraphBackend
-from fedsim.engine.model.parameters import initial
-from fedsim.engine.results import ClientUpdates
+from fedsim.engine.model import initial
+from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.engine.schedule import LocalWork
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
 from fedsim.models.resnet20 import ResNet20
-from fedsim.optimizers.base import LocalOptimizer
-from fedsim.rng import Streams
-from fedsim.types import Params
 from tests.engines import graph, schedule_of
 from tests.pretended_cuda import PretendedCard, held
 from tests.tape import TapeRecorder

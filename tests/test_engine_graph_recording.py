@@ -8,17 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.engine.graph import linear
-from fedsim.engine.graph.backend import MOST_TRAINERS, GraphBackend, capacity
-from fedsim.engine.graph.one_by_one import OneByOne
+from fedsim.core.errors import ConfigError
+from fedsim.core.rng import Streams
+from fedsim.engine.graph import steps as linear
+from fedsim.engine.graph.backend import MOST_STEPS, MOST_TRAINERS, GraphBackend, capacity, longest_recording, recordings
 from fedsim.engine.graph.optimizers import FlatSGD
 from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder
-from fedsim.engine.graph.trainer import MOST_STEPS, longest_recording, recordings
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.graph.steps import OneByOne
+from fedsim.engine.model import initial
+from fedsim.engine.optimizers import SGD
 from fedsim.engine.schedule import LocalWork
-from fedsim.errors import ConfigError
-from fedsim.optimizers.sgd import SGD
-from fedsim.rng import Streams
 from tests.engines import graph
 from tests.tape import Tape, TapeRecorder
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem

@@ -8,15 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.core.errors import ConfigError
+from fedsim.core.rng import Streams
 from fedsim.engine.data import ClientData
-from fedsim.engine.model.adapt import for_batched, for_sequential, layout_for
-from fedsim.engine.model.layers import KeyedDropout, MaskedBatchNorm, lenient, mix
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model import (
+    KeyedDropout,
+    MaskedBatchNorm,
+    for_batched,
+    for_sequential,
+    initial,
+    layout_for,
+    lenient,
+    mix,
+)
+from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork, make_schedule
-from fedsim.errors import ConfigError
-from fedsim.optimizers.schedules import Constant
-from fedsim.optimizers.sgd import SGD
-from fedsim.rng import Streams
 from tests.engines import auto, batched, graph, reference
 
 WORK = (

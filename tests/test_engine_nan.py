@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.engine.batched.backend import BatchedBackend
-from fedsim.engine.batched.programs import Differentiated, LinearChain
+from fedsim.core.errors import DataError
+from fedsim.core.rng import Streams
+from fedsim.engine.batched import BatchedBackend, Differentiated, LinearChain
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model import initial
 from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.schedule import LocalWork
-from fedsim.errors import DataError
-from fedsim.rng import Streams
 from tests import engines
 from tests.test_engine import OPTIMIZERS
 

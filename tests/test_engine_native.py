@@ -11,23 +11,22 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.core.errors import ConfigError
+from fedsim.core.rng import Streams
 from fedsim.engine import choose
-from fedsim.engine.batched import compiled
+from fedsim.engine import device as compiled
 from fedsim.engine.choose import WORTH_STEPS
 from fedsim.engine.data import ClientData
-from fedsim.engine.engine import Engine
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.engine import Engine, client_updates
+from fedsim.engine.model import initial
 from fedsim.engine.native import backend as native_backend
 from fedsim.engine.native import library as native_library
 from fedsim.engine.native.backend import PRODUCT_ROWS
 from fedsim.engine.native.library import library
-from fedsim.engine.results import client_updates
+from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.engine.schedule import LocalWork
-from fedsim.errors import ConfigError
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
-from fedsim.optimizers.base import LocalOptimizer
-from fedsim.rng import Streams
 from fedsim.running.interleaving import TrainingCall, train_jointly
 from tests.engines import auto, native, reference, schedule_of
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsim.engine.native.calls import Status
 from fedsim.engine.native.library import FLAGS, SOURCES
-from fedsim.engine.native.structures import Status
 
 DRIVER = Path(__file__).with_name("native_drive.c")
 THREADS = 7

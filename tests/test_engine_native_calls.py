@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.engine.model.chain import any_chain
+from fedsim.core.types import Params
+from fedsim.engine.chain import any_chain
 from fedsim.engine.native.calls import ChainCalls, Rule, Work, cross_entropies
-from fedsim.types import Params
 
 pytestmark = pytest.mark.usefixtures("compiled")
 NUM_SAMPLES, CLASSES, STEPS, WIDTH = 20, 3, 2, 5

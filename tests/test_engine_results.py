@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedsim.engine.backend import TrainingResult
-from fedsim.engine.results import client_updates
+from fedsim.engine.engine import client_updates
 from fedsim.engine.schedule import Schedule
 
 COUNTS = np.array([[3, 1], [2, 0], [0, 0]])

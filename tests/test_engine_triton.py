@@ -13,22 +13,16 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.core.rng import Streams
+from fedsim.core.types import Params
 from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.data import ClientData
 from fedsim.engine.graph.triton_chain import unfit
-from fedsim.engine.model.adapt import has_dropout
-from fedsim.engine.model.layers import dropout_mask
-from fedsim.engine.model.parameters import initial
-from fedsim.engine.reference.backend import ReferenceBackend
+from fedsim.engine.model import dropout_mask, has_dropout, initial
+from fedsim.engine.optimizers import SGD, Adam, Constant, LocalOptimizer
+from fedsim.engine.reference import ReferenceBackend
 from fedsim.engine.schedule import LocalWork, make_schedule
-from fedsim.models.logistic import Logistic
-from fedsim.models.mlp import MLP
-from fedsim.optimizers.adam import Adam
-from fedsim.optimizers.base import LocalOptimizer
-from fedsim.optimizers.schedules import Constant
-from fedsim.optimizers.sgd import SGD
-from fedsim.rng import Streams
-from fedsim.types import Params
+from fedsim.models.mlp import MLP, Logistic
 from tests.triton_interpreted import Interpreter, interpreter
 
 pytest.importorskip("triton")

@@ -10,18 +10,14 @@ import torch
 
 from fedsim.engine.backend import Workload
 from fedsim.engine.data import ClientData
+from fedsim.engine.device import Precision
+from fedsim.engine.graph.backend import ProgramKind, new_programs
 from fedsim.engine.graph.optimizers import FlatOptimizer, flat_optimizer
-from fedsim.engine.graph.programs import ProgramKind, new_programs
-from fedsim.engine.graph.state import State
+from fedsim.engine.graph.recorder import State
 from fedsim.engine.graph.tables import Tables
-from fedsim.engine.graph.triton_chain import Launch, TritonChain, _unfit_device
-from fedsim.engine.graph.triton_layout import Tiles
-from fedsim.engine.precision import Precision
+from fedsim.engine.graph.triton_chain import Launch, Tiles, TritonChain, _unfit_device
+from fedsim.engine.optimizers import SGD, Adam, Constant, LocalOptimizer
 from fedsim.models.mlp import MLP
-from fedsim.optimizers.adam import Adam
-from fedsim.optimizers.base import LocalOptimizer
-from fedsim.optimizers.schedules import Constant
-from fedsim.optimizers.sgd import SGD
 
 triton = pytest.importorskip("triton")
 

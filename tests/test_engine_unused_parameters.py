@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.engine.model.parameters import initial
-from fedsim.rng import Streams
+from fedsim.core.rng import Streams
+from fedsim.engine.model import initial
 from tests.engines import batched, graph, reference
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, problem
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.running.revision import LOCATIONS
+from fedsim.running.provenance import LOCATIONS
 from tests.environment import clear
 
 USERS = {"UV": "/usr/bin/uv", "FEDSIM_DATA": "data", "WANDB_API_KEY": "key", "SLURM_JOB_ID": "1", "COLUMNS": "20"}

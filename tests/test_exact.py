@@ -14,10 +14,7 @@ import pytest
 import torch
 from numpy._core._multiarray_umath import __cpu_dispatch__ as NUMPY_FEATURES
 
-from fedsim.exact.elementary import arccos, exp, log, power
-from fedsim.exact.losses import log_softmax
-from fedsim.exact.products import Factors
-from fedsim.exact.sums import row_sums, weighted_sum
+from fedsim.core.exact import Factors, arccos, exp, log, log_softmax, power, row_sums, weighted_sum
 from tests.exact_rounds import FILE, KINDS, MORE
 from tests.goldens import SELECTORS
 

@@ -13,14 +13,13 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from fedsim.core.errors import DataError
 from fedsim.data import features
 from fedsim.data.base import LoadedData, Samples
 from fedsim.data.features import TrainsOnFeatures, extract
-from fedsim.errors import DataError
-from fedsim.models import efficientnet_head
-from fedsim.models import weights as weights_module
-from fedsim.models.backbone import TorchvisionExtractor, TruncatedNetwork, last_linear
-from fedsim.models.weights import load_network
+from fedsim.models import backbone as weights_module
+from fedsim.models import heads as efficientnet_head
+from fedsim.models.backbone import TorchvisionExtractor, TruncatedNetwork, last_linear, load_network
 from tests.test_models import build
 
 TINY = "mnasnet0_5"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.core.types import Cohort
 from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, finite_losses, kl_divergences
 from fedsim.selectors.top_loss import TopLoss
-from fedsim.types import Cohort
 from tests.test_selector_contract import composed
 from tests.test_selectors import FixedLosses
 from tests.toys import toy_clients, toy_cohort, toy_population

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.communication.ledger import Ledger
+from fedsim.clients.ledger import Ledger
 from fedsim.config.build import instantiate
+from fedsim.core.types import Params
 from fedsim.selectors.fedcor import FedCor
-from fedsim.selectors.tools.gaussian_process import (
+from fedsim.selectors.gaussian_process import (
     Dense,
     DenseProcess,
     Kernel,
@@ -22,7 +23,6 @@ from fedsim.selectors.tools.gaussian_process import (
     greedy_selection,
     make_process,
 )
-from fedsim.types import Params
 from tests.test_selector_contract import composed
 from tests.toys import ToyEngine, toy_clients, toy_population
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedsim.availability import Availability
 from fedsim.config.build import instantiate
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import Params
+from fedsim.rounds.availability import Availability
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors import fedcor as module
 from fedsim.selectors.fedcor import FedCor
-from fedsim.selectors.tools.gaussian_process import Dense, LowRank, greedy_selection, make_process
-from fedsim.simulation import Simulation
-from fedsim.types import Params
+from fedsim.selectors.gaussian_process import Dense, LowRank, greedy_selection, make_process
 from tests.test_fedcor import fedcor
 from tests.test_selector_contract import composed
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedsim.core.errors import ConfigError
 from fedsim.data.base import LoadedData
-from fedsim.errors import ConfigError
 from tests.dataset_toys import build, check_sound
 
 SMALL: dict[str, Any] = {"num_writers": 12, "samples_per_writer": 20.0, "test_samples": 100}

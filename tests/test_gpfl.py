@@ -8,14 +8,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedsim.communication.signals import Signal
-from fedsim.errors import FedsimError
-from fedsim.record import Record
+from fedsim.clients.context import Signal
+from fedsim.core.errors import FedsimError
+from fedsim.core.record import Record
+from fedsim.core.types import Cohort, Evaluation, Ids, Params
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors.exploration import Decreasing, Exploration, Fixed, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL, projections
 from fedsim.selectors.gpfl_official import GPFLOfficial, reward_sign
-from fedsim.simulation import Simulation
-from fedsim.types import Cohort, Evaluation, Ids, Params
 from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population
 
 DELTA = {"w": torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0]])}

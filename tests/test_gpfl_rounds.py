@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.communication.ledger import Ledger
-from fedsim.communication.server import Server
-from fedsim.errors import DivergedError
+from fedsim.clients.ledger import Ledger
+from fedsim.clients.server import Server
+from fedsim.core.errors import DivergedError
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors.exploration import Decreasing, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL
-from fedsim.simulation import Simulation
 from tests.clocks import fixed_clock
 from tests.test_gpfl import gpfl, run
 from tests.toys import ToyEngine, toy_cohort, toy_components, toy_params, toy_population

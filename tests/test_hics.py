@@ -5,10 +5,10 @@ import pytest
 import torch
 from sklearn.cluster import AgglomerativeClustering
 
-from fedsim.errors import ConfigError, FedsimError
+from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.types import Cohort
 from fedsim.selectors.base import softmax
 from fedsim.selectors.hics import HiCS, class_updates, entropy, output_layer
-from fedsim.types import Cohort
 from tests.toys import toy_clients, toy_population
 
 SERVER: Any = None

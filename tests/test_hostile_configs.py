@@ -13,14 +13,13 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
-from fedsim.cli import hand_to_hydra, run
 from fedsim.config import hydra_node
 from fedsim.config.build import resolve
 from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.hydra_node import check_node, check_search_path, check_words
-from fedsim.config.interpolations import SecretError, environment_variable
-from fedsim.config.origin import not_imported
-from fedsim.errors import ConfigError
+from fedsim.config.hydra_node import SecretError, check_node, check_search_path, check_words, environment_variable
+from fedsim.config.typecheck import not_imported
+from fedsim.core.errors import ConfigError
+from fedsim.jobs.cli import hand_to_hydra, run
 from fedsim.selectors.base import Selector
 
 QUICK = ("num_rounds=1", "local.epochs=1", "tracker=files_only")
@@ -196,8 +195,10 @@ def test_own_modules_and_packages_for_fedsim_are_imported(tmp_path: Path, monkey
     assert not_imported("fedsim.selectors.random") is None
     assert not_imported("tests.toys") is None
     assert "installed package" in str(not_imported("yaml"))
-    monkeypatch.setattr("fedsim.config.origin.requires", lambda name: ["numpy", "fedsim_selection>=0.1"])
-    monkeypatch.setattr("fedsim.config.origin._extends_fedsim", not_imported.__globals__["_extends_fedsim"].__wrapped__)
+    monkeypatch.setattr("fedsim.config.typecheck.requires", lambda name: ["numpy", "fedsim_selection>=0.1"])
+    monkeypatch.setattr(
+        "fedsim.config.typecheck._extends_fedsim", not_imported.__globals__["_extends_fedsim"].__wrapped__
+    )
     assert not_imported("yaml") is None
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from fedsim.config import build, compose, interpolations, overrides, sources
+from fedsim.config import build, compose, sources
+from fedsim.config import hydra_node as interpolations
+from fedsim.config import words as overrides
 from fedsim.config.build import resolve
 from fedsim.config.compose import compose_jobs, search_path
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
 from fedsim.selectors.base import Selector
 from tests.test_hostile_configs import HYDRA, preset, unprotected, write
 

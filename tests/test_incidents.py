@@ -11,16 +11,15 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from fedsim.availability import Always
-from fedsim.cli import run
-from fedsim.engine.engine import Engine
-from fedsim.engine.results import ClientUpdates
+from fedsim.core.record import Record
+from fedsim.core.types import Ids, Params, Population
+from fedsim.engine.engine import ClientUpdates, Engine
+from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division, divide
-from fedsim.record import Record
-from fedsim.running.incidents import TEXTS, Incidents
-from fedsim.simulation import Simulation
-from fedsim.tracking.files import MODEL, SUMMARY, read_metrics, read_summary
-from fedsim.types import Ids, Params, Population
+from fedsim.results.files import MODEL, SUMMARY, read_metrics, read_summary
+from fedsim.rounds.availability import Always
+from fedsim.rounds.loop import Simulation
+from fedsim.running.endings import TEXTS, Incidents
 from tests.test_experiment import entry
 
 POPULATION = Population(np.array([4, 4, 0, 4]), cohort_size=3, num_rounds=5)

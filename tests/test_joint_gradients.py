@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.engine import joint_gradients
+from fedsim.core.rng import Streams
+from fedsim.engine import torch_backend as joint_gradients
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
-from fedsim.engine.joint_gradients import JointGradients, padded
-from fedsim.engine.model.parameters import initial, trained_names
+from fedsim.engine.model import initial, trained_names
 from fedsim.engine.schedule import LocalWork
+from fedsim.engine.torch_backend import JointGradients, padded
 from fedsim.models.mlp import MLP
-from fedsim.rng import Streams
 from tests.card_workloads import W1, counts_of_a_round
 from tests.engines import batched, graph, reference
 from tests.pretended_cuda import PretendedCard, held

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.tracking.files import MODEL, read_metrics, read_summary
+from fedsim.results.files import MODEL, read_metrics, read_summary
 
 ROOT = Path(__file__).parents[1]
 WORDS = [
@@ -18,7 +18,7 @@ WORDS = [
 ]
 SCRIPT = """
 import json, os, random, signal, sys, time, traceback
-from fedsim.cli import run
+from fedsim.jobs.cli import run
 
 words, kills, seed = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 run([*words, "num_rounds=1", "output_dir=whole"])  # imports all that a run needs
@@ -69,7 +69,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) == kills
     monkeypatch.chdir(tmp_path)
-    from fedsim.cli import run
+    from fedsim.jobs.cli import run
 
     assert run([*words, "output_dir=alone"]) == 0
     assert result(folder_in(tmp_path / "outputs")) == result(folder_in(tmp_path / "alone"))

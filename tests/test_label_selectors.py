@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.ledger import Ledger
-from fedsim.communication.signals import Signal
+from fedsim.clients.clients import Clients
+from fedsim.clients.context import Signal
+from fedsim.clients.ledger import Ledger
 from fedsim.selectors.entropy_greedy import EntropyGreedy, entropies
 from fedsim.selectors.fedcbs import FedCBS, qcid_with_each
-from fedsim.selectors.tools.label_counts import collect_label_counts
+from fedsim.selectors.tools import collect_label_counts
 from tests.toys import ToyEngine, toy_clients, toy_population
 
 PURE = np.array([[4.0, 0], [0, 4]])

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.cli import run
+from fedsim.core.errors import ConfigError
+from fedsim.core.rng import Streams
 from fedsim.engine.backend import TrainingResult
-from fedsim.engine.batched.backend import BatchedBackend
+from fedsim.engine.batched import BatchedBackend
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model import initial
 from fedsim.engine.schedule import LocalWork, Schedule
-from fedsim.errors import ConfigError
+from fedsim.jobs.cli import run
 from fedsim.models.mlp import MLP
-from fedsim.rng import Streams
+from fedsim.results.files import read_metrics, read_summary
 from fedsim.running.interleaving import InterleavedRun, TrainingCall, run_interleaved, train_jointly
-from fedsim.tracking.files import read_metrics, read_summary
 from tests.engines import batched, schedule_of
 from tests.test_engine import MODELS, OPTIMIZERS, SIZES, WORKS, engines, model_of, problem
 

@@ -17,17 +17,16 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.cli import run
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plugins import plugins
-from fedsim.errors import ConfigError, DataError, FedsimError, Problem
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
+from fedsim.config.words import plugins
+from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem
+from fedsim.core.record import Record
+from fedsim.jobs.cli import run
 from fedsim.jobs.launched import LaunchedJob
 from fedsim.jobs.sweep import Attempts
-from fedsim.record import Record
-from fedsim.running.signals import StopRequests
-from fedsim.simulation import Simulation
-from fedsim.tracking.files import MODEL, NEWEST, owned, read_metrics, read_summary
+from fedsim.results.files import MODEL, NEWEST, owned, read_metrics, read_summary
+from fedsim.rounds.loop import Simulation
+from fedsim.running.process import StopRequests
 from tests.run_toys import shell
 
 WORDS = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
@@ -232,7 +231,7 @@ def test_a_job_that_another_process_has_is_waited_for_and_replaced_here(
 
 PASSING_ON = """
 import signal, subprocess, sys
-from fedsim.running.signals import Preempted, StopRequests, ask_children_to_end
+from fedsim.running.process import Preempted, StopRequests, ask_children_to_end
 
 def raises(act, *args):
     try:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.cli import run
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
+from fedsim.jobs.cli import run
 from fedsim.selectors.base import Selector
 from fedsim.selectors.pncs import PNCS
-from fedsim.selectors.tools.layers import missing_layers
+from fedsim.selectors.tools import missing_layers
 
 TINY = ("num_clients=5", "cohort_size=2", "num_rounds=1", "local.epochs=1", "tracker=files_only")
 LAYERS = (

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.communication import clients as clients_module
-from fedsim.communication.compression import TopK
-from fedsim.communication.ledger import Clock, Ledger
-from fedsim.communication.signals import Signal, UndeclaredSignalError
-from fedsim.engine.results import ClientUpdates
-from fedsim.types import Ids, Params
+from fedsim.clients import clients as clients_module
+from fedsim.clients.compression import TopK
+from fedsim.clients.context import Signal, UndeclaredSignalError
+from fedsim.clients.ledger import Clock, Ledger
+from fedsim.core.types import Ids, Params
+from fedsim.engine.engine import ClientUpdates
 from tests.toys import ToyEngine, toy_clients, toy_params
 
 SIZES = [1, 2, 3, 4, 5, 6]

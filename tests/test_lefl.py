@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.communication.ledger import Ledger
+from fedsim.clients.ledger import Ledger
 from fedsim.selectors import lefl as lefl_module
 from fedsim.selectors.lefl import LEFL
-from fedsim.selectors.tools.hierarchical_clustering import ward_linkage
+from fedsim.selectors.tools import ward_linkage
 from tests.toys import toy_clients, toy_population
 
 

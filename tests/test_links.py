@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.cli import run
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
+from fedsim.jobs.cli import run
 from fedsim.report.__main__ import main
-from fedsim.tracking.files import ERROR, METRICS, OutputError, RunFolder
-from fedsim.tracking.holder import Holder
+from fedsim.results.files import ERROR, METRICS, Holder, OutputError, RunFolder
 from tests.checkpoint_toys import WORDS, folder_in
 
 pytestmark = pytest.mark.usefixtures("empty_folder")

@@ -17,9 +17,9 @@ MOST = 10_000
 RUN = """
 import gc, os, sys
 import fedsim.running.assembly
-from fedsim.cli import run
+from fedsim.jobs.cli import run
 from fedsim.selectors.random import Random
-from fedsim.simulation import Simulation
+from fedsim.rounds.loop import Simulation
 
 first, last, *words = sys.argv[1:]
 step, found, kept = Simulation.step, {}, []

@@ -10,14 +10,13 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedsim.config.build import instantiate
+from fedsim.core.errors import ConfigError
+from fedsim.core.rng import Streams
 from fedsim.engine.data import ClientData
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model import initial
+from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork
-from fedsim.errors import ConfigError
-from fedsim.optimizers.schedules import Constant
-from fedsim.optimizers.sgd import SGD
-from fedsim.rng import Streams
-from fedsim.running.prepared_data import build_model
+from fedsim.running.assembly import build_model
 from tests.engines import reference
 
 FOLDER = Path(__file__).parents[1] / "conf" / "model"

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedsim.record import Record
+from fedsim.clients.system import SimulatedClock
+from fedsim.core.record import Record
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Simulation
-from fedsim.system.clock import SimulatedClock
 from tests.clocks import fixed_clock
 from tests.test_deadline_selectors import tifl
 from tests.test_fedabc import fedabc, top_loss

@@ -15,26 +15,25 @@ from torch import Tensor
 
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import make_plan
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.rng import Streams
 from fedsim.data import synthetic
-from fedsim.data.on_demand import SampleSource
+from fedsim.data.base import SampleSource
 from fedsim.data.synthetic import Owners, OwnerSamples, Synthetic
 from fedsim.engine import data as engine_data
 from fedsim.engine import on_demand
 from fedsim.engine.backend import Backend, Workload
-from fedsim.engine.batched.backend import BatchedBackend
+from fedsim.engine.batched import BatchedBackend
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.graph.backend import GraphBackend
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model import initial
 from fedsim.engine.native.backend import NativeBackend
 from fedsim.engine.on_demand import OnDemandBackend
-from fedsim.engine.reference.backend import ReferenceBackend
+from fedsim.engine.optimizers import SGD, Constant
+from fedsim.engine.reference import ReferenceBackend
 from fedsim.engine.schedule import LocalWork
-from fedsim.errors import ConfigError, DataError
 from fedsim.models.mlp import MLP
-from fedsim.optimizers.schedules import Constant
-from fedsim.optimizers.sgd import SGD
-from fedsim.rng import Streams
 from fedsim.running.assembly import build
 from tests.engines import schedule_of
 

@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.core.rng import Streams
 from fedsim.data.synthetic import Owners, OwnerSamples
 from fedsim.engine import data as engine_data
 from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.data import ClientData
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model import initial
 from fedsim.engine.on_demand import OnDemandBackend
+from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
 from fedsim.models.mlp import MLP
-from fedsim.optimizers.schedules import Constant
-from fedsim.optimizers.sgd import SGD
-from fedsim.rng import Streams
 from fedsim.running.interleaving import InterleavedRun, SuspendingBackend, TrainingCall, run_interleaved, train_jointly
 from tests.test_on_demand import BACKENDS, SMALL, equal
 

@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.communication.server import Server
+from fedsim.clients.server import Server
 from fedsim.selectors.oort import Oort
 from tests.toys import toy_clients, toy_cohort, toy_population
 

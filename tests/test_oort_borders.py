@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
 from fedsim.selectors.oort import Oort
 from tests.test_oort import SERVER, oort
 from tests.toys import toy_clients, toy_cohort

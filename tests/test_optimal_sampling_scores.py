@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedsim.communication.ledger import Ledger
+from fedsim.clients.ledger import Ledger
 from fedsim.selectors.optimal_sampling import OptimalSampling, aggregated_probabilities
 from tests.toys import toy_clients, toy_population
 

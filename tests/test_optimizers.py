@@ -10,11 +10,9 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fedsim.config.build import instantiate
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
+from fedsim.engine.optimizers import SGD, Adam, Constant, Step
 from fedsim.optimizers import LocalOptimizer, Schedule
-from fedsim.optimizers.adam import Adam
-from fedsim.optimizers.schedules import Constant, Step
-from fedsim.optimizers.sgd import SGD
 
 CONF = Path(__file__).parents[1] / "conf"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedsim.config.overrides import expand, parse, without_sweeps, words_of
-from fedsim.errors import ConfigError
+from fedsim.config.words import expand, parse, without_sweeps, words_of
+from fedsim.core.errors import ConfigError
 
 
 def jobs(*words: str) -> list[list[str]]:

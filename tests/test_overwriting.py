@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from fedsim.cli import run
 from fedsim.commands.show import run as show
-from fedsim.errors import DataError
+from fedsim.core.errors import DataError
+from fedsim.core.record import Record
+from fedsim.jobs.cli import run
 from fedsim.jobs.overwriting import Overwriting, taken
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import run_jobs
 from fedsim.jobs.tasks import LostTaskError, Tasks, _job_of, outcome_of
-from fedsim.record import Record
-from fedsim.running.signals import Preempted, StopRequests
-from fedsim.simulation import Simulation
-from fedsim.tracking.files import owned
+from fedsim.results.files import owned
+from fedsim.rounds.loop import Simulation
+from fedsim.running.process import Preempted, StopRequests
 from tests.test_ray import plans_of
 
 WORDS = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from fedsim.config.compose import search_path
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import Population
 from fedsim.selectors.random import Random
-from fedsim.types import Population
 from tests.run_toys import plan_of
 
 OWN = f"_target_: {__name__}.Forgetful\n"

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from fedsim.report.pair_study.analysis import Condition, pick
-from fedsim.report.pair_study.claims import Fold, claims_table, judge_conditions, judge_runs
-from fedsim.report.runs import Run
+from fedsim.papers.pair_study import Condition, Fold, claims_table, judge_conditions, judge_runs, pick
+from fedsim.results.runs import Run
 
 NAMES = ["cos_4", "cos_2", "norm_2 sum"]
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.cli import run
-from fedsim.report.__main__ import main
-from fedsim.report.pair_study.analysis import (
+from fedsim.jobs.cli import run
+from fedsim.papers.pair_study import (
     Condition,
     Scale,
     fit,
@@ -19,10 +18,11 @@ from fedsim.report.pair_study.analysis import (
     read_conditions,
     split_by_seed,
 )
-from fedsim.report.runs import Run
-from fedsim.selectors.tools.pair_features import pair_features
-from fedsim.selectors.tools.power_norm import similarities
-from fedsim.tracking.files import read_metrics
+from fedsim.report.__main__ import main
+from fedsim.results.files import read_metrics
+from fedsim.results.runs import Run
+from fedsim.selectors.pair_study import pair_features
+from fedsim.selectors.similarity import similarities
 
 
 def test_features_by_hand() -> None:
@@ -140,7 +140,9 @@ def test_rounds_that_bring_no_update_leave_no_trace(
     absent: set[int], words: tuple[str, ...], traced: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedsim.availability.Always.available", lambda self, t, n, rng: np.full(n, t not in absent))
+    monkeypatch.setattr(
+        "fedsim.rounds.availability.Always.available", lambda self, t, n, rng: np.full(n, t not in absent)
+    )
     few = ("num_clients=4", "cohort_size=2", "num_rounds=3", "tracker=files_only", "local.epochs=1")
     assert run(["selector=pair_study", *few, *words]) == 0
     (folder,) = (p.parent for p in (tmp_path / "outputs/default").glob("*/summary.json"))

@@ -5,14 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from fedsim.errors import DataError
+from fedsim.core.errors import DataError
 from fedsim.partitions import dirichlet
-from fedsim.partitions.apportion import largest_remainder, require_samples, shuffled_by_class
-from fedsim.partitions.base import Labelled
+from fedsim.partitions.base import Labelled, largest_remainder, require_samples, shuffled_by_class
 from fedsim.partitions.dirichlet import DirichletClass, DirichletClient, _draw_class
 from fedsim.partitions.dirichlet_qp import DirichletQP, _assign_samples, _least_squares_counts, solve_sizes
-from fedsim.partitions.iid import IID, QuantitySkew
-from fedsim.partitions.natural import Natural
+from fedsim.partitions.iid import IID, Natural, QuantitySkew
 from fedsim.partitions.shards import Shards
 from tests.partition_toys import balanced, histograms
 

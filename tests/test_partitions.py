@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.errors import ConfigError, DataError
-from fedsim.partitions.apportion import largest_remainder
-from fedsim.partitions.base import Labelled
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.partitions.base import Labelled, largest_remainder
 from tests.partition_toys import CHOICES, SMALL, balanced, build, histograms, skew, split
 
 

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.rng import Streams
 from fedsim.partitions.base import Indices, Labelled, Partition
 from fedsim.partitions.division import Division, ServerSplit, divide
-from fedsim.partitions.iid import IID
-from fedsim.partitions.natural import Natural
-from fedsim.rng import Streams
+from fedsim.partitions.iid import IID, Natural
 
 DATA = Labelled(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 50)), 10)
 NOTHING = ServerSplit(validation_fraction=0.0, public_samples=0, public_stratified=False)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.partitions.base import Labelled
 from fedsim.partitions.dirichlet_qp import DirichletQP, _assign_samples, solve_sizes
 from tests.partition_toys import balanced, build, histograms, split

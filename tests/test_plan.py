@@ -10,7 +10,7 @@ import torch
 
 from fedsim.config.compose import Composed, compose_jobs, search_path
 from fedsim.config.plan import IRRELEVANT, Plan, hash_config, make_plan
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsim.communication.compression import Identity, Int8, TopK
-from fedsim.communication.ledger import Ledger
-from fedsim.errors import ConfigError
+from fedsim.clients.compression import Identity, Int8, TopK
+from fedsim.clients.ledger import Ledger
+from fedsim.core.errors import ConfigError
+from fedsim.selectors import tools as all_pairs
 from fedsim.selectors.pncs import NORM_ORDERS, PNCS
-from fedsim.selectors.tools import all_pairs
-from fedsim.selectors.tools.power_norm import PowerSimilarity, similarities
-from fedsim.selectors.tools.subset import least_similar_subset
+from fedsim.selectors.similarity import PowerSimilarity, similarities
+from fedsim.selectors.tools import least_similar_subset
 from tests.toys import ToyEngine, toy_clients, toy_population
 
 

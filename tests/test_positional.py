@@ -12,8 +12,8 @@ from fedsim.api.parts import BASES
 from fedsim.config.build import construct, inspect_node, resolve
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import make_plan
-from fedsim.config.positional import PASSED
-from fedsim.errors import ConfigError
+from fedsim.config.typecheck import PASSED
+from fedsim.core.errors import ConfigError
 from tests.run_toys import ROOT, shell
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedsim.positions import ByClient, chosen, sizes_of
+from fedsim.core.types import ByClient, chosen, sizes_of
 from fedsim.selectors.base import leading
 
 LISTS = [np.array(own, np.int64) for own in ([4, 1], [], [7], [2, 9, 3], [])]

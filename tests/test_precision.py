@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fedsim.config.plan import hash_config, make_plan
+from fedsim.core.errors import ConfigError, Problem
 from fedsim.engine import choose
+from fedsim.engine.device import Precision, autocast, prepare, switches
 from fedsim.engine.graph import triton_chain
-from fedsim.engine.graph.linear import LinearProgram
-from fedsim.engine.precision import Precision, autocast, prepare, switches
-from fedsim.errors import ConfigError, Problem
-from fedsim.running import prepared_data
-from fedsim.running.environment import environment
+from fedsim.engine.graph.steps import LinearProgram
+from fedsim.running import assembly as prepared_data
+from fedsim.running.provenance import environment
 from tests.card_runs import BATCHED, composed, run, run_on_card, simulation
 from tests.pretended_cuda import PretendedCard
 

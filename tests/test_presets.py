@@ -7,10 +7,9 @@ from unittest import mock
 
 import pytest
 
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
 from tests.sweep_words import diagonal, each_value_once
 
 CONF = Path(__file__).parents[1] / "conf"

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.communication.compression import Coordinates
-from fedsim.communication.ledger import Ledger
-from fedsim.communication.signals import Signal
-from fedsim.rng import Purpose, Streams
+from fedsim.clients.compression import Coordinates
+from fedsim.clients.context import Signal
+from fedsim.clients.ledger import Ledger
+from fedsim.core.rng import Purpose, Streams
 from tests.test_ledger import asked, ids, split_engine
 from tests.toys import ToyEngine, toy_clients
 

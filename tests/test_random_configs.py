@@ -16,9 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import compose_jobs, conf_dir, search_path
-from fedsim.errors import ConfigError, DataError
+from fedsim.config.compose import check_jobs, compose_jobs, conf_dir, search_path
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.running.assembly import build
 from tests.clocks import NEED_A_CLOCK
 
@@ -116,7 +115,7 @@ VALUES = (
     *("${nope}", "${seed}", "${.}", "${oc.env:AWS_SECRET_ACCESS_KEY}", "${oc.create:{a:1}}", "???", "'???'", "$", "${"),
     *("../../etc/passwd", "/etc/passwd", "a/b", "range(0,3)", "1,2", "choice(a,b)", "glob(*)", "interval(0,1)", "a=b"),
     *("'\u202eabc'", "'\u0000'", "😀", "١٢٣", "ﬀ", "'\ud7ff'", '"\\n"', "'" * 3, "x" * 5000, "[" * 200 + "]" * 200),
-    *("fedsim.selectors.random.Random", "fedsim.cli.run", "random", "small", "full", "auto", "lanes"),
+    *("fedsim.selectors.random.Random", "fedsim.jobs.cli.run", "random", "small", "full", "auto", "lanes"),
 )
 WORDS = st.builds(
     "{}{}={}".format,

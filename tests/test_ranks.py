@@ -8,17 +8,26 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fedsim.cli import composed, run
 from fedsim.commands.dispatch import asks
-from fedsim.config.check import check_jobs
-from fedsim.distributed.links import JOINING, WORKING, Link, LostRankError, Others
-from fedsim.distributed.messages import Message, head_of, read_head
-from fedsim.distributed.parts import train_part
-from fedsim.distributed.world import World, world
-from fedsim.errors import ConfigError, FedsimError
-from fedsim.running.ranks import RANKS, joined
-from fedsim.running.ranks import check_jobs as check_for_ranks
-from fedsim.tracking.files import read_summary
+from fedsim.config.compose import check_jobs
+from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.distributed.backend import train_part
+from fedsim.distributed.links import (
+    JOINING,
+    WORKING,
+    Link,
+    LostRankError,
+    Message,
+    Others,
+    World,
+    head_of,
+    read_head,
+    world,
+)
+from fedsim.distributed.ranks import RANKS, joined
+from fedsim.distributed.ranks import check_jobs as check_for_ranks
+from fedsim.jobs.cli import composed, run
+from fedsim.results.files import read_summary
 from tests.ranks import RAGGED, WORDS, LocalLink, equal_over, ranks, run_over
 
 
@@ -103,7 +112,7 @@ def test_ranks_that_have_other_jobs_or_build_something_else_are_named(monkeypatc
         with pytest.raises(FedsimError, match="rank 1: has other jobs; all ranks need the same installation"):
             run(words)
         RANKS.others = Others(LocalLink(2, lambda: check_jobs(composed(words)[0])))
-        monkeypatch.setattr("fedsim.running.rank_worker.built", lambda made: {"engine": "batched"})
+        monkeypatch.setattr("fedsim.distributed.worker.built", lambda made: {"engine": "batched"})
         with pytest.raises(FedsimError, match="rank 1 has another engine: 'batched', not 'native'"):
             run(words)
     finally:

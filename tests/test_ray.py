@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 
-from fedsim.cli import run
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.errors import ConfigError, DataError, FedsimError, Problem
+from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem
+from fedsim.jobs.cli import run
 from fedsim.jobs.overwriting import result_of
 from fedsim.jobs.ray_launcher import RayJobs, _place
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Job, Report, run_jobs
 from fedsim.jobs.tasks import SeenRecords, outcome_of
-from fedsim.running.outcome import Outcome
-from fedsim.tracking.files import ERROR, MODEL, read_metrics, read_summary
+from fedsim.results.files import ERROR, MODEL, read_metrics, read_summary
+from fedsim.results.outcome import Outcome
 
 WORDS = ("num_rounds=3", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
 HANG = 500

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedsim.cli import run as fedsim_run
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
+from fedsim.jobs.cli import run as fedsim_run
 from fedsim.report.__main__ import main
-from fedsim.report.runs import read_runs
-from fedsim.report.tables.table import Table
+from fedsim.results.runs import read_runs
+from fedsim.results.table import Table
 from tests.report_toys import two_methods, write_run
 
 

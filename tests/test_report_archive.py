@@ -10,12 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from fedsim.cli import run as fedsim_run
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
+from fedsim.jobs.cli import run as fedsim_run
 from fedsim.report.__main__ import main
-from fedsim.report.archive import PLACES, read_archive, write_archive
-from fedsim.report.runs import read_runs
+from fedsim.results.runs import PLACES, read_archive, read_runs, write_archive
 from tests.report_toys import write_run
 
 

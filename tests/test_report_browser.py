@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from fedsim.report.groups import group_runs
-from fedsim.report.looks import make_looks
-from fedsim.report.page.page import Content, html_page
-from fedsim.report.panels import drawn_panels, make_panels
-from fedsim.report.runs import read_runs
-from fedsim.report.tables.results import overview
+from fedsim.report.page import Content, html_page
+from fedsim.report.plot import make_looks
+from fedsim.report.tables import overview
+from fedsim.results.groups import drawn_panels, group_runs, make_panels
+from fedsim.results.runs import read_runs
 from tests.report_toys import write_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

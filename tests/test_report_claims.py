@@ -5,14 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.report.groups import group_runs
-from fedsim.report.named_measures import find_measure
-from fedsim.report.panels import make_panels
-from fedsim.report.runs import read_runs
-from fedsim.report.tables import results
-from fedsim.report.verdicts import published
-from fedsim.report.verdicts.judge import judge
-from fedsim.report.verdicts.published import Claim, Publication
+from fedsim.papers import published
+from fedsim.papers.judge import judge
+from fedsim.papers.published import Claim, Publication
+from fedsim.report import tables as results
+from fedsim.results.groups import group_runs, make_panels
+from fedsim.results.named_measures import find_measure
+from fedsim.results.runs import read_runs
 from tests.report_toys import two_methods, write_run
 
 

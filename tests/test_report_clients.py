@@ -11,15 +11,13 @@ import pytest
 import yaml
 
 from fedsim.report.__main__ import main
-from fedsim.report.archive import TOLD, read_archive, write_archive
-from fedsim.report.figures.clients import clients_plot, sorted_accuracies
-from fedsim.report.groups import group_runs
-from fedsim.report.looks import make_looks
-from fedsim.report.named_measures import find_measure
-from fedsim.report.panels import drawn_panels, make_panels
-from fedsim.report.runs import read_runs
-from fedsim.report.tables.clients import clients
-from fedsim.tracking.files import CLIENTS
+from fedsim.report.figures import clients_plot, sorted_accuracies
+from fedsim.report.plot import make_looks
+from fedsim.report.tables import clients
+from fedsim.results.files import CLIENTS
+from fedsim.results.groups import drawn_panels, group_runs, make_panels
+from fedsim.results.named_measures import find_measure
+from fedsim.results.runs import TOLD, read_archive, read_runs, write_archive
 from tests.report_toys import write_run
 
 
@@ -97,7 +95,7 @@ def test_archives_keep_them_and_earlier_ones_are_read(tmp_path: Path, monkeypatc
         else:
             np.testing.assert_array_equal(again.client_accuracies, run.client_accuracies)
     with monkeypatch.context() as patched:
-        patched.setattr("fedsim.report.archive.TOLD", TOLD[:-1])
+        patched.setattr("fedsim.results.runs.TOLD", TOLD[:-1])
         write_archive(runs, tmp_path / "runs", tmp_path / "earlier.parquet")
     assert [run.client_accuracies for run in read_archive(tmp_path / "earlier.parquet")] == [None] * 3
 

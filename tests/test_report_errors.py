@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedsim.report.statistics import differences, estimate, pooled
-from fedsim.report.verdicts.comparisons import exceeds
-from fedsim.report.verdicts.evidence import Evidence, holm_corrected
-from fedsim.report.verdicts.rules import RULES
-from fedsim.report.verdicts.values import is_number
+from fedsim.papers.examine import Evidence, exceeds, holm_corrected, is_number
+from fedsim.papers.published import RULES
+from fedsim.results.statistics import differences, estimate, pooled
 from tests import verdict_rates as sim
 from tests.verdict_rates import MARGIN, PRINTED, SEEDS, Draw, not_above, not_below
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
 from fedsim.report.__main__ import main
-from fedsim.report.runs import read_runs
-from fedsim.tracking.files import CONFIG, METRICS, SUMMARY, read_metrics, read_summary
+from fedsim.results.files import CONFIG, METRICS, SUMMARY, read_metrics, read_summary
+from fedsim.results.runs import read_runs
 
 RECORD = {
     "round": 1,

@@ -14,18 +14,22 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from fedsim.partitions.division import Division
-from fedsim.report.curves import accuracy_curve, smooth, spent_until
-from fedsim.report.figures.accuracy import accuracy_plot, accuracy_plots
-from fedsim.report.figures.collection import all_plots
-from fedsim.report.figures.frames import spread
-from fedsim.report.figures.over_rounds import coverage_plot, participation_plot
-from fedsim.report.figures.partitions import partitions_plot
-from fedsim.report.figures.plot import Plot, style
-from fedsim.report.figures.selections import BINS, histogram_edges, histogram_plot, round_plots
-from fedsim.report.groups import group_runs
-from fedsim.report.looks import COLOURS, make_looks
-from fedsim.report.panels import Panel, drawn_panels, make_panels
-from fedsim.report.runs import read_runs
+from fedsim.report.figures import (
+    BINS,
+    accuracy_plot,
+    accuracy_plots,
+    all_plots,
+    coverage_plot,
+    histogram_edges,
+    histogram_plot,
+    participation_plot,
+    partitions_plot,
+    round_plots,
+)
+from fedsim.report.plot import COLOURS, Plot, make_looks, spread, style
+from fedsim.results.groups import Panel, drawn_panels, group_runs, make_panels
+from fedsim.results.named_measures import accuracy_curve, smooth, spent_until
+from fedsim.results.runs import read_runs
 from tests.report_toys import write_run
 
 

@@ -4,11 +4,10 @@ import itertools
 import json
 from pathlib import Path
 
-from fedsim.report.groups import NATIVE, group_runs, show_labels
-from fedsim.report.panels import make_panels
-from fedsim.report.runs import read_runs
+from fedsim.report import tables as results
 from fedsim.report.summary import make_summary
-from fedsim.report.tables import results
+from fedsim.results.groups import NATIVE, group_runs, make_panels, show_labels
+from fedsim.results.runs import read_runs
 from tests.report_toys import two_methods, write_run
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.report import costs, measures
-from fedsim.report.groups import group_runs
-from fedsim.report.panels import make_panels
-from fedsim.report.runs import Run, read_runs
-from fedsim.report.tables import results, times
+from fedsim.report import tables as results
+from fedsim.report import tables as times
+from fedsim.results import measures
+from fedsim.results import measures as costs
+from fedsim.results.groups import group_runs, make_panels
+from fedsim.results.runs import Run, read_runs
 from tests.report_toys import PHASES, write_run
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
 from fedsim.report.__main__ import main
-from fedsim.report.groups import sort_key
-from fedsim.report.tables.table import Table
-from fedsim.running.exits import tell
-from fedsim.tracking.screen import tell_line
+from fedsim.results.groups import sort_key
+from fedsim.results.table import Table
+from fedsim.running.endings import tell
+from fedsim.tracking.tables import tell_line
 from tests.report_toys import write_run
 
 

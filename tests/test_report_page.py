@@ -10,17 +10,23 @@ from typing import Any
 import pytest
 
 from fedsim.report.__main__ import main
-from fedsim.report.archive import read_archive, write_archive
-from fedsim.report.curves import accuracy_curve
-from fedsim.report.groups import group_runs
-from fedsim.report.looks import make_looks
-from fedsim.report.page.curves_data import MAX_POINTS, curves_data
-from fedsim.report.page.facts import config_differences, folder_links, header_facts, runs_table, shared_config
-from fedsim.report.page.page import Content, html_page
-from fedsim.report.page.sorting import sort_value
-from fedsim.report.panels import drawn_panels, make_panels
-from fedsim.report.runs import read_runs
-from fedsim.report.tables.table import Table
+from fedsim.report.page import (
+    MAX_POINTS,
+    Content,
+    config_differences,
+    curves_data,
+    folder_links,
+    header_facts,
+    html_page,
+    runs_table,
+    shared_config,
+    sort_value,
+)
+from fedsim.report.plot import make_looks
+from fedsim.results.groups import drawn_panels, group_runs, make_panels
+from fedsim.results.named_measures import accuracy_curve
+from fedsim.results.runs import read_archive, read_runs, write_archive
+from fedsim.results.table import Table
 from tests.report_toys import two_methods, write_run
 
 

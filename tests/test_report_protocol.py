@@ -12,16 +12,16 @@ import yaml
 
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import with_one_amount_of_work
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
+from fedsim.papers.examine import Evidence
+from fedsim.papers.judge import Judged, judge, judge_all, verdicts_by_id
+from fedsim.papers.protocol import protocol_of
+from fedsim.papers.published import Claim, Number, Publication, publications
 from fedsim.report.__main__ import main
-from fedsim.report.groups import group_runs
-from fedsim.report.kept import read_kept
-from fedsim.report.protocol import protocol_of
-from fedsim.report.runs import read_runs
-from fedsim.report.verdicts.evidence import Evidence
-from fedsim.report.verdicts.judge import Judged, judge, judge_all, verdicts_by_id
-from fedsim.report.verdicts.published import Claim, Number, Publication, publications
-from fedsim.tracking.files import json_ready
+from fedsim.report.summary import read_kept
+from fedsim.results.files import json_ready
+from fedsim.results.groups import group_runs
+from fedsim.results.runs import read_runs
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
 

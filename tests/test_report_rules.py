@@ -4,12 +4,21 @@ import math
 
 import pytest
 
-from fedsim.report.statistics import Difference, Estimate, Median, Share, differences, estimate, pooled
-from fedsim.report.verdicts.comparisons import exceeds, is_level, is_not_worse, rises
-from fedsim.report.verdicts.evidence import Evidence, holm_corrected
-from fedsim.report.verdicts.omnibus import omnibus
-from fedsim.report.verdicts.rules import RULES, VERDICTS
-from fedsim.report.verdicts.values import holds_for_most, is_about, is_median_about, is_number
+from fedsim.papers.examine import (
+    Evidence,
+    exceeds,
+    holds_for_most,
+    holm_corrected,
+    is_about,
+    is_level,
+    is_median_about,
+    is_not_worse,
+    is_number,
+    rises,
+)
+from fedsim.papers.judge import omnibus
+from fedsim.papers.published import RULES, VERDICTS
+from fedsim.results.statistics import Difference, Estimate, Median, Share, differences, estimate, pooled
 
 
 def apart(*values: float) -> Difference:

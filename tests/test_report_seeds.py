@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from fedsim.report.statistics import Median, Share, differences, estimate
-from fedsim.report.verdicts.evidence import Evidence
-from fedsim.report.verdicts.published import Claim, Number
-from fedsim.report.verdicts.seeds import seeds_needed
+from fedsim.papers.examine import Evidence
+from fedsim.papers.published import Claim, Number
+from fedsim.papers.seeds import seeds_needed
+from fedsim.results.statistics import Median, Share, differences, estimate
 
 CLAIM = Claim("a", "", "", {}, "final_accuracy")
 

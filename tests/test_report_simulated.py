@@ -7,15 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.report import measures
-from fedsim.report.archive import read_archive, write_archive
-from fedsim.report.curves import AXES, is_recorded, spent_until
-from fedsim.report.groups import group_runs
-from fedsim.report.named_measures import find_measure
-from fedsim.report.page.facts import config_differences
-from fedsim.report.panels import make_panels
-from fedsim.report.runs import read_runs
-from fedsim.report.tables.simulated import simulated_phases, time_to_accuracy
+from fedsim.report.page import config_differences
+from fedsim.report.tables import simulated_phases, time_to_accuracy
+from fedsim.results import measures
+from fedsim.results.groups import group_runs, make_panels
+from fedsim.results.named_measures import AXES, find_measure, is_recorded, spent_until
+from fedsim.results.runs import read_archive, read_runs, write_archive
 from tests.report_toys import write_run
 
 ACCURACIES = [0.2, 0.4, 0.9, 0.9, 0.9]

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedsim.report.statistics import (
+from fedsim.results.statistics import (
     UNIT,
     Median,
     Share,

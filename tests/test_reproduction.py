@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.papers.published import publications_about
 from fedsim.report.__main__ import main as report
-from fedsim.report.archive import read_archive
-from fedsim.report.groups import group_runs
-from fedsim.report.runs import Run, read_runs
-from fedsim.report.verdicts.published import publications_about
+from fedsim.results.groups import group_runs
+from fedsim.results.runs import Run, read_archive, read_runs
 from scripts import reproduction, reproduction_tables, ship_results
 from scripts.shipped import RESULTS, Shipped
 from tests.test_report_archive import published_runs

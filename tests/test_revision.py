@@ -12,10 +12,10 @@ import pytest
 
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import make_plan
+from fedsim.results.files import read_summary
 from fedsim.running import experiment
-from fedsim.running import revision as module
-from fedsim.running.revision import own_revision, revision
-from fedsim.tracking.files import read_summary
+from fedsim.running import provenance as module
+from fedsim.running.provenance import own_revision, revision
 from fedsim.tracking.wandb_mirror import mirror
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 from torch import Tensor
 
-from fedsim.aggregators import FedAvg
-from fedsim.types import Cohort, Params
+from fedsim.core.types import Cohort, Params
+from fedsim.rounds.aggregators import FedAvg
 from tests.card_workloads import RESNET20, W1, W2, counts_of_a_round
 from tests.pretended_counts import Counts
 

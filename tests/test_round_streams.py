@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedsim.availability import Availability
-from fedsim.communication.clients import Clients
+from fedsim.clients.clients import Clients
+from fedsim.core.rng import Purpose, Streams
+from fedsim.core.types import Selection
 from fedsim.optimizers import Schedule
-from fedsim.rng import Purpose, Streams
+from fedsim.rounds.availability import Availability
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Simulation
-from fedsim.types import Selection
 from tests.toys import Idle, ToyEngine, toy_components, toy_params, toy_population
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsim.rounding import ceil, floor
+from fedsim.core.errors import ceil, floor
 
 
 @pytest.mark.parametrize(

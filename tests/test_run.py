@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fedsim.partitions.division import Division
-from fedsim.tracking.files import read_metrics, read_summary
+from fedsim.results.files import read_metrics, read_summary
 from tests.run_toys import ROOT, Run, folders, without_seconds
 
 FIELDS = {

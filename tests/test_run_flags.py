@@ -53,7 +53,7 @@ QUESTIONS = (
 )
 ASK = """
 import json, os, sys
-import fedsim.cli, hydra.main  # what every command imports, once for all of them
+import fedsim.jobs.cli, hydra.main  # what every command imports, once for all of them
 from fedsim import run
 
 for number, words in enumerate(json.loads(sys.argv[1])):

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.cli import run
-from fedsim.tracking.files import LOCKS, HeldError, owned
+from fedsim.jobs.cli import run
+from fedsim.results.files import LOCKS, HeldError, owned
 
 ROOT = Path(__file__).parents[1]
 HOLD = """
 import sys, time
 from pathlib import Path
-from fedsim.tracking.files import owned
+from fedsim.results.files import owned
 
 with owned(Path(sys.argv[1])):
     print("held", flush=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from fedsim.errors import ConfigError, FedsimError
-from fedsim.running.exits import tell
+from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.running.endings import tell
 from tests.run_toys import Run, refused, shell
 
 
@@ -103,7 +103,7 @@ def test_a_data_set_that_does_not_fit_the_model_is_refused(fedsim: Run, tmp_path
 
 
 def test_an_error_is_one_screen_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    from fedsim.errors import Problem
+    from fedsim.core.errors import Problem
 
     tell(ConfigError([Problem("a.b", 3, "must be > 4", "try 5")]))
     assert capsys.readouterr().err == (

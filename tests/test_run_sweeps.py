@@ -9,7 +9,7 @@ import yaml
 from hydra import compose
 
 from fedsim.config.plan import make_plan
-from fedsim.tracking.files import read_metrics, read_summary
+from fedsim.results.files import read_metrics, read_summary
 from tests.run_toys import QUICK, Run, folders, shell, without_seconds
 
 
@@ -44,8 +44,8 @@ class Fails(Full):
 
 OUTSIDE = """
 from pathlib import Path
-from fedsim.types import Selection
-from fedsim.errors import check, at_least
+from fedsim.core.types import Selection
+from fedsim.core.errors import check, at_least
 from fedsim.selectors.base import Selector
 
 class Lowest(Selector):
@@ -103,7 +103,7 @@ def test_jobs_are_composed_and_planned_once_also_those_of_a_preset(
         composed.append(more["overrides"])
         return compose(*words, **more)
 
-    monkeypatch.setattr("fedsim.config.check.make_plan", counting)
+    monkeypatch.setattr("fedsim.config.compose.make_plan", counting)
     monkeypatch.setattr("fedsim.config.diagnosis.compose", composing)
     assert fedsim("--config-dir", "my_conf", "preset=mine", "seed=0,1", "hydra.verbose=false") == 0
     assert sorted(planned) == ["gpfl", "gpfl", "random", "random"]

@@ -9,11 +9,10 @@ import pytest
 from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
+from fedsim.core.errors import DataError
 from fedsim.data.femnist_generated import FemnistGenerated, _Handwriting
-from fedsim.errors import DataError
 from fedsim.partitions.base import Labelled, Partition
-from fedsim.partitions.iid import IID, QuantitySkew
-from fedsim.partitions.natural import Natural
+from fedsim.partitions.iid import IID, Natural, QuantitySkew
 from fedsim.running.assembly import build
 from scripts import scale
 

@@ -9,12 +9,12 @@ import pytest
 from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import make_plan
-from fedsim.config.shipped import conf_dir
-from fedsim.errors import ConfigError
+from fedsim.core.disk import conf_dir
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import Population
+from fedsim.selectors import tools as all_pairs
 from fedsim.selectors.base import Selector
-from fedsim.selectors.tools import all_pairs
-from fedsim.selectors.tools.all_pairs import pairs_problem
-from fedsim.types import Population
+from fedsim.selectors.tools import pairs_problem
 from tests.test_size_limits import node_of
 
 COMMON = ("num_clients=100000", "cohort_size=100", "model=logistic", "tracker=files_only", "system=lognormal")

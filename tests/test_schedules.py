@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.errors import ConfigError
-from fedsim.optimizers.base import Schedule
-from fedsim.optimizers.schedules import Constant, Cosine, Exponential, Step
-from fedsim.optimizers.sgd import SGD
+from fedsim.core.errors import ConfigError
+from fedsim.engine.optimizers import SGD, Constant, Cosine, Exponential, Schedule, Step
 
 
 def factors(schedule: Schedule, num_rounds: int) -> list[float]:

@@ -16,21 +16,20 @@ from rich.console import Console
 
 from fedsim import compose
 from fedsim import run as entry
-from fedsim.cli import run as fedsim
+from fedsim.core.record import Record
 from fedsim.data.parquet import Parquet
 from fedsim.jobs import narration
-from fedsim.jobs.progress import LEAST_ROUNDS, WINDOW, Progress
-from fedsim.record import Record
+from fedsim.jobs.cli import run as fedsim
+from fedsim.jobs.narration import LEAST_ROUNDS, WINDOW, Progress
+from fedsim.results.files import read_summary
+from fedsim.rounds.loop import Simulation
 from fedsim.running import experiment
 from fedsim.running.assembly import build
-from fedsim.running.signals import Preempted, StopRequests
-from fedsim.simulation import Simulation
-from fedsim.tracking import screen
+from fedsim.running.process import Preempted, StopRequests
+from fedsim.tracking import tables as screen
 from fedsim.tracking.base import RunInfo, SweepPosition, Tracker
 from fedsim.tracking.console import ConsoleTracker, lanes_accuracy, time_left
-from fedsim.tracking.files import read_summary
-from fedsim.tracking.screen import Output, tell_line
-from fedsim.tracking.tables import sweep_table
+from fedsim.tracking.tables import Output, sweep_table, tell_line
 
 pytestmark = pytest.mark.usefixtures("stop")
 ROOT = Path(__file__).parents[1]
@@ -154,7 +153,7 @@ def test_the_same_missing_data_are_looked_for_and_told_once(
     looked: list[str] = []
     load = Parquet.load
     monkeypatch.setattr(Parquet, "load", lambda self: looked.append("") or load(self))
-    monkeypatch.setattr("fedsim.jobs.room._source_problem", lambda plan: None)
+    monkeypatch.setattr("fedsim.jobs.sweep._source_problem", lambda plan: None)
     words = [*QUIET, "-m", "dataset=parquet", "dataset.path=nowhere", "partition=iid", "seed=0,1,2"]
     for launcher in ("basic", "lanes"):
         assert fedsim([*words, f"hydra/launcher={launcher}"]) == 3

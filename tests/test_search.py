@@ -14,20 +14,17 @@ pytest.importorskip("optuna")
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from fedsim import cli
 from fedsim.commands.dispatch import answer
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.overrides import parse
-from fedsim.errors import ConfigError
-from fedsim.running.signals import StopRequests
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
+from fedsim.config.words import parse
+from fedsim.core.errors import ConfigError
+from fedsim.jobs import cli
+from fedsim.results.files import OutputError
+from fedsim.rounds.loop import Simulation
+from fedsim.running.process import StopRequests
 from fedsim.search import command
-from fedsim.search.settings import Settings
-from fedsim.search.space import space_of
-from fedsim.search.study import _pruner
-from fedsim.search.trials import Rounds, run_trial
-from fedsim.simulation import Simulation
-from fedsim.tracking.files import OutputError
+from fedsim.search.command import Settings
+from fedsim.search.study import Rounds, _pruner, run_trial, space_of
 
 FEW = ("num_rounds=4", "local.steps=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
 
@@ -206,8 +203,8 @@ def test_a_pruned_run_goes_on_by_an_ordinary_command(plans: Any) -> None:
 def test_a_signal_while_a_trial_is_pruned_ends_the_search(plans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import signal
 
-    from fedsim.running.signals import Preempted
-    from fedsim.search import trials
+    from fedsim.running.process import Preempted
+    from fedsim.search import study as trials
 
     class Signalled(Pruner):
         def should_prune(self) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.core.types import Evaluation
 from fedsim.selectors.base import highest, softmax, weighted_without_replacement
 from fedsim.selectors.full import Full
 from fedsim.selectors.pair_study import PairStudy
@@ -15,7 +16,6 @@ from fedsim.selectors.power_of_choice import PowerOfChoice
 from fedsim.selectors.random import MultinomialRandom, Random
 from fedsim.selectors.round_robin import RoundRobin
 from fedsim.selectors.top_loss import TopLoss
-from fedsim.types import Evaluation
 from tests.test_selectors import FixedLosses
 from tests.toys import toy_clients, toy_cohort, toy_population
 

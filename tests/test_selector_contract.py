@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.checks import selection_fault
-from fedsim.communication.signals import OF_SYSTEM
+from fedsim.clients.context import OF_SYSTEM
 from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
-from fedsim.record import Record
+from fedsim.core.record import Record
+from fedsim.core.types import Population
+from fedsim.rounds.checks import selection_fault
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Simulation
-from fedsim.types import Population
 from tests.checkpoint_toys import through_a_file
 from tests.clocks import fixed_clock
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.communication.ledger import Ledger
-from fedsim.errors import ConfigError
+from fedsim.clients.ledger import Ledger
+from fedsim.core.errors import ConfigError
 from fedsim.selectors import divfl as divfl_module
 from fedsim.selectors import pncs as pncs_module
 from fedsim.selectors.divfl import DivFL
-from fedsim.selectors.tools.kl_divergence import kl_divergences
-from fedsim.selectors.tools.pair_features import pair_features
-from fedsim.selectors.tools.subset import least_similar_subset, moved_to_front
+from fedsim.selectors.pair_study import pair_features
+from fedsim.selectors.tools import kl_divergences, least_similar_subset, moved_to_front
 from tests.test_pncs import pncs
 from tests.toys import toy_clients, toy_population
 

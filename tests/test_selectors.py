@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedsim.communication.clients import Clients
-from fedsim.communication.server import Server
-from fedsim.errors import ConfigError
-from fedsim.rng import Purpose, Streams
+from fedsim.clients.clients import Clients
+from fedsim.clients.server import Server
+from fedsim.core.errors import ConfigError
+from fedsim.core.rng import Purpose, Streams
 from fedsim.selectors.base import highest, weighted_without_replacement
 from fedsim.selectors.full import Full
 from fedsim.selectors.power_of_choice import PowerOfChoice

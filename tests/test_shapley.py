@@ -10,12 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.core.types import Evaluation, Params
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import softmax, weighted_without_replacement
 from fedsim.selectors.s_fedavg import SFedAvg
-from fedsim.selectors.shapley import Valuation, average_model, exact_values, sampled_values
-from fedsim.selectors.shapley_bandit import ShapleyBandit
-from fedsim.simulation import Simulation
-from fedsim.types import Evaluation, Params
+from fedsim.selectors.shapley import ShapleyBandit, Valuation, average_model, exact_values, sampled_values
 from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population
 
 
@@ -144,7 +143,7 @@ def test_the_confidence_bound_is_the_root_of_ln_t_over_times(monkeypatch: pytest
         seen.append(scores)
         return np.arange(count)
 
-    monkeypatch.setattr("fedsim.selectors.shapley_bandit.highest", watched)
+    monkeypatch.setattr("fedsim.selectors.shapley.highest", watched)
     selector = ShapleyBandit(toy_population([1] * 3, 1), valuation=valuation(), confidence=0.3)
     selector.total, selector.times = np.array([2.0, -1.0, 0.0]), np.array([4, 1, 0])
     for t in (1, 7):

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from fedsim.cli import run
-from fedsim.record import Record
-from fedsim.running import signals
-from fedsim.running.signals import StopRequests
-from fedsim.simulation import Simulation
-from fedsim.tracking.files import MODEL, NEWEST, read_metrics, read_summary
+from fedsim.core.record import Record
+from fedsim.jobs.cli import run
+from fedsim.results.files import MODEL, NEWEST, read_metrics, read_summary
+from fedsim.rounds.loop import Simulation
+from fedsim.running import process as signals
+from fedsim.running.process import StopRequests
 
 pytestmark = pytest.mark.usefixtures("stop")
 HANG = 1800

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.record import Record
-from fedsim.selectors.tools.first_updates import clients_to_try
-from fedsim.simulation import Simulation
+from fedsim.core.record import Record
+from fedsim.rounds.loop import Simulation
+from fedsim.selectors.tools import clients_to_try
 from tests.clocks import THREE, fixed_clock
 from tests.test_selector_contract import KINDS, build
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population

@@ -8,15 +8,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedsim.availability import Availability
-from fedsim.checks import SelectionError, drop_nonfinite
-from fedsim.communication.clients import Clients
-from fedsim.communication.server import Server
-from fedsim.communication.signals import Signal
-from fedsim.errors import DivergedError, FedsimError
+from fedsim.clients.clients import Clients
+from fedsim.clients.context import Signal
+from fedsim.clients.server import Server
+from fedsim.core.errors import DivergedError, FedsimError
+from fedsim.core.types import Cohort, Selection
+from fedsim.rounds.availability import Availability
+from fedsim.rounds.checks import SelectionError, drop_nonfinite
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Simulation
-from fedsim.types import Cohort, Selection
 from tests.toys import ToyEngine, toy_cohort, toy_components, toy_params, toy_population
 
 

@@ -25,11 +25,11 @@ from fedsim.config.build import instantiate, resolve
 from fedsim.config.compose import compose_jobs, conf_dir, search_path
 from fedsim.config.plan import make_plan
 from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.rng import Streams
 from fedsim.data.base import TokenShape
 from fedsim.engine.schedule import LocalWork, make_schedule
-from fedsim.errors import ConfigError, DataError
 from fedsim.partitions.division import ServerSplit
-from fedsim.rng import Streams
 from fedsim.running.assembly import build
 from fedsim.selectors.base import Population
 from fedsim.selectors.shapley import MOST_EXACT, Valuation

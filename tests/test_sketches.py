@@ -4,11 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.communication.compression import Compressor, Coordinates, CountSketch, Gaussian, Identity, Int8, TopK
-from fedsim.communication.ledger import Ledger
-from fedsim.communication.signals import Signal
-from fedsim.errors import ConfigError, FedsimError
-from fedsim.selectors.tools.power_norm import similarities
+from fedsim.clients.compression import Compressor, Coordinates, CountSketch, Gaussian, Identity, Int8, TopK
+from fedsim.clients.context import Signal
+from fedsim.clients.ledger import Ledger
+from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.selectors.similarity import similarities
 from tests.toys import toy_clients
 
 X = torch.tensor([3.0, -1.0, 0.5, -4.0, 0.0])

@@ -7,7 +7,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from fedsim.errors import DataError
+from fedsim.core.errors import DataError
 from fedsim.partitions import dirichlet_qp
 from fedsim.partitions.base import Labelled
 from fedsim.partitions.dirichlet_qp import DirichletQP

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from fedsim.config.build import construct
-from fedsim.config.stand_ins import UNKNOWN, mistakes_beside, told_whatever
-from fedsim.errors import ConfigError, Problem, at_least, between, check, rule
+from fedsim.config.build import UNKNOWN, construct, mistakes_beside, told_whatever
+from fedsim.core.errors import ConfigError, Problem, at_least, between, check, rule
 
 
 class Part:

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.rng import Purpose, Streams
+from fedsim.core.rng import Purpose, Streams
 
 small = st.integers(0, 50)
 

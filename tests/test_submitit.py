@@ -8,12 +8,11 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from fedsim.cli import run
 from fedsim.config import hydra_node
-from fedsim.config.plugins import plugins
-from fedsim.errors import ConfigError
-from fedsim.jobs.submitit_launcher import LocalJobs, SlurmJobs, SubmititJobs, launcher_of
-from fedsim.jobs.submitit_tasks import _last_of_trace
+from fedsim.config.words import plugins
+from fedsim.core.errors import ConfigError
+from fedsim.jobs.cli import run
+from fedsim.jobs.submitit_launcher import LocalJobs, SlurmJobs, SubmititJobs, _last_of_trace, launcher_of
 from tests.test_ray import WORDS
 
 pytest.importorskip("submitit")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from fedsim.cli import run
+from fedsim.jobs.cli import run
 from fedsim.jobs.submitit_worker import Announcement, SubmittedTask
 from fedsim.jobs.task_worker import this_place
-from fedsim.running.signals import StopRequests
-from fedsim.tracking.files import ERROR, is_free, read_metrics, read_summary
+from fedsim.results.files import ERROR, is_free, read_metrics, read_summary
+from fedsim.running.process import StopRequests
 from tests import slurm_stand_in
 from tests.test_ray import HANG, LAB, WORDS, Sweep, folders, none_left, pid_of_job, plans_of, result, sent
 

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from fedsim.cli import run
+from fedsim.core.record import Record
 from fedsim.jobs import sweep
-from fedsim.record import Record
-from fedsim.running import signals
-from fedsim.running.signals import StopRequests
-from fedsim.simulation import Simulation
-from fedsim.tracking.files import MODEL, HeldError, is_free, owned, read_metrics, read_summary
-from fedsim.tracking.holder import Holder
+from fedsim.jobs.cli import run
+from fedsim.results.files import MODEL, HeldError, Holder, is_free, owned, read_metrics, read_summary
+from fedsim.rounds.loop import Simulation
+from fedsim.running import process as signals
+from fedsim.running.process import StopRequests
 
 pytestmark = pytest.mark.usefixtures("stop")
 ROOT = Path(__file__).parents[1]
@@ -169,7 +168,7 @@ def test_a_lock_names_its_holder_until_it_is_released_and_an_old_name_harms_nobo
 
 TOGETHER = """
 import json, os, random, signal, sys, time, traceback
-from fedsim.cli import run
+from fedsim.jobs.cli import run
 from fedsim.jobs import sweep
 
 words, kills, seed = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.cli import run as command
+from fedsim.clients.devices import DeviceModel, Devices, LogNormal, Tiers, Trace, Uniform
+from fedsim.clients.system import SimulatedClock
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
-from fedsim.errors import ConfigError
-from fedsim.rng import Purpose, Streams
+from fedsim.core.errors import ConfigError
+from fedsim.core.rng import Purpose, Streams
+from fedsim.jobs.cli import run as command
+from fedsim.results.files import read_metrics, read_summary
+from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
 from fedsim.running.experiment import execute
-from fedsim.simulation import Simulation
-from fedsim.system.clock import SimulatedClock
-from fedsim.system.devices import DeviceModel, Devices, LogNormal, Tiers, Trace, Uniform
-from fedsim.tracking.files import read_metrics, read_summary
 from tests.run_toys import plan_of
 
 FEW = (

@@ -11,7 +11,7 @@ from fedsim.config.plan import Plan
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Job, Report
 from fedsim.jobs.tasks import LostTaskError, Tasks
-from fedsim.running.signals import StopRequests
+from fedsim.running.process import StopRequests
 from tests.test_ray import plans_of
 
 

@@ -11,22 +11,21 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.cli import run
 from fedsim.config.build import instantiate
 from fedsim.config.compose import search_path
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.rng import Streams
 from fedsim.data.base import LoadedData, Samples, TokenShape
 from fedsim.data.text_generated import ALPHABET, made_up_words, spoken, windows
 from fedsim.engine.data import ClientData
-from fedsim.engine.joint_gradients import JointGradients
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model import initial
 from fedsim.engine.schedule import LocalWork
-from fedsim.errors import ConfigError, DataError
-from fedsim.models.text_gru import TextGRU
-from fedsim.models.text_mlp import TextMLP
+from fedsim.engine.torch_backend import JointGradients
+from fedsim.jobs.cli import run
+from fedsim.models.text import TextGRU, TextMLP
 from fedsim.partitions.base import Labelled, Partition
-from fedsim.rng import Streams
+from fedsim.results.files import read_metrics
 from fedsim.running.assembly import build as build_experiment
-from fedsim.tracking.files import read_metrics
 from tests.dataset_toys import build
 from tests.engines import auto, batched, graph, native, reference
 from tests.test_engine import OPTIMIZERS, SIZES, assert_equal
@@ -108,7 +107,7 @@ def test_windows_and_words_by_hand() -> None:
 def test_natural_clients_are_speakers(tmp_path: Path) -> None:
     data = load(tmp_path)
     assert data.owners is not None
-    values = {"_target_": "fedsim.partitions.natural.Natural", "min_samples": 1, "cap": None, "keep": "random"}
+    values = {"_target_": "fedsim.partitions.iid.Natural", "min_samples": 1, "cap": None, "keep": "random"}
     partition = instantiate(values, Partition, "partition")
     parts = partition.split(Labelled(data.train.y.numpy(), 27, data.owners), 5, np.random.default_rng(0))
     assert [len(set(data.owners[own])) for own in parts] == [1] * 5

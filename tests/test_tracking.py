@@ -12,9 +12,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedsim.tracking import RunInfo, Tracker, Trackers
+from fedsim.results.files import OutputError, RunFolder, json_ready, read_metrics, read_summary
+from fedsim.tracking.base import RunInfo, Tracker, Trackers
 from fedsim.tracking.console import ConsoleTracker
-from fedsim.tracking.files import OutputError, RunFolder, json_ready, read_metrics, read_summary
 from fedsim.tracking.tables import closing_table, show_bytes, show_seconds, sweep_table
 
 CONFIG = {"name": "trial", "seed": 0, "selector": {"_target_": "x.Y"}}

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.aggregators import Aggregator
-from fedsim.availability import Availability
-from fedsim.checks import AggregationError, AvailabilityError, SelectionError
-from fedsim.communication.clients import Clients
-from fedsim.communication.server import Server
-from fedsim.communication.signals import Signal
+from fedsim.clients.clients import Clients
+from fedsim.clients.context import Signal
+from fedsim.clients.server import Server
+from fedsim.core.types import Cohort, Params, Selection
+from fedsim.rounds.aggregators import Aggregator
+from fedsim.rounds.availability import Availability
+from fedsim.rounds.checks import AggregationError, AvailabilityError, SelectionError
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Simulation
-from fedsim.types import Cohort, Params, Selection
 from tests.toys import ToyEngine, toy_components, toy_params, toy_population
 
 SIZES = [1, 2, 3, 4]

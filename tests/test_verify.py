@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from fedsim.commands.verify import run, spread
-from fedsim.errors import FedsimError
-from fedsim.report.archive import write_archive
-from fedsim.report.runs import read_runs
-from fedsim.running import environment as module
-from fedsim.tracking.files import read_metrics, read_summary
+from fedsim.core.errors import FedsimError
+from fedsim.results.files import read_metrics, read_summary
+from fedsim.results.runs import read_runs, write_archive
+from fedsim.running import provenance as module
 from tests.run_toys import Run, folders
 
 

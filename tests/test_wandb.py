@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedsim.tracking.files import RunFolder
-from fedsim.tracking.mirror_process import COMMAND
+from fedsim.results.files import RunFolder
 from fedsim.tracking.wandb_mirror import mirror, replay
-from fedsim.tracking.wandb_tracker import TARGET
+from fedsim.tracking.wandb_tracker import COMMAND, TARGET
 from tests.test_tracking import record, summary
 from tests.wandb_toys import history_of, items, offline_records, play, processes, tracker, wait_for
 

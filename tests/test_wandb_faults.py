@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import wandb
 
-from fedsim.tracking import Trackers
-from fedsim.tracking.mirror_process import COMMAND
+from fedsim.tracking.base import Trackers
+from fedsim.tracking.wandb_tracker import COMMAND
 from tests.test_tracking import info, record, summary
 from tests.wandb_toys import HANG, history_of, linux, offline_records, processes, tracker, wait_for
 
@@ -122,7 +122,7 @@ def test_a_mirror_that_hangs_is_given_up_and_gone(
     """It reads nothing, so that a run that wrote to it itself would wait until it is gone."""
     sleeper = (sys.executable, "-c", "import time; time.sleep(600)")
     assert COMMAND[0] == sleeper[0]
-    monkeypatch.setattr("fedsim.tracking.mirror_process.COMMAND", sleeper)
+    monkeypatch.setattr("fedsim.tracking.wandb_tracker.COMMAND", sleeper)
     mirror = tracker(timeout=0.5)
     mirror.start(info(tmp_path))
     assert mirror._process is not None

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.tracking.files import read_metrics, read_summary
-from fedsim.tracking.mirror_process import COMMAND
+from fedsim.results.files import read_metrics, read_summary
+from fedsim.tracking.wandb_tracker import COMMAND
 from tests.test_signals import children_of
 from tests.wandb_toys import history_of, offline_records, wait_for
 
@@ -23,8 +23,8 @@ WORDS = (f"num_rounds={ROUNDS}", "local.epochs=1", "num_clients=6", "cohort_size
 SCRIPT = """
 import json, os, sys, time, traceback
 from pathlib import Path
-from fedsim.cli import run
-from fedsim.simulation import Simulation
+from fedsim.jobs.cli import run
+from fedsim.rounds.loop import Simulation
 
 words, parked = json.loads(sys.argv[1]), int(sys.argv[2])
 run([*words, "num_rounds=1", "output_dir=first", "tracker=files_only"])  # imports all that a run needs

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.commands.dispatch import answer
-from fedsim.tracking.files import METRICS, WANDB_ID, RunFolder
+from fedsim.results.files import METRICS, WANDB_ID, RunFolder
 from fedsim.tracking.wandb_tracker import TARGET
 from tests.test_tracking import info, record, summary
 from tests.wandb_stand_in import StandIn, serving

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
 from fedsim.tracking import wandb_tracker
 from fedsim.tracking.wandb_mirror import begin_run
 from fedsim.tracking.wandb_tracker import NO_KEY, WandbTracker

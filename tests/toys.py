@@ -8,24 +8,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.aggregators import FedAvg
-from fedsim.availability import Always, Availability
-from fedsim.communication.clients import Clients
-from fedsim.communication.context import RoundContext
-from fedsim.communication.ledger import Clock, Ledger
-from fedsim.communication.server import LabelledSamples, ServerData
-from fedsim.communication.signals import Signal
+from fedsim.clients.clients import Clients
+from fedsim.clients.context import RoundContext, Signal
+from fedsim.clients.ledger import Clock, Ledger
+from fedsim.clients.server import LabelledSamples, ServerData
+from fedsim.clients.system import RoundClock, SimulatedClock
+from fedsim.core.rng import Streams
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
-from fedsim.engine.engine import Engine
-from fedsim.engine.results import ClientUpdates
+from fedsim.engine.engine import ClientUpdates, Engine
 from fedsim.engine.schedule import LocalWork
 from fedsim.optimizers import LocalOptimizer, Schedule
-from fedsim.rng import Streams
+from fedsim.rounds.aggregators import FedAvg
+from fedsim.rounds.availability import Always, Availability
+from fedsim.rounds.loop import Components
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Components
-from fedsim.system.clock import RoundClock, SimulatedClock
-from fedsim.types import Cohort, Evaluation, Ids, Params, Population
 
 
 class ConstantOne(Schedule):

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedsim.core.types import Params
 from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.graph.backend import GraphBackend
 from fedsim.engine.schedule import Schedule
-from fedsim.types import Params
 
 
 class Interpreter:

@@ -10,10 +10,19 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from fedsim.report.statistics import Difference, Median, Share, differences, estimate, pooled
-from fedsim.report.verdicts.comparisons import exceeds, is_level, is_not_worse, rises
-from fedsim.report.verdicts.evidence import Evidence, holm_corrected
-from fedsim.report.verdicts.values import holds_for_most, is_about, is_median_about, is_number
+from fedsim.papers.examine import (
+    Evidence,
+    exceeds,
+    holds_for_most,
+    holm_corrected,
+    is_about,
+    is_level,
+    is_median_about,
+    is_not_worse,
+    is_number,
+    rises,
+)
+from fedsim.results.statistics import Difference, Median, Share, differences, estimate, pooled
 
 Draw = Callable[[np.random.Generator], Evidence]
 SEEDS = (3, 5, 10, 20)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from wandb.proto import wandb_internal_pb2 as pb
 
-from fedsim.tracking import Trackers
-from fedsim.tracking.files import RunFolder
+from fedsim.results.files import RunFolder
+from fedsim.tracking.base import Trackers
 from fedsim.tracking.wandb_tracker import WandbTracker
 from tests.test_tracking import info, record, summary
 

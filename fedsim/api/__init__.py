@@ -1,9 +1,8 @@
 """Experiments from Python: what `fedsim` does on the command line, as functions (`import fedsim` has them, too)."""
 
 from fedsim.api.experiments import StopRun, compose, run_experiment, run_sweep
-from fedsim.api.frames import load_runs
-from fedsim.api.results import RunFailedError, RunResult, SweepResult
-from fedsim.record import Record
+from fedsim.api.results import RunFailedError, RunResult, SweepResult, load_runs
+from fedsim.core.record import Record
 
 __all__ = [
     "Record",

@@ -1,6 +1,6 @@
 """Experiments from Python: composed of the words of the command line, checked, and run in this process.
 
-No signal handler is installed, no thread setting changed, nothing exits: errors are exceptions (`fedsim.errors`).
+No signal handler is installed, no thread setting changed, nothing exits: errors are exceptions (`fedsim.core.errors`).
 Ctrl-C, or a notebook's interrupt, leaves a run as on the command line, and the same call goes on with it.
 """
 
@@ -14,20 +14,17 @@ from hydra.core.global_hydra import GlobalHydra
 
 from fedsim.api.parts import Part, is_lasting, with_parts, words_without_effect
 from fedsim.api.results import RunFailedError, RunResult, SweepResult, TemporaryFolder
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import Composed, compose_jobs, search_path
+from fedsim.config.compose import Composed, check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.errors import ConfigError, Problem, check, rule
-from fedsim.jobs.narration import Narration, has_console
-from fedsim.jobs.progress import Progress
-from fedsim.jobs.room import require_room
-from fedsim.jobs.sweep import Attempts
-from fedsim.record import Record
+from fedsim.core.errors import ConfigError, Problem, check, rule
+from fedsim.core.record import Record
+from fedsim.jobs.narration import Narration, Progress, has_console
+from fedsim.jobs.sweep import Attempts, require_room
+from fedsim.results.outcome import outcome_on_file
+from fedsim.running.assembly import forget
+from fedsim.running.endings import Watch
 from fedsim.running.experiment import execute
 from fedsim.running.interleaving import Lanes
-from fedsim.running.outcome import outcome_on_file
-from fedsim.running.prepared_data import forget
-from fedsim.running.watch import Watch
 
 Words = Sequence[str]
 """Overrides as on the command line: `["selector=oort", "num_rounds=20"]`."""

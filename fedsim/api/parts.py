@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedsim.aggregators import Aggregator
 from fedsim.api import session
-from fedsim.availability import Availability
-from fedsim.config.origin import not_imported
-from fedsim.config.overrides import key_of, parse_one, typed_in
 from fedsim.config.plan import Plan
+from fedsim.config.typecheck import not_imported
+from fedsim.config.words import key_of, parse_one, typed_in
+from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.data.base import Dataset
-from fedsim.errors import ConfigError, Problem, check, rule
-from fedsim.optimizers.base import LocalOptimizer
+from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.partitions.base import Partition
+from fedsim.rounds.aggregators import Aggregator
+from fedsim.rounds.availability import Availability
 from fedsim.selectors.base import Selector
 
 Part = Callable[..., Any]

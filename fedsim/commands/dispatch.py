@@ -1,21 +1,151 @@
-"""The first word of the command line: a command, or the beginning of an experiment's `key=value`s.
+"""Text for a terminal, no wider than it; words are never broken.
+
+The commands of `fedsim` besides running jobs.
+
+`fedsim --help`: what fedsim is, what to try, and what there is, on one screen.
+
+The first word of the command line: a command, or the beginning of an experiment's `key=value`s.
 
 What commands do is imported when one is called, so that help and lists are there at once.
 """
 
 import shlex
+import shutil
 import sys
+import textwrap
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import fedsim
-from fedsim.commands.table import COMMANDS
-from fedsim.config.spelling import nearest
-from fedsim.distributed.world import World, world
-from fedsim.running.exits import exit_code
+from fedsim.commands.catalogue import Catalogue
+from fedsim.core.errors import nearest
+from fedsim.distributed.links import World, world
+from fedsim.running.endings import exit_code
+
+WIDTH = 80
+"""Characters a line where the output is no terminal, and at most 20 more than that on one."""
+
+
+def width() -> int:
+    """Characters a line."""
+    return min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH + 20)
+
+
+def wrap(text: str, indent: int = 0, hanging: int | None = None) -> str:
+    """`text` in lines that begin with `indent` spaces, those from the second on with `hanging`."""
+    return textwrap.fill(
+        text,
+        width(),
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent if hanging is None else hanging),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def entry(name: str, text: str, indent: int, column: int) -> str:
+    """`name`, and beginning at `column` the `text`; on a line of its own where the name is too long."""
+    head = " " * indent + name
+    if not text:
+        return head
+    body = wrap(text, column)
+    return head.ljust(column) + body[column:] if len(head) + 2 <= column else f"{head}\n{body}"
+
+
+def entries(rows: Iterable[tuple[str, str]], indent: int = 2, widest: int = 26) -> str:
+    """One `entry` a row, all texts at one column, which is at most `widest`."""
+    rows = list(rows)
+    column = min(max((len(name) for name, _ in rows), default=0) + indent + 2, widest)
+    return "\n".join(entry(name, text, indent, column) for name, text in rows)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Columns as wide as their widest cell, two spaces apart; those numbered in `right` are aligned to the right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        parts = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([line(header), line(["-" * w for w in widths]), *map(line, rows)])
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command does in a line, and its `module`, with `arguments(parser)` and `run(options) -> exit code`.
+
+    `words`: the module reads the rest of the command line itself, in `run(words) -> exit code`.
+    """
+
+    module: str
+    about: str
+    words: bool = False
+
+
+COMMANDS = {
+    "list": Command("fedsim.commands.listing", "what can be chosen: selectors, presets, data sets, models, ..."),
+    "show": Command("fedsim.commands.show", "the jobs that a command would run, and what is already there", words=True),
+    "search": Command("fedsim.search.command", "hyper-parameters found by Optuna, over ordinary runs", words=True),
+    "report": Command("fedsim.report.command", "tables, figures and a page of finished runs"),
+    "verify": Command("fedsim.commands.verify", "runs finished runs again: is every round equal?", words=True),
+    "doctor": Command("fedsim.commands.doctor", "whether everything that a run needs is here", words=True),
+    "sync": Command("fedsim.commands.sync", "sends runs to Weights & Biases that are not there yet"),
+}
+
+
+ABOUT = (
+    "compares client selection methods of federated learning: which clients take part in a round, what accuracy that "
+    "buys, and what it costs in bytes, samples and seconds."
+)
+USAGE = (
+    ("fedsim [key=value ...]", "run the experiment that these values describe"),
+    ("fedsim COMMAND ...", "one of the commands below (fedsim COMMAND --help)"),
+)
+TRY = (
+    ("fedsim", "the default experiment, some seconds"),
+    ("fedsim -m selector=random,gpfl seed=0,1,2", "a sweep: six runs, one table"),
+    ("fedsim list selectors", "all methods, with source and cost"),
+    ("fedsim show preset=gpfl_table2_fmnist", "what a paper's table would run"),
+    ("fedsim report default", "tables and figures of the runs"),
+)
+OPTIONS = (
+    ("-m, --multirun", "sweep over all combinations of values with commas"),
+    ("--config-dir DIR", "a folder with choices of your own, DIR/selector/mine.yaml"),
+    ("--cfg job", "print the config that the values make"),
+    ("--hydra-help", "Hydra's other options"),
+    ("--version", "of fedsim"),
+)
+
+
+def show_help() -> int:
+    """Print the page; returns the exit code."""
+    catalogue = Catalogue()
+    groups = [(name, catalogue.about(name)) for name in catalogue.names if "/" not in name]
+    parts = [
+        wrap(f"fedsim {fedsim.__version__} {ABOUT}"),
+        "Usage\n" + entries(USAGE),
+        "Try\n" + entries(TRY, widest=46),
+        "Commands\n" + entries((name, command.about) for name, command in COMMANDS.items()),
+        "Groups: choose by GROUP=CHOICE; `fedsim list GROUP` has the choices\n" + entries(groups),
+        "Options\n" + entries(OPTIONS),
+        wrap(f"Docs: {docs()}"),
+    ]
+    print("\n\n".join(parts))
+    return 0
+
+
+def docs() -> str:
+    """Where the documents are."""
+    root = Path(fedsim.__file__).parents[1]
+    if (root / "docs").is_dir() and (root / "README.md").is_file():
+        return f"README.md and docs/ in {root}"
+    return "README.md and docs/ of the repository; every value is explained in the files of conf/ (fedsim list)"
+
 
 MISTAKE = 2
 """Exit code of a command line that cannot be read."""
@@ -44,7 +174,7 @@ def answer(argv: Sequence[str]) -> int | None:
 
 def run_experiment(argv: Sequence[str]) -> Any:
     """Run the jobs that the command line describes, and return what the process is to exit with."""
-    from fedsim.cli import run
+    from fedsim.jobs.cli import run
 
     place = world()
     try:
@@ -57,9 +187,9 @@ def run_experiment(argv: Sequence[str]) -> Any:
 
 
 def _run_over_ranks(place: World, argv: Sequence[str]) -> int:
-    from fedsim.cli import composed, run
-    from fedsim.config.check import check_jobs
-    from fedsim.running.torchrun import run_over_ranks
+    from fedsim.config.compose import check_jobs
+    from fedsim.distributed.worker import run_over_ranks
+    from fedsim.jobs.cli import composed, run
 
     return run_over_ranks(place, lambda: exit_code(lambda: run(argv)), lambda: check_jobs(composed(argv)[0]))
 
@@ -69,8 +199,6 @@ def _answer(argv: Sequence[str]) -> int | None:
     if first in COMMANDS:
         code = _run(first, argv[1:])
     elif first == "help" or _asks(argv, "--help", "-h"):
-        from fedsim.commands.help import show_help
-
         code = show_help()
     elif _asks(argv, "--version"):
         print(f"fedsim {fedsim.__version__}")

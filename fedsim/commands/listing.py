@@ -6,12 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.commands.catalogue import launchers
-from fedsim.commands.catalogue.choices import Catalogue, Choice, Group
-from fedsim.commands.catalogue.sweeps import size_of
-from fedsim.commands.text import entries, entry, wrap
-from fedsim.config.spelling import nearest
-from fedsim.errors import FedsimError
+from fedsim.commands import catalogue as launchers
+from fedsim.commands.catalogue import Catalogue, Choice, Group, size_of
+from fedsim.commands.dispatch import entries, entry, wrap
+from fedsim.core.errors import FedsimError, nearest
 
 SYMBOLS = (
     "What a method adds comes on top of K models down, K up and the training of the selected. B: bytes of a model, "

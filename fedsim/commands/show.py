@@ -1,18 +1,226 @@
-"""`fedsim show`: a dry run. All jobs that a command line would run, what is there of them, and what they would cost."""
+"""What is there already of the jobs of a command line. Nothing is written, no lock is kept.
+
+Bytes and seconds that jobs would take.
+
+Of finished runs with the same config but for seed and number of rounds, the mean of a round counts. Where there is
+none, bytes are those of K models down and K up, which every method pays, and seconds are not known: a rate would depend
+on the machine, the engine and what else runs on it.
+
+`fedsim show`: a dry run. All jobs that a command line would run, what is there of them, and what they would cost.
+"""
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.commands.text import entries, table, wrap
+import torch
+import yaml
+from torch import nn
+
+from fedsim.commands.dispatch import entries, table, wrap
+from fedsim.config.build import instantiate
+from fedsim.config.plan import IRRELEVANT, SEEDS, Plan
+from fedsim.data.base import Dataset
+from fedsim.engine.model import initial
+from fedsim.results.files import (
+    CONFIG,
+    NEWEST,
+    PREVIOUS,
+    SUMMARY,
+    HeldError,
+    is_free,
+    json_ready,
+    read_metrics,
+    read_summary,
+    replacement_of,
+)
+from fedsim.results.outcome import FINAL, outcome_on_file
+from fedsim.running.checkpoint import unpack
 
 if TYPE_CHECKING:
-    from fedsim.commands.estimate import Estimate
-    from fedsim.commands.job_status import JobStatus
     from fedsim.config.compose import Composed
     from fedsim.config.plan import Plan
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """How far a job is: `state`, the `round` that it would go on from, and a `note` for people.
+
+    `done` and `diverged` are not run again; `running` has another process, which is waited for; `partial` goes on from
+    its checkpoint; `again` (by overwrite=true), `failed`, `interrupted` and `preempted` begin anew; so does `new`.
+    """
+
+    state: str
+    round: int
+    note: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in FINAL
+
+
+def status_of(plan: Plan) -> JobStatus:
+    """Look at the folder of a job."""
+    found = outcome_on_file(plan)
+    replacement = read_summary(replacement_of(plan.folder)) or {}
+    if not is_free(plan.folder):
+        return JobStatus("running", 0, str(HeldError(plan.folder).holder or "another process"))
+    if replacement.get("status") in FINAL:  # complete, but for being put into its place
+        return JobStatus(str(replacement["status"]), plan.settings.num_rounds)
+    if found.final and not plan.settings.overwrite:
+        return JobStatus(found.status, int(found.summary.get("rounds", plan.settings.num_rounds)))
+    place = replacement_of(plan.folder) if found.final else plan.folder
+    round = next(filter(None, (_round_of(place / name, plan) for name in (NEWEST, PREVIOUS))), 0)
+    if round:
+        return JobStatus("partial", round)
+    if found.final:
+        return JobStatus("again", 0)
+    summary = read_summary(plan.folder)
+    return JobStatus("new" if summary is None else str(summary["status"]), 0, str((summary or {}).get("error") or ""))
+
+
+def _round_of(path: Path, plan: Plan) -> int:
+    """The round of a checkpoint that the job would go on from, 0 if there is no such checkpoint."""
+    try:
+        header, _ = unpack(path.read_bytes())
+        content = _plain(header["content"])
+        goes_on = bool(content["overwrite"]) or not plan.settings.overwrite
+        return int(_plain(content["state"])["round"]) if goes_on else 0
+    except Exception:  # damage shows itself in many ways; the run itself tells of it
+        return 0
+
+
+def _plain(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping as a checkpoint encodes it (`fedsim.running.encoding`)."""
+    return {key: value for key, value in node["dict"] if isinstance(key, str)}
+
+
+def counts(found: Sequence[JobStatus]) -> str:
+    """How many jobs are in each state, in words."""
+    states = dict.fromkeys(status.state for status in found)
+    return ", ".join(f"{sum(status.state == state for status in found)} {state}" for state in states)
+
+
+NOT_COMPARED = (*IRRELEVANT, *SEEDS, "num_rounds")
+"""Top-level keys in which a run may differ whose rounds are taken for those of a job."""
+MOST_READ = 20
+"""Finished runs that are looked at, of each data set, partition, model and selector."""
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Means of a round. `measured`: of finished runs; else bytes are K models both ways, and seconds unknown."""
+
+    bytes_down: float
+    bytes_up: float
+    seconds: float | None
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a job would still take; None where that is not known."""
+
+    bytes_down: float | None
+    bytes_up: float | None
+    seconds: float | None
+    measured: bool
+
+
+def estimates(plans: Sequence[Plan], status: Sequence[JobStatus]) -> list[Estimate]:
+    """One for each job, of the rounds that are still to come."""
+    to_come = [plan for plan, found in zip(plans, status, strict=True) if not found.ended]
+    known = _rates_on_file(to_come)
+    return [_estimate(plan, found, known) for plan, found in zip(plans, status, strict=True)]
+
+
+def _estimate(plan: Plan, status: JobStatus, known: Mapping[str, Rate]) -> Estimate:
+    if status.ended:
+        return Estimate(0.0, 0.0, 0.0, True)
+    rounds = plan.settings.num_rounds - status.round
+    rate = known.get(_likeness(json_ready(plan.config))) or _rate_so_far(plan) or _least_rate(plan)
+    if rate is None:
+        return Estimate(None, None, None, False)
+    seconds = None if rate.seconds is None else rounds * rate.seconds
+    return Estimate(rounds * rate.bytes_down, rounds * rate.bytes_up, seconds, rate.measured)
+
+
+def _rates_on_file(plans: Iterable[Plan]) -> dict[str, Rate]:
+    """The means over the finished runs beside `plans`, by what they have in common with other runs."""
+    kinds = {(plan.folder.parent, _kind(plan.folder.name)) for plan in plans}
+    places = [p for parent in {parent for parent, _ in kinds} for p in sorted(parent.glob(f"*/{SUMMARY}"))]
+    read: Counter[tuple[Path, str]] = Counter()
+    found: dict[str, list[Rate]] = {}
+    for folder in (place.parent for place in places):
+        kind = (folder.parent, _kind(folder.name))
+        read[kind] += 1
+        if kind not in kinds or read[kind] > MOST_READ:
+            continue
+        with suppress(Exception):  # whatever a damaged record is like, it is no reason not to estimate
+            config = yaml.load((folder / CONFIG).read_text(encoding="utf-8"), LOADER)
+            if (rate := _rate_of(read_summary(folder) or {})) is not None:
+                found.setdefault(_likeness(config), []).append(rate)
+    return {key: _mean(rates) for key, rates in found.items()}
+
+
+def _kind(name: str) -> str:
+    """The part of a folder's name that does not depend on seed and hash."""
+    return name.rpartition("-")[0].rpartition("-")[0]
+
+
+def _likeness(config: Mapping[str, Any]) -> str:
+    return json.dumps({k: v for k, v in config.items() if k not in NOT_COMPARED}, sort_keys=True, default=str)
+
+
+def _rate_of(summary: Mapping[str, Any]) -> Rate | None:
+    rounds, totals = summary.get("rounds"), summary.get("totals", {})
+    if not rounds or summary.get("status") != "done":
+        return None
+    seconds = summary["wall_seconds"] / rounds
+    return Rate(totals["bytes_down"] / rounds, totals["bytes_up"] / rounds, seconds, True)
+
+
+def _rate_so_far(plan: Plan) -> Rate | None:
+    """Of the rounds that the job itself has run before it was interrupted."""
+    with suppress(Exception):
+        records = read_metrics(plan.folder)
+        down, up = (sum(r[name] for r in records) / len(records) for name in ("bytes_down", "bytes_up"))
+        return Rate(down, up, records[-1]["wall_seconds"] / len(records), True)
+    return None
+
+
+def _mean(rates: Sequence[Rate]) -> Rate:
+    down, up = (sum(getattr(r, name) for r in rates) / len(rates) for name in ("bytes_down", "bytes_up"))
+    return Rate(down, up, sum(r.seconds or 0.0 for r in rates) / len(rates), True)
+
+
+def _least_rate(plan: Plan) -> Rate | None:
+    """K models down and up a round, where the size of the model is known without reading data."""
+    key = json.dumps([plan.config["dataset"], plan.config["model"]], sort_keys=True, default=str)
+    size = _model_bytes(key)
+    selected = min(plan.settings.cohort_size, plan.settings.num_clients)
+    return None if size is None else Rate(size * selected, size * selected, None, False)
+
+
+@cache
+def _model_bytes(key: str) -> int | None:
+    """Bytes of the model's parameters, without memory for them; None if its shape depends on files of the data set."""
+    dataset_node, model_node = json.loads(key)
+    with suppress(Exception):  # a user's class may raise anything
+        form = instantiate(dataset_node, Dataset, "dataset", Path(), Path()).form()
+        if form is not None:
+            with torch.device("meta"):
+                model = instantiate(model_node, nn.Module, "model", *form)
+            return sum(t.numel() * t.element_size() for t in initial(model).values())
+    return None
+
 
 MOST_SHOWN = 120
 """Jobs in the table without `--all`."""
@@ -22,14 +230,11 @@ IN_FOLDER = ("dataset", "partition", "model", "selector", "seed", "preset", "sca
 
 def run(words: Sequence[str]) -> int:
     """Show what `fedsim WORDS` would do; the same checks, no work, nothing written. Raises as that would."""
-    from fedsim.commands.estimate import estimates
-    from fedsim.commands.job_status import status_of
-    from fedsim.config import command_line
-    from fedsim.config.check import check_jobs
-    from fedsim.config.compose import compose_jobs, search_path
-    from fedsim.jobs.launchers import own_launcher
+    from fedsim.config import words as command_line
+    from fedsim.config.compose import check_jobs, compose_jobs, search_path
+    from fedsim.jobs.launched import own_launcher
     from fedsim.jobs.overwriting import Overwriting
-    from fedsim.jobs.room import require_room
+    from fedsim.jobs.sweep import require_room
 
     options, args = command_line.read_words(_parser(), words)
     with search_path(args.config_dir, args.config_path):
@@ -66,7 +271,7 @@ def _parser() -> ArgumentParser:
 
 def _preset(jobs: "Sequence[Composed]", own: Path | None) -> str:
     """What the chosen preset is, if there is one."""
-    from fedsim.commands.catalogue.choices import Catalogue
+    from fedsim.commands.catalogue import Catalogue
 
     names = {job.choices.get("preset") for job in jobs}
     name = names.pop() if len(names) == 1 else None
@@ -104,7 +309,6 @@ def _hidden(job: "Composed", jobs: "Sequence[Composed]") -> list[str]:
 
 
 def _totals(plans: "Sequence[Plan]", found: "Sequence[JobStatus]", costs: "Sequence[Estimate]") -> str:
-    from fedsim.commands.job_status import counts
 
     rounds = [plan.settings.num_rounds for plan in plans]
     to_come = sum(n - min(p.round, n) for n, p in zip(rounds, found, strict=True))

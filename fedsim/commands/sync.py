@@ -15,12 +15,11 @@ from pathlib import Path
 
 import yaml
 
-from fedsim.commands.text import wrap
-from fedsim.errors import FedsimError
-from fedsim.running.signals import STOP
-from fedsim.tracking.files import CONFIG, REPLACEMENTS, SUMMARY, is_free, owned, read_summary
-from fedsim.tracking.mirror_process import COMMAND, NOT_INHERITED, kill_with_children
-from fedsim.tracking.wandb_tracker import NO_KEY, mirrors_in
+from fedsim.commands.dispatch import wrap
+from fedsim.core.errors import FedsimError
+from fedsim.results.files import CONFIG, REPLACEMENTS, SUMMARY, is_free, owned, read_summary
+from fedsim.running.process import STOP
+from fedsim.tracking.wandb_tracker import COMMAND, NO_KEY, NOT_INHERITED, kill_with_children, mirrors_in
 
 WANDB, SENT = "wandb", "sent.txt"
 """W&B's folder in that of a run, and what is left in it when a run has been sent again."""

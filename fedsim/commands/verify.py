@@ -12,18 +12,15 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fedsim.config.build import unknown
-from fedsim.config.moved import with_paths_now
+from fedsim.config.build import unknown, with_paths_now
 from fedsim.config.plan import Plan, make_plan
-from fedsim.errors import ConfigError, DataError, FedsimError
-from fedsim.printable import printable
-from fedsim.record import Record
-from fedsim.report.archive import ArchivedRun, read_archive
+from fedsim.core.errors import ConfigError, DataError, FedsimError, printable
+from fedsim.core.record import Record
 from fedsim.report.command import find_source
-from fedsim.report.runs import ReportError, Run, read_runs
+from fedsim.results.outcome import FINAL
+from fedsim.results.runs import ArchivedRun, ReportError, Run, read_archive, read_runs
 from fedsim.running.experiment import execute
-from fedsim.running.results import FINAL
-from fedsim.running.signals import CODES, STOP
+from fedsim.running.process import CODES, STOP
 
 COMPARED = [f.name for f in fields(Record) if not f.name.startswith("seconds_") and f.name != "wall_seconds"]
 """All that is recorded of a round but measured seconds."""

@@ -1,25 +1,186 @@
-"""Objects from config nodes: the one place where YAML meets constructors.
+"""Values in the place of those that are not known, so that the mistakes beside them are found, too.
+
+A value that is missing, of the wrong type or misspelt hides what a constructor would say of the others. It is called
+with several made-up values in its place; what it says whatever they are is a mistake of its own.
+
+Configs of earlier versions: paths by which classes were known before they moved, and keys that came later.
+
+Users' files and records of runs name classes by those paths. A run's folder carries a hash of its config, `_target_`s
+among it. Hashes are of the first path that a class had, so that a finished run is found again wherever its classes live
+now. A key that came later is null where nothing changes, and is then left out of the hash.
+
+Objects from config nodes: the one place where YAML meets constructors.
 
 A node is a mapping with `_target_` (a class) and values. Values live in YAML once; names and types live in the
 constructor's keyword-only parameters once. Whatever is not a subclass of the expected base is refused before it is
-called, and a module that no part of an experiment can come from before it is imported (`fedsim.config.origin`): that is
-the answer to hostile targets.
+called, and a module that no part of an experiment can come from before it is imported (`fedsim.config.typecheck`): that
+is the answer to hostile targets.
 """
 
 import importlib
 import inspect
 import sys
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fedsim.config.moved import path_now
-from fedsim.config.origin import REMEDY, find_in_working_folder, not_imported
-from fedsim.config.positional import PASSED, mistaken_parameters
-from fedsim.config.spelling import nearest
-from fedsim.config.stand_ins import UNKNOWN, mistakes_beside, told_whatever
-from fedsim.config.typecheck import conform, describe, is_long
-from fedsim.errors import ConfigError, Problem
+from fedsim.config.typecheck import (
+    PASSED,
+    REMEDY,
+    conform,
+    describe,
+    find_in_working_folder,
+    is_long,
+    mistaken_parameters,
+    not_imported,
+)
+from fedsim.core.errors import ConfigError, Problem, nearest
+
+MADE_UP_ROWS = 3
+"""Made-up values for each that is not known."""
+_VALUES: dict[Any, Sequence[Any]] = {
+    int: (1, 10, 1000),
+    float: (0.5, 0.1, 2.0),
+    bool: (False, True, False),
+    str: ("x", "y", "z"),
+    Path: (Path("x"), Path("y"), Path("z")),
+}
+
+
+class Unknown:
+    """The value of a key that the user may have meant by something else: not judged, and not taken for its default."""
+
+    def __repr__(self) -> str:
+        return "unknown"
+
+
+UNKNOWN = Unknown()
+
+
+def told_whatever(lists: Iterable[Sequence[Problem]]) -> list[Problem]:
+    """The problems of the first list that are in all others, too; a remedy that differs is left out."""
+    first, *others = [list(problems) for problems in lists]
+    told = []
+    for problem in first:
+        found = [next((p for p in problems if _same(p, problem)), None) for problems in others]
+        if None not in found:
+            same = all(p is not None and p.remedy == problem.remedy for p in found)
+            told.append(problem if same else Problem(problem.key, problem.value, problem.rule))
+    return told
+
+
+def _same(one: Problem, other: Problem) -> bool:
+    return (one.key, one.value, one.rule) == (other.key, other.value, other.rule)
+
+
+def mistakes_beside(
+    constructor: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    unknown: Mapping[str, Any],
+    runtime: Sequence[Sequence[Any]] = ((),),
+) -> list[Problem]:
+    """What `constructor` says of `arguments` whatever the `unknown` ones are, which are given with their annotations.
+
+    `runtime`: one or `MADE_UP_ROWS` lists of its positional arguments.
+    """
+    found = []
+    for row in range(MADE_UP_ROWS):
+        stand_ins = {name: stand_in(hint, row) for name, hint in unknown.items()}
+        problems = _problems_of(constructor, runtime[row % len(runtime)], {**arguments, **stand_ins})
+        found.append([p for p in problems if p.key.partition(".")[0] not in unknown])
+        if not found[-1]:
+            return []
+    return told_whatever(found)
+
+
+def _problems_of(constructor: Callable[..., Any], runtime: Sequence[Any], values: Mapping[str, Any]) -> list[Problem]:
+    try:
+        constructor(*runtime, **values)
+    except ConfigError as error:
+        return list(error.problems)
+    except (Exception, SystemExit):  # of a made-up value
+        return []
+    return []
+
+
+def stand_in(hint: Any, row: int) -> Any:
+    """The made-up value number `row` for an annotation; an object of no use where it is a class."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return stand_in(next(a for a in args if a is not type(None)), row)
+    if origin is Literal:
+        return args[row % len(args)]
+    if origin in (list, Sequence):
+        return [stand_in(args[0], row)]
+    if origin is tuple:
+        return tuple(stand_in(a, row) for a in args if a is not ...)
+    if origin in (dict, Mapping):
+        return {}
+    return _VALUES[hint][row] if hint in _VALUES else object()
+
+
+MOVED = {
+    "fedsim.engine.auto.AutoEngine": "fedsim.engine.choose.choose_backend",
+    "fedsim.engine.batched.BatchedEngine": "fedsim.engine.batched.BatchedBackend",
+    "fedsim.engine.native.engine.NativeEngine": "fedsim.engine.native.backend.NativeBackend",
+    "fedsim.engine.sequential.SequentialEngine": "fedsim.engine.reference.ReferenceBackend",
+    "fedsim.sketches.Coordinates": "fedsim.clients.compression.Coordinates",
+    "fedsim.sketches.CountSketch": "fedsim.clients.compression.CountSketch",
+    "fedsim.sketches.Gaussian": "fedsim.clients.compression.Gaussian",
+    "fedsim.sketches.Identity": "fedsim.clients.compression.Identity",
+    "fedsim.sketches.Int8": "fedsim.clients.compression.Int8",
+    "fedsim.sketches.TopK": "fedsim.clients.compression.TopK",
+}
+"""The first path of each class that has moved, and its path now."""
+
+ADDED = {"dataset": ("sha256",), "engine": ("deterministic",), "model": ("library", "sha256")}
+"""Keys that came later, by config group."""
+ADDED_AT_TOP = ("client_accuracy",)
+"""Those of the top level."""
+
+_FIRST = {now: first for first, now in MOVED.items()}
+
+
+def path_now(target: str) -> str:
+    """Where the class `target` is, which may be given by an earlier path."""
+    return MOVED.get(target, target)
+
+
+def with_paths_now(config: Any) -> Any:
+    """A copy of `config` (plain containers) in which all `_target_`s are paths of today."""
+    return _replaced(config, MOVED)
+
+
+def with_first_paths(config: Any) -> Any:
+    """A copy of `config` in which all `_target_`s are the first paths of their classes."""
+    return _replaced(config, _FIRST)
+
+
+def without_added_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `config` without the keys in `ADDED` and `ADDED_AT_TOP` that are null, as it was before they came."""
+    top = _without_nulls(config, ADDED_AT_TOP)
+    return {group: _without_nulls(node, ADDED.get(group, ())) for group, node in top.items()}
+
+
+def _without_nulls(node: Any, keys: Sequence[str]) -> Any:
+    if not keys or not isinstance(node, Mapping):
+        return node
+    return {k: v for k, v in node.items() if k not in keys or v is not None}
+
+
+def _replaced(node: Any, paths: Mapping[str, str]) -> Any:
+    if isinstance(node, Mapping):
+        return {k: _path(v, paths) if k == "_target_" else _replaced(v, paths) for k, v in node.items()}
+    if isinstance(node, list):
+        return [_replaced(item, paths) for item in node]
+    return node
+
+
+def _path(target: Any, paths: Mapping[str, str]) -> Any:
+    return paths.get(target, target) if isinstance(target, str) else target
+
 
 T = TypeVar("T")
 Node = Mapping[str, Any]
@@ -38,7 +199,7 @@ def construct(cls: Callable[..., T], values: Node, key: str, runtime: Sequence[S
     """`cls` called with `values` and one of `runtime`, of which more than one is given where they are made up.
 
     Raises `ConfigError` with all problems: of names and types, and what the constructor says of the other values
-    whatever the mistaken ones and `runtime` are (`fedsim.config.stand_ins`).
+    whatever the mistaken ones and `runtime` are (`fedsim.config.build`).
     """
     bound = _bind(values, cls, key, len(runtime[0]))
     if bound.problems or bound.unknown:

@@ -1,18 +1,123 @@
-"""The files of choices, conf/<group>/<choice>.yaml and those of --config-dir, with what their defaults lists add.
+"""Nested mappings and dotted keys, as they are written on the command line.
+
+What the file of a choice says: its YAML, where its keys are in a config, and what its defaults list chooses.
+
+The files of choices, conf/<group>/<choice>.yaml and those of --config-dir, with what their defaults lists add.
 
 They are read one by one, without Hydra, which takes time, and nothing in them is run. What a defaults list puts at a
 place of its own (`gpfl@elsewhere`), several choices of one group, and interpolations in a list are left out.
+
+The file of a choice that its group does not have: `--config-dir` was forgotten, or it is in another folder.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedsim.config.choice_content import choices_made, package_of, read_content
-from fedsim.config.nested import all_keys, has_key, merged, placed
-from fedsim.errors import ConfigError
+import yaml
+
+from fedsim.core.disk import conf_dir
+from fedsim.core.errors import ConfigError, Problem
+
+
+def flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested mappings with their dotted keys: `optimizer.lr`, 0.1. An empty mapping has none."""
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def has_key(node: Any, key: str) -> bool:
+    """Whether nested mappings have a dotted key."""
+    for part in key.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            return False
+        node = node[part]
+    return True
+
+
+def all_keys(values: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted keys of nested mappings, those of the mappings among them."""
+    for key, value in values.items():
+        yield str(key)
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{below}" for below in all_keys(value))
+
+
+def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """As Hydra composes: mappings key by key, everything else as a whole."""
+    both = {
+        k: merged(base[k], v) for k, v in own.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)
+    }
+    return {**base, **own, **both}
+
+
+def placed(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """`values` at a dotted key of nested mappings; at the top, if it is empty."""
+    for part in reversed(key.split(".") if key else []):
+        values = {part: values}
+    return dict(values)
+
+
+PACKAGE = re.compile(r"(?:\s*#\s*@.*\n|\s*\n)*\s*#\s*@package[ \t]+(\S+)")
+"""The comment at the head of a file that says where in a config its keys are."""
+
+
+def read_content(path: Path) -> tuple[str, dict[Any, Any]]:
+    """The text of a file and its keys. Raises `ConfigError` where it cannot be read or is no mapping."""
+    state = path.stat()
+    return _parsed(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=1024)  # a mistake may be looked up in all files, and in those of several jobs
+def _parsed(path: Path, _modified: int, _size: int) -> tuple[str, dict[Any, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8") if conf_dir() in path.parents else _checked(path)
+        content = yaml.safe_load(text)
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError([Problem(str(path), ..., f"cannot be read ({error.strerror or error})")]) from error
+    except (yaml.YAMLError, ValueError) as error:  # a date that there is not, say
+        raise ConfigError([Problem(str(path), ..., f"is not YAML: {' '.join(str(error).split())[:300]}")]) from error
+    if content is not None and not isinstance(content, dict):
+        raise ConfigError([Problem(str(path), ..., "must be a mapping of keys to values")])
+    return text, content or {}
+
+
+def _checked(path: Path) -> str:
+    """The text of a user's file, which may be a stranger's."""
+    from fedsim.config.sources import read_checked  # takes time: it imports Hydra
+
+    return read_checked(path)
+
+
+def package_of(text: str, group: str) -> str:
+    """The dotted key below which the keys of a file of `group` are: its own package or that of its group."""
+    own = group.replace("/", ".")
+    found = PACKAGE.match(text)
+    return own if found is None else re.sub(r"_global_\.?", "", found[1].replace("_group_", own))
+
+
+def choices_made(entries: Any, group: str) -> Iterator[tuple[str, str]]:
+    """The choices that a defaults list makes: group and name, or `group` and `_self_`."""
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, str) and "@" not in entry:
+            sub, _, name = _absolute(entry, group).rpartition("/")
+            yield sub, name
+        elif isinstance(entry, dict) and len(entry) == 1:
+            ((key, name),) = entry.items()
+            if isinstance(name, str) and "@" not in str(key):
+                yield _absolute(str(key).split(" ")[-1], group), name
+
+
+def _absolute(path: str, group: str) -> str:
+    return path[1:] if path.startswith("/") else f"{group}/{path}"
 
 
 @dataclass(frozen=True)
@@ -157,3 +262,39 @@ def on_search_path() -> ChoiceFiles:
     instance = GlobalHydra.instance().hydra
     sources = [] if instance is None else instance.config_loader.repository.get_sources()  # type: ignore[attr-defined]
     return ChoiceFiles([Path(source.path) for source in sources if isinstance(source, CheckedFolder)])
+
+
+USUAL = (Path(), Path("conf"))
+"""Where users put their folders of choices, from the working folder."""
+
+
+def stray_file(group: str, choice: str, folders: Sequence[Path]) -> str | None:
+    """What to do so that `choice` is found, whose file lies near, but not in `group` of `folders`, which are searched.
+
+    None where there is no such file, or it is a choice of another group.
+    """
+    name, own = f"{choice}.yaml", [folder for folder in folders if folder.resolve() != conf_dir().resolve()]
+    beside = [folder for folder in USUAL if (folder / group / name).is_file()]
+    if beside and not own:
+        return f"{beside[0] / group / name} is there: add --config-dir {beside[0]}"
+    near = [*(folder / group / name for folder in beside), *_near(name, own)]
+    if not near:
+        return None
+    place = Path(_as_typed(own[0]) if own else USUAL[1], group, name)
+    return f"{_as_typed(near[0])} is there: move it to {place}" + ("" if own else f", and add --config-dir {USUAL[1]}")
+
+
+def _near(name: str, own: Sequence[Path]) -> Iterator[Path]:
+    """Files named `name` above the groups' folders, and in folders beside these that are of no group."""
+    yield from (path for folder in (*own, *USUAL) if (path := folder / name).is_file())
+    yield from (path for folder in own for path in folder.glob(f"*/{name}") if not _is_group(path.parent.name))
+
+
+def _is_group(name: str) -> bool:
+    return (conf_dir() / name).is_dir()
+
+
+def _as_typed(path: Path) -> Path:
+    """`path` from the working folder, where it is below that."""
+    here = Path.cwd()
+    return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path

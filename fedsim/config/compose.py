@@ -2,10 +2,12 @@
 
 Hydra stops at its first mistake and lets some pass (`+typo=1`, keys of a preset). Here every job is composed, and all
 mistakes are told at once (`fedsim.config.mistakes`).
+
+The plans of all jobs of a command, or all of their problems.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,26 +20,26 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.config import submitit_options
-from fedsim.config.diagnosis import compose_one
-from fedsim.config.hydra_node import check_search_path, check_words
-from fedsim.config.interpolations import restricted_resolvers
-from fedsim.config.mistakes import find
-from fedsim.config.overrides import (
+from fedsim.config import words as submitit_options
+from fedsim.config.diagnosis import choices_of, compose_one, explained, plain, run_name, words_of_scale
+from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, restricted_resolvers
+from fedsim.config.mistakes import find, work_without_effect
+from fedsim.config.plan import Plan, make_plan
+from fedsim.config.sources import CheckedFolder, hidden_files
+from fedsim.config.suggestions import UNKNOWN_KEY
+from fedsim.config.words import (
     as_hydra_reads,
     expand,
     key_of,
     options,
     parse,
+    plugins,
     without_choice,
     without_sweeps,
     words_of,
 )
-from fedsim.config.plugins import plugins
-from fedsim.config.presets import choices_of, plain, run_name, words_of_scale
-from fedsim.config.shipped import conf_dir
-from fedsim.config.sources import CheckedFolder, hidden_files
-from fedsim.errors import ConfigError, Problem, check, rule
+from fedsim.core.disk import conf_dir
+from fedsim.core.errors import ConfigError, Problem, check, rule
 
 OUR_LAUNCHERS = ("basic", "lanes", "ray", *submitit_options.LAUNCHERS)
 """Choices of hydra/launcher whose jobs are run from their plans, without Hydra."""
@@ -146,7 +148,7 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str =
     try:
         return _compose_jobs(overrides, multirun=multirun, config_name=config_name)
     except ConfigError as error:
-        from fedsim.config.whole_config import whole_config
+        from fedsim.config.mistakes import whole_config
 
         check = partial(whole_config, config_name=config_name)
         flags = flags_of(config_name)
@@ -213,7 +215,7 @@ def _sweeps_over(group: str, overrides: Sequence[str], place: Place) -> bool:
 
 def check_question(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` where `--cfg job` is asked of a command that would be refused. Inside `search_path`."""
-    from fedsim.config.whole_config import whole_config
+    from fedsim.config.mistakes import whole_config
 
     judge = partial(whole_config, config_name="config")
     check(*find(overrides, "config", judge, flags_of("config"), multirun=False))
@@ -244,3 +246,30 @@ def _composed(config: DictConfig, words: Sequence[str], given: Sequence[Override
     place = Place(folder, ConfigDir.primary, config_name)
     typed = frozenset(map(key_of, given))
     return Composed(plain(config, choices), choices, tuple(words), typed, launcher, not ours, place)
+
+
+def check_jobs(jobs: Sequence[Composed]) -> list[Plan]:
+    """The plan of every job; one `ConfigError` with the problems of all of them."""
+    plans: list[Plan] = []
+    problems: list[Problem] = []
+    seen: list[tuple[Problem, ...]] = []
+    for job in jobs:
+        try:
+            check(work_without_effect(job.config, job.overrides))
+            plans.append(make_plan(job.config, job.choices, elsewhere=elsewhere(job.launcher)))
+        except ConfigError as error:
+            if error.problems not in seen:
+                seen.append(error.problems)
+                problems += [p for p in _explained(error.problems, job) if p not in problems]
+    if problems:
+        raise ConfigError(problems)
+    return plans
+
+
+def _explained(problems: Sequence[Problem], job: Composed) -> list[Problem]:
+    if all(p.rule != UNKNOWN_KEY for p in problems):
+        return list(problems)
+    ready = GlobalHydra.instance().is_initialized()
+    with nullcontext() if ready else search_path(job.place.config_dir, job.place.config_path):
+        words = [o.input_line or "" for o in parse(job.overrides) if key_of(o) in job.typed]
+        return explained(problems, job.config, job.choices, words, job.place.config_name)

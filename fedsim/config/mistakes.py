@@ -1,4 +1,6 @@
-"""All mistakes of a command line, where composing it has shown that there are some.
+"""The problems of one composed config, some of whose values may be unknown (`fedsim.config.mistakes`).
+
+All mistakes of a command line, where composing it has shown that there are some.
 
 Each word is judged with the mistaken ones left out. What a mistaken word leaves open (which choice was meant, which
 value) is filled in by several others in turn, and what is told is what is wrong whatever was meant: a mistake hides no
@@ -7,17 +9,28 @@ other one, and makes no other one up. A rule between two values is told once bot
 To be called inside `fedsim.config.compose.search_path`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.config.diagnosis import compose_one, refused_choice
-from fedsim.config.hydra_node import check_words
-from fedsim.config.lacking import group_of, lacks
-from fedsim.config.overrides import (
+from fedsim.config.build import UNKNOWN, told_whatever
+from fedsim.config.diagnosis import (
+    choices_of,
+    compose_one,
+    explained,
+    group_of,
+    lacks,
+    plain,
+    refused_choice,
+    words_of_scale,
+)
+from fedsim.config.hydra_node import check_words, elsewhere
+from fedsim.config.plan import make_plan
+from fedsim.config.suggestions import nearest_choices, unknown_choice, unknown_path
+from fedsim.config.words import (
     check_count,
     key_of,
     options,
@@ -28,11 +41,56 @@ from fedsim.config.overrides import (
     without_choice,
     words_of,
 )
-from fedsim.config.presets import choices_of, words_of_scale
-from fedsim.config.stand_ins import told_whatever
-from fedsim.config.suggestions import nearest_choices, unknown_choice, unknown_path
-from fedsim.errors import ConfigError, Problem
-from fedsim.shell import command
+from fedsim.core.errors import ConfigError, Problem, command, rule
+
+
+def whole_config(
+    config: DictConfig, words: Sequence[str], unknown_keys: Sequence[str], config_name: str
+) -> list[Problem]:
+    """The problems of a composed config (`fedsim.config.mistakes.Check`)."""
+    choices = choices_of(config)
+    try:
+        values = plain(config, choices)
+    except ConfigError as error:
+        return list(error.problems)
+    for key in unknown_keys:
+        _set(values, key.split("."))
+    effect = work_without_effect(values, words)
+    found = [] if effect is None else [effect]
+    try:
+        make_plan(values, choices, elsewhere=elsewhere(config.get("hydra", {}).get("launcher", {})))
+    except ConfigError as error:
+        found += [p for p in error.problems if not _is_of(p.key, unknown_keys)]
+    return explained(found, values, choices, words, config_name)
+
+
+def _is_of(key: str, groups: Sequence[str]) -> bool:
+    return any(key == group or key.startswith(f"{group}.") for group in groups)
+
+
+def _set(config: dict[str, Any], path: Sequence[str]) -> None:
+    """Make the value at `path` unknown, if there is one, and it is no group of others."""
+    *groups, name = path
+    node: Any = config
+    for group in groups:
+        node = node.get(group) if isinstance(node, Mapping) else None
+    if isinstance(node, dict) and name in node and not isinstance(node[name], Mapping):
+        node[name] = UNKNOWN
+
+
+def work_without_effect(config: Mapping[str, Any], words: Sequence[str]) -> Problem | None:
+    """`local.epochs` on the command line, although `local.steps` takes its place."""
+    local = config.get("local")
+    steps = local.get("steps") if isinstance(local, Mapping) else None
+    given = [word for word in words if word.startswith("local.epochs=") and not word.endswith("=null")]
+    return rule(
+        not (given and steps is not None),
+        "local.epochs",
+        given[0].split("=", 1)[1] if given else None,
+        f"has no effect while local.steps={steps}",
+        "leave it out, or add local.steps=null",
+    )
+
 
 Check = Callable[[DictConfig, Sequence[str], Sequence[str]], Sequence[Problem]]
 """The problems of a composed config, of the words on the command line, with the values of some keys unknown."""

@@ -1,32 +1,85 @@
-"""A config checked as a whole before any work: every problem of every group is told at once."""
+"""What is wrong with a model's values, told before its data set is loaded.
+
+A config checked as a whole before any work: every problem of every group is told at once.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import platformdirs
 import torch
+from torch import nn
 
-from fedsim.aggregators import Aggregator
-from fedsim.availability import Availability
-from fedsim.communication.signals import OF_SYSTEM, Signal
-from fedsim.config.build import construct, inspect_node, instantiate, resolve
-from fedsim.config.model_check import check_model
-from fedsim.config.moved import with_first_paths, without_added_nulls
-from fedsim.config.populations import populations
-from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
-from fedsim.data.base import Dataset
+from fedsim.clients.context import OF_SYSTEM, Signal
+from fedsim.clients.system import System
+from fedsim.config.build import (
+    construct,
+    inspect_node,
+    instantiate,
+    resolve,
+    told_whatever,
+    with_first_paths,
+    without_added_nulls,
+)
+from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings, populations
+from fedsim.core.errors import ConfigError, Problem, check, rule
+from fedsim.data.base import Dataset, TokenShape
 from fedsim.engine.backend import Backend
-from fedsim.errors import ConfigError, Problem, rule
-from fedsim.optimizers.base import LocalOptimizer
+from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.partitions.base import Partition
 from fedsim.partitions.division import ServerSplit
+from fedsim.rounds.aggregators import Aggregator
+from fedsim.rounds.availability import Availability
 from fedsim.selectors.base import Selector
-from fedsim.system.system import System
 from fedsim.tracking.base import Tracker
+
+Form = tuple[tuple[int, ...], int]
+"""The shape of an input, and the number of classes."""
+MADE_UP: Sequence[Form] = (((8,), 2), ((1, 28, 28), 10), ((3, 32, 32), 100), (TokenShape(80, 90), 90))
+"""Forms in the place of one that only files tell: features, grey and colour images, texts."""
+SHIPPED = "fedsim.models."
+
+_found: dict[tuple[object, str, str], list[Problem]] = {}
+"""By class, values and form: the jobs of a sweep have few models."""
+
+
+def check_model(node: Any, form: Form | None) -> None:
+    """Raise `ConfigError` for a model's target, for names and types, and for what its constructor says of its values.
+
+    `form`: that of the data set, None where it is not known before files are read. The constructor is called on torch's
+    meta device for a model of this package, so that no weights are made. A class of the user's is built as a run builds
+    it, since it may not know that device, and only with a `form`; one that has an `extractor`, and a function, may read
+    files of weights and are called by the run alone.
+    """
+    cls = resolve(node, nn.Module, "model")
+    shipped = cls.__module__.startswith(SHIPPED)
+    forms = [form] if form is not None else MADE_UP if shipped else []
+    if not forms or not (shipped or (isinstance(cls, type) and not hasattr(cls, "extractor"))):
+        inspect_node(node, nn.Module, "model")
+        return
+    values = {k: v for k, v in node.items() if k != "_target_"}
+    found = [_problems(cls, values, one, shipped) for one in forms]
+    if form is None:  # a problem of no value is that the model does not fit the form
+        found = [problems for problems in found if all(p.key != "model" for p in problems)]
+    check(*(told_whatever(found) if found else ()))
+
+
+def _problems(cls: Any, values: Mapping[str, Any], form: Form, shipped: bool) -> list[Problem]:
+    key = (cls, json.dumps(values, sort_keys=True, default=lambda v: [type(v).__name__, repr(v)]), repr(form))
+    if key not in _found:
+        _found[key] = []
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta") if shipped else nullcontext():
+                construct(cls, values, "model", [form])
+        except ConfigError as error:
+            _found[key] = list(error.problems)
+    return _found[key]
+
 
 T = TypeVar("T")
 

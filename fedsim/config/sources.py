@@ -14,7 +14,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from fedsim.errors import ConfigError, Problem, check, rule
+from fedsim.core.errors import ConfigError, Problem, check, rule
 
 MAX_BYTES = 256 * 1024
 """Of one YAML file; those of conf/ have at most 5 kB."""

@@ -12,13 +12,10 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from fedsim.config.build import unknown
-from fedsim.config.choice_files import ChoiceFiles, on_search_path
-from fedsim.config.nested import has_key
-from fedsim.config.origin import DISTRIBUTION
-from fedsim.config.overrides import options
-from fedsim.config.spelling import nearest
-from fedsim.config.stray_files import stray_file
-from fedsim.errors import Problem
+from fedsim.config.choice_files import ChoiceFiles, has_key, on_search_path, stray_file
+from fedsim.config.typecheck import DISTRIBUTION
+from fedsim.config.words import options
+from fedsim.core.errors import Problem, nearest
 
 NAME = re.compile(r"[\w.-]{1,60}")
 """Choices whose files may be looked for: no folders or patterns, and no longer than file systems take."""

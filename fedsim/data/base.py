@@ -1,4 +1,7 @@
-"""The interface of data sets, and the form of a loaded one: labelled training and test samples with metadata."""
+"""Training samples that are made when they are asked for, so that those of all clients need not fit into memory.
+
+The interface of data sets, and the form of a loaded one: labelled training and test samples with metadata.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,8 +14,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.data.on_demand import SampleSource
-from fedsim.errors import DataError, Problem, rule
+from fedsim.core.errors import DataError, Problem, rule
+
+
+class SampleSource(ABC):
+    """Stands where a data set has the tensor `x` [n, ...] of its training samples: `rows` makes some of them.
+
+    A row is a function of its position alone, whenever and with whichever others it is asked for, so that results are
+    those of the same samples held in memory. Rows are what a model receives; they are not normalised further.
+    """
+
+    dtype = torch.float32
+
+    def __init__(self, count: int, input_shape: tuple[int, ...]) -> None:
+        """`count` samples of the shape `input_shape`."""
+        self.shape = (count, *input_shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def rows(self, positions: NDArray[np.int64]) -> Tensor:
+        """The samples at `positions` [m], which may repeat and come in any order: [m, ...] of `dtype`, on the CPU."""
+
+    def everything(self) -> Tensor:
+        """All samples [n, ...]."""
+        return self.rows(np.arange(len(self)))
 
 
 @dataclass(frozen=True)

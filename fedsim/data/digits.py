@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedsim.core.errors import check
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import digest
-from fedsim.errors import check
 
 TEST_SHARE = 0.2
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
+from fedsim.core.errors import DataError
 from fedsim.data.base import LoadedData, Samples
 from fedsim.data.cache import load_or_build
-from fedsim.errors import DataError
 
 BATCH = 64
 ANNOUNCED_SECONDS, LONG_SECONDS = 10, 1800

@@ -12,13 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.disk import reading_problem
+from fedsim.core.errors import DataError, Problem, between, check
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
-from fedsim.data.cache import digest, load_or_build, modification_key
-from fedsim.data.checksums import CONTENT, content_tensor, require_regular, require_sha256, sha256_problem
+from fedsim.data.cache import (
+    CONTENT,
+    content_tensor,
+    digest,
+    load_or_build,
+    modification_key,
+    require_regular,
+    require_sha256,
+    sha256_problem,
+)
 from fedsim.data.fetch import require_files, source_problem
 from fedsim.data.parquet import Parquet
-from fedsim.disk import reading_problem
-from fedsim.errors import DataError, Problem, between, check
 
 HUB_LISTING_URL = "https://huggingface.co/api/datasets/flwrlabs/femnist/parquet/default/train"
 """Returns a JSON list of the URLs of the data set's parquet files (0.2 GB in all)."""

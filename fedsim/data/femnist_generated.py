@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.errors import at_least, at_most, between, check, positive, rule
+from fedsim.core.exact import exp
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
 from fedsim.data.cache import digest, load_or_build, parameters_key
-from fedsim.errors import at_least, at_most, between, check, positive, rule
-from fedsim.exact.elementary import exp
 
 SIDE, NUM_CONTROLS, NUM_POINTS = 28, 6, 40
 """Pixels per side; control points of a glyph's curve, and points at which the curve is drawn."""

@@ -10,8 +10,8 @@ from textwrap import shorten
 
 from filelock import FileLock, Timeout
 
-from fedsim.disk import reading_problem, room_problem
-from fedsim.errors import DataError, Problem
+from fedsim.core.disk import reading_problem, room_problem
+from fedsim.core.errors import DataError, Problem
 
 STALL_SECONDS = 30.0
 """A download ends with an error when the server has sent nothing for so long."""

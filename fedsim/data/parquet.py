@@ -1,24 +1,265 @@
-"""Any image-classification data set in the Hugging Face layout: parquet files with encoded images and labels."""
+"""The columns of a table of labelled images. A column name of None means: find it by its type or name.
+
+The parquet files of a data set: finding them, assigning them to splits, and checking that none is missing.
+
+Any image-classification data set in the Hugging Face layout: parquet files with encoded images and labels.
+"""
 
 import hashlib
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.disk import reading_problem
+from fedsim.core.errors import ConfigError, DataError, Problem, at_least, at_most, between, check, rule
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
-from fedsim.data.cache import file_sha256, load_or_build
-from fedsim.data.checksums import require_sha256, sha256_of_list, sha256_problem
+from fedsim.data.cache import (
+    file_sha256,
+    load_or_build,
+    require_regular,
+    require_sha256,
+    sha256_of_list,
+    sha256_problem,
+)
 from fedsim.data.images import MAX_SIDE, decode
-from fedsim.data.parquet_columns import class_labels, encoded_images, owners
-from fedsim.data.parquet_files import absent_files, by_split, concatenate, find_files, read
-from fedsim.disk import reading_problem
-from fedsim.errors import ConfigError, DataError, Problem, at_least, at_most, between, check, rule
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+MAX_CLASSES = 1_000_000
+"""The last layer of a model has an output for each number up to the largest label."""
+LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
+
+
+def encoded_images(table: "pa.Table", name: str | None) -> list[bytes]:
+    """The encoded images of all rows, from a column of bytes or of structs with a field `bytes`.
+
+    Raises `DataError` if there is no such column.
+    """
+    import pyarrow as pa
+
+    name = name or _image_name(table)
+    column = _column(table, name, "image_column")
+    if pa.types.is_struct(column.type) and (index := column.type.get_field_index("bytes")) >= 0:
+        column = pa.chunked_array([chunk.field(index) for chunk in column.chunks])
+    if not _is_bytes(column.type) or column.null_count:
+        raise DataError(f"dataset.image_column={name}: must hold the encoded images themselves in every row")
+    images: list[bytes] = column.to_pylist()
+    return images
+
+
+def class_labels(table: "pa.Table", name: str | None) -> tuple[NDArray[np.int64], int]:
+    """Labels [n] and the number of classes. Integer labels are kept; others are numbered in sorted order."""
+    name = name or next((n for n in LABEL_NAMES if n in table.column_names), None)
+    if name is None:
+        raise DataError(f"dataset.label_column: none of {', '.join(LABEL_NAMES)} among {table.column_names}")
+    values = _column_values(table, name, "label_column")
+    if not np.issubdtype(values.dtype, np.integer):
+        labels = _category_codes(values)
+        return labels, int(labels.max()) + 1
+    if values.min() < 0:
+        raise DataError(f"dataset.label_column={name}: labels must be >= 0, found {values.min()}")
+    if values.max() >= MAX_CLASSES:
+        raise DataError(
+            f"dataset.label_column={name}: labels are numbers of classes and must be < {MAX_CLASSES:,}, found "
+            f"{values.max()}; number the classes from 0, or store the labels as strings"
+        )
+    return values.astype(np.int64), max(int(values.max()) + 1, _num_named_classes(table, name))
+
+
+def owners(
+    table: "pa.Table", name: str, rows: NDArray[np.int64], test: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """The owners of the training `rows`, numbered in sorted order, and those of the `test` rows by the same numbers.
+
+    -1 for owners of no training row. Test rows, or rows of neither, may lack an owner: None if a test row does.
+    """
+    table = _only(table, name, "client_column")
+    known, codes = np.unique(_column_values(table.take(rows), name, "client_column"), return_inverse=True)
+    tested = table.take(test)
+    if tested.column(name).null_count:
+        return codes.astype(np.int64), None
+    values = _column_values(tested, name, "client_column")
+    places = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return codes.astype(np.int64), np.where(known[places] == values, places, -1).astype(np.int64)
+
+
+def _image_name(table: "pa.Table") -> str:
+    import pyarrow as pa
+
+    for field in table.schema:
+        if _is_bytes(field.type) or (pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0):
+            return str(field.name)
+    raise DataError(f"dataset.image_column: no column of images among {', '.join(table.column_names)}")
+
+
+def _is_bytes(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _column_values(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
+    """The values of a column of integers, booleans or strings. Raises `DataError` for other types."""
+    import pyarrow as pa
+
+    column = _column(table, name, key)
+    kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_boolean)
+    if not any(kind(column.type) for kind in kinds):
+        raise DataError(f"dataset.{key}={name}: must hold integers or strings, not {column.type}")
+    values: NDArray[np.generic] = column.to_numpy()
+    return values
+
+
+def _only(table: "pa.Table", name: str, key: str) -> "pa.Table":
+    """The table with the column `name` alone. Raises `DataError` if it is absent."""
+    if name not in table.column_names:
+        raise DataError(f"dataset.{key}={name}: the columns are {', '.join(table.column_names)}")
+    return table.select([name])
+
+
+def _column(table: "pa.Table", name: str, key: str) -> "pa.ChunkedArray":
+    """The column `name`, categories resolved. Raises `DataError` if it is absent or has missing values."""
+    import pyarrow as pa
+
+    column = _only(table, name, key).column(name)
+    if column.null_count:
+        raise DataError(f"dataset.{key}={name}: {column.null_count} of its {len(column)} values are missing")
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _num_named_classes(table: "pa.Table", name: str) -> int:
+    """Number of class names in the Hugging Face metadata of a column; 0 if there are none."""
+    try:
+        features = json.loads((table.schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return len(features[name]["names"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return 0
+
+
+def _category_codes(values: NDArray[np.generic]) -> NDArray[np.int64]:
+    codes: NDArray[np.int64] = np.unique(values, return_inverse=True)[1].astype(np.int64)
+    return codes
+
+
+SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
+"""The split that a word in the name of a file or folder stands for."""
+
+
+def find_files(path: str, data_dir: Path) -> tuple[Path, list[Path]]:
+    """The location of `path`, and its parquet files, sorted. Raises `DataError` with the places searched."""
+    place, files = _first_with_files(path, data_dir)
+    if place is not None:
+        require_regular(files)
+        _check_complete(files)
+        return place, files
+    remedy = f"correct the path, or point data_dir or FEDSIM_DATA to the folder that has it (data_dir={data_dir})"
+    raise DataError(f"dataset.path={path}: no parquet file at {_searched(path, data_dir)}; {remedy}")
+
+
+def absent_files(path: str, data_dir: Path) -> list[str]:
+    """What `find_files` would miss: all files of `path`, or shards."""
+    place, files = _first_with_files(path, data_dir)
+    if place is None:
+        return [f"a parquet file at {_searched(path, data_dir)}"]
+    return [f"shards in {folder}: {what}" for folder, what in _missing_shards(files)]
+
+
+def _places(path: str, data_dir: Path) -> list[Path]:
+    return [Path(path).expanduser(), data_dir / path]
+
+
+def _searched(path: str, data_dir: Path) -> str:
+    return " or ".join(str(place.absolute()) for place in _places(path, data_dir))
+
+
+def _first_with_files(path: str, data_dir: Path) -> tuple[Path | None, list[Path]]:
+    for place in _places(path, data_dir):
+        if files := [place] if place.is_file() else sorted(place.rglob("*.parquet")):
+            return place, files
+    return None, []
+
+
+def by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Files by split, which is derived from a file's name or else its folder (below `root`).
+
+    A single file that names no split is training data. Raises `DataError` if one of several files names none.
+    """
+    result: dict[str, list[Path]] = {}
+    for file in files:
+        folder = file.parent.name if file.parent != root and file != root else ""
+        split = _split_from_name(file.stem, file) or _split_from_name(folder, file)
+        if split is None and len(files) > 1:
+            raise DataError(
+                f"{file}: neither its name nor its folder has one of the words {', '.join(SPLITS)}; rename it, or move "
+                "it away if it is not part of the data set"
+            )
+        result.setdefault(split or "train", []).append(file)
+    return result
+
+
+def read(paths: Sequence[Path]) -> "pa.Table":
+    """The rows of all files as one table. Raises `DataError` naming a file that is not valid.
+
+    Checksums of pages are verified in files that have them (few writers add them).
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    for path in paths:
+        try:
+            tables.append(pq.read_table(path, partitioning=None, page_checksum_verification=True))
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} is no sound parquet file ({error}); delete it and fetch it again") from error
+    return concatenate(tables)
+
+
+def concatenate(tables: Sequence["pa.Table"]) -> "pa.Table":
+    """One table with the rows and columns of all `tables`. Raises `DataError` if the types of a column differ."""
+    import pyarrow as pa
+
+    try:
+        return pa.concat_tables(tables, promote_options="default").combine_chunks()
+    except pa.ArrowException as error:
+        raise DataError(f"dataset.path: the parquet files do not agree in their columns ({error})") from error
+
+
+def _split_from_name(name: str, file: Path) -> str | None:
+    """The split named by a word in `name` ("cifar10-train", "train-00000-of-00002"), or None."""
+    splits = {SPLITS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in SPLITS}
+    if len(splits) > 1:
+        raise DataError(f"{file}: {name!r} has the words of several splits ({', '.join(sorted(splits))}); rename it")
+    return splits.pop() if splits else None
+
+
+def _check_complete(files: Sequence[Path]) -> None:
+    """Raise `DataError` unless all shards of files named like `<name>-00000-of-00003` are present."""
+    for folder, what in _missing_shards(files):
+        raise DataError(f"{folder}: {what}")
+
+
+def _missing_shards(files: Sequence[Path]) -> list[tuple[Path, str]]:
+    """Folders, and which shards of a file are missing in each."""
+    shards: dict[tuple[Path, str, int], set[int]] = {}
+    for file in files:
+        if match := re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})(.*)", file.stem):
+            name, number, count = match[1] + match[4], int(match[2]), int(match[3])
+            shards.setdefault((file.parent, name, count), set()).add(number)
+    return [
+        (folder, f"of the {count} shards of {name!r} these are missing: {str(missing)[1:-1]}")
+        for (folder, name, count), numbers in shards.items()
+        if (missing := sorted(set(range(count)) - numbers))
+    ]
 
 
 class Parquet(Dataset):

@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.data.base import Dataset, LoadedData, Samples
+from fedsim.core.errors import at_least, at_most, check, positive
+from fedsim.data.base import Dataset, LoadedData, Samples, SampleSource
 from fedsim.data.cache import digest, load_or_build, parameters_key
-from fedsim.data.on_demand import SampleSource
-from fedsim.errors import at_least, at_most, check, positive
 
 MAX_OWNERS = 1_000_000
 MAX_SAMPLES = 100_000_000

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.errors import at_least, at_most, check, positive
+from fedsim.core.exact import exp
 from fedsim.data.base import Dataset, LoadedData, Samples
 from fedsim.data.cache import digest, load_or_build, parameters_key
-from fedsim.errors import at_least, at_most, check, positive
-from fedsim.exact.elementary import exp
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 """Tokens and classes, by their numbers."""

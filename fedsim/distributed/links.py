@@ -1,18 +1,122 @@
-"""Messages between ranks by torch.distributed: gloo between CPUs, NCCL between GPUs."""
+"""Which of the processes of `torchrun` this one is. Needs the standard library alone.
 
+Models, and stacks of them, as one flat tensor; names and shapes are those of a model that both sides have.
+
+What ranks send each other: a kind, plain values and small arrays, and at most one flat tensor of numbers.
+
+Nothing is pickled: values are JSON, arrays are in the format of safetensors, and the tensor goes as it is.
+
+Messages between ranks by torch.distributed: gloo between CPUs, NCCL between GPUs.
+"""
+
+import json
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.distributed.messages import Message, head_of, read_head
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
+from fedsim.core.flat import flat_rows, split_flat
+from fedsim.core.types import Params, Stack
+
+
+@dataclass(frozen=True)
+class World:
+    """`rank` of `size` processes; `local_rank` among those of this machine, whose GPU of that number it takes."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+
+def local_size() -> int:
+    """How many processes torchrun has started on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def world() -> World:
+    """As the environment of this process says: RANK, WORLD_SIZE and LOCAL_RANK beside the address of rank 0, which
+    torchrun sets. A process of its own where one of them is missing."""
+    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    rank, size, local = (os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if not all(os.environ.get(name) for name in needed) or not all(text.isdigit() for text in (rank, size, local)):
+        return World()
+    return World(int(rank), int(size), int(local)) if int(size) > 1 else World()
+
+
+def require_one_dtype(model: Params) -> None:
+    """Raise `FedsimError` unless all tensors are of one type, as one flat tensor needs."""
+    kinds = {str(value.dtype) for value in model.values()}
+    if len(kinds) > 1:
+        raise FedsimError(f"a model with tensors of types {sorted(kinds)} cannot be sent to other ranks; run it alone")
+
+
+def pack_models(models: Sequence[Params], like: Params) -> Tensor:
+    """M models [M * D], tensors in the order of `like`."""
+    return torch.cat([model[name].detach().reshape(-1) for model in models for name in like])
+
+
+def unpack_models(flat: Tensor, like: Params) -> list[Params]:
+    """The models of `pack_models`, each tensor in memory of its own, aligned as torch does it."""
+    size = sum(value.numel() for value in like.values())
+    return [{name: part.clone() for name, part in split_flat(row, like).items()} for row in flat.view(-1, size)]
+
+
+def pack_stack(stack: Stack, like: Params) -> Tensor:
+    """K models [K, D], tensors in the order of `like`, those that the stack has."""
+    return flat_rows({name: stack[name] for name in like if name in stack})
+
+
+def unpack_stack(rows: Tensor, like: Params) -> Stack:
+    """The models in `rows` [K, D], named and shaped as `like`; they share memory."""
+    parts = rows.split([value.numel() for value in like.values()], dim=1)
+    return {name: part.reshape(-1, *value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
+Arrays = Mapping[str, NDArray[Any]]
+DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
+"""Of models, updates and logits."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """`flat` [n] lies on the device of the rank."""
+
+    kind: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
+    flat: Tensor | None = None
+
+
+def head_of(message: Message) -> bytes:
+    """All of a message but for its tensor, of which it says size and type."""
+    tensor = None if message.flat is None else [message.flat.numel(), str(message.flat.dtype)]
+    text = json.dumps({"kind": message.kind, "values": message.values, "tensor": tensor})
+    arrays = {name: np.ascontiguousarray(array) for name, array in message.arrays.items()}
+    return safetensors.numpy.save(arrays, {"message": text})
+
+
+def read_head(head: bytes, device: torch.device) -> Message:
+    """The message of `head_of`, with memory for its tensor."""
+    length = int.from_bytes(head[:8], "little")
+    content = json.loads(json.loads(head[8 : 8 + length])["__metadata__"]["message"])
+    flat = None
+    if content["tensor"] is not None:
+        size, dtype = content["tensor"]
+        flat = torch.empty(size, dtype=DTYPES[dtype], device=device)
+    return Message(content["kind"], content["values"], safetensors.numpy.load(head), flat)
+
 
 T = TypeVar("T")
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.core.errors import Problem, rule
+from fedsim.core.types import Params, Stack
+from fedsim.engine.chain import Chain, any_chain
 from fedsim.engine.data import ClientData
-from fedsim.engine.model.chain import Chain, any_chain
+from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.engine.schedule import Schedule
-from fedsim.errors import Problem, rule
-from fedsim.optimizers.base import LocalOptimizer
-from fedsim.types import Params, Stack
 
 MAX_WORKERS = 256
 """Threads of a pool of workers, each of which may hold a copy of the model."""
@@ -60,7 +60,7 @@ class TrainingResult:
     `losses` [K, S, B]: every sample's loss before the step that it was used in (anything where the schedule's mask is
     false); `momentum` [K, ...]: the optimiser's last momentum buffers, None where it has none; `finite` [K]: which
     rows of `delta` hold neither a nan nor infinity, None where the backend leaves that to be found out
-    (`fedsim.engine.results.fetched` fetches it together with the losses)."""
+    (`fedsim.engine.engine.fetched` fetches it together with the losses)."""
 
     delta: Stack
     losses: NDArray[Any]

@@ -3,16 +3,15 @@
 from contextlib import suppress
 from typing import Any
 
+from fedsim.core.errors import ConfigError, check
 from fedsim.engine.backend import Backend, Workload
-from fedsim.engine.batched.backend import BatchedBackend
-from fedsim.engine.batched.compiled import Compile, warn_not_compiled, worth_compiling
+from fedsim.engine.batched import BatchedBackend
+from fedsim.engine.device import Compile, Precision, precision_problem, warn_not_compiled, worth_compiling
 from fedsim.engine.graph.backend import GraphBackend
-from fedsim.engine.model.adapt import is_convolutional
+from fedsim.engine.model import is_convolutional
 from fedsim.engine.native.backend import NativeBackend, unfit
 from fedsim.engine.native.library import NotCompiledError, library
-from fedsim.engine.precision import Precision, precision_problem
-from fedsim.engine.reference.backend import ReferenceBackend
-from fedsim.errors import ConfigError, check
+from fedsim.engine.reference import ReferenceBackend
 
 WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
 """Local steps of a run, one client's, from which on C pays: compiling takes 2 s, once a machine; a step of ten MLPs of

@@ -8,9 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.data.base import check_labels
-from fedsim.data.on_demand import SampleSource
-from fedsim.positions import sizes_of
+from fedsim.core.types import sizes_of
+from fedsim.data.base import SampleSource, check_labels
 
 ROOM_BYTES = 64 * 2**20
 """Of samples made on demand that are on the device at once."""

@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.flat import to_device
+from fedsim.core.types import Params
 from fedsim.engine.backend import Backend, TrainingResult, Workload
 from fedsim.engine.data import ROOM_BYTES, ClientData
-from fedsim.engine.results import concatenate_results
+from fedsim.engine.engine import concatenate_results
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import EVALUATION_BATCH, MOST
-from fedsim.flat import to_device
-from fedsim.types import Params
 
 Positions = NDArray[np.int64]
 

@@ -8,10 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import Problem, rule
-from fedsim.positions import chosen, sizes_of
-from fedsim.rng import Purpose, Streams
-from fedsim.types import Ids
+from fedsim.core.errors import Problem, rule
+from fedsim.core.rng import Purpose, Streams
+from fedsim.core.types import Ids, chosen, sizes_of
 
 Positions = NDArray[np.int64]
 

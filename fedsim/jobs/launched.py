@@ -1,23 +1,47 @@
-"""The jobs of a command in processes that a launcher of Hydra starts (joblib), which report how they ended."""
+"""The launcher of fedsim's own that a config chooses, with its parameters checked.
+
+The jobs of a command in processes that a launcher of Hydra starts (joblib), which report how they ended.
+"""
 
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
+from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
+from fedsim.jobs.ray_launcher import RayJobs
+from fedsim.jobs.submitit_launcher import LocalJobs, SlurmJobs, SubmititJobs, launcher_of
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Report, report_of
 from fedsim.jobs.tasks import outcome_of
-from fedsim.running.outcome import Outcome, outcome_on_file
-from fedsim.running.signals import STOP
-from fedsim.tracking.files import is_free
-from fedsim.tracking.screen import tell_line
+from fedsim.results.files import is_free
+from fedsim.results.outcome import Outcome, outcome_on_file
+from fedsim.running.interleaving import Lanes
+from fedsim.running.process import STOP
+from fedsim.tracking.tables import tell_line
+
+
+def own_launcher(node: Mapping[str, Any]) -> Lanes | RayJobs | SubmititJobs | None:
+    """What the config's node `hydra.launcher` describes; None for launchers of Hydra's. Raises `ConfigError`."""
+    target = node.get("_target_")
+    for cls in (LocalJobs, SlurmJobs):
+        if target == _path(cls):
+            return launcher_of(node, cls)
+    if target == _path(RayJobs):
+        return instantiate(node, RayJobs, "hydra.launcher")
+    return instantiate(node, Lanes, "hydra.launcher") if target == _path(Lanes) else None
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
 
 NO_REPORT = "its process has ended before it was run, or while it was"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.config.plan import Plan
-from fedsim.disk import write_atomically
-from fedsim.running.outcome import outcome_on_file
-from fedsim.tracking.files import REPLACEMENTS
+from fedsim.core.disk import write_atomically
+from fedsim.results.files import REPLACEMENTS
+from fedsim.results.outcome import outcome_on_file
 
 
 class Overwriting:

@@ -1,6 +1,10 @@
 """The jobs of a sweep as tasks of Ray (ray.io), on this machine or on a cluster.
 
 A task whose process dies is run again by Ray, and goes on from the checkpoints in the folders.
+
+What a task of Ray runs.
+
+Ray imports this module in the task's process before the environment is set: it needs the standard library alone.
 """
 
 import importlib
@@ -13,12 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.config.plan import Plan
-from fedsim.errors import ConfigError, FedsimError, Problem, at_least, check, rule
-from fedsim.jobs.ray_worker import run_task
+from fedsim.core.errors import ConfigError, FedsimError, Problem, at_least, check, rule
 from fedsim.jobs.sweep import Attempts
-from fedsim.jobs.task_worker import Job, Place, Report, this_place
+from fedsim.jobs.task_worker import Job, Place, Report, enter, run_jobs, this_place
 from fedsim.jobs.tasks import LostTaskError, Tasks, run_as_tasks
-from fedsim.running.signals import STOP
+from fedsim.running.process import STOP
 
 POLL_SECONDS = 0.5
 """Between two looks at the tasks and at the records of their jobs."""
@@ -172,3 +175,18 @@ def _check_resources(ray: Any, jobs: RayJobs) -> None:
             for key, (value, name) in wanted.items()
         )
     )
+
+
+def run_task(place: Place, jobs: Sequence[Job]) -> list[Report]:
+    """Run `jobs` and report each.
+
+    Asked to end, it finishes and saves the round, and reports that. A process that was asked to end during an earlier
+    task ends here: Ray runs this task in another one.
+    """
+    enter(place)
+    from fedsim.running.process import CODES, STOP
+
+    STOP.defer_always()
+    if STOP.status is not None:
+        os._exit(CODES[STOP.status])
+    return run_jobs(jobs)

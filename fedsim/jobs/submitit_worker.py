@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fedsim.jobs.task_worker import Job, Place, Report, enter, run_jobs
-from fedsim.running.signals import STOP
+from fedsim.running.process import STOP
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission

@@ -65,7 +65,7 @@ def run_jobs(jobs: Sequence[Job]) -> list[Report]:
     """
     from fedsim.jobs.sweep import Attempts
     from fedsim.running.interleaving import Lanes
-    from fedsim.running.signals import STOP, Preempted
+    from fedsim.running.process import STOP, Preempted
 
     plans = [_plan_of(job) for job in jobs]
     attempts = Attempts()
@@ -83,7 +83,7 @@ def run_jobs(jobs: Sequence[Job]) -> list[Report]:
 def _plan_of(job: Job) -> Any:
     """The plan, checked again. Raises `RuntimeError` where this machine makes another job of it."""
     from fedsim.config.plan import make_plan
-    from fedsim.config.plugins import plugins
+    from fedsim.config.words import plugins
     from fedsim.jobs.overwriting import result_of, taken
 
     plugins()

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedsim.config.plan import Plan
-from fedsim.errors import ConfigError, DataError, FedsimError, Problem, check, rule
+from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem, check, rule
 from fedsim.jobs.overwriting import result_of
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Job, Report
+from fedsim.results.files import METRICS
+from fedsim.results.outcome import FINAL, Outcome, outcome_in, outcome_on_file, worked_in
 from fedsim.running.interleaving import Lanes
-from fedsim.running.outcome import Outcome, outcome_in, outcome_on_file, worked_in
-from fedsim.running.results import FINAL
-from fedsim.running.signals import STOP
+from fedsim.running.process import STOP
 from fedsim.tracking.console import lanes_progress, time_left
-from fedsim.tracking.files import METRICS
-from fedsim.tracking.screen import tell_line
+from fedsim.tracking.tables import tell_line
 
 
 class LostTaskError(Exception):

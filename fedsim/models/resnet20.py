@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsim.errors import check, rule
+from fedsim.core.errors import check, rule
 from fedsim.models.shapes import Shape, require_images
 
 Norm = Callable[[int], nn.Module]

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.data.base import TokenShape
-from fedsim.errors import ConfigError, Problem, check, rule
 
 Shape = tuple[int, ...]
 MAX_PARAMETERS = 2**28

@@ -1,4 +1,7 @@
-"""The interface of partitions, which divide a training set among clients."""
+"""The interface of partitions, which divide a training set among clients.
+
+Apportionment of samples to clients, and checks that all partitions share.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -6,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedsim.core.errors import DataError
 
 Indices = NDArray[np.int64]
 
@@ -32,3 +37,26 @@ class Partition(ABC):
 
         Raises `DataError` if the data cannot be divided in this way, naming the number of samples or owners.
         """
+
+
+def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+    """Integers [n] proportional to `shares` [n] with sum `total` (Hamilton's method; ties go to the lower index)."""
+    quotas = shares / shares.sum() * total
+    counts: NDArray[np.int64] = np.floor(quotas).astype(np.int64)
+    order = np.argsort(-(quotas - counts), kind="stable")
+    counts[order[: total - counts.sum()]] += 1
+    return counts
+
+
+def require_samples(num_samples: int, num_clients: int, min_per_client: int, key: str) -> None:
+    """Raise `DataError` if there are fewer than `min_per_client` samples per client, as the setting `key` requires."""
+    if num_samples < num_clients * min_per_client:
+        raise DataError(
+            f"num_clients={num_clients}: {key} needs at least {num_clients * min_per_client} training samples and "
+            f"there are {num_samples}; lower num_clients, or the samples that the server keeps (server.*)"
+        )
+
+
+def shuffled_by_class(labels: NDArray[np.int64], num_classes: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+    """For each class, the positions of its samples in random order."""
+    return [rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)]

@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import DataError, at_least, at_most, check, positive
-from fedsim.partitions.apportion import largest_remainder, require_samples, shuffled_by_class
-from fedsim.partitions.base import Indices, Labelled, Partition
+from fedsim.core.errors import DataError, at_least, at_most, check, positive
+from fedsim.partitions.base import Indices, Labelled, Partition, largest_remainder, require_samples, shuffled_by_class
 
 MAX_TRIES = 100_000
 """A draw takes about a millisecond."""

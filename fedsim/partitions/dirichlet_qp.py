@@ -5,9 +5,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import DataError, Problem, at_least, at_most, check, positive
-from fedsim.partitions.apportion import require_samples, shuffled_by_class
-from fedsim.partitions.base import Indices, Labelled, Partition
+from fedsim.core.errors import DataError, Problem, at_least, at_most, check, positive
+from fedsim.partitions.base import Indices, Labelled, Partition, require_samples, shuffled_by_class
 
 TOLERANCE = 1e-6
 """Largest accepted max |Q x - b|, relative to the size of the largest class."""

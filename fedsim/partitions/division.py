@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import DataError, at_least, between, check
-from fedsim.partitions.apportion import largest_remainder
-from fedsim.partitions.base import Indices, Labelled, Partition
-from fedsim.positions import ByClient, sizes_of
-from fedsim.rng import Purpose, Streams
+from fedsim.core.errors import DataError, at_least, between, check
+from fedsim.core.rng import Purpose, Streams
+from fedsim.core.types import ByClient, sizes_of
+from fedsim.partitions.base import Indices, Labelled, Partition, largest_remainder
 
 COMPRESSION = 1
 """zlib's level for partition.npz: of a million clients, a fifth of the time that the usual 6 takes."""

@@ -5,9 +5,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import DataError, at_least, check
-from fedsim.partitions.apportion import largest_remainder, require_samples, shuffled_by_class
-from fedsim.partitions.base import Indices, Labelled, Partition
+from fedsim.core.errors import DataError, at_least, check
+from fedsim.partitions.base import Indices, Labelled, Partition, largest_remainder, require_samples, shuffled_by_class
 
 
 class Shards(Partition):

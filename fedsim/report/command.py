@@ -19,24 +19,24 @@ from typing import IO, cast
 
 from rich.console import Console
 
-from fedsim.disk import unwritable, write_atomically
-from fedsim.report.archive import read_archive, write_archive
-from fedsim.report.figures.collection import all_plots
-from fedsim.report.groups import Group, distinct, group_runs
-from fedsim.report.kept import read_summary_file
-from fedsim.report.looks import make_looks
-from fedsim.report.page.page import Content, Picture, html_page
-from fedsim.report.pair_study.analysis import make_tables
-from fedsim.report.pair_study.claims import claims_table, judge_runs
-from fedsim.report.panels import Panel, drawn_panels, make_panels
-from fedsim.report.runs import ReportError, Run, read_runs
-from fedsim.report.summary import compare_summaries, make_summary
-from fedsim.report.tables import clients, papers, results, simulated, times
-from fedsim.report.tables.table import Table
-from fedsim.report.verdicts.judge import Judged, judge_all, verdicts_by_id
-from fedsim.report.verdicts.published import Publication
-from fedsim.tracking.files import OutputError
-from fedsim.tracking.screen import Output
+from fedsim.core.disk import unwritable, write_atomically
+from fedsim.papers import tables as papers
+from fedsim.papers.judge import Judged, judge_all, verdicts_by_id
+from fedsim.papers.pair_study import claims_table, judge_runs, make_tables
+from fedsim.papers.published import Publication
+from fedsim.report import tables as clients
+from fedsim.report import tables as results
+from fedsim.report import tables as simulated
+from fedsim.report import tables as times
+from fedsim.report.figures import all_plots
+from fedsim.report.page import Content, Picture, html_page
+from fedsim.report.plot import make_looks
+from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
+from fedsim.results.files import OutputError
+from fedsim.results.groups import Group, Panel, distinct, drawn_panels, group_runs, make_panels
+from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
+from fedsim.results.table import Table
+from fedsim.tracking.tables import Output
 
 DEFAULT_WIDTH = 180
 """Width of the output in characters if it is not a terminal."""

@@ -1,39 +1,181 @@
-"""The simulation of a run from its plan: data, division, model, and every part that the config names."""
+"""The data of a run as its model sees them, on its device; kept for the next run of the process that wants the same.
 
+The simulation of a run from its plan: data, division, model, and every part that the config names.
+"""
+
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from fedsim.aggregators import Aggregator
-from fedsim.availability import Availability
-from fedsim.client_accuracy import ClientAccuracy, Samples, client_accuracy
-from fedsim.communication.server import LabelledSamples, ServerData
-from fedsim.communication.signals import Signal
-from fedsim.config.build import instantiate
+from fedsim.clients.context import Signal
+from fedsim.clients.server import LabelledSamples, ServerData
+from fedsim.clients.system import SimulatedClock, System
+from fedsim.config.build import instantiate, resolve
 from fedsim.config.plan import Plan
-from fedsim.data.on_demand import SampleSource
+from fedsim.core.errors import DataError, Problem, check
+from fedsim.core.rng import Purpose, Streams, UniformDraws
+from fedsim.core.types import Params, Population
+from fedsim.data.base import Dataset, LoadedData, SampleSource
+from fedsim.data.features import TrainsOnFeatures, extract
+from fedsim.distributed.links import world
+from fedsim.engine import device as precision
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
-from fedsim.engine.model.parameters import initial, trained_names
+from fedsim.engine.model import initial, trained_names
 from fedsim.engine.on_demand import OnDemandBackend
+from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.engine.schedule import LocalWork
-from fedsim.errors import check
-from fedsim.optimizers.base import LocalOptimizer
 from fedsim.partitions.base import Labelled, Partition
 from fedsim.partitions.division import Division, divide
-from fedsim.rng import Streams
-from fedsim.running.prepared_data import PreparedData, build_model, prepare
+from fedsim.rounds.aggregators import Aggregator
+from fedsim.rounds.availability import Availability
+from fedsim.rounds.client_accuracy import ClientAccuracy, Samples, client_accuracy
+from fedsim.rounds.loop import Components, Simulation
 from fedsim.selectors.base import Selector
-from fedsim.simulation import Components, Simulation
-from fedsim.system.clock import SimulatedClock
-from fedsim.system.system import System
-from fedsim.types import Params, Population
+
+ALIGNMENT = 64
+"""Bytes to whose multiples torch allocates."""
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Training samples `x` [n, ...] float32, or what makes them on demand, and `y` [n], and the test set. Nobody writes
+    to them.
+
+    `input_shape` is that of the data set, which a model is built for, also where it trains on features. `source`
+    identifies the data set's content, for the run's summary: its fingerprint, and the checksum of its files if known.
+    """
+
+    x: Tensor | SampleSource
+    y: Tensor
+    test: LabelledSamples
+    num_classes: int
+    input_shape: tuple[int, ...]
+    owners: NDArray[np.int64] | None
+    source: Mapping[str, str | None]
+    test_owners: NDArray[np.int64] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.y.device
+
+    def samples(self, positions: NDArray[np.int64]) -> Tensor:
+        """Training samples at `positions` [m], on the device [m, ...]."""
+        if isinstance(self.x, SampleSource):
+            return self.x.rows(positions).to(self.device)
+        return self.x[torch.as_tensor(positions, device=self.device)]
+
+
+class PreparationError(DataError):
+    """Data cannot be prepared, for any run whose `data_key` is `key`."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+_latest: dict[tuple[str, object, object], PreparedData] = {}
+"""The samples of the latest run, by its `data_key` and its classes of the data set and the model: a module that was
+loaded again has others of the same names."""
+
+
+def prepare(plan: Plan) -> PreparedData:
+    """Load, decode and normalise, unless the run before had the same. Raises `PreparationError`, a `DataError`."""
+    device = resolve_device(plan.settings.device)
+    classes = resolve(plan.config["dataset"], Dataset, "dataset"), resolve(plan.config["model"], nn.Module, "model")
+    key = (data_key(plan), *classes)
+    if key not in _latest:
+        _latest.clear()
+        try:
+            _latest[key] = _load(plan, torch.device(device))
+        except DataError as error:
+            raise PreparationError(data_key(plan), str(error)) from error
+    return _latest[key]
+
+
+def forget() -> None:
+    """Let the next run load its data, whose files may have changed since."""
+    _latest.clear()
+
+
+def data_key(plan: Plan) -> str:
+    """Equal for runs that have the same prepared data, from files that do not change. Paths may be relative."""
+    places = [str(plan.data_dir), str(plan.cache_dir), str(Path.cwd())]
+    decisive = [plan.config["dataset"], plan.config["model"], *places, resolve_device(plan.settings.device)]
+    return json.dumps(decisive, sort_keys=True, default=str)
+
+
+def is_prepared(plan: Plan) -> bool:
+    """Whether the data of a run are in memory."""
+    return data_key(plan) in [key for key, *_ in _latest]
+
+
+def _load(plan: Plan, device: torch.device) -> PreparedData:
+    precision.prepare(device, None)  # for frozen features, which later runs read from the cache
+    dataset = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir)
+    data: object = dataset.load()  # a class of the user's may return anything
+    if not isinstance(data, LoadedData):
+        expected = f"{LoadedData.__module__}.{LoadedData.__name__}"
+        raise DataError(f"{type(dataset).__name__}.load must return a {expected}, not {type(data).__name__}")
+    shape, source = data.input_shape, {"fingerprint": data.fingerprint, "sha256": data.sha256}
+    model_class = resolve(plan.config["model"], nn.Module, "model")
+    if hasattr(model_class, "extractor") or not isinstance(model_class, type):  # what a function returns: see there
+        model = build_model(plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed))
+        if isinstance(model, TrainsOnFeatures):
+            data = extract(data, model, plan.data_dir, plan.cache_dir, device)
+    test = LabelledSamples(_aligned(data.normalise(data.test.tensor).to(device)), data.test.y.to(device))
+    x, y = data.train.x, data.train.y.to(device)
+    x = x if isinstance(x, SampleSource) else _aligned(data.normalise(x).to(device))
+    return PreparedData(x, y, test, data.num_classes, shape, data.owners, source, data.test_owners)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """`x` where torch would put it. What was read from a file lies at any address, on which the order of additions in
+    products of matrices depends: the run that computed it and those that read it would differ in their last bits."""
+    return x.clone() if x.data_ptr() % ALIGNMENT else x
+
+
+def build_model(
+    node: Mapping[str, Any], shape: tuple[int, ...], num_classes: int, streams: Streams, client: int | None = None
+) -> nn.Module:
+    """The model, initialised from its own stream without touching torch's global generator.
+
+    The server's, or that with which `client` begins where every client has its own. Raises `ConfigError` for hooks on
+    its parameters, which torch does not copy: clients train copies.
+    """
+    key = () if client is None else (client + 1,)  # a stream's key that ends in 0 is that without it
+    with torch.random.fork_rng(devices=[]), UniformDraws():  # type: ignore[no-untyped-call]
+        torch.manual_seed(streams.key(Purpose.INIT, *key))
+        model = instantiate(node, nn.Module, "model", shape, num_classes)
+    check(_hook_problem(model))
+    return model
+
+
+def _hook_problem(model: nn.Module) -> Problem | None:
+    for name, p in model.named_parameters():
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            rule = f"has a hook on its parameter {name}: clients train copies, which torch makes without it"
+            return Problem("model", type(model).__name__, rule, "let the forward pass do what it does")
+    return None
+
+
+def resolve_device(name: str) -> str:
+    """`cpu`, or a GPU by its number, which becomes torch's current one; `auto`: a GPU where there is one. Without a
+    number the first, or under torchrun that of the process's local rank."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    device = torch.device("cuda" if name == "auto" else name)
+    number = world().local_rank if device.index is None else device.index
+    torch.cuda.set_device(number)
+    return f"cuda:{number}"
 
 
 @dataclass(frozen=True)

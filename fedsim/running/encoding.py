@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
 
 SEQUENCES: Mapping[str, Callable[[Sequence[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 

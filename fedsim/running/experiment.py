@@ -13,26 +13,10 @@ from typing import Any
 
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
-from fedsim.errors import FedsimError
-from fedsim.record import Record
-from fedsim.running.assembly import Experiment, build
-from fedsim.running.checkpoint import START_ANEW, Checkpoint, CheckpointError, Checkpoints, identity_of
-from fedsim.running.checkpoint_fields import fault
-from fedsim.running.encoding import dataclasses_known_to, encode
-from fedsim.running.environment import environment
-from fedsim.running.failures import Ending, ended_by, failed_before_rounds
-from fedsim.running.incidents import Incidents
-from fedsim.running.interleaving import InterleavedRun
-from fedsim.running.outcome import Outcome, outcome_in, outcome_on_file
-from fedsim.running.ranks import RANKS
-from fedsim.running.results import FINAL, Arrays, keep, of_clients, rewrite_summary, totals_of
-from fedsim.running.revision import own_revision
-from fedsim.running.signals import CODES, STOP
-from fedsim.running.watch import UNWATCHED, Watch
-from fedsim.simulation import Components, Simulation
-from fedsim.tracking import Trackers
-from fedsim.tracking.base import RunInfo, Tracker
-from fedsim.tracking.files import (
+from fedsim.core.errors import FedsimError
+from fedsim.core.record import Record
+from fedsim.distributed.ranks import RANKS
+from fedsim.results.files import (
     PARTITION,
     TRACE,
     HeldError,
@@ -43,6 +27,26 @@ from fedsim.tracking.files import (
     replace_folder,
     replacement_of,
 )
+from fedsim.results.outcome import (
+    FINAL,
+    Arrays,
+    Outcome,
+    keep,
+    of_clients,
+    outcome_in,
+    outcome_on_file,
+    rewrite_summary,
+    totals_of,
+)
+from fedsim.rounds.loop import Components, Simulation
+from fedsim.running.assembly import Experiment, build
+from fedsim.running.checkpoint import START_ANEW, Checkpoint, CheckpointError, Checkpoints, fault, identity_of
+from fedsim.running.encoding import dataclasses_known_to, encode
+from fedsim.running.endings import UNWATCHED, Ending, Incidents, Watch, ended_by, failed_before_rounds
+from fedsim.running.interleaving import InterleavedRun
+from fedsim.running.process import CODES, STOP
+from fedsim.running.provenance import environment, own_revision
+from fedsim.tracking.base import RunInfo, Tracker, Trackers
 
 
 def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch = UNWATCHED) -> Outcome:

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.config.plan import Plan
+from fedsim.core.errors import at_least, check
+from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import Backend, TrainingResult
-from fedsim.engine.model.parameters import traveling
+from fedsim.engine.model import traveling
 from fedsim.engine.schedule import Schedule, concatenate_schedules
-from fedsim.errors import at_least, check
-from fedsim.types import Params, Stack
 
 if TYPE_CHECKING:
-    from fedsim.simulation import Simulation
+    from fedsim.rounds.loop import Simulation
 
 SHARED = ("dataset", "model", "optimizer", "local", "engine", "device", "data_dir", "cache_dir")
 """Runs that agree in these keys of the config can train together."""

@@ -1,8 +1,19 @@
-"""Settings of the running process that make torch on a CPU faster. To be called before torch is imported."""
+"""Settings of the running process that make torch on a CPU faster. To be called before torch is imported.
+
+Signals that ask this process to end: a run first finishes its round and is saved.
+
+Needs the standard library alone: it is in place before the first import that takes time.
+"""
 
 import ctypes
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """glibc's numbers of these options of mallopt."""
@@ -28,3 +39,120 @@ def _keep_freed_memory() -> None:
     mallopt(_MMAP_THRESHOLD, 2**30)
     mallopt(_TRIM_THRESHOLD, 2**31 - 1)
     mallopt(_TOP_PAD, 64 * 2**20)
+
+
+PREEMPTING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+"""What clusters send before they take a machine away."""
+CODES = {"interrupted": 130, "preempted": 75}
+"""Exit codes of a process that was asked to end, by the status of its runs."""
+NOTICE = b"\nfedsim: finishing this round and saving it; Ctrl-C again stops at once\n"
+
+
+class Preempted(BaseException):
+    """The process was asked to end by one of `PREEMPTING`, as KeyboardInterrupt is by Ctrl-C."""
+
+
+class StopRequests:
+    """What signals have asked for. Their handler does one of three things:
+
+    - before jobs run (imports, checks of the config) and after that, it ends the process: nothing is being written;
+    - within `deferred`, where rounds are run, it only sets `status`; the second Ctrl-C raises KeyboardInterrupt;
+      so it does within `passed_on`, where other processes run the rounds, which it asks to end as well;
+    - elsewhere it raises KeyboardInterrupt or `Preempted`.
+    """
+
+    def __init__(self) -> None:
+        self.status: str | None = None
+        """`interrupted` or `preempted` after the first signal, None before."""
+        self.signals = 0
+        """Number of signals so far."""
+        self._ctrl_c = 0
+        self._deferring = 0
+        self._working = False
+        self._passing_on = False
+        self._notice = NOTICE
+
+    def install(self) -> None:
+        """Handle Ctrl-C and the signals of `PREEMPTING`; those that the parent has ignored (nohup) stay so."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for name in ("SIGINT", *PREEMPTING):
+            number = getattr(signal, name, None)  # Windows lacks most
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self.handle)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Jobs are run."""
+        self._working = True
+        try:
+            yield
+        finally:
+            self._working = False
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Rounds are run, of one run or (entered once for each) of several side by side: they look at `status`."""
+        self._deferring += 1
+        try:
+            yield
+        finally:
+            self._deferring -= 1
+
+    @contextmanager
+    def passed_on(self) -> Iterator[None]:
+        """Child processes run the jobs: they are asked to end, and waited for. Without any, as outside."""
+        self._passing_on = True
+        try:
+            yield
+        finally:
+            self._passing_on = False
+
+    def defer_always(self) -> None:
+        """This process is given jobs by another, which is told by their results that it was asked to end."""
+        if not self._deferring:
+            self.install()
+            self._working, self._deferring, self._notice = True, 1, b""
+
+    def handle(self, number: int, frame: FrameType | None = None) -> None:
+        """The handler of all signals."""
+        self.signals += 1
+        self._ctrl_c += number == signal.SIGINT
+        self.status = self.status or ("interrupted" if number == signal.SIGINT else "preempted")
+        if not self._working:
+            os._exit(CODES[self.status])
+        saving = self._deferring or (self._passing_on and ask_children_to_end())
+        if saving and self._ctrl_c < 2:
+            with suppress(OSError):
+                os.write(2, self._notice)
+            return
+        self.raise_if_asked()
+
+    def raise_if_asked(self) -> None:
+        """Raise KeyboardInterrupt or `Preempted` if there was a signal."""
+        if self.status == "interrupted" or self._ctrl_c > 1:
+            raise KeyboardInterrupt
+        if self.status == "preempted":
+            raise Preempted
+
+
+def ask_children_to_end() -> bool:
+    """Send SIGTERM to the child processes in this session, and say whether there are any (on Linux; none elsewhere).
+
+    W&B's are in sessions of their own: they end with the runs that they belong to.
+    """
+    children = set()
+    for listing in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # of a thread that has ended
+            children |= {int(pid) for pid in listing.read_text().split()}
+    asked = False
+    for pid in children:
+        with suppress(OSError):
+            if os.getsid(pid) == os.getsid(0):
+                os.kill(pid, signal.SIGTERM)
+                asked = True
+    return asked
+
+
+STOP = StopRequests()
+"""Those of this process."""

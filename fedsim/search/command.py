@@ -1,24 +1,66 @@
-"""`fedsim search`: hyper-parameters found by Optuna, over ordinary run folders."""
+"""What the command line says of a search itself.
+
+`fedsim search`: hyper-parameters found by Optuna, over ordinary run folders.
+"""
 
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedsim.config import command_line
+from fedsim.config import words as command_line
 from fedsim.config.build import construct
-from fedsim.config.check import check_jobs
-from fedsim.config.compose import compose_jobs, flags_of, search_path
-from fedsim.config.overrides import parse, typed_in
+from fedsim.config.compose import check_jobs, compose_jobs, flags_of, search_path
 from fedsim.config.plan import SEEDS, Plan
-from fedsim.errors import ConfigError, Problem, check
-from fedsim.jobs.room import require_room
-from fedsim.running.signals import STOP
-from fedsim.search.settings import OWN_KEYS, Settings, with_own_keys
+from fedsim.config.settings import Settings as RunSettings
+from fedsim.config.suggestions import UNKNOWN_KEY
+from fedsim.config.words import parse, typed_in
+from fedsim.core.errors import ConfigError, Problem, at_least, check, nearest
+from fedsim.jobs.sweep import require_room
+from fedsim.running.process import STOP
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-    from fedsim.search.space import Space
+    from fedsim.search.study import Space
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """`trials` in all, of which the first `startup` are drawn at random and never pruned; rounds up to `warmup` (None:
+    a quarter of a run's) are never pruned either."""
+
+    trials: int = 20
+    startup: int = 5
+    search_seed: int = 0
+    pruner: Literal["median", "none"] = "median"
+    warmup: int | None = None
+
+    def __post_init__(self) -> None:
+        check(
+            at_least("trials", self.trials, 1),
+            at_least("startup", self.startup, 1),
+            at_least("search_seed", self.search_seed, 0),
+            None if self.warmup is None else at_least("warmup", self.warmup, 0),
+        )
+
+
+OWN_KEYS = tuple(field.name for field in fields(Settings))
+OF_RUNS = tuple(field.name for field in fields(RunSettings))
+
+
+def with_own_keys(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems of a run's config, where an unknown key may be meant for one of the search's own."""
+    return [_with_own_key(problem) if problem.rule == UNKNOWN_KEY else problem for problem in problems]
+
+
+def _with_own_key(problem: Problem) -> Problem:
+    near = nearest(problem.key, [*OWN_KEYS, *OF_RUNS])
+    if near not in OWN_KEYS or "." in problem.key:
+        return problem
+    _, meant, others = problem.remedy.partition("did you mean ")
+    return replace(problem, remedy=f"did you mean {near} or {others}" if meant else f"did you mean {near}?")
+
 
 LAUNCHER = "hydra/launcher"
 PlansOf = Callable[[Mapping[str, Any]], list[Plan]]
@@ -29,8 +71,7 @@ def run(words: Sequence[str]) -> int:
     """Search as the command line says. Raises `FedsimError` before any work is done."""
     _, args = command_line.read_words(_parser(), words)
     try:
-        from fedsim.search.space import quiet, space_of
-        from fedsim.search.study import search
+        from fedsim.search.study import quiet, search, space_of
     except ModuleNotFoundError as error:
         remedy = "pip install 'fedsim-selection[search]'"
         raise ConfigError([Problem("search", ..., f"needs {error.name}, which is not installed", remedy)]) from error

@@ -1,22 +1,202 @@
-"""The search: trials proposed by Optuna's tree-structured Parzen estimator, run one after another, and their table."""
+"""What is searched in, in Hydra's syntax of sweeps.
+
+`optimizer.lr=tag(log,interval(0.001,0.1))`, `local.steps=int(interval(5,40))`, `cohort_size=range(2,10,2)`, a choice:
+`selector=gpfl,random`.
+
+One trial: its runs, one for each seed, which are ordinary run folders.
+
+A trial that is pruned ends as a run does that is interrupted: it is saved after its round, and its folder can go on by
+any later command. What a folder already holds is not run again, so the same search goes on where it was.
+
+The search: trials proposed by Optuna's tree-structured Parzen estimator, run one after another, and their table.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import optuna
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.config.plan import Plan
-from fedsim.running.exits import EXIT_CODES
-from fedsim.search.settings import Settings
-from fedsim.search.space import Space
-from fedsim.search.trials import Result, run_trial
-from fedsim.shell import command
-from fedsim.tracking.screen import CONSOLE, tell_line
+from fedsim.config.plan import SEEDS, Plan
+from fedsim.config.words import key_of, typed_in, values_of
+from fedsim.core.errors import ConfigError, Problem, command, rule
+from fedsim.core.record import mean_of_last
+from fedsim.jobs.sweep import Attempts
+from fedsim.results.files import read_metrics
+from fedsim.results.outcome import Outcome, outcome_on_file
+from fedsim.running.endings import EXIT_CODES
+from fedsim.running.process import STOP
+from fedsim.search.command import Settings
+from fedsim.tracking.tables import CONSOLE, tell_line
+
+
+@dataclass(frozen=True)
+class Space:
+    """`axes`: what is searched in, by key. `words`: everything else of the command line."""
+
+    axes: Mapping[str, BaseDistribution]
+    words: Sequence[str]
+
+    def words_of(self, params: Mapping[str, Any]) -> list[str]:
+        """The words of the trial with these values, which are sampled from `axes`."""
+        return [*self.words, *(f"{key}={value}" for key, value in params.items())]
+
+    def corners(self) -> list[dict[str, Any]]:
+        """Values of trials in which each choice and each end of a range occurs: what is checked before any is run."""
+        ends = {key: _ends(axis) for key, axis in self.axes.items()}
+        first = {key: values[0] for key, values in ends.items()}
+        return [first, *({**first, key: value} for key, values in ends.items() for value in values[1:])]
+
+
+def space_of(overrides: Sequence[Override]) -> Space:
+    """The space that sweeps describe. Raises `ConfigError` for what cannot be searched in, or without any sweep."""
+    swept = [o for o in overrides if o.is_sweep_override() and key_of(o) not in SEEDS]
+    axes: dict[str, BaseDistribution] = {}
+    problems: list[Problem] = []
+    for override in swept:
+        try:
+            axes[override.get_key_element()] = _distribution(override)
+        except ConfigError as error:
+            problems += error.problems
+        except ValueError as error:  # Optuna's
+            problems.append(Problem(override.get_key_element(), typed_in(override), str(error)))
+    if not swept:
+        problems.append(Problem("search", ..., "has nothing to search in", "'optimizer.lr=interval(0.01,0.3)', say"))
+    if problems:
+        raise ConfigError(problems)
+    return Space(axes, [o.input_line or "" for o in overrides if o not in swept])
+
+
+def _distribution(override: Override) -> BaseDistribution:
+    value: Any = override.value()
+    log = "log" in getattr(value, "tags", ())
+    if isinstance(value, IntervalSweep):
+        low: Any = value.start
+        high: Any = value.end
+        whole = isinstance(low, int) and isinstance(high, int)
+        return IntDistribution(low, high, log=log) if whole else FloatDistribution(low, high, log=log)
+    texts = [word.partition("=")[2] for word in values_of(override)]
+    if isinstance(value, RangeSweep) and all(_is_whole(text) for text in texts):
+        numbers = sorted(map(int, texts))
+        step = abs(int(value.step or 1))
+        if not log or step == 1:
+            return IntDistribution(numbers[0], numbers[-1], log=log, step=step)
+    text = "a logarithmic scale is for intervals, and for ranges of whole numbers in steps of 1"
+    if wrong := rule(not log, override.get_key_element(), typed_in(override), text):
+        raise ConfigError([wrong])
+    return CategoricalDistribution(texts)
+
+
+def _ends(axis: BaseDistribution) -> list[Any]:
+    if isinstance(axis, CategoricalDistribution):
+        return list(axis.choices)
+    assert isinstance(axis, IntDistribution | FloatDistribution)
+    return [axis.low, axis.high]
+
+
+def _is_whole(text: str) -> bool:
+    return text.lstrip("-").isdigit()
+
+
+def quiet() -> None:
+    """Optuna tells of each trial by itself."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class Judge(Protocol):
+    """What is asked of an Optuna trial."""
+
+    def report(self, value: float, step: int) -> None: ...
+
+    def should_prune(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """`accuracy`: the mean of the final accuracies over the seeds; None of a trial that was pruned, diverged or failed.
+
+    `rounds`: those of its first run. `reason`: which run has failed, and why; None if none has.
+    """
+
+    status: str
+    accuracy: float | None
+    rounds: int
+    reason: str | None = None
+
+
+class Rounds:
+    """The rounds of a trial's first run, which decide whether it is pruned: on its accuracy as of now, smoothed as the
+    final one is."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._accuracies: list[float | None] = []
+        self.seen = 0
+        self.pruned = False
+
+    def see(self, round: int, accuracy: float | None) -> str | None:
+        """The test accuracy after a round (None: not measured). Returns why the run is to end there, if it is.
+
+        A round that was seen before is ignored: a killed run repeats those since its checkpoint.
+        """
+        if round <= self.seen:
+            return None
+        self.seen = round
+        self._accuracies.append(accuracy)
+        smoothed = mean_of_last(self._accuracies)
+        if smoothed is not None and accuracy is not None:
+            self._judge.report(smoothed, round)
+            self.pruned = self.pruned or self._judge.should_prune()
+        return "pruned" if self.pruned else None
+
+
+def run_trial(plans: Sequence[Plan], judge: Judge) -> Result:
+    """Run `plans`, one for each seed. Raises what stops a search: what refuses a run, or the user.
+
+    The first run that fails is the trial's end: the accuracy up to its failure is not that of a run.
+    """
+    rounds = Rounds(judge)
+    accuracies = []
+    for number, plan in enumerate(plans):
+        if number == 0 and not plan.settings.overwrite:
+            for record in read_metrics(plan.folder):
+                rounds.see(record["round"], record["test_accuracy"])
+            if rounds.pruned and not outcome_on_file(plan).final:
+                return Result("pruned", None, rounds.seen)
+            rounds.pruned = False
+        outcome = _run(plan, rounds if number == 0 else None)
+        if outcome.status == "failed":
+            return Result("failed", None, rounds.seen, f"{plan.folder}: {outcome.summary.get('error')}")
+        if number == 0 and rounds.pruned:
+            return Result("pruned", None, rounds.seen)
+        accuracy = outcome.summary.get("smoothed_accuracy")
+        if outcome.status == "diverged" or accuracy is None:
+            return Result("diverged", None, rounds.seen)
+        accuracies.append(accuracy)
+    return Result("done", float(np.mean(accuracies)), rounds.seen)
+
+
+def _run(plan: Plan, rounds: Rounds | None) -> Outcome:
+    """How one run has ended, whose `rounds` are watched."""
+    attempts = Attempts(
+        on_round=None if rounds is None else lambda _, record: rounds.see(record.round, record.test_accuracy)
+    )
+    outcome = attempts.run(plan)
+    attempts.run_held(attempts.run_in_turn)
+    STOP.raise_if_asked()
+    outcome = attempts.ended.get(plan.folder, outcome)
+    if attempts.refused:
+        raise attempts.refused[0]
+    return outcome
+
 
 MOST_SHOWN = 10
 """Trials in the table at the end, the best ones."""

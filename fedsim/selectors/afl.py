@@ -6,8 +6,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.exact.elementary import exp
-from fedsim.rounding import floor
+from fedsim.core.errors import floor
+from fedsim.core.exact import exp
 from fedsim.selectors.base import (
     Clients,
     Ids,

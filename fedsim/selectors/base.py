@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.checks import drop_nonfinite
-from fedsim.communication.clients import Clients
-from fedsim.communication.resources import Resources
-from fedsim.communication.server import Server
-from fedsim.communication.signals import Signal
-from fedsim.errors import FedsimError, Problem, at_least, at_most, between, check, one_of, positive, rule
-from fedsim.exact.elementary import exp, log
-from fedsim.types import Cohort, Evaluation, Ids, Params, Population, Selection, Stack
+from fedsim.clients.clients import Clients
+from fedsim.clients.context import Signal
+from fedsim.clients.ledger import Resources
+from fedsim.clients.server import Server
+from fedsim.core.errors import FedsimError, Problem, at_least, at_most, between, check, one_of, positive, rule
+from fedsim.core.exact import exp, log
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection, Stack
+from fedsim.rounds.checks import drop_nonfinite
 
 __all__ = [
     "Clients",

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist, squareform
 from torch import Tensor
 
-from fedsim.exact.elementary import arccos
-from fedsim.flat import to_device
+from fedsim.core.exact import arccos
+from fedsim.core.flat import to_device
 from fedsim.selectors.base import Clients, Cohort, Ids, Population, Selection, Selector, Server, check
-from fedsim.selectors.tools.all_pairs import pairs_problem
-from fedsim.selectors.tools.hierarchical_clustering import WardInput, rows_problem, ward_linkage
-from fedsim.selectors.tools.inner_products import euclidean_distances, update_inner_products
+from fedsim.selectors.similarity import euclidean_distances, update_inner_products
+from fedsim.selectors.tools import WardInput, pairs_problem, rows_problem, ward_linkage
 
 Floats = NDArray[np.float64]
 PAIR_BYTES = 20

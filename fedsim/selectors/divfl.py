@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.flat import to_device
-from fedsim.rounding import floor
+from fedsim.core.errors import floor
+from fedsim.core.flat import to_device
 from fedsim.selectors.base import Clients, Ids, Population, Selection, Selector, Signal, between, check
-from fedsim.selectors.tools.all_pairs import pairs_problem
-from fedsim.selectors.tools.inner_products import euclidean_distances, update_inner_products
+from fedsim.selectors.similarity import euclidean_distances, update_inner_products
+from fedsim.selectors.tools import pairs_problem
 
 Floats = NDArray[np.float64]
 PAIR_BYTES = 12

@@ -4,10 +4,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.exact.elementary import log
+from fedsim.core.exact import log
 from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, check, highest, rule
-from fedsim.selectors.tools.label_counts import collect_label_counts
-from fedsim.selectors.tools.queues import not_queued
+from fedsim.selectors.tools import collect_label_counts, not_queued
 
 Floats = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.exact.elementary import exp, log
+from fedsim.core.exact import exp, log
 from fedsim.selectors.base import (
     Clients,
     Cohort,
@@ -21,8 +21,7 @@ from fedsim.selectors.base import (
     positive,
     rule,
 )
-from fedsim.selectors.tools.all_pairs import pairs_problem
-from fedsim.selectors.tools.kl_divergence import kl_divergences
+from fedsim.selectors.tools import kl_divergences, pairs_problem
 
 PAIR_BYTES = 36
 """Divergences in float32 and 64, and the attention with what it is made of."""

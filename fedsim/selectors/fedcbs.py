@@ -4,9 +4,9 @@ Class-Imbalance Reduction", ICML 2023)."""
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.exact.elementary import exp, log
+from fedsim.core.exact import exp, log
 from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, at_least, check
-from fedsim.selectors.tools.label_counts import collect_label_counts
+from fedsim.selectors.tools import collect_label_counts
 
 Floats = NDArray[np.float64]
 MIN_QCID = 1e-9

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import DivergedError
+from fedsim.core.errors import DivergedError
 from fedsim.selectors.base import (
     Clients,
     Params,
@@ -23,8 +23,7 @@ from fedsim.selectors.base import (
     drop_nonfinite,
     positive,
 )
-from fedsim.selectors.tools.all_pairs import operations_problem, pairs_problem
-from fedsim.selectors.tools.gaussian_process import (
+from fedsim.selectors.gaussian_process import (
     Kernel,
     Objective,
     Parameters,
@@ -32,6 +31,7 @@ from fedsim.selectors.tools.gaussian_process import (
     is_dense,
     make_process,
 )
+from fedsim.selectors.tools import operations_problem, pairs_problem
 
 Floats = NDArray[np.float64]
 MAX_DIMENSION, MAX_FIT_STEPS = 10_000, 1_000_000

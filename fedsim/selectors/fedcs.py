@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.rounding import ceil
+from fedsim.core.errors import ceil
 from fedsim.selectors.base import (
     Clients,
     Population,

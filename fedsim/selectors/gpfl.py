@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.communication.local_results import row_blocks
-from fedsim.exact.elementary import exp, log
-from fedsim.exact.sums import mean_row, row_sums
+from fedsim.clients.local_results import row_blocks
+from fedsim.core.exact import exp, log, mean_row, row_sums
 from fedsim.selectors.base import (
     Clients,
     Cohort,

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.exact.elementary import log
+from fedsim.core.exact import log
 from fedsim.selectors.base import (
     Clients,
     Cohort,

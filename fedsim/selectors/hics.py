@@ -8,9 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.exact.elementary import exp, log
-from fedsim.exact.sums import mean_row
-from fedsim.flat import to_device
+from fedsim.core.exact import exp, log, mean_row
+from fedsim.core.flat import to_device
 from fedsim.selectors.base import (
     Clients,
     Cohort,
@@ -27,10 +26,8 @@ from fedsim.selectors.base import (
     softmax,
 )
 from fedsim.selectors.clustered import angular_distances, client_masses, draw_one_each, similarity_distributions
-from fedsim.selectors.tools.all_pairs import pairs_problem
-from fedsim.selectors.tools.first_updates import clients_to_try
-from fedsim.selectors.tools.hierarchical_clustering import WardInput, cut_tree, rows_problem, ward_linkage
-from fedsim.selectors.tools.inner_products import update_inner_products
+from fedsim.selectors.similarity import update_inner_products
+from fedsim.selectors.tools import WardInput, clients_to_try, cut_tree, pairs_problem, rows_problem, ward_linkage
 
 Floats = NDArray[np.float64]
 PAIR_BYTES = 36

@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.selectors.base import Clients, Ids, Population, Selection, Selector, Signal, check
-from fedsim.selectors.tools.all_pairs import pairs_problem
-from fedsim.selectors.tools.hierarchical_clustering import cut_tree, ward_linkage
-from fedsim.selectors.tools.kl_divergence import kl_divergences
+from fedsim.selectors.tools import cut_tree, kl_divergences, pairs_problem, ward_linkage
 
 PAIR_BYTES = 24
 """Divergences in float32 and 64, and halves in float64 for Ward's tree."""

@@ -1,13 +1,16 @@
 """Oort (Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided Participant Selection",
-OSDI 2021)."""
+OSDI 2021).
+
+Oort with exploration by speed, as its paper's Algorithm 1 has it (Lai et al., OSDI 2021).
+"""
 
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.exact.elementary import log, power
-from fedsim.rounding import floor
+from fedsim.core.errors import floor
+from fedsim.core.exact import log, power
 from fedsim.selectors.base import (
     Clients,
     Cohort,
@@ -26,7 +29,7 @@ from fedsim.selectors.base import (
     positive,
     weighted_without_replacement,
 )
-from fedsim.selectors.tools.first_updates import clients_to_try
+from fedsim.selectors.tools import clients_to_try
 
 Floats = NDArray[np.float64]
 EXPLORATION_POOL = 5
@@ -62,7 +65,7 @@ class Oort(Selector):
     most 10 %, and falls if by 5 times the earlier one or more. In the paper's Algorithm 1, T itself grows where the
     utility of the round, a sum over clients, has fallen; that sum grows with m even where utility is flat.
     Without a simulated clock (`system=none`), or with equal durations, time has no effect. Oort's blacklist is not
-    implemented; exploration by speed is in `fedsim.selectors.oort_by_speed`.
+    implemented; exploration by speed is in `fedsim.selectors.oort`.
 
     Nothing is learnt of clients whose updates do not arrive in time. One that was selected and is still unseen does not
     count as unseen any more, but is explored again now and then (`clients_to_try`). Deviation: the published driver
@@ -232,3 +235,28 @@ class Oort(Selector):
         if abs(now - before) >= 5 * before:
             return max(self.percentile - self.pacer_step, self.pacer_step)
         return self.percentile
+
+
+class OortBySpeed(Oort):
+    """Oort whose unseen clients are drawn with probability proportional to their speed, 1 / (seconds of a round).
+
+    A client that is available for the first time is asked for its resources: three numbers, once. `prior` stays the
+    value that an unseen client has in the scale of utilities. Deviation: the paper infers speeds from device models.
+    """
+
+    needs = Oort.needs | {Signal.RESOURCES}
+    state = (*Oort.state, "expected")
+
+    @property
+    def start_up_rounds(self) -> int:
+        return 1  # in which all clients are unseen, and asked
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        new = clients.available[np.isnan(self.expected[clients.available])]
+        if len(new):
+            found = clients.resources(new)
+            self.expected[new] = found.download + found.training + found.upload
+        return super().select(round, clients, rng)
+
+    def _explore(self, new: Ids, count: int, rng: np.random.Generator) -> Ids:
+        return new[weighted_without_replacement(1 / self.expected[new], count, rng)]

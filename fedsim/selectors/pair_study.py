@@ -1,11 +1,17 @@
-"""Random selection that also measures every pair of clients: the study from which PNCS derives its similarity."""
+"""Symmetric features of pairs of gradients, as compared in the study of PNCS (section V-A).
+
+Random selection that also measures every pair of clients: the study from which PNCS derives its similarity.
+"""
 
 import itertools
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy import stats
 from torch import Tensor
 
 from fedsim.selectors.base import (
@@ -22,7 +28,88 @@ from fedsim.selectors.base import (
     rule,
 )
 from fedsim.selectors.pncs import stack_vectors
-from fedsim.selectors.tools.pair_features import pair_features
+
+Floats = NDArray[np.float64]
+
+SPARSITY_THRESHOLD = 1e-3
+"""For `sparsity`, an entry counts as zero if it is below this share of its vector's largest magnitude."""
+
+
+def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]]:
+    """Features by name, each with one value for each of the N (N - 1) / 2 pairs of `vectors` [N, D] (i < j, row by
+    row).
+
+    `powers` are the p of p-norms and of cos_p. Of a pair: norms of the difference, cos_p (the signed-power similarity
+    of selectors.tools.power_norm), inner product, covariance, Pearson correlation, share of equal signs. Of each
+    client, as the sum and the absolute difference over the pair: norms, mean, variance, skewness, excess kurtosis,
+    share of entries near zero.
+    """
+    first, second = np.array(list(itertools.combinations(range(len(vectors)), 2)), dtype=np.int64).reshape(-1, 2).T
+    features: dict[str, Floats] = {}
+    for name, values in _client_features(vectors, powers).items():
+        features[f"{name} sum"] = values[first] + values[second]
+        features[f"{name} difference"] = np.abs(values[first] - values[second])
+    for name, table in _pair_features(vectors, powers).items():
+        features[name] = table[first, second]
+    return {name: values.tolist() for name, values in features.items()}
+
+
+def _client_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
+    """Features of single clients: one value per client [N]."""
+    with warnings.catch_warnings():  # from the moments of constant vectors
+        warnings.simplefilter("ignore", RuntimeWarning)
+        norms = {f"norm_{p:g}": _norm(vectors, p) for p in [*powers, np.inf]}
+        largest = np.abs(vectors).max(1, keepdims=True, initial=0)
+        return norms | {
+            "mean": vectors.mean(1),
+            "variance": vectors.var(1),
+            "skewness": np.nan_to_num(stats.skew(vectors, axis=1)),
+            "kurtosis": np.nan_to_num(stats.kurtosis(vectors, axis=1)),
+            "sparsity": (np.abs(vectors) < SPARSITY_THRESHOLD * largest).mean(1),
+        }
+
+
+def _pair_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
+    """Features of pairs: one symmetric matrix [N, N] each."""
+    centred = vectors - vectors.mean(1, keepdims=True)
+    signs = np.sign(vectors)
+    tables = {f"cos_{p:g}": _cosine(np.sign(vectors) * np.abs(_divided_by_largest(vectors)) ** (p / 2)) for p in powers}
+    tables |= {f"distance_{p:g}": _distances(vectors, p) for p in [*powers, np.inf]}
+    return tables | {
+        "inner product": vectors @ vectors.T,
+        "covariance": centred @ centred.T / max(vectors.shape[1], 1),
+        "correlation": _cosine(centred),
+        "sign agreement": (1 + signs @ signs.T / max(vectors.shape[1], 1)) / 2,
+    }
+
+
+def _norm(vectors: Floats, p: float) -> Floats:
+    size: Floats = np.abs(vectors).max(1, initial=0)
+    if np.isinf(p):
+        return size
+    scale = np.where(size > 0, size, 1)
+    norms: Floats = scale * ((np.abs(vectors) / scale[:, None]) ** p).sum(1) ** (1 / p)
+    return norms
+
+
+def _distances(vectors: Floats, p: float) -> Floats:
+    return np.stack([_norm(vectors - row, p) for row in vectors]) if len(vectors) else np.zeros((0, 0))
+
+
+def _divided_by_largest(vectors: Floats) -> Floats:
+    """Each vector divided by its largest magnitude, because powers would underflow otherwise."""
+    size = np.abs(vectors).max(1, keepdims=True, initial=0)
+    scaled: Floats = vectors / np.where(size > 0, size, 1)
+    return scaled
+
+
+def _cosine(vectors: Floats) -> Floats:
+    """Cosine similarities [N, N]; 0 if one of the vectors is zero."""
+    norms = np.linalg.norm(vectors, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        table: Floats = np.nan_to_num(vectors @ vectors.T / np.outer(norms, norms))
+    return table
+
 
 MAX_CLIENTS = 1000
 """Half a million pairs, each of which is a line of the trace of every round."""

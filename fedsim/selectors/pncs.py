@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.communication.compression import Compressor, Identity, Int8
+from fedsim.clients.compression import Compressor, Identity, Int8
 from fedsim.selectors.base import (
     Clients,
     Population,
@@ -22,11 +22,15 @@ from fedsim.selectors.base import (
     positive,
     rule,
 )
-from fedsim.selectors.tools.all_pairs import pairs_problem
-from fedsim.selectors.tools.layers import missing_layers
-from fedsim.selectors.tools.power_norm import PowerSimilarity, similarities
-from fedsim.selectors.tools.queues import not_queued
-from fedsim.selectors.tools.subset import least_similar_subset, moved_to_front, subsets_problem
+from fedsim.selectors.similarity import PowerSimilarity, similarities
+from fedsim.selectors.tools import (
+    least_similar_subset,
+    missing_layers,
+    moved_to_front,
+    not_queued,
+    pairs_problem,
+    subsets_problem,
+)
 
 Floats = NDArray[np.float64]
 TABLE_BYTES = 8

@@ -21,7 +21,7 @@ from fedsim.selectors.base import (
     weighted_without_replacement,
     without_infinity,
 )
-from fedsim.selectors.tools.first_updates import clients_to_try
+from fedsim.selectors.tools import clients_to_try
 
 
 class PowerOfChoice(Selector):

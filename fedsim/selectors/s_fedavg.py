@@ -3,7 +3,7 @@ AAAI 2021)."""
 
 import numpy as np
 
-from fedsim.exact.elementary import log
+from fedsim.core.exact import log
 from fedsim.selectors.base import (
     Clients,
     Cohort,

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.rounding import ceil
+from fedsim.core.errors import ceil
 from fedsim.selectors.base import (
     Clients,
     Ids,

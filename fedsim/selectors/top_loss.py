@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsim.results.files import read_metrics
 from fedsim.selectors.base import (
     Clients,
     Population,
@@ -16,7 +17,6 @@ from fedsim.selectors.base import (
     rule,
     without_infinity,
 )
-from fedsim.tracking.files import read_metrics
 
 
 class TopLoss(Selector):

@@ -17,10 +17,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedsim.printable import printable_lines
+from fedsim.core.errors import printable_lines
 from fedsim.tracking.base import RunInfo, SweepPosition, Tracker
-from fedsim.tracking.screen import CONSOLE
-from fedsim.tracking.tables import closing_table, show_percent, show_share
+from fedsim.tracking.tables import CONSOLE, closing_table, show_percent, show_share
 
 PLAIN_LINES = 10
 """Number of progress lines per run if the output is not a terminal."""

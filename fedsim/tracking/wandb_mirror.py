@@ -1,6 +1,6 @@
 """The process that communicates with W&B. It reads a run as JSON lines from a tracker, or from the run's folder.
 
-`fedsim.tracking.mirror_process` starts it for a run, `fedsim sync` for runs that are sent later.
+`fedsim.tracking.wandb_tracker` starts it for a run, `fedsim sync` for runs that are sent later.
 """
 
 import json
@@ -17,10 +17,9 @@ from typing import Any, TextIO
 
 import yaml
 
+from fedsim.results.files import CONFIG, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo
-from fedsim.tracking.files import CONFIG, read_metrics, read_summary
-from fedsim.tracking.wandb_begin import begin_run, one_line
-from fedsim.tracking.wandb_tracker import LATER, MAX_SECONDS, mirrors_in, scalars, start_message
+from fedsim.tracking.wandb_tracker import LATER, MAX_SECONDS, begin_run, mirrors_in, one_line, scalars, start_message
 
 SUMMARY_KEYS = (
     *("status", "smoothed_accuracy", "final_accuracy", "best_accuracy", "wall_seconds", "mean_participation_ratio"),

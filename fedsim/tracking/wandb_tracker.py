@@ -1,20 +1,221 @@
-"""The tracker for Weights & Biases (W&B).
+"""How a run begins at Weights & Biases, or goes on there; for the process that communicates with W&B.
+
+A run keeps its W&B id in its folder: what a later process sends of it goes to the same run of W&B. A run that is begun
+anew has a new id.
+
+The child process that runs W&B, as used by a run: messages are queued, and waiting for the child is limited.
+
+The tracker for Weights & Biases (W&B).
 
 A separate process (`wandb_mirror`) communicates with W&B, so that W&B can neither stop nor delay nor change a run. This
 module does not import W&B.
 """
 
+import json
 import os
+import queue
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from fedsim.errors import check, positive, rule
-from fedsim.shell import command
+from fedsim.core.errors import check, command, positive, rule
+from fedsim.results.files import WANDB_ID, json_ready
 from fedsim.tracking.base import RunInfo, Tracker
-from fedsim.tracking.files import json_ready
-from fedsim.tracking.mirror_process import NO_ANSWER, MirrorProcess
+
+QUIET = {
+    "console": "off",
+    "silent": True,
+    "save_code": False,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+}
+"""Settings with which W&B records only the run: no terminal output, code, machine or repository."""
+DISABLED = "W&B's settings say disabled; `wandb enabled` changes that"
+"""The report of a run that was to be sent later, and that W&B by its own settings would neither send nor record."""
+DELETED = "previously created and deleted"
+"""What W&B's server says of a run whose owner has deleted it: its id is not given again."""
+
+
+def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
+    """The W&B run of a run's folder, offline if it cannot be online, and `done` or the reason of that.
+
+    Its record takes the place of what an earlier process has left in the folder. In the modes `auto` and `LATER`, W&B
+    decides by its own settings.
+    """
+    shutil.rmtree(Path(start["folder"]) / "wandb", ignore_errors=True)
+    kept = _kept_id(start)
+    by_settings = start["mode"] in ("auto", LATER)
+    report = "done"
+    try:
+        run = _go_on_or_begin(start, None if by_settings else start["mode"], kept)
+    except Exception as error:
+        if start["mode"] == "offline":
+            raise
+        report = _reason(error, by_settings)
+        # W&B does not give the id again that has just failed, so that a kept one stays for when the run is sent.
+        run = _begin(start, "offline") if kept is None else _init(start, "offline", _new_id())
+    if start["mode"] == LATER and run.disabled:
+        run, report = _go_on_or_begin(start, "offline", kept), DISABLED
+    run.define_metric("round")
+    run.define_metric("*", step_metric="round")
+    return run, report
+
+
+def _go_on_or_begin(start: dict[str, Any], mode: Any, kept: str | None) -> Any:
+    """The run of W&B with the id `kept`, or one with a new id if there is none, or if that run was deleted."""
+    import wandb
+
+    if kept is not None:
+        try:
+            return _init(start, mode, kept, resume="allow")
+        except wandb.errors.CommError as error:
+            if DELETED not in str(error):
+                raise
+    return _begin(start, mode)
+
+
+def _begin(start: dict[str, Any], mode: Any) -> Any:
+    wandb_id = _new_id()
+    with suppress(OSError):  # a full disk; the run is sent all the same
+        _place(start).write_text(f"{wandb_id}\n", encoding="utf-8")
+    return _init(start, mode, wandb_id)
+
+
+def _init(start: dict[str, Any], mode: Any, wandb_id: str, resume: Any = None) -> Any:
+    import wandb
+
+    known = wandb.Settings.model_fields
+    quiet = {k: v for k, v in QUIET.items() if k in known}
+    options = {k: start[k] for k in ("project", "entity", "group", "job_type", "name", "tags", "config")}
+    settings = wandb.Settings(init_timeout=0.6 * start["timeout"], **quiet)
+    return wandb.init(
+        mode=mode, dir=start["folder"], id=wandb_id, resume=resume, reinit="create_new", settings=settings, **options
+    )
+
+
+def _place(start: dict[str, Any]) -> Path:
+    return Path(start["folder"]) / WANDB_ID
+
+
+def _kept_id(start: dict[str, Any]) -> str | None:
+    try:
+        return _place(start).read_text(encoding="utf-8").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _new_id() -> str:
+    return secrets.token_hex(6)
+
+
+def _reason(error: Exception, by_settings: bool) -> str:
+    import wandb
+
+    absent = by_settings and isinstance(error, wandb.errors.UsageError) and "configured" in str(error)
+    return NO_KEY if absent else f"{NOT_ONLINE} ({one_line(error)}), so it is logged offline"
+
+
+def one_line(error: Exception) -> str:
+    """The class of an error, and the first line of what it says."""
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+
+
+START = f"""
+import os, sys
+del sys.argv[1]
+here = os.getcwd()
+sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here] + [{str(Path(__file__).parents[2])!r}]
+from fedsim.tracking.wandb_mirror import main
+main()
+"""
+COMMAND = (sys.executable, "-P", "-c", START, "fedsim.tracking.wandb_mirror")
+"""Nothing is imported from the working folder, in which a file may be called like a module (json.py); fedsim itself is
+searched for last, as it may be that folder. The last word names the process for those who look for it."""
+NO_ANSWER = "no answer within"
+"""How the report begins of a process that was given up."""
+NOT_INHERITED = ("WANDB_RUN_ID", "WANDB_RESUME")
+"""Environment variables that would merge all jobs of a sweep into one W&B run."""
+
+
+class MirrorProcess:
+    """Sends messages to the child process from a thread, so that only `finish` waits for the child."""
+
+    def __init__(self) -> None:
+        self._temporary = tempfile.mkdtemp(prefix="fedsim-wandb-")
+        environment = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
+        self._child = subprocess.Popen(
+            [*COMMAND, "--pipe", self._temporary],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment | {"WANDB_ERROR_REPORTING": "false"},
+            start_new_session=True,  # Ctrl-C goes to the run only
+        )
+        self._queue: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._write, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Queue a message for the child."""
+        self._queue.put(message)
+
+    def finish(self, seconds: float) -> str:
+        """Close the queue, wait at most `seconds` for the child to end, kill it if it has not, and return its report.
+
+        The report is `done` or a description of the failure.
+        """
+        self._queue.put(None)
+        assert self._child.stdout is not None
+        try:
+            code = self._child.wait(seconds)
+            with self._child.stdout as output:
+                return output.read().strip() or f"its process ended early (exit code {code})"
+        except subprocess.TimeoutExpired:
+            return f"{NO_ANSWER} {seconds:.3g} s"
+        finally:
+            kill_with_children(self._child)
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _write(self) -> None:
+        assert self._child.stdin is not None
+        with suppress(OSError, ValueError), self._child.stdin as pipe:
+            while (message := self._queue.get()) is not None:
+                pipe.write(json.dumps(message) + "\n")
+                pipe.flush()
+
+
+def kill_with_children(process: "subprocess.Popen[str]") -> None:
+    """Kill a process that has not ended, and its children.
+
+    W&B's service runs in its own session, so that killing the process group would not end it.
+    """
+    if process.poll() is not None:
+        return
+    listings = Path(f"/proc/{process.pid}/task").glob("*/children")  # Linux; elsewhere the service watches its parent
+    with suppress(OSError):
+        children = [int(pid) for listing in listings for pid in listing.read_text().split()]
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
 
 MAX_SECONDS = 20.0
 NO_KEY, NOT_ONLINE = "no API key", "could not go online"

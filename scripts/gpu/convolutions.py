@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedsim.engine.device import passes_in
 from fedsim.engine.graph.recorder import recorder_for
-from fedsim.engine.precision import passes_in
 from scripts.gpu.workloads import Bench
 
 

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.core.rng import Streams
 from fedsim.engine.backend import Backend, Workload
-from fedsim.engine.batched.backend import BatchedBackend
+from fedsim.engine.batched import BatchedBackend
 from fedsim.engine.data import ClientData
+from fedsim.engine.device import passes_in
 from fedsim.engine.engine import Engine
 from fedsim.engine.graph.backend import GraphBackend
 from fedsim.engine.graph.recorder import recorder_for
-from fedsim.engine.model.parameters import initial
+from fedsim.engine.model import initial
 from fedsim.engine.native.backend import NativeBackend
-from fedsim.engine.precision import passes_in
-from fedsim.engine.reference.backend import ReferenceBackend
-from fedsim.rng import Streams
+from fedsim.engine.reference import ReferenceBackend
 from scripts.gpu.workloads import LANES, TEST_SAMPLES, Bench, Case, schedule_of, workload
 
 GPU_ALONE = ("graph, triton", "graph, tf32")

@@ -12,17 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedsim.core.rng import Streams
 from fedsim.engine.backend import Workload
 from fedsim.engine.data import ClientData
+from fedsim.engine.optimizers import SGD, Adam, Constant, LocalOptimizer
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
 from fedsim.models.resnet20 import ResNet20
-from fedsim.optimizers.adam import Adam
-from fedsim.optimizers.base import LocalOptimizer
-from fedsim.optimizers.schedules import Constant
-from fedsim.optimizers.sgd import SGD
-from fedsim.rng import Streams
 
 CLASSES, TEST_SAMPLES, LANES = 10, 10_000, 16
 

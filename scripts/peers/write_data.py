@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
 from scripts.peers.run_fedsim import experiment_of, overrides_of
 from scripts.peers.workloads import TEST_SAMPLES, WORKLOADS, Arrays, Workload, write_arrays
 

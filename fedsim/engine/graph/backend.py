@@ -1,32 +1,198 @@
-"""All local steps of a cohort as a few launches: recorded on static buffers once, replayed in every round."""
+"""Which program takes the steps of a model.
+
+Training of a cohort of fixed capacity by replaying recorded steps.
+
+All local steps of a cohort as a few launches: recorded on static buffers once, replayed in every round.
+"""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import groupby, zip_longest
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.errors import check, rule
+from fedsim.core.flat import real_dtype
+from fedsim.core.types import Params
 from fedsim.engine.backend import TrainingResult, Workload
-from fedsim.engine.batched.backend import CACHED_BYTES
-from fedsim.engine.batched.compiled import tell
-from fedsim.engine.graph.one_by_one import Passes
-from fedsim.engine.graph.optimizers import flat_optimizer
-from fedsim.engine.graph.programs import ProgramKind, choose_program, new_programs
-from fedsim.engine.graph.recorder import Eager, NotRecordedError, recorder_for
-from fedsim.engine.graph.state import State
+from fedsim.engine.batched import CACHED_BYTES
+from fedsim.engine.device import Precision, is_out_of_memory, model_bytes, passes_in, rows_that_fit, tell
+from fedsim.engine.engine import fetched
+from fedsim.engine.graph import triton_chain
+from fedsim.engine.graph.optimizers import FlatOptimizer, flat_optimizer
+from fedsim.engine.graph.recorder import Body, Eager, NotRecordedError, Recorder, State, recorder_for
+from fedsim.engine.graph.steps import LinearProgram, OneByOne, Passes, StepProgram
 from fedsim.engine.graph.tables import Tables
-from fedsim.engine.graph.trainer import Trained, Trainer
-from fedsim.engine.memory import is_out_of_memory, model_bytes, rows_that_fit
-from fedsim.engine.model.adapt import refuse_hidden_randomness
-from fedsim.engine.precision import Precision, passes_in
-from fedsim.engine.results import fetched
+from fedsim.engine.model import refuse_hidden_randomness
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import TorchBackend
-from fedsim.errors import check, rule
-from fedsim.flat import real_dtype
-from fedsim.types import Params
+
+
+class ProgramKind(Enum):
+    """The programs; values are for the summary."""
+
+    TRITON = "Triton kernels"
+    LINEAR = "linear layers"
+    ONE_BY_ONE = "one client a stream"
+
+    @property
+    def least_rows(self) -> int:
+        """Rows that are trained at least: torch multiplies one pair of matrices in another order of additions than
+        several."""
+        return 2 if self is ProgramKind.LINEAR else 1
+
+
+def choose_program(workload: Workload, precision: Precision, wanted: Literal["auto", "torch", "triton"]) -> ProgramKind:
+    """What takes the steps where `engine.program` is `wanted`. Raises `ConfigError` for `triton` where it cannot."""
+    problem = "engine.precision is bf16" if precision == "bf16" else triton_chain.unfit(workload)
+    check(
+        rule(wanted != "triton" or problem is None, "program", wanted, f"Triton: {problem}", "program=auto falls back")
+    )
+    if wanted != "torch" and problem is None:
+        return ProgramKind.TRITON
+    chain = workload.chain
+    linear = chain is not None and chain.is_linear and precision != "bf16"
+    return ProgramKind.LINEAR if linear else ProgramKind.ONE_BY_ONE
+
+
+def new_programs(
+    kind: ProgramKind,
+    workload: Workload,
+    tables: Tables,
+    state: State,
+    optimizer: FlatOptimizer,
+    passes: Passes | None,
+    precision: Precision,
+) -> list[StepProgram]:
+    """One program on these buffers, or one for each client; `passes` is for the latter."""
+    if kind is ProgramKind.TRITON:
+        products: triton_chain.Products = "tf32" if precision == "tf32" else "tf32x3"
+        return [triton_chain.TritonChain(workload, tables, state, optimizer, products=products)]
+    if kind is ProgramKind.LINEAR:
+        return [LinearProgram(workload, tables, state, optimizer)]
+    assert passes is not None
+    return [
+        OneByOne(workload, tables.part(row), state.part(rows), optimizer.part(rows), passes)
+        for row in range(len(state))
+        for rows in [slice(row, row + 1)]
+    ]
+
+
+MOST_STEPS = 64
+"""Local steps in one recording."""
+MOST_LAUNCHES = 5_000
+"""Kernels in one recording: a node of a graph takes memory on the device and time when the graph is made."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What K clients came to, on the device: changes of all tensors that travel and the momentum buffers, if there are
+    any, as rows that `State.named` takes, and the samples' losses [S, K, B], which the next training overwrites."""
+
+    changes: Tensor
+    losses: Tensor
+    momentum: Tensor | None
+
+
+class Track:
+    """A program, and what was recorded of it so far."""
+
+    def __init__(self, program: StepProgram, number: int) -> None:
+        self.program, self.number = program, number
+        self._recorded: dict[tuple[int, bool], Body] = {}
+        self._longest = longest_recording(program.launches)
+
+    def bodies(self, counts: NDArray[np.int64], tables: Tables, recorder: Recorder) -> list[Body]:
+        """Recordings that make up the steps of clients with these `counts` [R, S]; those not made yet are made."""
+        if not self.program.two_forms:
+            forms = [False] * int(np.count_nonzero(counts.any(0)))
+        else:
+            forms = [bool((column == tables.batch).all()) for column in counts.T if column.any()]
+        return [self._body(steps, full, tables, recorder) for steps, full in recordings(forms, self._longest)]
+
+    def _body(self, steps: int, full: bool, tables: Tables, recorder: Recorder) -> Body:
+        def step() -> None:
+            self.program.step(full=full)
+            self.program.tables.advance()
+
+        if (steps, full) not in self._recorded:
+            self._recorded[steps, full] = recorder.record(step, steps, tables.clear, self.number)
+        return self._recorded[steps, full]
+
+
+class Trainer:
+    """Buffers for R clients, S steps and batches of B, and the programs on them: one for all clients, or one for each
+    (`one_each`)."""
+
+    def __init__(self, tables: Tables, state: State, optimizer: FlatOptimizer, programs: Sequence[StepProgram]) -> None:
+        self.tables, self.state, self.optimizer = tables, state, optimizer
+        self._tracks = [Track(program, number) for number, program in enumerate(programs)]
+        self._one_each = len(programs[0].state) == 1
+
+    @torch.no_grad()
+    def train(self, start: Sequence[Params], schedule: Schedule, recorder: Recorder) -> Trained:
+        """Train K <= R clients by a schedule with batches of B, each from its model. Does not wait for the device."""
+        replays = [
+            track.bodies(counts, self.tables, recorder)
+            for track, counts in zip(self._tracks, self._counts(schedule), strict=False)
+        ]
+        models = list({id(model): model for model in start}.values())
+        number = {id(model): owner for owner, model in enumerate(models)}
+        scalars = self.optimizer.scalars(schedule.lr, schedule.counts.shape[1])
+        self.tables.fill(schedule, scalars, [number[id(model)] for model in start])
+        self.state.load(models, self.tables.owner)
+        self.optimizer.reset()
+        with recorder.side_by_side(len(replays)):
+            for replay in _in_turns(replays):
+                replay()
+        return self._trained(len(schedule), schedule.counts.shape[1])
+
+    def _counts(self, schedule: Schedule) -> list[NDArray[np.int64]]:
+        """Those of each track's clients [., S]."""
+        counts = schedule.counts
+        return [counts[row : row + 1] for row in range(len(counts))] if self._one_each else [counts]
+
+    def _trained(self, count: int, steps: int) -> Trained:
+        momentum = self.optimizer.momentum
+        return Trained(
+            self.state.changes(count),
+            self.tables.losses[:steps, :count],
+            None if momentum is None else self.state.packed(momentum[:count]),
+        )
+
+
+def _in_turns(lists: Sequence[list[Body]]) -> Iterator[Body]:
+    """The first of each list, the second of each, and so on: all tracks start at once."""
+    for some in zip_longest(*lists):
+        yield from (body for body in some if body is not None)
+
+
+def longest_recording(launches: int) -> int:
+    """The largest power of two of steps, each of so many kernels, that goes into one recording."""
+    most = max(1, min(MOST_STEPS, MOST_LAUNCHES // max(launches, 1)))
+    return 1 << (most.bit_length() - 1)
+
+
+def recordings(forms: Sequence[bool], longest: int) -> list[tuple[int, bool]]:
+    """Recordings, each of a power of two of steps of one form and at most `longest`, that make up these steps.
+
+    Powers of two, so that a few recordings do for any number of steps, and no step is replayed in vain.
+    """
+    found: list[tuple[int, bool]] = []
+    for form, run in groupby(forms):
+        left = len(list(run))
+        while left:
+            size = min(longest, 1 << (left.bit_length() - 1))
+            found.append((size, form))
+            left -= size
+    return found
+
 
 MOST_TRAINERS = 8
 """Sizes of cohorts and batches that are kept recorded."""

@@ -12,10 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.errors import ConfigError, Problem
-from fedsim.optimizers.adam import Adam
-from fedsim.optimizers.base import LocalOptimizer
-from fedsim.optimizers.sgd import SGD
+from fedsim.core.errors import ConfigError, Problem
+from fedsim.engine.optimizers import SGD, Adam, LocalOptimizer
 
 
 class FlatOptimizer(ABC):
@@ -59,7 +57,7 @@ class FlatOptimizer(ABC):
 
 
 class FlatSGD(FlatOptimizer):
-    """`fedsim.optimizers.sgd.SGD`. Numbers of a step: lr, 1 - lr * weight_decay."""
+    """`fedsim.engine.optimizers.SGD`. Numbers of a step: lr, 1 - lr * weight_decay."""
 
     rule: SGD
     num_scalars = 2
@@ -92,7 +90,7 @@ class FlatSGD(FlatOptimizer):
 
 
 class FlatAdam(FlatOptimizer):
-    """`fedsim.optimizers.adam.Adam`. Numbers of step t = 1, 2, ...: lr / (1 - beta1^t), 1 - beta2^t,
+    """`fedsim.engine.optimizers.Adam`. Numbers of step t = 1, 2, ...: lr / (1 - beta1^t), 1 - beta2^t,
     1 - lr * weight_decay. All clients start at t = 1; for one that has finished the state no longer matters."""
 
     rule: Adam

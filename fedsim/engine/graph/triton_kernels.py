@@ -35,7 +35,7 @@ _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def _mix(z):
-    """SplitMix64's finaliser on uint64, `fedsim.engine.model.layers.mix`."""
+    """SplitMix64's finaliser on uint64, `fedsim.engine.model.mix`."""
     z = (z ^ (z >> 30)) * _MIX_1
     z = (z ^ (z >> 27)) * _MIX_2
     return z ^ (z >> 31)
@@ -43,7 +43,7 @@ def _mix(z):
 
 @triton.jit
 def _dropout(z, key, rows, columns, WIDTH: tl.constexpr, SALT: tl.constexpr, FLOOR: tl.constexpr, SCALE: tl.constexpr):
-    """Inverted dropout by the key of the client's step: `fedsim.engine.model.layers.dropout_mask`, element by element.
+    """Inverted dropout by the key of the client's step: `fedsim.engine.model.dropout_mask`, element by element.
 
     SALT is the layer's; FLOOR / 2^24 is the rate, below which an element's 24 random bits drop it.
     """

@@ -10,15 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.errors import ConfigError, Problem, check
+from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import Backend, TrainingResult, Workload, workers_problem
-from fedsim.engine.model.parameters import initial, traveling
+from fedsim.engine.model import initial, traveling
 from fedsim.engine.native import calls
 from fedsim.engine.native.calls import ChainCalls, Rule, Work
 from fedsim.engine.native.library import NotCompiledError
+from fedsim.engine.optimizers import SGD
 from fedsim.engine.schedule import Schedule
-from fedsim.errors import ConfigError, Problem, check
-from fedsim.optimizers.sgd import SGD
-from fedsim.types import Params, Stack
 
 EVALUATION_BATCH = 1000
 """Samples that a worker passes at most in one call of an evaluation."""
@@ -34,7 +34,7 @@ class NativeBackend(Backend):
     """Clients side by side, `workers` at a time (`auto`: as many as torch has threads). Equal to the other backends up
     to rounding; a client's result is the same to the last bit whoever trains beside it.
 
-    For chains (`fedsim.engine.model.chain.any_chain`) under SGD in float32 on a CPU. Raises `ConfigError` for anything
+    For chains (`fedsim.engine.chain.any_chain`) under SGD in float32 on a CPU. Raises `ConfigError` for anything
     else, and where the C code cannot be compiled.
     """
 

@@ -1,0 +1,126 @@
+"""Compression of the vectors that clients send: sparse, by random coordinates, sketched or quantised."""
+
+from abc import ABC, abstractmethod
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedsim.core.errors import FedsimError, at_least, check
+
+FLOAT_BYTES = 4
+LARGEST_PROJECTION = 2**28
+"""Entries of a Gaussian projection that are worth holding: 1 GiB."""
+
+
+class Compressor(ABC):
+    """Compression of a flat vector [D]; all clients use the same `seed` in a round."""
+
+    @abstractmethod
+    def compress(self, vector: Tensor, seed: int) -> Tensor:
+        """What the server has of `vector`; vectors of one length give results of one length."""
+
+    @abstractmethod
+    def num_bytes(self, length: int) -> int:
+        """Bytes sent for a vector of `length`."""
+
+
+class Identity(Compressor):
+    """The vector itself."""
+
+    def compress(self, vector: Tensor, seed: int) -> Tensor:
+        return vector
+
+    def num_bytes(self, length: int) -> int:
+        return FLOAT_BYTES * length
+
+
+class _Sized(Compressor):
+    """Compression to `size` m numbers; no more bytes are sent than the whole vector has."""
+
+    bytes_per_entry = FLOAT_BYTES
+
+    def __init__(self, *, size: int) -> None:
+        check(at_least("size", size, 1))
+        self.size = size
+
+    def num_bytes(self, length: int) -> int:
+        return min(self.bytes_per_entry * self.size, FLOAT_BYTES * length)
+
+
+class TopK(_Sized):
+    """The m entries of largest magnitude and where they are; the others count as zero [D]."""
+
+    bytes_per_entry = 2 * FLOAT_BYTES
+
+    def compress(self, vector: Tensor, seed: int) -> Tensor:
+        kept = vector.abs().topk(min(self.size, len(vector))).indices
+        return torch.zeros_like(vector).index_copy_(0, kept, vector[kept])
+
+
+class Coordinates(_Sized):
+    """The same m random coordinates of every client's vector [m]: all sums over coordinates are unbiased up to D/m."""
+
+    def compress(self, vector: Tensor, seed: int) -> Tensor:
+        return vector[_coordinates(len(vector), min(self.size, len(vector)), seed).to(vector.device)]
+
+
+class Gaussian(_Sized):
+    """m random projections [m] (Johnson and Lindenstrauss): inner products survive, other powers do not.
+
+    Raises `FedsimError` where the projection would take more than 1 GiB.
+    """
+
+    def compress(self, vector: Tensor, seed: int) -> Tensor:
+        size = min(self.size, len(vector))
+        if size * len(vector) > LARGEST_PROJECTION:
+            raise FedsimError(
+                f"selector.sketch.size={self.size}: a Gaussian projection of {len(vector)} numbers to {size} takes "
+                f"{FLOAT_BYTES * size * len(vector) / 2**30:.1f} GiB (at most 1); use selector/sketch=countsketch"
+            )
+        projected: Tensor = vector @ _projection(len(vector), size, seed).to(vector)
+        return projected
+
+
+class CountSketch(_Sized):
+    """Entries with random signs summed into m random buckets [m] (Charikar et al. 2002): inner products survive."""
+
+    def compress(self, vector: Tensor, seed: int) -> Tensor:
+        buckets, signs = _buckets(len(vector), min(self.size, len(vector)), seed)
+        empty = vector.new_zeros(min(self.size, len(vector)))
+        return empty.index_add_(0, buckets.to(vector.device), vector * signs.to(vector))
+
+
+class Int8(Compressor):
+    """Each entry as one of 255 steps of the largest one. The scale is not sent: all similarities of PNCS but `polar`,
+    which it refuses, do not depend on it."""
+
+    def compress(self, vector: Tensor, seed: int) -> Tensor:
+        scale = vector.abs().max().clamp(min=torch.finfo(vector.dtype).tiny)
+        return (vector / scale * 127).round()
+
+    def num_bytes(self, length: int) -> int:
+        return length
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@lru_cache(maxsize=1)
+def _coordinates(length: int, size: int, seed: int) -> Tensor:
+    order: Tensor = torch.randperm(length, generator=_generator(seed))
+    return order[:size].sort().values
+
+
+@lru_cache(maxsize=1)
+def _projection(length: int, size: int, seed: int) -> Tensor:
+    scaled: Tensor = torch.randn(length, size, generator=_generator(seed)) / size**0.5
+    return scaled
+
+
+@lru_cache(maxsize=1)
+def _buckets(length: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = _generator(seed)
+    buckets = torch.randint(size, (length,), generator=generator)
+    return buckets, torch.randint(2, (length,), generator=generator) * 2 - 1

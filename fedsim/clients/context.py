@@ -1,0 +1,113 @@
+"""What a selector may ask clients and server for, and the refusal where it did not declare it.
+
+The server's model as a selector receives it: a copy, so that nothing that is done to it reaches the server's own.
+
+What holds for one round, whichever version of the model is asked about.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedsim.core.errors import FedsimError
+from fedsim.core.rng import Purpose, Streams
+from fedsim.core.types import Ids, Params
+
+
+class Signal(StrEnum):
+    """A selector declares its own in `Selector.needs`."""
+
+    LOSSES = "losses"
+    """Losses of clients at the current global model, before training."""
+    TRAINING_LOSS = "training_loss"
+    """Each participant sends its own mean training loss along with its update."""
+    SQUARED_LOSS = "squared_loss"
+    """Each participant sends the root mean square of its samples' training losses along with its update."""
+    GRADIENTS = "gradients"
+    """Gradients of clients at the current global model."""
+    TRAINING = "training"
+    """Local training of clients whose models may stay with them."""
+    LABEL_COUNTS = "label_counts"
+    """How many samples of each class a client holds: it tells the server about people's data, once and for all."""
+    VALIDATION = "validation"
+    """Accuracy and loss on the server's own labelled validation split."""
+    PUBLIC = "public"
+    """Predictions of clients' models on public samples without labels."""
+    ACCURACIES = "accuracies"
+    """Accuracies of clients on their own samples, at the current global model."""
+    RESOURCES = "resources"
+    """Clients tell how long they take to download the model, to train and to upload; needs a `system`."""
+    RESPONSE_TIMES = "response_times"
+    """Clients train, and the server notes how long each took; needs a `system`."""
+    TEST = "test"
+    """Accuracy on the test set: a method that asks for it selects by the data it is judged on."""
+
+
+OF_SYSTEM = frozenset({Signal.RESOURCES, Signal.RESPONSE_TIMES})
+"""Signals that there are only on a simulated clock."""
+
+
+class UndeclaredSignalError(FedsimError):
+    """A selector asked for a signal that is not in its `needs`."""
+
+
+def require(signal: Signal, needs: frozenset[Signal]) -> None:
+    """Raise unless `signal` is declared."""
+    if signal not in needs:
+        raise UndeclaredSignalError(
+            f"the selector asked for '{signal}' without declaring it; add Signal.{signal.name} to its `needs`"
+        )
+
+
+class LentParams:
+    """`params` are copied when they are first asked for, which most selectors never do."""
+
+    def __init__(self, params: Params) -> None:
+        self._own = params
+        self._copy: Params | None = None
+
+    def get(self) -> Params:
+        """The copy, the same one every time."""
+        if self._copy is None:
+            self._copy = {name: value.clone() for name, value in self._own.items()}
+        return self._copy
+
+    @property
+    def modified(self) -> list[str]:
+        """Names of tensors in which the copy has come to differ from the server's own model."""
+        if self._copy is None:
+            return []
+        kept = self._copy
+        alike = [n for n, own in self._own.items() if n in kept and kept[n].shape == own.shape]
+        differs = torch.stack([(kept[n] != self._own[n]).any() for n in alike]).tolist() if alike else []
+        same = {n for n, differ in zip(alike, differs, strict=True) if not differ}
+        return [n for n in self._own if n not in same] + [n for n in kept if n not in self._own]
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """The round's number (1-based), its local learning rate, the clients that can be reached, the signals that the
+    selector declares, the run's random streams, and whether in no earlier round clients could be reached."""
+
+    round: int
+    lr: float
+    available: Ids
+    needs: frozenset[Signal]
+    streams: Streams
+    first: bool
+
+    def require(self, signal: Signal) -> None:
+        """Raise `UndeclaredSignalError` unless the selector declares `signal`."""
+        require(signal, self.needs)
+
+    def shuffled(self, positions: NDArray[np.int64], client: int) -> NDArray[np.int64]:
+        """A client's `positions` in a random order of this round, from which mini-batches are cut."""
+        return self.streams.generator(Purpose.LOSS_BATCH, self.round, int(client)).permutation(positions)
+
+    @property
+    def compression_seed(self) -> int:
+        """The seed that all clients use to compress what they send in this round."""
+        return self.streams.key(Purpose.SKETCH, self.round)

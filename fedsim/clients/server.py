@@ -1,0 +1,81 @@
+"""What the server itself holds and a selector may ask of it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.clients.context import LentParams, Signal, require
+from fedsim.clients.ledger import Ledger
+from fedsim.core.errors import FedsimError
+from fedsim.core.types import Cohort, Evaluation, Params
+from fedsim.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class LabelledSamples:
+    """`x` [n, ...] float32 and `y` [n] on the device."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class ServerData:
+    """The server's samples. The test set is for the record; a selector reaches it only by declaring `Signal.TEST`.
+
+    `validation` is None, too, where the selector does not declare `Signal.VALIDATION`.
+    """
+
+    test: LabelledSamples
+    validation: LabelledSamples | None = None
+    public: Tensor | None = None
+
+
+class Server:
+    """The server's own samples, as a selector sees them in one round: every use is declared and counted."""
+
+    def __init__(
+        self, engine: Engine, data: ServerData, needs: frozenset[Signal], ledger: Ledger, params: Params
+    ) -> None:
+        self._engine = engine
+        self._data = data
+        self._needs = needs
+        self._ledger = ledger
+        self._lent = LentParams(params)
+
+    @property
+    def params(self) -> Params:
+        """The global model after this round's aggregation: a copy, which is not to be modified either."""
+        return self._lent.get()
+
+    @property
+    def modified(self) -> list[str]:
+        """Names of tensors in `params` that the selector has modified in place."""
+        return self._lent.modified
+
+    def validate(self, params: Params) -> Evaluation:
+        """Accuracy and loss of `params` on the server's validation split (never the test set)."""
+        require(Signal.VALIDATION, self._needs)
+        if self._data.validation is None:
+            raise FedsimError("this selector needs a validation split at the server: set server.validation_fraction")
+        return self._evaluate(params, self._data.validation)
+
+    def test(self, params: Params) -> Evaluation:
+        """Accuracy and loss of `params` on the test set, for replications of codes that select by it."""
+        require(Signal.TEST, self._needs)
+        return self._evaluate(params, self._data.test)
+
+    def predict_public(self, cohort: Cohort) -> Tensor:
+        """Log-probabilities of each uploaded model on the public samples, float64 [K, M, C]."""
+        require(Signal.PUBLIC, self._needs)
+        public = self._data.public
+        if public is None:
+            raise FedsimError("this selector needs public samples at the server: set server.public_samples")
+        self._ledger.server_forward_samples += len(cohort.ids) * len(public)
+        models = ({n: w + cohort.delta[n][row] for n, w in cohort.start.items()} for row in range(len(cohort.ids)))
+        return torch.stack([self._engine.predict(model, public) for model in models])
+
+    def _evaluate(self, params: Params, held: LabelledSamples) -> Evaluation:
+        self._ledger.server_forward_samples += len(held.y)
+        return self._engine.evaluate(params, held.x, held.y)

@@ -1,0 +1,297 @@
+"""The words behind `fedsim`: Hydra's flags, in any order, and overrides.
+
+The flags are declared here again because Hydra's own parser is internal to it, and takes no flag behind an override.
+
+hydra/launcher=submitit_local and submitit_slurm: the choices of Hydra's plugin, with parameters of ours.
+
+The plugin's own launchers stop at the first job that fails, requeue none, and run one job a process. Its parameters
+stay as they are; the jobs are launched by `fedsim.jobs.submitit_launcher`.
+
+Hydra's plugins (launchers, say): those that are installed or on PYTHONPATH, and not those of the working folder.
+
+Hydra imports all modules of every folder `hydra_plugins` on Python's path, whatever the command. The working folder is
+on that path for the classes that a config names; with files from a stranger in it, `fedsim --help` must run nothing.
+
+Overrides (`key=value`, by Hydra's grammar) and the jobs of a sweep over them.
+"""
+
+import math
+import os
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, make_dataclass
+from itertools import chain, islice, product
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from fedsim.config.plan import SEEDS
+from fedsim.core.errors import ConfigError, Problem, check, rule
+
+TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+"""What `--info` can be about."""
+
+
+def read(argv: Sequence[str]) -> Namespace:
+    """The command line, one attribute an argument. Exits with code 2 and the usage where it cannot be read."""
+    parser = _parser()
+    args = parser.parse_intermixed_args(argv)
+    if args.resolve and not args.cfg:
+        parser.error("--resolve goes with --cfg")
+    if args.config_path is not None:
+        args.config_path = str(Path(args.config_path).resolve())  # Hydra would look beside its caller's file
+    return args
+
+
+def read_words(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
+    """The options of a command with a `parser` of its own, and the words of an experiment beside them.
+
+    Exits with code 2 and the command's usage where they ask Hydra a question.
+    """
+    options, rest = parser.parse_known_args(argv)
+    args = read(rest)
+    if asks_hydra(args) or args.experimental_rerun:
+        parser.error("it takes the words of a run")
+    return options, args
+
+
+def asks_hydra(args: Namespace) -> bool:
+    """Whether it asks for configs and the like, which Hydra prints, and for no run."""
+    return any(getattr(args, name) for name in ("hydra_help", "cfg", "info", "shell_completion"))
+
+
+def for_hydra(args: Namespace, implied: Sequence[str] = ()) -> list[str]:
+    """The command line as Hydra reads it: flags first, then `implied` overrides, then those that were given."""
+    given = {name: value for name, value in vars(args).items() if value not in (None, False, [])}
+    overrides = given.pop("overrides", [])
+    flags = [[f"--{name.replace('_', '-')}", *([] if value is True else [value])] for name, value in given.items()]
+    return [*chain.from_iterable(flags), *implied, *overrides]
+
+
+def _parser() -> ArgumentParser:
+    """The arguments of Hydra 1.3 (`fedsim --hydra-help` prints what they mean) but for `--help` and `--version`, which
+    `fedsim.commands` answers."""
+    parser = ArgumentParser(prog="fedsim", add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    for flag in ("--hydra-help", "--resolve"):
+        parser.add_argument(flag, action="store_true")
+    for option in (("--package", "-p"), ("--config-path", "-cp"), ("--config-name", "-cn"), ("--config-dir", "-cd")):
+        parser.add_argument(*option)
+    parser.add_argument("--experimental-rerun")
+    commands = parser.add_mutually_exclusive_group()
+    for flags in (("--run", "-r"), ("--multirun", "-m"), ("--shell-completion", "-sc")):
+        commands.add_argument(*flags, action="store_true")
+    commands.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
+    commands.add_argument("--info", "-i", nargs="?", const="all", choices=TOPICS)
+    return parser
+
+
+LAUNCHERS = {
+    "submitit_local": "fedsim.jobs.submitit_launcher.LocalJobs",
+    "submitit_slurm": "fedsim.jobs.submitit_launcher.SlurmJobs",
+}
+"""Their classes."""
+JOB_NAME = "fedsim"
+"""Of the jobs in Slurm's queue."""
+NUM_TIMEOUTS = 100
+"""Time limits that a task may reach before it is given up."""
+OWN: dict[str, dict[str, int | None]] = {
+    "submitit_local": {"jobs_per_task": 1, "max_in_flight": None},
+    "submitit_slurm": {"jobs_per_task": 1, "max_num_timeout": NUM_TIMEOUTS},
+}
+"""Parameters that are added or have another default; their types are checked when the launcher is built."""
+
+
+def register() -> None:
+    """Put our choices in the place of the plugin's, where it is installed. To be called after plugins are imported."""
+    store = ConfigStore.instance()
+    launchers = store.repo.get("hydra", {}).get("launcher", {})
+    for name, target in LAUNCHERS.items():
+        entry = launchers.get(f"{name}.yaml")
+        if entry is None or entry.node.get("_target_") == target:
+            continue
+        parameters = {"_target_": target, "name": JOB_NAME, **OWN[name]}
+        fields = [(key, Any, field(default=default)) for key, default in parameters.items()]
+        plugins_own: Any = OmegaConf.get_type(entry.node)
+        node = make_dataclass(f"{plugins_own.__name__}OfFedsim", fields, bases=(plugins_own,))
+        store.store(group="hydra/launcher", name=name, node=node(), provider="fedsim")
+
+
+def plugins() -> Plugins:
+    """Hydra's registry of plugins. Its first call in a process imports them."""
+    before = sys.path[:]
+    here = Path.cwd()
+    wanted = {Path(folder).resolve() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder}
+    if here not in wanted:
+        sys.path[:] = [folder for folder in before if Path(folder).resolve() != here]
+    try:
+        found = Plugins.instance()
+    finally:
+        sys.path[:] = before
+    register()
+    return found
+
+
+MAX_JOBS = 10_000
+"""Of one command."""
+MAX_WORD = 4_000
+"""Characters of one override; the time that Hydra's parser takes grows with their square."""
+COMPOSITION_ERRORS = (
+    HydraException,
+    OmegaConfBaseException,
+    YAMLError,
+    RecursionError,
+    ValueError,
+    TypeError,
+    KeyError,
+)
+"""What Hydra raises for bad input."""
+
+
+def parse(words: Sequence[str]) -> list[Override]:
+    """The overrides that `words` are. Raises `ConfigError` with all malformed ones."""
+    parsed: list[Override] = []
+    problems: list[Problem] = []
+    for word in words:
+        try:
+            parsed.append(parse_one(word))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return parsed
+
+
+def parse_one(word: str) -> Override:
+    """The override that `word` is; `glob(...)` is of the choices of its group, if Hydra is ready to compose."""
+    if len(word) > MAX_WORD:
+        text = f"must have at most {MAX_WORD} characters"
+        raise ConfigError([Problem(f"{word[:60]}...", ..., text, "put it into a file of --config-dir")])
+    instance = GlobalHydra.instance().hydra
+    loader = None if instance is None else instance.config_loader
+    try:
+        override = OverridesParser.create(loader).parse_overrides([word])[0]
+    except COMPOSITION_ERRORS as error:
+        if "=" not in word:
+            remedy = "`fedsim --help` has the commands, and the groups in which to choose"
+            raise ConfigError([Problem(word[:200], ..., "is neither a command nor key=value", remedy)]) from error
+        raise ConfigError([Problem(word[:200], ..., f"is not key=value: {first_line(error)}")]) from error
+    check(rule(bool(override.key_or_group), word[:200], ..., "is not key=value"))
+    return override
+
+
+def options(group: str) -> list[str]:
+    """The choices of a config group, [] where there is no such group."""
+    instance = GlobalHydra.instance().hydra
+    if instance is None or not group:
+        return []
+    repository = instance.config_loader.repository  # type: ignore[attr-defined]
+    return list(repository.get_group_options(group, ObjectType.CONFIG))  # the loader's own copies all of it first
+
+
+def words_of(values: Mapping[str, Any]) -> list[str]:
+    """The entries of a YAML mapping as overrides: `{seed: range(3)}` is `seed=range(3)`."""
+    return [f"{key}={'null' if value is None else value}" for key, value in values.items()]
+
+
+def without_sweeps(words: Sequence[str]) -> list[str]:
+    """Those of one value."""
+    return [word for word, override in zip(words, parse(words), strict=True) if not override.is_sweep_override()]
+
+
+def without_choice(override: Override) -> bool:
+    """Whether it is `group=null`, which Hydra writes as `~group`."""
+    plain = not (override.is_delete() or override.is_add() or override.is_force_add() or override.is_sweep_override())
+    return plain and override.value() is None and bool(options(override.key_or_group))
+
+
+def as_hydra_reads(override: Override) -> str:
+    """The word that it is, with `~group` in the place of `group=null`."""
+    return f"~{override.key_or_group}" if without_choice(override) else override.input_line or ""
+
+
+def key_of(override: Override) -> str:
+    """What it sets: a key, or a group with its package."""
+    return override.get_key_element().lstrip("+~")
+
+
+def expand(overrides: Sequence[Override]) -> list[list[str]]:
+    """The jobs of a sweep: every combination of the values, the last key's changing fastest.
+
+    A later override replaces an earlier one of the same key. Raises `ConfigError` for more than `MAX_JOBS`.
+    """
+    axes = {
+        o.get_key_element().lstrip("~" if options(o.key_or_group) else ""): list(islice(values_of(o), MAX_JOBS + 1))
+        for o in overrides
+    }
+    check_count(len(words) for words in axes.values())
+    return [list(words) for words in product(*axes.values())]
+
+
+def check_count(lengths: Iterable[int]) -> None:
+    """Raise `ConfigError` where axes of these lengths make too many jobs."""
+    count = math.prod(lengths)
+    remedy = "split it into several commands"
+    check(rule(count <= MAX_JOBS, "sweep", count, f"must have at most {MAX_JOBS} jobs", remedy))
+
+
+def values_of(override: Override) -> Iterator[str]:
+    """One word for each value that it sweeps over, at least one. Raises `ConfigError`."""
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        yield f"{key}={override.get_value_element_as_str()}"
+        return
+    if not override.is_discrete_sweep():
+        search = f"fedsim search {shlex.quote(override.input_line or '')} trials=20 searches in it"
+        remedy = f"{key}=range(0,5) is five of them" if key in SEEDS else search
+        raise ConfigError([Problem(key, typed_in(override), "must sweep single values: a,b or range()", remedy)])
+    if isinstance(value := override.value(), RangeSweep) and value.step == 0:
+        raise ConfigError([Problem(key, typed_in(override), "must have a step other than 0", "leave it out for 1")])
+    given: set[str] = set()
+    for word in override.sweep_string_iterator():
+        if word in given:
+            raise ConfigError(
+                [Problem(key, typed_in(override), f"has {word} twice", "leave it out: a run is made once")]
+            )
+        given.add(word)
+        yield f"{key}={word}"
+    if not given:
+        raise ConfigError([_without_values(override)])
+
+
+def _without_values(override: Override) -> Problem:
+    key, value = override.get_key_element(), override.value()
+    if isinstance(value, RangeSweep):
+        step = value.step or 1
+        remedy = f"range({value.start},{value.stop},{-step}) counts the other way" if value.start != value.stop else ""
+        return Problem(key, typed_in(override), "has no values: it ends before it begins", remedy)
+    known = options(override.key_or_group)
+    text = f"fits no choice of conf/{override.key_or_group}/" if known else "has no values: glob() is for config groups"
+    return Problem(
+        key, typed_in(override), text, f"known here: {', '.join(known)}" if known else "write the values out"
+    )
+
+
+def typed_in(override: Override) -> str:
+    """Its value as it was typed."""
+    return (override.input_line or "").partition("=")[2]
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's error says, in one line."""
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -1,0 +1,129 @@
+"""Where the shipped configs are. Imports nothing that takes time.
+
+Can a folder be read, or written, and has it room? Asked before work starts; the answer names a key of the config.
+
+And files written completely or not at all, never through a link.
+"""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from fedsim.core.errors import Problem
+
+
+def conf_dir() -> Path:
+    """The shipped conf/: beside the package in a checkout, inside it when installed from a wheel."""
+    package = Path(__file__).parents[1]
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def room_problem(key: str, folder: Path, need: int) -> Problem | None:
+    """The problem of a `folder` to be made or written that has no room for `need` bytes, or None.
+
+    It is tried out with a file without a name, of which nothing is left: permissions say little for the superuser and
+    for network file systems.
+    """
+    remedy = f"choose another folder with {key}, or make room there"
+    try:
+        existing = existing_folder(folder)
+    except OSError as error:  # a folder above may not be looked into
+        return Problem(key, str(folder), f"cannot write there ({_reason(error)}); need {_megabytes(need)}", remedy)
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(b"\0")
+        free = shutil.disk_usage(existing).free
+    except OSError as error:
+        rule = f"cannot write in {existing} ({_reason(error)}); need {_megabytes(need)}"
+        return Problem(key, str(folder), rule, remedy)
+    if free >= need:
+        return None
+    rule = f"no room in {existing}: need {_megabytes(need)}, free {_megabytes(free)}"
+    return Problem(key, str(folder), rule, remedy)
+
+
+def existing_folder(folder: Path) -> Path:
+    """`folder`, or the nearest one above it that is there. Raises OSError where one may not be looked into."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+
+
+def reading_problem(key: str, folder: Path, below: Sequence[Path] = ()) -> Problem | None:
+    """The problem of a `folder`, or of one of those `below` it, that is there but cannot be read; or None."""
+    for place in (folder, *below):
+        try:
+            with os.scandir(place):
+                pass
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if place == folder and isinstance(error, NotADirectoryError):
+                return Problem(key, str(folder), "is no folder", f"choose another one with {key}")
+        except OSError as error:
+            rule, remedy = f"cannot read {place} ({_reason(error)})", f"choose another folder with {key}, or permit it"
+            return Problem(key, str(folder), rule, remedy)
+    return None
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
+def write_atomically(path: Path, content: bytes | bytearray, keep_as: Path | None = None) -> None:
+    """Write a file completely or not at all. `keep_as`: where the file goes that was there before. Raises OSError.
+
+    No link is written through: what is at the temporary name is deleted, and the file there is a new one.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep_as is not None and path.exists():
+            path.replace(keep_as)
+        temporary.replace(path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Force renames in a folder to the disk, where the operating system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def opened(path: Path, mode: str) -> BinaryIO:
+    """The file `path`, not buffered. Raises OSError where it is a link."""
+    return cast(BinaryIO, open(path, mode, buffering=0, opener=_no_link))
+
+
+def _no_link(name: str, flags: int) -> int:
+    return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+REMEDIES = {
+    errno.ENOSPC: "free some space or choose another",
+    errno.EDQUOT: "free some space or choose another",
+    errno.ELOOP: "it is a link: remove it or choose another",
+    errno.ENOENT: "its folder has been deleted: the same command makes it again, or choose another",
+}
+
+
+def unwritable(key: str, path: Path, error: OSError) -> str:
+    """What to say of a file that cannot be written below the folder, or at the path, that `key` names."""
+    remedy = REMEDIES.get(error.errno or 0, "permit it or choose another")
+    return f"{key}: cannot write {path} ({error.strerror or error}); {remedy} {key}"

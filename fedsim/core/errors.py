@@ -1,0 +1,152 @@
+"""Errors for users: each names the config key, its value, the violated rule and a remedy.
+
+Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 75 preempted, 130 interrupted.
+
+Text from configs and files as it may be shown: no control character reaches a terminal, a page or a table.
+
+Commands as a user types them.
+
+Whole numbers from a share of a count, whose product floating point can leave a hair beside an integer.
+
+The known word that was meant by one that is not.
+"""
+
+import math
+import os
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+LARGEST = (2 - 2**-23) * 2.0**127
+"""The largest finite number of float32, in which models are trained."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A violated rule. `key` is relative to the object that checks it; `within` adds the config group's name."""
+
+    key: str
+    value: Any
+    rule: str
+    remedy: str = ""
+
+    def within(self, prefix: str) -> "Problem":
+        """The same problem with the key `prefix`.`key`."""
+        return replace(self, key=f"{prefix}.{self.key}" if self.key else prefix)
+
+    def __str__(self) -> str:
+        value = f"={self.value!r}" if self.value is not Ellipsis else ""
+        return f"{self.key}{value}: {self.rule}" + (f"\n    {self.remedy}" if self.remedy else "")
+
+
+class FedsimError(Exception):
+    """Base class of errors that end a run with a message for the user instead of a traceback."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(FedsimError, ValueError):
+    """One or more config values violate a rule (exit code 2)."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class DataError(FedsimError):
+    """A data set is missing, damaged or cannot be partitioned as configured (exit code 3)."""
+
+    exit_code = 3
+
+
+class DivergedError(FedsimError):
+    """All updates of a round, or the aggregated model, contain nan or infinity (exit code 4)."""
+
+    exit_code = 4
+
+
+def check(*problems: Problem | None) -> None:
+    """Raise one `ConfigError` with all `problems` that are not None, if there are any."""
+    found = [p for p in problems if p is not None]
+    if found:
+        raise ConfigError(found)
+
+
+def rule(holds: bool, key: str, value: Any, text: str, remedy: str = "") -> Problem | None:
+    """None if `holds`, else a `Problem` with the rule `text`, such as "must be even"."""
+    return None if holds else Problem(key, value, text, remedy)
+
+
+def positive(key: str, value: float, remedy: str = "") -> Problem | None:
+    """None if `value` is finite, in float32 too, and > 0, else a `Problem`."""
+    return rule(value <= LARGEST and value > 0, key, value, _finite(value) + "> 0", remedy)
+
+
+def at_least(key: str, value: float, low: float, remedy: str = "") -> Problem | None:
+    """None if `value` is finite, in float32 too, and >= `low`, else a `Problem`."""
+    return rule(value <= LARGEST and value >= low, key, value, f"{_finite(value)}>= {low:g}", remedy)
+
+
+def at_most(key: str, value: float, high: float, remedy: str = "") -> Problem | None:
+    """None if `value` is <= `high`, else a `Problem`."""
+    return rule(value <= high, key, value, f"must be at most {high}", remedy)
+
+
+def _finite(value: float) -> str:
+    if value <= LARGEST:
+        return "must be "
+    return "must be finite in float32 and " if math.isfinite(value) else "must be finite and "
+
+
+def between(key: str, value: float, low: float, high: float, *, open_high: bool = False) -> Problem | None:
+    """None if `value` lies in [`low`, `high`], without `high` if `open_high`, else a `Problem`."""
+    holds = low <= value < high if open_high else low <= value <= high
+    return rule(holds, key, value, f"must lie in [{low:g}, {high:g}{')' if open_high else ']'}")
+
+
+def one_of(key: str, value: Any, allowed: Iterable[Any]) -> Problem | None:
+    """None if `value` is one of `allowed`, else a `Problem`."""
+    allowed = list(allowed)
+    return rule(value in allowed, key, value, f"must be one of {', '.join(map(str, allowed))}")
+
+
+def printable(text: str) -> str:
+    """`text` in one line; a character that cannot be printed as its escape sequence (`\\x1b`)."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same line by line."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def command(*words: str) -> str:
+    """A command for the user to type: behind `uv run`, if that has started this one."""
+    return shlex.join([*(("uv", "run") if "UV" in os.environ else ()), *words])
+
+
+TOLERANCE = 1e-9
+
+
+def floor(value: float) -> int:
+    """The integer below `value`, or `value` where it lies within 1e-9 below an integer: floor(.29 * 100) is 29."""
+    return math.floor(value + TOLERANCE)
+
+
+def ceil(value: float) -> int:
+    """The integer above `value`, or `value` where it lies within 1e-9 above one: ceil(1.1 * 100 / 10) is 11."""
+    return math.ceil(value - TOLERANCE)
+
+
+LIKE = 0.5
+"""The least share of characters in common, by difflib."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is most like `word`, if one is."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=LIKE)), None)

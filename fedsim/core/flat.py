@@ -1,0 +1,63 @@
+"""Tensors of a model, or of a stack of models, as one flat buffer: one operation in place of one for each tensor."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedsim.core.types import Params, Stack
+
+
+def flat_rows(stack: Stack) -> Tensor:
+    """The K models of `stack` as rows [K, D], tensors in their order.
+
+    A view where the tensors lie side by side in one buffer [K, D], as some backends leave them; else a copy.
+    """
+    tensors = list(stack.values())
+    width = sum(t[0].numel() for t in tensors)
+    if _are_columns(tensors, width):
+        first = tensors[0]
+        return first.as_strided((len(first), width), (width, 1), first.storage_offset())
+    return torch.cat([t.reshape(len(t), -1) for t in tensors], dim=1)
+
+
+def _are_columns(tensors: Sequence[Tensor], width: int) -> bool:
+    """Whether the tensors [K, ...] are consecutive columns of one buffer [K, `width`]."""
+    first, place = tensors[0], tensors[0].storage_offset()
+    for tensor in tensors:
+        together = tensor.untyped_storage()._cdata == first.untyped_storage()._cdata and tensor.dtype == first.dtype
+        in_place = tensor.storage_offset() == place and (len(tensor) == 1 or tensor.stride(0) == width)
+        if not (together and in_place and tensor[0].is_contiguous()):
+            return False
+        place += tensor[0].numel()
+    return True
+
+
+def as_columns(stack: Stack) -> Stack:
+    """The same models, on a GPU as columns of one buffer, of which `flat_rows` is a view."""
+    if not any(value.is_cuda for value in stack.values()):
+        return stack
+    flat, shapes = flat_rows(stack), {name: value.shape for name, value in stack.items()}
+    parts = flat.split([shape[1:].numel() for shape in shapes.values()], dim=1)
+    return {
+        name: part.unflatten(1, shape[1:]) if len(shape) > 1 else part.squeeze(1)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
+
+
+def split_flat(flat: Tensor, like: Params) -> Params:
+    """The parts of `flat` [D], named and shaped as the tensors of `like`; they share its memory."""
+    parts = flat.split([value.numel() for value in like.values()])
+    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """`values` of the CPU on `device`; on a GPU through pinned memory, so that the host does not wait for the copy."""
+    if device.type == "cpu":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+def real_dtype(samples: Tensor) -> torch.dtype:
+    """Of losses and weights of `samples`: theirs, or torch's default where they are not real (ids of tokens)."""
+    return samples.dtype if samples.is_floating_point() else torch.get_default_dtype()

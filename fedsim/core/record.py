@@ -1,0 +1,95 @@
+"""The record of a round: one line of metrics.jsonl.
+
+The final accuracy of a run, as the report, the terminal and summary.json have it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from fedsim.rounds.client_accuracy import KEY
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of metrics.jsonl. Losses and accuracies are None where nothing was measured in the round.
+
+    `participation_ratio` is uploaded / N; `coverage` the share of clients that have been selected at least once;
+    `wall_seconds` the sum of all phases up to and including this round.
+
+    With a simulated clock: `simulated_seconds`, the round's duration on the clients' devices, and its two parts, of the
+    questions before the selection and of the selected's training; `simulated_time`, the sum up to and including this
+    round; `late`, those of the selected whose updates did not arrive in time. They are not in the line without one.
+
+    `client_accuracy_...` are those of `fedsim.rounds.client_accuracy.aggregates`, in records of runs that measure them.
+    """
+
+    round: int
+    test_accuracy: float | None
+    test_loss: float | None
+    train_loss: float | None
+    participation_ratio: float
+    contacted: int
+    trained: int
+    uploaded: int
+    bytes_down: int
+    bytes_up: int
+    forward_samples: int
+    train_samples: int
+    server_forward_samples: int
+    seconds_select: float
+    seconds_ask: float
+    seconds_train: float
+    seconds_aggregate: float
+    seconds_evaluate: float
+    wall_seconds: float
+    selected: list[int]
+    coverage: float
+    nonfinite_reports: int
+    dropped_updates: int
+    simulated_seconds: float | None = None
+    simulated_seconds_ask: float | None = None
+    simulated_seconds_train: float | None = None
+    simulated_time: float | None = None
+    late: list[int] | None = None
+    client_accuracy_mean: float | None = None
+    client_accuracy_std: float | None = None
+    client_accuracy_worst_tenth: float | None = None
+    client_accuracy_best_tenth: float | None = None
+    client_accuracy_never_selected: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        absent = OF_CLOCK if self.late is None else ()
+        if self.client_accuracy_mean is None:
+            absent = (*absent, *OF_CLIENTS)
+        return {name: value for name, value in asdict(self).items() if name not in absent}
+
+
+OF_CLOCK = ("simulated_seconds", "simulated_seconds_ask", "simulated_seconds_train", "simulated_time", "late")
+"""Fields of records that there are only with a simulated clock."""
+OF_CLIENTS = tuple(field.name for field in fields(Record) if field.name.startswith(KEY))
+"""Fields of records that there are only where accuracy is measured client by client."""
+
+
+FINAL_WINDOW = 11
+"""Rounds in the final mean: GPFL prints "last 10", its published logs agree with the last 11."""
+
+
+def mean_of_last(accuracies: Sequence[float | None], window: int = FINAL_WINDOW) -> float | None:
+    """The final accuracy: the mean over those of the last `window` rounds that were evaluated; None if none was.
+
+    `accuracies`: the test accuracy after each round; None or nan where it was not measured.
+    """
+    measured = _measured(accuracies[-window:])
+    return math.fsum(measured) / len(measured) if measured else None
+
+
+def last_of(accuracies: Sequence[float | None]) -> float | None:
+    """The accuracy of the last round that was evaluated; None if none was."""
+    measured = _measured(accuracies)
+    return measured[-1] if measured else None
+
+
+def _measured(accuracies: Sequence[float | None]) -> list[float]:
+    return [float(value) for value in accuracies if value is not None and math.isfinite(value)]

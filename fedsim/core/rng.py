@@ -1,0 +1,166 @@
+"""Keyed random streams: every draw is a function of (seed, purpose, key), never of what was drawn before.
+
+Selectors are therefore compared in pairs at equal seeds, a run needs no saved generator to resume, and a job is the
+same alone, as one of a sweep, or trained in one batch with others. Nothing in fedsim touches a global generator.
+
+The words of many of numpy's seed sequences at once, and the states of the PCG64 generators that are made of them.
+
+`numpy.random.SeedSequence` (numpy/random/bit_generator.pyx, after O'Neill's seed_seq_fe) mixes 32-bit words of entropy
+into a pool of four, and makes words of state from it. Both are stable by numpy's policy (NEP 19); tests/test_streams.py
+compares them with numpy.
+
+Uniform draws of initial models, the same on every processor.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Purpose(IntEnum):
+    """What a stream is for. The numbers are part of every result: never reuse or change one."""
+
+    PARTITION = 1
+    INIT = 2
+    SELECT = 3
+    TRAIN = 4
+    SKETCH = 5
+    AVAILABILITY = 6
+    DROPOUT = 7
+    LOSS_BATCH = 8
+    SERVER_SPLIT = 9
+    HOLDOUT = 10
+    DEVICES = 21
+    DEVICE_VARIATION = 22
+    ARRIVAL_ORDER = 23
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The run's root seed; partition and initial model may have seeds of their own (None: the root seed)."""
+
+    seed: int
+    partition_seed: int | None = None
+    init_seed: int | None = None
+
+    def _root(self, purpose: Purpose) -> int:
+        own = {
+            Purpose.PARTITION: self.partition_seed,
+            Purpose.SERVER_SPLIT: self.partition_seed,
+            Purpose.HOLDOUT: self.partition_seed,
+            Purpose.INIT: self.init_seed,
+        }.get(purpose)
+        return self.seed if own is None else own
+
+    def generator(self, purpose: Purpose, *key: int) -> np.random.Generator:
+        """A fresh generator for `purpose` and `key` (for TRAIN: round, client)."""
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence((self._root(purpose), int(purpose), *key))))
+
+    def key(self, purpose: Purpose, *key: int) -> int:
+        """A 63-bit integer for `purpose` and `key`, for other generators (torch, counter-based masks)."""
+        words = np.random.SeedSequence((self._root(purpose), int(purpose), *key)).generate_state(1, np.uint64)
+        return int(words[0] >> np.uint64(1))
+
+    def generators(self, purpose: Purpose, *key: int, last: NDArray[np.int64]) -> Iterator[np.random.Generator]:
+        """`generator(purpose, *key, i)` for each i of `last` [n], a tenth of the time of that. It is one object, whose
+        state is set anew: to be used before the next."""
+        bits = np.random.PCG64(0)
+        generator = np.random.Generator(bits)
+        state = bits.state
+        for own, increment in pcg64_states(seed_words((self._root(purpose), int(purpose), *key), last, 4)):
+            state["state"] = {"state": own, "inc": increment}
+            bits.state = state
+            yield generator
+
+    def keys(self, purpose: Purpose, *key: int, last: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`key(purpose, *key, i)` for each i of `last` [n]."""
+        words = seed_words((self._root(purpose), int(purpose), *key), last, 1)[:, 0]
+        return (words >> np.uint64(1)).astype(np.int64)
+
+
+POOL, SHIFT, MASK = 4, np.uint32(16), 2**32 - 1
+INIT_A, MULT_A, INIT_B, MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
+MIX_LEFT, MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
+PCG_MULTIPLIER, MASK_128 = 0x2360ED051FC65DA44385DF649FCCF645, 2**128 - 1
+
+Words = NDArray[np.uint32]
+
+
+class _Hash:
+    """The hash of a word, whose constants are others at each call."""
+
+    def __init__(self, constant: int, multiplier: int) -> None:
+        self._constant, self._multiplier = constant, multiplier
+
+    def __call__(self, words: Words) -> Words:
+        hashed = words ^ np.uint32(self._constant)
+        self._constant = self._constant * self._multiplier & MASK
+        hashed *= np.uint32(self._constant)
+        hashed ^= hashed >> SHIFT
+        return hashed
+
+
+def _mixed(a: Words, b: Words) -> Words:
+    result: Words = MIX_LEFT * a - MIX_RIGHT * b
+    result ^= result >> SHIFT
+    return result
+
+
+def _words_of(number: int) -> list[Words]:
+    """A whole number >= 0 as words of 32 bits, the lowest first, each an array of one."""
+    shifts = range(0, max(number.bit_length(), 1), 32)
+    return [np.array([number >> shift & MASK], np.uint32) for shift in shifts]
+
+
+def seed_words(first: Sequence[int], last: NDArray[np.int64], count: int) -> NDArray[np.uint64]:
+    """`SeedSequence((*first, i)).generate_state(count, np.uint64)` for each i of `last` [n] in [0, 2^32) [n, count]."""
+    entropy = [word for number in first for word in _words_of(number)] + [last.astype(np.uint32)]
+    mix = _Hash(INIT_A, MULT_A)
+    padding = [np.zeros(1, np.uint32)] * (POOL - len(entropy))
+    pool = [mix(word) for word in [*entropy, *padding][:POOL]]
+    for source in range(POOL):
+        for target in range(POOL):
+            if source != target:
+                pool[target] = _mixed(pool[target], mix(pool[source]))
+    for word in entropy[POOL:]:
+        pool = [_mixed(old, mix(word)) for old in pool]
+    made = _Hash(INIT_B, MULT_B)
+    words = np.empty((len(last), 2 * count), "<u4")
+    for column in range(2 * count):
+        words[:, column] = made(pool[column % POOL])
+    return words.view("<u8")
+
+
+def pcg64_states(words: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+    """`state` and `inc` of `PCG64(seed_sequence).state["state"]` for sequences that make these words [n, 4]."""
+    for high, low, increment_high, increment_low in words.tolist():
+        increment = (increment_high << 65 | increment_low << 1 | 1) & MASK_128
+        yield (increment + (high << 64 | low)) * PCG_MULTIPLIER + increment & MASK_128, increment
+
+
+class UniformDraws(TorchDispatchMode):
+    """While it is entered, `Tensor.uniform_(a, b)` on a CPU is a + (b - a) u in float64 with torch's own u in [0, 1).
+
+    torch rounds once where the processor has fused multiply-adds, else twice. For float32 this rounds once, too (but
+    for one draw in 2^29 or so), so that models stay those of processors that have them.
+    """
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten.uniform_.default and not args[0].is_cuda and args[0].dtype.itemsize >= 4:
+            return _uniform(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _uniform(values: Tensor, low: float = 0.0, high: float = 1.0, **kwargs: Any) -> Tensor:
+    a, b = (torch.tensor(bound, dtype=values.dtype) for bound in (low, high))
+    values.uniform_(0.0, 1.0, **kwargs)
+    return values.copy_(values.double().mul_(b - a).add_(a))

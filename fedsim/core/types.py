@@ -1,0 +1,170 @@
+"""The values that travel through a round. Frozen; none of them holds the config, the engine or the data set.
+
+Legend: N clients, K of them in a cohort, P parameters; axis 0 of a Stack is the client.
+
+Positions of samples by client, in one array: what a list of a million arrays takes a second to walk through is
+arithmetic on their ends.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ids = NDArray[np.int64]
+"""Client ids: unique and ascending."""
+Params = dict[str, Tensor]
+"""One model: parameters and floating-point buffers by name (what clients and server send each other)."""
+Stack = dict[str, Tensor]
+"""K models: the tensors of `Params`, each with a leading client axis."""
+
+
+@dataclass(frozen=True)
+class Population:
+    """All that the server knows for free: training samples n_k [N], the cohort size K and the number of rounds T."""
+
+    sizes: NDArray[np.int64]
+    cohort_size: int
+    num_rounds: int
+
+    def __post_init__(self) -> None:
+        sizes = self.sizes.view()
+        sizes.setflags(write=False)  # the aggregator's weights are of them, too
+        object.__setattr__(self, "sizes", sizes)
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """p_k = n_k / n, [N]."""
+        shares: NDArray[np.float64] = self.sizes / self.sizes.sum()
+        return shares
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a selector returns: ids, and aggregation weights [K] only where the method defines them.
+
+    Weights are used as they are: w <- w + sum_k weights_k (w_k - w). They need not sum to one (unbiased schemes).
+    Running statistics of BatchNorm are averaged by the weights divided by their sum.
+    """
+
+    ids: Ids
+    weights: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What arrived at the server after local training.
+
+    `delta` is w_k - w per tensor [K, ...]; `loss` [K] is the mean over local steps of the batch's mean training loss,
+    None for selectors that do not declare `Signal.TRAINING_LOSS`; `rms_loss` [K] the root of the mean squared loss of
+    all samples passed, None without `Signal.SQUARED_LOSS`; `steps` [K] counts local optimiser steps; `trained` names
+    the tensors that training changes (the others are running statistics). `durations` [K] are seconds of a simulated
+    clock, None where there is none. `finite` [K] says whose update holds neither a nan nor infinity, None where that
+    has not been found out yet.
+    """
+
+    ids: Ids
+    sizes: NDArray[np.int64]
+    start: Params
+    delta: Stack
+    loss: NDArray[np.float64] | None
+    rms_loss: NDArray[np.float64] | None
+    steps: NDArray[np.int64]
+    trained: Sequence[str]
+    durations: NDArray[np.float64] | None = None
+    finite: NDArray[np.bool_] | None = None
+
+    @property
+    def updates(self) -> Tensor:
+        """w_k - w over all trained tensors, flat [K, P]."""
+        return torch.cat([self.delta[name].flatten(1) for name in self.trained], dim=1)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What each of n clients receives, computes and sends in one exchange with the server, all int64 [n]."""
+
+    ids: Ids
+    bytes_down: NDArray[np.int64]
+    forward_samples: NDArray[np.int64]
+    train_samples: NDArray[np.int64]
+    bytes_up: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy in [0, 1] and mean cross-entropy over a labelled set."""
+
+    accuracy: float
+    loss: float
+
+
+Positions = NDArray[np.int64]
+
+
+class ByClient(Sequence[Positions]):
+    """A sequence of N arrays, which are consecutive parts of `flat` [n], of the lengths `sizes` [N]."""
+
+    def __init__(self, flat: Positions, sizes: NDArray[np.int64]) -> None:
+        self.flat, self.sizes = flat, sizes
+        self.ends: NDArray[np.int64] = np.cumsum(sizes)
+
+    @classmethod
+    def of(cls, arrays: Sequence[Positions]) -> "ByClient":
+        """`arrays` as they are if they are in one array already, else a copy."""
+        if isinstance(arrays, ByClient):
+            return arrays
+        sizes = np.array([len(own) for own in arrays], dtype=np.int64)
+        return cls(np.concatenate([np.empty(0, np.int64), *arrays]), sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, client: int) -> Positions: ...
+    @overload
+    def __getitem__(self, client: slice) -> list[Positions]: ...
+    def __getitem__(self, client: int | slice) -> Positions | list[Positions]:
+        if isinstance(client, slice):
+            return [self[row] for row in range(*client.indices(len(self)))]
+        end = self.ends[client]
+        return self.flat[end - self.sizes[client] : end]
+
+    def __iter__(self) -> Iterator[Positions]:
+        first = 0
+        for end in self.ends.tolist():
+            yield self.flat[first:end]
+            first = end
+
+    def rows(self, ids: NDArray[np.int64]) -> "ByClient":
+        """Those of the clients `ids`, in this order."""
+        if np.array_equal(ids, np.arange(len(self))):
+            return self
+        sizes = self.sizes[ids]
+        where = np.repeat(self.ends[ids] - np.cumsum(sizes), sizes)
+        where += np.arange(len(where))
+        return ByClient(self.flat[where], sizes)
+
+    def first(self, counts: NDArray[np.int64]) -> tuple["ByClient", "ByClient"]:
+        """The first `counts` [N] of each, and the rest of each."""
+        within = np.arange(len(self.flat)) - np.repeat(self.ends - self.sizes, self.sizes)
+        head = within < np.repeat(counts, self.sizes)
+        return ByClient(self.flat[head], counts), ByClient(self.flat[~head], self.sizes - counts)
+
+
+def sizes_of(arrays: Sequence[Positions]) -> NDArray[np.int64]:
+    """The length of each [N]."""
+    return arrays.sizes if isinstance(arrays, ByClient) else np.array([len(own) for own in arrays], dtype=np.int64)
+
+
+def chosen(arrays: Sequence[Positions], ids: NDArray[np.int64]) -> ByClient:
+    """The arrays of the clients `ids`, in this order."""
+    return arrays.rows(ids) if isinstance(arrays, ByClient) else ByClient.of([arrays[i] for i in ids])

@@ -1,0 +1,239 @@
+"""What takes the local steps of the clients in static buffers.
+
+Chains of linear layers: the written-out passes of the batched backend on views of the flat buffers.
+
+Any model by automatic differentiation, each client in recordings of its own, which run side by side.
+
+Each client's pass is the plain one of PyTorch: ordinary convolutions and, on full batches, ordinary BatchNorm, where
+vmap makes grouped convolutions and BatchNorm of many small passes.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedsim.core.flat import real_dtype
+from fedsim.core.types import Params, Stack
+from fedsim.engine.backend import Workload
+from fedsim.engine.chain import Chain
+from fedsim.engine.device import Precision, autocast
+from fedsim.engine.graph.optimizers import FlatOptimizer
+from fedsim.engine.graph.recorder import State
+from fedsim.engine.graph.tables import Fields, StepTables
+from fedsim.engine.model import (
+    for_batched,
+    for_sequential,
+    keyed_dropouts,
+    masked_norms,
+    refuse_mixed_samples,
+    refused_if_it_fails,
+)
+from fedsim.engine.stacked import StackedBatch, StackedChain, StackedLayer
+
+
+class StepProgram(ABC):
+    """Local steps of R clients, by `tables` and on `state`, on the device where these are; `optimizer` has the update
+    and its state, which is zero before the first step.
+
+    `step` is recorded once and replayed many times, so it may not make the host wait, not depend in Python on the
+    content of a tensor or on a learning rate, and allocate no tensor that it needs in a later step.
+    """
+
+    two_forms = False
+    """Whether steps whose batches are full are taken in another way (see `step`)."""
+
+    def __init__(self, workload: Workload, tables: StepTables, state: State, optimizer: FlatOptimizer) -> None:
+        self.workload, self.tables, self.state, self.optimizer = workload, tables, state, optimizer
+
+    @property
+    @abstractmethod
+    def launches(self) -> int:
+        """About how many kernels a step is; for how many steps go into a recording."""
+
+    @abstractmethod
+    def step(self, *, full: bool) -> None:
+        """The step `tables.step`, which is not advanced: for the rows with a count > 0, updates `state.flat` and
+        `state.statistics` in place and writes the samples' losses before the step into `tables.losses`.
+
+        Nothing of other rows changes, whatever is in them; losses where there is no sample may be anything. `full`:
+        all rows have a count of B; only passed to programs with `two_forms`.
+        """
+
+
+class LinearProgram(StepProgram):
+    """A chain of linear layers, with products of all clients' matrices at once."""
+
+    def __init__(self, workload: Workload, tables: StepTables, state: State, optimizer: FlatOptimizer) -> None:
+        super().__init__(workload, tables, state, optimizer)
+        assert workload.chain is not None
+        self.models = _ViewedChain(workload.chain, state.views)
+        self._grads = _layers(workload.chain, state.grad_views)
+
+    @property
+    def launches(self) -> int:
+        dropouts = sum(link.rate > 0 for link in self.models.chain.links)
+        return 20 + 8 * len(self.models.layers) + 35 * dropouts
+
+    @torch.no_grad()
+    def step(self, *, full: bool) -> None:
+        row = self.tables.row
+        losses = self.models.step(gathered(self.workload, row), self._keep_gradient)
+        self.tables.write_losses(losses)
+        live = (row.counts[0] > 0).unsqueeze(1)
+        self.optimizer.update(self.state.flat, self.state.grads, live, row.scalars[0])
+
+    def _keep_gradient(self, number: int, layer: StackedLayer, x: Tensor, grad: Tensor) -> None:
+        """Of a layer with input `x` [R, B, in] from `grad` [R, B, out] at its output, as torch.nn.Linear lays it."""
+        kept = self._grads[number]
+        torch.bmm(grad.transpose(1, 2), x, out=kept.weight)
+        if kept.bias is not None:
+            torch.sum(grad, 1, out=kept.bias)
+
+
+class _ViewedChain(StackedChain):
+    """A chain whose weights are views of `stack`, so that what changes there changes here."""
+
+    def __init__(self, chain: Chain, stack: Stack) -> None:
+        self.chain = chain
+        self.layers = [
+            StackedLayer(layer.weight.transpose(1, 2), None if layer.bias is None else layer.bias.unsqueeze(1))
+            for layer in _layers(chain, stack)
+        ]
+        self.minus_one = -torch.ones_like(self.layers[0].weight[:1, :1, :1])
+
+
+def _layers(chain: Chain, stack: Stack) -> list[StackedLayer]:
+    """The tensors of each layer as they are: weight [R, out, in], bias [R, out]."""
+    return [StackedLayer(stack[k.weight], None if k.bias is None else stack[k.bias]) for k in chain.links]
+
+
+def gathered(workload: Workload, row: Fields) -> StackedBatch:
+    """The samples of a step's row of the tables; recordable."""
+    data, where = workload.data, row.positions[0]
+    flat = where.reshape(-1)
+    x = data.x.index_select(0, flat).view(*where.shape, *data.x.shape[1:])
+    return StackedBatch(x, data.y.index_select(0, flat).view(where.shape), row.weights[0], row.keys[0])
+
+
+LAUNCHES_A_LAYER = 5
+"""About how many kernels the forward and backward pass of a layer are, cuDNN's changes of layout counted."""
+
+
+class OneByOne(StepProgram):
+    """One client's passes on views of its row of the flat buffers. Full batches take torch's BatchNorm, others the
+    one with masks."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        tables: StepTables,
+        state: State,
+        optimizer: FlatOptimizer,
+        passes: "Passes",
+    ) -> None:
+        super().__init__(workload, tables, state, optimizer)
+        assert len(state) == 1
+        self.passes, self.two_forms = passes, passes.masked is not passes.full
+        self._leaves = {name: view[0].detach().requires_grad_() for name, view in state.views.items()}
+
+    @property
+    def launches(self) -> int:
+        return 20 + LAUNCHES_A_LAYER * sum(1 for m in self.passes.masked.module.modules() if not list(m.children()))
+
+    def step(self, *, full: bool) -> None:
+        template = self.passes.full if full else self.passes.masked
+        row = self.tables.row
+        batch = gathered(self.workload, row)
+        moved = self.state.statistics.clone()
+        side = self._side_inputs(template, batch) | self.state.statistics_layout.views(moved)
+        losses = self._gradient(template, batch, {name: value[0] for name, value in side.items()})
+        self._finish(losses.unsqueeze(0), moved, row.counts[0], row.scalars[0])
+
+    @torch.no_grad()
+    def _finish(self, losses: Tensor, moved: Tensor, counts: Tensor, scalars: Tensor) -> None:
+        self.tables.write_losses(losses)
+        live = (counts > 0).unsqueeze(1)
+        if moved.numel():
+            torch.where(live, moved, self.state.statistics, out=self.state.statistics)
+        self.optimizer.update(self.state.flat, self.state.grads, live, scalars)
+
+    def _side_inputs(self, template: "_Template", batch: StackedBatch) -> Stack:
+        """Per-client buffers that are not part of the model: dropout keys and BatchNorm's masks."""
+        side: Stack = {}
+        if template.keys and batch.keys is not None:
+            side |= dict.fromkeys(template.keys, batch.keys)
+        if template.masks and batch.weights is not None:
+            side |= dict.fromkeys(template.masks, (batch.weights > 0).to(batch.weights.dtype))
+        return side
+
+    def _gradient(self, template: "_Template", batch: StackedBatch, side: Params) -> Tensor:
+        """The gradient of the mean loss into `state.grads`; running statistics in `side` are updated in place. Returns
+        the samples' losses [B]."""
+        assert batch.weights is not None
+        leaves = self._leaves
+        x = batch.x[0].contiguous(memory_format=self.passes.layout)
+        tensors = leaves | side
+        with torch.enable_grad():
+            with autocast(self.passes.precision, x.device):
+                output = template(tensors, x).to(real_dtype(x))
+            each = F.cross_entropy(output, batch.y[0], reduction="none")
+            total = (each * batch.weights[0]).sum()
+        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            parts = self.state.layout.parts(dict(zip(leaves, found, strict=True)))
+            torch.cat(parts, out=self.state.grads[0])
+            replaced = [name for name in self.state.statistics_views if tensors[name] is not side[name]]
+            if replaced:
+                torch._foreach_copy_([side[n] for n in replaced], [tensors[n].detach() for n in replaced])
+        return each.detach()
+
+
+class Passes:
+    """The model's passes, which the programs of all clients share: with BatchNorm of torch's (`full`) and with masks
+    (`masked`; the same where the model has no BatchNorm). Batches lie in memory as `layout` says."""
+
+    def __init__(self, workload: Workload, precision: Precision, layout: torch.memory_format) -> None:
+        """Raises `ConfigError` naming a layer that cannot be trained on padded batches."""
+        device = workload.data.x.device
+        self.precision, self.layout = precision, layout
+        self.masked = self.full = _Template(for_batched(workload.model).to(device))
+        if self.masked.masks:
+            self.full = _Template(for_sequential(workload.model).to(device))
+
+    def try_out(self, x: Tensor) -> None:
+        """The pass of two samples of `x`, the second as padding, through BatchNorm with masks.
+
+        Raises `ConfigError` where the model cannot take padded batches (samples and another axis made one before a
+        BatchNorm, or samples that depend on each other).
+        """
+        module, x = self.masked.module, x[:2].contiguous(memory_format=self.layout)
+        twice = torch.cat([x[:1]] * len(x))
+        mask = (torch.arange(len(x), device=x.device) < 1).to(real_dtype(x))
+        buffers = {name: value.clone() for name, value in module.named_buffers()}
+        refused = refused_if_it_fails(module, "cannot take padded batches")
+        with refused, torch.no_grad(), autocast(self.precision, x.device):
+            beside = [self.masked(buffers | dict.fromkeys(self.masked.masks, mask), some) for some in (x, twice)]
+        refuse_mixed_samples(module, beside[0][0].float(), beside[1][0].float())
+
+
+class _Template:
+    """A module whose tensors are passed in; frozen parameters are its own, and it writes nothing of its own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module.requires_grad_(False)
+        for layer in module.modules():
+            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+                layer.num_batches_tracked = None  # which nothing reads where there is a momentum
+        dropouts = dict(keyed_dropouts(module))
+        self.keys, self.dropouts = list(dropouts), list(dropouts.values())
+        self.masks = masked_norms(module)
+
+    def __call__(self, tensors: Params, x: Tensor) -> Tensor:
+        """Running statistics are updated in place, or replaced in `tensors`."""
+        for layer in self.dropouts:
+            layer.calls = 0
+        output: Tensor = functional_call(self.module, tensors, (x,))
+        return output

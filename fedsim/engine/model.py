@@ -1,0 +1,340 @@
+"""What of a model travels: trainable parameters and floating-point buffers. Frozen parameters stay where they are.
+
+Layers whose hidden state a batched program must spell out: dropout's randomness and BatchNorm's batch.
+
+Both engines draw dropout masks by the same counter-based rule, so that a mask depends on (seed, round, client, step,
+layer, element) alone, whether clients train one by one or side by side, padded or not. An element is its place in the
+layer's input, so that padding changes masks where the batch is not the first axis (sequence first): there, engines draw
+other masks of the same rate for batches that are short.
+
+Copies of a user's model that an engine can train, and what no engine or not this engine can.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fedsim.core.errors import ConfigError, Problem, check
+from fedsim.core.types import Params
+from fedsim.engine.device import is_out_of_memory
+
+
+def trained_names(model: nn.Module) -> list[str]:
+    """Names of the parameters that local training changes."""
+    return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def buffer_names(model: nn.Module) -> list[str]:
+    """Names of the floating-point buffers of the state dict (BatchNorm's running statistics)."""
+    saved = model.state_dict()
+    return [name for name, b in model.named_buffers() if name in saved and b.is_floating_point()]
+
+
+def traveling(model: nn.Module) -> Params:
+    """What clients and server send each other, by name; shares memory with the model."""
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    return {name: named[name] for name in (*trained_names(model), *buffer_names(model))}
+
+
+def initial(model: nn.Module) -> Params:
+    """A copy of what clients and server send each other, as the model holds it now."""
+    return {name: tensor.detach().clone() for name, tensor in traveling(model).items()}
+
+
+_GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed integer
+_MIX_1 = -4658895280553007687
+_MIX_2 = -7723592293110705685
+_CALLS = 2**20  # more applications of one layer in a step than there will ever be
+
+
+def mix(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser (Steele, Lea and Flood, 2014) on int64; the arithmetic wraps as unsigned would."""
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * _MIX_1
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * _MIX_2
+    return z ^ ((z >> 31) & (2**33 - 1))
+
+
+class KeyedDropout(nn.Module):
+    """Inverted dropout whose mask is a pure function of `key` (an int64 scalar that the engine supplies per step).
+
+    `calls` counts applications within a step, so that a layer used twice draws two masks; the engine sets it back to 0
+    before each step.
+    """
+
+    key: Tensor
+
+    def __init__(self, p: float, layer: int) -> None:
+        super().__init__()
+        self.p = p
+        self.layer = layer
+        self.calls = 0
+        self.scale = 1 / (1 - p) if p < 1 else 0.0
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        keep = dropout_mask(self.key, self.layer, self.calls, x.shape, self.p)
+        self.calls += 1
+        return x * (keep.to(x.dtype) * self.scale)
+
+
+def dropout_mask(keys: Tensor, layer: int, calls: int, shape: Sequence[int], p: float) -> Tensor:
+    """What the `calls`-th application of a layer keeps of an input of `shape`, for each of `keys` [...]: bool
+    [..., *shape]."""
+    salt = _signed((1 + calls + layer * _CALLS) * _GOLDEN)
+    element = torch.arange(math.prod(shape), device=keys.device).view(*shape)
+    start = mix(keys + salt)
+    bits = mix(start.view(*start.shape, *[1] * len(shape)) + element * _GOLDEN)
+    return ((bits >> 40) & (2**24 - 1)) >= round(p * 2**24)
+
+
+def _signed(value: int) -> int:
+    """`value` modulo 2^64 as an int64 would hold it."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+class MaskedBatchNorm(nn.Module):
+    """BatchNorm over the samples that `mask` [batch] marks, for batches padded to a common length.
+
+    Equal to torch's layer on the valid samples alone. One value per channel, which torch refuses in training, counts
+    as a batch of variance zero.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    mask: Tensor
+
+    def __init__(self, source: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
+        super().__init__()
+        assert source.running_mean is not None
+        assert source.running_var is not None
+        assert source.momentum is not None
+        self.eps, self.momentum = source.eps, source.momentum
+        self.weight, self.bias = source.weight, source.bias
+        self.register_buffer("running_mean", source.running_mean)
+        self.register_buffer("running_var", source.running_var)
+        self.register_buffer("mask", torch.ones_like(source.running_mean[:1]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = (1, -1) + (1,) * (x.dim() - 2)
+        mask = self.mask.view(-1, *(1,) * (x.dim() - 1))
+        axes = [0, *range(2, x.dim())]
+        count = self.mask.sum() * (x[0, 0].numel())
+        mean = (x * mask).sum(axes) / count
+        centred = x - mean.view(channels)
+        var = (centred.square() * mask).sum(axes) / count
+        with torch.no_grad():
+            unbiased = var * count / (count - 1).clamp(min=1)
+            self.running_mean = torch.lerp(self.running_mean, mean.detach(), self.momentum)
+            self.running_var = torch.lerp(self.running_var, unbiased.detach(), self.momentum)
+        y = centred * torch.rsqrt(var + self.eps).view(channels)
+        return y if self.weight is None else y * self.weight.view(channels) + self.bias.view(channels)
+
+
+class _LenientBatchNorm1d(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return _of_one_value(self, x) if self.training and x[:, 0].numel() == 1 else super().forward(x)
+
+
+class _LenientBatchNorm2d(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return _of_one_value(self, x) if self.training and x[:, 0].numel() == 1 else super().forward(x)
+
+
+def lenient(source: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
+    """torch's own layer, which takes one value per channel for a batch of variance zero instead of refusing it."""
+    layer = copy.deepcopy(source)
+    layer.__class__ = _LenientBatchNorm1d if isinstance(source, nn.BatchNorm1d) else _LenientBatchNorm2d
+    return layer
+
+
+def _of_one_value(layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        if layer.num_batches_tracked is not None:
+            layer.num_batches_tracked.add_(1)
+        if layer.running_mean is not None and layer.running_var is not None:
+            share = 1 / int(layer.num_batches_tracked or 1) if layer.momentum is None else layer.momentum
+            layer.running_mean.lerp_(x.flatten(), share)
+            layer.running_var.lerp_(torch.zeros_like(layer.running_var), share)
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+    zeros = x - x
+    return zeros if not layer.affine else zeros * layer.weight.view(shape) + layer.bias.view(shape)
+
+
+@contextmanager
+def recurrent_in_training(model: nn.Module) -> Iterator[None]:
+    """Recurrent layers of a model in eval mode are in training mode, which cuDNN wants for their gradients.
+
+    They compute the same in both: those with dropout are refused.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.RNNBase)]
+    for layer in layers:
+        layer.train()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.eval()
+
+
+KEYED = "nn.Dropout has masks keyed by seed, round, client and step: use that instead"
+ONE_BY_ONE = "engine=sequential runs it"
+
+
+@contextmanager
+def refused_if_it_fails(model: nn.Module, what: str) -> Iterator[None]:
+    """Try out a pass of `model`: what torch raises in it is a `ConfigError` that says `what` it cannot do.
+
+    That there is no memory is no property of the model, and raised as it is.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        rule = f"model {type(model).__name__} {what}: {reason}"
+        raise ConfigError([Problem("", ..., rule, ONE_BY_ONE)]) from error
+
+
+def for_batched(model: nn.Module) -> nn.Module:
+    """A copy in training mode with keyed dropout and masked BatchNorm. Raises `ConfigError` naming unfit layers."""
+    check(*_problems(model, lambda layer: _random(layer) or _coupled(layer)))
+    return _adapted(model, MaskedBatchNorm)
+
+
+def for_sequential(model: nn.Module) -> nn.Module:
+    """A copy in training mode with keyed dropout, and BatchNorm of torch's that takes batches of one value.
+
+    Raises `ConfigError` naming layers whose randomness is hidden.
+    """
+    check(*_problems(model, _random))
+    return _adapted(model, lenient)
+
+
+def refuse_mixed_samples(model: nn.Module, first: Tensor, other: Tensor) -> None:
+    """Raise `ConfigError` where `first` and `other`, what a batch of a valid sample and padding gives for the valid one
+    with two samples as padding, differ: beside full batches, the model would train on padding.
+
+    Nothing is said of values that are not finite.
+    """
+    if torch.isfinite(first).all() and torch.isfinite(other).all() and not torch.allclose(first, other, 1e-3, 1e-3):
+        rule = f"model {type(model).__name__} mixes the samples of a batch, so that padding would change its training"
+        raise ConfigError([Problem("", ..., rule, ONE_BY_ONE)])
+
+
+def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
+    """Pass the two first samples of `x` through a sequential copy in training mode.
+
+    Raises `ConfigError` if that draws from torch's global generator (a functional dropout, added noise); the generator
+    is put back.
+    """
+    worker = for_sequential(model).to(x.device)
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        before = _generator_state(x.device)
+        with torch.no_grad():
+            worker(x[:2])
+        drew = not torch.equal(before, _generator_state(x.device))
+    if drew:
+        rule = f"model {type(model).__name__} draws from torch's global generator in its training pass"
+        raise ConfigError([Problem("", ..., rule, KEYED)])
+
+
+def layout_for(model: nn.Module, x: Tensor) -> torch.memory_format:
+    """How batches of `x` should lie in memory: channels last for convolutions, 1.3 to 2 times as fast on a CPU, and
+    what the tensor cores of a GPU take without a conversion.
+
+    Not for models that cannot take it, such as those with `view` behind a convolution.
+    """
+    convolutional = any(isinstance(m, nn.Conv2d) for m in model.modules())
+    if x.dim() != 4 or not len(x) or not convolutional:
+        return torch.contiguous_format
+    with torch.no_grad():
+        try:
+            copy.deepcopy(model).eval()(x[:2].contiguous(memory_format=torch.channels_last))
+        except RuntimeError:
+            return torch.contiguous_format
+    return torch.channels_last
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether training draws dropout masks."""
+    return any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in model.modules())
+
+
+def is_convolutional(model: nn.Module) -> bool:
+    """Whether there are convolutions, which torch.func's vmap over clients makes grouped ones of: slow on a CPU, and
+    more and smaller kernels on a GPU than one client after another."""
+    return any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
+
+
+def keyed_dropouts(model: nn.Module) -> Iterator[tuple[str, KeyedDropout]]:
+    """The dropout layers of an adapted model that draw masks, by the name of their key buffer."""
+    for path, layer in model.named_modules():
+        if isinstance(layer, KeyedDropout) and layer.p > 0:
+            yield f"{path}.key" if path else "key", layer
+
+
+def masked_norms(model: nn.Module) -> list[str]:
+    """Names of the mask buffers of a model's MaskedBatchNorm layers."""
+    return [f"{path}.mask" if path else "mask" for path, m in model.named_modules() if isinstance(m, MaskedBatchNorm)]
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _adapted(model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNorm2d], nn.Module]) -> nn.Module:
+    """Layers that stand at several places (a shared dropout) are replaced by one new layer at all of them."""
+    model = copy.deepcopy(model)
+    replaced: dict[nn.Module, nn.Module] = {}
+    for path, layer in list(model.named_modules(remove_duplicate=False)):
+        if layer in replaced:
+            pass
+        elif isinstance(layer, nn.Dropout):
+            replaced[layer] = KeyedDropout(layer.p, len(replaced))
+        elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+            replaced[layer] = batch_norm(layer)
+        else:
+            continue
+        if not path:
+            return replaced[layer].train()
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, replaced[layer])
+    return model.train()
+
+
+def _keeps_statistics(layer: nn.BatchNorm1d | nn.BatchNorm2d) -> bool:
+    return layer.track_running_stats and layer.momentum is not None
+
+
+def _problems(model: nn.Module, unfit: Callable[[nn.Module], tuple[str, str] | None]) -> Iterator[Problem]:
+    for path, layer in model.named_modules():
+        if found := unfit(layer):
+            why, remedy = found
+            rule = f"model {type(model).__name__}: layer '{path}' ({type(layer).__name__}) {why}"
+            yield Problem("", ..., rule, remedy)
+
+
+def _random(layer: nn.Module) -> tuple[str, str] | None:
+    unkeyed = isinstance(layer, _DropoutNd) and not isinstance(layer, nn.Dropout) and layer.p > 0
+    inner = isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0
+    return ("draws from torch's global generator", KEYED) if unkeyed or inner else None
+
+
+def _coupled(layer: nn.Module) -> tuple[str, str] | None:
+    """Layers that mix the samples of a batch, among them padding, or that vmap does not know."""
+    norm = isinstance(layer, _BatchNorm) and not (
+        isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and _keeps_statistics(layer)
+    )
+    instance = isinstance(layer, _InstanceNorm) and layer.track_running_stats
+    unfit = norm or instance or isinstance(layer, nn.RNNBase)
+    return ("cannot run for several clients at once", ONE_BY_ONE) if unfit else None

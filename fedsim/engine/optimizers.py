@@ -1,0 +1,237 @@
+"""The interfaces of local optimisers and learning-rate schedules.
+
+Stochastic gradient descent with momentum and weight decay.
+
+Adam, with its weight decay as an L2 term or decoupled (AdamW).
+
+Learning-rate schedules over rounds (1-based).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core.errors import Problem, at_least, between, check, positive, rule
+from fedsim.core.types import Stack
+
+
+class Schedule(ABC):
+    """A factor on the learning rate as a function of the round (1-based); constant within a round."""
+
+    @abstractmethod
+    def factor(self, round: int, num_rounds: int) -> float:
+        """Multiplier of the base learning rate in `round` of `num_rounds`."""
+
+
+class LocalOptimizer(ABC):
+    """An optimiser of the clients' local training, whose state is initialised anew in every round.
+
+    It works on stacked parameters: all tensors have a leading axis of clients.
+    """
+
+    def __init__(self, *problems: Problem | None, lr: float, schedule: Schedule) -> None:
+        """`problems`: invalid values that a subclass found, reported in one error together with those of `lr`."""
+        check(positive("lr", lr), *problems)
+        self.lr = lr
+        self.schedule = schedule
+
+    def lr_at(self, round: int, num_rounds: int) -> float:
+        """The learning rate in `round` (1-based) of `num_rounds`."""
+        return self.lr * self.schedule.factor(round, num_rounds)
+
+    @abstractmethod
+    def init(self, params: Stack) -> Any:
+        """The initial state for `params`, whose tensors have a leading client axis."""
+
+    @abstractmethod
+    def step(self, params: Stack, grads: Stack, state: Any, lr: float) -> None:
+        """One optimiser step, in place, of the clients in `params` and `grads`.
+
+        These may be the first rows only of the clients that `state` was made for; all of them have made the same number
+        of steps. `grads` may be overwritten.
+        """
+
+    def momentum_buffers(self, state: Any) -> Stack | None:
+        """The momentum buffers in `state`, or None if the optimiser has none."""
+        return None
+
+    @abstractmethod
+    def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """The equivalent optimiser of torch.optim for one client; the sequential engine uses it."""
+
+
+class SGD(LocalOptimizer):
+    """The update rule of torch.optim.SGD: g <- grad + weight_decay w; v <- momentum v + g; w <- w - lr v.
+
+    With `nesterov` the step is along g + momentum v in place of v. v is 0 initially, so that the first step has v = g.
+    """
+
+    def __init__(self, *, lr: float, momentum: float, nesterov: bool, weight_decay: float, schedule: Schedule) -> None:
+        super().__init__(
+            between("momentum", momentum, 0, 1, open_high=True),
+            rule(not nesterov or momentum > 0, "nesterov", nesterov, "needs momentum > 0", "optimizer.momentum=0.9"),
+            at_least("weight_decay", weight_decay, 0),
+            lr=lr,
+            schedule=schedule,
+        )
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.weight_decay = weight_decay
+
+    def init(self, params: Stack) -> Stack:
+        return {name: torch.zeros_like(p) for name, p in params.items()} if self.momentum else {}
+
+    def momentum_buffers(self, state: Stack) -> Stack | None:
+        return state if self.momentum else None
+
+    def step(self, params: Stack, grads: Stack, state: Stack, lr: float) -> None:
+        values, steps = list(params.values()), list(grads.values())
+        if self.weight_decay and not self.momentum:  # one pass: w <- (1 - lr decay) w - lr grad
+            torch._foreach_mul_(values, 1 - lr * self.weight_decay)
+        elif self.weight_decay:
+            torch._foreach_add_(steps, values, alpha=self.weight_decay)
+        if self.momentum:
+            steps = self._with_momentum(params, steps, state)
+        torch._foreach_add_(values, steps, alpha=-lr)
+
+    def _with_momentum(self, params: Stack, steps: list[Tensor], state: Stack) -> list[Tensor]:
+        velocity = [state[name][: len(p)] for name, p in params.items()]
+        torch._foreach_mul_(velocity, self.momentum)
+        torch._foreach_add_(velocity, steps)
+        if not self.nesterov:
+            return velocity
+        torch._foreach_add_(steps, velocity, alpha=self.momentum)
+        return steps
+
+    def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            params,
+            lr=lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            fused=True,
+        )
+
+
+@dataclass
+class AdamState:
+    """First and second moments, and the number of steps so far."""
+
+    first: Stack
+    second: Stack
+    steps: int = 0
+
+
+class Adam(LocalOptimizer):
+    """Adam with bias correction (Kingma and Ba, 2015).
+
+    `decoupled` applies weight decay to the parameters directly in place of the gradient (AdamW; Loshchilov and Hutter,
+    2019).
+    """
+
+    def __init__(
+        self,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        schedule: Schedule,
+    ) -> None:
+        super().__init__(
+            between("beta1", beta1, 0, 1, open_high=True),
+            between("beta2", beta2, 0, 1, open_high=True),
+            positive("eps", eps),
+            at_least("weight_decay", weight_decay, 0),
+            lr=lr,
+            schedule=schedule,
+        )
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self.weight_decay = weight_decay
+        self.decoupled = decoupled
+
+    def init(self, params: Stack) -> AdamState:
+        first, second = ({name: torch.zeros_like(p) for name, p in params.items()} for _ in range(2))
+        return AdamState(first, second)
+
+    def step(self, params: Stack, grads: Stack, state: AdamState, lr: float) -> None:
+        state.steps += 1
+        values, slopes = list(params.values()), list(grads.values())
+        if self.decoupled:
+            torch._foreach_mul_(values, 1 - lr * self.weight_decay)
+        elif self.weight_decay:
+            torch._foreach_add_(slopes, values, alpha=self.weight_decay)
+        first = [state.first[name][: len(p)] for name, p in params.items()]
+        second = [state.second[name][: len(p)] for name, p in params.items()]
+        torch._foreach_lerp_(first, slopes, 1 - self.beta1)
+        torch._foreach_mul_(second, self.beta2)
+        torch._foreach_addcmul_(second, slopes, slopes, 1 - self.beta2)
+        scale = torch._foreach_div(second, 1 - self.beta2**state.steps)
+        torch._foreach_sqrt_(scale)
+        torch._foreach_add_(scale, self.eps)
+        torch._foreach_addcdiv_(values, first, scale, -lr / (1 - self.beta1**state.steps))
+
+    def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
+        return kind(params, lr=lr, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay)
+
+
+class Constant(Schedule):
+    """A constant learning rate."""
+
+    def factor(self, round: int, num_rounds: int) -> float:
+        return 1.0
+
+
+class Step(Schedule):
+    """Multiplies the learning rate by `factor` after each round in `milestones`; round m still has the old rate.
+
+    The published codes count rounds from 0 and multiply before their round m, which is also after m rounds: FedCor's at
+    150 and 300, GPFL's at 162 and 244.
+    """
+
+    def __init__(self, *, milestones: list[int], factor: float) -> None:
+        check(
+            rule(
+                all(m >= 1 for m in milestones) and sorted(set(milestones)) == milestones,
+                "milestones",
+                milestones,
+                "must be ascending rounds >= 1",
+            ),
+            positive("factor", factor),
+        )
+        self.milestones = milestones
+        self.multiplier = factor
+
+    def factor(self, round: int, num_rounds: int) -> float:
+        return self.multiplier ** sum(round > m for m in self.milestones)
+
+
+class Exponential(Schedule):
+    """Multiplies the learning rate by `gamma` in every round from the second on."""
+
+    def __init__(self, *, gamma: float) -> None:
+        check(positive("gamma", gamma))
+        self.gamma = gamma
+
+    def factor(self, round: int, num_rounds: int) -> float:
+        return self.gamma ** (round - 1)
+
+
+class Cosine(Schedule):
+    """A factor that falls along half a cosine from 1 in the first round to `final` in the last."""
+
+    def __init__(self, *, final: float) -> None:
+        check(positive("final", final))
+        self.final = final
+
+    def factor(self, round: int, num_rounds: int) -> float:
+        progress = (round - 1) / max(num_rounds - 1, 1)
+        return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2

@@ -1,0 +1,175 @@
+"""Local training of one client in plain PyTorch: torch.optim's optimisers and torch's layers on real batches.
+
+A pool of threads that train clients side by side on a CPU, each on one core.
+
+Every client by itself in plain PyTorch: what the other backends are tested against, and the faster one for
+convolutions on a CPU.
+"""
+
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedsim.core.errors import check
+from fedsim.core.flat import real_dtype, to_device
+from fedsim.core.types import Params, Stack
+from fedsim.engine.backend import TrainingResult, Workload, workers_problem
+from fedsim.engine.device import Precision, autocast, passes_in
+from fedsim.engine.model import for_sequential, keyed_dropouts, refuse_hidden_randomness, traveling
+from fedsim.engine.schedule import Schedule
+from fedsim.engine.torch_backend import TorchBackend
+
+
+class ClientTrainer:
+    """A copy of the model that trains one client after another. Not for two threads at once."""
+
+    def __init__(self, workload: Workload, layout: torch.memory_format, precision: Precision) -> None:
+        self.data, self.optimizer = workload.data, workload.optimizer
+        self.model = for_sequential(workload.model).to(self.data.x.device)
+        self.layout, self.precision = layout, precision
+        self.dropouts = [layer for _, layer in keyed_dropouts(self.model)]
+        self.tensors = traveling(self.model)
+        own = {name: buffer for name, buffer in self.model.named_buffers() if name not in self.tensors}
+        self.counters = list(own.values())  # what no client gets, such as the number of BatchNorm's batches
+        self.counters_before = [buffer.clone() for buffer in self.counters]
+
+    def train(self, params: Params, schedule: Schedule, losses: NDArray[Any]) -> tuple[Params, Params]:
+        """Train from `params` by the `schedule` of one client; its samples' losses go into `losses` [S, B].
+
+        Returns w_k - w, and the optimiser's momentum buffers, empty for one without.
+        """
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.tensors.values()), [params[name] for name in self.tensors])
+            if self.counters:
+                torch._foreach_copy_(self.counters, self.counters_before)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        optimizer = self.optimizer.torch_optimizer(trained, schedule.lr)
+        self._steps(schedule, optimizer, losses)
+        delta = {name: tensor.detach() - params[name] for name, tensor in self.tensors.items()}
+        return delta, self._momentum(optimizer)
+
+    @torch.enable_grad()  # whatever the caller computes with
+    def _steps(self, schedule: Schedule, optimizer: torch.optim.Optimizer, losses: NDArray[Any]) -> None:
+        device = self.data.x.device
+        positions = to_device(torch.as_tensor(schedule.positions[0]), device)
+        keys = None if schedule.keys is None else to_device(torch.as_tensor(schedule.keys[0]), device)
+        each: list[Tensor] = []
+        for step, count in enumerate(schedule.counts[0].tolist()):
+            if keys is not None:
+                self._set_keys(keys[step])
+            values = self._losses(positions[step, :count])
+            optimizer.zero_grad(set_to_none=True)
+            values.mean().backward()
+            _with_zeros(optimizer)
+            optimizer.step()
+            each.append(values.detach())
+        if each:
+            _, steps, width = schedule.positions.shape
+            losses[:steps, :width][schedule.mask[0]] = torch.cat(each).cpu().numpy()  # one copy for all steps
+
+    def _set_keys(self, key: Tensor) -> None:
+        for layer in self.dropouts:
+            layer.key.copy_(key)
+            layer.calls = 0
+
+    def _losses(self, chosen: Tensor) -> Tensor:
+        """Cross-entropies of the samples at these positions."""
+        x = self.data.x.index_select(0, chosen).contiguous(memory_format=self.layout)
+        with autocast(self.precision, x.device):
+            output = self.model(x)
+        return F.cross_entropy(output.to(real_dtype(x)), self.data.y[chosen], reduction="none")
+
+    def _momentum(self, optimizer: torch.optim.Optimizer) -> Params:
+        """SGD's momentum buffers, zero before a first step."""
+        if not optimizer.defaults.get("momentum"):
+            return {}
+        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        buffers = {n: optimizer.state[p].get("momentum_buffer") for n, p in trained.items()}
+        return {n: torch.zeros_like(trained[n]) if b is None else b for n, b in buffers.items()}
+
+
+def _with_zeros(optimizer: torch.optim.Optimizer) -> None:
+    """Give parameters that the pass did not use their gradient, zero: without one, torch leaves out weight decay."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+
+Resource = TypeVar("Resource")
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+class WorkerPool(Generic[Resource]):
+    """Python threads with one torch thread each; every job gets one of the `resources` (a copy of the model) to itself.
+
+    torch's operations release the global interpreter lock, so the threads do run in parallel. Jobs that would leave a
+    thread without work at the end are done one by one by the caller's thread, with all of torch's threads.
+    """
+
+    def __init__(self, resources: Sequence[Resource]) -> None:
+        self.resources = resources
+        self._free: queue.SimpleQueue[Resource] = queue.SimpleQueue()
+        for resource in resources:
+            self._free.put(resource)
+        self._pool = ThreadPoolExecutor(len(resources), initializer=torch.set_num_threads, initargs=(1,))
+
+    def map(self, work: Callable[[Resource, Job], Result], jobs: Sequence[Job]) -> list[Result]:
+        """`work(resource, job)` of every job, in order."""
+        count = len(self.resources)
+        parallel = len(jobs) - len(jobs) % count if count > 1 else 0
+        results = list(self._pool.map(lambda job: self._with_a_resource(work, job), jobs[:parallel]))
+        return results + [work(self.resources[0], job) for job in jobs[parallel:]]
+
+    def _with_a_resource(self, work: Callable[[Resource, Job], Result], job: Job) -> Result:
+        resource = self._free.get()
+        try:
+            return work(resource, job)
+        finally:
+            self._free.put(resource)
+
+
+class ReferenceBackend(TorchBackend):
+    """Clients one after another, or, on a CPU, `workers` at a time on one core each (`auto`: as many as torch has
+    threads; one on a GPU)."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        precision: Precision,
+        workers: int | Literal["auto"],
+        deterministic: bool | None = None,
+    ) -> None:
+        check(workers_problem(workers))
+        super().__init__(workload, precision, deterministic)
+        count = (1 if self.data.x.is_cuda else torch.get_num_threads()) if workers == "auto" else workers
+        self.pool = WorkerPool([ClientTrainer(workload, self.layout, precision) for _ in range(count)])
+        if len(self.data.x):
+            refuse_hidden_randomness(workload.model, self.data.x)
+
+    @property
+    def description(self) -> str:
+        count = len(self.pool.resources)
+        return "sequential" if count == 1 else f"sequential, {count} clients at a time"
+
+    def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        losses = torch.zeros(schedule.positions.shape, dtype=real_dtype(self.data.x)).numpy()
+        with passes_in(self.precision, self.data.x.device):
+            done = self.pool.map(
+                lambda trainer, row: trainer.train(start[row], schedule.rows(slice(row, row + 1)), losses[row]),
+                range(len(schedule)),
+            )
+        deltas, momenta = [delta for delta, _ in done], [momentum for _, momentum in done]
+        return TrainingResult(_stacked(deltas), losses, _stacked(momenta) if momenta and momenta[0] else None)
+
+
+def _stacked(models: Sequence[Params]) -> Stack:
+    return {name: torch.stack([m[name] for m in models]) for name in models[0]}

@@ -1,0 +1,134 @@
+"""The command line of an experiment: composes it, checks it, runs every job. `fedsim.run` is where a process enters.
+
+Jobs run in this process, from the plans that were checked (fedsim.jobs.sweep). Hydra launches those of other
+launchers than ours (`hydra/launcher=joblib`, fedsim.jobs.launched), and answers questions (`--cfg job`, `--info`).
+
+PyTorch is imported where jobs are checked and run: questions, and completion in a shell, do not wait for it.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from omegaconf import DictConfig
+
+from fedsim.config import words as command_line
+from fedsim.config.compose import (
+    Composed,
+    check_question,
+    compose_jobs,
+    given_to_hydra,
+    implied,
+    safeguards,
+    search_path,
+)
+from fedsim.core.disk import conf_dir
+from fedsim.core.errors import ConfigError, Problem
+from fedsim.running.endings import EXIT_CODES, tell
+from fedsim.running.process import STOP
+
+if TYPE_CHECKING:
+    from fedsim.config.plan import Plan
+    from fedsim.jobs.ray_launcher import RayJobs
+    from fedsim.jobs.submitit_launcher import SubmititJobs
+    from fedsim.jobs.sweep import Attempts
+    from fedsim.running.interleaving import Lanes
+
+
+SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interrupted")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what the command line asks for and return the exit code. Raises `FedsimError` before any work is done."""
+    jobs, hydra_words = composed(argv)
+    if not jobs:
+        hand_to_hydra(hydra_words, lambda config: None)
+        return 0
+    return run_jobs(jobs, hydra_words, argv)
+
+
+def composed(argv: Sequence[str]) -> tuple[list[Composed], list[str]]:
+    """The jobs of a command line, and its words for Hydra; no job where it asks Hydra a question."""
+    args = command_line.read(argv)
+    name = args.config_name or "config"
+    if args.experimental_rerun:
+        raise ConfigError([Problem("--experimental-rerun", ..., "is not supported: it would unpickle a file")])
+    with search_path(args.config_dir, args.config_path):
+        if command_line.asks_hydra(args):
+            if args.cfg == "job" and args.config_name is args.config_path is None:
+                check_question(args.overrides)
+            more = [] if args.shell_completion else implied(args.overrides, name, sweeps=False)
+            more = more if args.cfg else []
+            jobs: list[Composed] = []
+        else:
+            jobs = compose_jobs(args.overrides, multirun=args.multirun, config_name=name)
+            more = implied(args.overrides, name) if jobs[0].through_hydra else []
+        if not args.shell_completion and (not jobs or jobs[0].through_hydra):
+            args.overrides = given_to_hydra(args.overrides, jobs)
+    return jobs, command_line.for_hydra(args, more)
+
+
+def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequence[str] = ()) -> int:
+    """Check all jobs, run them, and close a sweep with one table.
+
+    `hydra_words`: the command line for Hydra; `argv`: that of the user, which is told where it goes on with jobs.
+    """
+    from fedsim.config.compose import check_jobs
+    from fedsim.distributed.ranks import RANKS
+    from fedsim.jobs.launched import LaunchedJob, own_launcher, run_launched
+    from fedsim.jobs.narration import Narration, Progress
+    from fedsim.jobs.overwriting import Overwriting
+    from fedsim.jobs.sweep import Attempts, require_room
+
+    plans = check_jobs(jobs)
+    launcher = own_launcher(jobs[0].launcher)
+    RANKS.agree(plans, jobs[0].launcher)
+    overwriting = Overwriting(plans)
+    plans = [overwriting.as_found(plan) for plan in plans]
+    require_room(plans)
+    progress = Progress(plans)
+    screen = Narration(plans, [job.overrides for job in jobs], argv, progress, overwriting)
+    attempts = Attempts(progress, screen, overwriting=overwriting)
+    runner = _runner(launcher, len(jobs), attempts)
+    run = runner or attempts.run_in_turn
+    screen.begin()
+    with STOP.working(), overwriting.noted(), screen.broken_off():
+        if runner is None and jobs[0].through_hydra:
+            run_launched(partial(hand_to_hydra, hydra_words), LaunchedJob(plans, attempts, tell))
+        else:
+            run(plans)
+        attempts.run_held(run)
+    if attempts.refused and len(plans) == 1:
+        raise attempts.refused[0]
+    for error, count in attempts.refusals():
+        tell(error)
+        print(f"    concerns {count} of {len(plans)} jobs", file=sys.stderr)
+    outcomes = [attempts.ended[plan.folder] for plan in plans]
+    screen.end(outcomes)
+    return EXIT_CODES[max((outcome.status for outcome in outcomes), key=SEVERITY.index)]
+
+
+def hand_to_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
+    """Let Hydra do what the command line `words` says, with `job` as its task."""
+
+    def task(config: DictConfig) -> Any:  # a function of this module, after which Hydra names the job
+        return job(config)
+
+    sys.argv = [sys.argv[0], *words]
+    with safeguards():
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+
+
+def _runner(
+    launcher: "Lanes | RayJobs | SubmititJobs | None", num_jobs: int, attempts: "Attempts"
+) -> "Callable[[Sequence[Plan]], None] | None":
+    """What runs plans as a launcher of fedsim's own does; None for launchers of Hydra's."""
+    from fedsim.running.interleaving import Lanes
+
+    if launcher is None:
+        return None
+    if not isinstance(launcher, Lanes):
+        return partial(launcher.run, attempts)
+    return attempts.run_in_turn if num_jobs == 1 else partial(attempts.run_in_lanes, launcher)

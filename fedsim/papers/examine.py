@@ -1,0 +1,348 @@
+"""What our runs say about a number or a claim: two p-values, the verdict that follows, and Holm's correction.
+
+Rules about single values: a printed number, "about" a value, and bounds on every run.
+
+Rules about differences between methods at equal seeds: gains, levelness, trends.
+
+Claims about several rivals are claims about the smallest (gains) or the largest (levelness) of the true differences.
+The test for such a claim is an intersection-union test (Berger, 1982): every rival is tested at the full level, and the
+largest p-value counts. The test against it is a union-intersection test: the smallest p-value counts, multiplied by the
+number of rivals (Bonferroni). No rival is picked by the data.
+
+From the groups of runs to the evidence for or against one number or claim, before Holm's correction.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedsim.papers.published import ALPHA, MAJORITY, Cases, Claim, Number, Unjudged, Verdict
+from fedsim.results.groups import Group
+from fedsim.results.named_measures import (
+    COUNT_MEASURES,
+    FIRST_ROUND_MEASURES,
+    base_name,
+    bounds_of,
+    value_of,
+    values_by_seed,
+)
+from fedsim.results.runs import Run, Seeds
+from fedsim.results.statistics import (
+    MIN_SEEDS,
+    ROUNDING,
+    Difference,
+    Estimate,
+    Median,
+    Share,
+    differences,
+    estimate,
+    holm,
+    paired_values,
+    pooled,
+)
+
+Result = Estimate | Difference | Share | Median
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The result of testing a number or a claim: p-values for it and against it, raw and after Holm's correction.
+
+    A small `p_for` supports the claim, a small `p_against` contradicts it; each is that of a verdict, so that it is
+    compared with 5 %. `ours` is the decisive result: the difference to the method for which the claim is weakest, for
+    example.
+
+    `size_holds`: whether the interval of a gain holds the printed gain; None if none is printed; False also where runs
+    are of another size than the paper's, which say nothing about it.
+    `is_draw`: whether a printed number lies where one more run of ours would fall; None for other claims. `too_wide`:
+    whether that interval reaches further than the margin, so that to lie inside of it says nothing.
+    `holm_...` are nan until `holm_corrected`.
+    """
+
+    ours: Result | None
+    p_for: float = math.nan
+    p_against: float = math.nan
+    detail: str = ""
+    size_holds: bool | None = None
+    is_draw: bool | None = None
+    too_wide: bool = False
+    holm_for: float = math.nan
+    holm_against: float = math.nan
+
+    @property
+    def num(self) -> int:
+        return 0 if self.ours is None else self.ours.num
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether there are enough seeds for a verdict, so that its tests count among those that are corrected."""
+        return self.num >= MIN_SEEDS
+
+    @property
+    def is_arithmetic(self) -> bool:
+        """Whether all runs give the same, as numbers of clients and samples do, so that there is nothing to test."""
+        if isinstance(self.ours, Estimate):
+            return self.ours.sd < ROUNDING
+        return isinstance(self.ours, Difference) and self.ours.error < ROUNDING
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict by the corrected p-values (see `RULES`)."""
+        if not self.is_tested:
+            return "undecided"
+        if self.holm_for < ALPHA:
+            return "direction only" if self.size_holds is False else "reproduced"
+        if self.holm_against < ALPHA:
+            return "not reproduced"
+        if not self.is_draw:
+            return "undecided"
+        return "too wide to tell" if self.too_wide else "consistent with"
+
+
+def holm_corrected(evidences: Sequence[Evidence]) -> list[Evidence]:
+    """The evidences with Holm's correction: over all of their p-values for, and over all against."""
+    for_them = holm([e.p_for if e.is_tested else math.nan for e in evidences])
+    against = holm([e.p_against if e.is_tested else math.nan for e in evidences])
+    return [replace(e, holm_for=f, holm_against=a) for e, f, a in zip(evidences, for_them, against, strict=True)]
+
+
+def clipped(p_value: float) -> float:
+    """A p-value that was multiplied, limited to 1; nan stays nan."""
+    return 1.0 if p_value > 1 else p_value
+
+
+def is_number(printed: float, ours: Estimate | None, margin: float) -> Evidence:
+    """Test a number `printed` for one run: as one draw of ours, and for equivalence with our mean within `margin`."""
+    return _near(printed, ours, margin, tolerance=0.0)
+
+
+def is_about(value: float, ours: Estimate | None, tolerance: float) -> Evidence:
+    """Test that a quantity is `value`, give or take `tolerance`: as a number that is printed no more exactly."""
+    return _near(value, ours, tolerance, tolerance)
+
+
+def _near(value: float, ours: Estimate | None, margin: float, tolerance: float) -> Evidence:
+    if ours is None or ours.num < 2:
+        return Evidence(ours)
+    p_next, too_wide = ours.p_next(value, tolerance), ours.next_half_width > margin
+    p_for = ours.p_equivalent(value, margin)
+    return Evidence(ours, p_for, clipped(p_next), is_draw=p_next >= ALPHA, too_wide=too_wide)
+
+
+def is_median_about(value: float, ours: Median, tolerance: float) -> Evidence:
+    """Test that the median of censored values lies within `tolerance` of `value`, and against it that it does not."""
+    low, high = value - tolerance, value + tolerance
+    inside = max(ours.p_above(low), ours.p_below(high))
+    outside = min(ours.p_below(low), ours.p_above(high))
+    return Evidence(ours, inside, clipped(2 * outside))
+
+
+def holds_for_most(ours: Share) -> Evidence:
+    """Test that something holds for more than half of all runs, and against it that it holds for fewer."""
+    return Evidence(ours, clipped(2 * ours.p_above(MAJORITY)), clipped(2 * ours.p_below(MAJORITY)))
+
+
+def exceeds(rivals: Mapping[str, Difference], gain: float = 0.0, tolerance: float = 0.0) -> Evidence:
+    """Test that a method exceeds each of its rivals, by `gain` +- `tolerance` if that is printed (> 0).
+
+    `rivals` are the differences to them. All p-values are two-sided, those of 95 % intervals.
+    """
+    weakest = max(rivals, key=lambda name: rivals[name].p_above(0.0))
+    p_for = 2 * rivals[weakest].p_above(0.0)
+    below_printed = 2 * len(rivals) * min(d.p_below(gain - tolerance) for d in rivals.values())
+    above_printed = 2 * max(d.p_above(gain + tolerance) for d in rivals.values())
+    return Evidence(
+        ours=rivals[weakest],
+        p_for=clipped(p_for),
+        p_against=clipped(below_printed),
+        size_holds=min(below_printed, above_printed) >= ALPHA if gain else None,
+        detail=f"weakest against {weakest}" if len(rivals) > 1 else "",
+    )
+
+
+def is_not_worse(rivals: Mapping[str, Difference], margin: float) -> Evidence:
+    """Test that a method is not worse than any rival by `margin` or more (non-inferiority)."""
+    weakest = max(rivals, key=lambda name: rivals[name].p_above(-margin))
+    p_against = 2 * len(rivals) * min(d.p_below(-margin) for d in rivals.values())
+    detail = f"weakest against {weakest}" if len(rivals) > 1 else ""
+    return Evidence(rivals[weakest], clipped(2 * rivals[weakest].p_above(-margin)), clipped(p_against), detail)
+
+
+def is_level(rivals: Mapping[str, Difference], margin: float) -> Evidence:
+    """Test that a method differs from each rival by at most `margin`: two one-sided tests (Schuirmann, 1987)."""
+    inside = {name: d.p_equivalent(margin) for name, d in rivals.items()}
+    outside = min(min(d.p_above(margin), d.p_below(-margin)) for d in rivals.values())
+    furthest = max(inside, key=lambda name: inside[name])
+    detail = f"furthest from {furthest}" if len(rivals) > 1 else ""
+    return Evidence(rivals[furthest], inside[furthest], clipped(2 * outside * len(rivals)), detail)
+
+
+def rises(at: Sequence[float], by_seed: Sequence[Sequence[float]], *, falls: bool = False) -> Evidence:
+    """Test that values rise (or fall) along the positions `at`: a t test on the least-squares slope of each seed."""
+    slopes = differences([float(np.polyfit(at, values, 1)[0]) for values in by_seed])
+    if slopes is None:
+        return Evidence(None)
+    sides = clipped(2 * slopes.p_above(0.0)), clipped(2 * slopes.p_below(0.0))
+    p_for, p_against = sides[::-1] if falls else sides
+    return Evidence(slopes, p_for, p_against, detail="slope")
+
+
+Found = Evidence | Unjudged
+BY_SIGN = "by its sign alone at this size"
+OTHER_SIZE = Unjudged("another size than the paper's")
+
+
+def examine_number(number: Number, cases: Cases) -> Found:
+    """The evidence about a printed number."""
+    group = cases.usable(number.about, number.measure)
+    if isinstance(group, Unjudged):
+        return group
+    if not cases.full_size:
+        return OTHER_SIZE
+    values = list(values_by_seed(group, number.measure).values())
+    return is_number(number.value, estimate(values, bounds_of(number.measure)), number.margin)
+
+
+def examine_claim(claim: Claim, cases: Cases) -> Found:
+    """The evidence about a claim, by its form."""
+    if claim.grows_with is not None:
+        return _trend(claim, cases)
+    if claim.others:
+        return _compare(claim, cases)
+    group = cases.usable(claim.about, claim.measure)
+    if isinstance(group, Unjudged):
+        return group
+    if not (cases.full_size or claim.any_size):
+        return OTHER_SIZE
+    return _bound(claim, group) if claim.is_bound else _about(claim, group)
+
+
+# --- comparisons ---------------------------------------------------------------------------------------------------
+
+
+def _compare(claim: Claim, cases: Cases) -> Found:
+    strata = [{claim.pooled_over: value} for value in claim.values] if claim.pooled_over else [{}]
+    by_stratum = []
+    for stratum in strata:
+        differences = _differences(claim, {**claim.about, **stratum}, cases)
+        if isinstance(differences, Unjudged):
+            return differences
+        by_stratum.append(differences)
+    rivals = {}
+    for name in by_stratum[0]:
+        difference = pooled([found[name] for found in by_stratum])
+        if difference is None:
+            return Unjudged(f"fewer than two seeds in common with {name}")
+        rivals[name] = difference
+    if claim.level_with is not None:
+        return is_level(rivals, claim.level_with)
+    if claim.not_worse_by is not None:
+        return is_not_worse(rivals, claim.not_worse_by)
+    assert claim.gain is not None
+    if cases.full_size or claim.any_size or not claim.gain:
+        return exceeds(rivals, claim.gain, claim.tolerance)
+    found = exceeds(rivals)
+    detail = "; ".join(part for part in (found.detail, BY_SIGN) if part)
+    return Evidence(found.ours, found.p_for, found.p_against, detail, size_holds=False)
+
+
+def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[str, dict[Seeds, float]] | Unjudged:
+    """The differences by seed to each of the other methods; with `all_pairs`, those of all pairs of methods."""
+    if missing := [name for name in claim.others if cases.find({**about, claim.among: name}) is None]:
+        return Unjudged(f"no runs of {', '.join(missing)}")
+    own = cases.usable(about, claim.measure)
+    if isinstance(own, Unjudged):
+        return own
+    groups = {"": own}
+    for name in claim.others:
+        other = cases.usable({**about, claim.among: name}, claim.measure)
+        if isinstance(other, Unjudged):
+            return other
+        groups[name] = other
+    pairs = itertools.combinations(groups, 2) if claim.all_pairs else [("", name) for name in claim.others]
+    found = {}
+    for first, second in pairs:
+        values = values_by_seed(groups[first], claim.measure), values_by_seed(groups[second], claim.measure)
+        found[f"{first} to {second}" if first else second] = paired_values(*values)
+    return found
+
+
+# --- trends --------------------------------------------------------------------------------------------------------
+
+
+def _trend(claim: Claim, cases: Cases) -> Found:
+    assert claim.grows_with is not None
+    by_value: list[dict[Seeds, float]] = []
+    for value in claim.values:
+        found = _trend_values(claim, {**claim.about, claim.grows_with: str(value)}, cases)
+        if isinstance(found, Unjudged):
+            return found
+        by_value.append(found)
+    seeds = sorted(set.intersection(*(set(values) for values in by_value)))
+    return rises(_positions(claim.values), [[values[s] for values in by_value] for s in seeds], falls=claim.falls)
+
+
+def _trend_values(claim: Claim, wanted: Mapping[str, str], cases: Cases) -> dict[Seeds, float] | Unjudged:
+    """The measure by seed at one value of the parameter, or its difference to the method in `minus`."""
+    group = cases.usable(wanted, claim.measure)
+    if isinstance(group, Unjudged):
+        return group
+    values = values_by_seed(group, claim.measure)
+    if claim.minus is None:
+        return values
+    other = cases.usable({**wanted, **claim.minus}, claim.measure)
+    if isinstance(other, Unjudged):
+        return other
+    theirs = values_by_seed(other, claim.measure)
+    return {seed: values[seed] - theirs[seed] for seed in values if seed in theirs}
+
+
+def _positions(values: Sequence[str]) -> list[float]:
+    """The values as numbers; if they are not numbers, their positions 0, 1, ..."""
+    try:
+        return [float(value) for value in values]
+    except ValueError:
+        return [float(position) for position in range(len(values))]
+
+
+# --- single values -------------------------------------------------------------------------------------------------
+
+
+def _about(claim: Claim, group: Group) -> Found:
+    assert claim.value is not None
+    measured = [value_of(run, claim.measure) for run in group.complete]
+    if base_name(claim.measure) not in FIRST_ROUND_MEASURES:
+        known = [value for value in measured if value is not None]
+        return is_about(claim.value, estimate(known, bounds_of(claim.measure)), claim.tolerance)
+    ends = min(run.num_rounds for run in group.complete)
+    if ends < claim.value + claim.tolerance:
+        return Unjudged(f"runs end at round {ends}, before {claim.value + claim.tolerance:g}")
+    values = tuple(math.inf if value is None else value for value in measured)
+    return is_median_about(claim.value, Median(values, ends), claim.tolerance)
+
+
+def _bound(claim: Claim, group: Group) -> Found:
+    outcomes = [_is_within(claim, run, value_of(run, claim.measure)) for run in group.complete]
+    known = [outcome for outcome in outcomes if outcome is not None]
+    if not known:
+        return Unjudged(f"all runs end at round {group.complete[0].num_rounds}, before the bound")
+    found = holds_for_most(Share(sum(known), len(known)))
+    too_short = len(outcomes) - len(known)
+    detail = f"{too_short} end before the bound" if too_short else ""
+    return Evidence(found.ours, found.p_for, found.p_against, detail)
+
+
+def _is_within(claim: Claim, run: Run, value: float | None) -> bool | None:
+    """Whether a run is within the bound of a claim; None if it ended too early to tell, or has no value."""
+    name = base_name(claim.measure)
+    if claim.at_most is not None:
+        if value is None:
+            return False if name in FIRST_ROUND_MEASURES and run.num_rounds >= claim.at_most else None
+        return None if name in COUNT_MEASURES and run.num_rounds <= claim.at_most else value <= claim.at_most
+    assert claim.at_least is not None
+    if value is None:
+        return True if name in FIRST_ROUND_MEASURES and run.num_rounds + 1 >= claim.at_least else None
+    return None if name in COUNT_MEASURES and run.num_rounds < claim.at_least else value >= claim.at_least

@@ -1,0 +1,425 @@
+"""PNCS's Table I from the traces of `selector=pair_study`: which feature of a pair of gradients predicts its quality.
+
+A condition is one round of one run. The label of a pair is its negated validation loss, min-max scaled within the
+condition; features are standardised over the training conditions. Training and test conditions are split by seed.
+
+The claims of PNCS about its Table I, judged on the traces of `selector=pair_study`.
+
+Cross-validation over seeds: every seed is held out once; the directions of features, and the rival features to compare
+with, are chosen on the other seeds and evaluated on the held-out one, so that no rival is picked on the data that it is
+compared on. A comparison is a t test on one number per held-out seed; one claim in all settings is a family (see
+`rules`).
+These claims were written after the table of the runs at `scale=small` had been seen.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from fedsim.papers.examine import Evidence, clipped, holds_for_most, holm_corrected
+from fedsim.papers.published import Verdict
+from fedsim.results.files import TRACE, read_metrics
+from fedsim.results.groups import sort_key
+from fedsim.results.runs import Floats, Run
+from fedsim.results.statistics import MIN_SEEDS, Share, differences
+from fedsim.results.table import Table, show_both, show_result
+
+PENALTY = 1e-3
+TEST_SHARE = 0.3
+SETTING_KEY = "partition.shards_per_client"
+Losses = list[float]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One round of one run: `features` [P, F] of its P pairs, and validation `losses` [P] after each pair's step."""
+
+    seed: int
+    setting: str
+    round: int
+    features: Floats
+    losses: Floats
+
+    @property
+    def labels(self) -> Floats:
+        """Labels [P]: 1 for the pair with the lowest loss, 0 for that with the highest; .5 if all losses are equal."""
+        low, high = self.losses.min(), self.losses.max()
+        return np.full(len(self.losses), 0.5) if high == low else (high - self.losses) / (high - low)
+
+    def relative_loss(self, pair: int) -> float:
+        """The relative loss of a pair: 0 for the best pair, 1 for the worst."""
+        return float(1 - self.labels[pair])
+
+
+RANDOM_PAIR = "a random pair"
+
+
+def make_tables(runs: Sequence[Run]) -> list[Table]:
+    """Tables of the features over all conditions, and of relative losses by setting and by round; [] without traces."""
+    names, conditions = read_conditions(runs)
+    if not conditions:
+        return []
+    training, testing = split_by_seed(conditions)
+    scale = Scale.of(training)
+    features, labels = scale.apply(training), labels_of(training)
+    joint = fit(features, labels)
+    ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1
+    cells: dict[str, list[str]] = {RANDOM_PAIR: [""] * 4}
+    losses: dict[str, Losses] = {RANDOM_PAIR: [float(np.mean(1 - c.labels)) for c in testing]}
+    for number, name in enumerate(names):
+        single = fit(features[:, [number]], labels)
+        entropy = cross_entropy(single, scale.apply(testing)[:, [number]], labels_of(testing))
+        cells[name] = [f"{single[0]:+.3f}", f"{joint[number]:+.3f}", str(ranks[number]), f"{entropy:.4f}"]
+        losses[name] = [c.relative_loss(pick(c, number, single[0])) for c in testing]
+    losses = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
+    return [
+        _features(cells, losses, _split(training, testing)),
+        _losses_by("setting", "Relative loss by shards a client", losses, [c.setting for c in testing]),
+        _losses_by("rounds", "Relative loss by rounds", losses, [_round_range(c.round) for c in testing]),
+    ]
+
+
+def _features(cells: Mapping[str, list[str]], losses: Mapping[str, Losses], sizes: str) -> Table:
+    rows = [[name, *cells[name], f"{np.mean(found):.3f} ± {np.std(found):.3f}"] for name, found in losses.items()]
+    note = (
+        f"{sizes} weight: alone, on standardised features; below 0 the smaller value promises more. rank: by weight"
+        " among all in one model. relative loss: of the pair that the feature picks, 0 the best of its round and 1 the"
+        " worst, with standard deviation."
+    )
+    head = ["feature", "weight", "weight among all", "rank", "cross-entropy", "relative loss"]
+    return Table("pair_features", "Features of pairs of gradients (PNCS, Table I)", head, rows, note)
+
+
+def _split(training: Sequence[Condition], testing: Sequence[Condition]) -> str:
+    if training is testing:
+        return f"{len(training)} conditions of one seed, fitted and tested on the same: several seeds tell more."
+    return f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed."
+
+
+def _losses_by(name: str, title: str, losses: Mapping[str, Losses], kinds: Sequence[str]) -> Table:
+    """A table of mean relative losses per feature, with one column for each of the `kinds` of conditions."""
+    columns = sorted(set(kinds), key=sort_key)
+    rows = [
+        [feature, *(f"{np.mean([v for v, kind in zip(found, kinds, strict=True) if kind == c]):.3f}" for c in columns)]
+        for feature, found in losses.items()
+    ]
+    return Table(f"pair_features_by_{name}", title, ["feature", *columns], rows)
+
+
+def _round_range(round: int) -> str:
+    first = (round - 1) // 5 * 5 + 1
+    return f"{first} to {first + 4}"
+
+
+def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
+    """The names of the features that all runs have, and all conditions of all runs whose values are finite."""
+    found = [(run, line) for run in runs for line in read_metrics(run.folder, TRACE) if line.get("pairs")]
+    found = [(run, line) for run, line in found if "features" in line]
+    common = set.intersection(*(set(line["features"]) for _, line in found)) if found else set()
+    names = [name for name in (found[0][1]["features"] if found else ()) if name in common]
+    conditions = []
+    for run, line in found:
+        features = np.array([line["features"][name] for name in names], dtype=np.float64).T
+        losses = np.array(line["loss"], dtype=np.float64)
+        if np.isfinite(features).all() and np.isfinite(losses).all():
+            conditions.append(Condition(run.seed, _setting(run.config), line["round"], features, losses))
+    return names, conditions
+
+
+def split_by_seed(conditions: Sequence[Condition]) -> tuple[list[Condition], list[Condition]]:
+    """Training and test conditions: the last 30 % of the seeds, at least one, are for testing.
+
+    A single seed is for both.
+    """
+    seeds = sorted({c.seed for c in conditions})
+    held = set(seeds[-max(1, round(TEST_SHARE * len(seeds))) :])
+    testing = [c for c in conditions if c.seed in held]
+    return [c for c in conditions if c.seed not in held] or testing, testing
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Standardisation by the mean and standard deviation [F] of every feature; constant features become 0."""
+
+    mean: Floats
+    deviation: Floats
+
+    @classmethod
+    def of(cls, conditions: Sequence[Condition]) -> "Scale":
+        values = np.concatenate([c.features for c in conditions])
+        deviation = values.std(0)
+        return cls(values.mean(0), np.where(deviation > 1e-12 * np.abs(values).max(0, initial=0), deviation, np.inf))
+
+    def apply(self, conditions: Sequence[Condition]) -> Floats:
+        values: Floats = (np.concatenate([c.features for c in conditions]) - self.mean) / self.deviation
+        return values
+
+
+def labels_of(conditions: Sequence[Condition]) -> Floats:
+    return np.concatenate([c.labels for c in conditions])
+
+
+def fit(features: Floats, labels: Floats) -> Floats:
+    """Weights and, last, intercept [F + 1] of a logistic regression with soft labels and penalty 1e-3 |weights|^2."""
+
+    def objective(w: Floats) -> tuple[float, Floats]:
+        scores = features @ w[:-1] + w[-1]
+        slope = (expit(scores) - labels) / len(labels)
+        value = float(np.mean(np.logaddexp(0, scores) - labels * scores) + PENALTY * w[:-1] @ w[:-1])
+        return value, np.append(features.T @ slope + 2 * PENALTY * w[:-1], slope.sum())
+
+    weights: Floats = minimize(objective, np.zeros(features.shape[1] + 1), jac=True, method="L-BFGS-B").x
+    return weights
+
+
+def cross_entropy(w: Floats, features: Floats, labels: Floats) -> float:
+    scores = features @ w[:-1] + w[-1]
+    return float(np.mean(np.logaddexp(0, scores) - labels * scores))
+
+
+def pick(condition: Condition, feature: int, weight: float) -> int:
+    """The pair with the lowest value of `feature` if its `weight` is negative, else with the highest."""
+    values: NDArray[np.float64] = condition.features[:, feature]
+    return int(values.argmin() if weight < 0 else values.argmax())
+
+
+def _setting(config: Mapping[str, Any]) -> str:
+    value: Any = config
+    for key in SETTING_KEY.split("."):
+        value = value.get(key, "-") if isinstance(value, Mapping) else "-"
+    return str(value)
+
+
+PNCS_FEATURE, COSINE_PREFIX = "cos_4", "cos_"
+"""The feature that the paper chooses (p = 4 by its public summary), and the name prefix of cosines for other p."""
+RULE = (
+    "Every seed is held out once; directions and rivals are chosen on the others. Two-sided t tests over the held-out"
+    " seeds, for the claim and against it. Holm's correction is for those for and those against by themselves: of one"
+    " claim in all its settings, and for the stricter reading (over the paper) of all claims here. A claim on a rank is"
+    " about the share of seeds for which it holds."
+)
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """A claim of the paper, our result as text, and the verdict."""
+
+    id: str
+    where: str
+    text: str
+    ours: str
+    verdict: Verdict
+    detail: str = ""
+    evidence: Evidence | None = None
+    over_paper: Verdict = "not judged"
+
+
+@dataclass(frozen=True)
+class _Tested:
+    """A claim, and the evidence from the held-out seeds."""
+
+    id: str
+    text: str
+    evidence: Evidence
+    where: str = "V-B"
+
+    @property
+    def family(self) -> str:
+        """The name of the claim, without a setting."""
+        return self.id.split(".")[2]
+
+    def judged(self, evidence: Evidence, over_paper: Evidence) -> JudgedRow:
+        shown = show_result(evidence.ours), evidence.verdict, evidence.detail
+        return JudgedRow(self.id, self.where, self.text, *shown, evidence, over_paper.verdict)
+
+
+def judge_runs(runs: Sequence[Run]) -> list[JudgedRow]:
+    """Judge the paper's claims about features of pairs; [] if the runs have no traces."""
+    names, conditions = read_conditions(runs)
+    return judge_conditions(names, conditions) if conditions else []
+
+
+def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> list[JudgedRow]:
+    """Judge the claims on `conditions`, whose features have the given `names`."""
+    if PNCS_FEATURE not in names:
+        return [
+            JudgedRow("pncs.table1", "Table I", TEXTS["best"], "-", "not judged", f"{PNCS_FEATURE} was not measured")
+        ]
+    seeds = sorted({c.seed for c in conditions})
+    if len(seeds) < MIN_SEEDS:
+        return [JudgedRow("pncs.table1", "Table I", TEXTS["best"], "-", "undecided", f"{len(seeds)} seeds")]
+    folds = [Fold.of(list(names), conditions, seed) for seed in seeds]
+    judged = [
+        _negative(folds),
+        _against_random(folds, None),
+        *(_against_random(folds, setting) for setting in sorted({c.setting for c in conditions}, key=sort_key)),
+        _rank(folds),
+        _most_predictive(folds),
+        _best_power(folds),
+        *_smaller_but_wider(folds),
+    ]
+    tested = [claim for claim in judged if isinstance(claim, _Tested)]
+    families = {claim.family: [one for one in tested if one.family == claim.family] for claim in tested}
+    own = {
+        claim.id: evidence
+        for some in families.values()
+        for claim, evidence in zip(some, holm_corrected([one.evidence for one in some]), strict=True)
+    }
+    names, evidences = [claim.id for claim in tested], [claim.evidence for claim in tested]
+    over_paper = dict(zip(names, holm_corrected(evidences), strict=True))
+    return [one.judged(own[one.id], over_paper[one.id]) if isinstance(one, _Tested) else one for one in judged]
+
+
+def claims_table(rows: Sequence[JudgedRow]) -> Table:
+    """The judged claims as a table."""
+    cells = []
+    for row in rows:
+        e = row.evidence or Evidence(None)
+        p_values = show_both(e.p_for, e.p_against), show_both(e.holm_for, e.holm_against)
+        cells.append([row.where, row.text, row.ours, *p_values, row.verdict, row.over_paper, row.detail])
+    header = ["where", "claim", "ours", "p for / against", "the same (Holm)", "verdict", "over the paper", ""]
+    return Table("pair_claims", "Claims on PNCS's Table I (written after runs had been seen)", header, cells, RULE)
+
+
+TEXTS = {
+    "negative": "the weight of cos_4 is negative: the more opposed two gradients are, the better the pair",
+    "random": "the pair with the most negative cos_4 is better than a random pair",
+    "rank": "cos_4 is first in the importance of features (size of its weight among all)",
+    "best": "cos_4 is the most predictive single feature (cross-entropy of the model with it alone)",
+    "power": "of the cosines by power norm, cos_4 picks the best pairs (relative loss)",
+    "smaller": "another feature has a smaller relative loss than cos_4",
+    "wider": "the feature of smallest relative loss has a higher deviation than cos_4",
+}
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One fold: the conditions of the held-out seed, `held`, and those of the `others`; the F features have `names`."""
+
+    names: list[str]
+    held: Sequence[Condition]
+    others: Sequence[Condition]
+
+    @classmethod
+    def of(cls, names: list[str], conditions: Sequence[Condition], seed: int) -> "Fold":
+        return cls(names, [c for c in conditions if c.seed == seed], [c for c in conditions if c.seed != seed])
+
+    @cached_property
+    def scale(self) -> Scale:
+        return Scale.of(self.others)
+
+    @cached_property
+    def alone(self) -> list[Floats]:
+        """Weight and intercept of the model of each single feature, fitted on the others, [F][2]."""
+        features, labels = self.scale.apply(self.others), labels_of(self.others)
+        return [fit(features[:, [number]], labels) for number in range(len(self.names))]
+
+    @cached_property
+    def weights(self) -> Floats:
+        """Weights [F] of the model of all features, fitted on the held-out seed alone."""
+        found: Floats = fit(Scale.of(self.held).apply(self.held), labels_of(self.held))[:-1]
+        return found
+
+    def entropies(self, conditions: Sequence[Condition]) -> Floats:
+        """Cross-entropy [F] of the model of each single feature."""
+        features, labels = self.scale.apply(conditions), labels_of(conditions)
+        return np.array([cross_entropy(w, features[:, [number]], labels) for number, w in enumerate(self.alone)])
+
+    def relative_losses(self, conditions: Sequence[Condition]) -> Floats:
+        """Relative losses [F, len(conditions)] of the pair that each feature picks in each condition."""
+        negative = np.array([w[0] < 0 for w in self.alone])
+        losses = []
+        for c in conditions:
+            picked = np.where(negative, c.features.argmin(0), c.features.argmax(0))
+            losses.append(1 - c.labels[picked])
+        return np.array(losses, dtype=np.float64).T
+
+    @property
+    def pncs(self) -> int:
+        return self.names.index(PNCS_FEATURE)
+
+    def rival(self, score: Floats, among: Callable[[str], bool] = lambda name: True) -> int:
+        """The feature with the lowest `score` [F], cos_4 excluded, among those whose names satisfy `among`."""
+        candidates = [f for f, name in enumerate(self.names) if f != self.pncs and among(name)]
+        return min(candidates, key=lambda f: float(score[f]))
+
+
+def _negative(folds: Sequence[Fold]) -> _Tested:
+    weights = []
+    for fold in folds:
+        values = Scale.of(fold.held).apply(fold.held)[:, [fold.pncs]]
+        weights.append(float(fit(values, labels_of(fold.held))[0]))
+    return _tested_claim("pncs.table1.negative", TEXTS["negative"], weights, "weight of each seed's own model")
+
+
+def _against_random(folds: Sequence[Fold], setting: str | None) -> _Tested:
+    """The pair of lowest cos_4 against the mean pair, in all conditions or those of one `setting`."""
+    gains = []
+    for fold in folds:
+        chosen = [c for c in fold.held if setting in (None, c.setting)]
+        found = [c.relative_loss(pick(c, fold.pncs, -1.0)) - float(np.mean(1 - c.labels)) for c in chosen]
+        gains += [float(np.mean(found))] if found else []
+    name, where = ("", "") if setting is None else (f".{setting}", f" (shards: {setting})")
+    return _tested_claim(f"pncs.table1.random{name}", TEXTS["random"] + where, gains, "difference in relative loss")
+
+
+def _rank(folds: Sequence[Fold]) -> _Tested:
+    """Whether cos_4 has the largest weight in the model of each seed's own data, which makes seeds independent."""
+    ranks = [1 + int((np.abs(fold.weights) > abs(fold.weights[fold.pncs])).sum()) for fold in folds]
+    found = holds_for_most(Share(ranks.count(1), len(ranks)))
+    detail = f"rank {min(ranks)} to {max(ranks)} of {len(folds[0].names)}"
+    return _Tested("pncs.table1.rank", TEXTS["rank"], replace(found, detail=detail), "Table I")
+
+
+def _most_predictive(folds: Sequence[Fold]) -> _Tested:
+    rivals = [fold.rival(fold.entropies(fold.others)) for fold in folds]
+    held = [fold.entropies(fold.held) for fold in folds]
+    values = [float(h[fold.pncs] - h[rival]) for fold, h, rival in zip(folds, held, rivals, strict=True)]
+    return _tested_claim("pncs.table1.best", TEXTS["best"], values, f"difference to {_rival_names(folds, rivals)}")
+
+
+def _best_power(folds: Sequence[Fold]) -> JudgedRow | _Tested:
+    if not any(name.startswith(COSINE_PREFIX) and name != PNCS_FEATURE for name in folds[0].names):
+        return JudgedRow("pncs.table1.power", "V-B", TEXTS["power"], "-", "not judged", "no other power was measured")
+    rivals = [
+        fold.rival(fold.relative_losses(fold.others).mean(1), lambda name: name.startswith(COSINE_PREFIX))
+        for fold in folds
+    ]
+    values = _differences_to(folds, rivals, np.mean)
+    return _tested_claim("pncs.table1.power", TEXTS["power"], values, f"difference to {_rival_names(folds, rivals)}")
+
+
+def _smaller_but_wider(folds: Sequence[Fold]) -> list[_Tested]:
+    """Claims that the best other feature has a smaller relative loss than cos_4, but a higher deviation of it."""
+    rivals = [fold.rival(fold.relative_losses(fold.others).mean(1)) for fold in folds]
+    against = f"cos_4 minus {_rival_names(folds, rivals)}"
+    smaller, wider = (_differences_to(folds, rivals, of) for of in (np.mean, np.std))
+    return [
+        _tested_claim("pncs.table1.smaller", TEXTS["smaller"], smaller, against, below=False),
+        _tested_claim("pncs.table1.wider", TEXTS["wider"], wider, f"deviation of {against}"),
+    ]
+
+
+def _differences_to(folds: Sequence[Fold], rivals: Sequence[int], of: Callable[[Floats], np.floating]) -> list[float]:
+    """cos_4 minus its rival, in the statistic `of` of the relative losses, one value per held-out seed."""
+    held = [fold.relative_losses(fold.held) for fold in folds]
+    return [float(of(h[fold.pncs]) - of(h[rival])) for fold, h, rival in zip(folds, held, rivals, strict=True)]
+
+
+def _rival_names(folds: Sequence[Fold], rivals: Sequence[int]) -> str:
+    return " or ".join(sorted({fold.names[rival] for fold, rival in zip(folds, rivals, strict=True)}))
+
+
+def _tested_claim(id: str, text: str, values: Sequence[float], detail: str, *, below: bool = True) -> _Tested:
+    """Test the claim that the mean of `values`, one per seed, is below 0 (or above 0 if `below` is false)."""
+    found = differences(values)
+    if found is None:
+        return _Tested(id, text, Evidence(None, detail=detail))
+    sides = clipped(2 * found.p_below(0.0)), clipped(2 * found.p_above(0.0))
+    return _Tested(id, text, Evidence(found, *(sides if below else sides[::-1]), detail=detail))

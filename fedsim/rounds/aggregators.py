@@ -1,0 +1,181 @@
+"""Aggregators: how the server computes the next global model from the updates of a cohort."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.core.errors import between, check, positive
+from fedsim.core.exact import weighted_sum
+from fedsim.core.flat import flat_rows, split_flat, to_device
+from fedsim.core.types import Cohort, Params, Stack
+
+Weighting = Literal["uniform", "by_size"]
+
+
+class Aggregator(ABC):
+    """The interface of aggregators.
+
+    Subclasses take their hyper-parameters keyword-only, with type annotations and without defaults. `buffers` names the
+    entries of a model that are not trained (running statistics of BatchNorm): they are always averaged, by weights that
+    sum to one, and not changed by a server optimiser. `weighting`: equal weights (`uniform`) or in proportion to n_k
+    (`by_size`).
+    """
+
+    state: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that persist between rounds."""
+
+    def __init__(self, buffers: frozenset[str], *, weighting: Weighting) -> None:
+        self.buffers = buffers
+        self.weighting = weighting
+
+    @abstractmethod
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        """The next global model from `params`, the present one.
+
+        `weights` [K] come from the selector; None: the aggregator's own.
+        """
+
+    def weights(self, cohort: Cohort) -> NDArray[np.float64]:
+        """The aggregator's own weights [K]: 1 / K, or n_k divided by the sum over the cohort."""
+        if self.weighting == "uniform":
+            return np.full(len(cohort.ids), 1 / len(cohort.ids))
+        shares: NDArray[np.float64] = cohort.sizes / cohort.sizes.sum()
+        return shares
+
+    def mean_delta(self, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        """sum_k weights_k (w_k - w) per tensor: the negative of FedOpt's pseudo-gradient.
+
+        Of buffers, the mean under `averaging_weights`: importance weights, whose sum is one on average alone, would
+        extrapolate beyond the clients' statistics, and a running variance below zero.
+        """
+        used = self.weights(cohort) if weights is None else weights
+        averaging = self.averaging_weights(cohort, used)
+        buffers = {name: delta for name, delta in cohort.delta.items() if name in self.buffers}
+        if averaging is used or not buffers:
+            return _weighted_sums(cohort.delta, used, cohort.start)
+        trained = {name: delta for name, delta in cohort.delta.items() if name not in self.buffers}
+        sums = _weighted_sums(buffers, averaging, cohort.start)
+        return sums | (_weighted_sums(trained, used, cohort.start) if trained else {})
+
+    def averaging_weights(self, cohort: Cohort, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """`weights` [K] divided by their sum; the aggregator's own where one is negative or all are zero. `weights`
+        itself where it sums to one up to rounding."""
+        if (weights < 0).any() or not weights.any():
+            weights = self.weights(cohort)
+        total = weights.sum()
+        return weights if np.isclose(total, 1.0, rtol=1e-9, atol=0.0) else weights / total
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: copy.deepcopy(getattr(self, name)) for name in self.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in self.state:
+            setattr(self, name, copy.deepcopy(state[name]))
+
+
+def _weighted_sums(stack: Stack, weights: NDArray[np.float64], like: Params) -> Params:
+    """sum_k weights_k times the k-th row of each tensor, shaped as those of `like`; on a GPU in one product."""
+    if any(value.is_cuda for value in stack.values()):
+        return split_flat(_weighted_sum(flat_rows(stack), weights), {name: like[name] for name in stack})
+    return {name: _weighted_sum(value, weights) for name, value in stack.items()}
+
+
+def _weighted_sum(stack: Tensor, weights: NDArray[np.float64]) -> Tensor:
+    row = to_device(torch.as_tensor(weights, dtype=stack.dtype), stack.device)
+    return weighted_sum(stack, row)
+
+
+class FedAvg(Aggregator):
+    """The weighted average of the local models (McMahan et al., 2017)."""
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        return _added(params, self.mean_delta(cohort, weights))
+
+
+class ServerOptimizer(Aggregator):
+    """A step of a server optimiser, with the mean update as the negative gradient; buffers are averaged."""
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        mean = self.mean_delta(cohort, weights)
+        names = [name for name in params if name not in self.buffers]
+        changes = self.changes(names, [mean[name] for name in names]) if names else []
+        return _added(params, {**mean, **dict(zip(names, changes, strict=True))})
+
+    @abstractmethod
+    def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
+        """The tensors to add to the parameters `names`, given their mean updates `means`.
+
+        Operations are torch's on lists (`torch._foreach_mul`): on a GPU, one launch for all tensors of a model.
+        """
+
+
+class FedAvgM(ServerOptimizer):
+    """Server momentum: v <- momentum v + d, w <- w + lr v, d the mean update (Hsu, Qi and Brown, 2019, section 4.3)."""
+
+    state = ("velocity",)
+
+    def __init__(self, buffers: frozenset[str], *, weighting: Weighting, lr: float, momentum: float) -> None:
+        super().__init__(buffers, weighting=weighting)
+        check(positive("lr", lr), between("momentum", momentum, 0, 1, open_high=True))
+        self.lr = lr
+        self.momentum = momentum
+        self.velocity: Params = {}
+
+    def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
+        previous = _stored(self.velocity, names, means, 0.0)
+        velocity = torch._foreach_add(torch._foreach_mul(previous, self.momentum), means)
+        self.velocity = dict(zip(names, velocity, strict=True))
+        return torch._foreach_mul(velocity, self.lr)
+
+
+class FedAdam(ServerOptimizer):
+    """FedAdam (Reddi et al., "Adaptive Federated Optimization", 2021, Algorithm 2); no bias correction, as printed.
+
+    With d the mean update: m <- beta1 m + (1 - beta1) d, v <- beta2 v + (1 - beta2) d^2 with v_0 = tau^2, w <- w + lr m
+    / (sqrt(v) + tau).
+    """
+
+    state = ("first", "second")
+
+    def __init__(
+        self, buffers: frozenset[str], *, weighting: Weighting, lr: float, beta1: float, beta2: float, tau: float
+    ) -> None:
+        super().__init__(buffers, weighting=weighting)
+        check(
+            positive("lr", lr),
+            between("beta1", beta1, 0, 1, open_high=True),
+            between("beta2", beta2, 0, 1, open_high=True),
+            positive("tau", tau),
+        )
+        self.lr, self.beta1, self.beta2, self.tau = lr, beta1, beta2, tau
+        self.first: Params = {}
+        self.second: Params = {}
+
+    def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
+        first = _moved(_stored(self.first, names, means, 0.0), means, self.beta1)
+        squares = torch._foreach_pow(means, 2)
+        second = _moved(_stored(self.second, names, means, self.tau**2), squares, self.beta2)
+        self.first, self.second = dict(zip(names, first, strict=True)), dict(zip(names, second, strict=True))
+        scale = torch._foreach_add(torch._foreach_sqrt(second), self.tau)
+        return torch._foreach_div(torch._foreach_mul(first, self.lr), scale)
+
+
+def _added(params: Params, changes: Params) -> Params:
+    new = torch._foreach_add(list(params.values()), [changes[name] for name in params])
+    return dict(zip(params, new, strict=True))
+
+
+def _stored(state: Params, names: Sequence[str], like: list[Tensor], initial: float) -> list[Tensor]:
+    """The tensors of `state`; before the first round, tensors like those of `like` that hold `initial`."""
+    return [state[name] if name in state else torch.full_like(t, initial) for name, t in zip(names, like, strict=True)]
+
+
+def _moved(average: list[Tensor], values: Sequence[Tensor], keep: float) -> tuple[Tensor, ...]:
+    """keep * average + (1 - keep) * values."""
+    return torch._foreach_add(torch._foreach_mul(average, keep), torch._foreach_mul(list(values), 1 - keep))

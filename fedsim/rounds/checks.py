@@ -1,0 +1,181 @@
+"""What the round loop lets through: well-formed selections, finite updates, finite models."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from textwrap import shorten
+from typing import TypeGuard
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.clients.context import UndeclaredSignalError
+from fedsim.core.errors import DivergedError, FedsimError
+from fedsim.core.flat import to_device
+from fedsim.core.types import Cohort, Ids, Params, Selection, Stack
+
+
+class SelectionError(FedsimError):
+    """A selector returned what is not a selection, or did what it must not do."""
+
+
+class AggregationError(FedsimError):
+    """An aggregator returned what is not a model, or did what it must not do."""
+
+
+class AvailabilityError(FedsimError):
+    """An availability model returned what is not a mask of the clients."""
+
+
+def selection_fault(selection: object, available: Ids, expected: int | None) -> str | None:
+    """What is wrong with a selection, in words, or None. `expected` is the number of clients, None for adaptive."""
+    if not isinstance(selection, Selection):
+        return f"must return a fedsim.core.types.Selection, not {_shown(selection)}"
+    ids, weights = selection.ids, selection.weights
+    if not (isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64):
+        return f"must return ids as a one-dimensional int64 array, not {_shown(ids)}"
+    if np.any(np.diff(ids) <= 0):
+        return f"must return unique ids in ascending order, not {ids.tolist()}"
+    strangers = ids[~np.isin(ids, available)]
+    if len(strangers):
+        return f"selected clients that are not available this round: {strangers.tolist()}"
+    if expected is not None and len(ids) != expected:
+        return f"must return {expected} clients, not {len(ids)} (`adaptive = True` if the method decides the number)"
+    if weights is not None and not (_is_numeric(weights) and weights.shape == ids.shape and np.isfinite(weights).all()):
+        return f"must return weights as an array with one finite number per id, not {_shown(weights)}"
+    return None
+
+
+def availability_fault(mask: object, num_clients: int) -> str | None:
+    """What is wrong with what an availability model returned, in words, or None."""
+    if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (num_clients,):
+        return None
+    rule = f"must return a mask of booleans with one entry for each of the {num_clients} clients, not {_shown(mask)}"
+    return f"{rule}; np.isin(np.arange(num_clients), ids) makes one of ids" if _is_numeric(mask) else rule
+
+
+@contextmanager
+def selector_named(selector: object, round: int) -> Iterator[None]:
+    """Errors of a selector that asks for what it does not declare say which one it was, and in which round."""
+    try:
+        yield
+    except UndeclaredSignalError as error:
+        raise SelectionError(f"round {round}: {type(selector).__name__}: {error}") from error
+
+
+def require_unmodified(modified: Sequence[str], selector: object, round: int) -> None:
+    """Raise `SelectionError` if the selector has `modified` tensors of the model, given by name."""
+    if modified:
+        raise SelectionError(
+            f"round {round}: {type(selector).__name__} modified the model's {', '.join(modified[:3])} in place; work "
+            "on a copy: {name: value.clone() for name, value in clients.params.items()}"
+        )
+
+
+def require_unmodified_updates(modified: Sequence[str], selector: object, round: int) -> None:
+    """Raise `SelectionError` if the selector has `modified` tensors of updates, given by name: they are aggregated."""
+    if modified:
+        raise SelectionError(f"round {round}: {type(selector).__name__} {_changed_updates(modified)}")
+
+
+def require_model(model: object, like: Params, modified: Sequence[str], aggregator: object, round: int) -> None:
+    """Raise `AggregationError` where an aggregator returned no model `like` the one before, or has `modified` tensors
+    of the updates, given by name: the selector sees them afterwards."""
+    fault = _changed_updates(modified) if modified else model_fault(model, like)
+    if fault:
+        raise AggregationError(f"round {round}: {type(aggregator).__name__} {fault}")
+
+
+def _changed_updates(modified: Sequence[str]) -> str:
+    return (
+        f"modified the updates' {', '.join(modified[:3])} in place, which others use, too; compute new tensors, as in "
+        "m / norm in place of m /= norm"
+    )
+
+
+def model_fault(model: object, like: Params) -> str | None:
+    """What is wrong with a model that must have the tensors of the one before, in words, or None."""
+    if not isinstance(model, Mapping):
+        return f"must return a model, that is, a dict of tensors by name, not {_shown(model)}"
+    if model.keys() != like.keys():
+        lacks, more = [n for n in like if n not in model], [n for n in model if n not in like]
+        return f"must return the tensors of `params`: it lacks {lacks[:3]}, and has {more[:3]} besides"
+    for name, old in like.items():
+        new = model[name]
+        if not isinstance(new, Tensor):
+            return f"must return tensors: {name} is {_shown(new)}"
+        if (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device):
+            found, wanted = (f"{list(t.shape)} {t.dtype} {t.device}" for t in (new, old))
+            return f"must return tensors like those of `params`: {name} is {found}, not {wanted}"
+    return None
+
+
+def _is_numeric(value: object) -> TypeGuard[NDArray[np.float64]]:
+    return isinstance(value, np.ndarray) and (
+        np.issubdtype(value.dtype, np.floating) or np.issubdtype(value.dtype, np.integer)
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if value is None else f"{type(value).__name__} {value!r}"
+    return shorten(text, 160)
+
+
+def drop_nonfinite(
+    cohort: Cohort, weights: NDArray[np.float64] | None
+) -> tuple[Cohort, NDArray[np.float64] | None, int]:
+    """The cohort without updates that hold a nan or infinity, and how many those were.
+
+    The selector's weights of the rest are scaled to keep their sum. Raises `DivergedError` if no update is left.
+    """
+    keep = _finite_rows(cohort.delta) if cohort.finite is None else cohort.finite
+    if keep.all():
+        return cohort, weights, 0
+    if not keep.any():
+        raise DivergedError("every update of the round holds a nan or infinity: a lower optimizer.lr may help")
+    return *kept_rows(cohort, weights, keep), int((~keep).sum())
+
+
+def kept_rows(
+    cohort: Cohort, weights: NDArray[np.float64] | None, keep: NDArray[np.bool_]
+) -> tuple[Cohort, NDArray[np.float64] | None]:
+    """The clients of a cohort that `keep` [K] names, at least one; the selector's weights of these are scaled to keep
+    their sum."""
+    rows = to_device(torch.as_tensor(np.flatnonzero(keep)), next(iter(cohort.delta.values())).device)
+    kept = replace(
+        cohort,
+        ids=cohort.ids[keep],
+        sizes=cohort.sizes[keep],
+        delta={name: delta[rows] for name, delta in cohort.delta.items()},
+        loss=None if cohort.loss is None else cohort.loss[keep],
+        rms_loss=None if cohort.rms_loss is None else cohort.rms_loss[keep],
+        steps=cohort.steps[keep],
+        durations=None if cohort.durations is None else cohort.durations[keep],
+        finite=None if cohort.finite is None else cohort.finite[keep],
+    )
+    if weights is not None and weights[keep].sum() != 0:
+        weights = weights[keep] * (weights.sum() / weights[keep].sum())
+    elif weights is not None:
+        weights = weights[keep]
+    return kept, weights
+
+
+def _finite_rows(stack: Stack) -> NDArray[np.bool_]:
+    """Which of K models hold neither a nan nor infinity [K]."""
+    # the sum of a row is finite exactly where all its entries are (or so large that their sum is not)
+    finite = torch.stack([d.reshape(len(d), -1).sum(1) for d in stack.values()]).isfinite().all(0)
+    rows: NDArray[np.bool_] = finite.cpu().numpy()
+    return rows
+
+
+def require_finite(params: Params, t: int) -> None:
+    values = list(params.values())
+    if any(p.is_cuda for p in values):  # one answer to wait for in place of one for each tensor
+        finite = math.isfinite(torch.cat([p.flatten() for p in values]).sum().item())
+    else:
+        finite = all(bool(torch.isfinite(p).all()) for p in values)
+    if not finite:
+        raise DivergedError(f"round {t}: the aggregated model holds a nan or infinity: a lower optimizer.lr may help")

@@ -1,0 +1,200 @@
+"""What a result depends on besides its config.
+
+The git commit of fedsim's own source code, which is recorded in the summary of every run.
+
+The user's own code that a run is made of, as a text that changes with it.
+"""
+
+import functools
+import hashlib
+import inspect
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedsim
+from fedsim.config.typecheck import in_installed_folder
+from fedsim.engine.device import switches
+from fedsim.engine.native.library import library_description
+
+DRIVER = Path("/proc/driver/nvidia/version")
+PROCESSORS = Path("/proc/cpuinfo")
+
+
+def environment(device: torch.device, compiled: torch.dtype | None = None) -> dict[str, Any]:
+    """Versions and machine, as far as a result depends on them; on a GPU also its driver, libraries and switches.
+
+    `compiled`: the type of numbers of the C library that trained, if it did.
+    """
+    found = {
+        "fedsim": fedsim.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": f"{sys.platform}-{platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability().lower(),
+        "blas": {"torch": torch_blas(), "numpy": numpy_blas()},
+    }
+    if compiled is not None:
+        found["compiled"] = library_description(compiled)
+    if device.type == "cuda":
+        found["gpu"] = {
+            "driver": driver_version(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            **switches(),
+        }
+    return found
+
+
+def processor() -> str:
+    """The name of the processor, with the numbers that tell generations of one name apart where they are known."""
+    try:
+        lines = PROCESSORS.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = told.get("model name") or platform.processor() or platform.machine()
+    known = {"cpu family", "model"} <= set(told)
+    return f"{name} (family {told['cpu family']}, model {told['model']})" if known else name
+
+
+def torch_blas() -> str:
+    """The library of matrix products that torch was built with, such as `mkl 2024.2`."""
+    text = torch.__config__.show()
+    name = re.search(r"BLAS_INFO=(\w+)", text)
+    version = re.search(r"Math Kernel Library Version ([\d.]+)|OpenBLAS ([\d.]+)", text)
+    return " ".join([name.group(1) if name else "unknown", *([g for g in version.groups() if g] if version else [])])
+
+
+def numpy_blas() -> str:
+    """That of NumPy, such as `scipy-openblas 0.3.31`."""
+    shown: Any = np.show_config(mode="dicts")
+    blas = (shown or {}).get("Build Dependencies", {}).get("blas", {})
+    return " ".join(filter(None, [blas.get("name", "unknown"), blas.get("version", "")]))
+
+
+def driver_version() -> str | None:
+    """Of NVIDIA's kernel module, as the kernel tells it; None elsewhere than on Linux."""
+    try:
+        found = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return found.group() if found else None
+
+
+PACKAGE = Path(fedsim.__file__).parent
+TIMEOUT = 30.0
+"""Seconds that each git command gets: `git status` may read every file of a checkout, which a busy disk slows."""
+LOCATIONS = {"GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX"}
+"""Environment variables that lead git to another repository than that of the current folder; it sets them for hooks."""
+
+
+@functools.cache
+def own_revision() -> dict[str, Any] | None:
+    """`revision` of this package, read once per process: later changes of the checkout do not reach loaded modules."""
+    return revision(PACKAGE)
+
+
+def revision(package: Path) -> dict[str, Any] | None:
+    """The commit that a package folder is checked out at, and whether the checkout differs from it.
+
+    Args:
+        package: folder with an `__init__.py`.
+
+    Returns:
+        `{"commit": <full hash>, "dirty": <bool or None>}`. `dirty` is true if any tracked file of the checkout differs
+        from the commit, staged or not; untracked files do not count, as in `git describe --dirty`; None if only that
+        comparison fails or takes longer than `TIMEOUT`. None in all if `__init__.py` is not tracked by a git repository
+        (an installed wheel, also one below the working tree of another project), if the repository has no commit, or if
+        git is missing, refuses or takes longer. Never raises.
+    """
+    try:
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")
+        commit = _git(package, "rev-parse", "--verify", "HEAD")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    try:
+        return {"commit": commit, "dirty": bool(_git(package, "status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": commit, "dirty": None}
+
+
+def _trusted(folder: Path) -> list[str]:
+    """Has git read a checkout that is another user's, such as in a container, where the package's own code, which this
+    process runs already, is that user's, too."""
+    root = folder.parent.resolve()
+    own = (root / ".git").stat().st_uid == (folder / "__init__.py").stat().st_uid if (root / ".git").exists() else False
+    return ["-c", f"safe.directory={root}"] if own else []
+
+
+def _git(folder: Path, *words: str) -> str:
+    """What `git words` prints in `folder`.
+
+    It takes no lock and starts no file monitor. Output goes to a file because a pipe could be held open beyond the
+    timeout by a process that git started.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in LOCATIONS}
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *_trusted(folder), *words]
+    with tempfile.TemporaryFile() as output:
+        subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            timeout=TIMEOUT,
+            check=True,
+        )
+        output.seek(0)
+        return output.read().decode(errors="replace").strip()
+
+
+def user_code(config: Mapping[str, Any]) -> str | None:
+    """The classes and functions that a config names, without fedsim's and installed ones, each with a hash of its
+    source; None if there are none.
+
+    What a class inherits from counts, too; what it calls does not. They have been imported: nothing is imported here.
+    """
+    sources = {name: source for target in _targets(config) for name, source in _sources(target)}
+    hashes = {name: hashlib.sha256(source.encode()).hexdigest()[:12] for name, source in sources.items()}
+    return ", ".join(f"{name} {digest}" for name, digest in sorted(hashes.items())) or None
+
+
+def _targets(node: Any) -> Iterator[str]:
+    """Every `_target_` in a config."""
+    if isinstance(node, Mapping):
+        if isinstance(node.get("_target_"), str):
+            yield node["_target_"]
+        for value in node.values():
+            yield from _targets(value)
+
+
+def _sources(target: str) -> Iterator[tuple[str, str]]:
+    """Names and sources of the user's classes, or function, behind a `_target_`."""
+    module, _, name = target.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    for part in inspect.getmro(found) if isinstance(found, type) else [found]:
+        try:
+            if part is not None and _is_users(Path(inspect.getfile(part))):
+                yield f"{part.__module__}.{part.__qualname__}", inspect.getsource(part)
+        except (OSError, TypeError):  # built in, or made without a file
+            continue
+
+
+def _is_users(path: Path) -> bool:
+    own = Path(fedsim.__file__).resolve().parent
+    return own not in path.resolve().parents and not in_installed_folder(path)

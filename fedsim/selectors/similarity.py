@@ -1,0 +1,199 @@
+"""Inner products of N long vectors, computed in blocks without a copy of the vectors.
+
+The vectors are given as a list of matrices [N, d_l], one per parameter tensor; concatenated along their columns they
+are the N vectors.
+
+Cosine similarity under the p-norm, in five interpretations: PNCS's text lacks the definition (Eq. 9 and 10).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.core.exact import Factors, has_order, power, powers, row_sums
+from fedsim.core.flat import to_device
+from fedsim.core.types import Ids
+
+Floats = NDArray[np.float64]
+Transform = Callable[[Tensor], Tensor]
+
+MAX_FLOAT64_PRODUCTS = 2e10
+"""Up to this number of multiplications float64 is used, and on a CPU the products are the same on every processor;
+beyond it float32 (a quarter of the time, half the memory)."""
+BLOCK_ROWS = 256
+"""Rows per block of the upper triangle (at most half of all): smaller blocks compute fewer products twice."""
+BLOCK_ENTRIES, BLOCK_COLUMNS, MOST_COLUMNS = 2**20, 1024, 2**13
+"""Entries of a chunk, so that it fits into the cache, its minimum of columns, so that products stay efficient, and its
+maximum, so that their factors keep 40 bits."""
+
+
+def inner_products(matrices: Sequence[Tensor], left: Transform | None = None, right: Transform | None = None) -> Tensor:
+    """sum_l f(x_il) g(x_jl) for all pairs i, j of the N vectors, [N, N].
+
+    f = `left` and g = `right` are functions of chunks [N, columns] that act on each entry; None is the identity.
+    Without `right`, g = f and only half of the products are computed. Entries of the vectors that are not finite count
+    as 0.
+    """
+    num = len(matrices[0])
+    out = torch.zeros(num, num, dtype=_product_dtype(matrices), device=matrices[0].device)
+    for chunk in column_chunks(matrices):
+        a = chunk if left is None else left(chunk)
+        factors = Factors(a)
+        others = factors if right is None else Factors(right(chunk))
+        for start in range(0, num, _block_rows(num)):
+            rows, first = slice(start, start + _block_rows(num)), start if right is None else 0
+            factors[rows].add_products(out[rows, first:], others[first:])
+    return out if right is not None else _mirror_upper(out)
+
+
+def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) -> Tensor:
+    """The inner products [N, N] of `vectors` [N, D] after the rows `ids` have changed.
+
+    `products` are the inner products before the change; they are updated in place. None: all other rows are zero.
+    """
+    if 2 * len(ids) > len(vectors):
+        return inner_products([vectors])
+    if products is None:
+        products = torch.zeros(len(vectors), len(vectors), dtype=_product_dtype([vectors]), device=vectors.device)
+    rows = to_device(torch.as_tensor(ids), vectors.device)
+    new = torch.zeros(len(rows), len(vectors), dtype=products.dtype, device=products.device)
+    for chunk in column_chunks([vectors]):
+        Factors(chunk[rows]).add_products(new, Factors(chunk))
+    products[rows] = new
+    products[:, rows] = new.T
+    return products
+
+
+def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The vectors in chunks [N, columns], in the precision of their products; nan and infinity are 0. Read-only."""
+    dtype = _product_dtype(matrices)
+    columns = max(BLOCK_ENTRIES // len(matrices[0]), BLOCK_COLUMNS)
+    columns = min(columns, MOST_COLUMNS) if has_order(matrices[0]) else columns
+    for matrix in matrices:
+        for part in matrix.split(columns, dim=1):
+            chunk = part.to(dtype)
+            finite = not chunk.is_cuda and bool(torch.isfinite(chunk.sum()))  # a GPU would have to be waited for
+            yield chunk if finite else torch.nan_to_num(chunk, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def euclidean_distances(products: Tensor) -> Floats:
+    """Euclidean distances [N, N] of vectors with the inner products `products` [N, N], all of them finite.
+
+    The distance to a vector whose square overflows float32 counts as the root of its largest number.
+    """
+    squares, most = products.diagonal().clone(), torch.finfo(products.dtype).max
+    result = products.mul(-2).add_(squares[:, None]).add_(squares[None, :]).clamp_(min=0)
+    distances: Floats = result.nan_to_num_(nan=most, posinf=most).sqrt_().cpu().numpy()
+    np.fill_diagonal(distances, 0)
+    return distances
+
+
+def _product_dtype(matrices: Sequence[Tensor]) -> torch.dtype:
+    work = len(matrices[0]) ** 2 * sum(p.shape[1] for p in matrices)
+    return torch.float64 if work <= MAX_FLOAT64_PRODUCTS else torch.float32
+
+
+def _block_rows(num: int) -> int:
+    return min(BLOCK_ROWS, -(-num // 2))
+
+
+def _mirror_upper(upper: Tensor) -> Tensor:
+    """Fill the lower triangle of a symmetric matrix from its upper block triangle, in place."""
+    num = len(upper)
+    for start in range(0, num, _block_rows(num)):
+        stop = min(start + _block_rows(num), num)
+        upper[stop:, start:stop] = upper[start:stop, stop:].T
+    return upper
+
+
+PowerSimilarity = Literal["signed_power", "polar", "dot_over_norms", "even_power", "semi"]
+
+
+def similarities(matrices: Sequence[Tensor], p: float, similarity: PowerSimilarity = "signed_power") -> Floats:
+    """Similarities s(x_i, x_j) of all pairs of N vectors, [N, N]; 0 if one of the two is zero.
+
+    The vectors are given as in `inner_products`. At p = 2 all kinds of `similarity` are the cosine. Vectors are divided
+    by their largest magnitude first, because powers would underflow otherwise. The kinds:
+
+    - `signed_power`: sum_l sgn(x_l y_l) |x_l y_l|^(p/2) / sqrt(sum |x|^p sum |y|^p), in [-1, 1]: the cosine of the
+      vectors sgn(x) |x|^(p/2);
+    - `polar`: (|x+y|_p^2 - |x-y|_p^2) / (4 |x|_p |y|_p), which depends on |x| / |y| and takes N^2 powers per
+      coordinate;
+    - `dot_over_norms`: <x, y> / (|x|_p |y|_p), not bounded;
+    - `even_power`: sum x^(p/2) y^(p/2) / sqrt(sum x^p sum y^p), for even p;
+    - `semi`: sum sgn(x) |x|^(p-1) y / (|x|_p^(p-1) |y|_p), averaged over both orders.
+    """
+    scale = _max_magnitudes(matrices)
+    if similarity == "signed_power":
+        return _cosines(inner_products(matrices, lambda x: signed_power(x / scale, p / 2))).clip(-1, 1)
+    if similarity == "even_power":
+        return _cosines(inner_products(matrices, lambda x: _whole_power(x / scale, int(p // 2))))
+    if similarity == "polar":
+        scale = scale.max().expand_as(scale)  # one scale for all vectors: polar depends on their relative lengths
+    norm = _norms(matrices, scale, p)
+    if similarity == "dot_over_norms":
+        return _divide(inner_products(matrices, lambda x: x / scale), np.outer(norm, norm))
+    if similarity == "semi":
+        crossed = inner_products(matrices, lambda x: signed_power(x / scale, p - 1), lambda x: x / scale)
+        lengths = np.where(norm > 0, power(np.where(norm > 0, norm, 1.0), p - 1), 0.0)
+        one_way = _divide(crossed, np.outer(lengths, norm))
+        return (one_way + one_way.T) / 2
+    return _divide(_polarisation(matrices, scale, p), 4 * np.outer(norm, norm))
+
+
+def signed_power(x: Tensor, exponent: float) -> Tensor:
+    """sgn(x) |x|^exponent; 0 where x is 0, whatever the exponent."""
+    if exponent == 1:
+        return x
+    raised = x * x.abs() if exponent == 2 else powers(x.abs(), exponent).mul_(x.sign())
+    return raised if exponent > 0 else raised.masked_fill_(x == 0, 0.0)
+
+
+def _whole_power(x: Tensor, exponent: int) -> Tensor:
+    raised = powers(x.abs(), exponent)
+    return raised.mul_(x.sign()) if exponent % 2 else raised
+
+
+def _max_magnitudes(matrices: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each vector, [N, 1]; 1 for a zero vector."""
+    largest = torch.stack([c.abs().amax(1) for c in column_chunks(matrices)]).amax(0)
+    return torch.where(largest > 0, largest, 1.0)[:, None]
+
+
+def _norms(matrices: Sequence[Tensor], scale: Tensor, p: float) -> Floats:
+    """The p-norms [N] of the vectors divided by `scale` [N, 1]."""
+    sums = sum(row_sums(powers((c / scale).abs(), p)).double() for c in column_chunks(matrices))
+    assert isinstance(sums, Tensor)
+    norms: Floats = powers(sums, 1 / p).cpu().numpy()
+    return norms
+
+
+def _polarisation(matrices: Sequence[Tensor], scale: Tensor, p: float) -> Tensor:
+    """|x+y|_p^2 - |x-y|_p^2 of all pairs [N, N] of the vectors divided by `scale` [N, 1]."""
+    num = len(scale)
+    sums, differences = scale.new_zeros(num, num), scale.new_zeros(num, num)
+    for chunk in column_chunks(matrices):
+        x = chunk / scale
+        for i in range(num):
+            sums[i] += row_sums(powers((x + x[i]).abs(), p))
+            differences[i] += row_sums(powers((x - x[i]).abs(), p))
+    return powers(sums, 2 / p) - powers(differences, 2 / p)
+
+
+def _cosines(products: Tensor) -> Floats:
+    """Inner products [N, N] divided by the lengths of both vectors; 0 for zero vectors."""
+    table: Floats = products.cpu().numpy()
+    length = np.sqrt(table.diagonal())
+    inverse = np.divide(1, length, out=np.zeros_like(length), where=length > 0)
+    table *= inverse[:, None]
+    table *= inverse[None, :]
+    return table
+
+
+def _divide(table: Tensor, by: Floats) -> Floats:
+    result: Floats = np.divide(table.cpu().numpy(), by, out=np.zeros(by.shape), where=by > 0)
+    return result

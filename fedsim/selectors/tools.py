@@ -1,0 +1,296 @@
+"""Limits of methods that compare all pairs of N clients: their memory, and some of their times, grow as N^2 or N^3.
+
+Trying clients of which a method that ranks by past updates has none.
+
+Hierarchical clustering of clients by Ward's method.
+
+Kullback-Leibler divergences between the predictions of models.
+
+Label counts of clients, shared by the selectors that request them.
+
+Layers of a model, named by prefixes of the names of their parameters.
+
+Queues of recently selected clients, which are not eligible for selection.
+
+Search for the K of M items with the lowest mean pairwise similarity.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import pdist
+from torch import Tensor
+
+from fedsim.clients.clients import Clients
+from fedsim.core.errors import Problem, rule
+from fedsim.core.exact import exp
+from fedsim.core.types import Ids, Population
+from fedsim.selectors.similarity import inner_products
+
+MAX_BYTES = 16 * 2**30
+"""Of tables [N, N] that a selector holds at once."""
+MAX_OPERATIONS = 1e13
+"""Multiplications of one step that takes N^3 of them: a thousand seconds at 10^10 a second."""
+REMEDY = "lower num_clients, or take a selector whose cost is linear in it (docs/scale.md)"
+
+
+def pairs_problem(population: Population, pair_bytes: int, remedy: str = REMEDY) -> Problem | None:
+    """The problem of a method whose tables [N, N] take so many bytes for each of the N^2 pairs, at their peak, or None.
+
+    Its key is the selector itself.
+    """
+    n = population.num_clients
+    most = math.isqrt(MAX_BYTES // pair_bytes)
+    return rule(
+        n <= most,
+        "",
+        ...,
+        f"compares all pairs of num_clients={n} clients, in tables of {pair_bytes * n**2 / 2**30:,.0f} GiB; must take "
+        f"at most {MAX_BYTES // 2**30} GiB, as they do up to num_clients={most}",
+        remedy,
+    )
+
+
+def operations_problem(
+    population: Population, key: str, value: object, operations: float, what: str, remedy: str
+) -> Problem | None:
+    """The problem of a step that takes so many `operations` for N clients where `key` is `value`, or None."""
+    return rule(
+        operations <= MAX_OPERATIONS,
+        key,
+        value,
+        f"{what} takes {operations:.0e} operations for num_clients={population.num_clients}; must take at most "
+        f"{MAX_OPERATIONS:.0e}",
+        remedy,
+    )
+
+
+def clients_to_try(ids: Ids, known: NDArray[np.bool_], last_tried: NDArray[np.int64], round: int) -> Ids:
+    """Those of the available `ids` that `round` is to select because nothing is `known` [N] of them, ascending.
+
+    `last_tried` [N] is the round in which each client was last selected, 0 for never. All that never were; if there are
+    none, the one selected longest ago (of several the lowest id) if the number of rounds has doubled since. So a client
+    whose update came too late or was not finite gets further chances, and those whose updates never arrive take ever
+    fewer places.
+    """
+    unknown = ids[~known[ids]]
+    new: Ids = unknown[last_tried[unknown] == 0]
+    if len(new) or not len(unknown):
+        return new
+    longest_ago = unknown[np.argmin(last_tried[unknown])]
+    due = round >= 2 * last_tried[longest_ago]
+    return np.array([longest_ago] if due else [], dtype=np.int64)
+
+
+Floats = NDArray[np.float64]
+WardInput = Literal["distances", "rows"]
+
+
+def rows_problem(population: Population, ward_on: WardInput) -> Problem | None:
+    """The problem of a tree on rows of the table of distances that takes too long, or None."""
+    operations = float(population.num_clients) ** 3 / 2 if ward_on == "rows" else 0.0
+    what, remedy = "finding the distances between rows", "selector.ward_on=distances; or lower num_clients"
+    return operations_problem(population, "ward_on", ward_on, operations, what, remedy)
+
+
+def ward_linkage(distances: Floats, on: WardInput = "distances") -> Floats:
+    """Ward's linkage [N - 1, 4], in scipy's format, from a symmetric matrix of distances [N, N].
+
+    `on: rows` clusters the rows of the matrix as N points in N dimensions (N^3 / 2 operations), as published codes do
+    by passing the square matrix to scipy.
+    """
+    if len(distances) == 1:
+        return np.empty((0, 4))
+    condensed = pdist(distances) if on == "rows" else np.concatenate([row[i + 1 :] for i, row in enumerate(distances)])
+    tree: Floats = linkage(condensed.astype(np.float64, copy=False), method="ward")
+    return tree
+
+
+def cut_tree(tree: Floats, count: int) -> NDArray[np.int64]:
+    """Cluster labels 0..M-1 [N] from cutting a linkage `tree` [N - 1, 4] into M <= `count` clusters."""
+    labels: NDArray[np.int64] = fcluster(tree, count, criterion="maxclust").astype(np.int64) - 1
+    return labels
+
+
+LOWEST = -18.420680743952367
+"""The logarithm of 1e-8."""
+
+
+def kl_divergences(log_p: Tensor, reduction: str) -> NDArray[np.float64]:
+    """KL(P_k || P_j) [K, K] averaged over samples, from log-probabilities [K models, M samples, C classes].
+
+    `reduction: mean` divides by the number of classes as well, `sum` does not. Probabilities are clipped at 1e-8. All
+    sums sum_c p (ln p - ln q) are computed as one matrix product of the rows of p with the rows of ln q.
+    """
+    log_p = log_p.clamp(min=LOWEST)
+    flat = log_p.flatten(1)
+    cross = inner_products([flat], lambda x: torch.from_numpy(exp(x.numpy())).to(x.dtype), lambda x: x)
+    scale = log_p.shape[1] * (log_p.shape[2] if reduction == "mean" else 1)
+    own = cross.diagonal().clone()
+    result: NDArray[np.float64] = cross.neg_().add_(own[:, None]).div_(scale).numpy()
+    return result
+
+
+UNKNOWN = -1
+Counts = NDArray[np.int64]
+
+
+def collect_label_counts(counts: Counts, clients: Clients) -> Counts:
+    """`counts` [N, C] completed by the label counts of all available clients; each client is asked at most once.
+
+    Rows of clients that have not reported are `UNKNOWN` (-1); before any report, `counts` has no columns [N, 0].
+    """
+    num = len(counts)
+    is_known = counts[:, 0] != UNKNOWN if counts.shape[1] else np.zeros(num, dtype=bool)
+    new = clients.available[~is_known[clients.available]]
+    if not len(new):
+        return counts
+    reported = clients.label_counts(new)
+    known = counts if counts.shape[1] else np.full((num, reported.shape[1]), UNKNOWN)
+    known[new] = reported
+    return known
+
+
+def missing_layers(key: str, layers: Sequence[str] | None, trained: Sequence[str]) -> Problem | None:
+    """The problem of the hyper-parameter `key` if one of `layers` (None: all) is no layer of the model, or None.
+
+    `trained` are the names of the model's trained parameters; classifier.6 is the layer of classifier.6.weight.
+    """
+    missing = [layer for layer in layers or () if not any(n == layer or n.startswith(f"{layer}.") for n in trained)]
+    known = dict.fromkeys(name.rpartition(".")[0] or name for name in trained)
+    return rule(
+        not missing,
+        key,
+        None if layers is None else list(layers),
+        f"must name layers that the model trains, not {', '.join(missing)}",
+        f"it has {', '.join(known)}; null and each take all of them",
+    )
+
+
+def not_queued(available: Ids, queue: Sequence[int], min_count: int) -> Ids:
+    """Ids of the `available` clients that are not in `queue`.
+
+    If these are fewer than `min_count`, clients are released from the front of the queue until there are as many.
+    """
+    present = set(available.tolist())
+    queued = [i for i in queue if i in present]
+    surplus = max(min_count - (len(available) - len(queued)), 0)
+    return np.setdiff1d(available, np.array(queued[surplus:], dtype=np.int64))
+
+
+MAX_SUBSETS = 200_000
+SUBSET_BYTES = 80
+"""Of a subset in an exact search, besides the positions of its items."""
+TOLERANCE = 1e-12
+"""Sums that differ by less count as equal."""
+
+
+def subsets_problem(population: Population, search: str) -> Problem | None:
+    """The problem of an `exact` search over more subsets of K of N clients than can be held at once, or None.
+
+    Each is held twice, as a tuple and as a row of an array.
+    """
+    n, k = population.num_clients, population.cohort_size
+    count = math.comb(n, k) if search == "exact" and 1 < k < n else 0
+    return rule(
+        count * (SUBSET_BYTES + 16 * k) <= MAX_BYTES,
+        "search",
+        search,
+        f"holds all {_shown(count)} subsets of cohort_size={k} of num_clients={n} clients at once; must take at most "
+        f"{MAX_BYTES // 2**30} GiB",
+        "selector.search=auto, which is greedy beyond 200,000 subsets",
+    )
+
+
+def _shown(count: int) -> str:
+    return f"{count:,}" if count < 10**15 else "(more than 10^15)"
+
+
+def least_similar_subset(
+    similarity: Floats, count: int, search: str, swap_passes: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """`count` positions in the symmetric matrix `similarity` [M, M] with the lowest mean similarity over their pairs.
+
+    `search`: `exact` enumerates all subsets; `greedy` starts with the least similar pair, adds the item with the lowest
+    total similarity to those chosen one by one, and then makes up to `swap_passes` improving swaps; `auto` is exact up
+    to 200,000 subsets and greedy beyond. Ties are broken at random. For `count` 1 it is the item with the lowest mean
+    similarity to the others.
+    """
+    size = len(similarity)
+    if count >= size:
+        return np.arange(size)
+    if count == 1:
+        return np.array([_argmin(similarity.sum(1) - similarity.diagonal(), rng)])
+    if search == "exact" or (search == "auto" and math.comb(size, count) <= MAX_SUBSETS):
+        return _enumerate(similarity, count, rng)
+    return _greedy(similarity, count, swap_passes, rng)
+
+
+def moved_to_front(table: Floats, rows: NDArray[np.int64]) -> Floats:
+    """The rows and columns `rows`, ascending, of a square `table`: a part of it, in which nothing else remains."""
+    for place, row in enumerate(rows.tolist()):
+        table[place, : len(rows)] = table[row, rows]
+    return table[: len(rows), : len(rows)]
+
+
+def _argmin(values: Floats, rng: np.random.Generator) -> int:
+    """Flat position of the lowest value; ties (within `TOLERANCE`) are broken at random."""
+    flat = values.ravel()
+    return int(rng.choice(np.flatnonzero(flat <= flat.min() + TOLERANCE)))
+
+
+def _lowest_pair(similarity: Floats, rng: np.random.Generator) -> list[int]:
+    """`_argmin` as row and column, by way of the rows' lowest values: without a list of all pairs that are as low."""
+    lowest = similarity.min(1)
+    limit = lowest.min() + TOLERANCE
+    rows = np.flatnonzero(lowest <= limit)
+    ends = np.cumsum([np.count_nonzero(similarity[row] <= limit) for row in rows])
+    drawn = int(rng.choice(int(ends[-1])))
+    place = int(np.searchsorted(ends, drawn, side="right"))
+    in_row = np.flatnonzero(similarity[rows[place]] <= limit)
+    return [int(rows[place]), int(in_row[drawn - ends[place]])]
+
+
+def _enumerate(similarity: Floats, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    subsets = np.array(list(itertools.combinations(range(len(similarity)), count)), dtype=np.int64)
+    sums = np.zeros(len(subsets))
+    for a, b in itertools.combinations(range(count), 2):
+        sums += similarity[subsets[:, a], subsets[:, b]]
+    best: NDArray[np.int64] = subsets[_argmin(sums, rng)]
+    return best
+
+
+def _greedy(similarity: Floats, count: int, swap_passes: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    diagonal = similarity.diagonal().copy()
+    np.fill_diagonal(similarity, np.inf)
+    chosen = _lowest_pair(similarity, rng)
+    np.fill_diagonal(similarity, diagonal)
+    sums = similarity[:, chosen[0]] + similarity[:, chosen[1]]
+    while len(chosen) < count:
+        left = sums.copy()
+        left[chosen] = np.inf
+        chosen.append(_argmin(left, rng))
+        sums += similarity[:, chosen[-1]]
+    for _ in range(swap_passes):
+        if not _best_swap(similarity, chosen):
+            break
+    return np.array(chosen, dtype=np.int64)
+
+
+def _best_swap(similarity: Floats, chosen: list[int]) -> bool:
+    """Make the swap of one chosen item that lowers the sum the most, in place; False if no swap lowers it."""
+    sums = similarity[:, chosen].sum(1)
+    inside, outside = np.array(chosen), np.setdiff1d(np.arange(len(similarity)), chosen)
+    leave = sums[inside] - similarity.diagonal()[inside]
+    change = sums[outside][None, :] - similarity[np.ix_(inside, outside)] - leave[:, None]
+    i, j = np.unravel_index(np.argmin(change), change.shape)
+    if change[i, j] >= -TOLERANCE:
+        return False
+    chosen[int(i)] = int(outside[int(j)])
+    return True

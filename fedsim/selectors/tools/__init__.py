@@ -1,1 +1,0 @@
-"""Algorithms shared by several selectors: inner products, similarities, clustering, subset search, queues."""

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from fedsim import __version__
-from fedsim.distributed.links import world
-from fedsim.running.process import STOP
+from fedsim.running.process import STOP, world
 
 RUNNING_FLAGS = {
     *("-m", "--multirun", "-r", "--run", "-p", "--package"),

@@ -12,7 +12,7 @@ import pytest
 import fedsim
 from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import COMMANDS, answer, entries, suggestion, table
-from fedsim.running.endings import CLOSED_PIPE
+from fedsim.running.process import CLOSED_PIPE
 
 ROOT = Path(__file__).parents[1]
 Ask = Callable[..., str]

@@ -23,7 +23,7 @@ from fedsim.jobs import cli
 from fedsim.report import command as report
 from fedsim.report.__main__ import main as make_report
 from fedsim.results.runs import ReportError
-from fedsim.running.endings import tell
+from fedsim.running.process import tell
 from fedsim.tracking.console import CONSOLE
 from scripts import selector_tables
 from tests.documentation import DOCS, PAGES, ROOT, Block, Command, blocks, commands, missing_line, program, shape

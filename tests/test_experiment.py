@@ -216,9 +216,8 @@ def test_trackers_are_told_the_runs_own_seed(here: Path) -> None:
 
 def test_a_model_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Any] = []
-    for module in (assembly, prepared_data):
-        build_model = prepared_data.build_model
-        monkeypatch.setattr(module, "build_model", lambda *a, of=build_model: (built.append(a[0]), of(*a))[1])
+    build_model = assembly.build_model
+    monkeypatch.setattr(assembly, "build_model", lambda *a: (built.append(a[0]), build_model(*a))[1])
     prepared_data._latest.clear()
     build(plan())
     assert len(built) == 1

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from fedsim.config.build import instantiate
 from fedsim.core.errors import ConfigError
-from fedsim.engine.optimizers import SGD, Adam, Constant, Step
-from fedsim.optimizers import LocalOptimizer, Schedule
+from fedsim.engine.optimizers import SGD, Adam, Constant, LocalOptimizer, Schedule, Step
 
 CONF = Path(__file__).parents[1] / "conf"
 

@@ -12,22 +12,12 @@ from fedsim.commands.dispatch import asks
 from fedsim.config.compose import check_jobs
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.distributed.backend import train_part
-from fedsim.distributed.links import (
-    JOINING,
-    WORKING,
-    Link,
-    LostRankError,
-    Message,
-    Others,
-    World,
-    head_of,
-    read_head,
-    world,
-)
+from fedsim.distributed.links import JOINING, WORKING, Link, LostRankError, Message, Others, head_of, read_head
 from fedsim.distributed.ranks import RANKS, joined
 from fedsim.distributed.ranks import check_jobs as check_for_ranks
 from fedsim.jobs.cli import composed, run
 from fedsim.results.files import read_summary
+from fedsim.running.process import World, world
 from tests.ranks import RAGGED, WORDS, LocalLink, equal_over, ranks, run_over
 
 

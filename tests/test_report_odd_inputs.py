@@ -14,7 +14,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.report.__main__ import main
 from fedsim.results.groups import sort_key
 from fedsim.results.table import Table
-from fedsim.running.endings import tell
+from fedsim.running.process import tell
 from fedsim.tracking.tables import tell_line
 from tests.report_toys import write_run
 

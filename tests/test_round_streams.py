@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fedsim.clients.clients import Clients
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import Selection
-from fedsim.optimizers import Schedule
+from fedsim.engine.optimizers import Schedule
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector

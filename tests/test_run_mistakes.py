@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedsim.core.errors import ConfigError, FedsimError
-from fedsim.running.endings import tell
+from fedsim.running.process import tell
 from tests.run_toys import Run, refused, shell
 
 

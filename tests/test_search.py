@@ -33,7 +33,7 @@ FEW = ("num_rounds=4", "local.steps=1", "tracker=files_only", "num_clients=6", "
 def _own_folder_and_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fresh = StopRequests()
-    for module in ("running.experiment", "jobs.sweep", "search.trials", "search.command", "cli", "running.signals"):
+    for module in ("running.experiment", "jobs.sweep", "search.study", "search.command", "jobs.cli", "running.process"):
         monkeypatch.setattr(f"fedsim.{module}.STOP", fresh)
 
 

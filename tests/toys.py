@@ -18,8 +18,8 @@ from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import ClientUpdates, Engine
+from fedsim.engine.optimizers import LocalOptimizer, Schedule
 from fedsim.engine.schedule import LocalWork
-from fedsim.optimizers import LocalOptimizer, Schedule
 from fedsim.rounds.aggregators import FedAvg
 from fedsim.rounds.availability import Always, Availability
 from fedsim.rounds.loop import Components

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import fedsim
-from fedsim.config.build import path_now
 from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, flat
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
@@ -186,7 +185,7 @@ class Described:
 
 def described(target: str) -> Described | None:
     """What the code of the class with the dotted path `target` says; None where it cannot be found or read."""
-    module, _, name = path_now(target).rpartition(".")
+    module, _, name = target.rpartition(".")
     path = _file_of(module)
     tree = None if path is None else _tree(path)
     if tree is None:

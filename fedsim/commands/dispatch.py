@@ -24,8 +24,7 @@ from typing import Any
 import fedsim
 from fedsim.commands.catalogue import Catalogue
 from fedsim.core.errors import nearest
-from fedsim.distributed.links import World, world
-from fedsim.running.endings import exit_code
+from fedsim.running.process import World, exit_code, world
 
 WIDTH = 80
 """Characters a line where the output is no terminal, and at most 20 more than that on one."""

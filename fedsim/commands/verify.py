@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fedsim.config.build import unknown, with_paths_now
+from fedsim.config.build import unknown
 from fedsim.config.plan import Plan, make_plan
 from fedsim.core.errors import ConfigError, DataError, FedsimError, printable
 from fedsim.core.record import Record
@@ -108,7 +108,7 @@ def plan_of(run: Run, words: Sequence[str], place: str) -> Plan:
 
     Raises `ConfigError`.
     """
-    config = {key: environ.get(name) for key, name in PLACES.items()} | with_paths_now(run.config)
+    config: dict[str, Any] = {**{key: environ.get(name) for key, name in PLACES.items()}, **run.config}
     if _environment(run).get("device") == "cpu":
         config["device"] = "cpu"
     config |= {

@@ -3,12 +3,6 @@
 A value that is missing, of the wrong type or misspelt hides what a constructor would say of the others. It is called
 with several made-up values in its place; what it says whatever they are is a mistake of its own.
 
-Configs of earlier versions: paths by which classes were known before they moved, and keys that came later.
-
-Users' files and records of runs name classes by those paths. A run's folder carries a hash of its config, `_target_`s
-among it. Hashes are of the first path that a class had, so that a finished run is found again wherever its classes live
-now. A key that came later is null where nothing changes, and is then left out of the hash.
-
 Objects from config nodes: the one place where YAML meets constructors.
 
 A node is a mapping with `_target_` (a class) and values. Values live in YAML once; names and types live in the
@@ -19,10 +13,12 @@ is the answer to hostile targets.
 
 import importlib
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -36,6 +32,7 @@ from fedsim.config.typecheck import (
     mistaken_parameters,
     not_imported,
 )
+from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, nearest
 
 MADE_UP_ROWS = 3
@@ -121,67 +118,6 @@ def stand_in(hint: Any, row: int) -> Any:
     return _VALUES[hint][row] if hint in _VALUES else object()
 
 
-MOVED = {
-    "fedsim.engine.auto.AutoEngine": "fedsim.engine.choose.choose_backend",
-    "fedsim.engine.batched.BatchedEngine": "fedsim.engine.batched.BatchedBackend",
-    "fedsim.engine.native.engine.NativeEngine": "fedsim.engine.native.backend.NativeBackend",
-    "fedsim.engine.sequential.SequentialEngine": "fedsim.engine.reference.ReferenceBackend",
-    "fedsim.sketches.Coordinates": "fedsim.clients.compression.Coordinates",
-    "fedsim.sketches.CountSketch": "fedsim.clients.compression.CountSketch",
-    "fedsim.sketches.Gaussian": "fedsim.clients.compression.Gaussian",
-    "fedsim.sketches.Identity": "fedsim.clients.compression.Identity",
-    "fedsim.sketches.Int8": "fedsim.clients.compression.Int8",
-    "fedsim.sketches.TopK": "fedsim.clients.compression.TopK",
-}
-"""The first path of each class that has moved, and its path now."""
-
-ADDED = {"dataset": ("sha256",), "engine": ("deterministic",), "model": ("library", "sha256")}
-"""Keys that came later, by config group."""
-ADDED_AT_TOP = ("client_accuracy",)
-"""Those of the top level."""
-
-_FIRST = {now: first for first, now in MOVED.items()}
-
-
-def path_now(target: str) -> str:
-    """Where the class `target` is, which may be given by an earlier path."""
-    return MOVED.get(target, target)
-
-
-def with_paths_now(config: Any) -> Any:
-    """A copy of `config` (plain containers) in which all `_target_`s are paths of today."""
-    return _replaced(config, MOVED)
-
-
-def with_first_paths(config: Any) -> Any:
-    """A copy of `config` in which all `_target_`s are the first paths of their classes."""
-    return _replaced(config, _FIRST)
-
-
-def without_added_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `config` without the keys in `ADDED` and `ADDED_AT_TOP` that are null, as it was before they came."""
-    top = _without_nulls(config, ADDED_AT_TOP)
-    return {group: _without_nulls(node, ADDED.get(group, ())) for group, node in top.items()}
-
-
-def _without_nulls(node: Any, keys: Sequence[str]) -> Any:
-    if not keys or not isinstance(node, Mapping):
-        return node
-    return {k: v for k, v in node.items() if k not in keys or v is not None}
-
-
-def _replaced(node: Any, paths: Mapping[str, str]) -> Any:
-    if isinstance(node, Mapping):
-        return {k: _path(v, paths) if k == "_target_" else _replaced(v, paths) for k, v in node.items()}
-    if isinstance(node, list):
-        return [_replaced(item, paths) for item in node]
-    return node
-
-
-def _path(target: Any, paths: Mapping[str, str]) -> Any:
-    return paths.get(target, target) if isinstance(target, str) else target
-
-
 T = TypeVar("T")
 Node = Mapping[str, Any]
 
@@ -239,13 +175,13 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
     expected = f"must be the dotted path of a subclass of {base.__module__}.{base.__qualname__}"
     if not isinstance(target, str):
         raise ConfigError([Problem(f"{key}._target_", target, expected, _remedy_of_none(key))])
-    module_name, _, name = path_now(target).rpartition(".")
+    module_name, _, name = target.rpartition(".")
     if stranger := not_imported(module_name):
         raise ConfigError([Problem(f"{key}._target_", target, f"{expected}; {stranger}", REMEDY)])
     if module_name.partition(".")[0] != "fedsim":
         find_in_working_folder()
     try:
-        found: Any = getattr(importlib.import_module(module_name), name) if module_name else None
+        found: Any = _imported(target)
         made = get_type_hints(found).get("return") if inspect.isfunction(found) else found
     except (Exception, SystemExit) as error:  # an import of a user's module may fail in any way
         reason = f"{expected}; importing it failed: {type(error).__name__}: {error}"
@@ -257,6 +193,26 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
         raise ConfigError([Problem(f"{key}._target_", target, expected + " that implements its abstract methods")])
     constructor: Callable[..., T] = found
     return constructor
+
+
+def _imported(target: str) -> Any:
+    """What a dotted path names. A class of fedsim is known by its name, wherever it was when a config was written."""
+    module_name, _, name = target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), name) if module_name else None
+    except (ModuleNotFoundError, AttributeError):
+        now = _shipped_targets().get(name) if module_name.partition(".")[0] == "fedsim" else None
+        if now is None or now == target:
+            raise
+        return _imported(now)
+
+
+@cache
+def _shipped_targets() -> dict[str, str]:
+    """The dotted path of every class that a file of conf/ names, by the class's name."""
+    texts = [path.read_text(encoding="utf-8") for path in conf_dir().rglob("*.yaml")]
+    targets = [target for text in texts for target in re.findall(r"_target_: (fedsim\.[\w.]+)", text)]
+    return {target.rpartition(".")[2]: target for target in targets}
 
 
 def _remedy_of_none(key: str) -> str:

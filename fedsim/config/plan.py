@@ -23,10 +23,8 @@ from fedsim.config.build import (
     instantiate,
     resolve,
     told_whatever,
-    with_first_paths,
-    without_added_nulls,
 )
-from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings, populations
+from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings, by_meaning, populations
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.data.base import Dataset, TokenShape
 from fedsim.engine.backend import Backend
@@ -164,8 +162,8 @@ def make_plan(config: Mapping[str, Any], choices: Mapping[str, str], *, elsewher
 
 
 def hash_config(config: Mapping[str, Any]) -> str:
-    """SHA-256 over every value that can change a result."""
-    relevant = with_first_paths(without_added_nulls({k: v for k, v in config.items() if k not in IRRELEVANT}))
+    """SHA-256 over every value that can change a result (`fedsim.config.settings.by_meaning`)."""
+    relevant = by_meaning({k: v for k, v in config.items() if k not in IRRELEVANT})
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()
 
 

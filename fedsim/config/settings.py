@@ -4,6 +4,7 @@ The population that a config describes, before its data is divided, for the chec
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -163,3 +164,18 @@ def populations(num_clients: Any, cohort_size: Any, num_rounds: Any) -> list[Pop
 
 def _count(value: Any, high: int) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= high else None
+
+
+def by_meaning(node: Any) -> Any:
+    """A copy of a config (plain containers) that differs only where results can.
+
+    Classes of fedsim are told by their names alone, so that moving code changes no hash, and what is null is left out,
+    so that a key that comes later, null where nothing changes, changes none either.
+    """
+    if isinstance(node, Mapping):
+        return {k: _class_name(v) if k == "_target_" else by_meaning(v) for k, v in node.items() if v is not None}
+    return [by_meaning(item) for item in node] if isinstance(node, list) else node
+
+
+def _class_name(target: Any) -> Any:
+    return target.rpartition(".")[2] if isinstance(target, str) and target.startswith("fedsim.") else target

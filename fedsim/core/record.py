@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from fedsim.rounds.client_accuracy import KEY
-
 
 @dataclass(frozen=True)
 class Record:
@@ -93,3 +91,6 @@ def last_of(accuracies: Sequence[float | None]) -> float | None:
 
 def _measured(accuracies: Sequence[float | None]) -> list[float]:
     return [float(value) for value in accuracies if value is not None and math.isfinite(value)]
+
+
+KEY = "client_accuracy"

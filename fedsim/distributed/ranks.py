@@ -19,21 +19,12 @@ import fedsim
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.distributed.backend import DividedBackend, Holdings
-from fedsim.distributed.links import (
-    JOINING,
-    WORKING,
-    LostRankError,
-    Message,
-    Others,
-    TorchLink,
-    World,
-    local_size,
-    require_one_dtype,
-)
+from fedsim.distributed.links import JOINING, WORKING, LostRankError, Message, Others, TorchLink, require_one_dtype
 from fedsim.engine.model import initial
 from fedsim.results.files import NEWEST, replacement_of
 from fedsim.running.assembly import Experiment
 from fedsim.running.checkpoint import unpack
+from fedsim.running.process import World, local_size
 
 T = TypeVar("T")
 

@@ -26,8 +26,7 @@ from fedsim.config.compose import (
 )
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
-from fedsim.running.endings import EXIT_CODES, tell
-from fedsim.running.process import STOP
+from fedsim.running.process import EXIT_CODES, STOP, tell
 
 if TYPE_CHECKING:
     from fedsim.config.plan import Plan

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedsim.config.build import path_now
 from fedsim.config.plan import Plan
 from fedsim.core.errors import command
 from fedsim.jobs.overwriting import Overwriting
@@ -257,4 +256,4 @@ def has_console(plan: Plan) -> bool:
     """Whether a tracker of the run shows it on the terminal."""
     path = f"{ConsoleTracker.__module__}.{ConsoleTracker.__qualname__}"
     nodes = (plan.config.get("tracker") or {}).values()
-    return any(path_now(str(node.get("_target_"))) == path for node in nodes if isinstance(node, Mapping))
+    return any(str(node.get("_target_")) == path for node in nodes if isinstance(node, Mapping))

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.config.build import without_added_nulls
 from fedsim.config.choice_files import flat
 from fedsim.config.plan import IRRELEVANT, SEEDS
+from fedsim.config.settings import by_meaning
 from fedsim.results.runs import Run, complete
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "selector")
@@ -23,7 +23,7 @@ SETTING = ("cell", "dataset", "partition", "model", "system")
 """Config groups whose choices and values define a setting, in which methods are compared."""
 NEW_GROUPS = {"system": "none"}
 """Groups that runs of earlier versions do not have, and the choice that changes nothing."""
-NATIVE = {"_target_": "fedsim.engine.native.backend.NativeBackend", "workers": "auto"}
+NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
 """The config of engine=native."""
 REFERENCE = "random"
 """The selector that others are compared with, if there are runs of it."""
@@ -120,7 +120,8 @@ def sort_key(text: str) -> tuple[bool, list[str | float]]:
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without seeds and without keys that cannot change a result. `init_seed=per_client` is not a seed."""
     seeds = {k for k in SEEDS if not isinstance(config.get(k), str)}
-    return without_added_nulls({k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT})
+    kept: dict[str, Any] = by_meaning({k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT})
+    return kept
 
 
 def compared_configs(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -133,7 +134,7 @@ def compared_configs(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _is_auto(config: Mapping[str, Any]) -> bool:
     engine = config.get("engine")
-    return isinstance(engine, Mapping) and str(engine.get("_target_")).endswith(".choose_backend")
+    return isinstance(engine, Mapping) and str(engine.get("_target_")) == "choose_backend"
 
 
 def _make_labels(runs: Sequence[Run], configs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from fedsim.clients.ledger import PHASES
 from fedsim.core.errors import floor
-from fedsim.core.record import FINAL_WINDOW, last_of, mean_of_last
+from fedsim.core.record import FINAL_WINDOW, KEY, last_of, mean_of_last
 from fedsim.results.runs import Floats, Run
-from fedsim.rounds.client_accuracy import KEY
 
 Measure = Callable[[Run], float | None]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedsim.clients.ledger import PHASES
 from fedsim.config.plan import Plan
-from fedsim.core.record import Record, mean_of_last
+from fedsim.core.record import KEY, Record, mean_of_last
 from fedsim.core.types import Params
 from fedsim.results.files import (
     CLIENTS,
@@ -28,7 +28,7 @@ from fedsim.results.files import (
     read_summary,
     replacement_of,
 )
-from fedsim.rounds.client_accuracy import KEY, aggregates
+from fedsim.rounds.client_accuracy import aggregates
 from fedsim.rounds.loop import Simulation
 from fedsim.running.checkpoint import Checkpoints, is_whole_model, save_model
 

@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 import yaml
 from numpy.typing import NDArray
 
-from fedsim.config.build import with_paths_now
 from fedsim.core.disk import unwritable, write_atomically
 from fedsim.core.errors import FedsimError, printable
 from fedsim.partitions.division import Division
@@ -205,7 +204,7 @@ def _read(folder: Path) -> Run | str:
         return f"{CONFIG} cannot be read ({' '.join(str(error).split())[:100]})"
     if not isinstance(config, Mapping) or not all(isinstance(config.get(key), int) for key in NUMBERS):
         return f"{CONFIG} is not that of a run"
-    run = Run(folder, with_paths_now(config), summary)
+    run = Run(folder, config, summary)
     if run.status == "done" and len(run.records) < run.num_rounds:
         return f"{METRICS} holds {len(run.records)} of {run.num_rounds} rounds; run it again with overwrite=true"
     if not all(record.keys() >= RECORDED for record in run.records):

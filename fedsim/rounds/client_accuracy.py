@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, Problem
+from fedsim.core.record import KEY
 from fedsim.core.types import Params
 from fedsim.engine.engine import Engine
 from fedsim.partitions.division import Division
@@ -22,7 +23,6 @@ MeasuredOn = Literal["labels", "test", "holdout", "train"]
 Floats = NDArray[np.float64]
 AGGREGATES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
 """What a record has of the accuracies of all clients, each behind `client_accuracy_`."""
-KEY = "client_accuracy"
 
 
 class ClientAccuracy(ABC):

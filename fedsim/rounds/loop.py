@@ -19,7 +19,7 @@ from fedsim.clients.ledger import Clock, Ledger
 from fedsim.clients.local_results import Lent
 from fedsim.clients.server import Server, ServerData
 from fedsim.clients.system import RoundClock, SimulatedClock
-from fedsim.core.record import Record
+from fedsim.core.record import KEY, Record
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection
 from fedsim.engine.engine import Engine
@@ -38,7 +38,7 @@ from fedsim.rounds.checks import (
     selection_fault,
     selector_named,
 )
-from fedsim.rounds.client_accuracy import KEY, ClientAccuracy, aggregates
+from fedsim.rounds.client_accuracy import ClientAccuracy, aggregates
 from fedsim.selectors.base import Selector
 
 Weights = NDArray[np.float64] | None

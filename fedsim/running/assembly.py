@@ -24,7 +24,6 @@ from fedsim.core.rng import Purpose, Streams, UniformDraws
 from fedsim.core.types import Params, Population
 from fedsim.data.base import Dataset, LoadedData, SampleSource
 from fedsim.data.features import TrainsOnFeatures, extract
-from fedsim.distributed.links import world
 from fedsim.engine import device as precision
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
@@ -39,6 +38,7 @@ from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.client_accuracy import ClientAccuracy, Samples, client_accuracy
 from fedsim.rounds.loop import Components, Simulation
+from fedsim.running.process import world
 from fedsim.selectors.base import Selector
 
 ALIGNMENT = 64

@@ -10,62 +10,20 @@ What a run survived in a degraded way: told once, at its first time, and counted
 What is told of a run while it goes on.
 """
 
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from fedsim.config.plan import Plan
-from fedsim.core.errors import ConfigError, DivergedError, FedsimError, printable_lines
+from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.record import Record
 from fedsim.core.types import Population
 from fedsim.results.files import ERROR, OutputError, RunFolder
 from fedsim.results.outcome import Outcome, keep_traceback, tell_unwritten
-from fedsim.running.process import CODES, Preempted
 from fedsim.tracking.base import SweepPosition
-
-T = TypeVar("T")
-
-EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, **CODES}
-CLOSED_PIPE = 141
-"""As shells report a process whose output nobody reads (128 + SIGPIPE)."""
-
-
-def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
-    """What `work` returns, or the code of the error or signal that ends it; an error is told in the name of `program`.
-
-    Whatever is no `FedsimError` is raised: it is a mistake in fedsim itself.
-    """
-    try:
-        return work()
-    except FedsimError as error:
-        if os.environ.get("FEDSIM_DEBUG") == "1":
-            raise
-        tell(error, program)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return EXIT_CODES["interrupted"]
-    except Preempted:
-        return EXIT_CODES["preempted"]
-    except BrokenPipeError:  # of a reader that has seen enough, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
-
-
-def tell(error: FedsimError, program: str = "fedsim") -> None:
-    """One screen on stderr."""
-    if isinstance(error, ConfigError):
-        count = len(error.problems)
-        print(f"{program}: {count} problem{'s' if count > 1 else ''} in the config; nothing was run", file=sys.stderr)
-        for problem in error.problems:
-            print(printable_lines(f"  {problem}"), file=sys.stderr)
-    else:
-        print(printable_lines(f"{program}: {error}"), file=sys.stderr)
-
 
 Ending = tuple[str, str | None, BaseException | None]
 """The status of a run, its reason in words, and the exception that has ended it."""

@@ -10,13 +10,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
+
+from fedsim.core.errors import ConfigError, FedsimError, printable_lines
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """glibc's numbers of these options of mallopt."""
+
+T = TypeVar("T")
 
 
 def tune() -> None:
@@ -156,3 +162,66 @@ def ask_children_to_end() -> bool:
 
 STOP = StopRequests()
 """Those of this process."""
+
+
+@dataclass(frozen=True)
+class World:
+    """`rank` of `size` processes; `local_rank` among those of this machine, whose GPU of that number it takes."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+
+def local_size() -> int:
+    """How many processes torchrun has started on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def world() -> World:
+    """As the environment of this process says: RANK, WORLD_SIZE and LOCAL_RANK beside the address of rank 0, which
+    torchrun sets. A process of its own where one of them is missing."""
+    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    rank, size, local = (os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if not all(os.environ.get(name) for name in needed) or not all(text.isdigit() for text in (rank, size, local)):
+        return World()
+    return World(int(rank), int(size), int(local)) if int(size) > 1 else World()
+
+
+EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, **CODES}
+
+
+CLOSED_PIPE = 141
+"""As shells report a process whose output nobody reads (128 + SIGPIPE)."""
+
+
+def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
+    """What `work` returns, or the code of the error or signal that ends it; an error is told in the name of `program`.
+
+    Whatever is no `FedsimError` is raised: it is a mistake in fedsim itself.
+    """
+    try:
+        return work()
+    except FedsimError as error:
+        if os.environ.get("FEDSIM_DEBUG") == "1":
+            raise
+        tell(error, program)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_CODES["interrupted"]
+    except Preempted:
+        return EXIT_CODES["preempted"]
+    except BrokenPipeError:  # of a reader that has seen enough, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+
+
+def tell(error: FedsimError, program: str = "fedsim") -> None:
+    """One screen on stderr."""
+    if isinstance(error, ConfigError):
+        count = len(error.problems)
+        print(f"{program}: {count} problem{'s' if count > 1 else ''} in the config; nothing was run", file=sys.stderr)
+        for problem in error.problems:
+            print(printable_lines(f"  {problem}"), file=sys.stderr)
+    else:
+        print(printable_lines(f"{program}: {error}"), file=sys.stderr)

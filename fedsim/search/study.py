@@ -32,8 +32,7 @@ from fedsim.core.record import mean_of_last
 from fedsim.jobs.sweep import Attempts
 from fedsim.results.files import read_metrics
 from fedsim.results.outcome import Outcome, outcome_on_file
-from fedsim.running.endings import EXIT_CODES
-from fedsim.running.process import STOP
+from fedsim.running.process import EXIT_CODES, STOP
 from fedsim.search.command import Settings
 from fedsim.tracking.tables import CONSOLE, tell_line
 

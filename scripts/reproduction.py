@@ -27,6 +27,7 @@ MAKERS = {**reproduction_tables.MAKERS, **reproduction_verdicts.MAKERS, **reprod
 ALL_SETTINGS = "gpfl_settings gpfl_settings_seeds_10_19 gpfl_table2_fmnist gpfl_settings_code"
 PRINTED = "gpfl_settings model.hidden=[64,_30] model.dropout=0.0"
 AUTHORS = "gpfl_settings_code model.hidden=[64] model.dropout=0.5"
+FEDABC = "differences fedabc_fig2_small"
 TABLE_FILES = {
     "gpfl_minus_random": f"settings {ALL_SETTINGS}",
     "gpfl_minus_round_robin": f"settings {ALL_SETTINGS} against=round_robin",
@@ -40,6 +41,17 @@ TABLE_FILES = {
     "alpha_minus_fixed_0": "differences gpfl_alpha against=fixed_0",
     "logs": "logs gpfl_alpha_code gpfl_rho_code",
     "cost": "cost",
+    "open_by_preset": "what_is_open",
+    "pncs_fmnist_minus_round_robin": "differences pncs_fmnist_small against=round_robin",
+    "pncs_k4_minus_round_robin": "differences pncs_k4_small against=round_robin",
+    "pncs_layers_minus_round_robin": "differences pncs_layers_small against=round_robin",
+    "pncs_sketch_minus_identity": "differences pncs_sketch_small against=identity",
+    "pncs_queue_minus_4": "differences pncs_queue_small against=pncs_q4",
+    "fedabc_minus_full": f"{FEDABC} against=full",
+    "fedabc_minus_top_loss_7": f"{FEDABC} against=top_loss_7",
+    "fedabc_last_round_minus_top_loss_7": f"{FEDABC} against=top_loss_7 measure=accuracy@1.0",
+    "fedabc_all_rounds_minus_full": f"{FEDABC} against=full measure=mean_accuracy",
+    "fedabc_all_rounds_minus_top_loss_7": f"{FEDABC} against=top_loss_7 measure=mean_accuracy",
 }
 """Tables that pages link to, by the name of their file in results/tables/."""
 

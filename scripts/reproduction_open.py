@@ -127,8 +127,11 @@ def open_csv(items: Sequence[OpenItem]) -> str:
     return text.getvalue()
 
 
-def what_is_open(shipped: Shipped) -> str:
-    """By folder: how many items are open, how many of them few seeds would decide, and what these runs would take."""
+def what_is_open(shipped: Shipped, *wanted: str) -> str:
+    """By folder: how many items are open, how many of them few seeds would decide, and what these runs would take.
+
+    With `row=<folder>` or `row=all` of that alone.
+    """
     by_folder: dict[str, list[OpenItem]] = {}
     for item in open_items(shipped):
         by_folder.setdefault(item.folder.name, []).append(item)
@@ -151,7 +154,7 @@ def what_is_open(shipped: Shipped) -> str:
         "seeds for the second",
         "hours of a core",
     ]
-    return markdown(header, rows)
+    return markdown(header, [row for row in rows if not wanted or f"row={row[0].strip('`')}" in wanted])
 
 
 def _hours_together(items: Sequence[OpenItem]) -> float:

@@ -2,37 +2,12 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from fedsim.papers import tables as papers
 from fedsim.papers.judge import Judged
 from fedsim.papers.published import VERDICTS, Claim, Number
 from fedsim.results.statistics import Difference, Estimate
 from fedsim.results.table import show_p, show_result
 from scripts.reproduction_cells import markdown, short, signed, three
 from scripts.shipped import RESULTS, Shipped
-
-
-def claims(shipped: Shipped, folder: str) -> str:
-    """All judged claims and numbers of a folder, by verdict."""
-    judged = [one for _, some in shipped.judged[RESULTS / folder] for one in some if one.evidence is not None]
-    rows = [[_text(one), _result(one), _seeds(one), _verdict(one)] for one in judged if isinstance(one.printed, Claim)]
-    return markdown(["claim", "ours [95 %]", "seeds", "verdict"], rows)
-
-
-def numbers(shipped: Shipped, folder: str) -> str:
-    """The printed numbers of a folder: the paper's, ours, and how many of them have which verdict."""
-    judged = [one for _, some in shipped.judged[RESULTS / folder] for one in some if isinstance(one.printed, Number)]
-    rows = []
-    for one in judged:
-        assert isinstance(one.printed, Number)
-        rows.append([_text(one), f"{one.printed.value:g}", _result(one), _half(one), _seeds(one), _verdict(one)])
-    return markdown(["number", "paper", "ours [95 %]", "one more run, +-", "seeds", "verdict"], rows)
-
-
-def all_numbers(shipped: Shipped, folder: str) -> str:
-    """The printed numbers of a folder all at once, as standardised errors."""
-    judged = [one for _, some in shipped.judged[RESULTS / folder] for one in some]
-    table = papers.all_numbers(judged)
-    return markdown(table.header, table.rows)
 
 
 def headlines(shipped: Shipped, *ids: str) -> str:
@@ -173,6 +148,4 @@ def _confidence(one: Judged) -> str:
     return f"{words} (p {show_p(p)})"
 
 
-MAKERS: Mapping[str, Callable[..., str]] = {
-    maker.__name__: maker for maker in (claims, numbers, all_numbers, headlines, totals, logs)
-}
+MAKERS: Mapping[str, Callable[..., str]] = {maker.__name__: maker for maker in (headlines, totals, logs)}

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+KEY = "client_accuracy"
+
 
 @dataclass(frozen=True)
 class Record:
@@ -91,6 +93,3 @@ def last_of(accuracies: Sequence[float | None]) -> float | None:
 
 def _measured(accuracies: Sequence[float | None]) -> list[float]:
     return [float(value) for value in accuracies if value is not None and math.isfinite(value)]
-
-
-KEY = "client_accuracy"

@@ -38,7 +38,7 @@ def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
     monkeypatch.chdir(tmp_path)
     fresh = StopRequests()
     monkeypatch.setattr(fresh, "install", lambda: None)
-    for module in ("running.experiment", "jobs.sweep", "jobs.launched", "cli", "running.signals"):
+    for module in ("running.experiment", "jobs.sweep", "jobs.launched", "jobs.cli", "running.process"):
         monkeypatch.setattr(f"fedsim.{module}.STOP", fresh)
     return fresh
 

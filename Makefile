@@ -1,5 +1,5 @@
 # The habits of this project in a word each. Everything runs through uv.
-.PHONY: check format test build docs lowest
+.PHONY: check format test slow build docs lowest
 
 check:
 	uv run ruff check .
@@ -13,6 +13,10 @@ format:
 
 test:
 	uv run pytest
+
+# The long forms: kills, damaged configs, memory, every selector by every backend, Triton's interpreter. An hour of a core.
+slow:
+	uv run pytest -m slow
 
 build:
 	uv build

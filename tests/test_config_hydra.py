@@ -26,7 +26,7 @@ def through_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     monkeypatch.chdir(tmp_path)
     fresh = StopRequests()
     monkeypatch.setattr(fresh, "install", lambda: None)
-    for module in ("running.experiment", "jobs.sweep", "jobs.launched", "cli", "running.signals"):
+    for module in ("running.experiment", "jobs.sweep", "jobs.launched", "jobs.cli", "running.process"):
         monkeypatch.setattr(f"fedsim.{module}.STOP", fresh)
     (tmp_path / "my_conf/hydra/launcher").mkdir(parents=True)
     target = "_target_: hydra._internal.core_plugins.basic_launcher.BasicLauncher\n"

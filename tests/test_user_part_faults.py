@@ -73,9 +73,9 @@ def broken_in_round_two(run: Simulation, error: type[Exception], reason: str) ->
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (None, r"must return a fedsim\.types\.Selection, not None"),
-        ([1, 3], r"must return a fedsim\.types\.Selection, not list \[1, 3\]"),
-        (np.array([1, 3]), r"must return a fedsim\.types\.Selection, not ndarray"),
+        (None, r"must return a fedsim\.core\.types\.Selection, not None"),
+        ([1, 3], r"must return a fedsim\.core\.types\.Selection, not list \[1, 3\]"),
+        (np.array([1, 3]), r"must return a fedsim\.core\.types\.Selection, not ndarray"),
         (Selection([1, 3]), "must return ids as a one-dimensional int64 array, not list"),  # type: ignore[arg-type]
         (Selection(None), "must return ids as a one-dimensional int64 array, not None"),  # type: ignore[arg-type]
         (

@@ -94,8 +94,8 @@ def run_experiment(
             told = f"describes {len(plans)} experiments"
             raise ConfigError([Problem("overrides", list(experiment), told, "run_sweep runs several")])
     ((plan, place),) = _made_ready(plans, keep)
-    callback = _Callback(None if on_round is None else lambda _, record: on_round(record))
-    outcome = execute(plan, watch=_Told(plan, callback))
+    callback = _Callback(None if on_round is None else lambda _, record: on_round(record), plan)
+    outcome = execute(plan, watch=callback)
     callback.raise_error()
     result = RunResult.of(plan, outcome, place)
     if outcome.status == "failed":
@@ -157,11 +157,11 @@ def _composed(experiments: Sequence[Plan] | Words, config_dir: str | Path | None
     return plans
 
 
-class _Callback:
-    """A user's callback, whose answers and exceptions become reasons to end a run."""
+class _Callback(Watch):
+    """A user's callback, whose answers and exceptions become reasons to end a run. `plan`: that of a single run."""
 
-    def __init__(self, function: OnRoundOf | None) -> None:
-        self._function = function
+    def __init__(self, function: OnRoundOf | None, plan: Plan | None = None) -> None:
+        self._function, self._plan = function, plan
         self._error: Exception | None = None
 
     def __call__(self, plan: Plan, record: Record) -> str | None:
@@ -176,17 +176,13 @@ class _Callback:
             return f"ended by on_round ({type(error).__name__}: {error})"
         return "ended by on_round" if stop else None
 
+    def round_ended(self, record: Record) -> str | None:
+        assert self._plan is not None
+        return self(self._plan, record)
+
     def raise_error(self) -> None:
         if self._error is not None:
             raise self._error
-
-
-class _Told(Watch):
-    def __init__(self, plan: Plan, callback: _Callback) -> None:
-        self._plan, self._callback = plan, callback
-
-    def round_ended(self, record: Record) -> str | None:
-        return self._callback(self._plan, record)
 
 
 def _made_ready(plans: Sequence[Plan], keep: bool | None) -> list[tuple[Plan, TemporaryFolder | None]]:

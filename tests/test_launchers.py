@@ -33,14 +33,10 @@ WORDS = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6"
 
 
 @pytest.fixture
-def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
+def stop(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
     """Signals of a process of its own, whose handler is called by hand."""
-    monkeypatch.chdir(tmp_path)
-    fresh = StopRequests()
-    monkeypatch.setattr(fresh, "install", lambda: None)
-    for module in ("running.experiment", "jobs.sweep", "jobs.launched", "jobs.cli", "running.process"):
-        monkeypatch.setattr(f"fedsim.{module}.STOP", fresh)
-    return fresh
+    monkeypatch.setattr(stop, "install", lambda: None)
+    return stop
 
 
 @pytest.fixture

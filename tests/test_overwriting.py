@@ -16,7 +16,7 @@ from fedsim.jobs.cli import run
 from fedsim.jobs.overwriting import Overwriting, taken
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import run_jobs
-from fedsim.jobs.tasks import LostTaskError, Tasks, _job_of, outcome_of
+from fedsim.jobs.tasks import LostTaskError, Tasks, job_of, outcome_of
 from fedsim.results.files import owned
 from fedsim.rounds.loop import Simulation
 from fedsim.running.process import Preempted, StopRequests
@@ -193,7 +193,7 @@ def test_a_task_that_is_started_again_does_not_run_again_what_it_has_replaced(nu
     plans = plans_of("seed=range(2)", "num_rounds=4", "overwrite=true")[:number]
     for plan in plans[:1]:
         Attempts().run(plan)
-    jobs = json.loads(json.dumps([_job_of(plan) for plan in plans]))
+    jobs = json.loads(json.dumps([job_of(plan) for plan in plans]))
     for skipped in (False, True):
         steps.clear()
         assert [(report["status"], report["skipped"]) for report in run_jobs(jobs)] == [("done", skipped)] * number
@@ -210,7 +210,7 @@ def test_what_a_failed_attempt_has_left_beside_the_old_result_is_told(
     (plan,) = plans_of("seed=0", "overwrite=true")
     Attempts().run(plan)
     monkeypatch.setattr(Simulation, "step", failing)
-    (report,) = run_jobs([_job_of(plan)])
+    (report,) = run_jobs([job_of(plan)])
     outcome, refusal = outcome_of(plan, report, None)
     assert (outcome.status, outcome.summary["error"], refusal) == ("failed", "ZeroDivisionError: mine", None)
 

@@ -1,6 +1,7 @@
 """The launchers `submitit_local` and `submitit_slurm`: their config, and what they tell submitit and Slurm."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +107,24 @@ def test_parameters_of_the_plugin_go_to_submitit_and_ours_do_not(
     }
 
 
-@pytest.mark.parametrize(("cores", "told"), [(4, True), (None, False)])
-def test_srun_is_told_the_cores_of_a_task(
-    cores: int | None, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Since Slurm 22.05 it does not take them from `sbatch`: the threads of a task would share one core."""
-    (tmp_path / "srun").touch(mode=0o755)
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """The lines of the script that submitit makes of parameters."""
+    (tmp_path / "srun").touch(mode=0o755)  # which submitit looks for
     monkeypatch.setenv("PATH", str(tmp_path))
-    launcher = launcher_of(node_of("submitit_slurm", cpus_per_task=cores), SlurmJobs)
-    script = launcher._executor(tmp_path)._executor._make_submission_file_text("python", "")
-    (line,) = (line for line in script.splitlines() if line.startswith("srun "))
+
+    def lines(**given: Any) -> list[str]:
+        executor = launcher_of(node_of("submitit_slurm", **given), SlurmJobs)._executor(tmp_path)._executor
+        text: str = executor._make_submission_file_text("python", "")
+        return text.splitlines()
+
+    return lines
+
+
+@pytest.mark.parametrize(("cores", "told"), [(4, True), (None, False)])
+def test_srun_is_told_the_cores_of_a_task(cores: int | None, told: bool, script: Callable[..., list[str]]) -> None:
+    """Since Slurm 22.05 it does not take them from `sbatch`: the threads of a task would share one core."""
+    (line,) = (line for line in script(cpus_per_task=cores) if line.startswith("srun "))
     assert ("--cpus-per-task=4" in line.split()) == told
     assert line.endswith(" python")
 
@@ -125,13 +134,10 @@ def test_srun_is_told_the_cores_of_a_task(
     [({}, True), ({"gpus_per_node": 1}, False), ({"gpus_per_task": 1}, False), ({"gres": "gpu:a100:1"}, False)],
 )
 def test_gpus_are_hidden_from_a_task_of_slurm_that_asks_for_none(
-    given: dict[str, Any], hidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], hidden: bool, script: Callable[..., list[str]]
 ) -> None:
     """Else device=auto, checked on a machine without one, would be another device on a node with one."""
-    (tmp_path / "srun").touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    launcher = launcher_of(node_of("submitit_slurm", **given), SlurmJobs)
-    lines = launcher._executor(tmp_path)._executor._make_submission_file_text("python", "").splitlines()
+    lines = script(**given)
     (srun,) = (number for number, line in enumerate(lines) if line.startswith("srun "))
     assert ("export CUDA_VISIBLE_DEVICES=" in lines[:srun]) == hidden
 

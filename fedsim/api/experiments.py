@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from fedsim.api.parts import Part, is_lasting, with_parts, words_without_effect
 from fedsim.api.results import RunFailedError, RunResult, SweepResult, TemporaryFolder
-from fedsim.config.compose import Composed, check_jobs, compose_jobs, search_path
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.record import Record
@@ -50,12 +50,14 @@ def compose(overrides: Words = (), *, config_dir: str | Path | None = None, **pa
     [0, 1]
     """
     _require_list("overrides", overrides)
-    _require_words(overrides)
+    strange = dict.fromkeys(type(word).__name__ for word in overrides if not isinstance(word, str))
+    told = f"must be words such as 'selector=oort', and has a {', a '.join(strange)}"
+    check(rule(not strange, "overrides", ..., told, "run_experiment runs a Plan, and run_sweep a list of them"))
     with _hydra_left_as_it_is(), search_path(None if config_dir is None else str(config_dir)):
         refused = words_without_effect(overrides, parts)
         try:
             jobs = compose_jobs([word for word in overrides if word not in refused], multirun=True)
-            plans = check_jobs([_with_parts(job, parts) for job in jobs])
+            plans = check_jobs([with_parts(job, parts) for job in jobs])
         except ConfigError as error:
             raise ConfigError([*refused.values(), *error.problems]) from error
         check(*refused.values())
@@ -91,10 +93,9 @@ def run_experiment(
         if len(plans) > 1:
             told = f"describes {len(plans)} experiments"
             raise ConfigError([Problem("overrides", list(experiment), told, "run_sweep runs several")])
-    ((plan, place),) = _placed(plans, keep)
-    _make_ready([plan])
-    callback = _Callback(None if on_round is None else lambda _, record: on_round(record))
-    outcome = execute(plan, watch=_Told(plan, callback))
+    ((plan, place),) = _made_ready(plans, keep)
+    callback = _Callback(None if on_round is None else lambda _, record: on_round(record), plan)
+    outcome = execute(plan, watch=callback)
     callback.raise_error()
     result = RunResult.of(plan, outcome, place)
     if outcome.status == "failed":
@@ -121,11 +122,13 @@ def run_sweep(
         sweep.summaries[["selector", "seed", "summary.smoothed_accuracy"]]
     """
     plans = _composed(experiments, config_dir, parts)
-    placed = _placed(plans, keep)
+    placed = _made_ready(plans, keep)
     plans = [plan for plan, _ in placed]
-    _make_ready(plans)
     callback = _Callback(on_round)
-    attempts = _attempts(plans, callback)
+    progress = Progress(plans)
+    words = [[*(f"{k}={v}" for k, v in plan.choices.items()), f"seed={plan.settings.seed}"] for plan in plans]
+    screen = Narration(plans, words, (), progress) if any(map(has_console, plans)) else None
+    attempts = Attempts(progress, screen, callback)
     if lanes is None:
         for plan in plans:
             attempts.run(plan)
@@ -154,11 +157,11 @@ def _composed(experiments: Sequence[Plan] | Words, config_dir: str | Path | None
     return plans
 
 
-class _Callback:
-    """A user's callback, whose answers and exceptions become reasons to end a run."""
+class _Callback(Watch):
+    """A user's callback, whose answers and exceptions become reasons to end a run. `plan`: that of a single run."""
 
-    def __init__(self, function: OnRoundOf | None) -> None:
-        self._function = function
+    def __init__(self, function: OnRoundOf | None, plan: Plan | None = None) -> None:
+        self._function, self._plan = function, plan
         self._error: Exception | None = None
 
     def __call__(self, plan: Plan, record: Record) -> str | None:
@@ -173,64 +176,39 @@ class _Callback:
             return f"ended by on_round ({type(error).__name__}: {error})"
         return "ended by on_round" if stop else None
 
+    def round_ended(self, record: Record) -> str | None:
+        assert self._plan is not None
+        return self(self._plan, record)
+
     def raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
 
-class _Told(Watch):
-    """Hands the rounds of a run to a callback."""
+def _made_ready(plans: Sequence[Plan], keep: bool | None) -> list[tuple[Plan, TemporaryFolder | None]]:
+    """Each plan where it is to be run, with the temporary folder that this is in, if it is one.
 
-    def __init__(self, plan: Plan, callback: _Callback) -> None:
-        self._plan, self._callback = plan, callback
-
-    def round_ended(self, record: Record) -> str | None:
-        return self._callback(self._plan, record)
-
-
-def _with_parts(job: Composed, parts: dict[str, Part]) -> Composed:
-    config, choices = with_parts(job.config, job.choices, parts)
-    return replace(job, config=config, choices=choices)
-
-
-def _placed(plans: Sequence[Plan], keep: bool | None) -> list[tuple[Plan, TemporaryFolder | None]]:
-    """Each plan where it is to be run, with the temporary folder that this is in, if it is one."""
+    Raises what keeps them from being run; what is to be run again reads its data again.
+    """
     lasting = [is_lasting(plan) for plan in plans]
     if keep and not all(lasting):
         told = "cannot be kept: no other process can import a class of a notebook, a script or a function"
         raise ConfigError([Problem("keep", True, told, "move the class to a module, or leave keep out")])
     kept = [keep is not False and one for one in lasting]
     place = None if all(kept) else TemporaryFolder()
-    return [
+    placed: list[tuple[Plan, TemporaryFolder | None]] = [
         (plan, None) if place is None or stays else (replace(plan, folder=place.path / plan.folder.name), place)
         for plan, stays in zip(plans, kept, strict=True)
     ]
-
-
-def _make_ready(plans: Sequence[Plan]) -> None:
-    """Raise what keeps `plans` from being run; what is to be run again reads its data again."""
-    require_room(plans)
+    require_room([plan for plan, _ in placed])
     if any(plan.settings.overwrite for plan in plans):
         forget()
-
-
-def _attempts(plans: Sequence[Plan], callback: _Callback) -> Attempts:
-    """Told on the terminal where a tracker of the runs is."""
-    progress = Progress(plans)
-    words = [[*(f"{k}={v}" for k, v in plan.choices.items()), f"seed={plan.settings.seed}"] for plan in plans]
-    screen = Narration(plans, words, (), progress) if any(map(has_console, plans)) else None
-    return Attempts(progress, screen, callback)
+    return placed
 
 
 def _require_list(name: str, words: Sequence[object]) -> None:
     """Refuse a string, whose letters would each be taken for a word."""
     check(rule(not isinstance(words, str), name, words, "must be a list of words", f"pass [{words!r}]"))
-
-
-def _require_words(words: Words) -> None:
-    strange = dict.fromkeys(type(word).__name__ for word in words if not isinstance(word, str))
-    told = f"must be words such as 'selector=oort', and has a {', a '.join(strange)}"
-    check(rule(not strange, "overrides", ..., told, "run_experiment runs a Plan, and run_sweep a list of them"))
 
 
 def _refuse_parts(parts: dict[str, Part], config_dir: str | Path | None) -> None:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from torch import nn
 
 from fedsim.api import session
+from fedsim.config.compose import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.typecheck import not_imported
 from fedsim.config.words import key_of, parse_one, typed_in
@@ -42,20 +44,18 @@ PLAIN = (int, float, str, bool, type(None))
 """Types of the single values of a config, besides paths."""
 
 
-def with_parts(
-    config: Mapping[str, Any], choices: Mapping[str, str], parts: Mapping[str, Part]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """`config` and `choices` with `parts` in place of the choices of their groups.
+def with_parts(job: Composed, parts: Mapping[str, Part]) -> Composed:
+    """`job` with `parts` in place of the choices of their groups.
 
     Raises `ConfigError` for a group that takes no class, and for what is no class.
     """
-    new, chosen = dict(config), dict(choices)
+    new, chosen = dict(job.config), dict(job.choices)
     for group, part in parts.items():
         if group not in BASES:
             raise ConfigError([Problem(group, part, f"takes no class; those that do: {', '.join(BASES)}")])
-        new[group], name = node_of(group, part)
+        new[group], name = _node_of(group, part)
         chosen = {key: choice for key, choice in chosen.items() if not key.startswith(f"{group}/")} | {group: name}
-    return new, chosen
+    return replace(job, config=new, choices=chosen)
 
 
 def words_without_effect(words: Sequence[str], parts: Mapping[str, Part]) -> dict[str, Problem]:
@@ -80,7 +80,7 @@ def _name(part: Part) -> str:
     return getattr(made, "__name__", type(made).__name__)
 
 
-def node_of(group: str, part: Part) -> tuple[dict[str, Any], str]:
+def _node_of(group: str, part: Part) -> tuple[dict[str, Any], str]:
     """The config node of `part`, and the name of its class."""
     values: dict[str, Any] = {}
     made: Any = part
@@ -93,8 +93,12 @@ def node_of(group: str, part: Part) -> tuple[dict[str, Any], str]:
     if name is None or not callable(made):
         remedy = f"pass the class, or functools.partial({type(part).__name__}, key=value): it is built for each run"
         raise ConfigError([Problem(group, part, "must be a class", remedy)])
-    target = f"{made.__module__}.{name}" if is_importable(made) else _put_into_session(made, name)
-    return {"_target_": target, **values}, name
+    if is_importable(made):
+        return {"_target_": f"{made.__module__}.{name}", **values}, name
+    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    free = next(one for one in names if getattr(session, one, made) is made)  # another class of its name keeps its own
+    setattr(session, free, made)
+    return {"_target_": f"{session.__name__}.{free}", **values}, name
 
 
 def _plain(value: Any) -> Any:
@@ -128,14 +132,6 @@ def is_importable(made: Any) -> bool:
         and getattr(module, made.__name__, None) is made
         and not_imported(made.__module__) is None
     )
-
-
-def _put_into_session(made: Any, name: str) -> str:
-    """The path under which `made` can be found in this process; another class of its name keeps its own."""
-    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-    free = next(one for one in names if getattr(session, one, made) is made)
-    setattr(session, free, made)
-    return f"{session.__name__}.{free}"
 
 
 def is_lasting(plan: Plan) -> bool:

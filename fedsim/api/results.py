@@ -1,7 +1,4 @@
-"""What runs from Python return.
-
-Runs as pandas DataFrames: a row a round, with the choices and the summary of its run beside it.
-"""
+"""What runs from Python return, and runs as pandas DataFrames: a row a round, with choices and summary beside it."""
 
 import json
 import shutil
@@ -12,7 +9,7 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 from torch import Tensor
@@ -59,7 +56,6 @@ class RunResult:
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
         return self.plan.folder
 
     @property
@@ -75,8 +71,7 @@ class RunResult:
     @property
     def final_accuracy(self) -> float | None:
         """The mean test accuracy of the last 11 rounds, as reports and tables have it; None if none was measured."""
-        value: float | None = self.summary.get("smoothed_accuracy")
-        return value
+        return self.summary.get("smoothed_accuracy")
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
@@ -100,9 +95,8 @@ class RunResult:
         return Run(self.folder, self.plan.config, {"choices": dict(self.plan.choices), **self.summary})
 
     def __str__(self) -> str:
-        accuracy = f", final accuracy {show_share(self.final_accuracy)}" if self.final_accuracy is not None else ""
-        error = f", {self.error}" if self.error else ""
-        return f"{self.folder.name}: {self.status}{accuracy}{error}"
+        accuracy = None if self.final_accuracy is None else f"final accuracy {show_share(self.final_accuracy)}"
+        return f"{self.folder.name}: {', '.join(filter(None, (self.status, accuracy, self.error)))}"
 
 
 class RunFailedError(FedsimError):
@@ -116,24 +110,10 @@ class RunFailedError(FedsimError):
         self.result = result
 
 
-@dataclass(frozen=True, eq=False)
-class SweepResult(Sequence[RunResult]):
+class SweepResult(tuple[RunResult, ...]):
     """The runs of a sweep, in the order of its experiments."""
 
-    results: Sequence[RunResult]
-
-    @overload
-    def __getitem__(self, index: int) -> RunResult: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[RunResult]: ...
-    def __getitem__(self, index: int | slice) -> RunResult | Sequence[RunResult]:
-        return self.results[index]
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __iter__(self) -> Iterator[RunResult]:
-        return iter(self.results)
+    __slots__ = ()
 
     @property
     def rounds(self) -> "DataFrame":
@@ -172,7 +152,7 @@ def load_runs(source: "str | PathLike[str]") -> "DataFrame":
         runs.groupby(["selector", "round"])["test_accuracy"].mean().unstack("selector").plot()
     """
     path = Path(source)
-    pandas()
+    _pandas()
     if path.is_file():
         return rounds_frame(read_archive(path))
     if not path.is_dir():
@@ -182,26 +162,34 @@ def load_runs(source: "str | PathLike[str]") -> "DataFrame":
 
 def rounds_frame(runs: Sequence[Run]) -> "DataFrame":
     """A row for each round of `runs`; the columns are those of `load_runs`."""
-    frames = []
+    pd, frames = _pandas(), []
     for run, leading, trailing in _told(runs):
-        frame = pandas().DataFrame(run.records)
-        left = pandas().DataFrame({name: [value] * len(frame) for name, value in leading.items()}, index=frame.index)
-        right = pandas().DataFrame({name: [value] * len(frame) for name, value in trailing.items()}, index=frame.index)
+        frame = pd.DataFrame(run.records)
+        left, right = (
+            pd.DataFrame({name: [value] * len(frame) for name, value in part.items()}, index=frame.index)
+            for part in (leading, trailing)
+        )
         if len(frame):
-            frames.append(pandas().concat([left, frame, right], axis=1))
-    return pandas().concat(frames, ignore_index=True) if frames else pandas().DataFrame()
+            frames.append(pd.concat([left, frame, right], axis=1))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
 def runs_frame(runs: Sequence[Run]) -> "DataFrame":
     """A row for each of `runs`: the columns of `load_runs` but for those of rounds."""
-    return pandas().DataFrame([{**leading, **trailing} for _, leading, trailing in _told(runs)])
+    return _pandas().DataFrame([{**leading, **trailing} for _, leading, trailing in _told(runs)])
 
 
 def _told(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any], dict[str, Any]]]:
     """Each run with the columns in front of its records and behind them."""
     groups = sorted({group for run in runs for group in run.choices})
-    values = [_values(run.config) for run in runs]
-    keys = _differing(values)
+    ignored = (*IRRELEVANT, "seed")  # cannot change a result, or has a column of its own
+    configs = [flat({key: value for key, value in run.config.items() if key not in ignored}) for run in runs]
+    values = [{key: value for key, value in config if not key.endswith("_target_")} for config in configs]
+    keys = [
+        key
+        for key in dict.fromkeys(key for one in values for key in one)
+        if len({json.dumps(one.get(key), default=str) for one in values}) > 1
+    ]
     for run, own in zip(runs, values, strict=True):
         choices = {group: run.choices.get(group) for group in groups}
         given = {key: own.get(key) for key in keys}
@@ -210,18 +198,7 @@ def _told(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any], dict[str, 
         yield run, {"run": run.folder.name, "seed": run.seed, **choices, **given}, summary
 
 
-def _values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config that can change a result, by dotted key; choices and seed have columns of their own."""
-    found = flat({key: value for key, value in config.items() if key not in (*IRRELEVANT, "seed")})
-    return {key: value for key, value in found if not key.endswith("_target_")}
-
-
-def _differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for one in values for key in one)
-    return [key for key in keys if len({json.dumps(one.get(key), default=str) for one in values}) > 1]
-
-
-def pandas() -> Any:
+def _pandas() -> Any:
     """The module. Raises `PandasMissingError` with the remedy if it is not installed."""
     try:
         import pandas

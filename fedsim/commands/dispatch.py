@@ -1,20 +1,15 @@
-"""Text for a terminal, no wider than it; words are never broken.
+"""The first word of the command line: a command, or the beginning of an experiment's `key=value`s.
 
-The commands of `fedsim` besides running jobs.
-
-`fedsim --help`: what fedsim is, what to try, and what there is, on one screen.
-
-The first word of the command line: a command, or the beginning of an experiment's `key=value`s.
-
-What commands do is imported when one is called, so that help and lists are there at once.
+What commands do is imported when one is called, so that help and lists are there at once. Their text is no wider than
+the terminal, and words are never broken.
 """
 
 import shlex
 import shutil
 import sys
 import textwrap
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Sequence
+from argparse import ArgumentParser
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -30,16 +25,11 @@ WIDTH = 80
 """Characters a line where the output is no terminal, and at most 20 more than that on one."""
 
 
-def width() -> int:
-    """Characters a line."""
-    return min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH + 20)
-
-
 def wrap(text: str, indent: int = 0, hanging: int | None = None) -> str:
     """`text` in lines that begin with `indent` spaces, those from the second on with `hanging`."""
     return textwrap.fill(
         text,
-        width(),
+        min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH + 20),
         initial_indent=" " * indent,
         subsequent_indent=" " * (indent if hanging is None else hanging),
         break_long_words=False,
@@ -65,13 +55,10 @@ def entries(rows: Iterable[tuple[str, str]], indent: int = 2, widest: int = 26) 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     """Columns as wide as their widest cell, two spaces apart; those numbered in `right` are aligned to the right."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        parts = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
-        return "  ".join(parts).rstrip()
-
-    return "\n".join([line(header), line(["-" * w for w in widths]), *map(line, rows)])
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, ["-" * width for width in widths], *rows]
+    aligned = [f"{{:{'>' if i in right else '<'}{width}}}" for i, width in enumerate(widths)]
+    return "\n".join("  ".join(aligned).format(*cells).rstrip() for cells in lines)
 
 
 @dataclass(frozen=True)
@@ -125,6 +112,10 @@ def show_help() -> int:
     """Print the page; returns the exit code."""
     catalogue = Catalogue()
     groups = [(name, catalogue.about(name)) for name in catalogue.names if "/" not in name]
+    root = Path(fedsim.__file__).parents[1]
+    docs = "README.md and docs/ of the repository; every value is explained in the files of conf/ (fedsim list)"
+    if (root / "docs").is_dir() and (root / "README.md").is_file():
+        docs = f"README.md and docs/ in {root}"
     parts = [
         wrap(f"fedsim {fedsim.__version__} {ABOUT}"),
         "Usage\n" + entries(USAGE),
@@ -132,18 +123,10 @@ def show_help() -> int:
         "Commands\n" + entries((name, command.about) for name, command in COMMANDS.items()),
         "Groups: choose by GROUP=CHOICE; `fedsim list GROUP` has the choices\n" + entries(groups),
         "Options\n" + entries(OPTIONS),
-        wrap(f"Docs: {docs()}"),
+        wrap(f"Docs: {docs}"),
     ]
     print("\n\n".join(parts))
     return 0
-
-
-def docs() -> str:
-    """Where the documents are."""
-    root = Path(fedsim.__file__).parents[1]
-    if (root / "docs").is_dir() and (root / "README.md").is_file():
-        return f"README.md and docs/ in {root}"
-    return "README.md and docs/ of the repository; every value is explained in the files of conf/ (fedsim list)"
 
 
 MISTAKE = 2
@@ -196,7 +179,15 @@ def _run_over_ranks(place: World, argv: Sequence[str]) -> int:
 def _answer(argv: Sequence[str]) -> int | None:
     first = argv[0] if argv else ""
     if first in COMMANDS:
-        code = _run(first, argv[1:])
+        command = COMMANDS[first]
+        module = import_module(command.module)
+        words: Any = argv[1:]
+        if not command.words:
+            about = f"{command.about[0].upper()}{command.about[1:]}."
+            parser = ArgumentParser(prog=f"fedsim {first}", description=about)
+            module.arguments(parser)
+            words = parser.parse_args(words)
+        code = module.run(words)
     elif first == "help" or _asks(argv, "--help", "-h"):
         code = show_help()
     elif _asks(argv, "--version"):
@@ -212,29 +203,14 @@ def suggestion(argv: Sequence[str]) -> str | None:
     """The command line that may have been meant where a word that is neither a flag nor `key=value` is a command that
     should come first, or is like one; None if there is no such word."""
     plain = [word for word in argv if "=" not in word and not word.startswith(("-", "~", "+"))]
-    word = next((word for word in plain if word in COMMANDS), None) or next((w for w in plain if _like(w)), None)
-    if word is None:
-        return None
-    position = list(argv).index(word)
-    meant = word if word in COMMANDS else str(_like(word))
-    return shlex.join(["fedsim", meant, *argv[:position], *argv[position + 1 :]])
-
-
-def _like(word: str) -> str | None:
-    return nearest(word, COMMANDS)
+    commands = [word for word in plain if word in COMMANDS]
+    for word in commands or plain:
+        name = word if word in COMMANDS else nearest(word, COMMANDS)
+        if name is not None:
+            position = list(argv).index(word)
+            return shlex.join(["fedsim", name, *argv[:position], *argv[position + 1 :]])
+    return None
 
 
 def _asks(argv: Sequence[str], *flags: str) -> bool:
     return any(word in flags for word in argv)
-
-
-def _run(name: str, words: Sequence[str]) -> int:
-    command = COMMANDS[name]
-    module = import_module(command.module)
-    if command.words:
-        run_words: Callable[[Sequence[str]], int] = module.run
-        return run_words(words)
-    parser = ArgumentParser(prog=f"fedsim {name}", description=f"{command.about[0].upper()}{command.about[1:]}.")
-    module.arguments(parser)
-    run: Callable[[Namespace], int] = module.run
-    return run(parser.parse_args(words))

@@ -1,16 +1,7 @@
-"""One line of the doctor.
+"""`fedsim doctor`: whether everything that a run needs is here. Uses no network and prints no secret.
 
-Processor, GPU and C compiler.
-
-Python and installed packages: versions, duplicates, and those that do not go together.
-
-The working folder: files in it that Python or Hydra could take for others.
-
-Weights & Biases: mode, key and runs that wait to be sent. Nothing of a key is read but that it is there.
-
-The experiment that is meant: the configs of its jobs, its folders, and the data sets that are there.
-
-`fedsim doctor`: whether everything that a run needs is here. Uses no network and prints no secret.
+Each check yields findings, one line each: on Python and packages, the machine, the working folder, the experiment that
+is meant, its folders and data, and Weights & Biases, of whose key nothing is read but that it is there.
 """
 
 import netrc
@@ -22,7 +13,8 @@ from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from importlib.metadata import version
 from pathlib import Path
@@ -39,16 +31,14 @@ from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import wrap
 from fedsim.commands.sync import waiting
 from fedsim.config.build import instantiate
-from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.config.typecheck import DISTRIBUTION
-from fedsim.config.words import for_hydra
+from fedsim.config.words import for_hydra, read, read_words
 from fedsim.core.disk import existing_folder, reading_problem, room_problem
 from fedsim.core.errors import ConfigError, FedsimError, Problem, command
 from fedsim.data.base import Dataset
 from fedsim.engine.native.library import NotCompiledError, library
-from fedsim.jobs.launched import own_launcher
-from fedsim.jobs.overwriting import Overwriting
+from fedsim.jobs.prepare import compose_words, prepare
 from fedsim.jobs.sweep import BYTES_OF_RUN, by_source, output_problems, source_problems
 from fedsim.results.outcome import outcome_on_file
 from fedsim.running.provenance import driver_version
@@ -63,16 +53,7 @@ class Finding:
     remedy: str = ""
 
 
-def ok(text: str) -> Finding:
-    return Finding("ok", text)
-
-
-def warn(text: str, remedy: str = "") -> Finding:
-    return Finding("warn", text, remedy)
-
-
-def fail(text: str, remedy: str) -> Finding:
-    return Finding("fail", text, remedy)
+ok, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Finding, "fail")
 
 
 def threads() -> Iterator[Finding]:
@@ -80,9 +61,8 @@ def threads() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     used = torch.get_num_threads()
     chosen = [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY") if name in os.environ]
-    text = f"threads: torch uses {used} on {cores} core{'s' if cores > 1 else ''}" + (
-        f" ({', '.join(chosen)})" * bool(chosen)
-    )
+    text = f"threads: torch uses {used} on {cores} core{'s' if cores > 1 else ''}"
+    text += f" ({', '.join(chosen)})" if chosen else ""
     if used > cores:
         yield warn(text, "more threads than cores wait for each other: set OMP_NUM_THREADS to the number of cores")
     else:
@@ -120,18 +100,13 @@ SHOWN = ("torch", "torchvision", "numpy", "hydra-core", "omegaconf", "wandb")
 
 def python() -> Iterator[Finding]:
     """The version of Python, and where fedsim is."""
-    found, needed = platform.python_version(), _requires_python()
+    found, needed = platform.python_version(), None
+    with suppress(metadata.PackageNotFoundError):
+        needed = metadata.metadata(DISTRIBUTION)["Requires-Python"]
     if needed and not Requirement(f"python{needed}").specifier.contains(found, prereleases=True):
         yield fail(f"Python {found}: fedsim needs {needed}", "make an environment with another Python")
     else:
         yield ok(f"fedsim {fedsim.__version__} in {Path(fedsim.__file__).parent}, Python {found}")
-
-
-def _requires_python() -> str | None:
-    try:
-        return metadata.metadata(DISTRIBUTION)["Requires-Python"]
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def required() -> Iterator[Finding]:
@@ -140,13 +115,11 @@ def required() -> Iterator[Finding]:
     if not wanted:
         yield warn(f"packages: {DISTRIBUTION} is not installed, so that versions cannot be compared", "uv sync")
         return
-    wrong = 0
-    for one in wanted:
-        found = version_of(one.name)
-        if found is None or not one.specifier.contains(found, prereleases=True):
-            wrong += 1
-            state = f"{found} is installed" if found else "is not installed"
-            yield fail(f"packages: {one.name} {state}, fedsim needs {one.specifier}", f"pip install '{one}'")
+    versions = {one: version_of(one.name) for one in wanted}
+    wrong = [one for one, v in versions.items() if v is None or not one.specifier.contains(v, prereleases=True)]
+    for one in wrong:
+        state = f"{versions[one]} is installed" if versions[one] else "is not installed"
+        yield fail(f"packages: {one.name} {state}, fedsim needs {one.specifier}", f"pip install '{one}'")
     shown = ", ".join(f"{name} {version_of(name)}" for name in SHOWN if version_of(name))
     if not wrong:
         yield ok(f"packages: all {len(wanted)} as needed ({shown})")
@@ -158,8 +131,7 @@ def needed() -> list[Requirement]:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return []
-    wanted = map(Requirement, lines)
-    return [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return [one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate({"extra": ""})]
 
 
 def version_of(name: str) -> str | None:
@@ -187,18 +159,18 @@ def installed_twice() -> Iterator[Finding]:
 def torchvision() -> Iterator[Finding]:
     """Whether torchvision goes with torch: by what it says, and by importing it."""
     torch_version = version_of("torch")
+    together = "install the two together: pip install torch torchvision"
     for one in map(Requirement, metadata.requires("torchvision") or []):
         fits = torch_version is None or one.specifier.contains(Version(torch_version).public, prereleases=True)
         if canonicalize_name(one.name) == "torch" and not fits:
             text = f"torchvision {version_of('torchvision')} needs torch{one.specifier}, installed is {torch_version}"
-            yield warn(text, "install the two together: pip install torch torchvision")
+            yield warn(text, together)
             return
     try:
         import torchvision as imported
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        remedy = "install the two together: pip install torch torchvision"
-        yield warn(f"torchvision cannot be imported ({reason}): no data set or network of it can be used", remedy)
+        yield warn(f"torchvision cannot be imported ({reason}): no data set or network of it can be used", together)
     else:
         yield ok(f"torchvision {imported.__version__} goes with torch {torch_version}")
 
@@ -210,11 +182,13 @@ def shadows() -> Iterator[Finding]:
     """Modules of the working folder with the name of another; other copies of fedsim."""
     here = Path.cwd()
     own = Path(fedsim.__file__).parent.resolve()
-    others = {path.resolve() for path in _copies([here, *map(Path, filter(None, sys.path))])} - {own}
+    folders = [here, *map(Path, filter(None, sys.path))]
+    copies = [folder / "fedsim" for folder in folders if (folder / "fedsim" / "__init__.py").is_file()]
+    copies += [folder / "fedsim.py" for folder in folders if (folder / "fedsim.py").is_file()]
+    others = {path.resolve() for path in copies} - {own}
     for other in sorted(others):
-        yield warn(
-            f"another fedsim is in {other}; this one is {own}", "delete one, or leave its folder: see PYTHONPATH"
-        )
+        text = f"another fedsim is in {other}; this one is {own}"
+        yield warn(text, "delete one, or leave its folder: see PYTHONPATH")
     names = {*sys.stdlib_module_names, *LIBRARIES}
     modules = [path.name for path in sorted(here.glob("*.py")) if path.stem in names]
     modules += [f"{path.parent.name}/" for path in sorted(here.glob("*/__init__.py")) if path.parent.name in names]
@@ -223,14 +197,6 @@ def shadows() -> Iterator[Finding]:
         yield warn(text, "rename it, or use the command `fedsim`, which looks there last")
     if not others and not modules:
         yield ok("working folder: nothing in it is taken for another module")
-
-
-def _copies(folders: list[Path]) -> Iterator[Path]:
-    for folder in folders:
-        if (folder / "fedsim" / "__init__.py").is_file():
-            yield folder / "fedsim"
-        if (folder / "fedsim.py").is_file():
-            yield folder / "fedsim.py"
 
 
 def plugins() -> Iterator[Finding]:
@@ -254,14 +220,14 @@ def state(*output_dirs: Path) -> Iterator[Finding]:
         places = "WANDB_API_KEY and netrc have no API key"
         yield ok(f"W&B {version('wandb')}: {places}: runs are logged offline (`wandb login` changes that)")
     found = waiting(output_dirs)
-    if found:
-        folders = list(map(str, output_dirs))
-        text = f"W&B: {len(found)} run{'s' if len(found) > 1 else ''} below {', '.join(folders)} not sent"
-        yield (
-            warn(text, f"`{command('fedsim', 'sync', *folders)}`")
-            if key
-            else ok(f"{text}; with a key, `fedsim sync` sends them")
-        )
+    if not found:
+        return
+    folders = list(map(str, output_dirs))
+    text = f"W&B: {len(found)} run{'s' if len(found) > 1 else ''} below {', '.join(folders)} not sent"
+    if key:
+        yield warn(text, f"`{command('fedsim', 'sync', *folders)}`")
+    else:
+        yield ok(f"{text}; with a key, `fedsim sync` sends them")
 
 
 def _key() -> str | None:
@@ -269,16 +235,13 @@ def _key() -> str | None:
     if os.environ.get("WANDB_API_KEY"):
         return "the environment"
     host = urlsplit(os.environ.get("WANDB_BASE_URL", HOST)).netloc
-    path = next((p for p in _netrc_files() if p.is_file()), None)
+    chosen = os.environ.get("NETRC")
+    files = [Path(chosen).expanduser()] if chosen else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    path = next((p for p in files if p.is_file()), None)
     try:
         return str(path) if path is not None and netrc.netrc(path).authenticators(host) else None
     except (OSError, netrc.NetrcParseError):
         return None
-
-
-def _netrc_files() -> list[Path]:
-    chosen = os.environ.get("NETRC")
-    return [Path(chosen).expanduser()] if chosen else [Path.home() / ".netrc", Path.home() / "_netrc"]
 
 
 LITTLE = 1e9
@@ -290,25 +253,17 @@ def plans_of(args: Namespace) -> tuple[list[Plan], list[Finding]]:
     words = for_hydra(args)
     what = f"`{command('fedsim', *words)}`" if words else "the default experiment"
     try:
-        with search_path(args.config_dir, args.config_path):
-            jobs = compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name or "config")
-        plans = check_jobs(jobs)
-        own_launcher(jobs[0].launcher)
-        plans = [*map(Overwriting(plans).as_found, plans)]
+        plans = prepare(compose_words(args), room=False).plans
     except ConfigError as error:
-        return [], [_failed("config", problem) for problem in error.problems]
+        return [], [_found(fail, "config", problem) for problem in error.problems]
     except FedsimError as error:
         return [], [fail(f"config: {what} is refused: {' '.join(str(error).split())}", "`fedsim` with it tells more")]
     return plans, [ok(f"config: {what} is accepted{f', {len(plans)} jobs' if len(plans) > 1 else ''}")]
 
 
-def _failed(topic: str, problem: Problem) -> Finding:
-    """A problem of the words, as a line of its own."""
-    return fail(f"{topic}: {_without_remedy(problem)}", problem.remedy or "correct it")
-
-
-def _without_remedy(problem: Problem) -> str:
-    return str(Problem(problem.key, problem.value, problem.rule))
+def _found(kind: Callable[[str, str], Finding], topic: str, problem: Problem) -> Finding:
+    """A problem of the config as a finding."""
+    return kind(f"{topic}: {replace(problem, remedy='')}", problem.remedy or "correct it")
 
 
 def _to_come(plans: Sequence[Plan]) -> list[Plan]:
@@ -318,7 +273,7 @@ def _to_come(plans: Sequence[Plan]) -> list[Plan]:
 def folders(plans: Sequence[Plan]) -> Iterator[Finding]:
     """Whether results and decoded data can be written, and how much room there is."""
     problems = output_problems(_to_come(plans))
-    yield from (_failed("disk", problem) for problem in problems)
+    yield from (_found(fail, "disk", problem) for problem in problems)
     told = {str(problem.value) for problem in problems}
     for folder in dict.fromkeys(plan.settings.output_dir for plan in plans):
         if str(folder) not in told:
@@ -329,7 +284,7 @@ def folders(plans: Sequence[Plan]) -> Iterator[Finding]:
 
 def _room(key: str, folder: Path) -> Finding:
     if problem := room_problem(key, folder, BYTES_OF_RUN):
-        return warn(f"disk: {_without_remedy(problem)}", problem.remedy)
+        return _found(warn, "disk", problem)
     free = shutil.disk_usage(existing_folder(folder)).free
     text = f"disk: {key}={folder} can be written, {free / 1e9:.1f} GB free"
     return warn(text, f"make room there, or choose another {key}") if free < LITTLE else ok(text)
@@ -339,30 +294,26 @@ def data(plans: Sequence[Plan]) -> Iterator[Finding]:
     """Which data sets of conf/ are in data_dir, and what is missing of those of the experiment."""
     for plan in {plan.data_dir: plan for plan in plans}.values():
         if problem := reading_problem("data_dir", plan.data_dir):
-            yield warn(f"data: {_without_remedy(problem)}", problem.remedy)
+            yield _found(warn, "data", problem)
         yield _there(plan)
-    yield from (_failed("data", problem) for problem in source_problems(_to_come(plans)))
-    yield from (found for plan in by_source(_to_come(plans)) if (found := _absent(plan)))
+    problems = [*source_problems(_to_come(plans)), *filter(None, map(_absent, by_source(_to_come(plans))))]
+    yield from (_found(fail, "data", problem) for problem in problems)
 
 
 def _there(plan: Plan) -> Finding:
     """The data sets of conf/: those that are in data_dir, those that are fetched, and those without files."""
-    nodes = {name: choice.values for name, choice in Catalogue().group("dataset").choices.items()}
-    there: list[str] = []
-    fetched: list[str] = []
-    without: list[str] = []
-    for name, node in nodes.items():
+    parts: dict[str, list[str]] = {"there": [], "fetched at first use": [], "without files": []}
+    for name, choice in Catalogue().group("dataset").choices.items():
         with suppress(FedsimError):  # those that need a path are the user's own
-            found = instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir)
-            empty = instantiate(node, Dataset, "dataset", Path("/nonexistent"), plan.cache_dir)
-            kind = fetched if found.missing() else there if empty.missing() else without
-            kind.append(name)
-    parts = {"there": there, "fetched at first use": fetched, "without files": without}
+            found = instantiate(choice.values, Dataset, "dataset", plan.data_dir, plan.cache_dir)
+            empty = instantiate(choice.values, Dataset, "dataset", Path("/nonexistent"), plan.cache_dir)
+            kind = "fetched at first use" if found.missing() else "there" if empty.missing() else "without files"
+            parts[kind].append(name)
     listed = "; ".join(f"{title}: {', '.join(names)}" for title, names in parts.items() if names)
     return ok(f"data: data_dir={plan.data_dir}: {listed}")
 
 
-def _absent(plan: Plan) -> Finding | None:
+def _absent(plan: Plan) -> Problem | None:
     """What is not on disk of the data set of a job."""
     node = plan.config["dataset"]
     absent = instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir).absent()
@@ -372,17 +323,12 @@ def _absent(plan: Plan) -> Finding | None:
     key, value = ("data_dir", str(plan.data_dir)) if path is None else ("dataset.path", path)
     elsewhere = f"point data_dir or FEDSIM_DATA to the folder that has it (data_dir={plan.data_dir})"
     remedy = "correct it, or set FEDSIM_DATA" if path is None else f"correct it, or {elsewhere}"
-    return _failed("data", Problem(key, value, f"is missing {', '.join(absent)}", remedy))
-
-
-Check = Callable[[], Iterator[Finding]]
+    return Problem(key, value, f"is missing {', '.join(absent)}", remedy)
 
 
 def run(words: Sequence[str]) -> int:
     """Print what was found; 0 if the experiment that the words describe could be run, 1 if not."""
-    from fedsim.config import words as command_line
-
-    _, args = command_line.read_words(_parser(), words)
+    _, args = read_words(_parser(), words)
     failed = 0
     for found in findings(args):
         failed += found.level == "fail"
@@ -409,8 +355,6 @@ def findings(args: Namespace | None = None) -> Iterator[Finding]:
 
     `args`: the words of a run (`fedsim.config.words.read`); None: the default experiment.
     """
-    from fedsim.config.words import read
-
     yield from _run("Python", python)
     yield from _run("packages", required)
     yield from _run("packages", installed_twice)
@@ -433,7 +377,7 @@ def findings(args: Namespace | None = None) -> Iterator[Finding]:
         yield from _run("W&B", lambda: state(*output_dirs))
 
 
-def _run(topic: str, check: Check) -> Iterator[Finding]:
+def _run(topic: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from check()
     except Exception as error:

@@ -17,7 +17,6 @@ SYMBOLS = (
     "authors."
 )
 """What the fields of selectors are about."""
-_AND_MORE = {launchers.GROUP: ", and those of Hydra and its plugins"}
 ABOUT_COSTS = ("asks", "bytes", "samples")
 
 
@@ -79,8 +78,8 @@ def find_choice(word: str, group: Group) -> Choice:
 
 def groups_text(groups: Sequence[Group]) -> str:
     """All groups, each with the number of its choices."""
-    counts = {group.name: f"{len(group.choices)}{_AND_MORE.get(group.name, '')}" for group in groups}
-    rows = [(group.name, f"{group.about} ({counts[group.name]})" if group.about else "") for group in groups]
+    more = {launchers.GROUP: ", and those of Hydra and its plugins"}
+    rows = [(g.name, f"{g.about} ({len(g.choices)}{more.get(g.name, '')})" if g.about else "") for g in groups]
     return "\n\n".join(["Groups of the config, with their numbers of choices", entries(rows), "fedsim list GROUP"])
 
 
@@ -93,21 +92,18 @@ def group_text(group: Group) -> str:
     for choice in shown:
         lines.append(entry(choice.name, choice.idea, 2, column))
         if costs:
-            lines += [wrap(text, 6) for text in (_facts(choice), _names("also ", group.builds_on(choice.name))) if text]
+            also = ", ".join(variant.name for variant in group.builds_on(choice.name))
+            lines += [wrap(text, 6) for text in (_facts(choice), also and f"also {also}") if text]
         elif runs := _runs(choice):
             lines.append(wrap(runs, column))
     title = f"{group.name}: {group.about}" if group.about else group.name
     hint = f"Choose by {group.name}=NAME. `fedsim list {group.name} NAME` has all about one, its values too."
-    more = [wrap(text) for text in (SYMBOLS if costs else "", _not_installed(group)) if text]
+    missing: dict[str, list[str]] = {}
+    for name, extra in group.with_extra.items():
+        missing.setdefault(extra, []).append(name)
+    listed = ", ".join(f"{', '.join(names)} ({_install(extra)})" for extra, names in missing.items())
+    more = [wrap(text) for text in (SYMBOLS if costs else "", listed and f"Not installed: {listed}") if text]
     return "\n\n".join([wrap(title), "\n".join(lines), *more, wrap(hint)])
-
-
-def _not_installed(group: Group) -> str:
-    """The choices that an extra would add, and how."""
-    extras = dict.fromkeys(group.with_extra.values())
-    names = {extra: ", ".join(n for n, one in group.with_extra.items() if one == extra) for extra in extras}
-    listed = ", ".join(f"{listed} ({_install(extra)})" for extra, listed in names.items())
-    return f"Not installed: {listed}" if listed else ""
 
 
 def _install(extra: str) -> str:
@@ -124,11 +120,6 @@ def _runs(choice: Choice) -> str:
     runs = " x ".join(f"{size} {key.rpartition('.')[2]}" for key, size in sizes.items()) or "1 run"
     rounds = choice.values.get("num_rounds")
     return runs if rounds is None else f"{runs}, {rounds} {'round' if rounds == 1 else 'rounds'}"
-
-
-def _names(before: str, choices: Iterable[Choice]) -> str:
-    names = ", ".join(choice.name for choice in choices)
-    return f"{before}{names}" if names else ""
 
 
 def _facts(choice: Choice) -> str:
@@ -152,13 +143,13 @@ def _asked(choice: Choice) -> str:
 def details(choice: Choice, group: Group) -> str:
     """All that is known of a choice."""
     parts = [f"{choice.group}={choice.name}\n" + wrap(choice.head.text or choice.idea, 2)]
-    fields = [(name, text) for name, text in choice.fields.items()]
+    fields = list(choice.fields.items())
     if "asks" not in choice.fields and (asked := _asked(choice)):
         fields.append(("asks", asked.removeprefix("asks ")))
     if fields:
         parts.append(entries(fields))
     if choice.parameters:
-        rows = [(f"{p.name}={_shown(p.value)}", p.comment) for p in choice.parameters]
+        rows = ((f"{p.name}={_shown(p.value)}", p.comment) for p in choice.parameters)
         parts.append("Values\n" + entries(rows, widest=40))
     for title, values in (("Choices", choice.subgroups), ("Sweeps over", choice.sweeps), ("scale=small", choice.small)):
         if values:

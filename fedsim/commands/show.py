@@ -1,12 +1,8 @@
-"""What is there already of the jobs of a command line. Nothing is written, no lock is kept.
+"""`fedsim show`: a dry run. All jobs that a command line would run, what is there of them, and what they would cost.
 
-Bytes and seconds that jobs would take.
-
-Of finished runs with the same config but for seed and number of rounds, the mean of a round counts. Where there is
-none, bytes are those of K models down and K up, which every method pays, and seconds are not known: a rate would depend
-on the machine, the engine and what else runs on it.
-
-`fedsim show`: a dry run. All jobs that a command line would run, what is there of them, and what they would cost.
+Nothing is written, no lock is kept. Costs are estimated by the mean of a round of finished runs with the same config
+but for seed and number of rounds. Where there is none, bytes are those of K models down and K up, which every method
+pays, and seconds are not known: a rate would depend on the machine, the engine and what else runs on it.
 """
 
 import json
@@ -17,17 +13,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
 from torch import nn
 
+from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import entries, table, wrap
+from fedsim.config import words as command_line
 from fedsim.config.build import instantiate
+from fedsim.config.compose import Composed
 from fedsim.config.plan import IRRELEVANT, SEEDS, Plan
 from fedsim.data.base import Dataset
 from fedsim.engine.model import initial
+from fedsim.jobs.prepare import compose_words, prepare
 from fedsim.results.files import (
     CONFIG,
     NEWEST,
@@ -42,10 +42,7 @@ from fedsim.results.files import (
 )
 from fedsim.results.outcome import FINAL, outcome_on_file
 from fedsim.running.checkpoint import unpack
-
-if TYPE_CHECKING:
-    from fedsim.config.compose import Composed
-    from fedsim.config.plan import Plan
+from fedsim.tracking.tables import show_bytes, show_seconds
 
 
 @dataclass(frozen=True)
@@ -89,22 +86,11 @@ def _round_of(path: Path, plan: Plan) -> int:
     """The round of a checkpoint that the job would go on from, 0 if there is no such checkpoint."""
     try:
         header, _ = unpack(path.read_bytes())
-        content = _plain(header["content"])
+        content = dict(header["content"]["dict"])  # a mapping as a checkpoint encodes it
         goes_on = bool(content["overwrite"]) or not plan.settings.overwrite
-        return int(_plain(content["state"])["round"]) if goes_on else 0
+        return int(dict(content["state"]["dict"])["round"]) if goes_on else 0
     except Exception:  # damage shows itself in many ways; the run itself tells of it
         return 0
-
-
-def _plain(node: Mapping[str, Any]) -> dict[str, Any]:
-    """A mapping as a checkpoint encodes it (`fedsim.running.encoding`)."""
-    return {key: value for key, value in node["dict"] if isinstance(key, str)}
-
-
-def counts(found: Sequence[JobStatus]) -> str:
-    """How many jobs are in each state, in words."""
-    states = dict.fromkeys(status.state for status in found)
-    return ", ".join(f"{sum(status.state == state for status in found)} {state}" for state in states)
 
 
 NOT_COMPARED = (*IRRELEVANT, *SEEDS, "num_rounds")
@@ -115,49 +101,44 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
-class Rate:
-    """Means of a round. `measured`: of finished runs; else bytes are K models both ways, and seconds unknown."""
-
-    bytes_down: float
-    bytes_up: float
-    seconds: float | None
-    measured: bool
-
-
-@dataclass(frozen=True)
 class Estimate:
-    """What a job would still take; None where that is not known."""
+    """What a job would still take, or the mean of a round; None where that is not known.
+
+    `measured`: by finished runs; else bytes are K models both ways.
+    """
 
     bytes_down: float | None
     bytes_up: float | None
     seconds: float | None
     measured: bool
 
+    def times(self, rounds: int) -> "Estimate":
+        down, up, seconds = (
+            None if one is None else rounds * one for one in (self.bytes_down, self.bytes_up, self.seconds)
+        )
+        return Estimate(down, up, seconds, self.measured)
+
 
 def estimates(plans: Sequence[Plan], status: Sequence[JobStatus]) -> list[Estimate]:
     """One for each job, of the rounds that are still to come."""
-    to_come = [plan for plan, found in zip(plans, status, strict=True) if not found.ended]
-    known = _rates_on_file(to_come)
-    return [_estimate(plan, found, known) for plan, found in zip(plans, status, strict=True)]
+    pairs = list(zip(plans, status, strict=True))
+    known = _rates_on_file([plan for plan, found in pairs if not found.ended])
+
+    def estimate(plan: Plan, found: JobStatus) -> Estimate:
+        if found.ended:
+            return Estimate(0.0, 0.0, 0.0, True)
+        rate = known.get(_likeness(json_ready(plan.config))) or _rate_so_far(plan) or _least_rate(plan)
+        return rate.times(plan.settings.num_rounds - found.round)
+
+    return [estimate(plan, found) for plan, found in pairs]
 
 
-def _estimate(plan: Plan, status: JobStatus, known: Mapping[str, Rate]) -> Estimate:
-    if status.ended:
-        return Estimate(0.0, 0.0, 0.0, True)
-    rounds = plan.settings.num_rounds - status.round
-    rate = known.get(_likeness(json_ready(plan.config))) or _rate_so_far(plan) or _least_rate(plan)
-    if rate is None:
-        return Estimate(None, None, None, False)
-    seconds = None if rate.seconds is None else rounds * rate.seconds
-    return Estimate(rounds * rate.bytes_down, rounds * rate.bytes_up, seconds, rate.measured)
-
-
-def _rates_on_file(plans: Iterable[Plan]) -> dict[str, Rate]:
+def _rates_on_file(plans: Iterable[Plan]) -> dict[str, Estimate]:
     """The means over the finished runs beside `plans`, by what they have in common with other runs."""
     kinds = {(plan.folder.parent, _kind(plan.folder.name)) for plan in plans}
     places = [p for parent in {parent for parent, _ in kinds} for p in sorted(parent.glob(f"*/{SUMMARY}"))]
     read: Counter[tuple[Path, str]] = Counter()
-    found: dict[str, list[Rate]] = {}
+    found: dict[str, list[Estimate]] = {}
     for folder in (place.parent for place in places):
         kind = (folder.parent, _kind(folder.name))
         read[kind] += 1
@@ -165,7 +146,10 @@ def _rates_on_file(plans: Iterable[Plan]) -> dict[str, Rate]:
             continue
         with suppress(Exception):  # whatever a damaged record is like, it is no reason not to estimate
             config = yaml.load((folder / CONFIG).read_text(encoding="utf-8"), LOADER)
-            if (rate := _rate_of(read_summary(folder) or {})) is not None:
+            summary = read_summary(folder) or {}
+            if summary.get("status") == "done" and (rounds := summary.get("rounds")):
+                down, up = (summary["totals"][name] / rounds for name in ("bytes_down", "bytes_up"))
+                rate = Estimate(down, up, summary["wall_seconds"] / rounds, True)
                 found.setdefault(_likeness(config), []).append(rate)
     return {key: _mean(rates) for key, rates in found.items()}
 
@@ -179,34 +163,28 @@ def _likeness(config: Mapping[str, Any]) -> str:
     return json.dumps({k: v for k, v in config.items() if k not in NOT_COMPARED}, sort_keys=True, default=str)
 
 
-def _rate_of(summary: Mapping[str, Any]) -> Rate | None:
-    rounds, totals = summary.get("rounds"), summary.get("totals", {})
-    if not rounds or summary.get("status") != "done":
-        return None
-    seconds = summary["wall_seconds"] / rounds
-    return Rate(totals["bytes_down"] / rounds, totals["bytes_up"] / rounds, seconds, True)
-
-
-def _rate_so_far(plan: Plan) -> Rate | None:
+def _rate_so_far(plan: Plan) -> Estimate | None:
     """Of the rounds that the job itself has run before it was interrupted."""
     with suppress(Exception):
         records = read_metrics(plan.folder)
         down, up = (sum(r[name] for r in records) / len(records) for name in ("bytes_down", "bytes_up"))
-        return Rate(down, up, records[-1]["wall_seconds"] / len(records), True)
+        return Estimate(down, up, records[-1]["wall_seconds"] / len(records), True)
     return None
 
 
-def _mean(rates: Sequence[Rate]) -> Rate:
-    down, up = (sum(getattr(r, name) for r in rates) / len(rates) for name in ("bytes_down", "bytes_up"))
-    return Rate(down, up, sum(r.seconds or 0.0 for r in rates) / len(rates), True)
+def _mean(rates: Sequence[Estimate]) -> Estimate:
+    names = ("bytes_down", "bytes_up", "seconds")
+    down, up, seconds = (sum(getattr(rate, name) for rate in rates) / len(rates) for name in names)
+    return Estimate(down, up, seconds, True)
 
 
-def _least_rate(plan: Plan) -> Rate | None:
+def _least_rate(plan: Plan) -> Estimate:
     """K models down and up a round, where the size of the model is known without reading data."""
     key = json.dumps([plan.config["dataset"], plan.config["model"]], sort_keys=True, default=str)
     size = _model_bytes(key)
     selected = min(plan.settings.cohort_size, plan.settings.num_clients)
-    return None if size is None else Rate(size * selected, size * selected, None, False)
+    total = None if size is None else size * selected
+    return Estimate(total, total, None, False)
 
 
 @cache
@@ -230,23 +208,23 @@ IN_FOLDER = ("dataset", "partition", "model", "selector", "seed", "preset", "sca
 
 def run(words: Sequence[str]) -> int:
     """Show what `fedsim WORDS` would do; the same checks, no work, nothing written. Raises as that would."""
-    from fedsim.config import words as command_line
-    from fedsim.config.compose import check_jobs, compose_jobs, search_path
-    from fedsim.jobs.launched import own_launcher
-    from fedsim.jobs.overwriting import Overwriting
-    from fedsim.jobs.sweep import require_room
-
     options, args = command_line.read_words(_parser(), words)
-    with search_path(args.config_dir, args.config_path):
-        jobs = compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name or "config")
-    plans = check_jobs(jobs)
-    own_launcher(jobs[0].launcher)
-    plans = [*map(Overwriting(plans).as_found, plans)]
-    require_room(plans)
+    jobs = compose_words(args)
+    plans = prepare(jobs).plans
     status = [status_of(plan) for plan in plans]
     costs = estimates(plans, status)
     if options.json:
-        found = [_as_json(*one) for one in zip(jobs, plans, status, costs, strict=True)]
+        found = [
+            {
+                "folder": plan.folder,
+                "overrides": list(job.overrides),
+                "state": now.state,
+                "round": now.round,
+                "num_rounds": plan.settings.num_rounds,
+                "estimate": vars(cost),
+            }
+            for job, plan, now, cost in zip(jobs, plans, status, costs, strict=True)
+        ]
         print(json.dumps(found, indent=1, default=str))
         return 0
     own = None if args.config_dir is None else Path(args.config_dir)
@@ -269,10 +247,8 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _preset(jobs: "Sequence[Composed]", own: Path | None) -> str:
+def _preset(jobs: Sequence[Composed], own: Path | None) -> str:
     """What the chosen preset is, if there is one."""
-    from fedsim.commands.catalogue import Catalogue
-
     names = {job.choices.get("preset") for job in jobs}
     name = names.pop() if len(names) == 1 else None
     if name is None:
@@ -282,7 +258,7 @@ def _preset(jobs: "Sequence[Composed]", own: Path | None) -> str:
     return "\n".join([f"preset={name}", wrap(choice.head.text, 2), *([entries(facts)] if facts else [])])
 
 
-def _jobs(jobs: "Sequence[Composed]", plans: "Sequence[Plan]", found: "Sequence[JobStatus]", shown: int) -> str:
+def _jobs(jobs: Sequence[Composed], plans: Sequence[Plan], found: Sequence[JobStatus], shown: int) -> str:
     """One row a job: how far it is, and its folder; before them, where that changes, what the name does not show."""
     all_of_them = list(zip(jobs, plans, found, strict=True))
     lines: list[str] = []
@@ -302,28 +278,24 @@ def _jobs(jobs: "Sequence[Composed]", plans: "Sequence[Plan]", found: "Sequence[
     return "\n".join(lines)
 
 
-def _hidden(job: "Composed", jobs: "Sequence[Composed]") -> list[str]:
+def _hidden(job: Composed, jobs: Sequence[Composed]) -> list[str]:
     """Words of a job that differ among the jobs and that its folder's name does not show."""
     common = set.intersection(*(set(other.overrides) for other in jobs))
     return [word for word in job.overrides if word not in common and word.partition("=")[0] not in IN_FOLDER]
 
 
-def _totals(plans: "Sequence[Plan]", found: "Sequence[JobStatus]", costs: "Sequence[Estimate]") -> str:
-
+def _totals(plans: Sequence[Plan], found: Sequence[JobStatus], costs: Sequence[Estimate]) -> str:
     rounds = [plan.settings.num_rounds for plan in plans]
     to_come = sum(n - min(p.round, n) for n, p in zip(rounds, found, strict=True))
-    rows = [
-        ("jobs", f"{len(plans)}: {counts(found)}"),
-        ("rounds", f"{to_come:,} to run of {sum(rounds):,}"),
-    ]
+    states = Counter(status.state for status in found)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    rows = [("jobs", f"{len(plans)}: {counts}"), ("rounds", f"{to_come:,} to run of {sum(rounds):,}")]
     if any(not status.ended for status in found):
         rows += [("bytes", _bytes(costs)), ("time", _seconds(costs))]
     return entries(rows, indent=0)
 
 
-def _bytes(costs: "Sequence[Estimate]") -> str:
-    from fedsim.tracking.tables import show_bytes
-
+def _bytes(costs: Sequence[Estimate]) -> str:
     known = [cost for cost in costs if cost.bytes_down is not None]
     down, up = sum(c.bytes_down or 0 for c in known), sum(c.bytes_up or 0 for c in known)
     text = f"about {show_bytes(down)} down, {show_bytes(up)} up"
@@ -339,23 +311,10 @@ def _bytes(costs: "Sequence[Estimate]") -> str:
     )
 
 
-def _seconds(costs: "Sequence[Estimate]") -> str:
-    from fedsim.tracking.tables import show_seconds
-
+def _seconds(costs: Sequence[Estimate]) -> str:
     known = [cost.seconds for cost in costs if cost.seconds is not None]
     missing = len(costs) - len(known)
     if missing == len([cost for cost in costs if cost.seconds != 0.0]):
         return "not known until a run of each config has finished"
     text = f"about {show_seconds(sum(known))} one after another, at the speed of finished rounds of the same configs"
     return f"{text}, and {missing} jobs of configs of which none has run" if missing else text
-
-
-def _as_json(job: "Composed", plan: "Plan", status: "JobStatus", cost: "Estimate") -> Mapping[str, Any]:
-    return {
-        "folder": plan.folder,
-        "overrides": list(job.overrides),
-        "state": status.state,
-        "round": status.round,
-        "num_rounds": plan.settings.num_rounds,
-        "estimate": vars(cost),
-    }

@@ -26,6 +26,7 @@ COMPARED = [f.name for f in fields(Record) if not f.name.startswith("seconds_") 
 """All that is recorded of a round but measured seconds."""
 PLACES = {"data_dir": "FEDSIM_DATA", "cache_dir": "FEDSIM_CACHE"}
 """Folders of the machine, which archives leave out, and the variables that name them."""
+WHERE_DATA_ARE = "say behind the folder's name where its data are: data_dir=..., dataset.path=..., dataset.root=..."
 
 
 class VerifyError(FedsimError):
@@ -44,7 +45,11 @@ def run(words: Sequence[str]) -> int:
         equal = 0
         for number, (one, plan) in enumerate(zip(chosen, plans, strict=True), 1):
             print(f"{number}/{len(chosen)} {printable(str(one.folder))}", flush=True)
-            again = _repeated(one, plan)
+            try:
+                outcome = execute(plan)
+            except DataError as error:
+                raise DataError(f"{one.folder}: {error}\n    {WHERE_DATA_ARE}") from error
+            again = Run(plan.folder, plan.config, outcome.summary)
             if again.status in CODES:
                 return CODES[again.status]
             found = differences(one, again)
@@ -94,13 +99,9 @@ def _read(name: str, output_dir: Path) -> list[Run]:
 def spread(runs: Sequence[Run], number: int) -> list[Run]:
     """`number` of `runs`: the quickest of each selector, then the second quickest of each, and so on."""
     turns: dict[str | None, Iterator[int]] = {}
-    quickest = sorted(runs, key=_seconds)
+    quickest = sorted(runs, key=lambda run: float(run.summary.get("wall_seconds") or 0))
     turn = {id(run): next(turns.setdefault(run.choices.get("selector"), count())) for run in quickest}
     return sorted(quickest, key=lambda run: turn[id(run)])[:number]
-
-
-def _seconds(run: Run) -> float:
-    return float(run.summary.get("wall_seconds") or 0)
 
 
 def plan_of(run: Run, words: Sequence[str], place: str) -> Plan:
@@ -132,15 +133,6 @@ def _changed(config: Mapping[str, Any], key: str, value: str, above: str = "") -
         assert isinstance(node, Mapping)
         return {**config, first: _changed(node, rest, value, f"{above}.{first}" if above else first)}
     return {**config, first: yaml.safe_load(value)}
-
-
-def _repeated(run: Run, plan: Plan) -> Run:
-    try:
-        outcome = execute(plan)
-    except DataError as error:
-        remedy = "say behind the folder's name where its data are: data_dir=..., dataset.path=..., dataset.root=..."
-        raise DataError(f"{run.folder}: {error}\n    {remedy}") from error
-    return Run(plan.folder, plan.config, outcome.summary)
 
 
 def differences(run: Run, again: Run) -> list[str]:
@@ -178,9 +170,7 @@ def _first_difference(run: Run, again: Run) -> str | None:
 
 
 def _same(was: Any, now: Any, *, single: bool) -> bool:
-    if single and None not in (was, now):
-        return bool(np.float32(was) == np.float32(now))
-    return bool(was == now)
+    return bool(np.float32(was) == np.float32(now) if single and None not in (was, now) else was == now)
 
 
 def _environment(run: Run) -> Mapping[str, Any]:

@@ -1,9 +1,7 @@
 """The command line of an experiment: composes it, checks it, runs every job. `fedsim.run` is where a process enters.
 
-Jobs run in this process, from the plans that were checked (fedsim.jobs.sweep). Hydra launches those of other
-launchers than ours (`hydra/launcher=joblib`, fedsim.jobs.launched), and answers questions (`--cfg job`, `--info`).
-
-PyTorch is imported where jobs are checked and run: questions, and completion in a shell, do not wait for it.
+Jobs run from the plans that were checked. Hydra launches those of other launchers than ours (`hydra/launcher=joblib`),
+and answers questions (`--cfg job`, `--info`), which do not wait for PyTorch.
 """
 
 import sys
@@ -30,11 +28,6 @@ from fedsim.running.process import EXIT_CODES, STOP, tell
 
 if TYPE_CHECKING:
     from fedsim.config.plan import Plan
-    from fedsim.jobs.ray_launcher import RayJobs
-    from fedsim.jobs.submitit_launcher import SubmititJobs
-    from fedsim.jobs.sweep import Attempts
-    from fedsim.running.interleaving import Lanes
-
 
 SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interrupted")
 
@@ -58,7 +51,7 @@ def composed(argv: Sequence[str]) -> tuple[list[Composed], list[str]]:
         if command_line.asks_hydra(args):
             if args.cfg == "job" and args.config_name is args.config_path is None:
                 check_question(args.overrides)
-            more = [] if args.shell_completion else implied(args.overrides, name, sweeps=False)
+            more = [] if args.shell_completion else implied(args.overrides, name, sweeps=False)  # which checks, too
             more = more if args.cfg else []
             jobs: list[Composed] = []
         else:
@@ -74,27 +67,25 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequenc
 
     `hydra_words`: the command line for Hydra; `argv`: that of the user, which is told where it goes on with jobs.
     """
-    from fedsim.config.compose import check_jobs
-    from fedsim.distributed.ranks import RANKS
-    from fedsim.jobs.launched import LaunchedJob, own_launcher, run_launched
+    from fedsim.jobs.launched import LaunchedJob, run_launched
     from fedsim.jobs.narration import Narration, Progress
-    from fedsim.jobs.overwriting import Overwriting
-    from fedsim.jobs.sweep import Attempts, require_room
+    from fedsim.jobs.prepare import prepare
+    from fedsim.jobs.sweep import Attempts
+    from fedsim.running.interleaving import Lanes
 
-    plans = check_jobs(jobs)
-    launcher = own_launcher(jobs[0].launcher)
-    RANKS.agree(plans, jobs[0].launcher)
-    overwriting = Overwriting(plans)
-    plans = [overwriting.as_found(plan) for plan in plans]
-    require_room(plans)
+    prepared = prepare(jobs)
+    plans, launcher, overwriting = prepared.plans, prepared.launcher, prepared.overwriting
     progress = Progress(plans)
     screen = Narration(plans, [job.overrides for job in jobs], argv, progress, overwriting)
     attempts = Attempts(progress, screen, overwriting=overwriting)
-    runner = _runner(launcher, len(jobs), attempts)
-    run = runner or attempts.run_in_turn
+    run: Callable[[Sequence[Plan]], None] = attempts.run_in_turn
+    if isinstance(launcher, Lanes) and len(jobs) > 1:
+        run = partial(attempts.run_in_lanes, launcher)
+    elif launcher is not None and not isinstance(launcher, Lanes):
+        run = partial(launcher.run, attempts)
     screen.begin()
     with STOP.working(), overwriting.noted(), screen.broken_off():
-        if runner is None and jobs[0].through_hydra:
+        if launcher is None and jobs[0].through_hydra:
             run_launched(partial(hand_to_hydra, hydra_words), LaunchedJob(plans, attempts, tell))
         else:
             run(plans)
@@ -118,16 +109,3 @@ def hand_to_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> Non
     sys.argv = [sys.argv[0], *words]
     with safeguards():
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
-
-
-def _runner(
-    launcher: "Lanes | RayJobs | SubmititJobs | None", num_jobs: int, attempts: "Attempts"
-) -> "Callable[[Sequence[Plan]], None] | None":
-    """What runs plans as a launcher of fedsim's own does; None for launchers of Hydra's."""
-    from fedsim.running.interleaving import Lanes
-
-    if launcher is None:
-        return None
-    if not isinstance(launcher, Lanes):
-        return partial(launcher.run, attempts)
-    return attempts.run_in_turn if num_jobs == 1 else partial(attempts.run_in_lanes, launcher)

@@ -1,47 +1,22 @@
-"""The launcher of fedsim's own that a config chooses, with its parameters checked.
-
-The jobs of a command in processes that a launcher of Hydra starts (joblib), which report how they ended.
-"""
+"""The jobs of a command in processes that a launcher of Hydra starts (joblib), which report how they ended."""
 
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
-from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.errors import FedsimError
-from fedsim.jobs.ray_launcher import RayJobs
-from fedsim.jobs.submitit_launcher import LocalJobs, SlurmJobs, SubmititJobs, launcher_of
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Report, report_of
-from fedsim.jobs.tasks import outcome_of
+from fedsim.jobs.tasks import environment, outcome_of
 from fedsim.results.files import is_free
 from fedsim.results.outcome import Outcome, outcome_on_file
-from fedsim.running.interleaving import Lanes
 from fedsim.running.process import STOP
 from fedsim.tracking.tables import tell_line
-
-
-def own_launcher(node: Mapping[str, Any]) -> Lanes | RayJobs | SubmititJobs | None:
-    """What the config's node `hydra.launcher` describes; None for launchers of Hydra's. Raises `ConfigError`."""
-    target = node.get("_target_")
-    for cls in (LocalJobs, SlurmJobs):
-        if target == _path(cls):
-            return launcher_of(node, cls)
-    if target == _path(RayJobs):
-        return instantiate(node, RayJobs, "hydra.launcher")
-    return instantiate(node, Lanes, "hydra.launcher") if target == _path(Lanes) else None
-
-
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
 
 NO_REPORT = "its process has ended before it was run, or while it was"
 
@@ -70,24 +45,13 @@ class LaunchedJob:
         plan = self.plans[number]
         if os.getpid() == self.parent:
             return self.attempts.run_next(plan).status
-        report = self._run_in_worker(plan)
-        self._leave(report, number)
-        return report["status"]
-
-    def _run_in_worker(self, plan: Plan) -> Report:
-        """Run a job in a process that the launcher has started, which may be given more of them.
-
-        Asked to end, it finishes and saves its job's round, and begins no other. The exception that stops jobs here
-        would make joblib kill the other processes at once.
-        """
+        # Asked to end, the process saves its round and begins no other job. The exception that stops jobs in the
+        # command's own process would make joblib kill the other processes at once.
         STOP.defer_always()
         if STOP.status is None:
             self.attempts.progress.estimates = False  # other processes run other jobs
             self.attempts.run(plan)
-        return report_of(self.attempts, plan.folder, STOP.status or "failed")
-
-    def _leave(self, report: Report, number: int) -> None:
-        """Leave the report of a job for the process of the command."""
+        report = report_of(self.attempts, plan.folder, STOP.status or "failed")
         refused, self.attempts.refused = self.attempts.refused, []
         try:
             if self.reports is None:
@@ -96,15 +60,20 @@ class LaunchedJob:
         except OSError:
             for error in refused:
                 self.tell(error)
+        return report["status"]
 
-    def read(self, number: int) -> Report | None:
-        """The report of a job, None if its process has left none."""
+    def ended(self, number: int) -> tuple[Outcome, FedsimError | None]:
+        """How a job of another process ended, and what has refused it: by its report, or by its folder without one."""
+        plan = self.attempts.overwriting.as_found(self.plans[number])
         assert self.reports is not None
         try:
             report: Report = json.loads((self.reports / f"{number}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return None
-        return report
+            on_file = outcome_on_file(plan)
+            if on_file.final and not plan.settings.overwrite:
+                return on_file, None
+            return Outcome("failed" if is_free(plan.folder) else "held", {"error": NO_REPORT}), None
+        return outcome_of(plan, report, None)
 
 
 def run_launched(launch: Callable[[LaunchedJob], None], job: LaunchedJob) -> None:
@@ -114,7 +83,8 @@ def run_launched(launch: Callable[[LaunchedJob], None], job: LaunchedJob) -> Non
     """
     with tempfile.TemporaryDirectory(prefix="fedsim-", ignore_cleanup_errors=True) as place:
         job.reports = Path(place)
-        with STOP.passed_on(), _errors_of_hydra_raised():
+        raised = environment({"HYDRA_FULL_ERROR": "1"})  # else Hydra prints errors and exits
+        with STOP.passed_on(), raised:
             try:
                 launch(job)
             except Exception as error:
@@ -127,28 +97,4 @@ def run_launched(launch: Callable[[LaunchedJob], None], job: LaunchedJob) -> Non
         STOP.raise_if_asked()
         for number, plan in enumerate(job.plans):
             if plan.folder not in job.attempts.ended and plan.folder not in job.attempts.held:
-                job.attempts.take(plan, *_outcome_of(job.attempts.overwriting.as_found(plan), job.read(number)))
-
-
-def _outcome_of(plan: Plan, report: Report | None) -> tuple[Outcome, FedsimError | None]:
-    """How a job ended, and what has refused it; `report`: its process's, None if there is none."""
-    if report is not None:
-        return outcome_of(plan, report, None)
-    on_file = outcome_on_file(plan)
-    if on_file.final and not plan.settings.overwrite:
-        return on_file, None
-    return Outcome("failed" if is_free(plan.folder) else "held", {"error": NO_REPORT}), None
-
-
-@contextmanager
-def _errors_of_hydra_raised() -> Iterator[None]:
-    """Hydra raises errors that it would print, with a traceback, and exit for."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before
+                job.attempts.take(plan, *job.ended(number))

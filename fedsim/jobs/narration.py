@@ -1,7 +1,4 @@
-"""How far the jobs of a command are, and how long the rest will take.
-
-What a command says around its jobs: what it is about to do, how each job ended, and what to do next.
-"""
+"""What a command says around its jobs: what it is about to do, how far they are, how each ended, what to do next."""
 
 import os
 import time
@@ -9,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 from fedsim.config.plan import Plan
 from fedsim.core.errors import command
@@ -105,19 +101,22 @@ class Narration:
         overwriting: Overwriting | None = None,
     ) -> None:
         self.plans, self.progress, self._overwriting = plans, progress, overwriting or Overwriting()
-        self._labels = {plan.folder: labels_of(words) for plan, words in zip(plans, overrides, strict=True)}
+        self._labels = {
+            plan.folder: {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
+            for plan, words in zip(plans, overrides, strict=True)
+        }
         self._told_keys = differing_keys(list(self._labels.values()))
         self._command = command("fedsim", *argv)
         self._ended_before: set[Path] = set()
 
     def begin(self) -> None:
         """Say what the command is about to do."""
-        ended = [p.folder for p in self.plans if outcome_on_file(p).final and not p.settings.overwrite]
-        self._ended_before = set(ended)
+        ended = {p.folder for p in self.plans if outcome_on_file(p).final and not p.settings.overwrite}
+        self._ended_before = ended
         for folder in ended:
             self.progress.leaves(folder)
         if self._is_sweep:
-            others = len(self._ended_before - self._overwriting.replaced)
+            others = len(ended - self._overwriting.replaced)
             before = f"; {others} have ended before (overwrite=true runs them again)" if others else ""
             tell_line(f"{len(self.plans)} jobs, results in {self.folder}{before}")
         if self._overwriting.notice:
@@ -160,7 +159,17 @@ class Narration:
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """Close the command: a table over its jobs, where the results are, and what to do next."""
         if self._is_sweep:
-            sweep_table([self._row(*one) for one in zip(self.plans, outcomes, strict=True)])
+            rows = [
+                {
+                    "labels": {key: value for key, value in self._labels[plan.folder].items() if key != "seed"},
+                    "seed": plan.settings.seed,
+                    "status": outcome.status,
+                    "summary": outcome.summary,
+                    "folder": plan.folder,
+                }
+                for plan, outcome in zip(self.plans, outcomes, strict=True)
+            ]
+            sweep_table(rows)
             tell_line(f"results in {self.folder}")
         self._tell_failed_trackers(outcomes)
         self._tell_remedies(outcomes)
@@ -192,16 +201,6 @@ class Narration:
     @property
     def _is_sweep(self) -> bool:
         return len(self.plans) > 1
-
-    def _row(self, plan: Plan, outcome: Outcome) -> dict[str, Any]:
-        labels = {key: value for key, value in self._labels[plan.folder].items() if key != "seed"}
-        return {
-            "labels": labels,
-            "seed": plan.settings.seed,
-            "status": outcome.status,
-            "summary": outcome.summary,
-            "folder": plan.folder,
-        }
 
     def _tell_failed_trackers(self, outcomes: Sequence[Outcome]) -> None:
         """Which trackers failed in runs that had none to tell it on the terminal."""
@@ -240,20 +239,12 @@ def _results(outcome: Outcome) -> tuple[str, ...]:
     if outcome.status in ("data", "config"):
         return ("see the error at the end",)
     if outcome.status != "done":
-        return (str(summary.get("error") or ""),) if summary.get("error") else ()
-    return (
-        f"final accuracy {show_share(summary.get('smoothed_accuracy'))}",
-        show_seconds(summary["wall_seconds"]),
-    )
-
-
-def labels_of(overrides: Sequence[str]) -> Mapping[str, str]:
-    """Keys and values of a job's words on the command line."""
-    return {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in overrides)}
+        return (str(summary["error"]),) if summary.get("error") else ()
+    return f"final accuracy {show_share(summary.get('smoothed_accuracy'))}", show_seconds(summary["wall_seconds"])
 
 
 def has_console(plan: Plan) -> bool:
     """Whether a tracker of the run shows it on the terminal."""
     path = f"{ConsoleTracker.__module__}.{ConsoleTracker.__qualname__}"
     nodes = (plan.config.get("tracker") or {}).values()
-    return any(str(node.get("_target_")) == path for node in nodes if isinstance(node, Mapping))
+    return any(node.get("_target_") == path for node in nodes if isinstance(node, Mapping))

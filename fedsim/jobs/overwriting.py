@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedsim.config.plan import Plan
 from fedsim.core.disk import write_atomically
@@ -30,19 +29,18 @@ class Overwriting:
         self._plans = {plan.folder: plan for plan in plans if plan.settings.overwrite}
         self._before = {folder: result_of(plan) for folder, plan in self._plans.items()}
         self._began = time.time()
-        self._note = _note_of(list(self._plans)) if len(self._plans) > 1 else None
-        self._goes_on = self._note is not None and self._read(self._note)
+        self._note: Path | None = None
+        self._goes_on = False
+        if len(self._plans) > 1:
+            name = hashlib.sha256("\n".join(sorted(map(str, self._plans))).encode()).hexdigest()[:12]
+            self._note = min(self._plans).parent / REPLACEMENTS / f"overwrite-{name}.json"
+            with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # an earlier command's, if any
+                found = json.loads(self._note.read_text(encoding="utf-8"))
+                self._before, self._began = {f: found["results"][str(f)] for f in self._plans}, float(found["began"])
+                self._goes_on = True
         ended = [folder for folder, plan in self._plans.items() if self.has_ended(plan)] if self._goes_on else []
         self.replaced = frozenset(ended)
         """Folders of jobs that an earlier command has replaced."""
-
-    def _read(self, note: Path) -> bool:
-        """Whether an earlier command has left its note, which then counts."""
-        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            found = json.loads(note.read_text(encoding="utf-8"))
-            self._before, self._began = {f: found["results"][str(f)] for f in self._plans}, float(found["began"])
-            return True
-        return False
 
     def has_ended(self, plan: Plan) -> bool:
         """Whether nothing is left to do for a job: it is replaced, or finished where it is not to be."""
@@ -73,16 +71,25 @@ class Overwriting:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Keep the note while jobs are run, and longer if the command ends before all of them have."""
-        if self._note is None:
+        note = self._note
+        if note is None:
             yield
             return
-        made = [] if self._goes_on else _write(self._note, self._began, self._before)
+        made = [] if self._goes_on else [folder for folder in note.parents if not folder.exists()]
+        if not self._goes_on:
+            results = {str(folder): result for folder, result in self._before.items()}
+            with suppress(OSError):  # without a note, the same command starts anew with all jobs
+                note.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(note, json.dumps({"began": self._began, "results": results}).encode())
         try:
             yield
         finally:
             ended = [self.has_ended(plan) for plan in self._plans.values()]
             if all(ended) or not (self._goes_on or any(ended)):
-                _delete(self._note, made)
+                with suppress(OSError):  # of folders in which something else is
+                    note.unlink(missing_ok=True)
+                    for folder in dict.fromkeys([note.parent, *made]):
+                        folder.rmdir()
 
 
 def result_of(plan: Plan) -> str | None:
@@ -96,30 +103,3 @@ def result_of(plan: Plan) -> str | None:
 def taken(plan: Plan) -> Plan:
     """`plan` without `overwrite=true`: a finished result is taken as it is."""
     return replace(plan, settings=replace(plan.settings, overwrite=False))
-
-
-def _note_of(folders: Sequence[Path]) -> Path:
-    """The note of an overwriting of these jobs, in whatever order."""
-    name = hashlib.sha256("\n".join(sorted(map(str, folders))).encode()).hexdigest()[:12]
-    return min(folders).parent / REPLACEMENTS / f"overwrite-{name}.json"
-
-
-def _write(note: Path, began: float, results: dict[Path, str | None]) -> list[Path]:
-    """Write a note; returns the folders that were made for it, the deepest first.
-
-    Where it cannot be written, the same command starts anew with all jobs; that is no reason not to work.
-    """
-    made = [folder for folder in note.parents if not folder.exists()]
-    content: dict[str, Any] = {"began": began, "results": {str(folder): result for folder, result in results.items()}}
-    with suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(note, json.dumps(content).encode())
-    return made
-
-
-def _delete(note: Path, made: Sequence[Path]) -> None:
-    """Delete a note, its folder, and those of `made`, as far as nothing else is in them."""
-    with suppress(OSError):
-        note.unlink(missing_ok=True)
-        for folder in dict.fromkeys([note.parent, *made]):
-            folder.rmdir()

@@ -1,13 +1,8 @@
 """The jobs of a sweep as tasks of Ray (ray.io), on this machine or on a cluster.
 
 A task whose process dies is run again by Ray, and goes on from the checkpoints in the folders.
-
-What a task of Ray runs.
-
-Ray imports this module in the task's process before the environment is set: it needs the standard library alone.
 """
 
-import importlib
 import math
 import os
 import secrets
@@ -20,7 +15,7 @@ from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, FedsimError, Problem, at_least, check, rule
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Job, Place, Report, enter, run_jobs, this_place
-from fedsim.jobs.tasks import LostTaskError, Tasks, run_as_tasks
+from fedsim.jobs.tasks import LostTaskError, TaskLauncher, Tasks, imported
 from fedsim.running.process import STOP
 
 POLL_SECONDS = 0.5
@@ -40,43 +35,41 @@ CARRIED = ("FEDSIM_", "OMP_", "WANDB_", "XDG_CACHE_HOME")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayJobs:
+class RayJobs(TaskLauncher):
     """The launcher `ray` (conf/hydra/launcher/ray.yaml).
 
     `address`: None for a Ray of its own on this machine, or `auto` for a cluster. `num_cpus`, `num_gpus`: of each task,
-    in cores and GPUs. `max_retries`: of a task whose process dies. `jobs_per_task`: jobs that train together in a task.
-    `max_in_flight`: tasks at a time, None for as many as there are resources for.
+    in cores and GPUs. `max_retries`: of a task whose process dies. `max_in_flight`: tasks at a time, None for as many
+    as there are resources for.
     """
 
     address: str | None
     num_cpus: float
     num_gpus: float
     max_retries: int
-    jobs_per_task: int
     max_in_flight: int | None
 
-    def __post_init__(self) -> None:
+    gpus_key = "num_gpus"
+
+    @property
+    def gpus_per_task(self) -> float:
+        return self.num_gpus
+
+    def problems(self) -> Sequence[Problem | None]:
         whole = self.num_gpus <= 1 or float(self.num_gpus).is_integer()
         host = "the variable RAY_ADDRESS names the cluster for auto"
-        check(
+        return (
             rule(self.address in (None, "auto"), "address", self.address, "must be null or auto", host),
             at_least("num_cpus", self.num_cpus, 0),
             at_least("num_gpus", self.num_gpus, 0),
             rule(whole, "num_gpus", self.num_gpus, "must be <= 1 or whole", "tasks share a GPU with 0.5, say"),
             at_least("max_retries", self.max_retries, 0),
-            at_least("jobs_per_task", self.jobs_per_task, 1),
-            None if self.max_in_flight is None else at_least("max_in_flight", self.max_in_flight, 1),
         )
 
-    def run(self, attempts: Attempts, plans: Sequence[Plan]) -> None:
-        """Run jobs as tasks of Ray (`run_as_tasks`)."""
-
-        @contextmanager
-        def begun(left: Sequence[Plan]) -> Iterator[Tasks]:
-            with _connected(self) as ray:
-                yield RayTasks(ray, self, attempts, left)
-
-        run_as_tasks(attempts, plans, ("num_gpus", self.num_gpus), begun)
+    @contextmanager
+    def begun(self, attempts: Attempts, plans: Sequence[Plan]) -> Iterator[Tasks]:
+        with _connected(self) as ray:
+            yield RayTasks(ray, self, attempts, plans)
 
 
 class RayTasks(Tasks):
@@ -97,8 +90,7 @@ class RayTasks(Tasks):
 
     def ended(self, running: Sequence[Any]) -> Sequence[Any]:
         ready, _ = self.ray.wait(list(running), timeout=POLL_SECONDS)
-        found: list[Any] = ready
-        return found
+        return ready
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
         """Ray interrupts what runs, as Ctrl-C does, and forgets what has not begun."""
@@ -109,13 +101,12 @@ class RayTasks(Tasks):
 
     def reports(self, task: Any) -> Sequence[Report]:
         try:
-            found: list[Report] = self.ray.get(task)
+            return self.ray.get(task)
         except self.ray.exceptions.TaskCancelledError:
             raise LostTaskError("asked to end") from None
         except self.ray.exceptions.RayError as reason:
             text = f"its task of Ray has failed ({type(reason).__name__}: {_last_line(reason)})"
             raise LostTaskError(text) from None
-        return found
 
 
 def _last_line(error: BaseException) -> str:
@@ -138,11 +129,7 @@ def _connected(jobs: RayJobs) -> Iterator[Any]:
         os.environ.setdefault(key, value)
     if jobs.address is None and not any(key.startswith("RAY_AUTH_") for key in os.environ):  # else Ray leaves one in ~
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-    try:
-        ray = importlib.import_module("ray")
-    except ImportError as error:
-        remedy = "pip install 'fedsim-selection[ray]', or hydra/launcher=lanes"
-        raise ConfigError([Problem("hydra/launcher", "ray", "is not installed", remedy)]) from error
+    ray = imported("ray", "ray", "ray")
     own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE} if jobs.address is None else {}
     try:
         ray.init(address=jobs.address or "local", log_to_driver=False, logging_level="error", **own)
@@ -153,28 +140,19 @@ def _connected(jobs: RayJobs) -> Iterator[Any]:
         raise FedsimError(f"Ray has not started: {_last_line(error)} The same command tries again.") from error
     try:
         STOP.install()  # Ray has handlers of its own
-        _check_resources(ray, jobs)
+        there = ray.cluster_resources()
+        wanted = (("num_cpus", jobs.num_cpus, "CPU"), ("num_gpus", jobs.num_gpus, "GPU"))
+        check(*(_too_few(key, value, name, there.get(name, 0)) for key, value, name in wanted))
         yield ray
     finally:
         with suppress(KeyboardInterrupt):
             ray.shutdown()
 
 
-def _check_resources(ray: Any, jobs: RayJobs) -> None:
-    """Raise `ConfigError` where a task asks for more than there is: it would wait for ever."""
-    there = ray.cluster_resources()
-    wanted = {"num_cpus": (jobs.num_cpus, "CPU"), "num_gpus": (jobs.num_gpus, "GPU")}
-    check(
-        *(
-            rule(
-                value <= there.get(name, 0) or math.isclose(value, there.get(name, 0)),
-                f"hydra.launcher.{key}",
-                value,
-                f"must be <= {there.get(name, 0):g}: Ray finds no more {name}s",
-            )
-            for key, (value, name) in wanted.items()
-        )
-    )
+def _too_few(key: str, wanted: float, name: str, there: float) -> Problem | None:
+    """The problem where a task asks for more than there is: it would wait for ever."""
+    text = f"must be <= {there:g}: Ray finds no more {name}s"
+    return rule(wanted <= there or math.isclose(wanted, there), f"hydra.launcher.{key}", wanted, text)
 
 
 def run_task(place: Place, jobs: Sequence[Job]) -> list[Report]:

@@ -1,19 +1,15 @@
-"""Tasks that submitit starts, in processes of this machine or by Slurm: submitted, watched, asked to end.
-
-The jobs of a sweep as tasks that submitit starts: processes of this machine, or tasks of Slurm.
+"""The jobs of a sweep as tasks that submitit starts: processes of this machine, or tasks of Slurm.
 
 The choices and parameters are those of Hydra's plugin for submitit (`fedsim.config.words`). A task that is
 asked to end by a time limit or a preemption is saved and requeued (`fedsim.jobs.submitit_worker`).
 """
 
-import importlib
 import math
 import os
 import re
 import signal
 import subprocess
 import time
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -22,52 +18,44 @@ from typing import Any, ClassVar
 
 from fedsim.config.build import construct
 from fedsim.config.plan import Plan
-from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
+from fedsim.core.errors import ConfigError, Problem, at_least, rule
 from fedsim.jobs.submitit_worker import SubmittedTask
 from fedsim.jobs.sweep import Attempts
-from fedsim.jobs.task_worker import Job, Place, Report, this_place
-from fedsim.jobs.tasks import LostTaskError, Tasks, run_as_tasks
+from fedsim.jobs.task_worker import Job, Report, this_place
+from fedsim.jobs.tasks import LostTaskError, TaskLauncher, Tasks, environment, imported
 from fedsim.results.files import is_free
 
 LATE_SECONDS = 15.0
 """How long the result of a task that has ended may take to be seen on a file system of several machines."""
 ASK_SECONDS = 10.0
 """Between two times that Slurm is asked about tasks that are to end."""
+FOLDER = ".submitit"
+"""Of the scripts, logs and pickles of submitit, beside the runs of the sweep."""
+TOLD_AT_ONCE = "a task would be asked to end as soon as it begins"
 
 
 class SubmititTasks(Tasks):
-    """Tasks of submitit, known by its jobs. `executor`: submitit's; `num_threads`: of a task."""
+    """Tasks of submitit, known by its jobs. `executor`: submitit's."""
 
     poll_seconds: ClassVar[float]
     """Between two looks at the tasks and at the records of their jobs."""
 
-    def __init__(
-        self,
-        executor: Any,
-        attempts: Attempts,
-        plans: Sequence[Plan],
-        *,
-        num_threads: int,
-        jobs_per_task: int,
-        max_in_flight: int | None = None,
-    ) -> None:
-        super().__init__(attempts, plans, jobs_per_task=jobs_per_task, max_in_flight=max_in_flight)
-        self.executor = executor
-        self.place: Place = this_place({})
+    def __init__(self, executor: Any, jobs: "SubmititJobs", attempts: Attempts, plans: Sequence[Plan]) -> None:
+        super().__init__(attempts, plans, jobs_per_task=jobs.jobs_per_task, max_in_flight=jobs.at_a_time)
+        self.executor, self.place = executor, this_place({})
         self._environment = {"PYTHONSAFEPATH": "1"}  # nothing is imported from the working folder before fedsim
         if "OMP_NUM_THREADS" not in os.environ:
-            self._environment["OMP_NUM_THREADS"] = str(num_threads)
+            self._environment["OMP_NUM_THREADS"] = str(jobs.num_threads)
         self._ended_at: dict[Any, float] = {}
 
     def begin(self, groups: Sequence[Sequence[Job]]) -> Sequence[Any]:
         try:
-            with _environment(self._environment):
-                found: list[Any] = self.executor.submit_array([SubmittedTask(self.place, group) for group in groups])
+            with environment(self._environment):
+                return self.executor.submit_array([SubmittedTask(self.place, group) for group in groups])
         except (OSError, RuntimeError) as error:  # of `sbatch`, say
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             problem = Problem("hydra.launcher", ..., f"could not be submitted: {reason}", "change its parameters")
             raise ConfigError([problem]) from error
-        return found
 
     def ended(self, running: Sequence[Any]) -> Sequence[Any]:
         time.sleep(self.poll_seconds)
@@ -87,8 +75,7 @@ class SubmititTasks(Tasks):
         error = task.exception()
         if error is not None:
             raise LostTaskError(f"its task {task.job_id} has failed ({_last_of_trace(str(error))}; see {log})")
-        found: list[Report] = task.result()
-        return found
+        return task.result()
 
 
 class LocalTasks(SubmititTasks):
@@ -114,10 +101,7 @@ class SlurmTasks(SubmititTasks):
     """An array of tasks of Slurm."""
 
     how, poll_seconds = "as tasks of Slurm", 2.0
-
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self._asked_at = float("-inf")
+    _asked_at = float("-inf")
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
         """Those that wait are cancelled; the others get a signal after which they are not requeued."""
@@ -138,21 +122,6 @@ def _last_of_trace(text: str) -> str:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables that processes started within are given."""
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
-
-
-@contextmanager
 def _ctrl_c_kept_here() -> Iterator[None]:
     """Processes started within ignore the terminal's Ctrl-C, at which submitit would kill the jobs after a second."""
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -162,51 +131,35 @@ def _ctrl_c_kept_here() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-FOLDER = ".submitit"
-"""Of the scripts, logs and pickles of submitit, beside the runs of the sweep."""
-TOLD_AT_ONCE = "a task would be asked to end as soon as it begins"
-
-
 @dataclass(frozen=True, kw_only=True)
-class SubmititJobs:
-    """What the launchers `submitit_local` and `submitit_slurm` have in common.
+class SubmititJobs(TaskLauncher):
+    """What `submitit_local` and `submitit_slurm` have in common. `parameters`: those of the plugin, for submitit."""
 
-    `jobs_per_task`: jobs that train together in a task. `parameters`: those of the plugin, for submitit.
-    """
-
-    jobs_per_task: int
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     cluster: ClassVar[str]
     """submitit's name of it."""
+    tasks: ClassVar[type[SubmititTasks]]
+    gpus_key = "gpus_per_node"
 
-    def __post_init__(self) -> None:
+    def problems(self) -> Sequence[Problem | None]:
         one = "a job of fedsim runs in one process"
-        check(
-            at_least("jobs_per_task", self.jobs_per_task, 1),
-            *(
-                rule(self.parameters.get(key, 1) == 1, key, self.parameters.get(key), "must be 1", one)
-                for key in ("nodes", "tasks_per_node")
-            ),
-        )
-
-    def run(self, attempts: Attempts, plans: Sequence[Plan]) -> None:
-        """Run jobs as tasks of submitit (`run_as_tasks`)."""
-
-        def begun(left: Sequence[Plan]) -> AbstractContextManager[Tasks]:
-            return nullcontext(self.tasks(self._executor(left[0].folder.parent / FOLDER), attempts, left))
-
-        run_as_tasks(attempts, plans, ("gpus_per_node", self.num_gpus), begun)
+        given = {key: self.parameters.get(key, 1) for key in ("nodes", "tasks_per_node")}
+        return [rule(value == 1, key, value, "must be 1", one) for key, value in given.items()]
 
     @property
-    def num_gpus(self) -> int:
-        """GPUs of a task."""
+    def gpus_per_task(self) -> int:
         return int(self.parameters.get("gpus_per_node") or 0)
 
     @property
     def num_threads(self) -> int:
         """Cores of a task."""
         return int(self.parameters.get("cpus_per_task") or 1)
+
+    @property
+    def at_a_time(self) -> int | None:
+        """Tasks at a time, None for all."""
+        return None
 
     @property
     def limits(self) -> Mapping[str, Any]:
@@ -218,20 +171,18 @@ class SubmititJobs:
         """Parameters of submitit's for this cluster that the plugin lacks."""
         return {}
 
-    @abstractmethod
-    def tasks(self, executor: Any, attempts: Attempts, plans: Sequence[Plan]) -> Tasks:
-        """Those of `plans`."""
+    def begun(self, attempts: Attempts, plans: Sequence[Plan]) -> AbstractContextManager[Tasks]:
+        return nullcontext(self.tasks(self._executor(plans[0].folder.parent / FOLDER), self, attempts, plans))
 
     def _executor(self, folder: Path) -> Any:
         """submitit's, with files in a subfolder of this command: process numbers come again."""
-        submitit = _submitit(self.cluster)
+        submitit = imported("submitit", f"submitit_{self.cluster}", "slurm")
         shared = submitit.AutoExecutor._typed_parameters()
         given = {k if k in shared else f"{self.cluster}_{k}": v for k, v in self.parameters.items()}
         given |= {f"{self.cluster}_{key}": value for key, value in self.added.items()}
-        limits = {f"{self.cluster}_{key}": value for key, value in self.limits.items()}
         command = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
         try:
-            executor = submitit.AutoExecutor(cluster=self.cluster, folder=folder / command, **limits)
+            executor = submitit.AutoExecutor(cluster=self.cluster, folder=folder / command, **self.limits)
             executor.update_parameters(**given)
         except RuntimeError as error:
             remedy = "start the command on a machine of the cluster, or take hydra/launcher=submitit_local"
@@ -247,17 +198,12 @@ class LocalJobs(SubmititJobs):
 
     max_in_flight: int | None
 
-    cluster = "local"
+    cluster, tasks = "local", LocalTasks
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(None if self.max_in_flight is None else at_least("max_in_flight", self.max_in_flight, 1))
-
-    def tasks(self, executor: Any, attempts: Attempts, plans: Sequence[Plan]) -> Tasks:
+    @property
+    def at_a_time(self) -> int | None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        at_a_time = self.max_in_flight or max(1, cores // self.num_threads)
-        shape = {"num_threads": self.num_threads, "jobs_per_task": self.jobs_per_task, "max_in_flight": at_a_time}
-        return LocalTasks(executor, attempts, plans, **shape)
+        return self.max_in_flight or max(1, cores // self.num_threads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,24 +212,25 @@ class SlurmJobs(SubmititJobs):
 
     max_num_timeout: int
 
-    cluster = "slurm"
+    cluster, tasks = "slurm", SlurmTasks
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def problems(self) -> Sequence[Problem | None]:
         delay, limit = self.parameters.get("signal_delay_s", 0), 60 * self.parameters.get("timeout_min", math.inf)
-        check(
+        return [
+            *super().problems(),
             at_least("max_num_timeout", self.max_num_timeout, 0),
             rule(delay < limit, "signal_delay_s", delay, f"must be < timeout_min, which is {limit:g} s", TOLD_AT_ONCE),
-        )
+        ]
 
     @property
-    def num_gpus(self) -> int:
+    def gpus_per_task(self) -> int:
         gres = str(self.parameters.get("gres") or "")
-        return max(super().num_gpus, int(self.parameters.get("gpus_per_task") or 0), int(gres.startswith("gpu")))
+        per_task = int(self.parameters.get("gpus_per_task") or 0)
+        return max(super().gpus_per_task, per_task, int(gres.startswith("gpu")))
 
     @property
     def limits(self) -> Mapping[str, Any]:
-        return {"max_num_timeout": self.max_num_timeout}
+        return {"slurm_max_num_timeout": self.max_num_timeout}
 
     @property
     def added(self) -> Mapping[str, Any]:
@@ -291,24 +238,13 @@ class SlurmJobs(SubmititJobs):
         no GPU is shown none, also where Slurm does not constrain devices."""
         cores = self.parameters.get("cpus_per_task")
         cores_again = {} if cores is None else {"srun_args": [f"--cpus-per-task={cores}"]}
-        return cores_again if self.num_gpus else {**cores_again, "setup": ["export CUDA_VISIBLE_DEVICES="]}
-
-    def tasks(self, executor: Any, attempts: Attempts, plans: Sequence[Plan]) -> Tasks:
-        return SlurmTasks(executor, attempts, plans, num_threads=self.num_threads, jobs_per_task=self.jobs_per_task)
+        return cores_again if self.gpus_per_task else {**cores_again, "setup": ["export CUDA_VISIBLE_DEVICES="]}
 
 
 def launcher_of(node: Mapping[str, Any], cls: type[SubmititJobs]) -> SubmititJobs:
     """What the config's node `hydra.launcher` describes. Raises `ConfigError`."""
-    own = {key for each in (SubmititJobs, cls) for key in each.__annotations__ if key != "parameters"}
+    own = {"jobs_per_task", *cls.__annotations__}
     ignored = ("_target_", "submitit_folder")
     others = {key: value for key, value in node.items() if key not in own and key not in ignored}
     values = {key: value for key, value in node.items() if key in own}
     return construct(cls, {**values, "parameters": others}, "hydra.launcher")
-
-
-def _submitit(cluster: str) -> Any:
-    try:
-        return importlib.import_module("submitit")
-    except ImportError as error:
-        remedy = "pip install 'fedsim-selection[slurm]', or hydra/launcher=lanes"
-        raise ConfigError([Problem("hydra/launcher", f"submitit_{cluster}", "is not installed", remedy)]) from error

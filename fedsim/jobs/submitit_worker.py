@@ -10,13 +10,10 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsim.jobs.task_worker import Job, Place, Report, enter, run_jobs
 from fedsim.running.process import STOP
-
-if TYPE_CHECKING:
-    from submitit.helpers import DelayedSubmission
 
 
 class SubmittedTask:
@@ -32,7 +29,6 @@ class SubmittedTask:
         self.place, self.jobs = place, list(jobs)
 
     def __call__(self) -> list[Report]:
-        """Run the jobs and report each."""
         announcement = Announcement()
         enter(self.place)
         reports = run_jobs(self.jobs)
@@ -40,7 +36,7 @@ class SubmittedTask:
             announcement.requeue()
         return reports
 
-    def checkpoint(self) -> "DelayedSubmission":
+    def checkpoint(self) -> Any:
         """What submitit calls to learn what is to be run after the requeue: the same."""
         from submitit.helpers import DelayedSubmission
 

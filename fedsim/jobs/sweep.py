@@ -1,6 +1,6 @@
-"""Can data be read or fetched, and is there room for the results? Asked before any work starts.
+"""The jobs of a command: one after another, or side by side; those that another process is running are waited for.
 
-The jobs of a command: one after another, or side by side; those that another process is running are waited for.
+Before any work starts, it is asked whether data can be read or fetched, and whether there is room for the results.
 """
 
 import json

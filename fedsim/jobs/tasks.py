@@ -4,17 +4,19 @@ A task runs one job, or several side by side (`fedsim.jobs.task_worker`), in the
 must be on a file system that all machines see. What was done is read from the folders.
 """
 
+import importlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fedsim.config.plan import Plan
-from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem, check, rule
+from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem, at_least, check, rule
 from fedsim.jobs.overwriting import result_of
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Job, Report
@@ -77,32 +79,29 @@ class Tasks(ABC):
 
         A second Ctrl-C does not wait for those that run; they are asked to end all the same.
         """
-        try:
-            self._run()
-        except KeyboardInterrupt:
-            self.ask_to_end(list(self._running))
-            raise
-
-    def _run(self) -> None:
         total = sum(plan.settings.num_rounds for plan in self.plans)
         accuracies = partial(self.attempts.progress.accuracies, [plan.folder for plan in self.plans])
         left = partial(time_left, self.attempts.progress.position(self.plans[0].folder))
-        with lanes_progress(len(self.plans), total, accuracies, left, how=self.how) as show:
-            while self._running or (self._waiting and STOP.status is None):
-                self._begin()
-                ready = self.ended(list(self._running)) if self._running else []
-                self._look()
-                for task in ready:
-                    self._end(task, self._running.pop(task))
-                show(sum(map(len, (*self._running.values(), *self._waiting))), sum(self._rounds.values()))
-                if STOP.status is not None:
-                    self.ask_to_end(list(self._running))
+        try:
+            with lanes_progress(len(self.plans), total, accuracies, left, how=self.how) as show:
+                while self._running or (self._waiting and STOP.status is None):
+                    self._begin()
+                    ready = self.ended(list(self._running)) if self._running else []
+                    self._look()
+                    for task in ready:
+                        self._end(task, self._running.pop(task))
+                    show(sum(map(len, (*self._running.values(), *self._waiting))), sum(self._rounds.values()))
+                    if STOP.status is not None:
+                        self.ask_to_end(list(self._running))
+        except KeyboardInterrupt:
+            self.ask_to_end(list(self._running))
+            raise
 
     def _begin(self) -> None:
         free = self._max_in_flight - len(self._running)
         if STOP.status is None and free > 0 and self._waiting:
             groups, self._waiting = self._waiting[:free], self._waiting[free:]
-            tasks = self.begin([[_job_of(plan) for plan in group] for group in groups])
+            tasks = self.begin([[job_of(plan) for plan in group] for group in groups])
             self._running |= zip(tasks, groups, strict=True)
 
     def _look(self) -> None:
@@ -125,54 +124,90 @@ class Tasks(ABC):
             self.attempts.ends_elsewhere(plan, *outcome_of(found, reports.get(str(plan.folder)), error))
 
 
-def run_as_tasks(
-    attempts: Attempts,
-    plans: Sequence[Plan],
-    gpus: tuple[str, float],
-    begun: Callable[[Sequence[Plan]], AbstractContextManager[Tasks]],
-) -> None:
-    """Run jobs as tasks, and record in `attempts` how they ended. Raises `ConfigError` before any is run.
+@dataclass(frozen=True, kw_only=True)
+class TaskLauncher(ABC):
+    """A launcher that runs jobs as tasks, with its parameters checked. `jobs_per_task`: as in `Tasks`."""
 
-    `gpus`: the launcher's parameter for the GPUs of a task, and its value; `begun`: the tasks of jobs, and what they
-    need while they run. Asked to end by a signal, it asks all tasks to end and waits until they are saved, then raises
-    KeyboardInterrupt or `Preempted`; a second Ctrl-C does not wait.
-    """
-    left = _still_to_run(attempts, plans)
-    if not left:
-        return
-    _check_devices(left, *gpus)
-    with STOP.deferred(), begun(left) as tasks:
-        tasks.run()
-    STOP.raise_if_asked()
+    jobs_per_task: int
+
+    gpus_key: ClassVar[str]
+    """The launcher's parameter for the GPUs of a task."""
+
+    def __post_init__(self) -> None:
+        most = getattr(self, "max_in_flight", None)
+        check(
+            at_least("jobs_per_task", self.jobs_per_task, 1),
+            None if most is None else at_least("max_in_flight", most, 1),
+            *self.problems(),
+        )
+
+    @abstractmethod
+    def problems(self) -> Sequence[Problem | None]:
+        """What is wrong with the other parameters."""
+
+    @property
+    @abstractmethod
+    def gpus_per_task(self) -> float:
+        """GPUs of a task."""
+
+    @abstractmethod
+    def begun(self, attempts: Attempts, plans: Sequence[Plan]) -> AbstractContextManager[Tasks]:
+        """The tasks of jobs, and what they need while they run."""
+
+    def run(self, attempts: Attempts, plans: Sequence[Plan]) -> None:
+        """Run jobs as tasks, and record in `attempts` how they ended. Raises `ConfigError` before any is run.
+
+        Asked to end by a signal, it asks all tasks to end and waits until they are saved, then raises KeyboardInterrupt
+        or `Preempted`; a second Ctrl-C does not wait. A folder that comes twice is run once.
+        """
+        plans = [attempts.overwriting.as_found(plan) for plan in plans]
+        ended = [plan for plan in plans if outcome_on_file(plan).final and not plan.settings.overwrite]
+        attempts.run_in_turn(ended)  # which returns what is on file
+        left = list({plan.folder: plan for plan in plans if plan not in ended}.values())
+        if not left:
+            return
+        check(*dict.fromkeys(map(self._device_problem, left)))
+        with STOP.deferred(), self.begun(attempts, left) as tasks:
+            tasks.run()
+        STOP.raise_if_asked()
+
+    def _device_problem(self, plan: Plan) -> Problem | None:
+        """None if a task with so many GPUs can run a job on its device."""
+        key, num_gpus, device = f"hydra.launcher.{self.gpus_key}", self.gpus_per_task, plan.settings.device
+        if device == "auto" and num_gpus > 0:  # `make_plan` has made cuda of it where there is a GPU
+            remedy = f"where only other machines have one, set device=cuda; without any, {key}=0"
+            return Problem(key, num_gpus, "needs a GPU that torch can see here", remedy)
+        if device.startswith("cuda") and not num_gpus:
+            text = f"must be > 0 for device={device}: GPUs are hidden from other tasks"
+            return Problem(key, num_gpus, text, "set it to 1, say, or use device=cpu")
+        return rule(not device.startswith("cuda:"), "device", device, "is the launcher's choice", "use device=cuda")
 
 
-def _still_to_run(attempts: Attempts, plans: Sequence[Plan]) -> list[Plan]:
-    """`plans` without those that have ended before, which `attempts` is told of; a folder that comes twice is run
-    once."""
-    plans = [attempts.overwriting.as_found(plan) for plan in plans]
-    ended = [plan for plan in plans if outcome_on_file(plan).final and not plan.settings.overwrite]
-    attempts.run_in_turn(ended)  # which returns what is on file
-    return list({plan.folder: plan for plan in plans if plan not in ended}.values())
+def imported(library: str, choice: str, extra: str) -> Any:
+    """The library of the launcher `choice`. Raises `ConfigError` where it is not installed."""
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        remedy = f"pip install 'fedsim-selection[{extra}]', or hydra/launcher=lanes"
+        raise ConfigError([Problem("hydra/launcher", choice, "is not installed", remedy)]) from error
 
 
-def _check_devices(plans: Sequence[Plan], key: str, num_gpus: float) -> None:
-    """Raise `ConfigError` where tasks that are given so many GPUs, by the launcher's parameter `key`, cannot run jobs
-    on their devices."""
-    check(*dict.fromkeys(_device_problem(plan, key, num_gpus) for plan in plans))
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Within it, variables of the environment have these values; so they have in processes started there."""
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
 
 
-def _device_problem(plan: Plan, key: str, num_gpus: float) -> Problem | None:
-    device = plan.settings.device
-    if device == "auto" and num_gpus > 0:  # `make_plan` has made cuda of it where there is a GPU
-        remedy = f"where only other machines have one, set device=cuda; without any, hydra.launcher.{key}=0"
-        return Problem(f"hydra.launcher.{key}", num_gpus, "needs a GPU that torch can see here", remedy)
-    if device.startswith("cuda") and not num_gpus:
-        text = f"must be > 0 for device={device}: GPUs are hidden from other tasks"
-        return Problem(f"hydra.launcher.{key}", num_gpus, text, "set it to 1, say, or use device=cpu")
-    return rule(not device.startswith("cuda:"), "device", device, "is the launcher's choice", "use device=cuda")
-
-
-def _job_of(plan: Plan) -> Job:
+def job_of(plan: Plan) -> Job:
     return Job(config=plan.config, choices=plan.choices, folder=str(plan.folder), replaces=result_of(plan))
 
 

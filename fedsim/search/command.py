@@ -1,7 +1,4 @@
-"""What the command line says of a search itself.
-
-`fedsim search`: hyper-parameters found by Optuna, over ordinary run folders.
-"""
+"""`fedsim search`: hyper-parameters found by Optuna, over ordinary run folders."""
 
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
@@ -49,13 +46,9 @@ OWN_KEYS = tuple(field.name for field in fields(Settings))
 OF_RUNS = tuple(field.name for field in fields(RunSettings))
 
 
-def with_own_keys(problems: Sequence[Problem]) -> list[Problem]:
-    """The problems of a run's config, where an unknown key may be meant for one of the search's own."""
-    return [_with_own_key(problem) if problem.rule == UNKNOWN_KEY else problem for problem in problems]
-
-
 def _with_own_key(problem: Problem) -> Problem:
-    near = nearest(problem.key, [*OWN_KEYS, *OF_RUNS])
+    """A problem of a run's config, where an unknown key may be meant for one of the search's own."""
+    near = nearest(problem.key, [*OWN_KEYS, *OF_RUNS]) if problem.rule == UNKNOWN_KEY else None
     if near not in OWN_KEYS or "." in problem.key:
         return problem
     _, meant, others = problem.remedy.partition("did you mean ")
@@ -71,27 +64,27 @@ def run(words: Sequence[str]) -> int:
     """Search as the command line says. Raises `FedsimError` before any work is done."""
     _, args = command_line.read_words(_parser(), words)
     try:
-        from fedsim.search.study import quiet, search, space_of
+        from fedsim.search.study import search, space_of
     except ModuleNotFoundError as error:
         remedy = "pip install 'fedsim-selection[search]'"
         raise ConfigError([Problem("search", ..., f"needs {error.name}, which is not installed", remedy)]) from error
-    quiet()
     with search_path(args.config_dir, args.config_path):
         parsed = parse(args.overrides)
         check(*map(_told_of_the_search, parsed))
         settings = construct(Settings, {o.key_or_group: o.value() for o in parsed if o.key_or_group in OWN_KEYS}, "")
         space = space_of([o for o in parsed if o.key_or_group not in OWN_KEYS])
 
+        name = args.config_name or "config"
+
         def plans_of(params: Mapping[str, Any]) -> list[Plan]:
-            jobs = compose_jobs(space.words_of(params), multirun=True, config_name=args.config_name or "config")
-            plans = check_jobs(jobs)
+            plans = check_jobs(compose_jobs(space.words_of(params), multirun=True, config_name=name))
             _check_seeds_alone(plans)
             return plans
 
         plans = _plans_of_corners(space, plans_of)
         require_room(plans)
         with STOP.working():
-            flags = flags_of(args.config_name or "config")
+            flags = flags_of(name)
             return search(space, settings, plans_of, plans[0].settings.num_rounds, flags)
 
 
@@ -132,19 +125,15 @@ def _plans_of_corners(space: "Space", plans_of: PlansOf) -> list[Plan]:
             plans += plans_of(corner)
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
-    if problems:
-        raise ConfigError(with_own_keys(problems))
+    check(*map(_with_own_key, problems))
     return plans
 
 
 def _check_seeds_alone(plans: Sequence[Plan]) -> None:
     """Raise `ConfigError` where a trial would be a mean over more than seeds, as with a preset that is a sweep."""
-    groups = {(tuple(sorted(plan.choices.items())), repr(_without_seeds(plan.config))) for plan in plans}
+    configs = [{key: value for key, value in plan.config.items() if key not in SEEDS} for plan in plans]
+    groups = {repr((sorted(plan.choices.items()), config)) for plan, config in zip(plans, configs, strict=True)}
     if len(groups) > 1:
         text = "makes each trial a sweep over more than seeds"
         remedy = "give one value, or values to search in, for each key that the preset sweeps over"
         raise ConfigError([Problem("preset", plans[0].choices.get("preset", ...), text, remedy)])
-
-
-def _without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in SEEDS}

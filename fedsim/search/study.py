@@ -1,14 +1,11 @@
-"""What is searched in, in Hydra's syntax of sweeps.
+"""The search: trials proposed by Optuna's tree-structured Parzen estimator, run one after another, and their table.
 
-`optimizer.lr=tag(log,interval(0.001,0.1))`, `local.steps=int(interval(5,40))`, `cohort_size=range(2,10,2)`, a choice:
-`selector=gpfl,random`.
+What is searched in is written in Hydra's syntax of sweeps: `optimizer.lr=tag(log,interval(0.001,0.1))`,
+`local.steps=int(interval(5,40))`, `cohort_size=range(2,10,2)`, or a choice, `selector=gpfl,random`.
 
-One trial: its runs, one for each seed, which are ordinary run folders.
-
-A trial that is pruned ends as a run does that is interrupted: it is saved after its round, and its folder can go on by
-any later command. What a folder already holds is not run again, so the same search goes on where it was.
-
-The search: trials proposed by Optuna's tree-structured Parzen estimator, run one after another, and their table.
+A trial has one run for each seed, in ordinary run folders. One that is pruned ends as a run does that is interrupted:
+it is saved after its round, and its folder can go on by any later command. What a folder already holds is not run
+again, so the same search goes on where it was.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import optuna
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState
@@ -27,7 +24,7 @@ from rich.table import Table
 
 from fedsim.config.plan import SEEDS, Plan
 from fedsim.config.words import key_of, typed_in, values_of
-from fedsim.core.errors import ConfigError, Problem, command, rule
+from fedsim.core.errors import ConfigError, Problem, check, command, rule
 from fedsim.core.record import mean_of_last
 from fedsim.jobs.sweep import Attempts
 from fedsim.results.files import read_metrics
@@ -36,12 +33,18 @@ from fedsim.running.process import EXIT_CODES, STOP
 from fedsim.search.command import Settings
 from fedsim.tracking.tables import CONSOLE, tell_line
 
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # it tells of each trial by itself else
+
+Axis = CategoricalDistribution | FloatDistribution | IntDistribution
+MOST_SHOWN = 10
+"""Trials in the table at the end, the best ones."""
+
 
 @dataclass(frozen=True)
 class Space:
     """`axes`: what is searched in, by key. `words`: everything else of the command line."""
 
-    axes: Mapping[str, BaseDistribution]
+    axes: Mapping[str, Axis]
     words: Sequence[str]
 
     def words_of(self, params: Mapping[str, Any]) -> list[str]:
@@ -50,7 +53,10 @@ class Space:
 
     def corners(self) -> list[dict[str, Any]]:
         """Values of trials in which each choice and each end of a range occurs: what is checked before any is run."""
-        ends = {key: _ends(axis) for key, axis in self.axes.items()}
+        ends: dict[str, Sequence[Any]] = {
+            key: axis.choices if isinstance(axis, CategoricalDistribution) else (axis.low, axis.high)
+            for key, axis in self.axes.items()
+        }
         first = {key: values[0] for key, values in ends.items()}
         return [first, *({**first, key: value} for key, values in ends.items() for value in values[1:])]
 
@@ -58,7 +64,7 @@ class Space:
 def space_of(overrides: Sequence[Override]) -> Space:
     """The space that sweeps describe. Raises `ConfigError` for what cannot be searched in, or without any sweep."""
     swept = [o for o in overrides if o.is_sweep_override() and key_of(o) not in SEEDS]
-    axes: dict[str, BaseDistribution] = {}
+    axes: dict[str, Axis] = {}
     problems: list[Problem] = []
     for override in swept:
         try:
@@ -67,14 +73,14 @@ def space_of(overrides: Sequence[Override]) -> Space:
             problems += error.problems
         except ValueError as error:  # Optuna's
             problems.append(Problem(override.get_key_element(), typed_in(override), str(error)))
-    if not swept:
-        problems.append(Problem("search", ..., "has nothing to search in", "'optimizer.lr=interval(0.01,0.3)', say"))
-    if problems:
-        raise ConfigError(problems)
+    check(
+        *problems,
+        rule(bool(swept), "search", ..., "has nothing to search in", "'optimizer.lr=interval(0.01,0.3)', say"),
+    )
     return Space(axes, [o.input_line or "" for o in overrides if o not in swept])
 
 
-def _distribution(override: Override) -> BaseDistribution:
+def _distribution(override: Override) -> Axis:
     value: Any = override.value()
     log = "log" in getattr(value, "tags", ())
     if isinstance(value, IntervalSweep):
@@ -83,38 +89,20 @@ def _distribution(override: Override) -> BaseDistribution:
         whole = isinstance(low, int) and isinstance(high, int)
         return IntDistribution(low, high, log=log) if whole else FloatDistribution(low, high, log=log)
     texts = [word.partition("=")[2] for word in values_of(override)]
-    if isinstance(value, RangeSweep) and all(_is_whole(text) for text in texts):
+    if isinstance(value, RangeSweep) and all(text.lstrip("-").isdigit() for text in texts):
         numbers = sorted(map(int, texts))
         step = abs(int(value.step or 1))
         if not log or step == 1:
             return IntDistribution(numbers[0], numbers[-1], log=log, step=step)
     text = "a logarithmic scale is for intervals, and for ranges of whole numbers in steps of 1"
-    if wrong := rule(not log, override.get_key_element(), typed_in(override), text):
-        raise ConfigError([wrong])
+    check(rule(not log, override.get_key_element(), typed_in(override), text))
     return CategoricalDistribution(texts)
-
-
-def _ends(axis: BaseDistribution) -> list[Any]:
-    if isinstance(axis, CategoricalDistribution):
-        return list(axis.choices)
-    assert isinstance(axis, IntDistribution | FloatDistribution)
-    return [axis.low, axis.high]
-
-
-def _is_whole(text: str) -> bool:
-    return text.lstrip("-").isdigit()
-
-
-def quiet() -> None:
-    """Optuna tells of each trial by itself."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Judge(Protocol):
     """What is asked of an Optuna trial."""
 
     def report(self, value: float, step: int) -> None: ...
-
     def should_prune(self) -> bool: ...
 
 
@@ -135,8 +123,8 @@ class Rounds:
     """The rounds of a trial's first run, which decide whether it is pruned: on its accuracy as of now, smoothed as the
     final one is."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, trial: Judge) -> None:
+        self._trial = trial
         self._accuracies: list[float | None] = []
         self.seen = 0
         self.pruned = False
@@ -152,17 +140,17 @@ class Rounds:
         self._accuracies.append(accuracy)
         smoothed = mean_of_last(self._accuracies)
         if smoothed is not None and accuracy is not None:
-            self._judge.report(smoothed, round)
-            self.pruned = self.pruned or self._judge.should_prune()
+            self._trial.report(smoothed, round)
+            self.pruned = self.pruned or self._trial.should_prune()
         return "pruned" if self.pruned else None
 
 
-def run_trial(plans: Sequence[Plan], judge: Judge) -> Result:
+def run_trial(plans: Sequence[Plan], trial: Judge) -> Result:
     """Run `plans`, one for each seed. Raises what stops a search: what refuses a run, or the user.
 
     The first run that fails is the trial's end: the accuracy up to its failure is not that of a run.
     """
-    rounds = Rounds(judge)
+    rounds = Rounds(trial)
     accuracies = []
     for number, plan in enumerate(plans):
         if number == 0 and not plan.settings.overwrite:
@@ -184,10 +172,8 @@ def run_trial(plans: Sequence[Plan], judge: Judge) -> Result:
 
 
 def _run(plan: Plan, rounds: Rounds | None) -> Outcome:
-    """How one run has ended, whose `rounds` are watched."""
-    attempts = Attempts(
-        on_round=None if rounds is None else lambda _, record: rounds.see(record.round, record.test_accuracy)
-    )
+    watch = None if rounds is None else lambda _, record: rounds.see(record.round, record.test_accuracy)
+    attempts = Attempts(on_round=watch)
     outcome = attempts.run(plan)
     attempts.run_held(attempts.run_in_turn)
     STOP.raise_if_asked()
@@ -195,10 +181,6 @@ def _run(plan: Plan, rounds: Rounds | None) -> Outcome:
     if attempts.refused:
         raise attempts.refused[0]
     return outcome
-
-
-MOST_SHOWN = 10
-"""Trials in the table at the end, the best ones."""
 
 
 def search(
@@ -217,16 +199,14 @@ def search(
     Trials are asked for in turn from a seeded sampler and told to it in the same order, so that the same command makes
     the same trials; what their folders hold is read, and not run again.
     """
-    study = optuna.create_study(
-        direction="maximize",
-        sampler=TPESampler(seed=settings.search_seed, n_startup_trials=settings.startup),
-        pruner=_pruner(settings, num_rounds),
-    )
+    sampler = TPESampler(seed=settings.search_seed, n_startup_trials=settings.startup)
+    study = optuna.create_study(direction="maximize", sampler=sampler, pruner=_pruner(settings, num_rounds))
     results: list[tuple[dict[str, Any], Result]] = []
     for number in range(settings.trials):
         trial = study.ask(dict(space.axes))
         params = dict(trial.params)
-        tell_line(f"trial {number + 1} of {settings.trials}: {_shown(params)}")
+        shown = " ".join(f"{key}={value}" for key, value in params.items())
+        tell_line(f"trial {number + 1} of {settings.trials}: {shown}")
         result = run_trial(plans_of(params), trial)
         results.append((params, result))
         tell_line(f"trial {number + 1}: {_in_words(result)}")
@@ -250,10 +230,6 @@ def _in_words(result: Result) -> str:
     if result.accuracy is None:
         return f"{result.status} after round {result.rounds}"
     return f"final accuracy {100 * result.accuracy:.2f} %"
-
-
-def _shown(params: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in params.items())
 
 
 def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags: Sequence[str]) -> int:

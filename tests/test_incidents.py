@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from fedsim.core.record import Record
 from fedsim.core.types import Ids, Params, Population
-from fedsim.engine.engine import ClientUpdates, Engine
+from fedsim.engine.engine import Engine
 from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division, divide
 from fedsim.results.files import MODEL, SUMMARY, read_metrics, read_summary
@@ -97,7 +97,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     monkeypatch.setattr(Simulation, "_clients", in_round)
 
     def call(*rounds: int, every_one: bool = False, seeds: Sequence[int] = (0,)) -> None:
-        def failing(self: Engine, params: Params, ids: Ids, round: int, *more: Any) -> ClientUpdates:
+        def failing(self: Engine, params: Params, ids: Ids, round: int, *more: Any) -> Any:
             updates = train(self, params, ids, round, *more)
             if round not in rounds or self._streams.seed not in seeds:
                 return updates

@@ -88,13 +88,13 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     Of the first client, or (`every_one`) the updates of all.
     """
     monkeypatch.chdir(tmp_path)
-    train, losses, clients, now = Engine.train, Engine.losses, Simulation._clients, [0]
+    train, losses, context, now = Engine.train, Engine.losses, Simulation._context, [0]
 
     def in_round(self: Simulation, t: int, *more: Any) -> Any:
         now.append(t)
-        return clients(self, t, *more)
+        return context(self, t, *more)
 
-    monkeypatch.setattr(Simulation, "_clients", in_round)
+    monkeypatch.setattr(Simulation, "_context", in_round)
 
     def call(*rounds: int, every_one: bool = False, seeds: Sequence[int] = (0,)) -> None:
         def failing(self: Engine, params: Params, ids: Ids, round: int, *more: Any) -> Any:

@@ -1,7 +1,6 @@
 """How clients answer a selector's questions: what they compute and send, and what is charged for it.
 
-A selector's metered access to the clients: all that it learns of them, it asks for here, and every answer is
-charged.
+All that a selector learns of the clients, it asks for here, and every answer is charged.
 
 The first contact of a client with a version of the model charges one download; each answer charges its upload and the
 samples passed. What the server already has of a client at this version is not sent again: a loss is the same number,

@@ -124,6 +124,6 @@ def require_finite(params: Params, t: int) -> None:
     if any(p.is_cuda for p in values):  # one answer to wait for in place of one for each tensor
         finite = math.isfinite(torch.cat([p.flatten() for p in values]).sum().item())
     else:
-        finite = all(bool(torch.isfinite(p).all()) for p in values)
+        finite = bool(torch.stack([torch.isfinite(p).all() for p in values]).all())
     if not finite:
         raise DivergedError(f"round {t}: the aggregated model holds a nan or infinity: a lower optimizer.lr may help")

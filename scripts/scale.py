@@ -106,7 +106,7 @@ class Stopwatch:
 
 def measure(selector: str, num_clients: int, cache_dir: str) -> dict[str, Any]:
     """A few rounds of one case in this process."""
-    from fedsim.clients.ledger import Exchange, Ledger, Transfers
+    from fedsim.clients.ledger import Exchange, Transfers
     from fedsim.core.errors import ConfigError
     from fedsim.running import assembly
 
@@ -121,7 +121,7 @@ def measure(selector: str, num_clients: int, cache_dir: str) -> dict[str, Any]:
         made = assembly.build(plan)
     for owner, name in ((Transfers, "download"), (Transfers, "upload_numbers"), (Transfers, "upload_tensors")):
         ledger.wrap(owner, name)
-    for owner, name in ((Transfers, "upload_updates"), (Exchange, "charge"), (Ledger, "_total")):
+    for owner, name in ((Transfers, "upload_updates"), (Exchange, "charge")):
         ledger.wrap(owner, name)
     simulation = made.simulation
     simulation.components = replace(simulation.components, now=time.process_time)

@@ -32,10 +32,10 @@ from fedsim.clients.server import LabelledSamples, ServerData
 from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.core.rng import Streams
-from fedsim.core.types import Evaluation, Ids, Params, Population
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
-from fedsim.engine.engine import ClientUpdates, Engine
+from fedsim.engine.engine import Engine
 from fedsim.engine.model import initial
 from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork
@@ -82,17 +82,16 @@ class SyntheticEngine(Engine):
         start = int(torch.randint(self.length, (1,), generator=self.generator))
         return self.pool[start : start + self.length] * (1 + start / self.length)
 
-    def train(
-        self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None
-    ) -> ClientUpdates:
-        def work() -> ClientUpdates:
+    def train(self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None) -> Cohort:
+        def work() -> Cohort:
             delta = {name: torch.empty(len(ids), *shape) for name, shape in self.shapes.items()}
             for row in range(len(ids)):
                 parts = self._vector().split([s.numel() for s in self.shapes.values()])
                 for (name, shape), part in zip(self.shapes.items(), parts, strict=True):
                     delta[name][row] = part.view(shape)
             ones, losses = np.ones(len(ids), np.int64), np.random.default_rng(round).random(len(ids))
-            return ClientUpdates(delta, losses, 1 + losses, ones, ones)
+            known = {"loss": losses, "rms_loss": 1 + losses, "steps": ones, "samples": ones}
+            return Cohort(ids, ones, params, delta, trained=self.trained, **known)
 
         return self._timed(work)  # type: ignore[no-any-return]
 

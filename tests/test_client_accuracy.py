@@ -14,6 +14,7 @@ from fedsim.clients.clients import Clients
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import hash_config, make_plan
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.record import AGGREGATES
 from fedsim.core.types import Selection
 from fedsim.data.base import LoadedData
 from fedsim.data.base import Samples as Labelled
@@ -21,7 +22,6 @@ from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division
 from fedsim.results.files import CLIENTS, read_metrics, read_summary
 from fedsim.rounds.client_accuracy import (
-    AGGREGATES,
     ByLabels,
     ClientAccuracy,
     OnOwnSamples,

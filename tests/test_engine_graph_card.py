@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from fedsim.core.rng import Streams
-from fedsim.core.types import Params
+from fedsim.core.types import Cohort, Params
 from fedsim.engine import torch_backend
 from fedsim.engine.data import ClientData
-from fedsim.engine.engine import ClientUpdates, Engine
+from fedsim.engine.engine import Engine
 from fedsim.engine.graph import recorder
 from fedsim.engine.graph import steps as linear
 from fedsim.engine.graph.backend import GraphBackend
@@ -54,7 +54,7 @@ class Case:
         return engine
 
 
-def train(engine: Engine, round: int, params: Params | None = None) -> ClientUpdates:
+def train(engine: Engine, round: int, params: Params | None = None) -> Cohort:
     params = initial(engine.workload.model) if params is None else params
     return engine.train(params, np.arange(len(engine.data.train)), round, 0.1 / round)
 

@@ -17,7 +17,7 @@ from fedsim.engine import choose
 from fedsim.engine import device as compiled
 from fedsim.engine.choose import WORTH_STEPS
 from fedsim.engine.data import ClientData
-from fedsim.engine.engine import Engine, client_updates
+from fedsim.engine.engine import Engine, mean_losses
 from fedsim.engine.model import initial
 from fedsim.engine.native import backend as native_backend
 from fedsim.engine.native import library as native_library
@@ -136,12 +136,12 @@ def test_a_client_is_the_same_to_the_last_bit_in_any_company(dtype: torch.dtype,
     schedules = [schedule_of(several, np.array(ids), 2) for ids in cohorts]
     calls = [TrainingCall(several.backend, [params] * len(s), s) for s in schedules]
     for ids, schedule, result in zip(cohorts, schedules, train_jointly(calls), strict=True):
-        together = client_updates(result, schedule)
+        loss, rms_loss = mean_losses(result.losses, schedule)
         for row, client in enumerate(ids):
             single = alone.train(params, np.array([client]), 2, 0.1)
-            assert all(torch.equal(single.delta[n][0], together.delta[n][row]) for n in params)
-            assert single.loss[0] == together.loss[row]
-            assert single.rms_loss[0] == together.rms_loss[row]
+            assert all(torch.equal(single.delta[n][0], result.delta[n][row]) for n in params)
+            assert single.loss[0] == loss[row]
+            assert single.rms_loss[0] == rms_loss[row]
 
 
 @pytest.mark.parametrize("optimizer", ["decay", "nesterov"])

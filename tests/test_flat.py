@@ -7,10 +7,10 @@ from torch import Tensor
 
 from fedsim.core.errors import DivergedError
 from fedsim.core.flat import as_columns, flat_rows, split_flat
-from fedsim.core.types import Cohort
+from fedsim.core.types import Cohort, drop_nonfinite
 from fedsim.engine.engine import fetched
 from fedsim.rounds.aggregators import Aggregator, FedAdam, FedAvg, FedAvgM
-from fedsim.rounds.checks import drop_nonfinite, require_finite
+from fedsim.rounds.checks import require_finite
 from tests.card_runs import order_of_torch
 from tests.pretended_cuda import PretendedCard, held
 

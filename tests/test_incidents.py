@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from fedsim.core.record import Record
 from fedsim.core.types import Ids, Params, Population
-from fedsim.engine.engine import ClientUpdates, Engine
+from fedsim.engine.engine import Engine
 from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division, divide
 from fedsim.results.files import MODEL, SUMMARY, read_metrics, read_summary
@@ -88,16 +88,16 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     Of the first client, or (`every_one`) the updates of all.
     """
     monkeypatch.chdir(tmp_path)
-    train, losses, clients, now = Engine.train, Engine.losses, Simulation._clients, [0]
+    train, losses, context, now = Engine.train, Engine.losses, Simulation._context, [0]
 
     def in_round(self: Simulation, t: int, *more: Any) -> Any:
         now.append(t)
-        return clients(self, t, *more)
+        return context(self, t, *more)
 
-    monkeypatch.setattr(Simulation, "_clients", in_round)
+    monkeypatch.setattr(Simulation, "_context", in_round)
 
     def call(*rounds: int, every_one: bool = False, seeds: Sequence[int] = (0,)) -> None:
-        def failing(self: Engine, params: Params, ids: Ids, round: int, *more: Any) -> ClientUpdates:
+        def failing(self: Engine, params: Params, ids: Ids, round: int, *more: Any) -> Any:
             updates = train(self, params, ids, round, *more)
             if round not in rounds or self._streams.seed not in seeds:
                 return updates

@@ -12,8 +12,7 @@ from fedsim.clients import clients as clients_module
 from fedsim.clients.compression import TopK
 from fedsim.clients.context import Signal, UndeclaredSignalError
 from fedsim.clients.ledger import Clock, Ledger
-from fedsim.core.types import Ids, Params
-from fedsim.engine.engine import ClientUpdates
+from fedsim.core.types import Cohort, Ids, Params
 from tests.toys import ToyEngine, toy_clients, toy_params
 
 SIZES = [1, 2, 3, 4, 5, 6]
@@ -104,9 +103,7 @@ class TwoLayers(ToyEngine):
         super().__init__(SIZES)
         self.trained = ["a", "b"]
 
-    def train(
-        self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None
-    ) -> ClientUpdates:
+    def train(self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None) -> Cohort:
         plain = super().train(toy_params(), ids, round, lr)
         return replace(plain, delta={"a": plain.delta["w"], "b": plain.delta["w"][:, :1]})
 

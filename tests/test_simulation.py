@@ -12,9 +12,9 @@ from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
 from fedsim.clients.server import Server
 from fedsim.core.errors import DivergedError, FedsimError
-from fedsim.core.types import Cohort, Selection
+from fedsim.core.types import Cohort, Selection, drop_nonfinite
 from fedsim.rounds.availability import Availability
-from fedsim.rounds.checks import SelectionError, drop_nonfinite
+from fedsim.rounds.checks import SelectionError
 from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
 from tests.toys import ToyEngine, toy_cohort, toy_components, toy_params, toy_population

@@ -17,7 +17,7 @@ from fedsim.core.rng import Streams
 from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
-from fedsim.engine.engine import ClientUpdates, Engine
+from fedsim.engine.engine import Engine
 from fedsim.engine.optimizers import LocalOptimizer, Schedule
 from fedsim.engine.schedule import LocalWork
 from fedsim.rounds.aggregators import FedAvg
@@ -65,9 +65,7 @@ class ToyEngine(Engine):
         self.broken: set[int] = set()
         self.owner = np.repeat(np.arange(len(sizes)), sizes)
 
-    def train(
-        self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None
-    ) -> ClientUpdates:
+    def train(self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None) -> Cohort:
         targets = torch.as_tensor(np.stack([ids, -ids], 1), dtype=torch.float32)
         models = torch.stack([model["w"] for model in (start or [params] * len(ids))])
         delta = (targets - models) / 2 + (models - params["w"])
@@ -78,7 +76,18 @@ class ToyEngine(Engine):
                 loss[row] = np.nan
         sizes = np.array([len(self.data.train[i]) for i in ids])
         steps = np.array([self.work.num_steps(int(s)) for s in sizes])
-        return ClientUpdates({"w": delta}, loss, loss + 1, steps, 2 * sizes, {"w": delta * 10})
+        stacks = {"delta": {"w": delta}, "momentum": {"w": delta * 10}}
+        return Cohort(
+            ids,
+            sizes,
+            params,
+            **stacks,
+            loss=loss,
+            rms_loss=loss + 1,
+            steps=steps,
+            trained=self.trained,
+            samples=2 * sizes,
+        )
 
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         return np.array([np.nan if self._silent(p) else p.mean() for p in positions])
@@ -155,17 +164,19 @@ def toy_clients(
     simulated: RoundClock | None = None,
 ) -> Clients:
     ids = np.flatnonzero(np.asarray(sizes) > 0) if available is None else np.asarray(available, np.int64)
-    context = RoundContext(round, 1.0, ids, needs, Streams(0), first=round == 1)
-    return Clients(
-        engine or ToyEngine(sizes),
-        toy_population(sizes, cohort_size),
-        context,
-        toy_params() if params is None else params,
-        Ledger() if ledger is None else ledger,
-        clock or Clock(torch.device("cpu")),
-        torch.arange(3.0)[:, None],
+    context = RoundContext(
+        round,
+        lr=1.0,
+        available=ids,
+        needs=needs,
+        streams=Streams(0),
+        first=round == 1,
+        ledger=Ledger() if ledger is None else ledger,
+        clock=clock or Clock(torch.device("cpu")),
+        public=torch.arange(3.0)[:, None],
         simulated=simulated,
     )
+    return Clients(engine or ToyEngine(sizes), context, toy_params() if params is None else params)
 
 
 def toy_cohort(ids: Sequence[int], sizes: Sequence[int], delta: Sequence[Sequence[float]], **more: Any) -> Cohort:

@@ -1,7 +1,6 @@
 """How clients answer a selector's questions: what they compute and send, and what is charged for it.
 
-A selector's metered access to the clients: all that it learns of them, it asks for here, and every answer is
-charged.
+All that a selector learns of the clients, it asks for here, and every answer is charged.
 
 The first contact of a client with a version of the model charges one download; each answer charges its upload and the
 samples passed. What the server already has of a client at this version is not sent again: a loss is the same number,
@@ -13,6 +12,7 @@ slowest of them, and the next question follows it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,115 +20,41 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.compression import Compressor, Identity
-from fedsim.clients.context import LentParams, RoundContext, Signal
-from fedsim.clients.ledger import Clock, Exchange, Exchanges, Ledger, Quantity, Resources, Transfers, resources_of
-from fedsim.clients.local_results import Lent, LocalResults, local_training, row_norms
-from fedsim.clients.system import RoundClock
+from fedsim.clients.context import RoundContext, Signal
+from fedsim.clients.ledger import Exchange, Resources, Transfers, resources_of
+from fedsim.clients.local_results import Lent, LocalResults, row_norms
 from fedsim.core.errors import FedsimError
 from fedsim.core.exact import length, mean_row, row_sums
-from fedsim.core.types import Cohort, Ids, Params, Population
+from fedsim.core.record import Quantity
+from fedsim.core.types import Cohort, Ids, Params, chosen, sizes_of
 from fedsim.engine.engine import Engine
 
 
-class Answers:
-    """What the questions of `Clients` are made of: reports of numbers, local training, mini-batches, times."""
+class Clients:
+    """The clients of one round, at one version of the model. Creating it costs nothing: nobody has been contacted
+    yet."""
 
     def __init__(
         self,
         engine: Engine,
-        population: Population,
         context: RoundContext,
         params: Params,
-        ledger: Ledger,
-        clock: Clock,
-        public: Tensor | None = None,
         first_model: Callable[[int], Params] | None = None,
-        simulated: RoundClock | None = None,
     ) -> None:
-        """`public`: the public samples [M, ...], if there are any. `first_model`: the model from which each client
-        trains in place of `params` (it downloads `params` all the same). `simulated`: the simulated clock."""
+        """`first_model`: the model from which each client trains in place of `params` (it downloads `params` all the
+        same)."""
         self._engine = engine
-        self._population = population
         self._context = context
         self._params = params
+        self._first_model = first_model
         self._own = Lent(params)  # which a cohort's `start` is
-        self._lent: LentParams | None = None
-        self._ledger = ledger
-        self._clock = clock
-        self._public = public
-        self._simulated = simulated
-        self._exchanges = Exchanges(ledger, simulated)
+        self._copy: Lent | None = None
+        self._ledger = context.ledger
+        self._clock = context.clock
         self._losses: dict[int, float] = {}
         self._batch_losses: dict[int, float] = {}
-        self._results = LocalResults(local_training(engine, context, params, first_model))
-        self._transfers = Transfers(ledger, params, context.compression_seed)
-
-    def _report(self, ids: Ids, quantity: Quantity, samples: Iterable[int]) -> None:
-        """One exchange in which each of `ids` passes so many samples through the model and sends one number."""
-        with self._exchanges.open() as exchange:
-            self._transfers.download(exchange, ids)
-            exchange.charge(quantity, ids, samples)
-            self._transfers.upload_numbers(exchange, ids, 1)
-
-    def _train(self, ids: Ids, exchange: Exchange) -> None:
-        new = self._results.missing(ids)
-        self._transfers.download(exchange, new)
-        if len(new):
-            self._ledger.trained.update(map(int, new))
-            with self._clock("train"):
-                exchange.charge("train_samples", new, self._results.train(new))
-
-    def _matrices(self, ids: Ids, names: Sequence[str]) -> dict[str, Tensor]:
-        """Updates as one matrix [len(ids), d] for each tensor of `names`."""
-        delta = self._results.updates(ids).delta
-        return {name: delta[name].flatten(1) for name in names}
-
-    def _trained_model(self, client: int) -> Params:
-        delta = self._results.updates(np.array([client])).delta
-        return {name: value + delta[name][0] for name, value in self._params.items()}
-
-    def _timed(self, answers: Iterator[Tensor]) -> Iterator[Tensor]:
-        """The same, with the time of each answer charged to the clients."""
-        while True:
-            with self._clock("ask"):
-                answer = next(answers, None)
-            if answer is None:
-                return
-            yield answer
-
-    def _fetched(self, answers: Iterator[Tensor]) -> NDArray[np.float64]:
-        """Answers of one number each, in one copy from a GPU; their time is charged to the clients."""
-        with self._clock("ask"):
-            numbers = list(answers)
-            return np.array(torch.stack(numbers).tolist()) if numbers else np.empty(0)
-
-    def _report_losses(
-        self, ids: Ids, known: dict[int, float], samples: Callable[[int], NDArray[np.int64]]
-    ) -> NDArray[np.float64]:
-        """Losses [len(ids)] on the `samples` of each client; only those not `known` are asked for, and charged."""
-        self._context.require(Signal.LOSSES)
-        new = [int(i) for i in ids if int(i) not in known]
-        if new:
-            positions = [samples(i) for i in new]
-            with self._clock("ask"):
-                losses = self._engine.losses(self._params, positions)
-            self._report(np.array(new, np.int64), "forward_samples", map(len, positions))
-            self._ledger.nonfinite_reports += int((~np.isfinite(losses)).sum())
-            known.update(zip(new, losses.tolist(), strict=True))
-        return np.array([known[int(i)] for i in ids], dtype=np.float64)
-
-    def _batch(self, samples: Sequence[NDArray[np.int64]], client: int) -> NDArray[np.int64]:
-        """One mini-batch of a client's `samples`, fresh every round."""
-        return self._context.shuffled(samples[client], client)[: self._engine.work.batch_size]
-
-    def _batches(self, client: int) -> list[NDArray[np.int64]]:
-        shuffled, size = self._context.shuffled(self._engine.data.train[client], client), self._engine.work.batch_size
-        return [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
-
-
-class Clients(Answers):
-    """The clients of one round, at one version of the model. Creating it costs nothing: nobody has been contacted
-    yet."""
+        self._results = LocalResults()
+        self._transfers = Transfers(context.ledger, params, context.simulated)
 
     @property
     def available(self) -> Ids:
@@ -148,13 +74,14 @@ class Clients(Answers):
     @property
     def params(self) -> Params:
         """The version of the model: a copy, which is not to be modified either."""
-        self._lent = self._lent or LentParams(self._params)
-        return self._lent.get()
+        if self._copy is None:
+            self._copy = Lent({name: value.clone() for name, value in self._params.items()})
+        return self._copy.tensors
 
     @property
     def modified(self) -> list[str]:
         """Names of tensors in `params`, or in the `start` of a cohort, that the selector has modified in place."""
-        return list(dict.fromkeys([*self._own.modified, *([] if self._lent is None else self._lent.modified)]))
+        return list(dict.fromkeys([*self._own.modified, *([] if self._copy is None else self._copy.modified)]))
 
     @property
     def modified_updates(self) -> list[str]:
@@ -163,19 +90,19 @@ class Clients(Answers):
 
     def broadcast(self, params: Params) -> "Clients":
         """The same clients at another model in the same round (a virtual round), with the same ledger."""
-        parts = (self._engine, self._population, self._context, params, self._ledger, self._clock, self._public)
-        return Clients(*parts, simulated=self._simulated)
+        return Clients(self._engine, self._context, params)
 
     def losses(self, ids: Ids) -> NDArray[np.float64]:
         """Mean cross-entropy of the current model on all local (evaluation) samples of each client [len(ids)].
 
         Asking a client again at the same model is free.
         """
-        return self._report_losses(ids, self._losses, lambda i: self._engine.data.evaluate[i])
+        return self._report_losses(ids, self._losses, lambda new: chosen(self._engine.data.evaluate, new))
 
     def batch_losses(self, ids: Ids) -> NDArray[np.float64]:
         """The same on one random mini-batch of the local batch size per client, drawn afresh every round [len(ids)]."""
-        return self._report_losses(ids, self._batch_losses, lambda i: self._batch(self._engine.data.evaluate, i))
+        own = self._engine.data.evaluate
+        return self._report_losses(ids, self._batch_losses, lambda new: [self._batch(own, i) for i in new])
 
     def accuracies(self, ids: Ids) -> NDArray[np.float64]:
         """Share of its local (evaluation) samples that the current model classifies rightly, of each client [len(ids)].
@@ -183,10 +110,10 @@ class Clients(Answers):
         nan for a client without any. One number up and one forward pass each.
         """
         self._context.require(Signal.ACCURACIES)
-        positions = [self._engine.data.evaluate[i] for i in ids]
+        positions = chosen(self._engine.data.evaluate, ids)
         with self._clock("ask"):
             accuracies = self._engine.accuracies(self._params, positions)
-        self._report(ids, "forward_samples", map(len, positions))
+        self._report(ids, "forward_samples", positions.sizes)
         return accuracies
 
     def label_counts(self, ids: Ids) -> NDArray[np.int64]:
@@ -198,7 +125,7 @@ class Clients(Answers):
         with self._clock("ask"):
             for row, i in enumerate(ids):
                 counts[row] = np.bincount(known[data.train[i]], minlength=data.num_classes)
-        with self._exchanges.open() as exchange:
+        with self._transfers.open() as exchange:
             self._transfers.upload_numbers(exchange, ids, data.num_classes)
         return counts
 
@@ -221,12 +148,12 @@ class Clients(Answers):
         positions = [self._batch(own, i) if batch else own[i] for i in ids]
         names = None if layers is None else self.layer_names(layers)
         answers = self._timed(self._engine.client_gradients(self._params, positions, names))
-        with self._exchanges.open() as exchange:
+        with self._transfers.open() as exchange:
             self._transfers.download(exchange, ids)
             for client, gradient, used in zip(ids, answers, positions, strict=True):
                 exchange.charge("train_samples", [client], len(used))
                 with self._clock("ask"):
-                    sent = self._transfers.upload_vector(exchange, client, gradient, compressor)
+                    sent = self._upload_vector(exchange, client, gradient, compressor)
                 yield sent
 
     def gradient_norms(self, ids: Ids) -> NDArray[np.float64]:
@@ -256,13 +183,13 @@ class Clients(Answers):
         Nothing is reported, so that nothing is waited for: on a simulated clock, it delays their next answer.
         """
         self._context.require(Signal.TRAINING)
-        with self._exchanges.open(answered=False) as exchange:
+        with self._transfers.open(answered=False) as exchange:
             self._train(ids, exchange)
 
     def update_norms(self, ids: Ids) -> NDArray[np.float64]:
         """Euclidean norm of the update of each client, after training [len(ids)]: one number up each."""
         self._context.require(Signal.TRAINING)
-        with self._exchanges.open() as exchange:
+        with self._transfers.open() as exchange:
             self._train(ids, exchange)
             self._transfers.upload_numbers(exchange, ids, 1)
         with self._clock("ask"):
@@ -277,7 +204,7 @@ class Clients(Answers):
         "sketch" of compressed updates, which are charged by their size; collecting an update then sends all of it.
         """
         self._context.require(Signal.TRAINING)
-        with self._exchanges.open() as exchange:
+        with self._transfers.open() as exchange:
             self._train(ids, exchange)
             names = self.layer_names(layers)
             matrices = self._matrices(ids, names)
@@ -286,10 +213,7 @@ class Clients(Answers):
                 return matrices
             rows = (torch.cat([m[row] for m in matrices.values()]) for row in range(len(ids)))
             with self._clock("ask"):
-                sent = [
-                    self._transfers.upload_vector(exchange, i, row, compressor)
-                    for i, row in zip(ids, rows, strict=True)
-                ]
+                sent = [self._upload_vector(exchange, i, row, compressor) for i, row in zip(ids, rows, strict=True)]
             return {"sketch": torch.stack(sent)}
 
     def gradients_after_training(self, ids: Ids) -> Iterator[Tensor]:
@@ -299,14 +223,14 @@ class Clients(Answers):
         """
         self._context.require(Signal.GRADIENTS)
         self._context.require(Signal.TRAINING)
-        with self._exchanges.open() as exchange:
+        with self._transfers.open() as exchange:
             self._train(ids, exchange)
             for i in ids:
                 positions = self._engine.data.train[i]
                 model = self._trained_model(i)
                 (gradient,) = self._timed(self._engine.client_gradients(model, [positions], None))
                 exchange.charge("train_samples", [i], len(positions))
-                yield self._transfers.upload_vector(exchange, i, gradient, None)
+                yield self._upload_vector(exchange, i, gradient, None)
 
     def public_labels(self, ids: Ids) -> Iterator[Tensor]:
         """Log-probabilities of each client's trained model on the public samples, float64 [M, C], client after client.
@@ -316,13 +240,13 @@ class Clients(Answers):
         """
         self._context.require(Signal.PUBLIC)
         self._context.require(Signal.TRAINING)
-        if self._public is None:
+        if (public := self._context.public) is None:
             raise FedsimError("this selector needs public samples: set server.public_samples")
-        with self._exchanges.open() as exchange:
+        with self._transfers.open() as exchange:
             self._train(ids, exchange)
             for i in ids:
                 with self._clock("ask"):
-                    labels = self._engine.predict(self._trained_model(i), self._public)
+                    labels = self._engine.predict(self._trained_model(i), public)
                 exchange.charge("forward_samples", [i], len(labels))
                 self._transfers.upload_numbers(exchange, [i], labels.numel())
                 yield labels
@@ -333,9 +257,9 @@ class Clients(Answers):
         Raises `FedsimError` where the optimiser has none.
         """
         self._context.require(Signal.TRAINING)
-        with self._exchanges.open() as exchange:
+        with self._transfers.open() as exchange:
             self._train(ids, exchange)
-            buffers = self._results.updates(ids).momentum
+            buffers = self._results.of(ids).momentum
             if buffers is None:
                 raise FedsimError(
                     "this selector needs the momentum buffers of local training, and the optimiser has none: set "
@@ -350,8 +274,8 @@ class Clients(Answers):
         Three numbers up each, without any model (FedCS's resource request). Raises `FedsimError` without a `system`.
         """
         self._context.require(Signal.RESOURCES)
-        clock = self._exchanges.clock
-        with self._exchanges.open() as exchange:
+        clock = self._transfers.clock
+        with self._transfers.open() as exchange:
             self._transfers.upload_numbers(exchange, ids, 3)
         samples = np.array([self._engine.work.num_samples(len(self._engine.data.train[i])) for i in ids], np.int64)
         return resources_of(clock, ids, samples, self._transfers.model_bytes)
@@ -362,14 +286,14 @@ class Clients(Answers):
         Their models stay with them; whoever has trained already just answers. Raises `FedsimError` without a `system`.
         """
         self._context.require(Signal.RESPONSE_TIMES)
-        with self._exchanges.open() as exchange:
+        with self._transfers.open() as exchange:
             self._train(ids, exchange)
             self._transfers.upload_numbers(exchange, ids, 1)
-        return self._exchanges.seconds(exchange, ids)
+        return self._transfers.seconds(exchange, ids)
 
     def send_numbers(self, ids: Ids, count: int) -> None:
         """Charge `count` numbers up from each of `ids`: terms of a sum that only the sum of matters to the server."""
-        with self._exchanges.open() as exchange:
+        with self._transfers.open() as exchange:
             self._transfers.upload_numbers(exchange, ids, count)
 
     def collect(self, ids: Ids) -> Cohort:
@@ -379,22 +303,11 @@ class Clients(Answers):
         before, cost nothing.
         """
         extra = len({Signal.TRAINING_LOSS, Signal.SQUARED_LOSS} & self._context.needs)
-        with self._exchanges.open() as exchange:
+        with self._transfers.open() as exchange:
             self._train(ids, exchange)
             self._transfers.upload_updates(exchange, ids, extra)
-        updates = self._results.updates(ids)
-        return Cohort(
-            ids=ids,
-            sizes=self._population.sizes[ids],
-            start=self._params,
-            delta=updates.delta,
-            loss=updates.loss,
-            rms_loss=updates.rms_loss,
-            steps=updates.steps,
-            trained=self._engine.trained,
-            durations=None if self._simulated is None else self._exchanges.seconds(exchange, ids),
-            finite=updates.finite,
-        )
+        durations = None if self._context.simulated is None else self._transfers.seconds(exchange, ids)
+        return replace(self._results.of(ids), ids=ids, durations=durations, samples=None, momentum=None)
 
     def layer_names(self, layers: Sequence[str] | None) -> list[str]:
         """The trained parameters whose names begin with one of `layers` (None: all), in the model's order."""
@@ -406,6 +319,79 @@ class Clients(Answers):
                 f"selector.layers={list(layers)}: the model trains no such layer; it has {self._engine.trained}"
             )
         return names
+
+    def _report(self, ids: Ids, quantity: Quantity, samples: Iterable[int]) -> None:
+        """One exchange in which each of `ids` passes so many samples through the model and sends one number."""
+        with self._transfers.open() as exchange:
+            self._transfers.download(exchange, ids)
+            exchange.charge(quantity, ids, samples)
+            self._transfers.upload_numbers(exchange, ids, 1)
+
+    def _report_losses(
+        self, ids: Ids, known: dict[int, float], samples: Callable[[Ids], Sequence[NDArray[np.int64]]]
+    ) -> NDArray[np.float64]:
+        """Losses [len(ids)] on the `samples` of each client; only those not `known` are asked for, and charged."""
+        self._context.require(Signal.LOSSES)
+        new = np.array([i for i in ids if int(i) not in known], np.int64)
+        if len(new):
+            positions = samples(new)
+            with self._clock("ask"):
+                losses = self._engine.losses(self._params, positions)
+            self._report(new, "forward_samples", sizes_of(positions))
+            self._ledger.nonfinite_reports += int((~np.isfinite(losses)).sum())
+            known.update(zip(new.tolist(), losses.tolist(), strict=True))
+        return np.array([known[int(i)] for i in ids], dtype=np.float64)
+
+    def _train(self, ids: Ids, exchange: Exchange) -> None:
+        """Local training of those of `ids` who have not trained on this model yet."""
+        new, context = self._results.missing(ids), self._context
+        self._transfers.download(exchange, new)
+        if len(new):
+            self._ledger.trained.update(map(int, new))
+            with self._clock("train"):
+                start = None if self._first_model is None else [self._first_model(int(i)) for i in new]
+                trained = self._engine.train(self._params, new, context.round, context.lr, start)
+                assert trained.samples is not None
+                exchange.charge("train_samples", new, trained.samples)
+                self._results.add(trained)
+
+    def _matrices(self, ids: Ids, names: Sequence[str]) -> dict[str, Tensor]:
+        """Updates as one matrix [len(ids), d] for each tensor of `names`."""
+        delta = self._results.of(ids).delta
+        return {name: delta[name].flatten(1) for name in names}
+
+    def _trained_model(self, client: int) -> Params:
+        delta = self._results.of([client]).delta
+        return {name: value + delta[name][0] for name, value in self._params.items()}
+
+    def _upload_vector(self, exchange: Exchange, client: int, vector: Tensor, compressor: Compressor | None) -> Tensor:
+        """What arrives at the server of a client's flat `vector` [D]."""
+        used = compressor or Identity()
+        exchange.charge("bytes_up", [client], used.num_bytes(len(vector)))
+        return vector if compressor is None else compressor.compress(vector, self._context.compression_seed)
+
+    def _timed(self, answers: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The same, with the time of each answer charged to the clients."""
+        while True:
+            with self._clock("ask"):
+                answer = next(answers, None)
+            if answer is None:
+                return
+            yield answer
+
+    def _fetched(self, answers: Iterator[Tensor]) -> NDArray[np.float64]:
+        """Answers of one number each, in one copy from a GPU; their time is charged to the clients."""
+        with self._clock("ask"):
+            numbers = list(answers)
+            return np.array(torch.stack(numbers).tolist()) if numbers else np.empty(0)
+
+    def _batch(self, samples: Sequence[NDArray[np.int64]], client: int) -> NDArray[np.int64]:
+        """One mini-batch of a client's `samples`, fresh every round."""
+        return self._context.shuffled(samples[client], client)[: self._engine.work.batch_size]
+
+    def _batches(self, client: int) -> list[NDArray[np.int64]]:
+        shuffled, size = self._context.shuffled(self._engine.data.train[client], client), self._engine.work.batch_size
+        return [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
 
 
 def _spread(vectors: Tensor) -> Tensor:

@@ -78,8 +78,7 @@ class Gaussian(_Sized):
                 f"selector.sketch.size={self.size}: a Gaussian projection of {len(vector)} numbers to {size} takes "
                 f"{FLOAT_BYTES * size * len(vector) / 2**30:.1f} GiB (at most 1); use selector/sketch=countsketch"
             )
-        projected: Tensor = vector @ _projection(len(vector), size, seed).to(vector)
-        return projected
+        return vector @ _projection(len(vector), size, seed).to(vector)
 
 
 class CountSketch(_Sized):
@@ -109,14 +108,12 @@ def _generator(seed: int) -> torch.Generator:
 
 @lru_cache(maxsize=1)
 def _coordinates(length: int, size: int, seed: int) -> Tensor:
-    order: Tensor = torch.randperm(length, generator=_generator(seed))
-    return order[:size].sort().values
+    return torch.randperm(length, generator=_generator(seed))[:size].sort().values
 
 
 @lru_cache(maxsize=1)
 def _projection(length: int, size: int, seed: int) -> Tensor:
-    scaled: Tensor = torch.randn(length, size, generator=_generator(seed)) / size**0.5
-    return scaled
+    return torch.randn(length, size, generator=_generator(seed)) / size**0.5
 
 
 @lru_cache(maxsize=1)

@@ -1,20 +1,18 @@
-"""What a selector may ask clients and server for, and the refusal where it did not declare it.
-
-The server's model as a selector receives it: a copy, so that nothing that is done to it reaches the server's own.
-
-What holds for one round, whichever version of the model is asked about.
-"""
+"""What a selector may ask clients and server for, and what holds for one round whichever model is asked about."""
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fedsim.clients.ledger import Clock, Ledger
+from fedsim.clients.system import RoundClock
 from fedsim.core.errors import FedsimError
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import Ids, Params
+from fedsim.core.types import Ids
 
 
 class Signal(StrEnum):
@@ -62,35 +60,13 @@ def require(signal: Signal, needs: frozenset[Signal]) -> None:
         )
 
 
-class LentParams:
-    """`params` are copied when they are first asked for, which most selectors never do."""
-
-    def __init__(self, params: Params) -> None:
-        self._own = params
-        self._copy: Params | None = None
-
-    def get(self) -> Params:
-        """The copy, the same one every time."""
-        if self._copy is None:
-            self._copy = {name: value.clone() for name, value in self._own.items()}
-        return self._copy
-
-    @property
-    def modified(self) -> list[str]:
-        """Names of tensors in which the copy has come to differ from the server's own model."""
-        if self._copy is None:
-            return []
-        kept = self._copy
-        alike = [n for n, own in self._own.items() if n in kept and kept[n].shape == own.shape]
-        differs = torch.stack([(kept[n] != self._own[n]).any() for n in alike]).tolist() if alike else []
-        same = {n for n, differ in zip(alike, differs, strict=True) if not differ}
-        return [n for n in self._own if n not in same] + [n for n in kept if n not in self._own]
-
-
 @dataclass(frozen=True)
 class RoundContext:
     """The round's number (1-based), its local learning rate, the clients that can be reached, the signals that the
-    selector declares, the run's random streams, and whether in no earlier round clients could be reached."""
+    selector declares, the run's random streams, and whether in no earlier round clients could be reached.
+
+    `public`: the public samples [M, ...], if there are any. `simulated`: the simulated clock, if there is one.
+    """
 
     round: int
     lr: float
@@ -98,6 +74,10 @@ class RoundContext:
     needs: frozenset[Signal]
     streams: Streams
     first: bool
+    ledger: Ledger
+    clock: Clock
+    public: Tensor | None = None
+    simulated: RoundClock | None = None
 
     def require(self, signal: Signal) -> None:
         """Raise `UndeclaredSignalError` unless the selector declares `signal`."""
@@ -107,7 +87,7 @@ class RoundContext:
         """A client's `positions` in a random order of this round, from which mini-batches are cut."""
         return self.streams.generator(Purpose.LOSS_BATCH, self.round, int(client)).permutation(positions)
 
-    @property
+    @cached_property
     def compression_seed(self) -> int:
         """The seed that all clients use to compress what they send in this round."""
         return self.streams.key(Purpose.SKETCH, self.round)

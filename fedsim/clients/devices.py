@@ -1,6 +1,6 @@
-"""When each client can be reached: intervals of simulated time that repeat.
+"""Clients' devices: how fast they compute, their bandwidths, and when they can be reached.
 
-Tables of devices: a CSV file with one row a device.
+A table of devices is a CSV file with one row a device.
 
 | column | what it holds |
 |---|---|
@@ -13,8 +13,6 @@ Tables of devices: a CSV file with one row a device.
 `computation`, `communication`, `active`, `inactive` and `finish_time` are the names in FedScale's tables, whose
 bandwidths come from MobiPerf (Lai et al., "FedScale: Benchmarking Model and System Performance of Federated Learning at
 Scale", ICML 2022). A list is written `0;3600` or `[0, 3600]` (which CSV wants in quotes). Other columns are ignored.
-
-Clients' devices: how fast they compute, their bandwidths, and when they can be reached.
 """
 
 import csv
@@ -269,19 +267,13 @@ class Uniform(DeviceModel):
         self, *, ms_per_sample: tuple[float, float], down_kbps: tuple[float, float], up_kbps: tuple[float, float]
     ) -> None:
         self._bounds = {"ms_per_sample": ms_per_sample, "down_kbps": down_kbps, "up_kbps": up_kbps}
-        check(
-            *(
-                rule(0 < low <= high < np.inf, key, [low, high], "must be two positive numbers, the lower one first")
-                for key, (low, high) in self._bounds.items()
-            )
-        )
+        told = "must be two positive numbers, the lower one first"
+        check(*(rule(0 < low <= high < np.inf, key, [low, high], told) for key, (low, high) in self._bounds.items()))
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
         shares = rng.random((num_clients, 3))  # client by client: they do not depend on how many there are
-        columns = [
-            low + (high - low) * share for (low, high), share in zip(self._bounds.values(), shares.T, strict=True)
-        ]
-        return devices_of(*columns)
+        low, high = np.array(list(self._bounds.values()), dtype=np.float64).T
+        return devices_of(*(low + (high - low) * shares).T)
 
 
 class LogNormal(DeviceModel):

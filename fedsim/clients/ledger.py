@@ -5,13 +5,7 @@ uploaded / N. *Uploaded* are those whose model the server collected: the selecte
 besides (everybody in GPFL's first round, FedCor's virtual round). Updates that clients send only to be compared
 before the selection (PNCS), whole or not, are bytes and training, and no participation. Bytes are what would cross the
 network (no protocol overhead); samples are those a client passes through its model. A training sample is one forward
-and one backward pass. Bytes and samples are kept by exchange and client; totals are sums over these.
-
-What crosses the network between the server and its clients about one version of the model, charged to exchanges.
-
-The exchanges of a selector with clients, one after another, on the simulated clock where there is one.
-
-What clients report of their devices when a selector asks them.
+and one backward pass.
 """
 
 import functools
@@ -20,62 +14,19 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedsim.clients.compression import Compressor, Identity
 from fedsim.clients.system import RoundClock
 from fedsim.core.errors import FedsimError
+from fedsim.core.record import PHASES, QUANTITIES, Phase, Quantity
 from fedsim.core.types import Ids, Params, Work
 
-Phase = Literal["select", "ask", "train", "aggregate", "evaluate"]
-PHASES: tuple[Phase, ...] = ("select", "ask", "train", "aggregate", "evaluate")
-"""What the server computes to select; what clients compute to answer its questions; local training, whoever asked for
-it; aggregation; the test set."""
-
 SCALAR_BYTES = 4
-
-Quantity = Literal["bytes_down", "forward_samples", "train_samples", "bytes_up"]
-QUANTITIES: tuple[Quantity, ...] = ("bytes_down", "forward_samples", "train_samples", "bytes_up")
-"""What an exchange is made of, in the order in which a client does it."""
-
-
-class Exchange:
-    """One request of the server to some clients, and their answers: what each receives, computes and sends.
-
-    `seconds`: what it took each client of `work` on the simulated clock; None without one.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: NDArray[np.float64] | None = None
-        self._charges: dict[Quantity, list[tuple[Ids, NDArray[np.int64]]]] = {name: [] for name in QUANTITIES}
-
-    def charge(self, quantity: Quantity, ids: Iterable[int], amounts: int | Iterable[int]) -> None:
-        """Add `amounts`, one for each of `ids` or the same for all, to what these clients do."""
-        who = np.fromiter(ids, np.int64)
-        many = np.full(len(who), amounts) if isinstance(amounts, int) else np.fromiter(amounts, np.int64, len(who))
-        self._charges[quantity].append((who[many > 0], many[many > 0]))
-
-    def total(self, quantity: Quantity) -> int:
-        """Over all clients."""
-        return sum(int(amounts.sum()) for _, amounts in self._charges[quantity])
-
-    @property
-    def work(self) -> Work:
-        """By client: those to whom anything was charged, ascending."""
-        empty = np.empty(0, np.int64)
-        ids = np.unique(np.concatenate([empty, *(who for some in self._charges.values() for who, _ in some)]))
-        return Work(ids, **{name: self._by_client(name, ids) for name in QUANTITIES})
-
-    def _by_client(self, quantity: Quantity, ids: Ids) -> NDArray[np.int64]:
-        sums = np.zeros(len(ids), np.int64)
-        for who, amounts in self._charges[quantity]:
-            np.add.at(sums, np.searchsorted(ids, who), amounts)
-        return sums
+NO_CLOCK = "this selector needs a simulated clock: set system=lognormal, say"
 
 
 @dataclass
@@ -85,33 +36,122 @@ class Ledger:
     contacted: set[int] = field(default_factory=set)
     trained: set[int] = field(default_factory=set)
     uploaded: set[int] = field(default_factory=set)
-    exchanges: list[Exchange] = field(default_factory=list)
+    bytes_down: int = 0
+    forward_samples: int = 0
+    train_samples: int = 0
+    bytes_up: int = 0
     server_forward_samples: int = 0
     nonfinite_reports: int = 0
 
-    def open(self) -> Exchange:
-        """A new exchange, after all those before it."""
-        self.exchanges.append(Exchange())
-        return self.exchanges[-1]
+    @property
+    def counts(self) -> dict[str, Any]:
+        """As they stand in a `Record`."""
+        return {name: len(value) if isinstance(value, set) else value for name, value in vars(self).items()}
+
+
+class Exchange:
+    """One request of the server to some clients, and their answers: what each receives, computes and sends.
+
+    `seconds`: what it took each client of `work` on the simulated clock; None without one.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.seconds: NDArray[np.float64] | None = None
+        self._ledger = ledger
+        self._charges: list[tuple[Quantity, Ids, NDArray[np.int64]]] = []
+
+    def charge(self, quantity: Quantity, ids: Iterable[int], amounts: int | Iterable[int]) -> None:
+        """Add `amounts`, one for each of `ids` or the same for all, to what these clients do."""
+        who = np.fromiter(ids, np.int64)
+        many = np.full(len(who), amounts) if isinstance(amounts, int) else np.fromiter(amounts, np.int64, len(who))
+        self._charges.append((quantity, who[many > 0], many[many > 0]))
+        setattr(self._ledger, quantity, getattr(self._ledger, quantity) + int(many.sum()))
 
     @property
-    def bytes_down(self) -> int:
-        return self._total("bytes_down")
+    def work(self) -> Work:
+        """By client: those to whom anything was charged, ascending."""
+        ids = np.unique(np.concatenate([np.empty(0, np.int64), *(who for _, who, _ in self._charges)]))
+        sums: dict[str, Any] = {name: np.zeros(len(ids), np.int64) for name in QUANTITIES}
+        for name, who, amounts in self._charges:
+            np.add.at(sums[name], np.searchsorted(ids, who), amounts)
+        return Work(ids, **sums)
+
+
+class Transfers:
+    """What crosses the network between the server and its clients about one version of the model, exchange by exchange.
+
+    Nothing is sent twice: a client downloads the model once, and uploads each tensor of its update once.
+    """
+
+    def __init__(self, ledger: Ledger, params: Params, simulated: RoundClock | None) -> None:
+        self._ledger = ledger
+        self._simulated = simulated
+        self._tensor_bytes = {name: t.numel() * t.element_size() for name, t in params.items()}
+        self.model_bytes = sum(self._tensor_bytes.values())
+        self._downloaded: set[int] = set()
+        self._uploaded: dict[int, frozenset[str]] = {}
+        self._bytes_of = functools.cache(self._total_bytes)  # of many clients that send the same
+        self._collected: set[int] = set()
 
     @property
-    def bytes_up(self) -> int:
-        return self._total("bytes_up")
+    def clock(self) -> RoundClock:
+        """The simulated clock. Raises `FedsimError` where there is none."""
+        if self._simulated is None:
+            raise FedsimError(NO_CLOCK)
+        return self._simulated
 
-    @property
-    def forward_samples(self) -> int:
-        return self._total("forward_samples")
+    @contextmanager
+    def open(self, *, answered: bool = True) -> Iterator[Exchange]:
+        """A new exchange; its time passes when all of it has been charged. `answered`: the server waits for it."""
+        exchange = Exchange(self._ledger)
+        try:
+            yield exchange
+        finally:
+            if self._simulated is not None:
+                exchange.seconds = self._simulated.spend(exchange.work, answered=answered)
 
-    @property
-    def train_samples(self) -> int:
-        return self._total("train_samples")
+    def seconds(self, exchange: Exchange, ids: Ids) -> NDArray[np.float64]:
+        """What an exchange that has ended took each of `ids` [len(ids)]; 0 for those whom it asked nothing.
 
-    def _total(self, quantity: Quantity) -> int:
-        return sum(exchange.total(quantity) for exchange in self.exchanges)
+        Raises `FedsimError` without a simulated clock.
+        """
+        if exchange.seconds is None:
+            raise FedsimError(NO_CLOCK)
+        found = dict(zip(exchange.work.ids.tolist(), exchange.seconds.tolist(), strict=True))
+        return np.array([found.get(int(i), 0.0) for i in ids], dtype=np.float64)
+
+    def download(self, exchange: Exchange, ids: Iterable[int]) -> None:
+        """Each of `ids` receives the model, unless it has."""
+        new = {int(i) for i in ids} - self._downloaded
+        self._downloaded |= new
+        self._ledger.contacted |= new
+        exchange.charge("bytes_down", new, self.model_bytes)
+
+    def upload_numbers(self, exchange: Exchange, ids: Iterable[int], each: int) -> None:
+        """So many numbers of four bytes from each of `ids`."""
+        exchange.charge("bytes_up", ids, each * SCALAR_BYTES)
+
+    def upload_tensors(self, exchange: Exchange, ids: Iterable[int], names: Collection[str]) -> None:
+        """The tensors `names` of the update of each of `ids`, but for those sent before."""
+        wanted, asked = [int(i) for i in ids], frozenset(names)
+        exchange.charge("bytes_up", wanted, [self._bytes_to_send(i, asked) for i in wanted])
+
+    def _bytes_to_send(self, client: int, names: frozenset[str]) -> int:
+        sent = self._uploaded.get(client)
+        missing = names if sent is None else names - sent
+        self._uploaded[client] = names if sent is None else sent | names
+        return self._bytes_of(missing)
+
+    def _total_bytes(self, names: frozenset[str]) -> int:
+        return sum(self._tensor_bytes[name] for name in names)
+
+    def upload_updates(self, exchange: Exchange, ids: Ids, extra_numbers: int) -> None:
+        """The whole update of each of `ids`, and so many numbers with it; they count as uploaded."""
+        new = {int(i) for i in ids} - self._collected
+        self._collected |= new
+        self._ledger.uploaded.update(new)
+        self.upload_numbers(exchange, new, extra_numbers)
+        self.upload_tensors(exchange, ids, self._tensor_bytes)
 
 
 class Clock:
@@ -190,100 +230,6 @@ class DeviceTimes:
         whole = borders[-1][2] - borders[0][2]
         spans.append(max(whole - sum(spans), 0.0))
         return [(phase, span) for (phase, _, _), span in zip(borders[1:], spans, strict=True) if phase is not None]
-
-
-class Transfers:
-    """Nothing is sent twice: a client downloads the model once, and uploads each tensor of its update once."""
-
-    def __init__(self, ledger: Ledger, params: Params, compression_seed: int) -> None:
-        self._ledger = ledger
-        self._tensor_bytes = {name: t.numel() * t.element_size() for name, t in params.items()}
-        self._seed = compression_seed
-        self._downloaded: set[int] = set()
-        self._uploaded: dict[int, frozenset[str]] = {}
-        self._bytes_of = functools.cache(self._total_bytes)  # of many clients that send the same
-        self._collected: set[int] = set()
-
-    @property
-    def model_bytes(self) -> int:
-        return sum(self._tensor_bytes.values())
-
-    def download(self, exchange: Exchange, ids: Iterable[int]) -> None:
-        """Each of `ids` receives the model, unless it has."""
-        new = {int(i) for i in ids} - self._downloaded
-        self._downloaded |= new
-        self._ledger.contacted |= new
-        exchange.charge("bytes_down", new, self.model_bytes)
-
-    def upload_numbers(self, exchange: Exchange, ids: Iterable[int], each: int) -> None:
-        """So many numbers of four bytes from each of `ids`."""
-        exchange.charge("bytes_up", ids, each * SCALAR_BYTES)
-
-    def upload_tensors(self, exchange: Exchange, ids: Iterable[int], names: Collection[str]) -> None:
-        """The tensors `names` of the update of each of `ids`, but for those sent before."""
-        wanted, asked = [int(i) for i in ids], frozenset(names)
-        exchange.charge("bytes_up", wanted, [self._bytes_to_send(i, asked) for i in wanted])
-
-    def _bytes_to_send(self, client: int, names: frozenset[str]) -> int:
-        sent = self._uploaded.get(client)
-        missing = names if sent is None else names - sent
-        self._uploaded[client] = names if sent is None else sent | names
-        return self._bytes_of(missing)
-
-    def _total_bytes(self, names: frozenset[str]) -> int:
-        return sum(self._tensor_bytes[name] for name in names)
-
-    def upload_updates(self, exchange: Exchange, ids: Ids, extra_numbers: int) -> None:
-        """The whole update of each of `ids`, and so many numbers with it; they count as uploaded."""
-        new = {int(i) for i in ids} - self._collected
-        self._collected |= new
-        self._ledger.uploaded.update(new)
-        self.upload_numbers(exchange, new, extra_numbers)
-        self.upload_tensors(exchange, ids, self._tensor_bytes)
-
-    def upload_vector(self, exchange: Exchange, client: int, vector: Tensor, compressor: Compressor | None) -> Tensor:
-        """What arrives at the server of a client's flat `vector` [D]."""
-        used = compressor or Identity()
-        exchange.charge("bytes_up", [client], used.num_bytes(len(vector)))
-        return used.compress(vector, self._seed)
-
-
-NO_CLOCK = "this selector needs a simulated clock: set system=lognormal, say"
-
-
-class Exchanges:
-    """Opens exchanges in a ledger, and lets the time of each pass when it ends."""
-
-    def __init__(self, ledger: Ledger, simulated: RoundClock | None) -> None:
-        self._ledger = ledger
-        self._simulated = simulated
-
-    @property
-    def clock(self) -> RoundClock:
-        """The simulated clock. Raises `FedsimError` where there is none."""
-        if self._simulated is None:
-            raise FedsimError(NO_CLOCK)
-        return self._simulated
-
-    @contextmanager
-    def open(self, *, answered: bool = True) -> Iterator[Exchange]:
-        """A new exchange; its time passes when all of it has been charged. `answered`: the server waits for it."""
-        exchange = self._ledger.open()
-        try:
-            yield exchange
-        finally:
-            if self._simulated is not None:
-                exchange.seconds = self._simulated.spend(exchange.work, answered=answered)
-
-    def seconds(self, exchange: Exchange, ids: Ids) -> NDArray[np.float64]:
-        """What an exchange that has ended took each of `ids` [len(ids)]; 0 for those whom it asked nothing.
-
-        Raises `FedsimError` without a simulated clock.
-        """
-        if exchange.seconds is None:
-            raise FedsimError(NO_CLOCK)
-        found = dict(zip(exchange.work.ids.tolist(), exchange.seconds.tolist(), strict=True))
-        return np.array([found.get(int(i), 0.0) for i in ids], dtype=np.float64)
 
 
 @dataclass(frozen=True)

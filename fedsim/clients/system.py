@@ -1,6 +1,4 @@
-"""The rules of the simulated clock that a config sets, beside the devices that it runs on.
-
-The simulated clock: how long rounds take on the clients' devices, and whose updates arrive in time.
+"""The simulated clock: how long rounds take on the clients' devices, and whose updates arrive in time.
 
 The time of a client in an exchange is
 
@@ -114,8 +112,7 @@ class RoundClock:
         devices, ids = self._devices, work.ids
         samples = work.forward_samples + self._system.training_factor * work.train_samples
         transfers = work.bytes_down / devices.down[ids] + work.bytes_up / devices.up[ids]
-        seconds: Floats = (transfers + samples * devices.forward[ids]) * factors
-        return seconds
+        return (transfers + samples * devices.forward[ids]) * factors
 
     @property
     def latency(self) -> float:
@@ -149,8 +146,7 @@ class RoundClock:
         if not self._system.variation:
             return 1.0
         draws = [self._streams.generator(Purpose.DEVICE_VARIATION, self._round, int(i)).standard_normal() for i in ids]
-        factors: Floats = exp(self._system.variation * np.array(draws))
-        return factors
+        return exp(self._system.variation * np.array(draws))
 
 
 class SimulatedClock:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsim.core.errors import at_least, at_most, between, check, rule
+from fedsim.core.record import MeasuredOn
 from fedsim.core.types import Population
-from fedsim.rounds.client_accuracy import MeasuredOn
 
 MAX_CLIENTS = 1_000_000
 """More than any data set can be divided among; every selector keeps numbers for each."""

@@ -1,9 +1,4 @@
-"""Where the shipped configs are. Imports nothing that takes time.
-
-Can a folder be read, or written, and has it room? Asked before work starts; the answer names a key of the config.
-
-And files written completely or not at all, never through a link.
-"""
+"""Whether folders can be read and written, and files written completely or not at all, never through a link."""
 
 import errno
 import os

@@ -1,14 +1,6 @@
-"""Errors for users: each names the config key, its value, the violated rule and a remedy.
+"""Errors for users, each of which names the config key, its value, the violated rule and a remedy; their words.
 
 Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 75 preempted, 130 interrupted.
-
-Text from configs and files as it may be shown: no control character reaches a terminal, a page or a table.
-
-Commands as a user types them.
-
-Whole numbers from a share of a count, whose product floating point can leave a hair beside an integer.
-
-The known word that was meant by one that is not.
 """
 
 import math
@@ -114,7 +106,8 @@ def one_of(key: str, value: Any, allowed: Iterable[Any]) -> Problem | None:
 
 
 def printable(text: str) -> str:
-    """`text` in one line; a character that cannot be printed as its escape sequence (`\\x1b`)."""
+    """`text` in one line; a character that cannot be printed as its escape sequence (`\\x1b`), so that no control
+    character of a config or a file reaches a terminal, a page or a table."""
     return "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
 
 

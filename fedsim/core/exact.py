@@ -1,11 +1,8 @@
-"""exp, log, arccos and powers in float64, element by element: within 2 units in the last place (power: 2 for each unit
-of its logarithm's size), the same on every processor.
+"""Arithmetic that is the same on every processor: sums, products and log-probabilities on a CPU in a fixed order (on a
+GPU as torch has them).
 
-Sums and powers of tensors, on a CPU in a fixed order; on a GPU as torch has them.
-
-Products of matrices that no order of additions rounds.
-
-Log-probabilities of logits in float64: on a CPU in a fixed order, on a GPU as torch has them.
+exp, log, arccos and powers in float64 are within 2 units in the last place (power: 2 for each unit of its logarithm's
+size).
 """
 
 import math

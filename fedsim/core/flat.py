@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.core.types import Params, Stack
 
-
-def flat_rows(stack: Stack) -> Tensor:
+def flat_rows(stack: dict[str, Tensor]) -> Tensor:
     """The K models of `stack` as rows [K, D], tensors in their order.
 
     A view where the tensors lie side by side in one buffer [K, D], as some backends leave them; else a copy.
@@ -33,7 +31,7 @@ def _are_columns(tensors: Sequence[Tensor], width: int) -> bool:
     return True
 
 
-def as_columns(stack: Stack) -> Stack:
+def as_columns(stack: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same models, on a GPU as columns of one buffer, of which `flat_rows` is a view."""
     if not any(value.is_cuda for value in stack.values()):
         return stack
@@ -45,7 +43,7 @@ def as_columns(stack: Stack) -> Stack:
     }
 
 
-def split_flat(flat: Tensor, like: Params) -> Params:
+def split_flat(flat: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
     """The parts of `flat` [D], named and shaped as the tensors of `like`; they share its memory."""
     parts = flat.split([value.numel() for value in like.values()])
     return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}

@@ -1,14 +1,22 @@
-"""The record of a round: one line of metrics.jsonl.
-
-The final accuracy of a run, as the report, the terminal and summary.json have it.
-"""
+"""The record of a round, one line of metrics.jsonl, and the final accuracy of a run."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
+
+Phase = Literal["select", "ask", "train", "aggregate", "evaluate"]
+PHASES: tuple[Phase, ...] = ("select", "ask", "train", "aggregate", "evaluate")
+"""What the server computes to select; what clients compute to answer its questions; local training, whoever asked for
+it; aggregation; the test set."""
+Quantity = Literal["bytes_down", "forward_samples", "train_samples", "bytes_up"]
+QUANTITIES: tuple[Quantity, ...] = ("bytes_down", "forward_samples", "train_samples", "bytes_up")
+"""What an exchange of the server with a client is made of, in the order in which a client does it."""
 
 KEY = "client_accuracy"
+MeasuredOn = Literal["labels", "test", "holdout", "train"]
+AGGREGATES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
+"""What a record has of the accuracies of all clients, each behind `client_accuracy_`."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +30,7 @@ class Record:
     questions before the selection and of the selected's training; `simulated_time`, the sum up to and including this
     round; `late`, those of the selected whose updates did not arrive in time. They are not in the line without one.
 
-    `client_accuracy_...` are those of `fedsim.rounds.client_accuracy.aggregates`, in records of runs that measure them.
+    `client_accuracy_...` are `AGGREGATES`, in records of runs that measure them.
     """
 
     round: int

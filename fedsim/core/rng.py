@@ -3,13 +3,9 @@
 Selectors are therefore compared in pairs at equal seeds, a run needs no saved generator to resume, and a job is the
 same alone, as one of a sweep, or trained in one batch with others. Nothing in fedsim touches a global generator.
 
-The words of many of numpy's seed sequences at once, and the states of the PCG64 generators that are made of them.
-
 `numpy.random.SeedSequence` (numpy/random/bit_generator.pyx, after O'Neill's seed_seq_fe) mixes 32-bit words of entropy
 into a pool of four, and makes words of state from it. Both are stable by numpy's policy (NEP 19); tests/test_streams.py
 compares them with numpy.
-
-Uniform draws of initial models, the same on every processor.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +104,7 @@ class _Hash:
 
 
 def _mixed(a: Words, b: Words) -> Words:
-    result: Words = MIX_LEFT * a - MIX_RIGHT * b
+    result = MIX_LEFT * a - MIX_RIGHT * b
     result ^= result >> SHIFT
     return result
 

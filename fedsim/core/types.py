@@ -1,19 +1,19 @@
 """The values that travel through a round. Frozen; none of them holds the config, the engine or the data set.
 
 Legend: N clients, K of them in a cohort, P parameters; axis 0 of a Stack is the client.
-
-Positions of samples by client, in one array: what a list of a million arrays takes a second to walk through is
-arithmetic on their ends.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import overload
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from fedsim.core.errors import DivergedError
+from fedsim.core.flat import to_device
 
 Ids = NDArray[np.int64]
 """Client ids: unique and ascending."""
@@ -43,8 +43,7 @@ class Population:
     @property
     def shares(self) -> NDArray[np.float64]:
         """p_k = n_k / n, [N]."""
-        shares: NDArray[np.float64] = self.sizes / self.sizes.sum()
-        return shares
+        return self.sizes / self.sizes.sum()
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,15 @@ class Selection:
 
 @dataclass(frozen=True)
 class Cohort:
-    """What arrived at the server after local training.
+    """The updates of K clients after local training, from the engine to the aggregator.
 
     `delta` is w_k - w per tensor [K, ...]; `loss` [K] is the mean over local steps of the batch's mean training loss,
     None for selectors that do not declare `Signal.TRAINING_LOSS`; `rms_loss` [K] the root of the mean squared loss of
     all samples passed, None without `Signal.SQUARED_LOSS`; `steps` [K] counts local optimiser steps; `trained` names
     the tensors that training changes (the others are running statistics). `durations` [K] are seconds of a simulated
     clock, None where there is none. `finite` [K] says whose update holds neither a nan nor infinity, None where that
-    has not been found out yet.
+    has not been found out yet. `samples` [K], passed forward and backward, and `momentum`, the optimiser's last buffers
+    [K, ...] (None where it has none), are not shown to selectors.
     """
 
     ids: Ids
@@ -81,11 +81,69 @@ class Cohort:
     trained: Sequence[str]
     durations: NDArray[np.float64] | None = None
     finite: NDArray[np.bool_] | None = None
+    samples: NDArray[np.int64] | None = None
+    momentum: Stack | None = None
 
     @property
     def updates(self) -> Tensor:
         """w_k - w over all trained tensors, flat [K, P]."""
         return torch.cat([self.delta[name].flatten(1) for name in self.trained], dim=1)
+
+    def rows(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Cohort":
+        """The clients at `rows`, in this order, or those that a mask [K] names."""
+        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        index = to_device(torch.as_tensor(rows), next(iter(self.delta.values())).device)
+        picked: dict[str, Any] = {}
+        for name in BY_CLIENT:
+            value = getattr(self, name)
+            if value is not None:
+                picked[name] = {n: v[index] for n, v in value.items()} if isinstance(value, dict) else value[rows]
+        return replace(self, **picked)
+
+    @staticmethod
+    def concat(parts: Sequence["Cohort"]) -> "Cohort":
+        """All clients of `parts`, which have started from one model, in order. What is None in a part becomes None."""
+        joined: dict[str, Any] = {}
+        for name in BY_CLIENT:
+            values = [getattr(part, name) for part in parts]
+            if any(value is None for value in values):
+                joined[name] = None
+            elif isinstance(values[0], dict):
+                joined[name] = {n: torch.cat([value[n] for value in values]) for n in values[0]}
+            else:
+                joined[name] = np.concatenate(values)
+        return replace(parts[0], **joined)
+
+
+BY_CLIENT = ("ids", "sizes", "delta", "loss", "rms_loss", "steps", "durations", "finite", "samples", "momentum")
+"""Fields of a `Cohort` whose axis 0 is the client."""
+Weights = NDArray[np.float64] | None
+
+
+def kept_rows(cohort: Cohort, weights: Weights, keep: NDArray[np.bool_]) -> tuple[Cohort, Weights]:
+    """The clients of a cohort that `keep` [K] names, at least one; the selector's weights of these are scaled to keep
+    their sum."""
+    if weights is not None:
+        total, weights = weights.sum(), weights[keep]
+        weights = weights * (total / weights.sum()) if weights.sum() != 0 else weights
+    return cohort.rows(keep), weights
+
+
+def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, int]:
+    """The cohort without updates that hold a nan or infinity, and how many those were.
+
+    The selector's weights of the rest are scaled to keep their sum. Raises `DivergedError` if no update is left.
+    """
+    keep = cohort.finite
+    if keep is None:
+        # the sum of a row is finite exactly where all its entries are (or so large that their sum is not)
+        sums = torch.stack([delta.reshape(len(delta), -1).sum(1) for delta in cohort.delta.values()])
+        keep = sums.isfinite().all(0).cpu().numpy()
+    if keep.all():
+        return cohort, weights, 0
+    if not keep.any():
+        raise DivergedError("every update of the round holds a nan or infinity: a lower optimizer.lr may help")
+    return *kept_rows(cohort, weights, keep), int((~keep).sum())
 
 
 @dataclass(frozen=True)
@@ -111,7 +169,10 @@ Positions = NDArray[np.int64]
 
 
 class ByClient(Sequence[Positions]):
-    """A sequence of N arrays, which are consecutive parts of `flat` [n], of the lengths `sizes` [N]."""
+    """A sequence of N arrays, which are consecutive parts of `flat` [n], of the lengths `sizes` [N].
+
+    What a list of a million arrays takes a second to walk through is arithmetic on their ends.
+    """
 
     def __init__(self, flat: Positions, sizes: NDArray[np.int64]) -> None:
         self.flat, self.sizes = flat, sizes

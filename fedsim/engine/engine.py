@@ -1,10 +1,6 @@
-"""What local training came to, client by client: put together in one place, whichever backend trained.
+"""Local training, losses, gradients and evaluation of the clients of one run, on top of a backend."""
 
-Local training, losses, gradients and evaluation of the clients of one run, on top of a backend.
-"""
-
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,53 +12,18 @@ from fedsim.core.errors import Problem, check
 from fedsim.core.exact import log_softmax, row_sums
 from fedsim.core.flat import flat_rows, to_device
 from fedsim.core.rng import Streams
-from fedsim.core.types import Evaluation, Ids, Params, Stack
+from fedsim.core.types import ByClient, Cohort, Evaluation, Ids, Params, Stack, sizes_of
 from fedsim.engine.backend import Backend, TrainingResult, Workload
 from fedsim.engine.model import has_dropout, trained_names
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
 
 
-@dataclass(frozen=True)
-class ClientUpdates:
-    """Results of the local training of K clients.
-
-    `delta` and `momentum` [K, ...] are on the device: w_k - w of all tensors that travel, and the optimiser's last
-    momentum buffers (None where it has none). Per client [K]: `loss`, the mean over local steps of the batch's mean
-    training loss; `rms_loss`, the root mean square of the losses of all samples passed (both nan without a step);
-    `steps`, optimiser steps; `samples`, samples passed forward and backward; `finite`, as in `TrainingResult`.
-    """
-
-    delta: Stack
-    loss: NDArray[np.float64]
-    rms_loss: NDArray[np.float64]
-    steps: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    momentum: Stack | None = None
-    finite: NDArray[np.bool_] | None = None
-
-    def rows(self, rows: NDArray[np.int64]) -> "ClientUpdates":
-        """Those of the clients at `rows`, in this order."""
-        index = to_device(torch.as_tensor(rows), next(iter(self.delta.values())).device)
-        delta, momentum = ({n: v[index] for n, v in (s or {}).items()} for s in (self.delta, self.momentum))
-        return ClientUpdates(
-            delta,
-            self.loss[rows],
-            self.rms_loss[rows],
-            self.steps[rows],
-            self.samples[rows],
-            momentum or None,
-            None if self.finite is None else self.finite[rows],
-        )
-
-
-def client_updates(result: TrainingResult, schedule: Schedule) -> ClientUpdates:
-    """The updates of the clients of `schedule`, with statistics of their losses."""
-    losses = np.where(schedule.mask, result.losses, 0.0).astype(np.float64)
-    counts, steps, samples = schedule.counts, schedule.steps, schedule.samples
+def mean_losses(losses: NDArray[Any], schedule: Schedule) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """`loss` and `rms_loss` [K] of a `Cohort`, of the `losses` [K, S, B] of all samples; nan without a step."""
+    losses = np.where(schedule.mask, losses, 0.0).astype(np.float64)
     with np.errstate(invalid="ignore"):
-        loss = _sum(_sum(losses) / np.maximum(counts, 1)) / steps
-        rms_loss = np.sqrt(_sum(_sum(losses**2)) / samples)
-    return ClientUpdates(result.delta, loss, rms_loss, steps, samples, result.momentum, result.finite)
+        loss = _sum(_sum(losses) / np.maximum(schedule.counts, 1)) / schedule.steps
+        return loss, np.sqrt(_sum(_sum(losses**2)) / schedule.samples)
 
 
 def fetched(losses: Tensor, delta: Stack) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
@@ -77,22 +38,6 @@ def fetched(losses: Tensor, delta: Stack) -> tuple[NDArray[Any], NDArray[np.bool
 def _sum(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Over the last axis, one term after another: zeros at its end, which stand for padding, change no bit."""
     return values.cumsum(-1)[..., -1] if values.shape[-1] else np.zeros(values.shape[:-1])
-
-
-def concatenate_updates(parts: Sequence[ClientUpdates]) -> ClientUpdates:
-    """All clients of `parts` in order."""
-    if len(parts) == 1:
-        return parts[0]
-    momenta = [p.momentum for p in parts if p.momentum is not None]
-    return ClientUpdates(
-        delta=concatenate_stacks([p.delta for p in parts]),
-        loss=np.concatenate([p.loss for p in parts]),
-        rms_loss=np.concatenate([p.rms_loss for p in parts]),
-        steps=np.concatenate([p.steps for p in parts]),
-        samples=np.concatenate([p.samples for p in parts]),
-        momentum=concatenate_stacks(momenta) if momenta else None,
-        finite=concatenate_flags([p.finite for p in parts]),
-    )
 
 
 def concatenate_results(parts: Sequence[TrainingResult], schedule: Schedule) -> TrainingResult:
@@ -132,6 +77,7 @@ class Engine:
         self.data = workload.data
         self.work = work
         self._streams = streams
+        self._sizes = sizes_of(self.data.train)
         self.trained = trained_names(workload.model)
         """Names of the parameters that local training changes."""
         self._dropout = has_dropout(workload.model)
@@ -142,49 +88,61 @@ class Engine:
         reason = self.backend.reason
         return self.backend.description + (f" (auto: {reason})" if reason else "")
 
-    def train(
-        self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None
-    ) -> ClientUpdates:
+    def train(self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None) -> Cohort:
         """Train clients `ids` from `params` (not modified) in `round` (1-based) with learning rate `lr`.
 
         `start`: a model for each of them in place of `params`; updates are differences to `params` all the same.
         """
         schedule = make_schedule(self.data.train, self.work, self._streams, round, ids, lr, dropout=self._dropout)
-        if start is None:
-            return client_updates(self.backend.train([params] * len(ids), schedule), schedule)
-        updates = client_updates(self.backend.train(start, schedule), schedule)
-        moved = {name: torch.stack([model[name] for model in start]) - value for name, value in params.items()}
-        return replace(updates, delta={name: change + moved[name] for name, change in updates.delta.items()})
+        result = self.backend.train([params] * len(ids) if start is None else start, schedule)
+        delta = result.delta
+        if start is not None:
+            moved = {name: torch.stack([model[name] for model in start]) - value for name, value in params.items()}
+            delta = {name: change + moved[name] for name, change in delta.items()}
+        loss, rms_loss = mean_losses(result.losses, schedule)
+        return Cohort(
+            ids=ids,
+            sizes=self._sizes[ids],
+            start=params,
+            delta=delta,
+            loss=loss,
+            rms_loss=rms_loss,
+            steps=schedule.steps,
+            trained=self.trained,
+            finite=result.finite,
+            samples=schedule.samples,
+            momentum=result.momentum,
+        )
 
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         """Mean cross-entropy of `params` in eval mode over each list of positions in `data` [len(positions)].
 
         All lists pass through the model together. An empty list gives nan.
         """
-        sizes = np.array([len(p) for p in positions], dtype=np.int64)
-        if not sizes.sum():
-            return np.full(len(sizes), np.nan)
-        chosen = np.concatenate(positions)
-        labels = self.data.y[to_device(torch.as_tensor(chosen), self.data.y.device)]
-        values = self.backend.cross_entropies(self.backend.forward(params, self.data.x, chosen), labels)
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        totals = np.bincount(owner, values.cpu().numpy(), minlength=len(sizes))
-        with np.errstate(invalid="ignore"):
-            means: NDArray[np.float64] = totals / sizes
-        return means
+        return self._means(params, positions, self.backend.cross_entropies)
 
     def accuracies(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         """Accuracy of `params` in eval mode over each list of positions in `data` [len(positions)]; of none, nan."""
-        sizes = np.array([len(p) for p in positions], dtype=np.int64)
-        if not sizes.sum():
+        return self._means(params, positions, _hits)
+
+    def _means(
+        self,
+        params: Params,
+        positions: Sequence[NDArray[np.int64]],
+        values: Callable[[Tensor, Tensor], Tensor],
+    ) -> NDArray[np.float64]:
+        """The mean over each list of positions of the `values` [n] of logits [n, C] and labels [n]; of none, nan."""
+        own = ByClient.of(positions)
+        sizes, chosen = own.sizes, own.flat
+        if not len(chosen):
             return np.full(len(sizes), np.nan)
-        chosen = np.concatenate(positions)
-        labels = self.data.y[to_device(torch.as_tensor(chosen), self.data.y.device)]
-        right = (self.backend.forward(params, self.data.x, chosen).argmax(1) == labels).cpu().numpy()
-        totals = np.bincount(np.repeat(np.arange(len(sizes)), sizes), right, minlength=len(sizes))
+        found = values(self.backend.forward(params, self.data.x, chosen), self._labels(chosen)).cpu().numpy()
+        totals = np.bincount(np.repeat(np.arange(len(sizes)), sizes), found, minlength=len(sizes))
         with np.errstate(invalid="ignore"):
-            shares: NDArray[np.float64] = totals / sizes
-        return shares
+            return totals / sizes
+
+    def _labels(self, positions: NDArray[np.int64]) -> Tensor:
+        return self.data.y[to_device(torch.as_tensor(positions), self.data.y.device)]
 
     def client_gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None = None
@@ -204,7 +162,7 @@ class Engine:
         a model whose output is not logits."""
         output = self.backend.forward(params, x)
         check(self._output_problem(output, len(x)))
-        hits = output.argmax(1) == y
+        hits = _hits(output, y)
         correct = hits.sum()
         losses = self.backend.cross_entropies(output, y)
         loss = row_sums(losses[None])[0] if self.backend.exact else losses.sum()
@@ -220,12 +178,12 @@ class Engine:
 
     def hits(self, params: Params, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the samples at these positions in `data` are classified correctly by `params` in eval mode."""
-        labels = self.data.y[to_device(torch.as_tensor(positions), self.data.y.device)]
-        found: NDArray[np.bool_] = (
-            (self.backend.forward(params, self.data.x, positions).argmax(1) == labels).cpu().numpy()
-        )
-        return found
+        return _hits(self.backend.forward(params, self.data.x, positions), self._labels(positions)).cpu().numpy()
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Log-probabilities of `params` in eval mode, float64 [len(x), C]."""
         return log_softmax(self.backend.forward(params, x))
+
+
+def _hits(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.argmax(1) == labels

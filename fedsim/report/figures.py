@@ -23,8 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from fedsim.clients.ledger import PHASES
-from fedsim.core.record import FINAL_WINDOW
+from fedsim.core.record import FINAL_WINDOW, PHASES
 from fedsim.report.plot import (
     COLUMN,
     PAGE,

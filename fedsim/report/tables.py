@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from fedsim.clients.ledger import PHASES
-from fedsim.core.record import FINAL_WINDOW, KEY
+from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
 from fedsim.results import measures
 from fedsim.results.groups import REFERENCE, Group, Panel
 from fedsim.results.measures import Measure, client_accuracy, cost_a_round, one_time_cost, total_cost
@@ -32,7 +31,6 @@ from fedsim.results.table import (
     show_p,
     show_seeds,
 )
-from fedsim.rounds.client_accuracy import AGGREGATES
 from fedsim.tracking.tables import show_bytes, show_seconds
 
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients.ledger import PHASES
 from fedsim.core.errors import floor
-from fedsim.core.record import FINAL_WINDOW, KEY, last_of, mean_of_last
+from fedsim.core.record import FINAL_WINDOW, KEY, PHASES, last_of, mean_of_last
 from fedsim.results.runs import Floats, Run
 
 Measure = Callable[[Run], float | None]
@@ -49,7 +48,7 @@ def last_accuracy(run: Run) -> float | None:
 
 
 def client_accuracy(aggregate: str, window: int = FINAL_WINDOW) -> Measure:
-    """An aggregate over clients (`fedsim.rounds.client_accuracy.AGGREGATES`): the mean over the last `window` rounds
+    """An aggregate over clients (`fedsim.core.record.AGGREGATES`): the mean over the last `window` rounds
     that have it; None for runs that did not measure it."""
     name = f"{KEY}_{aggregate}"
     return lambda run: mean_of_last([record.get(name) for record in run.records], window)

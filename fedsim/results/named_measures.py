@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients.ledger import PHASES
-from fedsim.core.record import FINAL_WINDOW, KEY
+from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
 from fedsim.results import measures
 from fedsim.results import measures as costs
 from fedsim.results.groups import Group
 from fedsim.results.measures import Measure
 from fedsim.results.runs import Floats, Run, Seeds
 from fedsim.results.statistics import UNBOUNDED, UNIT
-from fedsim.rounds.client_accuracy import AGGREGATES
 
 SMOOTHED_FROM = 5 * FINAL_WINDOW
 """Rounds from which on accuracies are smoothed: in shorter runs the window would be most of the curve."""

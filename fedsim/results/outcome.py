@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients.ledger import PHASES
 from fedsim.config.plan import Plan
-from fedsim.core.record import KEY, Record, mean_of_last
+from fedsim.core.record import KEY, PHASES, Record, mean_of_last
 from fedsim.core.types import Params
 from fedsim.results.files import (
     CLIENTS,

@@ -45,8 +45,7 @@ class Aggregator(ABC):
         """The aggregator's own weights [K]: 1 / K, or n_k divided by the sum over the cohort."""
         if self.weighting == "uniform":
             return np.full(len(cohort.ids), 1 / len(cohort.ids))
-        shares: NDArray[np.float64] = cohort.sizes / cohort.sizes.sum()
-        return shares
+        return cohort.sizes / cohort.sizes.sum()
 
     def mean_delta(self, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         """sum_k weights_k (w_k - w) per tensor: the negative of FedOpt's pseudo-gradient.
@@ -82,13 +81,11 @@ class Aggregator(ABC):
 def _weighted_sums(stack: Stack, weights: NDArray[np.float64], like: Params) -> Params:
     """sum_k weights_k times the k-th row of each tensor, shaped as those of `like`; on a GPU in one product."""
     if any(value.is_cuda for value in stack.values()):
-        return split_flat(_weighted_sum(flat_rows(stack), weights), {name: like[name] for name in stack})
-    return {name: _weighted_sum(value, weights) for name, value in stack.items()}
-
-
-def _weighted_sum(stack: Tensor, weights: NDArray[np.float64]) -> Tensor:
-    row = to_device(torch.as_tensor(weights, dtype=stack.dtype), stack.device)
-    return weighted_sum(stack, row)
+        flat = flat_rows(stack)
+        row = to_device(torch.as_tensor(weights, dtype=flat.dtype), flat.device)
+        return split_flat(weighted_sum(flat, row), {name: like[name] for name in stack})
+    row = torch.as_tensor(weights)
+    return {name: weighted_sum(value, row.to(value.dtype)) for name, value in stack.items()}
 
 
 class FedAvg(Aggregator):

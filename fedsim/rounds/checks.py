@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from textwrap import shorten
 from typing import TypeGuard
 
@@ -14,8 +13,7 @@ from torch import Tensor
 
 from fedsim.clients.context import UndeclaredSignalError
 from fedsim.core.errors import DivergedError, FedsimError
-from fedsim.core.flat import to_device
-from fedsim.core.types import Cohort, Ids, Params, Selection, Stack
+from fedsim.core.types import Ids, Params, Selection
 
 
 class SelectionError(FedsimError):
@@ -66,19 +64,16 @@ def selector_named(selector: object, round: int) -> Iterator[None]:
         raise SelectionError(f"round {round}: {type(selector).__name__}: {error}") from error
 
 
-def require_unmodified(modified: Sequence[str], selector: object, round: int) -> None:
-    """Raise `SelectionError` if the selector has `modified` tensors of the model, given by name."""
-    if modified:
+def require_unmodified(selector: object, round: int, model: Sequence[str], updates: Sequence[str] = ()) -> None:
+    """Raise `SelectionError` if the selector has modified tensors of the `model` or of the clients' `updates`, which
+    are aggregated; given by name."""
+    if model:
         raise SelectionError(
-            f"round {round}: {type(selector).__name__} modified the model's {', '.join(modified[:3])} in place; work "
+            f"round {round}: {type(selector).__name__} modified the model's {', '.join(model[:3])} in place; work "
             "on a copy: {name: value.clone() for name, value in clients.params.items()}"
         )
-
-
-def require_unmodified_updates(modified: Sequence[str], selector: object, round: int) -> None:
-    """Raise `SelectionError` if the selector has `modified` tensors of updates, given by name: they are aggregated."""
-    if modified:
-        raise SelectionError(f"round {round}: {type(selector).__name__} {_changed_updates(modified)}")
+    if updates:
+        raise SelectionError(f"round {round}: {type(selector).__name__} {_changed_updates(updates)}")
 
 
 def require_model(model: object, like: Params, modified: Sequence[str], aggregator: object, round: int) -> None:
@@ -124,58 +119,11 @@ def _shown(value: object) -> str:
     return shorten(text, 160)
 
 
-def drop_nonfinite(
-    cohort: Cohort, weights: NDArray[np.float64] | None
-) -> tuple[Cohort, NDArray[np.float64] | None, int]:
-    """The cohort without updates that hold a nan or infinity, and how many those were.
-
-    The selector's weights of the rest are scaled to keep their sum. Raises `DivergedError` if no update is left.
-    """
-    keep = _finite_rows(cohort.delta) if cohort.finite is None else cohort.finite
-    if keep.all():
-        return cohort, weights, 0
-    if not keep.any():
-        raise DivergedError("every update of the round holds a nan or infinity: a lower optimizer.lr may help")
-    return *kept_rows(cohort, weights, keep), int((~keep).sum())
-
-
-def kept_rows(
-    cohort: Cohort, weights: NDArray[np.float64] | None, keep: NDArray[np.bool_]
-) -> tuple[Cohort, NDArray[np.float64] | None]:
-    """The clients of a cohort that `keep` [K] names, at least one; the selector's weights of these are scaled to keep
-    their sum."""
-    rows = to_device(torch.as_tensor(np.flatnonzero(keep)), next(iter(cohort.delta.values())).device)
-    kept = replace(
-        cohort,
-        ids=cohort.ids[keep],
-        sizes=cohort.sizes[keep],
-        delta={name: delta[rows] for name, delta in cohort.delta.items()},
-        loss=None if cohort.loss is None else cohort.loss[keep],
-        rms_loss=None if cohort.rms_loss is None else cohort.rms_loss[keep],
-        steps=cohort.steps[keep],
-        durations=None if cohort.durations is None else cohort.durations[keep],
-        finite=None if cohort.finite is None else cohort.finite[keep],
-    )
-    if weights is not None and weights[keep].sum() != 0:
-        weights = weights[keep] * (weights.sum() / weights[keep].sum())
-    elif weights is not None:
-        weights = weights[keep]
-    return kept, weights
-
-
-def _finite_rows(stack: Stack) -> NDArray[np.bool_]:
-    """Which of K models hold neither a nan nor infinity [K]."""
-    # the sum of a row is finite exactly where all its entries are (or so large that their sum is not)
-    finite = torch.stack([d.reshape(len(d), -1).sum(1) for d in stack.values()]).isfinite().all(0)
-    rows: NDArray[np.bool_] = finite.cpu().numpy()
-    return rows
-
-
 def require_finite(params: Params, t: int) -> None:
     values = list(params.values())
     if any(p.is_cuda for p in values):  # one answer to wait for in place of one for each tensor
         finite = math.isfinite(torch.cat([p.flatten() for p in values]).sum().item())
     else:
-        finite = all(bool(torch.isfinite(p).all()) for p in values)
+        finite = bool(torch.stack([torch.isfinite(p).all() for p in values]).all())
     if not finite:
         raise DivergedError(f"round {t}: the aggregated model holds a nan or infinity: a lower optimizer.lr may help")

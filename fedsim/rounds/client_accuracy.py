@@ -8,21 +8,17 @@ in federated learning", section 4: mean, worst and best tenth, variance over cli
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, Problem
-from fedsim.core.record import KEY
+from fedsim.core.record import KEY, MeasuredOn
 from fedsim.core.types import Params
 from fedsim.engine.engine import Engine
 from fedsim.partitions.division import Division
 
-MeasuredOn = Literal["labels", "test", "holdout", "train"]
 Floats = NDArray[np.float64]
-AGGREGATES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
-"""What a record has of the accuracies of all clients, each behind `client_accuracy_`."""
 
 
 class ClientAccuracy(ABC):

@@ -1,6 +1,4 @@
-"""What a round was on the simulated clock: how long it took, and whose updates arrived in time.
-
-The round loop: federated averaging with a selector, an aggregator, and a ledger of what it costs.
+"""The round loop: federated averaging with a selector, an aggregator, and a ledger of what it costs.
 
 There is no branch on the selector here. Everything that crosses rounds is in `Simulation.state_dict`.
 """
@@ -14,14 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.clients.clients import Clients
-from fedsim.clients.context import LentParams, RoundContext, Signal
+from fedsim.clients.context import RoundContext, Signal
 from fedsim.clients.ledger import Clock, Ledger
 from fedsim.clients.local_results import Lent
 from fedsim.clients.server import Server, ServerData
 from fedsim.clients.system import RoundClock, SimulatedClock
 from fedsim.core.record import KEY, Record
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection
+from fedsim.core.types import (
+    Cohort,
+    Evaluation,
+    Ids,
+    Params,
+    Population,
+    Selection,
+    Weights,
+    drop_nonfinite,
+    kept_rows,
+)
 from fedsim.engine.engine import Engine
 from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
@@ -29,19 +37,14 @@ from fedsim.rounds.checks import (
     AvailabilityError,
     SelectionError,
     availability_fault,
-    drop_nonfinite,
-    kept_rows,
     require_finite,
     require_model,
     require_unmodified,
-    require_unmodified_updates,
     selection_fault,
     selector_named,
 )
 from fedsim.rounds.client_accuracy import ClientAccuracy, aggregates
 from fedsim.selectors.base import Selector
-
-Weights = NDArray[np.float64] | None
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,6 @@ class Arrivals:
     late: Ids
     unsent: Ids
     seconds: float
-
-
-def all_arrive(cohort: Cohort, weights: Weights) -> Arrivals:
-    """Without a simulated clock."""
-    return Arrivals(cohort, weights, cohort.ids[:0], cohort.ids[:0], 0.0)
 
 
 def arrivals(cohort: Cohort, weights: Weights, clock: RoundClock, begun: float, wanted: int) -> Arrivals:
@@ -127,85 +125,69 @@ class Simulation:
             yield self.step()
 
     def step(self) -> Record:
-        """One round."""
+        """One round, from who can be reached to the record of it."""
         parts, t = self.components, self.round + 1
-        ledger, clock = Ledger(), Clock(parts.server_data.test.x.device, parts.now)
-        simulated = None if parts.simulated is None else parts.simulated.round(t, self.simulated_time)
-        clients = self._clients(t, ledger, clock, simulated)
-        arrived: Arrivals | None = None
+        context = self._context(t)
+        ledger, clock, simulated = context.ledger, context.clock, context.simulated
+        clients = Clients(parts.engine, context, self.params, None if self.started else parts.first_model)
         params, num_dropped = self.params, 0
 
         with clock("select"):
             selection = self._select(t, clients)
         begun = simulated.asked if simulated else 0.0  # the questions are over
-        if len(selection.ids):
-            with clock("train"):
-                arrived = self._collect(clients, selection, simulated, begun)
-            ledger.uploaded.difference_update(arrived.unsent.tolist())
-        if arrived is not None and arrived.cohort is not None:
+        with clock("train"):
+            arrived = self._collect(clients, selection, simulated, begun)
+        ledger.uploaded.difference_update(arrived.unsent.tolist())
+        if arrived.cohort is not None:
             with clock("aggregate"):
-                kept, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
-                params = self._aggregate(t, kept, weights)
-                require_finite(params, t)
+                cohort, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
+                params = self._aggregate(t, cohort, weights)
             server = Server(parts.engine, parts.server_data, parts.selector.needs, ledger, params)
             with clock("select"), selector_named(parts.selector, t):
-                parts.selector.observe(t, self._as_declared(kept), server)
-            require_unmodified(server.modified, parts.selector, t)
+                parts.selector.observe(t, self._as_declared(cohort), server)
+            require_unmodified(parts.selector, t, server.modified)
 
-        self.started |= bool(len(clients.available))
-        self.params, self.round, self.observed = params, t, arrived is not None and arrived.cohort is not None
+        self.started |= bool(len(context.available))
+        self.params, self.round, self.observed = params, t, arrived.cohort is not None
         self.covered[selection.ids] = True
         with clock("evaluate"):
-            evaluation, of_clients = self._evaluate(t)
+            measured = self._evaluate(t)
         self.wall_seconds += sum(clock.seconds.values())
-        trained = arrived.cohort if arrived else None
-        record = self._record(ledger, clock, selection.ids, trained, evaluation, of_clients, num_dropped)
-        if simulated is None:
-            return record
-        return self._with_times(record, begun, arrived, idle=not len(clients.available))
-
-    def _collect(self, clients: Clients, selection: Selection, simulated: RoundClock | None, begun: float) -> Arrivals:
-        """The updates of the selected, asked for `begun` simulated seconds into the round, that arrive in time."""
-        cohort = clients.collect(selection.ids)
-        if simulated is None:
-            return all_arrive(cohort, selection.weights)
-        assert self.components.simulated is not None
-        return arrivals(cohort, selection.weights, simulated, begun, self.components.simulated.wanted)
-
-    def _aggregate(self, t: int, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
-        """The next model. The aggregator is given a copy of the present one, which it may work on in place."""
-        aggregator, mine, updates = self.components.aggregator, LentParams(self.params).get(), Lent(cohort.delta)
-        params = aggregator.aggregate(mine, replace(cohort, start=mine), weights)
-        require_model(params, self.params, updates.modified, aggregator, t)
-        return {name: params[name] for name in self.params}
-
-    def _with_times(self, record: Record, asking: float, arrived: Arrivals | None, *, idle: bool) -> Record:
-        """The record with the round's simulated times; `idle`: no client could be reached."""
-        assert self.components.simulated is not None
-        training = arrived.seconds if arrived else 0.0
-        seconds = self.components.simulated.system.idle_seconds if idle else asking + training
-        self.simulated_time += seconds
-        return replace(
-            record,
-            simulated_seconds=seconds,
-            simulated_seconds_ask=asking,
-            simulated_seconds_train=training,
-            simulated_time=self.simulated_time,
-            late=arrived.late.tolist() if arrived else [],
+        spent: dict[str, Any] = {f"seconds_{phase}": seconds for phase, seconds in clock.seconds.items()}
+        return Record(
+            round=t,
+            train_loss=mean_loss(arrived.cohort),
+            participation_ratio=len(ledger.uploaded) / parts.population.num_clients,
+            wall_seconds=self.wall_seconds,
+            selected=selection.ids.tolist(),
+            coverage=float(self.covered.mean()),
+            dropped_updates=num_dropped,
+            **ledger.counts,
+            **spent,
+            **measured,
+            **self._times(context, begun, arrived),
         )
 
-    def _clients(self, t: int, ledger: Ledger, clock: Clock, simulated: RoundClock | None) -> Clients:
-        parts = self.components
-        rng = parts.streams.generator(Purpose.AVAILABILITY, t)
-        mask = parts.availability.available(t, parts.population.num_clients, rng)
-        if fault := availability_fault(mask, parts.population.num_clients):
+    def _context(self, t: int) -> RoundContext:
+        """Who can be reached in round `t`, and the clocks and the ledger of it."""
+        parts, population = self.components, self.components.population
+        mask = parts.availability.available(t, population.num_clients, parts.streams.generator(Purpose.AVAILABILITY, t))
+        if fault := availability_fault(mask, population.num_clients):
             raise AvailabilityError(f"round {t}: {type(parts.availability).__name__} {fault}")
         if parts.simulated is not None and (present := parts.simulated.present(self.simulated_time)) is not None:
             mask = mask & present
-        lr, available = parts.learning_rate(t), np.flatnonzero(mask & (parts.population.sizes > 0))
-        context = RoundContext(t, lr, available, parts.selector.needs, parts.streams, not self.started)
-        first, public = None if self.started else parts.first_model, parts.server_data.public
-        return Clients(parts.engine, parts.population, context, self.params, ledger, clock, public, first, simulated)
+        return RoundContext(
+            round=t,
+            lr=parts.learning_rate(t),
+            available=np.flatnonzero(mask & (parts.population.sizes > 0)),
+            needs=parts.selector.needs,
+            streams=parts.streams,
+            first=not self.started,
+            ledger=Ledger(),
+            clock=Clock(parts.server_data.test.x.device, parts.now),
+            public=parts.server_data.public,
+            simulated=None if parts.simulated is None else parts.simulated.round(t, self.simulated_time),
+        )
 
     def _select(self, t: int, clients: Clients) -> Selection:
         if not len(clients.available):
@@ -216,9 +198,25 @@ class Simulation:
         expected = None if selector.adaptive else selector.cohort_size(clients)
         if fault := selection_fault(selection, available, expected):
             raise SelectionError(f"round {t}: {type(selector).__name__} {fault}")
-        require_unmodified(clients.modified, selector, t)
-        require_unmodified_updates(clients.modified_updates, selector, t)
+        require_unmodified(selector, t, clients.modified, clients.modified_updates)
         return selection
+
+    def _collect(self, clients: Clients, selection: Selection, clock: RoundClock | None, begun: float) -> Arrivals:
+        """The updates of the selected, asked for `begun` simulated seconds into the round, that arrive in time."""
+        cohort = clients.collect(selection.ids) if len(selection.ids) else None
+        nobody, simulated = selection.ids[:0], self.components.simulated
+        if cohort is None or clock is None or simulated is None:
+            return Arrivals(cohort, selection.weights, late=nobody, unsent=nobody, seconds=0.0)
+        return arrivals(cohort, selection.weights, clock, begun, simulated.wanted)
+
+    def _aggregate(self, t: int, cohort: Cohort, weights: Weights) -> Params:
+        """The next model. The aggregator is given a copy of the present one, which it may work on in place."""
+        aggregator, updates = self.components.aggregator, Lent(cohort.delta)
+        mine = {name: value.clone() for name, value in self.params.items()}
+        params = aggregator.aggregate(mine, replace(cohort, start=mine), weights)
+        require_model(params, self.params, updates.modified, aggregator, t)
+        require_finite(params, t)
+        return {name: params[name] for name in self.params}
 
     def _as_declared(self, cohort: Cohort) -> Cohort:
         """Training losses reach only a selector that has them sent."""
@@ -229,15 +227,33 @@ class Simulation:
             rms_loss=cohort.rms_loss if Signal.SQUARED_LOSS in needs else None,
         )
 
-    def _evaluate(self, t: int) -> tuple[Evaluation | None, Mapping[str, float | None]]:
-        """The evaluation of the round, and the aggregates of the clients' accuracies, as far as they are measured."""
+    def _times(self, context: RoundContext, asking: float, arrived: Arrivals) -> dict[str, Any]:
+        """The simulated times of a record, where there is a simulated clock."""
+        if self.components.simulated is None:
+            return {}
+        idle = not len(context.available)
+        seconds = self.components.simulated.system.idle_seconds if idle else asking + arrived.seconds
+        self.simulated_time += seconds
+        return {
+            "simulated_seconds": seconds,
+            "simulated_seconds_ask": asking,
+            "simulated_seconds_train": arrived.seconds,
+            "simulated_time": self.simulated_time,
+            "late": arrived.late.tolist(),
+        }
+
+    def _evaluate(self, t: int) -> dict[str, Any]:
+        """What a record has of the evaluation, and of the clients' accuracies, as far as they are measured."""
         parts = self.components
         if t % parts.eval_every and t != parts.population.num_rounds:
-            return None, {}
+            return {"test_accuracy": None, "test_loss": None}
+        found = {}
         if parts.client_accuracy is None:
-            return self.evaluate(), {}
-        evaluation, accuracies = self._evaluate_clients(parts.client_accuracy)
-        return evaluation, aggregates(accuracies, self.covered)
+            evaluation = self.evaluate()
+        else:
+            evaluation, accuracies = self._evaluate_clients(parts.client_accuracy)
+            found = {f"{KEY}_{name}": value for name, value in aggregates(accuracies, self.covered).items()}
+        return {"test_accuracy": evaluation.accuracy, "test_loss": evaluation.loss, **found}
 
     def _evaluate_clients(self, of_clients: ClientAccuracy) -> tuple[Evaluation, NDArray[np.float64]]:
         parts, test = self.components, self.components.server_data.test
@@ -253,45 +269,6 @@ class Simulation:
         """The global model on the test set."""
         test = self.components.server_data.test
         return self.components.engine.evaluate(self.params, test.x, test.y)
-
-    def _record(
-        self,
-        ledger: Ledger,
-        clock: Clock,
-        selected: Ids,
-        cohort: Cohort | None,
-        evaluation: Evaluation | None,
-        of_clients: Mapping[str, float | None],
-        num_dropped: int,
-    ) -> Record:
-        n = self.components.population.num_clients
-        by_client: Mapping[str, Any] = {f"{KEY}_{name}": value for name, value in of_clients.items()}
-        return Record(
-            round=self.round,
-            test_accuracy=evaluation.accuracy if evaluation else None,
-            test_loss=evaluation.loss if evaluation else None,
-            train_loss=mean_loss(cohort),
-            participation_ratio=len(ledger.uploaded) / n,
-            contacted=len(ledger.contacted),
-            trained=len(ledger.trained),
-            uploaded=len(ledger.uploaded),
-            bytes_down=ledger.bytes_down,
-            bytes_up=ledger.bytes_up,
-            forward_samples=ledger.forward_samples,
-            train_samples=ledger.train_samples,
-            server_forward_samples=ledger.server_forward_samples,
-            seconds_select=clock.seconds["select"],
-            seconds_ask=clock.seconds["ask"],
-            seconds_train=clock.seconds["train"],
-            seconds_aggregate=clock.seconds["aggregate"],
-            seconds_evaluate=clock.seconds["evaluate"],
-            wall_seconds=self.wall_seconds,
-            selected=selected.tolist(),
-            coverage=float(self.covered.mean()),
-            nonfinite_reports=ledger.nonfinite_reports,
-            dropped_updates=num_dropped,
-            **by_client,
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that crosses rounds; random streams are keyed, so no generator is in it."""

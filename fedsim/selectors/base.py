@@ -19,8 +19,7 @@ from fedsim.clients.ledger import Resources
 from fedsim.clients.server import Server
 from fedsim.core.errors import FedsimError, Problem, at_least, at_most, between, check, one_of, positive, rule
 from fedsim.core.exact import exp, log
-from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection, Stack
-from fedsim.rounds.checks import drop_nonfinite
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection, Stack, drop_nonfinite
 
 __all__ = [
     "Clients",

@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.clients.ledger import PHASES
 from fedsim.core.errors import printable, printable_lines
-from fedsim.core.record import FINAL_WINDOW, mean_of_last
+from fedsim.core.record import FINAL_WINDOW, PHASES, mean_of_last
 from fedsim.results.files import read_metrics
 
 UNWRITABLE = (OSError, ValueError, AttributeError)

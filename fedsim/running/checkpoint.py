@@ -1,9 +1,8 @@
 """Checkpoints: a run's whole state in one file, from which the same command goes on as if nothing had happened.
 
-A file in the format of safetensors. Its metadata hold the state as JSON (`fedsim.running.encoding`) and a SHA-256 of
-the file; nothing in it is ever executed. It is written completely or not at all, and the one before it is kept.
-
-Whether a checkpoint's values are of the types, shapes and ranges that a run needs: a SHA-256 can be forged.
+The SHA-256 of what follows, and a file of safetensors whose metadata hold the state as JSON (`encoding`); nothing in it
+is ever executed. It is written completely or not at all, and the one before it is kept. As a SHA-256 can be forged, the
+types, shapes and ranges of what is read are checked, too.
 """
 
 import hashlib
@@ -31,10 +30,10 @@ from fedsim.rounds.loop import Simulation
 from fedsim.running.encoding import decode, encode
 from fedsim.running.provenance import user_code
 
-FORMAT = 1
+FORMAT = 2
 """Of checkpoint files; to be counted up whenever older ones can no longer be read."""
-BLANK = "0" * 64
-"""In place of the SHA-256 while it is computed."""
+DIGEST_SIZE = 32
+"""Bytes of the SHA-256 with which a file begins."""
 LEAST_SECONDS = 5.0
 """`checkpoint.every=auto` saves at most this often."""
 LARGEST_SHARE = 0.01
@@ -217,38 +216,26 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
 
 def pack(
     identity: Mapping[str, Any], content: Mapping[str, Any], dataclasses: Mapping[str, type] | None = None
-) -> bytearray:
+) -> bytes:
     """The bytes of a checkpoint file. `dataclasses`: those that `content` may hold, by path.
 
     Raises `EncodingError` for content that it cannot hold.
     """
     tensors: dict[str, Tensor] = {}
     encoded = encode(dict(content), tensors, "checkpoint", dataclasses)
-    text = json.dumps({"identity": identity, "content": encoded}, allow_nan=False)
-    data = bytearray(safetensors.torch.save(tensors, {"sha256": BLANK, "checkpoint": text}))
-    digest = hashlib.sha256(data).hexdigest()
-    position = data.index(_mark(BLANK))
-    data[position : position + len(_mark(BLANK))] = _mark(digest)
-    return data
+    own = {name: value.cpu().clone() for name, value in tensors.items()}
+    data = safetensors.torch.save(own, {"checkpoint": json.dumps({"identity": identity, "content": encoded})})
+    return hashlib.sha256(data).digest() + data
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON and the tensors of a checkpoint file. Raises `CheckpointError` if it is not as it was written."""
-    length = int.from_bytes(data[:8], "little")
-    try:
-        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-        digest = str(metadata["sha256"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError("is damaged: its header cannot be read") from None
-    blank = data[: 8 + length].replace(_mark(digest), _mark(BLANK), 1) + data[8 + length :]
-    if hashlib.sha256(blank).hexdigest() != digest:
+    digest, data = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
+    if hashlib.sha256(data).digest() != digest:
         raise CheckpointError("is damaged: its SHA-256 is not that of its content")
+    length = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
     return json.loads(metadata["checkpoint"]), safetensors.torch.load(data)
-
-
-def _mark(digest: str) -> bytes:
-    """The SHA-256 as it stands in the header; quotes inside of strings are escaped, so that it stands there once."""
-    return f'"sha256":"{digest}"'.encode()
 
 
 def save_model(folder: RunFolder, name: str, params: Mapping[str, Tensor]) -> None:

@@ -20,7 +20,7 @@ SCRIPT = """
 import json, os, signal, sys, time, traceback
 from pathlib import Path
 import torch.distributed as dist
-from fedsim import cli
+from fedsim.jobs import cli
 from fedsim.commands import dispatch
 from fedsim.running.process import STOP
 

@@ -77,7 +77,7 @@ class Worker:
         while True:
             request = self._link.receive(0)
             if request.kind == "end":
-                return int(request.values["code"])
+                return int(request.content["code"])
             self._link.send(0, self.answered(request))
 
     def answered(self, request: Message) -> Message:
@@ -92,14 +92,14 @@ class Worker:
             self._plans = self._compose()
             return self._agreed(request)
         if request.kind == "build":
-            return self._built(self._plans[request.values["job"]])
+            return self._built(self._plans[request.content["job"]])
         assert self._held is not None
-        return self._held.answer(request)
+        return Message("answer", {"found": self._held.compute(request.kind, request.content)})
 
     def _agreed(self, request: Message) -> Message:
         for key, mine in identity_of(self._plans).items():
-            if mine != request.values[key]:
-                name = "other jobs" if key == "jobs" else f"{key} {mine}, not {request.values[key]}"
+            if mine != request.content[key]:
+                name = "other jobs" if key == "jobs" else f"{key} {mine}, not {request.content[key]}"
                 raise FedsimError(f"has {name}; all ranks need the same installation, command line and environment")
         return Message("agreed")
 

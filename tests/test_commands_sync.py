@@ -16,6 +16,7 @@ from fedsim.commands.dispatch import answer
 from fedsim.jobs.cli import run
 from fedsim.results.files import is_free, owned
 from fedsim.running.process import STOP
+from fedsim.tracking import wandb_tracker
 from fedsim.tracking.wandb_mirror import replay
 from fedsim.tracking.wandb_tracker import TARGET, WandbTracker
 
@@ -35,7 +36,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Fake:
 
     def install(code: str) -> None:
         start = "import sys, os, pathlib, time; folder = sys.argv[1]\n"
-        monkeypatch.setattr(sync, "COMMAND", (sys.executable, "-P", "-c", start + code))
+        monkeypatch.setattr(wandb_tracker, "COMMAND", (sys.executable, "-P", "-c", start + code))
 
     return install
 

@@ -3,7 +3,6 @@
 The process that sends them is the one that mirrors runs (`fedsim.tracking.wandb_mirror`), apart from the folder.
 """
 
-import os
 import subprocess
 import time
 from argparse import ArgumentParser, Namespace
@@ -17,7 +16,7 @@ from fedsim.commands.dispatch import wrap
 from fedsim.core.errors import FedsimError
 from fedsim.results.files import CONFIG, REPLACEMENTS, SUMMARY, is_free, owned, read_summary
 from fedsim.running.process import STOP
-from fedsim.tracking.wandb_tracker import COMMAND, NO_KEY, NOT_INHERITED, kill_with_children, mirrors_in
+from fedsim.tracking.wandb_tracker import NO_KEY, kill_with_children, mirrors_in, start_process
 
 WANDB, SENT = "wandb", "sent.txt"
 """W&B's folder in that of a run, and what is left in it when a run has been sent again."""
@@ -74,7 +73,12 @@ def run(options: Namespace) -> int:
 
 def waiting(folders: Iterable[Path]) -> list[Path]:
     """Folders of runs below `folders` that have ended and are not on W&B's server, though they were to be."""
-    return [folder for folder in ended(folders) if _waits(folder)]
+    return [
+        folder
+        for folder in ended(folders)
+        if not (folder / WANDB / SENT).exists()
+        and (_is_offline(folder) or (folder / UNSENT).exists() or _mirror_failed(folder))
+    ]
 
 
 def ended(folders: Iterable[Path]) -> list[Path]:
@@ -82,11 +86,6 @@ def ended(folders: Iterable[Path]) -> list[Path]:
     places = (place.parent for folder in folders for place in sorted(folder.rglob(SUMMARY)))
     runs = (place for place in places if REPLACEMENTS not in place.parts and (place / CONFIG).is_file())
     return [place for place in dict.fromkeys(runs) if is_free(place)]
-
-
-def _waits(folder: Path) -> bool:
-    unsent = _is_offline(folder) or (folder / UNSENT).exists() or _mirror_failed(folder)
-    return unsent and not (folder / WANDB / SENT).exists()
 
 
 def _mirror_failed(folder: Path) -> bool:
@@ -126,17 +125,7 @@ def send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def _send(folder: Path) -> str:
-    unset = (*NOT_INHERITED, "WANDB_MODE")  # which would keep it offline
-    environment = {k: v for k, v in os.environ.items() if k not in unset} | {"WANDB_ERROR_REPORTING": "false"}
-    process = subprocess.Popen(
-        [*COMMAND, str(folder)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
+    process = start_process(str(folder), stdin=subprocess.DEVNULL, without=["WANDB_MODE"])  # it would keep it offline
     try:
         report = process.communicate(timeout=HANG)[0].strip()
     except subprocess.TimeoutExpired:

@@ -12,7 +12,7 @@ from fedsim.commands.dispatch import asks
 from fedsim.config.compose import check_jobs
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.distributed.backend import Holdings
-from fedsim.distributed.links import JOINING, WORKING, Link, LostRankError, Message, Others, packed, room_for, unpacked
+from fedsim.distributed.links import JOINING, WORKING, LostRankError, Message, Others, packed, room_for, unpacked
 from fedsim.distributed.ranks import RANKS, joined
 from fedsim.distributed.ranks import check_jobs as check_for_ranks
 from fedsim.engine.schedule import Schedule
@@ -193,8 +193,3 @@ def test_a_rank_that_dies_ends_the_command_and_is_named(
     assert told in summary["error"]
     assert "rank 2 of 3 has ended" in capsys.readouterr().err  # the second job is refused
     assert run(words) == 0
-
-
-def test_a_link_is_abstract() -> None:
-    with pytest.raises(TypeError):
-        Link(2)  # type: ignore[abstract]

@@ -80,13 +80,10 @@ class LostRankError(FedsimError):
 
 
 class Link(ABC):
-    """The connections of this rank to the others."""
+    """The connections of this rank to the others: `size` ranks, whose tensors on GPUs arrive on `device`."""
 
     def __init__(self, size: int) -> None:
-        """`size`: number of ranks."""
-        self.size = size
-        self.device = torch.device("cpu")
-        """Where the tensors of messages are."""
+        self.size, self.device = size, torch.device("cpu")
 
     @abstractmethod
     def send(self, rank: int, message: Message) -> None:

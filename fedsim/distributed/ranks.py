@@ -6,7 +6,6 @@ Rank 0 runs the program. The others build the same runs and answer its questions
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,14 +39,9 @@ def joined(place: World) -> TorchLink:
         dist.init_process_group(backend_name(), timeout=JOINING, rank=place.rank, world_size=place.size)
     except (RuntimeError, ValueError) as error:
         raise FedsimError(f"rank {place.rank} of {place.size} cannot join the others: {error}") from error
-    _set_timeout(WORKING)  # after which NCCL ends the process, whatever a single wait is told
-    return TorchLink(place.size)
-
-
-def _set_timeout(seconds: timedelta) -> None:
-    """For all that is sent from now on."""
     older = dist.distributed_c10d._set_pg_timeout
-    getattr(dist, "set_timeout", older)(seconds)
+    getattr(dist, "set_timeout", older)(WORKING)  # after which NCCL ends the process, whatever a single wait is told
+    return TorchLink(place.size)
 
 
 def backend_name() -> str:
@@ -115,7 +109,6 @@ class Ranks:
 
 
 RANKS = Ranks()
-"""Those of this command."""
 
 
 def check_jobs(plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ import fedsim
 from fedsim.config.plan import IRRELEVANT, Plan
 from fedsim.core.errors import ConfigError, DataError, Problem
 from fedsim.core.record import Record
+from fedsim.core.types import Population
 from fedsim.results.files import METRICS, NEWEST, PREVIOUS, TRACE, RunFolder, json_ready, read_metrics
 from fedsim.rounds.loop import Simulation
 from fedsim.running.encoding import decode, encode
@@ -45,8 +46,7 @@ REMEDIES = {
     "code": "it was saved with other code of a class of yours; give it that again, go on all the same with "
     f"checkpoint.other_code=true, or {START_ANEW}",
 }
-"""For keys of an identity that are no config values: fingerprints and hashes of what the config values have led to.
-Checkpoints of earlier versions lack these keys, and are compared by the others alone."""
+"""For keys of an identity that are no config values: fingerprints and hashes of what the config values have led to."""
 
 
 class CheckpointError(DataError):
@@ -70,6 +70,7 @@ class Checkpoint:
     earlier_code: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass
 class Checkpoints:
     """Those of one run. `every`: rounds, None for none but those on a signal, `auto` for as often as costs little.
 
@@ -78,20 +79,15 @@ class Checkpoints:
     `fault` names a value that the run cannot go on from.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        identity: Mapping[str, Any],
-        every: int | Literal["auto"] | None,
-        device: torch.device,
-        dataclasses: Mapping[str, type] | None = None,
-        *,
-        other_code: bool = False,
-        fault: Callable[[Checkpoint, list[Record]], str | None] = lambda checkpoint, records: None,
-    ) -> None:
-        self.folder, self.identity, self.every, self.device = folder, identity, every, device
-        self.other_code, self.fault = other_code, fault
-        self.dataclasses = dataclasses or {}
+    folder: RunFolder
+    identity: Mapping[str, Any]
+    every: int | Literal["auto"] | None
+    device: torch.device
+    dataclasses: Mapping[str, type] = field(default_factory=dict)
+    other_code: bool = False
+    fault: Callable[[Checkpoint, list[Record]], str | None] = lambda checkpoint, records: None
+
+    def __post_init__(self) -> None:
         self._saved_at, self._saved_wall, self._cost = time.monotonic(), 0.0, 0.0
 
     def start(self, wall_seconds: float) -> None:
@@ -134,8 +130,7 @@ class Checkpoints:
             except Exception as error:  # damage shows itself in many ways
                 damaged[path] = str(error) if isinstance(error, CheckpointError) else repr(error)
                 continue
-            if damaged:
-                newest, what = next(iter(damaged.items()))
+            for newest, what in damaged.items():
                 sys.stderr.write(f"fedsim: {newest}: {what}; going on from the checkpoint before it\n")
                 self.folder.rename(path.name, NEWEST)
             return found
@@ -204,7 +199,7 @@ def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) ->
     return [
         Problem(key.removeprefix("config."), after.get(key), f"is {before.get(key)!r} in {path}", remedy)
         for key, remedy in remedies.items()
-        if before.get(key) != after.get(key) and not (key in REMEDIES and before.get(key) is None)
+        if before.get(key) != after.get(key)
     ]
 
 
@@ -256,7 +251,8 @@ def is_whole_model(path: Path) -> bool:
 def fault(checkpoint: Checkpoint, records: Sequence[Record], simulation: Simulation) -> str | None:
     """The first of its fields that `simulation` cannot go on from, or None. What selector and aggregator keep, they
     check themselves."""
-    state, lengths = checkpoint.state, checkpoint.lengths
+    state, lengths, population = checkpoint.state, checkpoint.lengths, simulation.components.population
+    covered, params = state.get("covered"), state.get("params")
     holds = {
         "initial_accuracy": _number(checkpoint.initial_accuracy, 1),
         "started": _number(checkpoint.started),
@@ -266,30 +262,21 @@ def fault(checkpoint: Checkpoint, records: Sequence[Record], simulation: Simulat
         "lengths": isinstance(lengths, dict)
         and set(lengths) <= {METRICS, TRACE}
         and all(_count(value) for value in lengths.values()),
-    }
-    wrong = [name for name, sound in holds.items() if not sound]
-    wrong += [f"state.{name}" for name in _wrong_in_state(state, simulation)]
-    wrong += [f"round {number} of {METRICS}" for number, one in enumerate(records, 1) if not _sound(one, simulation)]
-    return wrong[0] if wrong else None
-
-
-def _wrong_in_state(state: Mapping[str, Any], simulation: Simulation) -> Iterator[str]:
-    population, covered, params = simulation.components.population, state.get("covered"), state.get("params")
-    holds = {
-        "round": _count(state.get("round"), population.num_rounds),
-        "started": isinstance(state.get("started", False), bool),
-        "wall_seconds": _number(state.get("wall_seconds")),
-        "simulated_time": simulation.components.simulated is None or _number(state.get("simulated_time")),
-        "covered": isinstance(covered, np.ndarray)
+        "state.round": _count(state.get("round"), population.num_rounds),
+        "state.started": isinstance(state.get("started", False), bool),
+        "state.wall_seconds": _number(state.get("wall_seconds")),
+        "state.simulated_time": simulation.components.simulated is None or _number(state.get("simulated_time")),
+        "state.covered": isinstance(covered, np.ndarray)
         and covered.dtype == np.bool_
         and covered.shape == (population.num_clients,),
-        "params": isinstance(params, dict)
+        "state.params": isinstance(params, dict)
         and params.keys() == simulation.params.keys()
         and all(_alike(params[name], own) for name, own in simulation.params.items()),
-        "selector": isinstance(state.get("selector"), dict),
-        "aggregator": isinstance(state.get("aggregator"), dict),
+        "state.selector": isinstance(state.get("selector"), dict),
+        "state.aggregator": isinstance(state.get("aggregator"), dict),
     }
-    return (name for name, sound in holds.items() if not sound)
+    holds |= {f"round {number} of {METRICS}": _sound(one, population) for number, one in enumerate(records, 1)}
+    return next((name for name, sound in holds.items() if not sound), None)
 
 
 def _alike(value: Any, own: Tensor) -> bool:
@@ -297,17 +284,13 @@ def _alike(value: Any, own: Tensor) -> bool:
     return alike and bool(value.isfinite().all())
 
 
-def _sound(record: Record, simulation: Simulation) -> bool:
+def _sound(record: Record, population: Population) -> bool:
     """Whether the numbers of a round are numbers, and its clients clients."""
     values = dict(vars(record))
-    ids = [*_list(values.pop("selected")), *_list(values.pop("late") or [])]
-    return all(_count(i, simulation.components.population.num_clients - 1) for i in ids) and all(
-        value is None or _number(value) for value in values.values()
-    )
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    lists = values.pop("selected"), values.pop("late") or []
+    ids = [client for own in lists for client in (own if isinstance(own, list) else [own])]
+    known = all(_count(client, population.num_clients - 1) for client in ids)
+    return known and all(value is None or _number(value) for value in values.values())
 
 
 def _number(value: Any, high: float = math.inf) -> bool:

@@ -104,13 +104,13 @@ def decode(
         return CONTAINERS[kind](inner(content))
     if kind == "tensor":
         *kept, on_cpu = content
-        return _kept(*kept, tensors).to("cpu" if on_cpu else device)
+        return _kept(tensors, *kept).to("cpu" if on_cpu else device)
     if kind == "array":
-        return _kept(*content, tensors).numpy()
+        return _kept(tensors, *content).numpy()
     if kind == "scalar":
-        return _kept(*content, tensors).numpy()[()]
+        return _kept(tensors, *content).numpy()[()]
     if kind == "dataclass":
-        built = object.__new__((dataclasses or {})[content[0]])
+        built: Any = object.__new__((dataclasses or {})[content[0]])
         for name, value in content[1].items():
             object.__setattr__(built, name, inner(value))  # a frozen one, too
         return built
@@ -142,12 +142,13 @@ def _path(cls: type) -> str:
 
 def _keep(value: Tensor, tensors: dict[str, Tensor]) -> list[Any]:
     """Put `value` into `tensors`. The order of its axes in memory is kept: sums may depend on it in the last bit."""
-    axes = sorted(range(value.dim()), key=lambda axis: -value.stride(axis))
+    strides = value.stride()
+    axes = sorted(range(value.dim()), key=lambda axis: -strides[axis])
     name = str(len(tensors))
     tensors[name] = value.permute(axes).contiguous()
     return [name, axes]
 
 
-def _kept(name: str, axes: list[int], tensors: Mapping[str, Tensor]) -> Tensor:
+def _kept(tensors: Mapping[str, Tensor], name: str, axes: list[int]) -> Tensor:
     stored = tensors[name].clone()  # into memory of its own, aligned as torch does it
     return stored.permute([axes.index(i) for i in range(len(axes))])

@@ -66,7 +66,11 @@ def run(options: Namespace) -> int:
         print("\n".join(f"  {folder}" for folder in found))
         return 0
     with STOP.working():  # a signal also ends the process that sends them
-        sent = sum(_tell(folder, reason) for folder, reason in send(found))
+        sent = 0
+        for folder, reason in send(found):
+            sent += reason == "done"
+            told = f"  sent      {folder}" if reason == "done" else f"  not sent  {folder}\n{wrap(reason, 12)}"
+            print(told, flush=True)
     print(f"{sent} of {len(found)} sent")
     return int(sent < len(found))
 
@@ -148,9 +152,3 @@ def _confirmed(folder: Path) -> str:
         (folder / WANDB / SENT).write_text(text, encoding="utf-8")
         (folder / UNSENT).unlink()
     return "done"
-
-
-def _tell(folder: Path, reason: str) -> bool:
-    done = reason == "done"
-    print(f"  sent      {folder}" if done else f"  not sent  {folder}\n{wrap(reason, 12)}", flush=True)
-    return done

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 def through_a_file(state: dict[str, Any], *owners: object) -> dict[str, Any]:
     """`state` as it comes out of a checkpoint that it was written to."""
     known = dataclasses_known_to(*owners)
-    header, tensors = unpack(bytes(pack({}, state, known)))
+    header, tensors = unpack(pack({}, state, known))
     found: dict[str, Any] = decode(header["content"], tensors, CPU, known)
     return found
 

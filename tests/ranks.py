@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedsim.config.compose import check_jobs
-from fedsim.distributed.links import Link, Message, Others, head_of, read_head
+from fedsim.distributed.links import Link, Message, Others, packed, unpacked
 from fedsim.distributed.ranks import RANKS
 from fedsim.distributed.worker import Worker
 from fedsim.jobs.cli import composed, run
@@ -52,12 +52,7 @@ class _OneMessage(Link):
 
 def copied(message: Message) -> Message:
     """The message as it arrives."""
-    if message.flat is None:
-        return read_head(head_of(message), torch.device("cpu"))
-    arrived = read_head(head_of(message), message.flat.device)
-    assert arrived.flat is not None
-    arrived.flat.copy_(message.flat)
-    return arrived
+    return unpacked(*packed(message), torch.device("cpu"))
 
 
 @contextmanager

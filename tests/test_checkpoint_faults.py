@@ -240,22 +240,6 @@ def test_a_run_goes_on_with_other_code_if_told_to_and_its_summary_has_both(
     assert "other code" not in capsys.readouterr().err
 
 
-def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_data_and_is_gone_on_from(
-    killed: Any, rounds: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fedsim.running import checkpoint, experiment
-
-    def earlier(*parts: Any) -> dict[str, Any]:
-        return {k: v for k, v in checkpoint.identity_of(*parts).items() if k not in ("dataset", "partition", "code")}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment, "identity_of", earlier)
-        killed(EVERY)
-    rounds.clear()
-    assert run([*WORDS, EVERY]) == 0
-    assert rounds == [5, 6, 7, 8]
-
-
 def test_a_kill_between_the_two_renames_of_a_save_costs_one_checkpoint(
     killed: Any, rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

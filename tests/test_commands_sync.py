@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedsim.commands.dispatch import answer
 from fedsim.jobs.cli import run
 from fedsim.results.files import is_free, owned
 from fedsim.running.process import STOP
+from fedsim.tracking import wandb_tracker
 from fedsim.tracking.wandb_mirror import replay
 from fedsim.tracking.wandb_tracker import TARGET, WandbTracker
 
@@ -31,19 +32,18 @@ def _no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def mirror(monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """In place of W&B's process, Python code; `folders` are its arguments."""
+    """In place of W&B's process, Python code; `folder` is its argument."""
 
     def install(code: str) -> None:
-        start = "import sys, os, pathlib, time; folders = sys.argv[1:]\n"
-        monkeypatch.setattr(sync, "COMMAND", (sys.executable, "-P", "-c", start + code))
+        start = "import sys, os, pathlib, time; folder = sys.argv[1]\n"
+        monkeypatch.setattr(wandb_tracker, "COMMAND", (sys.executable, "-P", "-c", start + code))
 
     return install
 
 
-SEND_ALL = """
-for folder in folders:
-    for old in pathlib.Path(folder, 'wandb').glob('offline-run-*'): old.rmdir()
-    print(f'{folder}: done', flush=True)
+SEND = """
+for old in pathlib.Path(folder, 'wandb').glob('offline-run-*'): old.rmdir()
+print('done')
 """
 
 
@@ -117,7 +117,7 @@ def test_a_run_is_sent_with_the_settings_of_its_tracker_whatever_its_name() -> N
 
 
 def test_runs_are_sent_once(mirror: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    mirror(SEND_ALL)
+    mirror(SEND)
     finished("a"), finished("b", offline=False, trackers={"wandb": 1})
     assert answer(["sync"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 of 2 sent"
@@ -132,12 +132,10 @@ def test_a_run_is_locked_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> No
     first, held, last = (finished(name) for name in "abc")
     locked = []
 
-    def send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-        for folder in folders:
-            locked.append(not is_free(folder))
-            yield folder, "done"
+    def send(folder: Path) -> str:
+        locked.append(not is_free(folder))
+        return "done"
 
-    monkeypatch.setattr(sync, "AT_ONCE", 1)
     monkeypatch.setattr(sync, "_send", send)
     with owned(held):
         reasons = dict(sync.send([first, held, last]))
@@ -149,16 +147,16 @@ def test_a_run_is_locked_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_one_whose_mirror_failed_waits_until_it_has_been_sent(mirror: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     folder = finished("a", offline=False, trackers={"wandb": 1})
-    mirror("print(f'{folders[0]}: could not go online (no route), so it is logged offline', flush=True)")
+    mirror("print('could not go online (no route), so it is logged offline')")
     assert [answer(["sync", str(folder)]) for _ in range(2)] == [1, 1]
     assert "could not go online" in capsys.readouterr().out
-    mirror(SEND_ALL)
+    mirror(SEND)
     assert answer(["sync", str(folder)]) == 0
     assert sync.waiting([folder]) == []
 
 
 def test_one_that_cannot_be_sent_is_named_with_its_reason(mirror: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    mirror("if folders[0].endswith('a'): print(f'{folders.pop()}: CommError: 404', flush=True)" + SEND_ALL)
+    mirror("if folder.endswith('a'): sys.exit(print('CommError: 404'))" + SEND)
     first, second = finished("a"), finished("b")
     assert answer(["sync"]) == 1
     assert capsys.readouterr().out.splitlines()[1:] == [
@@ -175,10 +173,7 @@ def test_settings_that_keep_it_offline_are_told_and_the_mode_of_the_environment_
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_RUN_ID", "one")
-    mirror(
-        "for f in folders: print(f'{f}: ' + (str(sorted(k for k in os.environ if k.startswith('WANDB_')))"
-        " if f.endswith('a') else 'done'), flush=True)"
-    )
+    mirror("print(sorted(k for k in os.environ if k.startswith('WANDB_')) if folder.endswith('a') else 'done')")
     finished("a"), finished("b")
     assert answer(["sync"]) == 1
     page = capsys.readouterr().out
@@ -186,7 +181,7 @@ def test_settings_that_keep_it_offline_are_told_and_the_mode_of_the_environment_
     assert "W&B's settings say offline; `wandb online` changes that" in page
 
 
-@pytest.mark.parametrize("code", ["if folders[0].endswith('a'): print(f'{folders[0]}: done')", "time.sleep(600)"])
+@pytest.mark.parametrize("code", ["if folder.endswith('a'): print('done')", "time.sleep(600)"])
 def test_a_process_that_ends_or_hangs_is_given_up(
     mirror: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str
 ) -> None:
@@ -228,7 +223,7 @@ def test_a_signal_ends_the_process_that_sends_and_what_it_had_in_hand_still_wait
 ) -> None:
     """As W&B's process does it, the record that was there is deleted first."""
     mirror(
-        "pathlib.Path(folders[0], 'wandb', 'offline-run-1').rmdir()\n"
+        "pathlib.Path(folder, 'wandb', 'offline-run-1').rmdir()\n"
         f"import signal; pathlib.Path('pid').write_text(str(os.getpid())); os.kill(os.getppid(), signal.{name})\n"
         "time.sleep(600)"
     )
@@ -245,7 +240,7 @@ def test_a_signal_ends_the_process_that_sends_and_what_it_had_in_hand_still_wait
 
 
 def test_a_key_that_is_missing_is_found_out_by_one_run(mirror: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    mirror("for f in folders: pathlib.Path(f, 'seen').touch(); print(f'{f}: no API key', flush=True)")
+    mirror("pathlib.Path(folder, 'seen').touch(); print('no API key')")
     first, second = finished("a"), finished("b")
     assert answer(["sync"]) == 2
     assert [(folder / "seen").exists() for folder in (first, second)] == [True, False]

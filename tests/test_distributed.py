@@ -162,8 +162,8 @@ def _stopping_after(last: int, step: Callable[[Simulation], Any]) -> Callable[[S
 
 
 def test_parts_in_the_order_of_ranks_that_answer_last_first_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = divided.DividedBackend._asked
-    monkeypatch.setattr(divided.DividedBackend, "_asked", lambda *args: asked(*args)[::-1])
+    computed = divided.DividedBackend._computed
+    monkeypatch.setattr(divided.DividedBackend, "_computed", lambda *args: computed(*args)[::-1])
     with pytest.raises(AssertionError):
         equal_over(2, WORDS, CASES["losses"])
 

@@ -1,6 +1,5 @@
 """The processes of torchrun: what they send each other, what does not go together with them, and what goes wrong."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import torch.distributed as dist
 from fedsim.commands.dispatch import asks
 from fedsim.config.compose import check_jobs
 from fedsim.core.errors import ConfigError, FedsimError
-from fedsim.distributed.backend import train_part
-from fedsim.distributed.links import JOINING, WORKING, Link, LostRankError, Message, Others, head_of, read_head
+from fedsim.distributed.backend import Holdings
+from fedsim.distributed.links import JOINING, WORKING, LostRankError, Message, Others, packed, room_for, unpacked
 from fedsim.distributed.ranks import RANKS, joined
 from fedsim.distributed.ranks import check_jobs as check_for_ranks
+from fedsim.engine.schedule import Schedule
 from fedsim.jobs.cli import composed, run
 from fedsim.results.files import read_summary
 from fedsim.running.process import World, world
@@ -33,13 +33,21 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_message_arrives_as_it_was_sent() -> None:
-    arrays = {"a": np.arange(6).reshape(2, 3).T, "b": np.array([True]), "empty": np.zeros((2, 0, 0), np.int64)}
-    sent = Message("train", {"lr": 0.1, "names": ["x"]}, arrays, torch.zeros(3, dtype=torch.float64))
-    found = read_head(head_of(sent), torch.device("cpu"))
-    assert (found.kind, found.values) == (sent.kind, sent.values)
-    assert all(np.array_equal(found.arrays[name], array) for name, array in arrays.items())
-    assert found.flat is not None
-    assert (found.flat.shape, found.flat.dtype) == ((3,), torch.float64)
+    models = [{"w": torch.arange(6.0).reshape(2, 3).T, "n": torch.tensor(True)}, {"w": torch.zeros(3, 2).double()}]
+    part = Schedule(np.arange(6).reshape(1, 2, 3), np.array([[3, 0]]), None, 0.1)
+    sent = Message("train", {"models": models, "part": part, "empty": np.zeros((2, 0, 0), np.int64), "name": "x"})
+    head, flat = packed(sent)
+    room = room_for(head, torch.device("cpu"))
+    assert [(one.shape, one.dtype) for one in room] == [(one.shape, one.dtype) for one in flat]
+    found = unpacked(head, flat, torch.device("cpu"))
+    assert (found.kind, found.content["name"], found.content["part"].lr) == ("train", "x", 0.1)
+    assert np.array_equal(found.content["part"].positions, part.positions)
+    assert found.content["empty"].shape == (2, 0, 0)
+    for arrived, model in zip(found.content["models"], models, strict=True):
+        assert arrived.keys() == model.keys()
+        for name, value in model.items():
+            assert torch.equal(arrived[name], value)
+            assert (arrived[name].dtype, arrived[name].stride()) == (value.dtype, value.stride())
 
 
 def test_the_world_is_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,14 +142,16 @@ def test_what_rank_0_raises_ends_the_job_alone_even_if_it_is_systemexit(monkeypa
     words = ["-m", *WORDS, "engine=native", "num_rounds=2", "seed=0,1"]
     parts = iter([SystemExit("enough")])
 
-    def train(*args: Any) -> Any:
-        if sys._getframe(1).f_code.co_qualname.startswith("DividedBackend"):  # rank 0's own part
+    compute = Holdings.compute
+
+    def failing(self: Holdings, kind: str, content: Any) -> Any:
+        if kind == "train" and self is not link.workers[1]._held:
             for error in parts:
                 raise error
-        return train_part(*args)
+        return compute(self, kind, content)
 
-    monkeypatch.setattr("fedsim.distributed.backend.train_part", train)
-    with ranks(2, words):
+    monkeypatch.setattr(Holdings, "compute", failing)
+    with ranks(2, words) as link:
         assert run(words) == 1
         assert RANKS.others is not None
         assert RANKS.others.in_step
@@ -183,8 +193,3 @@ def test_a_rank_that_dies_ends_the_command_and_is_named(
     assert told in summary["error"]
     assert "rank 2 of 3 has ended" in capsys.readouterr().err  # the second job is refused
     assert run(words) == 0
-
-
-def test_a_link_is_abstract() -> None:
-    with pytest.raises(TypeError):
-        Link(2)  # type: ignore[abstract]

@@ -296,16 +296,6 @@ def test_a_sweeps_table_breaks_no_name_and_says_which_columns_it_leaves_out(widt
     assert bool(left_out) == (width < 120)
 
 
-def test_a_sweep_over_runs_of_earlier_versions_has_their_mean_of_the_last_rounds(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "old", CONFIG)
-    for t in range(1, 21):
-        folder.append(record(t, t / 100))
-    old = {name: value for name, value in summary(0.2).items() if name != "smoothed_accuracy"}
-    target = console()
-    sweep_table([{**row("random", 0, 0.2), "summary": old, "folder": folder.path}, row("full", 0, 0.9)], target)
-    assert "15.00   20.00" in shown(target)  # the mean of 0.10 to 0.20
-
-
 def test_a_sweeps_table_lists_jobs_that_left_no_summary() -> None:
     target = console(width=60)
     sweep_table([row("random", 0, 0.5), row("full", 0, None, "failed")], target)

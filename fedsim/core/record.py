@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 Phase = Literal["select", "ask", "train", "aggregate", "evaluate"]
@@ -17,6 +17,9 @@ KEY = "client_accuracy"
 MeasuredOn = Literal["labels", "test", "holdout", "train"]
 AGGREGATES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
 """What a record has of the accuracies of all clients, each behind `client_accuracy_`."""
+SUM, CLOCK, CLIENTS = {"summary": "sum"}, {"only_with": "clock"}, {"only_with": KEY}
+"""What fields of records carry: their sum is among the totals of summary.json; they are in records with a simulated
+clock, or of runs that measure accuracy client by client, alone."""
 
 
 @dataclass(frozen=True)
@@ -38,34 +41,34 @@ class Record:
     test_loss: float | None
     train_loss: float | None
     participation_ratio: float
-    contacted: int
-    trained: int
-    uploaded: int
-    bytes_down: int
-    bytes_up: int
-    forward_samples: int
-    train_samples: int
-    server_forward_samples: int
-    seconds_select: float
-    seconds_ask: float
-    seconds_train: float
-    seconds_aggregate: float
-    seconds_evaluate: float
+    contacted: int = field(metadata=SUM)
+    trained: int = field(metadata=SUM)
+    uploaded: int = field(metadata=SUM)
+    bytes_down: int = field(metadata=SUM)
+    bytes_up: int = field(metadata=SUM)
+    forward_samples: int = field(metadata=SUM)
+    train_samples: int = field(metadata=SUM)
+    server_forward_samples: int = field(metadata=SUM)
+    seconds_select: float = field(metadata=SUM)
+    seconds_ask: float = field(metadata=SUM)
+    seconds_train: float = field(metadata=SUM)
+    seconds_aggregate: float = field(metadata=SUM)
+    seconds_evaluate: float = field(metadata=SUM)
     wall_seconds: float
     selected: list[int]
     coverage: float
-    nonfinite_reports: int
-    dropped_updates: int
-    simulated_seconds: float | None = None
-    simulated_seconds_ask: float | None = None
-    simulated_seconds_train: float | None = None
-    simulated_time: float | None = None
-    late: list[int] | None = None
-    client_accuracy_mean: float | None = None
-    client_accuracy_std: float | None = None
-    client_accuracy_worst_tenth: float | None = None
-    client_accuracy_best_tenth: float | None = None
-    client_accuracy_never_selected: float | None = None
+    nonfinite_reports: int = field(metadata=SUM)
+    dropped_updates: int = field(metadata=SUM)
+    simulated_seconds: float | None = field(default=None, metadata=CLOCK)
+    simulated_seconds_ask: float | None = field(default=None, metadata=CLOCK)
+    simulated_seconds_train: float | None = field(default=None, metadata=CLOCK)
+    simulated_time: float | None = field(default=None, metadata=CLOCK)
+    late: list[int] | None = field(default=None, metadata=CLOCK)
+    client_accuracy_mean: float | None = field(default=None, metadata=CLIENTS)
+    client_accuracy_std: float | None = field(default=None, metadata=CLIENTS)
+    client_accuracy_worst_tenth: float | None = field(default=None, metadata=CLIENTS)
+    client_accuracy_best_tenth: float | None = field(default=None, metadata=CLIENTS)
+    client_accuracy_never_selected: float | None = field(default=None, metadata=CLIENTS)
 
     def as_dict(self) -> dict[str, Any]:
         absent = OF_CLOCK if self.late is None else ()
@@ -74,9 +77,15 @@ class Record:
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
-OF_CLOCK = ("simulated_seconds", "simulated_seconds_ask", "simulated_seconds_train", "simulated_time", "late")
+def _carrying(metadata: dict[str, str]) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(Record) if one.metadata == metadata)
+
+
+TOTALS = _carrying(SUM)
+"""Fields of records whose sums are the totals of summary.json."""
+OF_CLOCK = _carrying(CLOCK)
 """Fields of records that there are only with a simulated clock."""
-OF_CLIENTS = tuple(field.name for field in fields(Record) if field.name.startswith(KEY))
+OF_CLIENTS = _carrying(CLIENTS)
 """Fields of records that there are only where accuracy is measured client by client."""
 
 

@@ -1,96 +1,66 @@
-"""Which of the processes of `torchrun` this one is. Needs the standard library alone.
+"""Messages between ranks by torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-Models, and stacks of them, as one flat tensor; names and shapes are those of a model that both sides have.
-
-What ranks send each other: a kind, plain values and small arrays, and at most one flat tensor of numbers.
-
-Nothing is pickled: values are JSON, arrays are in the format of safetensors, and the tensor goes as it is.
-
-Messages between ranks by torch.distributed: gloo between CPUs, NCCL between GPUs.
+Nothing is pickled: a message's content is JSON (`fedsim.running.encoding`), followed by the bytes of its tensors.
 """
 
 import json
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-import safetensors
-import safetensors.numpy
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import FedsimError
-from fedsim.core.flat import flat_rows, split_flat
-from fedsim.core.types import Params, Stack
+from fedsim.engine.backend import TrainingResult
+from fedsim.engine.schedule import Schedule
+from fedsim.running.encoding import decode, encode
 
-
-def require_one_dtype(model: Params) -> None:
-    """Raise `FedsimError` unless all tensors are of one type, as one flat tensor needs."""
-    kinds = {str(value.dtype) for value in model.values()}
-    if len(kinds) > 1:
-        raise FedsimError(f"a model with tensors of types {sorted(kinds)} cannot be sent to other ranks; run it alone")
-
-
-def pack_models(models: Sequence[Params], like: Params) -> Tensor:
-    """M models [M * D], tensors in the order of `like`."""
-    return torch.cat([model[name].detach().reshape(-1) for model in models for name in like])
-
-
-def unpack_models(flat: Tensor, like: Params) -> list[Params]:
-    """The models of `pack_models`, each tensor in memory of its own, aligned as torch does it."""
-    size = sum(value.numel() for value in like.values())
-    return [{name: part.clone() for name, part in split_flat(row, like).items()} for row in flat.view(-1, size)]
-
-
-def pack_stack(stack: Stack, like: Params) -> Tensor:
-    """K models [K, D], tensors in the order of `like`, those that the stack has."""
-    return flat_rows({name: stack[name] for name in like if name in stack})
-
-
-def unpack_stack(rows: Tensor, like: Params) -> Stack:
-    """The models in `rows` [K, D], named and shaped as `like`; they share memory."""
-    parts = rows.split([value.numel() for value in like.values()], dim=1)
-    return {name: part.reshape(-1, *value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
-
-
-Arrays = Mapping[str, NDArray[Any]]
-DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
-"""Of models, updates and logits."""
+DATACLASSES = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in (Schedule, TrainingResult)}
+"""Those that messages may hold."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """`flat` [n] lies on the device of the rank."""
+    """`content`: values that `encode` knows; tensors lie on the CPU or on the device of the rank."""
 
     kind: str
-    values: Mapping[str, Any] = field(default_factory=dict)
-    arrays: Arrays = field(default_factory=dict)
-    flat: Tensor | None = None
+    content: Mapping[str, Any] = field(default_factory=dict)
 
 
-def head_of(message: Message) -> bytes:
-    """All of a message but for its tensor, of which it says size and type."""
-    tensor = None if message.flat is None else [message.flat.numel(), str(message.flat.dtype)]
-    text = json.dumps({"kind": message.kind, "values": message.values, "tensor": tensor})
-    arrays = {name: np.ascontiguousarray(array) for name, array in message.arrays.items()}
-    return safetensors.numpy.save(arrays, {"message": text})
+def packed(message: Message) -> tuple[bytes, list[Tensor]]:
+    """The JSON of a message, and the bytes of its tensors: of those on the CPU, and of those on a GPU."""
+    tensors: dict[str, Tensor] = {}
+    content = encode(dict(message.content), tensors, message.kind, DATACLASSES)
+    kinds = [[str(value.dtype).removeprefix("torch."), [*value.shape], value.is_cuda] for value in tensors.values()]
+    head = json.dumps({"kind": message.kind, "content": content, "tensors": kinds}).encode()
+    flat: dict[bool, list[Tensor]] = {False: [torch.empty(0, dtype=torch.uint8)], True: []}
+    for value in tensors.values():
+        flat[value.is_cuda].append(value.view(-1).view(torch.uint8))
+    return head, [torch.cat(parts) for parts in flat.values() if parts]
 
 
-def read_head(head: bytes, device: torch.device) -> Message:
-    """The message of `head_of`, with memory for its tensor."""
-    length = int.from_bytes(head[:8], "little")
-    content = json.loads(json.loads(head[8 : 8 + length])["__metadata__"]["message"])
-    flat = None
-    if content["tensor"] is not None:
-        size, dtype = content["tensor"]
-        flat = torch.empty(size, dtype=DTYPES[dtype], device=device)
-    return Message(content["kind"], content["values"], safetensors.numpy.load(head), flat)
+def room_for(head: bytes, device: torch.device) -> list[Tensor]:
+    """Where the bytes of the tensors of a message are to be received."""
+    sizes = {False: 0}
+    for name, shape, on_gpu in json.loads(head)["tensors"]:
+        sizes[on_gpu] = sizes.get(on_gpu, 0) + math.prod(shape) * getattr(torch, name).itemsize
+    return [torch.empty(size, dtype=torch.uint8, device=device if gpu else "cpu") for gpu, size in sizes.items()]
+
+
+def unpacked(head: bytes, flat: list[Tensor], device: torch.device) -> Message:
+    """The message of `packed`, with tensors in memory of their own."""
+    told, tensors, starts = json.loads(head), {}, [0, 0]
+    for number, (name, shape, on_gpu) in enumerate(told["tensors"]):
+        dtype = getattr(torch, name)
+        start, starts[on_gpu] = starts[on_gpu], starts[on_gpu] + math.prod(shape) * dtype.itemsize
+        tensors[str(number)] = flat[on_gpu][start : starts[on_gpu]].clone().view(dtype).view(shape)
+    return Message(told["kind"], decode(told["content"], tensors, device, DATACLASSES))
 
 
 T = TypeVar("T")
@@ -110,13 +80,10 @@ class LostRankError(FedsimError):
 
 
 class Link(ABC):
-    """The connections of this rank to the others."""
+    """The connections of this rank to the others: `size` ranks, whose tensors on GPUs arrive on `device`."""
 
     def __init__(self, size: int) -> None:
-        """`size`: number of ranks."""
-        self.size = size
-        self.device = torch.device("cpu")
-        """Where the tensors of messages are."""
+        self.size, self.device = size, torch.device("cpu")
 
     @abstractmethod
     def send(self, rank: int, message: Message) -> None:
@@ -131,18 +98,17 @@ class TorchLink(Link):
     """By the process group of torch.distributed that this process has joined."""
 
     def send(self, rank: int, message: Message) -> None:
-        head = torch.frombuffer(bytearray(head_of(message)), dtype=torch.uint8)
-        parts = [torch.tensor([len(head)]), head]
-        for part in parts if message.flat is None else [*parts, message.flat.contiguous()]:
-            self._wait(rank, partial(dist.isend, part, rank))
+        head, flat = packed(message)
+        text = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        for part in (torch.tensor([len(head)]), text, *flat):
+            if part.numel():
+                self._wait(rank, partial(dist.isend, part, rank))
 
     def receive(self, rank: int) -> Message:
         length = self._received(rank, torch.empty(1, dtype=torch.int64))
-        head = self._received(rank, torch.empty(int(length), dtype=torch.uint8))
-        message = read_head(np.asarray(head).tobytes(), self.device)
-        if message.flat is not None:
-            self._received(rank, message.flat)
-        return message
+        head = self._received(rank, torch.empty(int(length), dtype=torch.uint8)).numpy().tobytes()
+        flat = [self._received(rank, part) if part.numel() else part for part in room_for(head, self.device)]
+        return unpacked(head, flat, self.device)
 
     def _received(self, rank: int, into: Tensor) -> Tensor:
         self._wait(rank, partial(dist.irecv, into, rank))
@@ -210,8 +176,7 @@ def error_message(error: BaseException, traceback: str) -> Message:
 
 def raise_if_error(rank: int, answer: Message) -> None:
     """Raise what a rank has raised: `FedsimError` with its text, or RuntimeError with its traceback."""
-    if answer.kind != "error":
-        return
-    if answer.values["known"]:
-        raise FedsimError(f"rank {rank}: {answer.values['text']}")
-    raise RuntimeError(f"rank {rank} has raised\n{answer.values['traceback']}")
+    if answer.kind == "error":
+        if answer.content["known"]:
+            raise FedsimError(f"rank {rank}: {answer.content['text']}")
+        raise RuntimeError(f"rank {rank} has raised\n{answer.content['traceback']}")

@@ -6,7 +6,6 @@ Rank 0 runs the program. The others build the same runs and answer its questions
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +18,7 @@ import fedsim
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.distributed.backend import DividedBackend, Holdings
-from fedsim.distributed.links import JOINING, WORKING, LostRankError, Message, Others, TorchLink, require_one_dtype
-from fedsim.engine.model import initial
+from fedsim.distributed.links import JOINING, WORKING, LostRankError, Message, Others, TorchLink
 from fedsim.results.files import NEWEST, replacement_of
 from fedsim.running.assembly import Experiment
 from fedsim.running.checkpoint import unpack
@@ -41,14 +39,9 @@ def joined(place: World) -> TorchLink:
         dist.init_process_group(backend_name(), timeout=JOINING, rank=place.rank, world_size=place.size)
     except (RuntimeError, ValueError) as error:
         raise FedsimError(f"rank {place.rank} of {place.size} cannot join the others: {error}") from error
-    _set_timeout(WORKING)  # after which NCCL ends the process, whatever a single wait is told
-    return TorchLink(place.size)
-
-
-def _set_timeout(seconds: timedelta) -> None:
-    """For all that is sent from now on."""
     older = dist.distributed_c10d._set_pg_timeout
-    getattr(dist, "set_timeout", older)(seconds)
+    getattr(dist, "set_timeout", older)(WORKING)  # after which NCCL ends the process, whatever a single wait is told
+    return TorchLink(place.size)
 
 
 def backend_name() -> str:
@@ -88,8 +81,8 @@ class Ranks:
         mine = built(experiment)
         for rank, answer in answers.items():
             for key, name in NAMES.items():
-                if answer.values[key] != mine[key]:
-                    text = f"rank {rank} has another {name}: {answer.values[key]!r}, not {mine[key]!r}"
+                if answer.content[key] != mine[key]:
+                    text = f"rank {rank} has another {name}: {answer.content[key]!r}, not {mine[key]!r}"
                     raise FedsimError(f"{text}; all ranks need the same installation and the same data")
         engine = experiment.simulation.components.engine
         self.others.link.device = engine.data.x.device
@@ -116,7 +109,6 @@ class Ranks:
 
 
 RANKS = Ranks()
-"""Those of this command."""
 
 
 def check_jobs(plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
@@ -139,7 +131,7 @@ def check_jobs(plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
 
 def identity_of(plans: Sequence[Plan]) -> dict[str, Any]:
     """What must be the same on all ranks before any of them builds a run."""
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
     return {"jobs": [plan.config_hash for plan in plans], "fedsim": fedsim.__version__, **versions}
 
 
@@ -157,9 +149,7 @@ def holdings(experiment: Experiment) -> Holdings:
         samples["validation"] = server.validation.x
     if server.public is not None:
         samples["public"] = server.public
-    like = initial(experiment.model)
-    require_one_dtype(like)
-    return Holdings(parts.engine.backend, like, samples)
+    return Holdings(parts.engine.backend, samples)
 
 
 def explained_by_checkpoint(folders: Sequence[Path], error: LostRankError) -> FedsimError:

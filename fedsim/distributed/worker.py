@@ -1,6 +1,6 @@
 """A command whose processes torchrun has started: rank 0 does what it says, the others serve rank 0.
 
-A rank other than 0: it prints and writes nothing, builds what rank 0 runs, and computes its parts of that.
+They print and write nothing, build what rank 0 runs, and compute their parts of that.
 """
 
 import ctypes
@@ -77,7 +77,7 @@ class Worker:
         while True:
             request = self._link.receive(0)
             if request.kind == "end":
-                return int(request.values["code"])
+                return int(request.content["code"])
             self._link.send(0, self.answered(request))
 
     def answered(self, request: Message) -> Message:
@@ -90,22 +90,17 @@ class Worker:
     def _answer(self, request: Message) -> Message:
         if request.kind == "jobs":
             self._plans = self._compose()
-            return self._agreed(request)
+            for key, mine in identity_of(self._plans).items():
+                if mine != request.content[key]:
+                    name = "other jobs" if key == "jobs" else f"{key} {mine}, not {request.content[key]}"
+                    text = f"has {name}; all ranks need the same installation, command line and environment"
+                    raise FedsimError(text)
+            return Message("agreed")
         if request.kind == "build":
-            return self._built(self._plans[request.values["job"]])
+            self._held = None  # first, that its memory is free
+            experiment = build(self._plans[request.content["job"]])
+            self._held = holdings(experiment)
+            self._link.device = experiment.simulation.components.engine.data.x.device
+            return Message("built", built(experiment))
         assert self._held is not None
-        return self._held.answer(request)
-
-    def _agreed(self, request: Message) -> Message:
-        for key, mine in identity_of(self._plans).items():
-            if mine != request.values[key]:
-                name = "other jobs" if key == "jobs" else f"{key} {mine}, not {request.values[key]}"
-                raise FedsimError(f"has {name}; all ranks need the same installation, command line and environment")
-        return Message("agreed")
-
-    def _built(self, plan: Plan) -> Message:
-        self._held = None  # first, that its memory is free
-        experiment = build(plan)
-        self._held = holdings(experiment)
-        self._link.device = experiment.simulation.components.engine.data.x.device
-        return Message("built", built(experiment))
+        return Message("answer", {"found": self._held.compute(request.kind, request.content)})

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.config.plan import Plan
-from fedsim.core.record import KEY, PHASES, Record, mean_of_last
+from fedsim.core.record import KEY, TOTALS, Record, mean_of_last
 from fedsim.core.types import Params
 from fedsim.results.files import (
     CLIENTS,
@@ -34,20 +34,6 @@ from fedsim.running.checkpoint import Checkpoints, is_whole_model, save_model
 FINAL = ("done", "diverged")
 """Statuses of runs that have an end; runs of others go on with the same command."""
 
-LEDGER_TOTALS = (
-    "contacted",
-    "trained",
-    "uploaded",
-    "bytes_down",
-    "bytes_up",
-    "forward_samples",
-    "train_samples",
-    "server_forward_samples",
-    *(f"seconds_{phase}" for phase in PHASES),
-    "nonfinite_reports",
-    "dropped_updates",
-)
-
 
 def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, Any]:
     """The part of a summary that follows from the records of all rounds."""
@@ -62,7 +48,7 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
         "coverage": records[-1].coverage if records else 0.0,
         "wall_seconds": records[-1].wall_seconds if records else 0.0,
         **_simulated(records),
-        "totals": {name: sum(getattr(r, name) for r in records) for name in LEDGER_TOTALS},
+        "totals": {name: sum(getattr(r, name) for r in records) for name in TOTALS},
     }
 
 

@@ -1,1 +1,1 @@
-"""From a checked plan to records: one run."""
+"""One run: its parts from a checked plan, its rounds, its checkpoints, how it ends, and what it depends on."""

@@ -1,10 +1,10 @@
-"""The data of a run as its model sees them, on its device; kept for the next run of the process that wants the same.
+"""The simulation of a run from its plan: data, division, model, and every part that the config names.
 
-The simulation of a run from its plan: data, division, model, and every part that the config names.
+Data as the model sees them are kept for the next run of the process that wants the same.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from fedsim.partitions.base import Labelled, Partition
 from fedsim.partitions.division import Division, divide
 from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
-from fedsim.rounds.client_accuracy import ClientAccuracy, Samples, client_accuracy
+from fedsim.rounds.client_accuracy import Samples, client_accuracy
 from fedsim.rounds.loop import Components, Simulation
 from fedsim.running.process import world
 from fedsim.selectors.base import Selector
@@ -114,7 +114,6 @@ def data_key(plan: Plan) -> str:
 
 
 def is_prepared(plan: Plan) -> bool:
-    """Whether the data of a run are in memory."""
     return data_key(plan) in [key for key, *_ in _latest]
 
 
@@ -155,16 +154,11 @@ def build_model(
     with torch.random.fork_rng(devices=[]), UniformDraws():  # type: ignore[no-untyped-call]
         torch.manual_seed(streams.key(Purpose.INIT, *key))
         model = instantiate(node, nn.Module, "model", shape, num_classes)
-    check(_hook_problem(model))
-    return model
-
-
-def _hook_problem(model: nn.Module) -> Problem | None:
     for name, p in model.named_parameters():
         if p._backward_hooks or p._post_accumulate_grad_hooks:
             rule = f"has a hook on its parameter {name}: clients train copies, which torch makes without it"
-            return Problem("model", type(model).__name__, rule, "let the forward pass do what it does")
-    return None
+            check(Problem("model", type(model).__name__, rule, "let the forward pass do what it does"))
+    return model
 
 
 def resolve_device(name: str) -> str:
@@ -209,51 +203,51 @@ def build(plan: Plan) -> Experiment:
 
 def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams) -> Simulation:
     config, settings, local = plan.config, plan.settings, plan.local
-    clients = _client_data(data, division, division.train if local.evaluate_on == "train" else division.holdout)
+    evaluated = division.train if local.evaluate_on == "train" else division.holdout
+    if isinstance(data.x, SampleSource):
+        clients = ClientData.on_demand(data.x, data.y, division.train, evaluated, data.num_classes)
+    else:
+        clients = ClientData(data.x, data.y, division.train, evaluated, data.num_classes)
     optimizer = instantiate(config["optimizer"], LocalOptimizer, "optimizer")
     work = LocalWork(local.epochs, local.steps, local.batch_size)
-    system = instantiate(config["system"], System, "system") if config.get("system") is not None else None
-    num_selected = (
-        settings.cohort_size if system is None else system.num_selected(settings.cohort_size, len(division.sizes))
-    )
+    simulated = None
+    num_selected = settings.cohort_size
+    if config.get("system") is not None:
+        system = instantiate(config["system"], System, "system")
+        num_selected = system.num_selected(settings.cohort_size, len(division.sizes))
+        simulated = SimulatedClock(system, len(division.sizes), settings.cohort_size, streams)
     check(work.too_large(division.sizes, num_selected))
     workload = Workload(model, clients, optimizer, settings.num_rounds * work.median_steps(division.train))
     population = Population(division.sizes, num_selected, settings.num_rounds)
     params = initial(model)
     selector = instantiate(config["selector"], Selector, "selector", population)
-    unfit = selector.unfit_for(trained_names(model))
-    check(None if unfit is None else unfit.within("selector"))
+    if unfit := selector.unfit_for(trained_names(model)):
+        check(unfit.within("selector"))
+    never_trained = frozenset(params) - frozenset(trained_names(model))
+    validation = None
+    if len(division.validation) and Signal.VALIDATION in selector.needs:
+        positions = torch.as_tensor(division.validation, device=data.device)
+        validation = LabelledSamples(data.samples(division.validation), data.y[positions])
+    public = data.samples(division.public) if len(division.public) else None
+    accuracy = None
+    if settings.client_accuracy is not None:
+        samples = Samples(data.test.y.cpu().numpy(), data.owners, data.test_owners)
+        accuracy = client_accuracy(settings.client_accuracy, division, samples)
     components = Components(
         engine=Engine(_backend(config["engine"], workload), workload, work, streams),
         population=population,
         selector=selector,
-        aggregator=instantiate(
-            config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained_names(model))
-        ),
+        aggregator=instantiate(config["aggregator"], Aggregator, "aggregator", never_trained),
         availability=instantiate(config["availability"], Availability, "availability"),
-        server_data=ServerData(
-            test=data.test,
-            validation=_labelled(data, division.validation)
-            if len(division.validation) and Signal.VALIDATION in selector.needs
-            else None,
-            public=data.samples(division.public) if len(division.public) else None,
-        ),
+        server_data=ServerData(test=data.test, validation=validation, public=public),
         streams=streams,
         learning_rate=lambda t: optimizer.lr_at(t, settings.num_rounds),
         eval_every=settings.eval_every,
         first_model=_first_models(plan, data, streams) if settings.init_seed == "per_client" else None,
-        simulated=None
-        if system is None
-        else SimulatedClock(system, len(division.sizes), settings.cohort_size, streams),
-        client_accuracy=_client_accuracy(plan, data, division),
+        simulated=simulated,
+        client_accuracy=accuracy,
     )
     return Simulation(components, params)
-
-
-def _client_data(data: PreparedData, division: Division, evaluated: Sequence[NDArray[np.int64]]) -> ClientData:
-    if isinstance(data.x, SampleSource):
-        return ClientData.on_demand(data.x, data.y, division.train, evaluated, data.num_classes)
-    return ClientData(data.x, data.y, division.train, evaluated, data.num_classes)
 
 
 def _backend(node: Mapping[str, Any], workload: Workload) -> Backend:
@@ -261,17 +255,6 @@ def _backend(node: Mapping[str, Any], workload: Workload) -> Backend:
         return instantiate(node, Backend, "engine", workload)
 
     return build(workload) if workload.data.source is None else OnDemandBackend(workload, build)
-
-
-def _labelled(data: PreparedData, positions: NDArray[np.int64]) -> LabelledSamples:
-    return LabelledSamples(data.samples(positions), data.y[torch.as_tensor(positions, device=data.device)])
-
-
-def _client_accuracy(plan: Plan, data: PreparedData, division: Division) -> ClientAccuracy | None:
-    if plan.settings.client_accuracy is None:
-        return None
-    samples = Samples(data.test.y.cpu().numpy(), data.owners, data.test_owners)
-    return client_accuracy(plan.settings.client_accuracy, division, samples)
 
 
 def _first_models(plan: Plan, data: PreparedData, streams: Streams) -> Callable[[int], Params]:

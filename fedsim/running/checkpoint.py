@@ -1,9 +1,8 @@
 """Checkpoints: a run's whole state in one file, from which the same command goes on as if nothing had happened.
 
-A file in the format of safetensors. Its metadata hold the state as JSON (`fedsim.running.encoding`) and a SHA-256 of
-the file; nothing in it is ever executed. It is written completely or not at all, and the one before it is kept.
-
-Whether a checkpoint's values are of the types, shapes and ranges that a run needs: a SHA-256 can be forged.
+The SHA-256 of what follows, and a file of safetensors whose metadata hold the state as JSON (`encoding`); nothing in it
+is ever executed. It is written completely or not at all, and the one before it is kept. As a SHA-256 can be forged, the
+types, shapes and ranges of what is read are checked, too.
 """
 
 import hashlib
@@ -11,7 +10,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,15 +25,16 @@ import fedsim
 from fedsim.config.plan import IRRELEVANT, Plan
 from fedsim.core.errors import ConfigError, DataError, Problem
 from fedsim.core.record import Record
+from fedsim.core.types import Population
 from fedsim.results.files import METRICS, NEWEST, PREVIOUS, TRACE, RunFolder, json_ready, read_metrics
 from fedsim.rounds.loop import Simulation
 from fedsim.running.encoding import decode, encode
 from fedsim.running.provenance import user_code
 
-FORMAT = 1
+FORMAT = 2
 """Of checkpoint files; to be counted up whenever older ones can no longer be read."""
-BLANK = "0" * 64
-"""In place of the SHA-256 while it is computed."""
+DIGEST_SIZE = 32
+"""Bytes of the SHA-256 with which a file begins."""
 LEAST_SECONDS = 5.0
 """`checkpoint.every=auto` saves at most this often."""
 LARGEST_SHARE = 0.01
@@ -46,8 +46,7 @@ REMEDIES = {
     "code": "it was saved with other code of a class of yours; give it that again, go on all the same with "
     f"checkpoint.other_code=true, or {START_ANEW}",
 }
-"""For keys of an identity that are no config values: fingerprints and hashes of what the config values have led to.
-Checkpoints of earlier versions lack these keys, and are compared by the others alone."""
+"""For keys of an identity that are no config values: fingerprints and hashes of what the config values have led to."""
 
 
 class CheckpointError(DataError):
@@ -71,6 +70,7 @@ class Checkpoint:
     earlier_code: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass
 class Checkpoints:
     """Those of one run. `every`: rounds, None for none but those on a signal, `auto` for as often as costs little.
 
@@ -79,20 +79,15 @@ class Checkpoints:
     `fault` names a value that the run cannot go on from.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        identity: Mapping[str, Any],
-        every: int | Literal["auto"] | None,
-        device: torch.device,
-        dataclasses: Mapping[str, type] | None = None,
-        *,
-        other_code: bool = False,
-        fault: Callable[[Checkpoint, list[Record]], str | None] = lambda checkpoint, records: None,
-    ) -> None:
-        self.folder, self.identity, self.every, self.device = folder, identity, every, device
-        self.other_code, self.fault = other_code, fault
-        self.dataclasses = dataclasses or {}
+    folder: RunFolder
+    identity: Mapping[str, Any]
+    every: int | Literal["auto"] | None
+    device: torch.device
+    dataclasses: Mapping[str, type] = field(default_factory=dict)
+    other_code: bool = False
+    fault: Callable[[Checkpoint, list[Record]], str | None] = lambda checkpoint, records: None
+
+    def __post_init__(self) -> None:
         self._saved_at, self._saved_wall, self._cost = time.monotonic(), 0.0, 0.0
 
     def start(self, wall_seconds: float) -> None:
@@ -135,8 +130,7 @@ class Checkpoints:
             except Exception as error:  # damage shows itself in many ways
                 damaged[path] = str(error) if isinstance(error, CheckpointError) else repr(error)
                 continue
-            if damaged:
-                newest, what = next(iter(damaged.items()))
+            for newest, what in damaged.items():
                 sys.stderr.write(f"fedsim: {newest}: {what}; going on from the checkpoint before it\n")
                 self.folder.rename(path.name, NEWEST)
             return found
@@ -205,7 +199,7 @@ def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) ->
     return [
         Problem(key.removeprefix("config."), after.get(key), f"is {before.get(key)!r} in {path}", remedy)
         for key, remedy in remedies.items()
-        if before.get(key) != after.get(key) and not (key in REMEDIES and before.get(key) is None)
+        if before.get(key) != after.get(key)
     ]
 
 
@@ -217,38 +211,26 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
 
 def pack(
     identity: Mapping[str, Any], content: Mapping[str, Any], dataclasses: Mapping[str, type] | None = None
-) -> bytearray:
+) -> bytes:
     """The bytes of a checkpoint file. `dataclasses`: those that `content` may hold, by path.
 
     Raises `EncodingError` for content that it cannot hold.
     """
     tensors: dict[str, Tensor] = {}
     encoded = encode(dict(content), tensors, "checkpoint", dataclasses)
-    text = json.dumps({"identity": identity, "content": encoded}, allow_nan=False)
-    data = bytearray(safetensors.torch.save(tensors, {"sha256": BLANK, "checkpoint": text}))
-    digest = hashlib.sha256(data).hexdigest()
-    position = data.index(_mark(BLANK))
-    data[position : position + len(_mark(BLANK))] = _mark(digest)
-    return data
+    own = {name: value.cpu().clone() for name, value in tensors.items()}
+    data = safetensors.torch.save(own, {"checkpoint": json.dumps({"identity": identity, "content": encoded})})
+    return hashlib.sha256(data).digest() + data
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON and the tensors of a checkpoint file. Raises `CheckpointError` if it is not as it was written."""
-    length = int.from_bytes(data[:8], "little")
-    try:
-        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-        digest = str(metadata["sha256"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError("is damaged: its header cannot be read") from None
-    blank = data[: 8 + length].replace(_mark(digest), _mark(BLANK), 1) + data[8 + length :]
-    if hashlib.sha256(blank).hexdigest() != digest:
+    digest, data = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
+    if hashlib.sha256(data).digest() != digest:
         raise CheckpointError("is damaged: its SHA-256 is not that of its content")
+    length = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
     return json.loads(metadata["checkpoint"]), safetensors.torch.load(data)
-
-
-def _mark(digest: str) -> bytes:
-    """The SHA-256 as it stands in the header; quotes inside of strings are escaped, so that it stands there once."""
-    return f'"sha256":"{digest}"'.encode()
 
 
 def save_model(folder: RunFolder, name: str, params: Mapping[str, Tensor]) -> None:
@@ -269,7 +251,8 @@ def is_whole_model(path: Path) -> bool:
 def fault(checkpoint: Checkpoint, records: Sequence[Record], simulation: Simulation) -> str | None:
     """The first of its fields that `simulation` cannot go on from, or None. What selector and aggregator keep, they
     check themselves."""
-    state, lengths = checkpoint.state, checkpoint.lengths
+    state, lengths, population = checkpoint.state, checkpoint.lengths, simulation.components.population
+    covered, params = state.get("covered"), state.get("params")
     holds = {
         "initial_accuracy": _number(checkpoint.initial_accuracy, 1),
         "started": _number(checkpoint.started),
@@ -279,30 +262,21 @@ def fault(checkpoint: Checkpoint, records: Sequence[Record], simulation: Simulat
         "lengths": isinstance(lengths, dict)
         and set(lengths) <= {METRICS, TRACE}
         and all(_count(value) for value in lengths.values()),
-    }
-    wrong = [name for name, sound in holds.items() if not sound]
-    wrong += [f"state.{name}" for name in _wrong_in_state(state, simulation)]
-    wrong += [f"round {number} of {METRICS}" for number, one in enumerate(records, 1) if not _sound(one, simulation)]
-    return wrong[0] if wrong else None
-
-
-def _wrong_in_state(state: Mapping[str, Any], simulation: Simulation) -> Iterator[str]:
-    population, covered, params = simulation.components.population, state.get("covered"), state.get("params")
-    holds = {
-        "round": _count(state.get("round"), population.num_rounds),
-        "started": isinstance(state.get("started", False), bool),
-        "wall_seconds": _number(state.get("wall_seconds")),
-        "simulated_time": simulation.components.simulated is None or _number(state.get("simulated_time")),
-        "covered": isinstance(covered, np.ndarray)
+        "state.round": _count(state.get("round"), population.num_rounds),
+        "state.started": isinstance(state.get("started", False), bool),
+        "state.wall_seconds": _number(state.get("wall_seconds")),
+        "state.simulated_time": simulation.components.simulated is None or _number(state.get("simulated_time")),
+        "state.covered": isinstance(covered, np.ndarray)
         and covered.dtype == np.bool_
         and covered.shape == (population.num_clients,),
-        "params": isinstance(params, dict)
+        "state.params": isinstance(params, dict)
         and params.keys() == simulation.params.keys()
         and all(_alike(params[name], own) for name, own in simulation.params.items()),
-        "selector": isinstance(state.get("selector"), dict),
-        "aggregator": isinstance(state.get("aggregator"), dict),
+        "state.selector": isinstance(state.get("selector"), dict),
+        "state.aggregator": isinstance(state.get("aggregator"), dict),
     }
-    return (name for name, sound in holds.items() if not sound)
+    holds |= {f"round {number} of {METRICS}": _sound(one, population) for number, one in enumerate(records, 1)}
+    return next((name for name, sound in holds.items() if not sound), None)
 
 
 def _alike(value: Any, own: Tensor) -> bool:
@@ -310,17 +284,13 @@ def _alike(value: Any, own: Tensor) -> bool:
     return alike and bool(value.isfinite().all())
 
 
-def _sound(record: Record, simulation: Simulation) -> bool:
+def _sound(record: Record, population: Population) -> bool:
     """Whether the numbers of a round are numbers, and its clients clients."""
     values = dict(vars(record))
-    ids = [*_list(values.pop("selected")), *_list(values.pop("late") or [])]
-    return all(_count(i, simulation.components.population.num_clients - 1) for i in ids) and all(
-        value is None or _number(value) for value in values.values()
-    )
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    lists = values.pop("selected"), values.pop("late") or []
+    ids = [client for own in lists for client in (own if isinstance(own, list) else [own])]
+    known = all(_count(client, population.num_clients - 1) for client in ids)
+    return known and all(value is None or _number(value) for value in values.values())
 
 
 def _number(value: Any, high: float = math.inf) -> bool:

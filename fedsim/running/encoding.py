@@ -1,16 +1,13 @@
 """State as JSON and tensors, and back: values of known types alone, so that reading a file runs no code of its choice.
 
-Plain JSON types stand for themselves, finite floats to the last bit. Every other value is a mapping with one key, its
-kind: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"array": {"name": ..., "axes": [...]}}` and so on.
+Plain JSON types stand for themselves, floats to the last bit. Every other value is a mapping with one key, its kind:
+`{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"array": [name, axes]}` and so on.
 """
 
-import inspect
-import math
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,14 @@ from torch import Tensor
 
 from fedsim.core.errors import FedsimError
 
-SEQUENCES: Mapping[str, Callable[[Sequence[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+PLAIN = (type(None), bool, int, float, str)
+CONTAINERS: Mapping[str, Callable[[Any], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "dict": dict,
+    "deque": lambda content: deque(*content),
+}
 
 
 class EncodingError(FedsimError):
@@ -30,7 +34,7 @@ class EncodingError(FedsimError):
 def encode(
     value: Any, tensors: dict[str, Tensor], where: str = "state", dataclasses: Mapping[str, type] | None = None
 ) -> Any:
-    """`value` as JSON types; its arrays and tensors are added to `tensors` (on the CPU, contiguous) under new names.
+    """`value` as JSON types; its arrays and tensors are added to `tensors` (contiguous, where they are) by new names.
 
     `dataclasses`: those that `decode` will be able to build, by path. Raises `EncodingError` for a type that is not
     known; `where` is how the message calls the value.
@@ -40,37 +44,29 @@ def encode(
         return encode(item, tensors, place, dataclasses)
 
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if kind in PLAIN:
         return value
-    if kind is float:
-        return value if math.isfinite(value) else {"float": repr(value)}
-    if kind is list:
-        return [inner(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if kind in (tuple, set, frozenset):
-        return {kind.__name__: [inner(item, f"{where}[{i}]") for i, item in enumerate(value)]}
+    if kind in (list, tuple, set, frozenset):
+        items = [inner(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return items if kind is list else {kind.__name__: items}
     if kind is deque:
-        return {"deque": [[inner(item, f"{where}[...]") for item in value], value.maxlen]}
+        return {"deque": [inner(list(value), where), value.maxlen]}
     if kind is dict:
-        pairs = [[inner(k, f"{where} key"), inner(v, f"{where}[{k!r}]")] for k, v in value.items()]
-        return {"dict": pairs}
-    if isinstance(value, Tensor) and _is_plain_tensor(value):
-        return {"tensor": {"cpu": value.device.type == "cpu", **_keep(value.detach(), tensors)}}
+        return {"dict": [[inner(k, f"{where} key"), inner(v, f"{where}[{k!r}]")] for k, v in value.items()]}
+    if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized:
+        return {"tensor": [*_keep(value.detach(), tensors), value.device.type == "cpu"]}
     if isinstance(value, np.ndarray | np.generic) and _is_plain_array(value):
-        kind_name = "array" if isinstance(value, np.ndarray) else "scalar"
-        return {kind_name: _keep(torch.from_numpy(np.array(value)), tensors)}
+        name = "array" if isinstance(value, np.ndarray) else "scalar"
+        return {name: _keep(torch.from_numpy(np.array(value)), tensors)}
     if is_dataclass(value) and not isinstance(value, type):
         _require_readable(kind, where, dataclasses or {})
-        values = {f.name: inner(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value)}
-        return {"dataclass": [_path(kind), values]}
+        values = {f.name: getattr(value, f.name) for f in fields(value)} | getattr(value, "__dict__", {})
+        return {"dataclass": [_path(kind), {name: inner(item, f"{where}.{name}") for name, item in values.items()}]}
     raise EncodingError(
         f"{where} is of type {kind.__module__}.{kind.__qualname__}{_details(value)}, which a checkpoint cannot hold "
         "(it holds None, numbers, strings, lists, tuples, dicts, sets, deques, plain NumPy arrays, dense torch tensors "
         "and dataclasses of these)"
     )
-
-
-def _is_plain_tensor(value: Tensor) -> bool:
-    return value.layout is torch.strided and not value.is_quantized
 
 
 def _is_plain_array(value: NDArray[Any] | np.generic) -> bool:
@@ -92,30 +88,32 @@ def decode(
 ) -> Any:
     """The value that `encode` was given. Tensors that were not on the CPU go to `device`.
 
-    `dataclasses`: those that may be built, by path. Raises `ValueError` or `KeyError` on what `encode` did not write.
+    `dataclasses`: those that may be built, by path; their constructors are not called. Raises `ValueError`, `TypeError`
+    or `KeyError` on what `encode` did not write.
     """
+
+    def inner(item: Any) -> Any:
+        return decode(item, tensors, device, dataclasses)
+
     if isinstance(node, list):
-        return [decode(item, tensors, device, dataclasses) for item in node]
+        return [inner(item) for item in node]
     if not isinstance(node, dict):
         return node
     ((kind, content),) = node.items()
-    if kind == "float":
-        return float(content)
-    if kind in SEQUENCES:
-        return SEQUENCES[kind](decode(content, tensors, device, dataclasses))
-    if kind == "deque":
-        return deque(decode(content[0], tensors, device, dataclasses), content[1])
-    if kind == "dict":
-        return dict(decode(content, tensors, device, dataclasses))
+    if kind in CONTAINERS:
+        return CONTAINERS[kind](inner(content))
     if kind == "tensor":
-        return _kept(content, tensors).to("cpu" if content["cpu"] else device)
+        *kept, on_cpu = content
+        return _kept(tensors, *kept).to("cpu" if on_cpu else device)
     if kind == "array":
-        return _kept(content, tensors).numpy()
+        return _kept(tensors, *content).numpy()
     if kind == "scalar":
-        return _kept(content, tensors).numpy()[()]
+        return _kept(tensors, *content).numpy()[()]
     if kind == "dataclass":
-        values = {k: decode(v, tensors, device, dataclasses) for k, v in content[1].items()}
-        return _built((dataclasses or {})[content[0]], values)
+        built: Any = object.__new__((dataclasses or {})[content[0]])
+        for name, value in content[1].items():
+            object.__setattr__(built, name, inner(value))  # a frozen one, too
+        return built
     raise ValueError(f"unknown kind {kind!r}")
 
 
@@ -136,46 +134,21 @@ def _require_readable(cls: type, where: str, known: Mapping[str, type]) -> None:
             f"`from {cls.__module__} import {cls.__qualname__}` there, or define it there, outside of other classes "
             "and functions"
         )
-    if not _takes_its_fields(cls):
-        raise EncodingError(
-            f"{where} is of the dataclass {path}, which could not be built when the checkpoint is read: its "
-            "constructor must take its fields and need nothing else (no InitVar without a default, no __init__ with "
-            "other parameters)"
-        )
-
-
-@cache
-def _takes_its_fields(cls: type) -> bool:
-    try:
-        inspect.signature(cls).bind(**{f.name: None for f in fields(cls) if f.init})
-    except TypeError:
-        return False
-    return True
-
-
-def _built(cls: type, values: Mapping[str, Any]) -> Any:
-    """The object whose fields are `values`, also those that its constructor does not take or changes."""
-    late = {f.name for f in fields(cls) if not f.init}
-    built = cls(**{name: value for name, value in values.items() if name not in late})
-    for name, value in values.items():
-        object.__setattr__(built, name, value)  # a frozen one, too
-    return built
 
 
 def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _keep(value: Tensor, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _keep(value: Tensor, tensors: dict[str, Tensor]) -> list[Any]:
     """Put `value` into `tensors`. The order of its axes in memory is kept: sums may depend on it in the last bit."""
     strides = value.stride()
     axes = sorted(range(value.dim()), key=lambda axis: -strides[axis])
     name = str(len(tensors))
-    tensors[name] = value.permute(axes).cpu().clone(memory_format=torch.contiguous_format)
-    return {"name": name, "axes": axes}
+    tensors[name] = value.permute(axes).contiguous()
+    return [name, axes]
 
 
-def _kept(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
-    stored = tensors[content["name"]].clone()  # into memory of its own, aligned as torch does it
-    axes = content["axes"]
+def _kept(tensors: Mapping[str, Tensor], name: str, axes: list[int]) -> Tensor:
+    stored = tensors[name].clone()  # into memory of its own, aligned as torch does it
     return stored.permute([axes.index(i) for i in range(len(axes))])

@@ -1,14 +1,4 @@
-"""How a command of `fedsim` ends: its exit code, and what stderr says of the error that ended it.
-
-Codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 75 preempted (a signal asked it to end; the same command
-goes on), 130 interrupted (Ctrl-C; likewise), 141 nobody reads its output any more. FEDSIM_DEBUG=1 shows tracebacks.
-
-How exceptions end a run, before its rounds and later: its status, what is told, and the traceback in its folder.
-
-What a run survived in a degraded way: told once, at its first time, and counted for summary.json.
-
-What is told of a run while it goes on.
-"""
+"""How exceptions end a run, what it survives, and who is told of its rounds."""
 
 import sys
 import traceback
@@ -119,10 +109,7 @@ class Incidents:
 
 
 class Watch:
-    """The one to whom a run is told. This one does nothing.
-
-    `sweep`: where the run stands in its sweep.
-    """
+    """The one to whom a run is told. This one does nothing. `sweep`: where the run stands in its sweep."""
 
     sweep: SweepPosition | None = None
 

@@ -6,7 +6,7 @@ Nothing is written into the run's folder before everything that can refuse has b
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from fedsim.results.files import (
 )
 from fedsim.results.outcome import (
     FINAL,
-    Arrays,
     Outcome,
     keep,
     of_clients,
@@ -75,15 +74,19 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
     if interleaved is not None:
         interleaved.join(experiment.simulation, experiment.model)
     with owned(plan.folder):
-        settled = _settled_meanwhile(plan)
-        return settled or _record_in_place(plan, experiment, watch, alone=interleaved is None)
+        if settled := _settled_meanwhile(plan):
+            return settled
+        replaces = outcome_on_file(plan).final
+        place = replacement_of(plan.folder) if replaces else plan.folder
+        outcome = record(plan, experiment, place, watch, alone=interleaved is None)
+        if replaces and outcome.final:  # it was run beside a finished result
+            replace_folder(plan.folder)
+        return outcome
 
 
 def _settled_meanwhile(plan: Plan) -> Outcome | None:
-    """What another process has finished since this one looked, or had finished but for its last step.
-
-    To be called by the owner of the folder's lock.
-    """
+    """What another process has finished since this one looked, or had finished but for its last step. For the owner of
+    the folder's lock."""
     if outcome_in(replacement_of(plan.folder)).final:
         replace_folder(plan.folder)
         return replace(outcome_on_file(plan), skipped=True)
@@ -91,33 +94,15 @@ def _settled_meanwhile(plan: Plan) -> Outcome | None:
     return replace(found, skipped=True) if found.final and not plan.settings.overwrite else None
 
 
-def _record_in_place(plan: Plan, experiment: Experiment, watch: Watch, *, alone: bool) -> Outcome:
-    """Run it in its folder, or beside a finished result, which it replaces when it is finished itself."""
-    replaces = outcome_on_file(plan).final
-    place = replacement_of(plan.folder) if replaces else plan.folder
-    outcome = record(plan, experiment, place, watch, alone=alone)
-    if replaces and outcome.final:
-        replace_folder(plan.folder)
-    return outcome
-
-
-@dataclass
-class _Progress:
-    """What of a run is on file: `started` in seconds since 1970; `earlier_code` as in `Checkpoint`."""
-
-    records: list[Record]
-    initial_accuracy: float
-    started: float
-    earlier_code: list[dict[str, Any]] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class _Beginning:
-    """A run whose next round can be run. `incidents` and `start_up_rounds` are what its selector says of itself."""
+    """A run whose next round can be run, after `records` since `begun`. `incidents` and `start_up_rounds` are what its
+    selector says of itself."""
 
     folder: RunFolder
     checkpoints: Checkpoints
-    progress: _Progress
+    begun: Checkpoint
+    records: list[Record]
     trackers: Trackers
     incidents: Incidents
     start_up_rounds: int
@@ -139,7 +124,12 @@ def record(plan: Plan, experiment: Experiment, place: Path, watch: Watch = UNWAT
         except (Exception, SystemExit) as error:
             return failed_before_rounds(plan, place, error)
         ending = _run_rounds(plan, experiment.simulation, run, watch)
-        ending, in_summary, clients = _measured(experiment.simulation, run.folder, ending)
+        in_summary, clients = dict[str, Any](), None
+        try:
+            if ending[0] in FINAL:
+                in_summary, clients = of_clients(experiment.simulation)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            ending = ended_by(error, run.folder)
         summary = _summary(plan, experiment, run, ending, in_summary, revision)
         summary = keep(run.folder, run.checkpoints, summary, experiment.simulation.params, clients)
     try:
@@ -162,7 +152,7 @@ def _begin(plan: Plan, experiment: Experiment, folder: RunFolder, watch: Watch, 
     simulation, selector = experiment.simulation, experiment.simulation.components.selector
     checkpoints = _checkpoints(plan, experiment, folder)
     warning, adaptive, start_up_rounds = selector.warning, selector.adaptive, selector.start_up_rounds
-    progress = _progress(plan, experiment, folder, checkpoints)
+    begun, records = _progress(plan, experiment, folder, checkpoints)
     trackers = Trackers.made_by(
         {n: partial(instantiate, node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()}
     )
@@ -171,21 +161,11 @@ def _begin(plan: Plan, experiment: Experiment, folder: RunFolder, watch: Watch, 
         trackers.message(warning)
     wanted = replace(simulation.components.population, cohort_size=plan.settings.cohort_size)  # without spare ones
     incidents = Incidents(wanted, adaptive, trackers.message)
-    if progress.records:
+    if records:
         trackers.message(f"going on after round {simulation.round} of {plan.settings.num_rounds}")
-        for entry in progress.records:
+        for entry in records:
             trackers.replay(entry.as_dict())
-    return _Beginning(folder, checkpoints, progress, trackers, incidents, start_up_rounds)
-
-
-def _measured(
-    simulation: Simulation, folder: RunFolder, ending: Ending
-) -> tuple[Ending, dict[str, Any], Arrays | None]:
-    """What `of_clients` gives for a run that has an end; and its ending, which is another if that raises."""
-    try:
-        return ending, *(of_clients(simulation) if ending[0] in FINAL else ({}, None))
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
-        return ended_by(error, folder), {}, None
+    return _Beginning(folder, checkpoints, begun, records, trackers, incidents, start_up_rounds)
 
 
 def _summary(
@@ -198,24 +178,24 @@ def _summary(
 ) -> Mapping[str, Any]:
     """The content of summary.json; `in_summary` is what it has of the clients."""
     status, error, _ = ending
-    parts, progress = experiment.simulation.components, run.progress
+    parts, begun = experiment.simulation.components, run.begun
     x = parts.server_data.test.x
     compiled = x.dtype if _backend_name(parts) == "native" else None
     return {
         "status": status,
         "error": error,
-        **totals_of(progress.records, progress.initial_accuracy),
+        **totals_of(run.records, begun.initial_accuracy),
         **in_summary,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(progress.started)),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun.started)),
         "start_up_rounds": run.start_up_rounds,
         "seed": plan.settings.seed,
         "choices": dict(plan.choices),
         "engine": parts.engine.description,
         "data": dict(experiment.data_source),
-        "incidents": run.incidents.counts(progress.records),
+        "incidents": run.incidents.counts(run.records),
         "partition_hash": experiment.division.hash,
         "config_hash": plan.config_hash,
-        **({"earlier_code": progress.earlier_code} if progress.earlier_code else {}),
+        **({"earlier_code": begun.earlier_code} if begun.earlier_code else {}),
         "revision": revision,
         "environment": {**environment(x.device, compiled), **RANKS.description},
         "trackers": {},
@@ -239,24 +219,25 @@ def _backend_name(parts: Components) -> str:
     return parts.engine.backend.description.partition(",")[0]
 
 
-def _progress(plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: Checkpoints) -> _Progress:
+def _progress(
+    plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: Checkpoints
+) -> tuple[Checkpoint, list[Record]]:
     """Go on from the checkpoint if there is one, or start anew."""
     simulation = experiment.simulation
     found = _checkpoint_to_go_on_from(plan, checkpoints)
     if found is None:
         RunFolder.create(folder.path, plan.config)
         folder.write_bytes(PARTITION, experiment.division.to_bytes())
-        progress = _Progress([], simulation.evaluate().accuracy, time.time())
+        found = Checkpoint({}, {}, simulation.evaluate().accuracy, time.time(), plan.settings.overwrite), []
     else:
-        checkpoint, records = found
+        checkpoint, _ = found
         try:
             simulation.load_state_dict(checkpoint.state)
         except KeyError as missing:
             raise CheckpointError(f"{folder.path}: its checkpoint lacks {missing}; {START_ANEW}") from missing
         folder.reopen(checkpoint.lengths)
-        progress = _Progress(records, checkpoint.initial_accuracy, checkpoint.started, checkpoint.earlier_code)
     checkpoints.start(simulation.wall_seconds)
-    return progress
+    return found
 
 
 def _checkpoint_to_go_on_from(plan: Plan, checkpoints: Checkpoints) -> tuple[Checkpoint, list[Record]] | None:
@@ -274,11 +255,11 @@ def _checkpoint_to_go_on_from(plan: Plan, checkpoints: Checkpoints) -> tuple[Che
 
 def _run_rounds(plan: Plan, simulation: Simulation, run: _Beginning, watch: Watch) -> Ending:
     """Run the rounds that are missing, as far as they can be run."""
-    folder, checkpoints, progress = run.folder, run.checkpoints, run.progress
+    folder, checkpoints = run.folder, run.checkpoints
 
     def checkpoint() -> Checkpoint:
-        state, began = simulation.state_dict(), (progress.initial_accuracy, progress.started)
-        return Checkpoint(state, folder.sync_records(), *began, plan.settings.overwrite, progress.earlier_code)
+        state, lengths = simulation.state_dict(), folder.sync_records()
+        return replace(run.begun, state=state, lengths=lengths, overwrite=plan.settings.overwrite)
 
     num_rounds = plan.settings.num_rounds
     try:
@@ -289,7 +270,7 @@ def _run_rounds(plan: Plan, simulation: Simulation, run: _Beginning, watch: Watc
                 return STOP.status, f"asked to end after round {simulation.round}; the same command goes on", None
             entry = simulation.step()
             folder.append(entry.as_dict())
-            progress.records.append(entry)
+            run.records.append(entry)
             if simulation.observed and (trace := simulation.components.selector.trace) is not None:
                 folder.append({"round": entry.round, **trace}, TRACE)
             run.incidents.see(entry)

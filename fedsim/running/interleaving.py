@@ -11,13 +11,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from greenlet import greenlet
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from fedsim.config.plan import Plan
 from fedsim.core.errors import at_least, check
@@ -74,8 +73,6 @@ class InterleavedRun:
         self._call: TrainingCall | None = None
         self._simulation: Simulation | None = None
 
-    # --- called by the run itself --------------------------------------------------------------------------------
-
     def join(self, simulation: "Simulation", model: nn.Module) -> None:
         """Let the simulation's training go through this run, and give it the run's clock.
 
@@ -83,7 +80,7 @@ class InterleavedRun:
         """
         self._simulation = simulation
         engine = simulation.components.engine
-        engine.backend = SuspendingBackend(engine.backend, self, _frozen_digest(model))
+        engine.backend = cast(Backend, SuspendingBackend(engine.backend, self, _frozen_digest(model)))
         simulation.components = replace(simulation.components, now=self.now)
 
     def train(self, call: TrainingCall) -> TrainingResult:
@@ -98,8 +95,6 @@ class InterleavedRun:
         """Seconds that this run has worked, with its share of the common training."""
         return self._seconds + time.perf_counter() - self._since
 
-    # --- called by the scheduler ---------------------------------------------------------------------------------
-
     @property
     def call(self) -> TrainingCall:
         """The call that the run waits for."""
@@ -111,48 +106,31 @@ class InterleavedRun:
         """The round (1-based) that the run is in; 0 before its first."""
         return 0 if self._simulation is None else self._simulation.round + 1
 
-    def resume(self, result: TrainingResult | None = None, seconds: float = 0.0) -> bool:
-        """Let it work with the result of its call, whose training took so long. True: it calls again; False: it
-        ended."""
+    def resume(self, result: TrainingResult | BaseException | None = None, seconds: float = 0.0) -> bool:
+        """Let it work with the result of its call, whose training took so long, or the error that it raised. Returns
+        whether it calls again; else it has ended."""
         self._seconds += seconds
         self._since = time.perf_counter()
-        self._coroutine.switch(result) if self._call else self._coroutine.switch()
-        self._seconds += time.perf_counter() - self._since
-        return not self._coroutine.dead
-
-    def fail(self, error: BaseException) -> bool:
-        """As `resume`, with an error in place of a result."""
-        self._since = time.perf_counter()
-        self._coroutine.throw(error)
+        if isinstance(result, BaseException):
+            self._coroutine.throw(result)
+        else:
+            self._coroutine.switch(*([result] if self._call else []))
         self._seconds += time.perf_counter() - self._since
         return not self._coroutine.dead
 
 
-class SuspendingBackend(Backend):
+class SuspendingBackend:
     """A backend of one run that leaves training to the scheduler of all runs, and does the rest itself."""
 
     def __init__(self, backend: Backend, run: InterleavedRun, frozen_digest: str) -> None:
         self._backend, self._run, self._frozen_digest = backend, run, frozen_digest
-        self.reason, self.exact = backend.reason, backend.exact
 
-    @property
-    def description(self) -> str:
-        return self._backend.description
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         kind = self._backend.description, self._backend.room, self._frozen_digest
         return self._run.train(TrainingCall(self._backend, start, schedule, kind))
-
-    def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
-        return self._backend.forward(params, x, positions)
-
-    def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self._backend.cross_entropies(logits, labels)
-
-    def gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
-    ) -> Iterator[Tensor]:
-        return self._backend.gradients(params, positions, names)
 
 
 def _frozen_digest(model: nn.Module) -> str:
@@ -182,7 +160,7 @@ def run_interleaved(
     except BaseException:
         for run in waiting:
             with suppress(KeyboardInterrupt):
-                run.fail(KeyboardInterrupt())
+                run.resume(KeyboardInterrupt())
         raise
 
 
@@ -212,12 +190,11 @@ def _answer(batch: Sequence[InterleavedRun], waiting: deque[InterleavedRun]) -> 
     except (Exception, SystemExit) as error:  # of a user's model: each run ends as failed
         answers = [error] * len(batch)
     seconds = time.perf_counter() - start
-    failed = any(isinstance(answer, BaseException) for answer in answers)
+    failed = isinstance(answers[0], BaseException)
     samples = [0.0 if failed else float(call.schedule.samples.sum()) for call in calls]
     for run, answer, share in zip(batch, answers, samples, strict=True):
         waiting.popleft()
-        own = seconds * share / max(sum(samples), 1.0)
-        if run.fail(answer) if isinstance(answer, BaseException) else run.resume(answer, own):
+        if run.resume(answer, seconds * share / max(sum(samples), 1.0)):
             waiting.append(run)
 
 

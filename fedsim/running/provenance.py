@@ -1,9 +1,4 @@
-"""What a result depends on besides its config.
-
-The git commit of fedsim's own source code, which is recorded in the summary of every run.
-
-The user's own code that a run is made of, as a text that changes with it.
-"""
+"""What a result depends on besides its config: versions and machine, the commit of fedsim, the user's own code."""
 
 import functools
 import hashlib
@@ -175,7 +170,6 @@ def user_code(config: Mapping[str, Any]) -> str | None:
 
 
 def _targets(node: Any) -> Iterator[str]:
-    """Every `_target_` in a config."""
     if isinstance(node, Mapping):
         if isinstance(node.get("_target_"), str):
             yield node["_target_"]
@@ -196,5 +190,4 @@ def _sources(target: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_users(path: Path) -> bool:
-    own = Path(fedsim.__file__).resolve().parent
-    return own not in path.resolve().parents and not in_installed_folder(path)
+    return PACKAGE.resolve() not in path.resolve().parents and not in_installed_folder(path)

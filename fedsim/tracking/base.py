@@ -1,8 +1,6 @@
-"""The interface of trackers, which show or send a run's records.
+"""Trackers receive the records of a run, and show or send them.
 
 The run's files are the authoritative record: a tracker may be absent, slow or failing without affecting the run.
-
-Trackers: they receive the records of a run, which are also written to its files, and show or send them.
 """
 
 from collections.abc import Callable, Mapping
@@ -81,9 +79,6 @@ class Tracker:
     def num_degraded(self) -> int:
         """Number of times that this tracker could not do its work."""
         return 0
-
-
-__all__ = ["RunInfo", "Tracker", "Trackers"]
 
 
 class Trackers:

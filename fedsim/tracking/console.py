@@ -48,7 +48,7 @@ class ConsoleTracker(Tracker):
             self._bar.start()
 
     def log(self, record: Mapping[str, Any]) -> None:
-        self._see(record)
+        self.replay(record)
         if self._bar is None and self.progress and self._info.alone and _is_due(record["round"], self._info.num_rounds):
             parts = (
                 f"  round {record['round']}/{self._info.num_rounds}",
@@ -58,9 +58,6 @@ class ConsoleTracker(Tracker):
             self.console.print("  ".join(filter(None, parts)))
 
     def replay(self, record: Mapping[str, Any]) -> None:
-        self._see(record)
-
-    def _see(self, record: Mapping[str, Any]) -> None:
         if record["test_accuracy"] is not None:
             self._accuracy = record["test_accuracy"]
         if self._bar is not None and self._task is not None:

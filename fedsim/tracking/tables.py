@@ -1,7 +1,4 @@
-"""The standard output, as all parts of fedsim write to it. It may close or fill up; the run goes on without it.
-
-Tables on the terminal: of a run at its end, and of the jobs of a sweep. They fit 80 columns, words unbroken.
-"""
+"""The standard output, which may close or fill up, and the tables on it, which fit 80 columns, words unbroken."""
 
 import atexit
 import os
@@ -18,8 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.core.errors import printable, printable_lines
-from fedsim.core.record import FINAL_WINDOW, PHASES, mean_of_last
-from fedsim.results.files import read_metrics
+from fedsim.core.record import FINAL_WINDOW, PHASES
 
 UNWRITABLE = (OSError, ValueError, AttributeError)
 """What a standard output raises that cannot be written, is closed, or is none at all (`fedsim >&-`)."""
@@ -168,12 +164,8 @@ def _simulated(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 Row = Mapping[str, Any]
-"""A job: labels (keys and values of the command line except the seed), seed, status and summary, and folder if it may
-be that of a run from before summaries had the smoothed accuracy."""
-Column = Callable[[Mapping[str, Any]], str]
-"""The text of a job's cell in a column, from its summary."""
-
-COLUMNS: Mapping[str, Column] = {
+"""A job: labels (keys and values of the command line except the seed), seed, status and summary."""
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "final %": lambda summary: show_percent(summary.get("smoothed_accuracy")),
     "last %": lambda summary: show_percent(summary["final_accuracy"]),
     "part. %": lambda summary: show_percent(summary["mean_participation_ratio"]),
@@ -181,6 +173,7 @@ COLUMNS: Mapping[str, Column] = {
     "down": lambda summary: show_bytes(summary["totals"]["bytes_down"]),
     "up": lambda summary: show_bytes(summary["totals"]["bytes_up"]),
 }
+"""The text of a job's cell in each column, from its summary."""
 LEFT_OUT_FIRST = ("part. %", "up", "down", "time", "last %")
 """Columns that a narrow terminal does without, in this order, before names would be broken."""
 CAPTION = f"final: mean of the last {FINAL_WINDOW} rounds; last: the last round alone"
@@ -192,16 +185,10 @@ def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
     Where the choices do not fit side by side, they stand one below the other.
     """
     console = console or CONSOLE
-    rows = [{**row, "summary": _with_smoothed_accuracy(row)} for row in rows]
     differing = differing_keys([r["labels"] for r in rows])
-    for stacked in (False, True):
-        left_out: list[str] = []
+    for stacked, count in [(stacked, n) for stacked in (False, True) for n in range(len(LEFT_OUT_FIRST) + 1)]:
+        left_out = LEFT_OUT_FIRST[:count]
         table = _jobs_table(rows, differing, left_out, stacked)
-        for name in LEFT_OUT_FIRST:
-            if _fits(table, console):
-                break
-            left_out.append(name)
-            table = _jobs_table(rows, differing, left_out, stacked)
         if _fits(table, console):
             break
     console.print(f"{len(rows)} jobs", style="italic")
@@ -210,22 +197,9 @@ def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
     _print_seed_means(rows, differing, console)
 
 
-UNLIMITED = 10_000
-"""A width that no table has."""
-
-
 def _fits(table: Table, console: Console) -> bool:
-    wide = console.options.update(max_width=UNLIMITED)
+    wide = console.options.update(max_width=10_000)  # wider than any table
     return console.measure(table, options=wide).maximum <= console.width
-
-
-def _with_smoothed_accuracy(row: Row) -> Mapping[str, Any]:
-    """The summary of a job; one that lacks the smoothed accuracy has it from the records of its rounds."""
-    summary: Mapping[str, Any] = row["summary"]
-    if "totals" not in summary or "smoothed_accuracy" in summary or "folder" not in row:
-        return summary
-    accuracies = [record.get("test_accuracy") for record in read_metrics(row["folder"])]
-    return {**summary, "smoothed_accuracy": mean_of_last(accuracies)}
 
 
 def _jobs_table(rows: Sequence[Row], differing: Sequence[str], left_out: Sequence[str], stacked: bool) -> Table:

@@ -1,6 +1,6 @@
 """The process that communicates with W&B. It reads a run as JSON lines from a tracker, or from the run's folder.
 
-`fedsim.tracking.wandb_tracker` starts it for a run, `fedsim sync` for runs that are sent later.
+`fedsim.tracking.wandb_tracker` starts it for a run, `fedsim sync` for each that is sent later.
 """
 
 import json
@@ -28,7 +28,7 @@ SUMMARY_KEYS = (
 
 
 def main() -> None:
-    """Mirror standard input (`--pipe <temporary folder>`) or the folders in argv; print `done` or the failure."""
+    """Mirror standard input (`--pipe <temporary folder>`) or the folder in argv; print `done` or the failure."""
     arguments = sys.argv[1:]
     output = claim_stdout()
     piped = arguments[0] == "--pipe"
@@ -36,23 +36,17 @@ def main() -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = temporary  # W&B's temporary files are deleted with it
     if piped:
         _exit_after_parent(MAX_SECONDS)
-        code = _mirror_and_report("", map(json.loads, sys.stdin), output)
     else:
         os.close(0)  # W&B would ask a terminal for a key
         os.open(os.devnull, os.O_RDONLY)
-        code = max([_mirror_and_report(f"{folder}: ", replay(Path(folder)), output) for folder in arguments])
-    shutil.rmtree(temporary, ignore_errors=True)
-    os._exit(code)  # W&B's own exit handlers may hang
-
-
-def _mirror_and_report(prefix: str, messages: Iterable[dict[str, Any]], output: TextIO) -> int:
     try:
-        report = mirror(messages)
+        report = mirror(map(json.loads, sys.stdin) if piped else replay(Path(arguments[0])))
     except Exception as error:  # W&B raises many kinds of errors
         report = one_line(error)
     with suppress(OSError):  # the run's process may have ended
-        print(prefix + report, file=output, flush=True)
-    return int(report != "done")
+        print(report, file=output, flush=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    os._exit(int(report != "done"))  # W&B's own exit handlers may hang
 
 
 def claim_stdout() -> TextIO:

@@ -1,14 +1,8 @@
-"""How a run begins at Weights & Biases, or goes on there; for the process that communicates with W&B.
+"""The tracker for Weights & Biases (W&B).
 
-A run keeps its W&B id in its folder: what a later process sends of it goes to the same run of W&B. A run that is begun
-anew has a new id.
-
-The child process that runs W&B, as used by a run: messages are queued, and waiting for the child is limited.
-
-The tracker for Weights & Biases (W&B).
-
-A separate process (`wandb_mirror`) communicates with W&B, so that W&B can neither stop nor delay nor change a run. This
-module does not import W&B.
+A separate process (`wandb_mirror`) communicates with W&B, so that W&B can neither stop nor delay nor change a run. What
+that process begins a run with is here, too; for the run itself this module does not import W&B. A run keeps its W&B id
+in its folder: what a later process sends of it goes to the same run of W&B. A run that is begun anew has a new id.
 """
 
 import json
@@ -22,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +50,9 @@ def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
     decides by its own settings.
     """
     shutil.rmtree(Path(start["folder"]) / "wandb", ignore_errors=True)
-    kept = _kept_id(start)
+    place, kept = Path(start["folder"]) / WANDB_ID, None
+    with suppress(OSError, ValueError):
+        kept = place.read_text(encoding="utf-8").strip() or None
     by_settings = start["mode"] in ("auto", LATER)
     report = "done"
     try:
@@ -66,7 +62,7 @@ def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
             raise
         report = _reason(error, by_settings)
         # W&B does not give the id again that has just failed, so that a kept one stays for when the run is sent.
-        run = _begin(start, "offline") if kept is None else _init(start, "offline", _new_id())
+        run = _begin(start, "offline") if kept is None else _init(start, "offline", secrets.token_hex(6))
     if start["mode"] == LATER and run.disabled:
         run, report = _go_on_or_begin(start, "offline", kept), DISABLED
     run.define_metric("round")
@@ -88,37 +84,21 @@ def _go_on_or_begin(start: dict[str, Any], mode: Any, kept: str | None) -> Any:
 
 
 def _begin(start: dict[str, Any], mode: Any) -> Any:
-    wandb_id = _new_id()
+    wandb_id = secrets.token_hex(6)
     with suppress(OSError):  # a full disk; the run is sent all the same
-        _place(start).write_text(f"{wandb_id}\n", encoding="utf-8")
+        (Path(start["folder"]) / WANDB_ID).write_text(f"{wandb_id}\n", encoding="utf-8")
     return _init(start, mode, wandb_id)
 
 
 def _init(start: dict[str, Any], mode: Any, wandb_id: str, resume: Any = None) -> Any:
     import wandb
 
-    known = wandb.Settings.model_fields
-    quiet = {k: v for k, v in QUIET.items() if k in known}
+    quiet = {k: v for k, v in QUIET.items() if k in wandb.Settings.model_fields}
     options = {k: start[k] for k in ("project", "entity", "group", "job_type", "name", "tags", "config")}
     settings = wandb.Settings(init_timeout=0.6 * start["timeout"], **quiet)
     return wandb.init(
         mode=mode, dir=start["folder"], id=wandb_id, resume=resume, reinit="create_new", settings=settings, **options
     )
-
-
-def _place(start: dict[str, Any]) -> Path:
-    return Path(start["folder"]) / WANDB_ID
-
-
-def _kept_id(start: dict[str, Any]) -> str | None:
-    try:
-        return _place(start).read_text(encoding="utf-8").strip() or None
-    except (OSError, ValueError):
-        return None
-
-
-def _new_id() -> str:
-    return secrets.token_hex(6)
 
 
 def _reason(error: Exception, by_settings: bool) -> str:
@@ -150,21 +130,26 @@ NOT_INHERITED = ("WANDB_RUN_ID", "WANDB_RESUME")
 """Environment variables that would merge all jobs of a sweep into one W&B run."""
 
 
+def start_process(*words: str, stdin: int, without: Sequence[str] = ()) -> "subprocess.Popen[str]":
+    """The process that communicates with W&B, in an environment without the variables `without`."""
+    environment = {k: v for k, v in os.environ.items() if k not in (*NOT_INHERITED, *without)}
+    return subprocess.Popen(
+        [*COMMAND, *words],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment | {"WANDB_ERROR_REPORTING": "false"},
+        start_new_session=True,  # Ctrl-C goes to the run only
+    )
+
+
 class MirrorProcess:
     """Sends messages to the child process from a thread, so that only `finish` waits for the child."""
 
     def __init__(self) -> None:
         self._temporary = tempfile.mkdtemp(prefix="fedsim-wandb-")
-        environment = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
-        self._child = subprocess.Popen(
-            [*COMMAND, "--pipe", self._temporary],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment | {"WANDB_ERROR_REPORTING": "false"},
-            start_new_session=True,  # Ctrl-C goes to the run only
-        )
+        self._child = start_process("--pipe", self._temporary, stdin=subprocess.PIPE)
         self._queue: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._write, daemon=True).start()
 

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from fedsim.core.flat import real_dtype
 from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import Workload
-from fedsim.engine.chain import Chain
 from fedsim.engine.device import Precision, autocast
 from fedsim.engine.graph.optimizers import FlatOptimizer
 from fedsim.engine.graph.recorder import State
@@ -31,7 +30,7 @@ from fedsim.engine.model import (
     refuse_mixed_samples,
     refused_if_it_fails,
 )
-from fedsim.engine.stacked import StackedBatch, StackedChain, StackedLayer
+from fedsim.engine.stacked import StackedBatch, StackedChain, StackedLayer, layers_of
 
 
 class StepProgram(ABC):
@@ -69,8 +68,11 @@ class LinearProgram(StepProgram):
     def __init__(self, workload: Workload, tables: StepTables, state: State, optimizer: FlatOptimizer) -> None:
         super().__init__(workload, tables, state, optimizer)
         assert workload.chain is not None
-        self.models = _ViewedChain(workload.chain, state.views)
-        self._grads = _layers(workload.chain, state.grad_views)
+        self.models = StackedChain(workload.chain, layers_of(workload.chain, state.views))
+        self._grads = [
+            (state.grad_views[k.weight], None if k.bias is None else state.grad_views[k.bias])
+            for k in workload.chain.links
+        ]
 
     @property
     def launches(self) -> int:
@@ -87,35 +89,17 @@ class LinearProgram(StepProgram):
 
     def _keep_gradient(self, number: int, layer: StackedLayer, x: Tensor, grad: Tensor) -> None:
         """Of a layer with input `x` [R, B, in] from `grad` [R, B, out] at its output, as torch.nn.Linear lays it."""
-        kept = self._grads[number]
-        torch.bmm(grad.transpose(1, 2), x, out=kept.weight)
-        if kept.bias is not None:
-            torch.sum(grad, 1, out=kept.bias)
-
-
-class _ViewedChain(StackedChain):
-    """A chain whose weights are views of `stack`, so that what changes there changes here."""
-
-    def __init__(self, chain: Chain, stack: Stack) -> None:
-        self.chain = chain
-        self.layers = [
-            StackedLayer(layer.weight.transpose(1, 2), None if layer.bias is None else layer.bias.unsqueeze(1))
-            for layer in _layers(chain, stack)
-        ]
-        self.minus_one = -torch.ones_like(self.layers[0].weight[:1, :1, :1])
-
-
-def _layers(chain: Chain, stack: Stack) -> list[StackedLayer]:
-    """The tensors of each layer as they are: weight [R, out, in], bias [R, out]."""
-    return [StackedLayer(stack[k.weight], None if k.bias is None else stack[k.bias]) for k in chain.links]
+        weight, bias = self._grads[number]
+        torch.bmm(grad.transpose(1, 2), x, out=weight)
+        if bias is not None:
+            torch.sum(grad, 1, out=bias)
 
 
 def gathered(workload: Workload, row: Fields) -> StackedBatch:
     """The samples of a step's row of the tables; recordable."""
     data, where = workload.data, row.positions[0]
-    flat = where.reshape(-1)
-    x = data.x.index_select(0, flat).view(*where.shape, *data.x.shape[1:])
-    return StackedBatch(x, data.y.index_select(0, flat).view(where.shape), row.weights[0], row.keys[0])
+    labels = data.y.index_select(0, where.reshape(-1)).view(where.shape)
+    return StackedBatch(data.samples(where), labels, row.weights[0], row.keys[0])
 
 
 LAUNCHES_A_LAYER = 5

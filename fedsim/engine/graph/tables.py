@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.engine.schedule import Schedule
+from fedsim.engine.schedule import Schedule, mean_weights
 
 _UNIT = 8
 """Everything starts at a multiple of so many int32, 32 bytes."""
@@ -133,7 +133,7 @@ class Tables(StepTables):
         host = self._form.fields(table, slice(count))
         host.positions.numpy()[:] = schedule.positions.transpose(1, 0, 2)
         host.counts.numpy()[:] = schedule.counts.T
-        host.weights.numpy()[:] = _weights(schedule)
+        host.weights.numpy()[:] = mean_weights(schedule.counts.T, schedule.positions.shape[2])
         host.scalars.numpy()[:] = scalars
         if schedule.keys is not None:
             host.keys.numpy()[:] = schedule.keys.T
@@ -147,10 +147,3 @@ class Tables(StepTables):
         first = 1 + self.rows
         numbers = buffer[: 2 * (first + self.rows)].view(torch.int64)
         return numbers[:first], numbers[first:], buffer[self._header :].view(-1, self._form.width)
-
-
-def _weights(schedule: Schedule) -> NDArray[np.float64]:
-    """1 / count for valid samples and 0 for the others [S', K, B]."""
-    counts = schedule.counts.T[:, :, None]
-    weights: NDArray[np.float64] = (np.arange(schedule.positions.shape[2]) < counts) / np.maximum(counts, 1)
-    return weights

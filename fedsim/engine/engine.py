@@ -3,7 +3,7 @@
 Local training, losses, gradients and evaluation of the clients of one run, on top of a backend.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,30 +161,18 @@ class Engine:
 
         All lists pass through the model together. An empty list gives nan.
         """
-        sizes = np.array([len(p) for p in positions], dtype=np.int64)
-        if not sizes.sum():
-            return np.full(len(sizes), np.nan)
-        chosen = np.concatenate(positions)
-        labels = self.data.y[to_device(torch.as_tensor(chosen), self.data.y.device)]
-        values = self.backend.cross_entropies(self.backend.forward(params, self.data.x, chosen), labels)
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        totals = np.bincount(owner, values.cpu().numpy(), minlength=len(sizes))
-        with np.errstate(invalid="ignore"):
-            means: NDArray[np.float64] = totals / sizes
-        return means
+        return _means(positions, lambda chosen: self._losses(params, chosen))
 
     def accuracies(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         """Accuracy of `params` in eval mode over each list of positions in `data` [len(positions)]; of none, nan."""
-        sizes = np.array([len(p) for p in positions], dtype=np.int64)
-        if not sizes.sum():
-            return np.full(len(sizes), np.nan)
-        chosen = np.concatenate(positions)
-        labels = self.data.y[to_device(torch.as_tensor(chosen), self.data.y.device)]
-        right = (self.backend.forward(params, self.data.x, chosen).argmax(1) == labels).cpu().numpy()
-        totals = np.bincount(np.repeat(np.arange(len(sizes)), sizes), right, minlength=len(sizes))
-        with np.errstate(invalid="ignore"):
-            shares: NDArray[np.float64] = totals / sizes
-        return shares
+        return _means(positions, lambda chosen: self.hits(params, chosen))
+
+    def _losses(self, params: Params, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+        logits = self.backend.forward(params, self.data.x, chosen)
+        return self.backend.cross_entropies(logits, self._labels(chosen)).cpu().numpy()
+
+    def _labels(self, positions: NDArray[np.int64]) -> Tensor:
+        return self.data.y[to_device(torch.as_tensor(positions), self.data.y.device)]
 
     def client_gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None = None
@@ -220,12 +208,21 @@ class Engine:
 
     def hits(self, params: Params, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the samples at these positions in `data` are classified correctly by `params` in eval mode."""
-        labels = self.data.y[to_device(torch.as_tensor(positions), self.data.y.device)]
-        found: NDArray[np.bool_] = (
-            (self.backend.forward(params, self.data.x, positions).argmax(1) == labels).cpu().numpy()
-        )
-        return found
+        return (self.backend.forward(params, self.data.x, positions).argmax(1) == self._labels(positions)).cpu().numpy()
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Log-probabilities of `params` in eval mode, float64 [len(x), C]."""
         return log_softmax(self.backend.forward(params, x))
+
+
+def _means(
+    positions: Sequence[NDArray[np.int64]], values_at: Callable[[NDArray[np.int64]], NDArray[Any]]
+) -> NDArray[np.float64]:
+    """Of the values at each list of positions; of none, nan."""
+    sizes = np.array([len(own) for own in positions], dtype=np.int64)
+    if not sizes.sum():
+        return np.full(len(sizes), np.nan)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    totals = np.bincount(owner, values_at(np.concatenate(positions)), minlength=len(sizes))
+    with np.errstate(invalid="ignore"):
+        return totals / sizes

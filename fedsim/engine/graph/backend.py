@@ -1,14 +1,10 @@
-"""Which program takes the steps of a model.
-
-Training of a cohort of fixed capacity by replaying recorded steps.
-
-All local steps of a cohort as a few launches: recorded on static buffers once, replayed in every round.
-"""
+"""All local steps of a cohort as a few launches: recorded on static buffers once, replayed in every round."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from itertools import groupby, zip_longest
 from typing import Literal
 
@@ -24,17 +20,17 @@ from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.device import Precision, tell
 from fedsim.engine.engine import fetched
 from fedsim.engine.graph import triton_chain
+from fedsim.engine.graph.buffers import State, Tables
 from fedsim.engine.graph.optimizers import FlatOptimizer, flat_optimizer
-from fedsim.engine.graph.recorder import Body, Eager, NotRecordedError, Recorder, State, recorder_for
+from fedsim.engine.graph.recorder import Body, Eager, NotRecordedError, Recorder, recorder_for
 from fedsim.engine.graph.steps import LinearProgram, OneByOne, Passes, StepProgram
-from fedsim.engine.graph.tables import Tables
 from fedsim.engine.model import refuse_hidden_randomness
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import TorchBackend, joined
 
 
 class ProgramKind(Enum):
-    """The programs; values are for the summary."""
+    """What takes the steps of a model; values are for the summary."""
 
     TRITON = "Triton kernels"
     LINEAR = "linear layers"
@@ -109,20 +105,18 @@ class Track:
 
     def bodies(self, counts: NDArray[np.int64], tables: Tables, recorder: Recorder) -> list[Body]:
         """Recordings that make up the steps of clients with these `counts` [R, S]; those not made yet are made."""
-        if not self.program.two_forms:
-            forms = [False] * int(np.count_nonzero(counts.any(0)))
-        else:
-            forms = [bool((column == tables.batch).all()) for column in counts.T if column.any()]
-        return [self._body(steps, full, tables, recorder) for steps, full in recordings(forms, self._longest)]
+        used = counts.T[counts.any(0)]
+        forms = [self.program.two_forms and bool((column == tables.batch).all()) for column in used]
+        found = recordings(forms, self._longest)
+        for steps, full in found:
+            if (steps, full) not in self._recorded:
+                step = partial(self._step, full)
+                self._recorded[steps, full] = recorder.record(step, steps, tables.clear, self.number)
+        return [self._recorded[key] for key in found]
 
-    def _body(self, steps: int, full: bool, tables: Tables, recorder: Recorder) -> Body:
-        def step() -> None:
-            self.program.step(full=full)
-            self.program.tables.advance()
-
-        if (steps, full) not in self._recorded:
-            self._recorded[steps, full] = recorder.record(step, steps, tables.clear, self.number)
-        return self._recorded[steps, full]
+    def _step(self, full: bool) -> None:
+        self.program.step(full=full)
+        self.program.tables.advance()
 
 
 class Trainer:
@@ -137,39 +131,26 @@ class Trainer:
     @torch.no_grad()
     def train(self, start: Sequence[Params], schedule: Schedule, recorder: Recorder) -> Trained:
         """Train K <= R clients by a schedule with batches of B, each from its model. Does not wait for the device."""
-        replays = [
-            track.bodies(counts, self.tables, recorder)
-            for track, counts in zip(self._tracks, self._counts(schedule), strict=False)
-        ]
+        counts, (count, steps) = schedule.counts, schedule.counts.shape
+        each = [counts[row : row + 1] for row in range(count)] if self._one_each else [counts]
+        replays = [track.bodies(own, self.tables, recorder) for track, own in zip(self._tracks, each, strict=False)]
         models = list({id(model): model for model in start}.values())
         number = {id(model): owner for owner, model in enumerate(models)}
-        scalars = self.optimizer.scalars(schedule.lr, schedule.counts.shape[1])
+        scalars = self.optimizer.scalars(schedule.lr, steps)
         self.tables.fill(schedule, scalars, [number[id(model)] for model in start])
         self.state.load(models, self.tables.owner)
         self.optimizer.reset()
         with recorder.side_by_side(len(replays)):
-            for replay in _in_turns(replays):
-                replay()
-        return self._trained(len(schedule), schedule.counts.shape[1])
-
-    def _counts(self, schedule: Schedule) -> list[NDArray[np.int64]]:
-        """Those of each track's clients [., S]."""
-        counts = schedule.counts
-        return [counts[row : row + 1] for row in range(len(counts))] if self._one_each else [counts]
-
-    def _trained(self, count: int, steps: int) -> Trained:
+            for turn in zip_longest(*replays):  # the first of each, the second of each: all tracks start at once
+                for replay in turn:
+                    if replay is not None:
+                        replay()
         momentum = self.optimizer.momentum
         return Trained(
             self.state.changes(count),
             self.tables.losses[:steps, :count],
             None if momentum is None else self.state.packed(momentum[:count]),
         )
-
-
-def _in_turns(lists: Sequence[list[Body]]) -> Iterator[Body]:
-    """The first of each list, the second of each, and so on: all tracks start at once."""
-    for some in zip_longest(*lists):
-        yield from (body for body in some if body is not None)
 
 
 def longest_recording(launches: int) -> int:

@@ -1,11 +1,8 @@
-"""What takes the local steps of the clients in static buffers.
+"""What takes the local steps of the clients in static buffers: for chains of linear layers the written-out passes of
+the batched engine, else the plain pass of PyTorch for each client by itself.
 
-Chains of linear layers: the written-out passes of the batched backend on views of the flat buffers.
-
-Any model by automatic differentiation, each client in recordings of its own, which run side by side.
-
-Each client's pass is the plain one of PyTorch: ordinary convolutions and, on full batches, ordinary BatchNorm, where
-vmap makes grouped convolutions and BatchNorm of many small passes.
+The latter has ordinary convolutions and, on full batches, ordinary BatchNorm, where vmap makes grouped convolutions and
+BatchNorm of many small passes. Its recordings, one for each client, run side by side.
 """
 
 from abc import ABC, abstractmethod
@@ -19,9 +16,8 @@ from fedsim.core.flat import real_dtype
 from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import Workload
 from fedsim.engine.device import Precision, autocast
+from fedsim.engine.graph.buffers import Fields, State, StepTables
 from fedsim.engine.graph.optimizers import FlatOptimizer
-from fedsim.engine.graph.recorder import State
-from fedsim.engine.graph.tables import Fields, StepTables
 from fedsim.engine.model import (
     for_batched,
     for_sequential,
@@ -111,12 +107,7 @@ class OneByOne(StepProgram):
     one with masks."""
 
     def __init__(
-        self,
-        workload: Workload,
-        tables: StepTables,
-        state: State,
-        optimizer: FlatOptimizer,
-        passes: "Passes",
+        self, workload: Workload, tables: StepTables, state: State, optimizer: FlatOptimizer, passes: "Passes"
     ) -> None:
         super().__init__(workload, tables, state, optimizer)
         assert len(state) == 1
@@ -134,15 +125,12 @@ class OneByOne(StepProgram):
         moved = self.state.statistics.clone()
         side = self._side_inputs(template, batch) | self.state.statistics_layout.views(moved)
         losses = self._gradient(template, batch, {name: value[0] for name, value in side.items()})
-        self._finish(losses.unsqueeze(0), moved, row.counts[0], row.scalars[0])
-
-    @torch.no_grad()
-    def _finish(self, losses: Tensor, moved: Tensor, counts: Tensor, scalars: Tensor) -> None:
-        self.tables.write_losses(losses)
-        live = (counts > 0).unsqueeze(1)
-        if moved.numel():
-            torch.where(live, moved, self.state.statistics, out=self.state.statistics)
-        self.optimizer.update(self.state.flat, self.state.grads, live, scalars)
+        with torch.no_grad():
+            self.tables.write_losses(losses.unsqueeze(0))
+            live = (row.counts[0] > 0).unsqueeze(1)
+            if moved.numel():
+                torch.where(live, moved, self.state.statistics, out=self.state.statistics)
+            self.optimizer.update(self.state.flat, self.state.grads, live, row.scalars[0])
 
     def _side_inputs(self, template: "_Template", batch: StackedBatch) -> Stack:
         """Per-client buffers that are not part of the model: dropout keys and BatchNorm's masks."""
@@ -219,5 +207,4 @@ class _Template:
         """Running statistics are updated in place, or replaced in `tensors`."""
         for layer in self.dropouts:
             layer.calls = 0
-        output: Tensor = functional_call(self.module, tensors, (x,))
-        return output
+        return functional_call(self.module, tensors, (x,))

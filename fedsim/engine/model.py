@@ -229,11 +229,15 @@ def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
     is put back.
     """
     worker = for_sequential(model).to(x.device)
+
+    def generator_state() -> Tensor:
+        return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
+
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-        before = _generator_state(x.device)
+        before = generator_state()
         with torch.no_grad():
             worker(x[:2])
-        drew = not torch.equal(before, _generator_state(x.device))
+        drew = not torch.equal(before, generator_state())
     if drew:
         rule = f"model {type(model).__name__} draws from torch's global generator in its training pass"
         raise ConfigError([Problem("", ..., rule, KEYED)])
@@ -277,10 +281,6 @@ def keyed_dropouts(model: nn.Module) -> Iterator[tuple[str, KeyedDropout]]:
 def masked_norms(model: nn.Module) -> list[str]:
     """Names of the mask buffers of a model's MaskedBatchNorm layers."""
     return [f"{path}.mask" if path else "mask" for path, m in model.named_modules() if isinstance(m, MaskedBatchNorm)]
-
-
-def _generator_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _adapted(model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNorm2d], nn.Module]) -> nn.Module:

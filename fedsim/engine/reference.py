@@ -56,9 +56,10 @@ class ClientTrainer:
         keys = None if schedule.keys is None else to_device(torch.as_tensor(schedule.keys[0]), device)
         each: list[Tensor] = []
         for step, count in enumerate(schedule.counts[0].tolist()):
-            for layer in self.dropouts if keys is not None else ():
-                layer.key.copy_(keys[step])
-                layer.calls = 0
+            if keys is not None:
+                for layer in self.dropouts:
+                    layer.key.copy_(keys[step])
+                    layer.calls = 0
             values = self._losses(positions[step, :count])
             optimizer.zero_grad(set_to_none=True)
             values.mean().backward()
@@ -70,7 +71,6 @@ class ClientTrainer:
             losses[:steps, :width][schedule.mask[0]] = torch.cat(each).cpu().numpy()  # one copy for all steps
 
     def _losses(self, chosen: Tensor) -> Tensor:
-        """Cross-entropies of the samples at these positions."""
         x = self.data.x.index_select(0, chosen).contiguous(memory_format=self.layout)
         with autocast(self.precision, x.device):
             output = self.model(x)

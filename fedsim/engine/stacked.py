@@ -59,27 +59,32 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
         counts = schedule.counts[:, step]
         rows = np.arange(np.count_nonzero(counts))
         repeats_last = len(rows) == 1 < len(schedule)
-        chosen = rows if not repeats_last else np.zeros(2, np.int64)
+        valid = counts[rows if not repeats_last else np.zeros(2, np.int64)]
+        weights: Tensor | None = None
+        if valid.min() < width:
+            weights = to_device(torch.as_tensor(mean_weights(valid, width), dtype=real_dtype(data.x)), device)
         where = _first(positions[:, step, :width], len(rows), repeats_last)
         yield StackedBatch(
             data.samples(where),
             _first(labels[:, step, :width], len(rows), repeats_last),
-            _weights(counts[chosen], width, data.x),
+            weights,
             None if keys is None else _first(keys[:, step], len(rows), repeats_last),
             repeats_last,
         )
 
 
 def _first(values: Tensor, count: int, repeats: bool) -> Tensor:
-    """The first `count` rows, or the first row twice."""
     return values[:1].expand(2, *values.shape[1:]) if repeats else values[:count]
 
 
-def _weights(counts: NDArray[np.int64], width: int, like: Tensor) -> Tensor | None:
-    """1 / count for valid samples and 0 for padding [R, width]; None where nothing is padded."""
-    if counts.min() == width:
-        return None
-    return to_device(torch.as_tensor(mean_weights(counts, width), dtype=real_dtype(like)), like.device)
+def side_inputs(keys: Sequence[str], masks: Sequence[str], batch: StackedBatch) -> Stack:
+    """Buffers of these names that are not part of the model, for each row: dropout keys and BatchNorm's masks."""
+    side = {} if batch.keys is None else dict.fromkeys(keys, batch.keys)
+    if masks:
+        dtype = real_dtype(batch.x)
+        valid = batch.x.new_ones(batch.x.shape[:2], dtype=dtype) if batch.weights is None else batch.weights > 0
+        side |= dict.fromkeys(masks, valid.to(dtype))
+    return side
 
 
 class StackedGradients:
@@ -104,7 +109,7 @@ class StackedGradients:
         for layer in self.dropouts:
             layer.calls = 0
         trained = {name: stack[name] for name in self.trained}
-        rest = {name: stack[name] for name in self.buffers} | self._side_inputs(batch)
+        rest = {name: stack[name] for name in self.buffers} | side_inputs(self.keys, self.masks, batch)
         if batch.weights is None:
             grads, (_, (losses, statistics)) = self._full(trained, rest, batch.x, batch.y)
         else:
@@ -132,17 +137,6 @@ class StackedGradients:
         with refused_if_it_fails(self.template, "cannot run for several clients at once"):
             _, losses = self(stack, batch)
         refuse_mixed_samples(self.template, losses[0, 0], losses[1, 0])
-
-    def _side_inputs(self, batch: StackedBatch) -> Stack:
-        """Per-row buffers that are not part of the model: dropout keys and BatchNorm's masks."""
-        side: Stack = {}
-        if batch.keys is not None:
-            side |= dict.fromkeys(self.keys, batch.keys)
-        if self.masks:
-            shape, dtype = batch.x.shape[:2], real_dtype(batch.x)
-            mask = batch.x.new_ones(shape, dtype=dtype) if batch.weights is None else (batch.weights > 0).to(dtype)
-            side |= dict.fromkeys(self.masks, mask)
-        return side
 
     def _transforms(self) -> tuple[Callable[..., tuple[Stack, tuple[Tensor, tuple[Tensor, Stack]]]], ...]:
         def loss(

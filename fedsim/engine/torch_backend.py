@@ -177,7 +177,7 @@ class TorchBackend(Backend):
         return torch.cat([t.flatten() for t in total])
 
     def _sum_gradient(self, chosen: Tensor, names: Sequence[str]) -> list[Tensor]:
-        """The gradient of the sum of the cross-entropies of the samples at these positions."""
+        """Of the sum of the cross-entropies of the samples at these positions."""
         with (
             torch.enable_grad(),  # whatever the caller computes with
             passes_in(self.precision, chosen.device),

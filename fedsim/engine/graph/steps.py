@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedsim.core.flat import real_dtype
-from fedsim.core.types import Params, Stack
+from fedsim.core.types import Params
 from fedsim.engine.backend import Workload
 from fedsim.engine.device import Precision, autocast
 from fedsim.engine.graph.buffers import Fields, State, StepTables
@@ -26,7 +26,7 @@ from fedsim.engine.model import (
     refuse_mixed_samples,
     refused_if_it_fails,
 )
-from fedsim.engine.stacked import StackedBatch, StackedChain, StackedLayer, layers_of
+from fedsim.engine.stacked import StackedBatch, StackedChain, StackedLayer, layers_of, side_inputs
 
 
 class StepProgram(ABC):
@@ -123,7 +123,7 @@ class OneByOne(StepProgram):
         row = self.tables.row
         batch = gathered(self.workload, row)
         moved = self.state.statistics.clone()
-        side = self._side_inputs(template, batch) | self.state.statistics_layout.views(moved)
+        side = side_inputs(template.keys, template.masks, batch) | self.state.statistics_layout.views(moved)
         losses = self._gradient(template, batch, {name: value[0] for name, value in side.items()})
         with torch.no_grad():
             self.tables.write_losses(losses.unsqueeze(0))
@@ -131,15 +131,6 @@ class OneByOne(StepProgram):
             if moved.numel():
                 torch.where(live, moved, self.state.statistics, out=self.state.statistics)
             self.optimizer.update(self.state.flat, self.state.grads, live, row.scalars[0])
-
-    def _side_inputs(self, template: "_Template", batch: StackedBatch) -> Stack:
-        """Per-client buffers that are not part of the model: dropout keys and BatchNorm's masks."""
-        side: Stack = {}
-        if template.keys and batch.keys is not None:
-            side |= dict.fromkeys(template.keys, batch.keys)
-        if template.masks and batch.weights is not None:
-            side |= dict.fromkeys(template.masks, (batch.weights > 0).to(batch.weights.dtype))
-        return side
 
     def _gradient(self, template: "_Template", batch: StackedBatch, side: Params) -> Tensor:
         """The gradient of the mean loss into `state.grads`; running statistics in `side` are updated in place. Returns

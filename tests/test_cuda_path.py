@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fedsim.engine.graph.backend import GraphBackend
 from fedsim.running import assembly as prepared_data
 from tests.card_runs import BATCHED, Run, run, run_on_card
 from tests.card_workloads import W2, made_up
@@ -138,6 +139,41 @@ def test_auto_takes_recorded_steps_on_a_gpu() -> None:
     card = run_on_card((*SMALL, "engine=auto"))
     assert card.simulation.components.engine.description.endswith("(auto: a GPU)")
     assert_equal(card, run((*SMALL, *GRAPH), "cpu"))
+
+
+def _wrong(train: Any) -> Any:
+    """Training that forgets a tenth of every change."""
+
+    def trained(*args: Any) -> Any:
+        result = train(*args)
+        return replace(result, delta={name: 0.9 * value for name, value in result.delta.items()})
+
+    return trained
+
+
+def _failing(train: Any) -> Any:
+    def trained(*args: Any) -> Any:
+        raise RuntimeError("no kernel image is available\nmore")
+
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (_wrong, "whose first steps on this machine differ from those of the other engines"),
+        (_failing, "which fails on this machine: no kernel image is available"),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("model.dropout=0.3", "optimizer=adam")])
+def test_auto_goes_on_without_recorded_steps_that_prove_wrong(
+    damage: Any, told: str, more: Sequence[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(GraphBackend, "train", damage(GraphBackend.train))
+    card = run_on_card((*SMALL, *more, "engine=auto", "engine.compile=false"))
+    assert card.simulation.components.engine.description == "batched (auto: no convolutions)"
+    assert capfd.readouterr().err.count(f"engine=auto: not engine=graph, {told}\n") == 1
+    assert_equal(card, run((*SMALL, *more, *BATCHED), "cpu"))
 
 
 @pytest.mark.parametrize("selector", in_short(SELECTORS, IN_SHORT))

@@ -12,9 +12,8 @@ from fedsim.engine.backend import Workload
 from fedsim.engine.data import ClientData
 from fedsim.engine.device import Precision
 from fedsim.engine.graph.backend import ProgramKind, new_programs
+from fedsim.engine.graph.buffers import State, Tables
 from fedsim.engine.graph.optimizers import FlatOptimizer, flat_optimizer
-from fedsim.engine.graph.recorder import State
-from fedsim.engine.graph.tables import Tables
 from fedsim.engine.graph.triton_chain import Launch, Tiles, TritonChain, _unfit_device
 from fedsim.engine.optimizers import SGD, Adam, Constant, LocalOptimizer
 from fedsim.models.mlp import MLP

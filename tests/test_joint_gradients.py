@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.core.rng import Streams
-from fedsim.engine import torch_backend as joint_gradients
+from fedsim.engine import stacked
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.model import initial, trained_names
 from fedsim.engine.schedule import LocalWork
-from fedsim.engine.torch_backend import JointGradients, padded
+from fedsim.engine.stacked import JointGradients, padded
 from fedsim.models.mlp import MLP
 from tests.card_workloads import W1, counts_of_a_round
 from tests.engines import batched, graph, reference
@@ -135,7 +135,7 @@ def test_running_out_of_memory_halves_the_chunk(
         return padded(positions)
 
     sizes: list[int] = []
-    monkeypatch.setattr(joint_gradients, "padded", refuse)
+    monkeypatch.setattr(stacked, "padded", refuse)
     with PretendedCard():
         found = gradients(engine("cuda"))
     torch.testing.assert_close(found, gradients(engine("cpu", reference)), rtol=1e-5, atol=1e-7)

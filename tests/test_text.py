@@ -20,7 +20,7 @@ from fedsim.data.text_generated import ALPHABET, made_up_words, spoken, windows
 from fedsim.engine.data import ClientData
 from fedsim.engine.model import initial
 from fedsim.engine.schedule import LocalWork
-from fedsim.engine.torch_backend import JointGradients
+from fedsim.engine.stacked import JointGradients
 from fedsim.jobs.cli import run
 from fedsim.models.text import TextGRU, TextMLP
 from fedsim.partitions.base import Labelled, Partition

@@ -1,31 +1,18 @@
-"""What takes the local steps of stacked clients: any model by automatic differentiation, linear chains written out.
-
-All clients as one tensor program: their models stacked on a client axis, one forward and backward pass for all.
-"""
+"""All clients as one tensor program: their models stacked on a client axis, one forward and backward pass for all."""
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import check, rule
 from fedsim.core.flat import as_columns, real_dtype
 from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.chain import Chain
-from fedsim.engine.device import (
-    Compile,
-    Precision,
-    is_out_of_memory,
-    model_bytes,
-    passes_in,
-    rows_that_fit,
-    tell,
-    worth_compiling,
-)
+from fedsim.engine.device import Compile, Precision, worth_compiling
 from fedsim.engine.engine import concatenate_results, fetched
 from fedsim.engine.model import refuse_hidden_randomness
 from fedsim.engine.optimizers import SGD, LocalOptimizer
@@ -36,34 +23,16 @@ from fedsim.engine.stacked import (
     StackedGradients,
     StackedLayer,
     gradients_into,
+    layers_of,
     sgd_update,
     stacked_batches,
 )
 from fedsim.engine.torch_backend import TorchBackend
 
 
-class Program(Protocol):
-    """Local steps of R clients from models `start` [R, ...], which are not modified."""
-
-    def step(self, batch: StackedBatch) -> Tensor:
-        """One step of the leading rows, as many as the batch has; its samples' losses before the step [rows, B]."""
-        ...
-
-    def row(self, row: int) -> list[Tensor]:
-        """The parameters and momentum buffers of one client; share memory with the program's."""
-        ...
-
-    def delta(self) -> Stack:
-        """w_k - w of all rows."""
-        ...
-
-    def momentum(self) -> Stack | None:
-        """The optimiser's momentum buffers, None where it has none."""
-        ...
-
-
 class Differentiated:
-    """Any model and optimiser, through `StackedGradients`."""
+    """Local steps of R clients from models `start` [R, ...], which are not modified: any model and optimiser, through
+    `StackedGradients`."""
 
     def __init__(self, gradients: StackedGradients, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
         self.gradients, self.optimizer, self.start, self.lr = gradients, optimizer, start, lr
@@ -71,6 +40,7 @@ class Differentiated:
         self.state = optimizer.init({name: self.stack[name] for name in gradients.trained})
 
     def step(self, batch: StackedBatch) -> Tensor:
+        """One step of the leading rows, as many as the batch has; its samples' losses before the step [rows, B]."""
         live = {name: value[: len(batch.x)] for name, value in self.stack.items()}
         grads, losses = self.gradients(live, batch)
         trained = {name: live[name] for name in self.gradients.trained}
@@ -78,9 +48,11 @@ class Differentiated:
         return losses
 
     def row(self, row: int) -> list[Tensor]:
+        """The parameters and momentum buffers of one client; share memory with the program's."""
         return [value[row] for value in (*self.stack.values(), *(self.momentum() or {}).values())]
 
     def delta(self) -> Stack:
+        """w_k - w of all rows, in place of the models."""
         for name, value in self.stack.items():
             value.sub_(self.start[name])
         return self.stack
@@ -90,12 +62,12 @@ class Differentiated:
 
 
 class LinearChain:
-    """A chain of linear layers under any optimiser, through `StackedChain`; the step of plain SGD is part of the
+    """As `Differentiated`, of a chain of linear layers, through `StackedChain`; the step of plain SGD is part of the
     matrix products."""
 
     def __init__(self, chain: Chain, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
         self.start, self.optimizer, self.lr = start, optimizer, lr
-        self.models = StackedChain(chain, start)
+        self.models = StackedChain(chain, [layer.copy() for layer in layers_of(chain, start)])
         self.tensors = _by_number(self.models.layers)
         self.decay = optimizer.weight_decay if type(optimizer) is SGD and not optimizer.momentum else None
         self.state = None if self.decay is not None else optimizer.init(self.tensors)
@@ -135,17 +107,12 @@ def _by_number(layers: list[StackedLayer]) -> Stack:
     return weights | {f"{number}.bias": layer.bias for number, layer in enumerate(layers) if layer.bias is not None}
 
 
-CACHED_BYTES = 4 * 2**20
-"""Stacked models of several runs in one call on a CPU: beyond, products wait for memory (docs/performance.md)."""
-
-
 class BatchedBackend(TorchBackend):
     """torch.func's vmap over clients. Clients with fewer samples are padded and masked; those with fewer steps are the
     last rows of the stack and leave it early.
 
-    `chunk_size`: clients trained at once; `auto` takes what fits. On running out of memory it is halved and the chunk
-    trained again. `compile` is for models that are differentiated: for chains of linear layers the passes are
-    written out, and compiling gains nothing there.
+    `compile` is for models that are differentiated: for chains of linear layers the passes are written out, and
+    compiling gains nothing there.
     """
 
     fewest_clients = 2
@@ -159,11 +126,8 @@ class BatchedBackend(TorchBackend):
         compile: Compile,
         deterministic: bool | None = None,
     ) -> None:
-        check(rule(chunk_size == "auto" or chunk_size >= 1, "chunk_size", chunk_size, "must be auto or >= 1"))
-        super().__init__(workload, precision, deterministic)
+        super().__init__(workload, precision, deterministic, chunk_size)
         model, x = workload.model, workload.data.x
-        self.chunk_size = rows_that_fit(model, x.device) if chunk_size == "auto" else chunk_size
-        self.counts_activations = chunk_size == "auto" and x.is_cuda
         self.gradients_of_stack = StackedGradients(model, x.device, precision)
         chain = workload.chain if precision != "bf16" else None
         self.chain = chain if chain is not None and chain.is_linear else None
@@ -183,41 +147,17 @@ class BatchedBackend(TorchBackend):
 
     @property
     def max_joint_clients(self) -> int:
-        """As many as fit into the memory of a GPU, or into the cache of a CPU."""
         if self.gradients_of_stack.compiled:  # which may add in another order for other shapes
             return 1
-        if self.data.x.is_cuda:
-            return self.chunk_size
-        return max(1, min(self.chunk_size, CACHED_BYTES // max(model_bytes(self.model), 1)))
+        return super().max_joint_clients
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        size = min(self.chunk_size, self._rows_that_fit(schedule))
+        size = self._clients_that_fit(schedule)
         if len(schedule) <= size:
-            return self._train_if_it_fits(start, schedule)
+            found = self._if_it_fits(lambda: self._train_chunk(start, schedule), len(schedule))
+            return self.train(start, schedule) if found is None else found
         cuts = [slice(first, first + size) for first in range(0, len(schedule), size)]
-        parts = [self._train_if_it_fits(start[cut], schedule.rows(cut)) for cut in cuts]
-        return concatenate_results(parts, schedule)
-
-    def _rows_that_fit(self, schedule: Schedule) -> int:
-        """Clients whose batches' activations fit, too. On a GPU alone: a CPU trains what has large ones one by one."""
-        if not self.counts_activations:
-            return len(schedule)
-        width = schedule.positions.shape[2]
-        return rows_that_fit(self.model, self.data.x.device, self.activations * width)
-
-    def _train_if_it_fits(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        """On running out of memory, in smaller chunks; raises for one client."""
-        try:
-            with passes_in(self.precision, self.data.x.device):
-                return self._train_chunk(start, schedule)
-        except RuntimeError as error:
-            if len(schedule) == 1 or not is_out_of_memory(error):
-                raise
-        if self.data.x.is_cuda:  # by now, what the attempt held is free
-            torch.cuda.empty_cache()
-        self.chunk_size = len(schedule) // 2
-        tell(f"engine.chunk_size: out of memory with {len(schedule)} clients at once; going on with {self.chunk_size}")
-        return self.train(start, schedule)
+        return concatenate_results([self.train(start[cut], schedule.rows(cut)) for cut in cuts], schedule)
 
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """Rows of the stack are clients by falling number of steps."""
@@ -238,7 +178,7 @@ class BatchedBackend(TorchBackend):
         values, finite = fetched(losses, delta)
         return TrainingResult(delta, values[back], None if momentum is None else _in_order(momentum, back), finite)
 
-    def _program(self, start: Stack, lr: float) -> Program:
+    def _program(self, start: Stack, lr: float) -> Differentiated | LinearChain:
         if self.chain is not None:
             return LinearChain(self.chain, self.optimizer, start, lr)
         return Differentiated(self.gradients_of_stack, self.optimizer, start, lr)

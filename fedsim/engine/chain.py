@@ -142,8 +142,9 @@ class _Reader:
         if not self.links or not self.links[-1].kernel or self.links[-1].pool or self.flat:
             return False
         self.links[-1] = replace(self.links[-1], pool=True)
-        sides = [_pair(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)]
-        return sides == [(2, 2), (2, 2), (0, 0), (1, 1)] and not layer.ceil_mode and not layer.return_indices
+        given = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+        fits = all(value in (side, (side, side)) for value, side in zip(given, (2, 2, 0, 1), strict=True))
+        return fits and not layer.ceil_mode and not layer.return_indices
 
     def _read_dropout(self, layer: nn.Dropout) -> bool:
         if not self.links or self.links[-1].rate or self.links[-1].kernel:
@@ -165,10 +166,6 @@ def _is_plain(layer: nn.Conv2d, padding: tuple[int, ...]) -> bool:
     (height, width), (above, beside) = layer.kernel_size, padding
     square = height == width and above == beside < height
     return square and layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
-
-
-def _pair(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value, value)
 
 
 def _is_nothing(node: fx.Node, layer: nn.Module | None) -> bool:

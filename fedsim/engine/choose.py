@@ -1,17 +1,20 @@
 """The backend that fits model, device and length of the run, by a fixed rule: a repeated run is the same run."""
 
 from contextlib import suppress
-from typing import Any
+
+import numpy as np
+import torch
 
 from fedsim.core.errors import ConfigError, check
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.batched import BatchedBackend
-from fedsim.engine.device import Compile, Precision, precision_problem, warn_not_compiled, worth_compiling
+from fedsim.engine.device import Compile, Precision, precision_problem, tell, warn_not_compiled, worth_compiling
 from fedsim.engine.graph.backend import GraphBackend
-from fedsim.engine.model import is_convolutional
+from fedsim.engine.model import has_dropout, initial, is_convolutional
 from fedsim.engine.native.backend import NativeBackend, unfit
 from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.reference import ReferenceBackend
+from fedsim.engine.schedule import Schedule
 
 WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
 """Local steps of a run, one client's, from which on C pays: compiling takes 2 s, once a machine; a step of ten MLPs of
@@ -28,41 +31,73 @@ def choose_backend(
         return _on_gpu(workload, precision, compile, deterministic)
     convolutional = is_convolutional(workload.model)
     reason = "convolutions on a CPU" if convolutional else "no convolutions"
-    backend: Backend
     try:
         if _native_pays(workload, precision, compile, WORTH_STEPS["convolutional" if convolutional else "linear"]):
-            backend = NativeBackend(workload, workers="auto")
-            backend.reason = reason
-            return backend
+            return _because(reason, NativeBackend(workload, workers="auto"))
     except NotCompiledError as error:
         warn_not_compiled(str(error))
         reason += f", not compiled: {error}"
     if convolutional:
-        backend = ReferenceBackend(workload, precision=precision, workers="auto", deterministic=deterministic)
-    else:
-        backend, reason = _batched_if_it_can(workload, precision, compile, deterministic, reason)
+        return _because(reason, _one_by_one(workload, precision, deterministic))
+    return _batched_if_it_can(workload, precision, compile, deterministic, reason)
+
+
+def _because(reason: str, backend: Backend) -> Backend:
     backend.reason = reason
     return backend
+
+
+def _one_by_one(workload: Workload, precision: Precision, deterministic: bool | None) -> Backend:
+    return ReferenceBackend(workload, precision=precision, workers="auto", deterministic=deterministic)
 
 
 def _on_gpu(workload: Workload, precision: Precision, compile: Compile, deterministic: bool | None) -> Backend:
-    """Recorded steps where the model and the optimiser allow it: the fewest launches, as counted in
-    docs/performance.md. Of the others, one client's convolutions after another are fewer and larger kernels than those
-    of torch.func's vmap, which become grouped ones."""
-    backend: Backend
+    """Recorded steps, the fewest launches as counted in docs/performance.md, where model and optimiser allow it, and
+    where the first ones agree with those of the engine that would train otherwise. Of the others, one client's
+    convolutions after another are fewer and larger kernels than those of torch.func's vmap, which become grouped."""
+
+    def without_graphs(compile: Compile) -> Backend:
+        if is_convolutional(workload.model):
+            return _because("convolutions on a GPU", _one_by_one(workload, precision, deterministic))
+        return _batched_if_it_can(workload, precision, compile, deterministic, "no convolutions")
+
     with suppress(ConfigError):
-        backend = GraphBackend(
+        graph = GraphBackend(
             workload, precision=precision, chunk_size="auto", program="auto", deterministic=deterministic
         )
-        backend.reason = "a GPU"
-        return backend
-    if is_convolutional(workload.model):
-        backend = ReferenceBackend(workload, precision=precision, workers="auto", deterministic=deterministic)
-        backend.reason = "convolutions on a GPU"
-        return backend
-    backend, reason = _batched_if_it_can(workload, precision, compile, deterministic, "no convolutions")
-    backend.reason = reason
-    return backend
+        problem = _disagreement(graph, without_graphs(False), workload, precision)
+        if problem is None:
+            return _because("a GPU", graph)
+        tell(f"engine=auto: not engine=graph, {problem}")
+    return without_graphs(compile)
+
+
+TOLERANCE = {"float32": 0.02, "tf32": 0.05, "bf16": 0.2}
+"""Of the first losses and changes, relative to their size: rounding is far below, and a wrong kernel far above."""
+
+
+def _disagreement(graph: Backend, other: Backend, workload: Workload, precision: Precision) -> str | None:
+    """Why recorded steps are not to be trusted on this machine: None where two short steps of two clients give what
+    `other` gives, up to rounding. Nothing is said where that is not finite."""
+    x = workload.data.x
+    if not len(x):
+        return None
+    positions = np.arange(16).reshape(2, 2, 4) % len(x)
+    keys = np.arange(4).reshape(2, 2) if has_dropout(workload.model) else None
+    schedule = Schedule(positions, np.array([[4, 4], [4, 3]]), keys, lr=0.01)
+    start = [{name: value.to(x.device) for name, value in initial(workload.model).items()}] * 2
+    wanted = other.train(start, schedule)
+    try:
+        found = graph.train(start, schedule)
+    except Exception as error:  # of a driver or a compiler, in ways of any version
+        reason = str(error).strip().partition("\n")[0][:200]
+        return f"which fails on this machine: {reason}"
+    losses = [torch.as_tensor(result.losses[schedule.mask]) for result in (wanted, found)]
+    changes = [torch.cat([result.delta[n].flatten().cpu() for n in wanted.delta]) for result in (wanted, found)]
+    for right, own in (losses, changes):
+        if right.isfinite().all() and not (right - own).norm() <= TOLERANCE[precision] * right.norm():
+            return "whose first steps on this machine differ from those of the other engines"
+    return None
 
 
 def _native_pays(workload: Workload, precision: Precision, compile: Compile, enough: int) -> bool:
@@ -75,10 +110,12 @@ def _native_pays(workload: Workload, precision: Precision, compile: Compile, eno
 
 def _batched_if_it_can(
     workload: Workload, precision: Precision, compile: Compile, deterministic: bool | None, reason: str
-) -> tuple[Backend, str]:
+) -> Backend:
     check(precision_problem(precision, workload.data.x.device))
-    more: dict[str, Any] = {"precision": precision, "deterministic": deterministic}
     try:
-        return BatchedBackend(workload, chunk_size="auto", compile=compile, **more), reason
+        batched = BatchedBackend(
+            workload, precision=precision, chunk_size="auto", compile=compile, deterministic=deterministic
+        )
+        return _because(reason, batched)
     except ConfigError as error:
-        return ReferenceBackend(workload, workers="auto", **more), error.problems[0].rule
+        return _because(error.problems[0].rule, _one_by_one(workload, precision, deterministic))

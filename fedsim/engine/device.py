@@ -1,12 +1,9 @@
-"""torch.compile for runs that are long enough to pay for it; where compiling fails, the plain function.
+"""What a device is asked for: compiled functions, the precision of its passes, and how much fits into its memory.
 
-The precision of forward and backward passes; parameters, updates and losses are float32 always.
-
-What torch computes in on a GPU depends on switches of the whole process, of which the one for convolutions stands at
-TF32 by default. They are set here, both ways, by every backend that computes with torch: outside of passes, products
-are those of float32 whatever a config says, so that averages and what a selector sees are float32's, too.
-
-How much fits into a device's memory: stacked models while they train, and samples in one pass of one model.
+Parameters, updates and losses are float32 always. What torch computes in on a GPU depends on switches of the whole
+process, of which the one for convolutions stands at TF32 by default. They are set here, both ways, by every backend
+that computes with torch: outside of passes, products are those of float32 whatever a config says, so that averages and
+what a selector sees are float32's, too.
 """
 
 import copy

@@ -1,13 +1,9 @@
-"""What of a model travels: trainable parameters and floating-point buffers. Frozen parameters stay where they are.
-
-Layers whose hidden state a batched program must spell out: dropout's randomness and BatchNorm's batch.
+"""Users' models as engines take them: what travels, copies that can be trained, and what cannot.
 
 Both engines draw dropout masks by the same counter-based rule, so that a mask depends on (seed, round, client, step,
 layer, element) alone, whether clients train one by one or side by side, padded or not. An element is its place in the
 layer's input, so that padding changes masks where the batch is not the first axis (sequence first): there, engines draw
 other masks of the same rate for batches that are short.
-
-Copies of a user's model that an engine can train, and what no engine or not this engine can.
 """
 
 import copy
@@ -89,16 +85,11 @@ class KeyedDropout(nn.Module):
 def dropout_mask(keys: Tensor, layer: int, calls: int, shape: Sequence[int], p: float) -> Tensor:
     """What the `calls`-th application of a layer keeps of an input of `shape`, for each of `keys` [...]: bool
     [..., *shape]."""
-    salt = _signed((1 + calls + layer * _CALLS) * _GOLDEN)
+    salt = ((1 + calls + layer * _CALLS) * _GOLDEN + 2**63) % 2**64 - 2**63  # as an int64 would hold it
     element = torch.arange(math.prod(shape), device=keys.device).view(*shape)
     start = mix(keys + salt)
     bits = mix(start.view(*start.shape, *[1] * len(shape)) + element * _GOLDEN)
     return ((bits >> 40) & (2**24 - 1)) >= round(p * 2**24)
-
-
-def _signed(value: int) -> int:
-    """`value` modulo 2^64 as an int64 would hold it."""
-    return (value + 2**63) % 2**64 - 2**63
 
 
 class MaskedBatchNorm(nn.Module):
@@ -238,11 +229,15 @@ def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
     is put back.
     """
     worker = for_sequential(model).to(x.device)
+
+    def generator_state() -> Tensor:
+        return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
+
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-        before = _generator_state(x.device)
+        before = generator_state()
         with torch.no_grad():
             worker(x[:2])
-        drew = not torch.equal(before, _generator_state(x.device))
+        drew = not torch.equal(before, generator_state())
     if drew:
         rule = f"model {type(model).__name__} draws from torch's global generator in its training pass"
         raise ConfigError([Problem("", ..., rule, KEYED)])
@@ -288,10 +283,6 @@ def masked_norms(model: nn.Module) -> list[str]:
     return [f"{path}.mask" if path else "mask" for path, m in model.named_modules() if isinstance(m, MaskedBatchNorm)]
 
 
-def _generator_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
 def _adapted(model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNorm2d], nn.Module]) -> nn.Module:
     """Layers that stand at several places (a shared dropout) are replaced by one new layer at all of them."""
     model = copy.deepcopy(model)
@@ -312,10 +303,6 @@ def _adapted(model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNo
     return model.train()
 
 
-def _keeps_statistics(layer: nn.BatchNorm1d | nn.BatchNorm2d) -> bool:
-    return layer.track_running_stats and layer.momentum is not None
-
-
 def _problems(model: nn.Module, unfit: Callable[[nn.Module], tuple[str, str] | None]) -> Iterator[Problem]:
     for path, layer in model.named_modules():
         if found := unfit(layer):
@@ -332,9 +319,8 @@ def _random(layer: nn.Module) -> tuple[str, str] | None:
 
 def _coupled(layer: nn.Module) -> tuple[str, str] | None:
     """Layers that mix the samples of a batch, among them padding, or that vmap does not know."""
-    norm = isinstance(layer, _BatchNorm) and not (
-        isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and _keeps_statistics(layer)
-    )
+    known = isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)
+    norm = isinstance(layer, _BatchNorm) and not (known and layer.track_running_stats and layer.momentum is not None)
     instance = isinstance(layer, _InstanceNorm) and layer.track_running_stats
     unfit = norm or instance or isinstance(layer, nn.RNNBase)
     return ("cannot run for several clients at once", ONE_BY_ONE) if unfit else None

@@ -1,15 +1,10 @@
-"""Local training of one client in plain PyTorch: torch.optim's optimisers and torch's layers on real batches.
-
-A pool of threads that train clients side by side on a CPU, each on one core.
-
-Every client by itself in plain PyTorch: what the other backends are tested against, and the faster one for
-convolutions on a CPU.
-"""
+"""Every client by itself in plain PyTorch: what the other backends are tested against, and the faster one for
+convolutions on a CPU."""
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from numpy.typing import NDArray
@@ -18,7 +13,7 @@ from torch.nn import functional as F
 
 from fedsim.core.errors import check
 from fedsim.core.flat import real_dtype, to_device
-from fedsim.core.types import Params, Stack
+from fedsim.core.types import Params
 from fedsim.engine.backend import TrainingResult, Workload, workers_problem
 from fedsim.engine.device import Precision, autocast, passes_in
 from fedsim.engine.model import for_sequential, keyed_dropouts, refuse_hidden_randomness, traveling
@@ -62,7 +57,9 @@ class ClientTrainer:
         each: list[Tensor] = []
         for step, count in enumerate(schedule.counts[0].tolist()):
             if keys is not None:
-                self._set_keys(keys[step])
+                for layer in self.dropouts:
+                    layer.key.copy_(keys[step])
+                    layer.calls = 0
             values = self._losses(positions[step, :count])
             optimizer.zero_grad(set_to_none=True)
             values.mean().backward()
@@ -73,13 +70,7 @@ class ClientTrainer:
             _, steps, width = schedule.positions.shape
             losses[:steps, :width][schedule.mask[0]] = torch.cat(each).cpu().numpy()  # one copy for all steps
 
-    def _set_keys(self, key: Tensor) -> None:
-        for layer in self.dropouts:
-            layer.key.copy_(key)
-            layer.calls = 0
-
     def _losses(self, chosen: Tensor) -> Tensor:
-        """Cross-entropies of the samples at these positions."""
         x = self.data.x.index_select(0, chosen).contiguous(memory_format=self.layout)
         with autocast(self.precision, x.device):
             output = self.model(x)
@@ -102,40 +93,6 @@ def _with_zeros(optimizer: torch.optim.Optimizer) -> None:
                 parameter.grad = torch.zeros_like(parameter)
 
 
-Resource = TypeVar("Resource")
-Job = TypeVar("Job")
-Result = TypeVar("Result")
-
-
-class WorkerPool(Generic[Resource]):
-    """Python threads with one torch thread each; every job gets one of the `resources` (a copy of the model) to itself.
-
-    torch's operations release the global interpreter lock, so the threads do run in parallel. Jobs that would leave a
-    thread without work at the end are done one by one by the caller's thread, with all of torch's threads.
-    """
-
-    def __init__(self, resources: Sequence[Resource]) -> None:
-        self.resources = resources
-        self._free: queue.SimpleQueue[Resource] = queue.SimpleQueue()
-        for resource in resources:
-            self._free.put(resource)
-        self._pool = ThreadPoolExecutor(len(resources), initializer=torch.set_num_threads, initargs=(1,))
-
-    def map(self, work: Callable[[Resource, Job], Result], jobs: Sequence[Job]) -> list[Result]:
-        """`work(resource, job)` of every job, in order."""
-        count = len(self.resources)
-        parallel = len(jobs) - len(jobs) % count if count > 1 else 0
-        results = list(self._pool.map(lambda job: self._with_a_resource(work, job), jobs[:parallel]))
-        return results + [work(self.resources[0], job) for job in jobs[parallel:]]
-
-    def _with_a_resource(self, work: Callable[[Resource, Job], Result], job: Job) -> Result:
-        resource = self._free.get()
-        try:
-            return work(resource, job)
-        finally:
-            self._free.put(resource)
-
-
 class ReferenceBackend(TorchBackend):
     """Clients one after another, or, on a CPU, `workers` at a time on one core each (`auto`: as many as torch has
     threads; one on a GPU)."""
@@ -151,25 +108,41 @@ class ReferenceBackend(TorchBackend):
         check(workers_problem(workers))
         super().__init__(workload, precision, deterministic)
         count = (1 if self.data.x.is_cuda else torch.get_num_threads()) if workers == "auto" else workers
-        self.pool = WorkerPool([ClientTrainer(workload, self.layout, precision) for _ in range(count)])
+        self._trainers = [ClientTrainer(workload, self.layout, precision) for _ in range(count)]
+        self._free: queue.SimpleQueue[ClientTrainer] = queue.SimpleQueue()
+        for trainer in self._trainers:
+            self._free.put(trainer)
+        self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
         if len(self.data.x):
             refuse_hidden_randomness(workload.model, self.data.x)
 
     @property
     def description(self) -> str:
-        count = len(self.pool.resources)
+        count = len(self._trainers)
         return "sequential" if count == 1 else f"sequential, {count} clients at a time"
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        """Clients who would leave a thread without work at the end are trained one by one by the caller's thread, with
+        all of torch's threads. (torch's operations release the global interpreter lock: threads do run in parallel.)"""
         losses = torch.zeros(schedule.positions.shape, dtype=real_dtype(self.data.x)).numpy()
+        count, workers = len(schedule), len(self._trainers)
+        side_by_side = count - count % workers if workers > 1 else 0
+
+        def train_client(trainer: ClientTrainer, row: int) -> tuple[Params, Params]:
+            return trainer.train(start[row], schedule.rows(slice(row, row + 1)), losses[row])
+
+        def train_in_a_thread(row: int) -> tuple[Params, Params]:
+            trainer = self._free.get()
+            try:
+                return train_client(trainer, row)
+            finally:
+                self._free.put(trainer)
+
         with passes_in(self.precision, self.data.x.device):
-            done = self.pool.map(
-                lambda trainer, row: trainer.train(start[row], schedule.rows(slice(row, row + 1)), losses[row]),
-                range(len(schedule)),
-            )
-        deltas, momenta = [delta for delta, _ in done], [momentum for _, momentum in done]
-        return TrainingResult(_stacked(deltas), losses, _stacked(momenta) if momenta and momenta[0] else None)
-
-
-def _stacked(models: Sequence[Params]) -> Stack:
-    return {name: torch.stack([m[name] for m in models]) for name in models[0]}
+            done = list(self._pool.map(train_in_a_thread, range(side_by_side)))
+            done += [train_client(self._trainers[0], row) for row in range(side_by_side, count)]
+        delta, momentum = (
+            {name: torch.stack([model[name] for model in models]) for name in models[0]}
+            for models in zip(*done, strict=True)
+        )
+        return TrainingResult(delta, losses, momentum or None)

@@ -88,20 +88,17 @@ class Schedule:
     @cached_property
     def steps(self) -> NDArray[np.int64]:
         """Optimiser steps of each client [K]."""
-        steps: NDArray[np.int64] = np.count_nonzero(self.counts, axis=1).astype(np.int64)
-        return steps
+        return np.count_nonzero(self.counts, axis=1).astype(np.int64)
 
     @cached_property
     def samples(self) -> NDArray[np.int64]:
         """Samples that each client passes forward and backward [K]."""
-        samples: NDArray[np.int64] = self.counts.sum(1)
-        return samples
+        return self.counts.sum(1)
 
     @property
     def mask(self) -> NDArray[np.bool_]:
         """Which of `positions` are valid [K, S, B]."""
-        mask: NDArray[np.bool_] = np.arange(self.positions.shape[2]) < self.counts[:, :, None]
-        return mask
+        return np.arange(self.positions.shape[2]) < self.counts[:, :, None]
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
@@ -162,8 +159,7 @@ def _counts(sizes: NDArray[np.int64], steps: NDArray[np.int64], batch_size: int)
     """Samples in each step of clients that make so many `steps` [K, S]; the last batch of an epoch may be short."""
     sizes, steps, step = sizes[:, None], steps[:, None], np.arange(steps.max(initial=0))
     per_epoch = np.maximum(-(-sizes // batch_size), 1)
-    counts: NDArray[np.int64] = np.minimum(sizes - step % per_epoch * batch_size, batch_size)
-    return np.where(step < steps, counts, 0)
+    return np.where(step < steps, np.minimum(sizes - step % per_epoch * batch_size, batch_size), 0)
 
 
 def _fill(batches: NDArray[np.int64], positions: Positions, rng: np.random.Generator) -> None:
@@ -182,8 +178,12 @@ def _fill(batches: NDArray[np.int64], positions: Positions, rng: np.random.Gener
             flat[first:] = rng.permutation(positions)[: len(flat) - first]
 
 
+def mean_weights(counts: NDArray[np.int64], width: int) -> NDArray[np.float64]:
+    """1 / count for valid samples and 0 for padding [..., width], for `counts` [...]."""
+    return (np.arange(width) < counts[..., None]) / np.maximum(counts, 1)[..., None]
+
+
 def dropout_keys(keys: NDArray[np.int64], num_steps: int) -> NDArray[np.int64]:
     """One 63-bit key for each step of clients [K, num_steps], from their own keys in the round [K]."""
     strides = np.arange(num_steps, dtype=np.uint64) * np.uint64(_KEY_STRIDE)
-    found: NDArray[np.int64] = ((keys.astype(np.uint64)[:, None] + strides) & np.uint64(2**63 - 1)).astype(np.int64)
-    return found
+    return ((keys.astype(np.uint64)[:, None] + strides) & np.uint64(2**63 - 1)).astype(np.int64)

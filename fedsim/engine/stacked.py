@@ -1,22 +1,14 @@
-"""The samples of each local step of stacked clients.
+"""Losses and gradients of many clients at once: by torch.func's vmap, or, for chains of linear layers, with both
+passes written out over models stacked on a client axis."""
 
-Losses and gradients of many clients' models at once: torch.func's vmap over models stacked on a client axis.
-
-Chains of linear layers with the forward and backward pass written out over stacked clients.
-
-The same mathematics as automatic differentiation, in fewer and larger operations. Weights are stored transposed
-[R, in, out], so that no product needs a transposed weight. For SGD without momentum the update is part of the product
-that gives the gradient, W <- (1 - lr decay) W - lr h^T d, so that no gradient of a weight is ever stored.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional as F
 
 from fedsim.core.flat import real_dtype, to_device
@@ -35,7 +27,7 @@ from fedsim.engine.model import (
     refused_if_it_fails,
     trained_names,
 )
-from fedsim.engine.schedule import Schedule
+from fedsim.engine.schedule import Schedule, mean_weights
 
 
 @dataclass(frozen=True)
@@ -67,28 +59,32 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
         counts = schedule.counts[:, step]
         rows = np.arange(np.count_nonzero(counts))
         repeats_last = len(rows) == 1 < len(schedule)
-        chosen = rows if not repeats_last else np.zeros(2, np.int64)
+        valid = counts[rows if not repeats_last else np.zeros(2, np.int64)]
+        weights: Tensor | None = None
+        if valid.min() < width:
+            weights = to_device(torch.as_tensor(mean_weights(valid, width), dtype=real_dtype(data.x)), device)
         where = _first(positions[:, step, :width], len(rows), repeats_last)
         yield StackedBatch(
-            data.x.index_select(0, where.reshape(-1)).view(*where.shape, *data.x.shape[1:]),
+            data.samples(where),
             _first(labels[:, step, :width], len(rows), repeats_last),
-            _weights(counts[chosen], width, data.x),
+            weights,
             None if keys is None else _first(keys[:, step], len(rows), repeats_last),
             repeats_last,
         )
 
 
 def _first(values: Tensor, count: int, repeats: bool) -> Tensor:
-    """The first `count` rows, or the first row twice."""
     return values[:1].expand(2, *values.shape[1:]) if repeats else values[:count]
 
 
-def _weights(counts: NDArray[np.int64], width: int, like: Tensor) -> Tensor | None:
-    """1 / count for valid samples and 0 for padding [R, width]; None where nothing is padded."""
-    if counts.min() == width:
-        return None
-    inverse = (np.arange(width) < counts[:, None]) / counts[:, None]
-    return to_device(torch.as_tensor(inverse, dtype=real_dtype(like)), like.device)
+def side_inputs(keys: Sequence[str], masks: Sequence[str], batch: StackedBatch) -> Stack:
+    """Buffers of these names that are not part of the model, for each row: dropout keys and BatchNorm's masks."""
+    side = {} if batch.keys is None else dict.fromkeys(keys, batch.keys)
+    if masks:
+        dtype = real_dtype(batch.x)
+        valid = batch.x.new_ones(batch.x.shape[:2], dtype=dtype) if batch.weights is None else batch.weights > 0
+        side |= dict.fromkeys(masks, valid.to(dtype))
+    return side
 
 
 class StackedGradients:
@@ -113,7 +109,7 @@ class StackedGradients:
         for layer in self.dropouts:
             layer.calls = 0
         trained = {name: stack[name] for name in self.trained}
-        rest = {name: stack[name] for name in self.buffers} | self._side_inputs(batch)
+        rest = {name: stack[name] for name in self.buffers} | side_inputs(self.keys, self.masks, batch)
         if batch.weights is None:
             grads, (_, (losses, statistics)) = self._full(trained, rest, batch.x, batch.y)
         else:
@@ -142,17 +138,6 @@ class StackedGradients:
             _, losses = self(stack, batch)
         refuse_mixed_samples(self.template, losses[0, 0], losses[1, 0])
 
-    def _side_inputs(self, batch: StackedBatch) -> Stack:
-        """Per-row buffers that are not part of the model: dropout keys and BatchNorm's masks."""
-        side: Stack = {}
-        if batch.keys is not None:
-            side |= dict.fromkeys(self.keys, batch.keys)
-        if self.masks:
-            shape, dtype = batch.x.shape[:2], real_dtype(batch.x)
-            mask = batch.x.new_ones(shape, dtype=dtype) if batch.weights is None else (batch.weights > 0).to(dtype)
-            side |= dict.fromkeys(self.masks, mask)
-        return side
-
     def _transforms(self) -> tuple[Callable[..., tuple[Stack, tuple[Tensor, tuple[Tensor, Stack]]]], ...]:
         def loss(
             trained: Params, rest: Params, x: Tensor, y: Tensor, weights: Tensor | None
@@ -169,6 +154,57 @@ class StackedGradients:
         return vmap(lambda trained, rest, x, y: per_row(trained, rest, x, y, None)), vmap(per_row)
 
 
+@dataclass(frozen=True)
+class JointGradients:
+    """Gradients of one model in eval mode on the samples of many clients at once, for a GPU. At most `most_samples` of
+    each list of positions in `data` pass at once."""
+
+    model: nn.Module
+    data: ClientData
+    precision: Precision
+    most_samples: int
+
+    def __call__(self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]) -> Tensor:
+        """The gradients of the mean cross-entropy over each list of positions, in the parameters `names` [K, D]; zeros
+        for an empty list."""
+        wanted = {name: params[name] for name in names}
+        rest = {name: value for name, value in params.items() if name not in wanted}
+
+        def loss(wanted: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+            with autocast(self.precision, self.data.x.device):
+                output = functional_call(self.model, {**wanted, **rest}, (x,)).to(real_dtype(x))
+            return (F.cross_entropy(output, y, reduction="none") * weights).sum()
+
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0, 0))
+        x, y, device = self.data.x, self.data.y, self.data.x.device
+        where, weights = padded(positions)
+        total: Tensor | None = None
+        for part, shares in zip(
+            to_device(torch.as_tensor(where), device).split(self.most_samples, dim=1),
+            to_device(torch.as_tensor(weights, dtype=real_dtype(x)), device).split(self.most_samples, dim=1),
+            strict=True,
+        ):
+            found = gradients(wanted, self.data.samples(part), y[part], shares)
+            flat = torch.cat([found[name].flatten(1) for name in names], dim=1)
+            total = flat if total is None else total.add_(flat)
+        assert total is not None
+        filled = np.array([len(own) > 0 for own in positions])
+        if filled.all():
+            return total
+        return torch.where(to_device(torch.as_tensor(filled), device).unsqueeze(1), total, 0)
+
+
+def padded(positions: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The lists as rows [K, W], W >= 1, and weights [K, W]: 1 / length within a list, 0 behind its end, where its own
+    first position is repeated, so that a sample that is not finite stays with its list."""
+    lengths = np.array([len(own) for own in positions])
+    where = np.zeros((len(positions), max(int(lengths.max()), 1)), np.int64)
+    for row, own in zip(where, positions, strict=True):
+        row[: len(own)] = own
+        row[len(own) :] = own[0] if len(own) else 0
+    return where, mean_weights(lengths, where.shape[1])
+
+
 @dataclass
 class StackedLayer:
     """Weight [R, in, out] and bias [R, 1, out] of R clients."""
@@ -182,6 +218,11 @@ class StackedLayer:
             return self
         return StackedLayer(self.weight[:count], None if self.bias is None else self.bias[:count])
 
+    def copy(self) -> "StackedLayer":
+        weight = self.weight.clone(memory_format=torch.contiguous_format)
+        bias = self.bias
+        return StackedLayer(weight, None if bias is None else bias.clone(memory_format=torch.contiguous_format))
+
     def forward(self, x: Tensor) -> Tensor:
         if self.bias is None:
             return torch.bmm(x, self.weight)
@@ -193,11 +234,14 @@ Update = Callable[[int, StackedLayer, Tensor, Tensor], None]
 
 
 class StackedChain:
-    """R models of a chain of linear layers, starting from copies of `start` [R, ...]."""
+    """R models of a chain of linear layers, which are trained in place.
 
-    def __init__(self, chain: Chain, start: Stack) -> None:
-        self.chain = chain
-        self.layers = [_stacked(link, start) for link in chain.links]
+    The same mathematics as automatic differentiation, in fewer and larger operations. Weights are stored transposed
+    [R, in, out], so that no product needs a transposed weight.
+    """
+
+    def __init__(self, chain: Chain, layers: list[StackedLayer]) -> None:
+        self.chain, self.layers = chain, layers
         self.minus_one = -torch.ones_like(self.layers[0].weight[:1, :1, :1])
 
     @torch.no_grad()
@@ -250,8 +294,16 @@ class StackedChain:
         return result
 
 
+def layers_of(chain: Chain, stack: Stack) -> list[StackedLayer]:
+    """The chain's layers as views of `stack`."""
+    return [
+        StackedLayer(stack[k.weight].transpose(1, 2), None if k.bias is None else stack[k.bias].unsqueeze(1))
+        for k in chain.links
+    ]
+
+
 def sgd_update(lr: float, decay: float) -> Update:
-    """Plain SGD in place: w <- (1 - lr decay) w - lr gradient."""
+    """Plain SGD in place: w <- (1 - lr decay) w - lr gradient, in one product, so that no gradient is stored."""
     keep = 1 - lr * decay
 
     def update(number: int, layer: StackedLayer, x: Tensor, grad: Tensor) -> None:
@@ -271,15 +323,6 @@ def gradients_into(found: Stack) -> Update:
             found[f"{number}.bias"] = grad.sum(1, keepdim=True)
 
     return update
-
-
-def _stacked(link: Link, start: Stack) -> StackedLayer:
-    weight = _copied(start[link.weight].transpose(1, 2))
-    return StackedLayer(weight, None if link.bias is None else _copied(start[link.bias].unsqueeze(1)))
-
-
-def _copied(value: Tensor) -> Tensor:
-    return value.clone(memory_format=torch.contiguous_format)
 
 
 def _activate(x: Tensor, link: Link, keys: Tensor | None) -> Tensor:

@@ -1,14 +1,10 @@
-"""Which program takes the steps of a model.
-
-Training of a cohort of fixed capacity by replaying recorded steps.
-
-All local steps of a cohort as a few launches: recorded on static buffers once, replayed in every round.
-"""
+"""All local steps of a cohort as a few launches: recorded on static buffers once, replayed in every round."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from itertools import groupby, zip_longest
 from typing import Literal
 
@@ -21,21 +17,20 @@ from fedsim.core.errors import check, rule
 from fedsim.core.flat import real_dtype
 from fedsim.core.types import Params
 from fedsim.engine.backend import TrainingResult, Workload
-from fedsim.engine.batched import CACHED_BYTES
-from fedsim.engine.device import Precision, is_out_of_memory, model_bytes, passes_in, rows_that_fit, tell
+from fedsim.engine.device import Precision, tell
 from fedsim.engine.engine import fetched
 from fedsim.engine.graph import triton_chain
+from fedsim.engine.graph.buffers import State, Tables
 from fedsim.engine.graph.optimizers import FlatOptimizer, flat_optimizer
-from fedsim.engine.graph.recorder import Body, Eager, NotRecordedError, Recorder, State, recorder_for
+from fedsim.engine.graph.recorder import Body, Eager, NotRecordedError, Recorder, recorder_for
 from fedsim.engine.graph.steps import LinearProgram, OneByOne, Passes, StepProgram
-from fedsim.engine.graph.tables import Tables
 from fedsim.engine.model import refuse_hidden_randomness
 from fedsim.engine.schedule import Schedule
-from fedsim.engine.torch_backend import TorchBackend
+from fedsim.engine.torch_backend import TorchBackend, joined
 
 
 class ProgramKind(Enum):
-    """The programs; values are for the summary."""
+    """What takes the steps of a model; values are for the summary."""
 
     TRITON = "Triton kernels"
     LINEAR = "linear layers"
@@ -110,20 +105,18 @@ class Track:
 
     def bodies(self, counts: NDArray[np.int64], tables: Tables, recorder: Recorder) -> list[Body]:
         """Recordings that make up the steps of clients with these `counts` [R, S]; those not made yet are made."""
-        if not self.program.two_forms:
-            forms = [False] * int(np.count_nonzero(counts.any(0)))
-        else:
-            forms = [bool((column == tables.batch).all()) for column in counts.T if column.any()]
-        return [self._body(steps, full, tables, recorder) for steps, full in recordings(forms, self._longest)]
+        used = counts.T[counts.any(0)]
+        forms = [self.program.two_forms and bool((column == tables.batch).all()) for column in used]
+        found = recordings(forms, self._longest)
+        for steps, full in found:
+            if (steps, full) not in self._recorded:
+                step = partial(self._step, full)
+                self._recorded[steps, full] = recorder.record(step, steps, tables.clear, self.number)
+        return [self._recorded[key] for key in found]
 
-    def _body(self, steps: int, full: bool, tables: Tables, recorder: Recorder) -> Body:
-        def step() -> None:
-            self.program.step(full=full)
-            self.program.tables.advance()
-
-        if (steps, full) not in self._recorded:
-            self._recorded[steps, full] = recorder.record(step, steps, tables.clear, self.number)
-        return self._recorded[steps, full]
+    def _step(self, full: bool) -> None:
+        self.program.step(full=full)
+        self.program.tables.advance()
 
 
 class Trainer:
@@ -138,39 +131,26 @@ class Trainer:
     @torch.no_grad()
     def train(self, start: Sequence[Params], schedule: Schedule, recorder: Recorder) -> Trained:
         """Train K <= R clients by a schedule with batches of B, each from its model. Does not wait for the device."""
-        replays = [
-            track.bodies(counts, self.tables, recorder)
-            for track, counts in zip(self._tracks, self._counts(schedule), strict=False)
-        ]
+        counts, (count, steps) = schedule.counts, schedule.counts.shape
+        each = [counts[row : row + 1] for row in range(count)] if self._one_each else [counts]
+        replays = [track.bodies(own, self.tables, recorder) for track, own in zip(self._tracks, each, strict=False)]
         models = list({id(model): model for model in start}.values())
         number = {id(model): owner for owner, model in enumerate(models)}
-        scalars = self.optimizer.scalars(schedule.lr, schedule.counts.shape[1])
+        scalars = self.optimizer.scalars(schedule.lr, steps)
         self.tables.fill(schedule, scalars, [number[id(model)] for model in start])
         self.state.load(models, self.tables.owner)
         self.optimizer.reset()
         with recorder.side_by_side(len(replays)):
-            for replay in _in_turns(replays):
-                replay()
-        return self._trained(len(schedule), schedule.counts.shape[1])
-
-    def _counts(self, schedule: Schedule) -> list[NDArray[np.int64]]:
-        """Those of each track's clients [., S]."""
-        counts = schedule.counts
-        return [counts[row : row + 1] for row in range(len(counts))] if self._one_each else [counts]
-
-    def _trained(self, count: int, steps: int) -> Trained:
+            for turn in zip_longest(*replays):  # the first of each, the second of each: all tracks start at once
+                for replay in turn:
+                    if replay is not None:
+                        replay()
         momentum = self.optimizer.momentum
         return Trained(
             self.state.changes(count),
             self.tables.losses[:steps, :count],
             None if momentum is None else self.state.packed(momentum[:count]),
         )
-
-
-def _in_turns(lists: Sequence[list[Body]]) -> Iterator[Body]:
-    """The first of each list, the second of each, and so on: all tracks start at once."""
-    for some in zip_longest(*lists):
-        yield from (body for body in some if body is not None)
 
 
 def longest_recording(launches: int) -> int:
@@ -202,8 +182,7 @@ class GraphBackend(TorchBackend):
     """CUDA graphs of the local steps, whose batches, models, dropout keys and learning rate are read from static
     buffers. Clients with fewer samples or steps are masked. On a CPU, the same step by step.
 
-    `chunk_size`: clients trained at once; `auto` takes what fits. On running out of memory it is halved and the chunk
-    trained again. `program`: what takes the steps of a chain of linear layers in float32, Triton's kernels or torch's
+    `program`: what takes the steps of a chain of linear layers in float32, Triton's kernels or torch's
     products (`auto`: Triton on a GPU, where it can); other models take those of torch.
     """
 
@@ -218,12 +197,8 @@ class GraphBackend(TorchBackend):
         program: Literal["auto", "torch", "triton"],
         deterministic: bool | None = None,
     ) -> None:
-        check(rule(chunk_size == "auto" or chunk_size >= 1, "chunk_size", chunk_size, "must be auto or >= 1"))
-        super().__init__(workload, precision, deterministic)
-        x = self.data.x
-        self.workload = workload
-        self.chunk_size = rows_that_fit(self.model, x.device) if chunk_size == "auto" else chunk_size
-        self.counts_activations = chunk_size == "auto" and x.is_cuda
+        super().__init__(workload, precision, deterministic, chunk_size)
+        x, self.workload = self.data.x, workload
         self.kind: ProgramKind = choose_program(workload, precision, program)
         self.recorder = recorder_for(x.device, of_libraries=self.kind is not ProgramKind.TRITON)
         flat_optimizer(workload.optimizer, x.new_empty(0, 0, dtype=real_dtype(x)))  # refuses one that it does not know
@@ -238,13 +213,6 @@ class GraphBackend(TorchBackend):
     def description(self) -> str:
         return f"graph, {self.kind.value}, {self.recorder.description}"
 
-    @property
-    def max_joint_clients(self) -> int:
-        """As many as fit into the memory of a GPU, or into the cache of a CPU."""
-        if self.data.x.is_cuda:
-            return self.chunk_size
-        return max(1, min(self.chunk_size, CACHED_BYTES // max(model_bytes(self.model), 1)))
-
     def joint_key(self, schedule: Schedule) -> Hashable:
         """Batches are padded to the widest of the call, and products of one shape are the same for any number of
         clients from two on, which is the fewest that are ever trained. (On a CPU; a library of a GPU may choose another
@@ -256,8 +224,8 @@ class GraphBackend(TorchBackend):
         parts: list[Trained] = []
         first = 0
         while first < len(schedule):
-            rows = slice(first, first + min(self.chunk_size, self._rows_that_fit(schedule)))
-            part = self._train_if_it_fits(start[rows], schedule.rows(rows, padded=True))
+            rows = slice(first, first + self._clients_that_fit(schedule))
+            part = self._train_chunk(start[rows], schedule.rows(rows, padded=True))
             if part is None:
                 continue
             first += len(part.changes)
@@ -265,30 +233,22 @@ class GraphBackend(TorchBackend):
             parts.append(replace(part, losses=part.losses.clone()) if more else part)
         return self._result(parts, schedule)
 
-    def _rows_that_fit(self, schedule: Schedule) -> int:
-        """Clients whose batches' activations fit into the memory of a GPU, too."""
-        if not self.counts_activations:
-            return len(schedule)
-        return rows_that_fit(self.model, self.data.x.device, self.activations * schedule.positions.shape[2])
-
-    def _train_if_it_fits(self, start: Sequence[Params], schedule: Schedule) -> Trained | None:
+    def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> Trained | None:
         """None where memory ran out or a step cannot be recorded: after that, chunks are smaller, or steps are taken
         one by one. Raises for one client."""
         try:
-            with passes_in(self.precision, self.data.x.device):
-                return self._trainer(schedule).train(start, schedule, self.recorder)
+            return self._if_it_fits(
+                lambda: self._trainer(schedule).train(start, schedule, self.recorder), len(schedule)
+            )
         except NotRecordedError as error:
             tell(f"engine=graph: not recorded, which is slower and else the same: {error}")
             self.recorder = Eager(str(error))
-        except RuntimeError as error:
-            if len(schedule) == 1 or not is_out_of_memory(error):
-                raise
-            self.chunk_size = half = len(schedule) // 2
-            tell(f"engine.chunk_size: out of memory with {len(schedule)} clients at once; going on with {half}")
-        self._trainers.clear()
-        if self.data.x.is_cuda:  # by now, what the attempt held is free
-            torch.cuda.empty_cache()
+        self._free_memory()
         return None
+
+    def _free_memory(self) -> None:
+        self._trainers.clear()
+        super()._free_memory()
 
     def _trainer(self, schedule: Schedule) -> Trainer:
         """One with room for the schedule; those used longest ago are let go."""
@@ -316,9 +276,9 @@ class GraphBackend(TorchBackend):
     def _result(self, parts: Sequence[Trained], schedule: Schedule) -> TrainingResult:
         state = next(reversed(self._trainers.values())).state
         momenta = [part.momentum for part in parts if part.momentum is not None]
-        delta = state.named(_joined([part.changes for part in parts]))
+        delta = state.named(joined([part.changes for part in parts]))
         losses, finite = fetched(_whole([part.losses for part in parts], schedule.positions.shape), delta)
-        momentum = state.named(_joined(momenta)) if momenta else None
+        momentum = state.named(joined(momenta)) if momenta else None
         return TrainingResult(delta, losses.transpose(1, 0, 2), momentum, finite)
 
 
@@ -326,10 +286,6 @@ def capacity(count: int) -> int:
     """`count` rounded up to four significant binary digits: few sizes, and at most an eighth of each unused."""
     unit = 1 << max(count.bit_length() - 4, 0)
     return -(-count // unit) * unit
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _whole(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:

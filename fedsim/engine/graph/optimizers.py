@@ -1,7 +1,5 @@
-"""The updates of `fedsim.optimizers` on flat buffers of R clients, with all that changes from call to call in tensors.
-
-Numbers that depend on learning rate and step are computed on the host in double precision and come in the tables.
-"""
+"""The updates of `fedsim.engine.optimizers` on flat buffers of R clients, with all that changes from call to call in
+tensors. Numbers that depend on learning rate and step are computed on the host in double precision."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,11 +1,8 @@
-"""What takes the local steps of the clients in static buffers.
+"""What takes the local steps of the clients in static buffers: for chains of linear layers the written-out passes of
+the batched engine, else the plain pass of PyTorch for each client by itself.
 
-Chains of linear layers: the written-out passes of the batched backend on views of the flat buffers.
-
-Any model by automatic differentiation, each client in recordings of its own, which run side by side.
-
-Each client's pass is the plain one of PyTorch: ordinary convolutions and, on full batches, ordinary BatchNorm, where
-vmap makes grouped convolutions and BatchNorm of many small passes.
+The latter has ordinary convolutions and, on full batches, ordinary BatchNorm, where vmap makes grouped convolutions and
+BatchNorm of many small passes. Its recordings, one for each client, run side by side.
 """
 
 from abc import ABC, abstractmethod
@@ -16,13 +13,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedsim.core.flat import real_dtype
-from fedsim.core.types import Params, Stack
+from fedsim.core.types import Params
 from fedsim.engine.backend import Workload
-from fedsim.engine.chain import Chain
 from fedsim.engine.device import Precision, autocast
+from fedsim.engine.graph.buffers import Fields, State, StepTables
 from fedsim.engine.graph.optimizers import FlatOptimizer
-from fedsim.engine.graph.recorder import State
-from fedsim.engine.graph.tables import Fields, StepTables
 from fedsim.engine.model import (
     for_batched,
     for_sequential,
@@ -31,7 +26,7 @@ from fedsim.engine.model import (
     refuse_mixed_samples,
     refused_if_it_fails,
 )
-from fedsim.engine.stacked import StackedBatch, StackedChain, StackedLayer
+from fedsim.engine.stacked import StackedBatch, StackedChain, StackedLayer, layers_of, side_inputs
 
 
 class StepProgram(ABC):
@@ -69,8 +64,11 @@ class LinearProgram(StepProgram):
     def __init__(self, workload: Workload, tables: StepTables, state: State, optimizer: FlatOptimizer) -> None:
         super().__init__(workload, tables, state, optimizer)
         assert workload.chain is not None
-        self.models = _ViewedChain(workload.chain, state.views)
-        self._grads = _layers(workload.chain, state.grad_views)
+        self.models = StackedChain(workload.chain, layers_of(workload.chain, state.views))
+        self._grads = [
+            (state.grad_views[k.weight], None if k.bias is None else state.grad_views[k.bias])
+            for k in workload.chain.links
+        ]
 
     @property
     def launches(self) -> int:
@@ -87,35 +85,17 @@ class LinearProgram(StepProgram):
 
     def _keep_gradient(self, number: int, layer: StackedLayer, x: Tensor, grad: Tensor) -> None:
         """Of a layer with input `x` [R, B, in] from `grad` [R, B, out] at its output, as torch.nn.Linear lays it."""
-        kept = self._grads[number]
-        torch.bmm(grad.transpose(1, 2), x, out=kept.weight)
-        if kept.bias is not None:
-            torch.sum(grad, 1, out=kept.bias)
-
-
-class _ViewedChain(StackedChain):
-    """A chain whose weights are views of `stack`, so that what changes there changes here."""
-
-    def __init__(self, chain: Chain, stack: Stack) -> None:
-        self.chain = chain
-        self.layers = [
-            StackedLayer(layer.weight.transpose(1, 2), None if layer.bias is None else layer.bias.unsqueeze(1))
-            for layer in _layers(chain, stack)
-        ]
-        self.minus_one = -torch.ones_like(self.layers[0].weight[:1, :1, :1])
-
-
-def _layers(chain: Chain, stack: Stack) -> list[StackedLayer]:
-    """The tensors of each layer as they are: weight [R, out, in], bias [R, out]."""
-    return [StackedLayer(stack[k.weight], None if k.bias is None else stack[k.bias]) for k in chain.links]
+        weight, bias = self._grads[number]
+        torch.bmm(grad.transpose(1, 2), x, out=weight)
+        if bias is not None:
+            torch.sum(grad, 1, out=bias)
 
 
 def gathered(workload: Workload, row: Fields) -> StackedBatch:
     """The samples of a step's row of the tables; recordable."""
     data, where = workload.data, row.positions[0]
-    flat = where.reshape(-1)
-    x = data.x.index_select(0, flat).view(*where.shape, *data.x.shape[1:])
-    return StackedBatch(x, data.y.index_select(0, flat).view(where.shape), row.weights[0], row.keys[0])
+    labels = data.y.index_select(0, where.reshape(-1)).view(where.shape)
+    return StackedBatch(data.samples(where), labels, row.weights[0], row.keys[0])
 
 
 LAUNCHES_A_LAYER = 5
@@ -127,12 +107,7 @@ class OneByOne(StepProgram):
     one with masks."""
 
     def __init__(
-        self,
-        workload: Workload,
-        tables: StepTables,
-        state: State,
-        optimizer: FlatOptimizer,
-        passes: "Passes",
+        self, workload: Workload, tables: StepTables, state: State, optimizer: FlatOptimizer, passes: "Passes"
     ) -> None:
         super().__init__(workload, tables, state, optimizer)
         assert len(state) == 1
@@ -148,26 +123,14 @@ class OneByOne(StepProgram):
         row = self.tables.row
         batch = gathered(self.workload, row)
         moved = self.state.statistics.clone()
-        side = self._side_inputs(template, batch) | self.state.statistics_layout.views(moved)
+        side = side_inputs(template.keys, template.masks, batch) | self.state.statistics_layout.views(moved)
         losses = self._gradient(template, batch, {name: value[0] for name, value in side.items()})
-        self._finish(losses.unsqueeze(0), moved, row.counts[0], row.scalars[0])
-
-    @torch.no_grad()
-    def _finish(self, losses: Tensor, moved: Tensor, counts: Tensor, scalars: Tensor) -> None:
-        self.tables.write_losses(losses)
-        live = (counts > 0).unsqueeze(1)
-        if moved.numel():
-            torch.where(live, moved, self.state.statistics, out=self.state.statistics)
-        self.optimizer.update(self.state.flat, self.state.grads, live, scalars)
-
-    def _side_inputs(self, template: "_Template", batch: StackedBatch) -> Stack:
-        """Per-client buffers that are not part of the model: dropout keys and BatchNorm's masks."""
-        side: Stack = {}
-        if template.keys and batch.keys is not None:
-            side |= dict.fromkeys(template.keys, batch.keys)
-        if template.masks and batch.weights is not None:
-            side |= dict.fromkeys(template.masks, (batch.weights > 0).to(batch.weights.dtype))
-        return side
+        with torch.no_grad():
+            self.tables.write_losses(losses.unsqueeze(0))
+            live = (row.counts[0] > 0).unsqueeze(1)
+            if moved.numel():
+                torch.where(live, moved, self.state.statistics, out=self.state.statistics)
+            self.optimizer.update(self.state.flat, self.state.grads, live, row.scalars[0])
 
     def _gradient(self, template: "_Template", batch: StackedBatch, side: Params) -> Tensor:
         """The gradient of the mean loss into `state.grads`; running statistics in `side` are updated in place. Returns
@@ -235,5 +198,4 @@ class _Template:
         """Running statistics are updated in place, or replaced in `tensors`."""
         for layer in self.dropouts:
             layer.calls = 0
-        output: Tensor = functional_call(self.module, tensors, (x,))
-        return output
+        return functional_call(self.module, tensors, (x,))

@@ -1,7 +1,4 @@
-"""Where a chain of linear layers lies in memory for its Triton kernels, and how it is cut into tiles.
-
-Chains of linear layers as two Triton kernels a step (`triton_kernels`), where there is Triton and a GPU.
-"""
+"""Chains of linear layers as two Triton kernels a step (`triton_kernels`), where there is Triton and a GPU."""
 
 import itertools
 import os
@@ -15,10 +12,9 @@ from torch import Tensor, nn
 
 from fedsim.engine.backend import Workload
 from fedsim.engine.chain import Chain
+from fedsim.engine.graph.buffers import Layout, State, StepTables
 from fedsim.engine.graph.optimizers import FlatOptimizer
-from fedsim.engine.graph.recorder import Layout, State
 from fedsim.engine.graph.steps import StepProgram
-from fedsim.engine.graph.tables import StepTables
 from fedsim.engine.model import _CALLS, _GOLDEN
 from fedsim.engine.optimizers import SGD, Adam, LocalOptimizer
 
@@ -36,6 +32,17 @@ class ChainLayout:
     weights: tuple[int, ...]
     biases: tuple[int, ...]
     dropouts: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def of(cls, chain: Chain, layout: Layout) -> "ChainLayout":
+        """The chain's tensors as they lie in the rows of `layout`."""
+        slots, links = {slot.name: slot for slot in layout.slots}, chain.links
+        return cls(
+            widths=(slots[links[0].weight].shape[1], *(slots[link.weight].shape[0] for link in links)),
+            weights=tuple(slots[link.weight].first for link in links),
+            biases=tuple(-1 if link.bias is None else slots[link.bias].first for link in links),
+            dropouts=tuple((link.dropout, link.rate) for link in links),
+        )
 
     @cached_property
     def padded(self) -> tuple[int, ...]:
@@ -115,23 +122,6 @@ class Tiles:
             return cls()
         return cls(inputs=32, block=32, forward_warps=8, update_warps=8)
 
-    def of_forward(self) -> dict[str, int]:
-        return {"T": self.samples, "K": self.inputs, "num_warps": self.forward_warps}
-
-    def of_update(self) -> dict[str, int]:
-        return {"T": self.summed, "num_warps": self.update_warps}
-
-
-def chain_layout(chain: Chain, layout: Layout) -> ChainLayout:
-    """The chain's tensors as they lie in the rows of `layout`."""
-    slots, links = {slot.name: slot for slot in layout.slots}, chain.links
-    return ChainLayout(
-        widths=(slots[links[0].weight].shape[1], *(slots[link.weight].shape[0] for link in links)),
-        weights=tuple(slots[link.weight].first for link in links),
-        biases=tuple(-1 if link.bias is None else slots[link.bias].first for link in links),
-        dropouts=tuple((link.dropout, link.rate) for link in links),
-    )
-
 
 def _cumulated(sizes: list[int] | tuple[int, ...]) -> tuple[int, ...]:
     return tuple(itertools.accumulate(sizes, initial=0))
@@ -182,15 +172,48 @@ class TritonChain(StepProgram):
         from fedsim.engine.graph import triton_kernels as kernels  # Triton is not everywhere
 
         assert workload.chain is not None
-        layout = chain_layout(workload.chain, state.layout)
+        layout = ChainLayout.of(workload.chain, state.layout)
         tiles = Tiles.of(layout) if tiles is None else tiles
-        options = {"PRECISION": products, "num_stages": tiles.stages, "enable_fp_fusion": True}
-        common = layout.constants() | self._common(layout) | options
-        forward = layout.dropout_constants() | self._forward() | tiles.of_forward()
-        update = layout.blocks(tiles.block) | self._update() | tiles.of_update()
+        fields, blocks = tables.all, layout.blocks(tiles.block)
         _, rows, batch = tables.losses.shape
+        common = layout.constants() | {
+            "x": workload.data.x.flatten(1).contiguous(),
+            "positions": fields.positions,
+            "counts": fields.counts,
+            "step": tables.step,
+            "flat": state.flat,
+            "hidden": state.flat.new_zeros(rows, batch, layout.hidden[-1]),
+            "slopes": state.flat.new_zeros(rows, batch, layout.slopes[-1]),
+            "R": rows,
+            "B": batch,
+            "P": state.flat.stride(0),
+            "stride": fields.positions.stride(0),
+            "PRECISION": products,
+            "num_stages": tiles.stages,
+            "enable_fp_fusion": True,
+        }
+        forward = layout.dropout_constants() | {
+            "y": workload.data.y,
+            "keys": fields.keys,
+            "losses": tables.losses,
+            "T": tiles.samples,
+            "K": tiles.inputs,
+            "num_warps": tiles.forward_warps,
+        }
+        first, second = [*optimizer.buffers, None, None][:2]
+        update = (
+            blocks
+            | _rule(workload.optimizer)
+            | {
+                "scalars": fields.scalars,
+                "first": first,
+                "second": second,
+                "T": tiles.summed,
+                "num_warps": tiles.update_warps,
+            }
+        )
         self.forward = Launch(kernels.forward, (rows, -(-batch // tiles.samples)), common | forward)
-        self.update = Launch(kernels.update, (rows, update["BLOCKS"][-1]), common | update)
+        self.update = Launch(kernels.update, (rows, blocks["BLOCKS"][-1]), common | update)
 
     @property
     def launches(self) -> int:
@@ -201,37 +224,14 @@ class TritonChain(StepProgram):
             self.forward()
             self.update()
 
-    def _common(self, layout: ChainLayout) -> dict[str, Any]:
-        """What both kernels take: samples, tables, parameters, and the buffers between the two."""
-        flat, fields = self.state.flat, self.tables.all
-        _, rows, batch = self.tables.losses.shape
-        return {
-            "x": self.workload.data.x.flatten(1).contiguous(),
-            "positions": fields.positions,
-            "counts": fields.counts,
-            "step": self.tables.step,
-            "flat": flat,
-            "hidden": flat.new_zeros(rows, batch, layout.hidden[-1]),
-            "slopes": flat.new_zeros(rows, batch, layout.slopes[-1]),
-            "R": rows,
-            "B": batch,
-            "P": flat.stride(0),
-            "stride": fields.positions.stride(0),
-        }
-
-    def _forward(self) -> dict[str, Any]:
-        return {"y": self.workload.data.y, "keys": self.tables.all.keys, "losses": self.tables.losses}
-
-    def _update(self) -> dict[str, Any]:
-        first, second = [*self.optimizer.buffers, None, None][:2]
-        rule, rates = _rule(self.workload.optimizer)
-        return {"scalars": self.tables.all.scalars, "first": first, "second": second, "RULE": rule, **rates}
-
 
 def unfit(workload: Workload) -> str | None:
     """Why `TritonChain` cannot train `workload`, or None if it can."""
-    model, data = workload.model, workload.data
-    return _unfit_model(workload.chain, model) or _unfit_optimizer(workload.optimizer) or _unfit_data(data.x)
+    if model := _unfit_model(workload.chain, workload.model):
+        return model
+    if type(workload.optimizer) not in (SGD, Adam):
+        return f"there is no kernel for {type(workload.optimizer).__name__}"
+    return _unfit_data(workload.data.x)
 
 
 def _unfit_model(chain: Chain | None, model: nn.Module) -> str | None:
@@ -244,10 +244,6 @@ def _unfit_model(chain: Chain | None, model: nn.Module) -> str | None:
     return f"a layer has {widest} outputs, more than {MAX_WIDTH}" if widest > MAX_WIDTH else None
 
 
-def _unfit_optimizer(rule: LocalOptimizer) -> str | None:
-    return None if type(rule) in (SGD, Adam) else f"there is no kernel for {type(rule).__name__}"
-
-
 def _unfit_data(x: Tensor) -> str | None:
     if x.dtype != torch.float32:
         return f"the samples are {str(x.dtype).removeprefix('torch.')}, not float32"
@@ -257,12 +253,8 @@ def _unfit_data(x: Tensor) -> str | None:
         return f"the samples are a {type(x).__name__}"
     if find_spec("triton") is None:
         return "Triton is not installed"
-    return None if _interpreted() else _unfit_device(x.device)
-
-
-def _interpreted() -> bool:
-    """Whether Triton's kernels run in its interpreter, on any device."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on any device
+    return None if interpreted else _unfit_device(x.device)
 
 
 def _unfit_device(device: torch.device) -> str | None:
@@ -278,7 +270,7 @@ def _unfit_device(device: torch.device) -> str | None:
     return f"the device is of sm_{target.arch}, before sm_{LEAST_ARCH}" if too_old else None
 
 
-def _rule(rule: LocalOptimizer) -> tuple[str, dict[str, float]]:
+def _rule(rule: LocalOptimizer) -> dict[str, Any]:
     """The name and the constants of the optimiser's rule, as `triton_kernels.update` takes them."""
     if isinstance(rule, Adam):
         name = "adamw" if rule.decoupled else "adam"
@@ -288,4 +280,4 @@ def _rule(rule: LocalOptimizer) -> tuple[str, dict[str, float]]:
         name = "nesterov" if rule.nesterov else "momentum" if rule.momentum else "sgd"
         beta1, beta2, eps = rule.momentum, 0.0, 0.0
     rates = {"beta1": beta1, "fresh1": 1 - beta1, "beta2": beta2, "fresh2": 1 - beta2, "eps": eps}
-    return name, {"decay": rule.weight_decay, **rates}
+    return {"RULE": name, "decay": rule.weight_decay, **rates}

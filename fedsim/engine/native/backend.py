@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -78,7 +78,10 @@ class NativeBackend(Backend):
         def train_client(row: int, threads: int = 1) -> None:
             if not schedule.steps[row]:
                 return
-            work = self._work_of(schedule, row, losses, threads)
+            steps = slice(int(schedule.steps[row]))
+            keys = None if schedule.keys is None else schedule.keys[row, steps]
+            positions, counts = np.ascontiguousarray(schedule.positions[row, steps]), schedule.counts[row, steps]
+            work = Work(self.x, self.y, positions, counts, losses[row, steps], keys, threads)
             velocity = None if momentum is None else _row(momentum, row)
             calls[id(start[row])].train(work, sgd, _row(delta, row), velocity)
 
@@ -125,13 +128,6 @@ class NativeBackend(Backend):
     def _calls(self, params: Params) -> ChainCalls:
         return ChainCalls(self.chain, params, self.x.shape[1:])
 
-    def _work_of(self, schedule: Schedule, row: int, losses: NDArray[Any], threads: int) -> Work:
-        """One client's local training."""
-        steps = slice(int(schedule.steps[row]))
-        keys = None if schedule.keys is None else schedule.keys[row, steps]
-        positions, counts = np.ascontiguousarray(schedule.positions[row, steps]), schedule.counts[row, steps]
-        return Work(self.x, self.y, positions, counts, losses[row, steps], keys, threads)
-
 
 def _batches(x: Tensor, y: Tensor | None, chosen: NDArray[np.int64]) -> Work:
     """Samples at these positions in batches of `PRODUCT_ROWS`."""
@@ -139,8 +135,7 @@ def _batches(x: Tensor, y: Tensor | None, chosen: NDArray[np.int64]) -> Work:
     positions = np.zeros((steps, PRODUCT_ROWS), np.int64)
     positions.reshape(-1)[: len(chosen)] = chosen
     counts = np.minimum(PRODUCT_ROWS, len(chosen) - PRODUCT_ROWS * np.arange(steps))
-    losses: NDArray[Any] = np.empty(positions.shape, x.numpy().dtype)
-    return Work(x, y, positions, counts, losses)
+    return Work(x, y, positions, counts, np.empty(positions.shape, x.numpy().dtype))
 
 
 def _zeros(start: Sequence[Params]) -> Stack:

@@ -1,6 +1,6 @@
-"""The structures and status codes of `task.h`, declared for ctypes: change both together.
+"""Calls of the compiled library: tensors and arrays are checked and passed as addresses, status codes are raised.
 
-Calls of the compiled library: tensors and arrays are checked and passed as addresses, status codes are raised.
+The structures and status codes are those of `task.h`: change both together.
 """
 
 import ctypes
@@ -94,9 +94,6 @@ def _output_side(link: Link, side: int) -> int:
     return (side + 2 * link.padding - link.kernel + 1) // (1 + link.pool) if link.kernel else 1
 
 
-_Pointers = ctypes.Array[ctypes.c_void_p]
-
-
 @dataclass(frozen=True)
 class Rule:
     """The update rule of SGD, with the learning rate of a round."""
@@ -153,23 +150,19 @@ class ChainCalls:
             raise ValueError("training needs labels, and keys where the model has dropout")
         if velocity is not None and not rule.momentum:
             raise ValueError("there is no velocity without momentum")
-        task = self._task(work, rule)
-        self._call("train", work, task, self._addresses(delta), None if velocity is None else self._addresses(velocity))
+        self._call("train", work, rule, delta, velocity)
 
     def gradient(self, work: Work, result: Params) -> None:
         """The gradient of the sum of the samples' cross-entropies in eval mode, to `result`; also `work.losses`."""
         if work.y is None:
             raise ValueError("a gradient needs labels")
-        task = self._task(work, Rule(0.0))
-        self._call("gradient", work, task, self._addresses(result))
+        self._call("gradient", work, Rule(0.0), result)
 
     def outputs(self, work: Work, result: Tensor) -> None:
         """The logits of all valid samples in eval mode, one step after another, to `result` [samples, C]."""
-        task = self._task(work, Rule(0.0))
-        shape = (int(work.counts.sum()), self.outputs_per_sample)
-        self._call("outputs", work, task, (_Pointer * 1)(_tensor_address("result", result, shape, self.dtype)))
+        self._call("outputs", work, Rule(0.0), result)
 
-    def _addresses(self, tensors: Params) -> _Pointers:
+    def _addresses(self, tensors: Params) -> ctypes.Array[ctypes.c_void_p]:
         """Of weight and bias of layer after layer, 0 for no bias. The tensors must outlive it."""
         return (_Pointer * len(self.names))(
             *(
@@ -178,23 +171,21 @@ class ChainCalls:
             )
         )
 
-    def _call(self, name: str, work: Work, task: Task, result: _Pointers, velocity: _Pointers | None = None) -> None:
+    def _call(self, name: str, work: Work, rule: Rule, result: Params | Tensor, velocity: Params | None = None) -> None:
         """Call the function `name` of the library. Raises what `ChainCalls` says."""
-        task.result = ctypes.addressof(result)
-        task.velocity = None if velocity is None else ctypes.addressof(velocity)
-        status = Status(getattr(self._library, name)(ctypes.byref(task)))
-        if status != Status.OK:
-            raise _exception(status, work, self.outputs_per_sample)
-
-    def _task(self, work: Work, rule: Rule) -> Task:
-        """The arguments of a call but for its results."""
         x, y, keys = work.x, work.y, work.keys
         if x.dtype != self.dtype or tuple(x.shape[1:]) != self.shape:
             raise ValueError(f"samples are {x.dtype} {tuple(x.shape[1:])}, not {self.dtype} {self.shape}")
         if work.positions.ndim != 2:
             raise ValueError(f"positions must be [steps, width], not {work.positions.shape}")
         steps, width = work.positions.shape
-        return Task(
+        if isinstance(result, Tensor):
+            shape = (int(work.counts.sum()), self.outputs_per_sample)
+            into = (_Pointer * 1)(_tensor_address("result", result, shape, self.dtype))
+        else:
+            into = self._addresses(result)
+        velocities = None if velocity is None else self._addresses(velocity)
+        task = Task(
             num_layers=len(self._layers),
             num_steps=steps,
             batch_size=width,
@@ -211,8 +202,13 @@ class ChainCalls:
             weight_decay=rule.decay,
             momentum=rule.momentum,
             nesterov=rule.nesterov,
+            result=ctypes.addressof(into),
+            velocity=None if velocities is None else ctypes.addressof(velocities),
             losses=_array_address("losses", work.losses, (steps, width), self._real),
         )
+        status = Status(getattr(self._library, name)(ctypes.byref(task)))
+        if status != Status.OK:
+            raise _exception(status, work, self.outputs_per_sample)
 
 
 def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
@@ -236,18 +232,17 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
 def _exception(status: Status, work: Work, outputs: int) -> Exception:
     """What a status other than OK is raised as, naming the values that were found."""
     steps, width = work.positions.shape
+    used = work.positions[np.arange(width) < work.counts[:, None]]
     match status:
         case Status.NO_MEMORY:
             return MemoryError(f"no memory for a model and its batch of {width} samples")
         case Status.BAD_COUNT:
             return _out_of_range("counts", width, work.counts)
-    used = np.arange(width) < work.counts[:, None] if status in (Status.BAD_POSITION, Status.BAD_LABEL) else None
-    match status:
         case Status.BAD_POSITION:
-            return _out_of_range("positions", len(work.x) - 1, work.positions[used])
+            return _out_of_range("positions", len(work.x) - 1, used)
         case Status.BAD_LABEL:
             assert work.y is not None
-            return _out_of_range("labels", outputs - 1, work.y.numpy()[work.positions[used]])
+            return _out_of_range("labels", outputs - 1, work.y.numpy()[used])
         case Status.BAD_SIZE:
             return ValueError(f"{steps} steps of {width} samples on {work.threads} threads: out of range")
         case _:
@@ -260,12 +255,8 @@ def _out_of_range(name: str, highest: int, found: NDArray[np.int64]) -> ValueErr
 
 def _tensor_address(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int:
     """Raises `ValueError` unless the tensor has this shape and type, is contiguous and on the CPU."""
-    if (
-        tensor.shape != tuple(shape)
-        or tensor.dtype != dtype
-        or not tensor.is_contiguous()
-        or tensor.device.type != "cpu"
-    ):
+    alike = tensor.shape == tuple(shape) and tensor.dtype == dtype
+    if not alike or not tensor.is_contiguous() or tensor.device.type != "cpu":
         layout = "" if tensor.is_contiguous() else ", not contiguous"
         found = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}{layout}"
         raise ValueError(f"{name} must be a contiguous {dtype} tensor {tuple(shape)} on the CPU, not {found}")

@@ -48,7 +48,9 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
     try:
         folder = _folder()
         if not _is_private(folder):
-            return _built_for_this_process(command)
+            with tempfile.TemporaryDirectory(prefix="fedsim-native-") as own:  # gone once the library is loaded
+                _build(command, Path(own) / name)
+                return ctypes.CDLL(str(Path(own) / name))
         _remove_litter(folder)
         if not _is_intact(folder / name):
             _build(command, folder / name)
@@ -110,17 +112,13 @@ def _is_own(status: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
     return is_kind(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & OTHERS_WRITE
 
 
-def _checksum_of(path: Path) -> Path:
-    return path.with_suffix(".sha256")
-
-
 def _is_intact(path: Path) -> bool:
     """Whether `path` and its checksum are files of this user, no links, and agree."""
     try:
-        files = (path, _checksum_of(path))
-        if not all(_is_own(file.lstat(), stat.S_ISREG) for file in files):
+        checksum = path.with_suffix(".sha256")
+        if not all(_is_own(file.lstat(), stat.S_ISREG) for file in (path, checksum)):
             return False
-        return hashlib.sha256(path.read_bytes()).hexdigest() == _checksum_of(path).read_text().strip()
+        return hashlib.sha256(path.read_bytes()).hexdigest() == checksum.read_text().strip()
     except (OSError, ValueError):
         return False
 
@@ -134,15 +132,7 @@ def _build(command: list[str], path: Path) -> None:
         checksum.write_text(hashlib.sha256(made.read_bytes()).hexdigest() + "\n")
         checksum.chmod(0o600)
         made.replace(path)  # never in place: another process may have the old one loaded
-        checksum.replace(_checksum_of(path))
-
-
-def _built_for_this_process(command: list[str]) -> ctypes.CDLL:
-    """Compiled in a private temporary folder, which is gone once the library is loaded."""
-    with tempfile.TemporaryDirectory(prefix="fedsim-native-") as folder:
-        path = Path(folder) / "native.so"
-        _build(command, path)
-        return ctypes.CDLL(str(path))
+        checksum.replace(path.with_suffix(".sha256"))
 
 
 def _remove_litter(folder: Path) -> None:
@@ -155,8 +145,7 @@ def _remove_litter(folder: Path) -> None:
 
 def _run(command: list[str]) -> bytes:
     try:
-        done = subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT, env=ENVIRONMENT)
-        return done.stdout
+        return subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT, env=ENVIRONMENT).stdout
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {error.returncode}"]
         raise NotCompiledError(f"{command[0]}: {lines[0][:200]}") from error

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import DataError, Problem, rule
+from fedsim.core.errors import DataError, Problem, at_least, at_most, rule
 
 
 class SampleSource(ABC):
@@ -122,8 +122,8 @@ class LoadedData:
     ) -> "LoadedData":
         """Of the tensors `train_x`, `train_y`, `test_x` and `test_y`."""
         train, test = (Samples(tensors[f"{split}_x"], tensors[f"{split}_y"]) for split in ("train", "test"))
-        given = (None if values is None else tuple(values) for values in (mean, std))
-        return cls(train, test, num_classes, *given, fingerprint, **others)
+        mean, std = None if mean is None else tuple(mean), None if std is None else tuple(std)
+        return cls(train, test, num_classes, mean, std, fingerprint, **others)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -222,6 +222,15 @@ class Dataset(ABC):
     @abstractmethod
     def load(self) -> LoadedData:
         """Read, check and decode the data. Raises `DataError` naming the file, what was expected and the remedy."""
+
+
+def limits(dataset: Dataset, **ranges: tuple[float, float]) -> list[Problem | None]:
+    """Problems with values of a data set that lie outside the ranges of their keys."""
+    found = []
+    for key, (low, high) in ranges.items():
+        value = getattr(dataset, key)
+        found += [at_least(key, value, low), at_most(key, value, high)]
+    return found
 
 
 def normalisation_problems(

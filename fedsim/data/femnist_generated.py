@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsim.core.errors import at_least, at_most, between, check, positive, rule
 from fedsim.core.exact import exp
-from fedsim.data.base import Dataset, LoadedData, normalisation_problems
+from fedsim.data.base import Dataset, LoadedData, limits, normalisation_problems
 from fedsim.data.cache import digest, load_or_build, parameters_key
 
 SIDE, NUM_CONTROLS, NUM_POINTS = 28, 6, 40
@@ -54,24 +54,17 @@ class FemnistGenerated(Dataset):
     def __post_init__(self) -> None:
         num_classes, most = self.num_classes, max(self.num_classes, 1)
         check(
-            at_least("num_classes", num_classes, 2),
-            at_most("num_classes", num_classes, MAX_CLASSES),
-            at_least("num_writers", self.num_writers, 1),
-            at_most("num_writers", self.num_writers, MAX_GLYPHS // min(most, MAX_CLASSES)),
+            *limits(self, num_classes=(2, MAX_CLASSES), num_writers=(1, MAX_GLYPHS // min(most, MAX_CLASSES))),
             positive("samples_per_writer", self.samples_per_writer),
             at_most("samples_per_writer", self.samples_per_writer, MAX_IMAGES // max(self.num_writers, 1)),
-            at_least("size_deviation", self.size_deviation, 0),
-            at_most("size_deviation", self.size_deviation, 3),
+            *limits(self, size_deviation=(0, 3)),
             rule(
                 1 <= self.classes_per_writer <= most,
                 "classes_per_writer",
                 self.classes_per_writer,
                 f"must lie in [1, num_classes={num_classes}]",
             ),
-            at_least("test_samples", self.test_samples, 1),
-            at_most("test_samples", self.test_samples, MAX_IMAGES),
-            at_least("style", self.style, 0),
-            at_most("style", self.style, 10),
+            *limits(self, test_samples=(1, MAX_IMAGES), style=(0, 10)),
             between("noise", self.noise, 0, 1),
             at_least("seed", self.seed, 0),
             *normalisation_problems(self.mean, self.std, 1),

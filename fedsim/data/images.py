@@ -76,7 +76,14 @@ def _decode(sources: Sequence[Any], mode: str, size: int | None, name: str, only
             image = _open_image(sources[i], i, name)
             if only_grey and image.mode not in GREY:
                 raise _ColourError
-            result[i] = _resize(image.convert(mode), (width, height), size is None, f"{name}: image {i}")
+            if size is None and image.size != (width, height):
+                raise DataError(
+                    f"{name}: image {i} has {image.width}x{image.height} pixels and the first {width}x{height}; "
+                    "set dataset.size to bring all to one size"
+                )
+            image = image.convert(mode)
+            same = image.size == (width, height)
+            result[i] = image if same else image.resize((width, height), Image.Resampling.BILINEAR)
 
     decode_chunk(0)  # finds most mistakes before the thread pool starts
     with ThreadPoolExecutor() as pool:
@@ -84,17 +91,6 @@ def _decode(sources: Sequence[Any], mode: str, size: int | None, name: str, only
             pass
     pixels = torch.from_numpy(result)
     return pixels.permute(0, 3, 1, 2).contiguous() if mode == "RGB" else pixels[:, None]
-
-
-def _resize(image: Image.Image, shape: tuple[int, int], required: bool, name: str) -> Image.Image:
-    if image.size == shape:
-        return image
-    if required:
-        raise DataError(
-            f"{name} has {image.size[0]}x{image.size[1]} pixels and the first {shape[0]}x{shape[1]}; "
-            "set dataset.size to bring all to one size"
-        )
-    return image.resize(shape, Image.Resampling.BILINEAR)
 
 
 def _open_image(source: Any, number: int, name: str) -> Image.Image:

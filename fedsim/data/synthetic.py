@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import at_least, at_most, check, positive
-from fedsim.data.base import Dataset, LoadedData, Samples, SampleSource
+from fedsim.core.errors import at_most, check, positive
+from fedsim.data.base import Dataset, LoadedData, Samples, SampleSource, limits
 from fedsim.data.cache import digest, load_or_build, parameters_key
 
 MAX_OWNERS = 1_000_000
@@ -63,8 +63,7 @@ class Synthetic(Dataset):
         on_demand, features = self.hold == "on_demand", max(self.num_features, 1)
         most = MAX_SAMPLES if on_demand else min(MAX_SAMPLES, MAX_NUMBERS // features)
         check(
-            at_least("num_owners", self.num_owners, 1),
-            at_most("num_owners", self.num_owners, MAX_OWNERS),
+            *limits(self, num_owners=(1, MAX_OWNERS)),
             positive("samples_per_owner", self.samples_per_owner),
             at_most(
                 "samples_per_owner",
@@ -72,20 +71,16 @@ class Synthetic(Dataset):
                 most // max(self.num_owners, 1),
                 "lower num_owners" if on_demand else "dataset.hold=on_demand need not hold all in memory",
             ),
-            at_least("size_deviation", self.size_deviation, 0),
-            at_most("size_deviation", self.size_deviation, 3),
-            at_least("num_features", self.num_features, 1),
-            at_most("num_features", self.num_features, MAX_WEIGHTS),
-            at_least("num_classes", self.num_classes, 2),
-            at_most("num_classes", self.num_classes, MAX_WEIGHTS // features),
-            at_least("alpha", self.alpha, 0),
-            at_most("alpha", self.alpha, MAX_SPREAD),
-            at_least("beta", self.beta, 0),
-            at_most("beta", self.beta, MAX_SPREAD),
-            at_least("test_samples", self.test_samples, 1),
-            at_most("test_samples", self.test_samples, MAX_NUMBERS // features),
-            at_least("seed", self.seed, 0),
-            at_most("seed", self.seed, 2**63 - 1),
+            *limits(
+                self,
+                size_deviation=(0, 3),
+                num_features=(1, MAX_WEIGHTS),
+                num_classes=(2, MAX_WEIGHTS // features),
+                alpha=(0, MAX_SPREAD),
+                beta=(0, MAX_SPREAD),
+                test_samples=(1, MAX_NUMBERS // features),
+                seed=(0, 2**63 - 1),
+            ),
         )
 
     def form(self) -> tuple[tuple[int, ...], int]:

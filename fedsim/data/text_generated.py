@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.core.errors import at_least, at_most, check, positive
 from fedsim.core.exact import exp
-from fedsim.data.base import Dataset, LoadedData
+from fedsim.data.base import Dataset, LoadedData, limits
 from fedsim.data.cache import digest, load_or_build, parameters_key
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
@@ -53,20 +53,17 @@ class TextGenerated(Dataset):
     def __post_init__(self) -> None:
         most = MAX_CHARACTERS // max(self.length, 1)
         check(
-            at_least("num_speakers", self.num_speakers, 1),
-            at_most("num_speakers", self.num_speakers, MAX_SPEAKERS),
+            *limits(self, num_speakers=(1, MAX_SPEAKERS)),
             positive("samples_per_speaker", self.samples_per_speaker),
             at_most("samples_per_speaker", self.samples_per_speaker, most // max(self.num_speakers, 1)),
-            at_least("size_deviation", self.size_deviation, 0),
-            at_most("size_deviation", self.size_deviation, 3),
-            at_least("num_words", self.num_words, 1),
-            at_most("num_words", self.num_words, MAX_WORDS),
-            at_least("style", self.style, 0),
-            at_most("style", self.style, 10),
-            at_least("length", self.length, 1),
-            at_most("length", self.length, MAX_LENGTH),
-            at_least("test_samples", self.test_samples, 1),
-            at_most("test_samples", self.test_samples, most),
+            *limits(
+                self,
+                size_deviation=(0, 3),
+                num_words=(1, MAX_WORDS),
+                style=(0, 10),
+                length=(1, MAX_LENGTH),
+                test_samples=(1, most),
+            ),
             at_least("seed", self.seed, 0),
         )
 

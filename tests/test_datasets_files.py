@@ -55,7 +55,7 @@ def test_an_absent_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_absent_files_and_shards_are_named_without_reading_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "read", lambda *_: pytest.fail("files are read"))
+    monkeypatch.setattr(parquet, "_read", lambda *_: pytest.fail("files are read"))
     absent = build("parquet", tmp_path, path="set").absent()
     assert absent == [f"a parquet file at {Path('set').absolute()} or {tmp_path / 'set'}"]
     write_shards(tmp_path / "set", "train", 3, (0, 2), 4)

@@ -19,7 +19,7 @@ from fedsim.data.base import LoadedData, Samples
 from fedsim.data.features import TrainsOnFeatures, extract
 from fedsim.models import backbone as weights_module
 from fedsim.models import heads as efficientnet_head
-from fedsim.models.backbone import TorchvisionExtractor, TruncatedNetwork, last_linear, load_network
+from fedsim.models.backbone import TorchvisionExtractor, TruncatedNetwork, last_linear
 from tests.test_models import build
 
 TINY = "mnasnet0_5"
@@ -144,12 +144,12 @@ def test_long_work_is_announced_with_an_estimate(
 def test_random_weights_depend_on_their_own_seed_alone(tmp_path: Path) -> None:
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    a = load_network(TINY, "random", 5, tmp_path).state_dict()
+    a = extractor(tmp_path, seed=5).load().network.state_dict()
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(2)
-    b = load_network(TINY, "random", 5, tmp_path).state_dict()
+    b = extractor(tmp_path, seed=5).load().network.state_dict()
     assert all(torch.equal(a[n], b[n]) for n in a)
-    c = load_network(TINY, "random", 6, tmp_path).state_dict()
+    c = extractor(tmp_path, seed=6).load().network.state_dict()
     assert not torch.equal(a["layers.0.weight"], c["layers.0.weight"])
 
 

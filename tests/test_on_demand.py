@@ -19,7 +19,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.rng import Streams
 from fedsim.data import synthetic
 from fedsim.data.base import SampleSource
-from fedsim.data.synthetic import Owners, OwnerSamples, Synthetic
+from fedsim.data.synthetic import OwnerSamples, Synthetic
 from fedsim.engine import data as engine_data
 from fedsim.engine import on_demand
 from fedsim.engine.backend import Backend, Workload
@@ -74,8 +74,12 @@ def test_both_ways_to_hold_it_are_the_same_data(tmp_path: Path) -> None:
         _ = demanded.train.tensor
 
 
+def synthetic_owners(values: dict[str, Any]) -> Synthetic:
+    return Synthetic(Path(), Path(), **SMALL | values, hold="on_demand")
+
+
 def test_a_row_depends_on_its_position_alone() -> None:
-    source = OwnerSamples(Owners(**SMALL))
+    source = OwnerSamples(synthetic_owners({}))
     whole = source.everything()
     assert whole.shape == source.shape
     positions = np.random.default_rng(0).integers(len(source), size=200)  # in any order, with repetitions
@@ -85,7 +89,7 @@ def test_a_row_depends_on_its_position_alone() -> None:
 
 
 def test_owners_differ_and_the_seed_decides() -> None:
-    one, same, other = (OwnerSamples(Owners(**SMALL | {"seed": seed})).everything() for seed in (3, 3, 4))
+    one, same, other = (OwnerSamples(synthetic_owners({"seed": seed})).everything() for seed in (3, 3, 4))
     assert torch.equal(one, same)
     assert not torch.equal(one[0], other[0])
     assert len(torch.unique(one, dim=0)) == len(one)
@@ -93,7 +97,7 @@ def test_owners_differ_and_the_seed_decides() -> None:
 
 def test_labels_are_those_of_the_owners_own_models(tmp_path: Path) -> None:
     """alpha = 0: a label follows W x + b of the owner; here its distribution, and that of x, against the paper's."""
-    owners = Owners(**SMALL | {"num_owners": 400, "samples_per_owner": 50.0, "beta": 2.0, "num_features": 5})
+    owners = synthetic_owners({"num_owners": 400, "samples_per_owner": 50.0, "beta": 2.0, "num_features": 5})
     x = OwnerSamples(owners).everything().numpy()
     starts = np.cumsum(owners.counts) - owners.counts
     own = [x[s : s + n] for s, n in zip(starts, owners.counts, strict=True) if n > 20]
@@ -103,7 +107,7 @@ def test_labels_are_those_of_the_owners_own_models(tmp_path: Path) -> None:
     assert np.var(means[:, 4]) == pytest.approx(2.0**2 + 1, rel=0.25)
     assert np.var(means.mean(1)) == pytest.approx(2.0**2 + 1 / 5, rel=0.25)
     loaded = dataset(tmp_path).load()
-    (weight,), (bias,) = dataset(tmp_path).owners._models(np.array([2]))
+    (weight,), (bias,) = dataset(tmp_path)._models(np.array([2]))
     assert loaded.owners is not None
     chosen = loaded.owners == 2
     assert isinstance(loaded.train.x, SampleSource)
@@ -112,9 +116,9 @@ def test_labels_are_those_of_the_owners_own_models(tmp_path: Path) -> None:
 
 
 def test_labels_do_not_depend_on_how_many_owners_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    together = Owners(**SMALL | {"size_deviation": 1.5, "test_samples": 10}).build()
+    together = synthetic_owners({"size_deviation": 1.5, "test_samples": 10})._build()
     monkeypatch.setattr(synthetic, "BLOCK_NUMBERS", 1)
-    alone = Owners(**SMALL | {"size_deviation": 1.5, "test_samples": 10}).build()
+    alone = synthetic_owners({"size_deviation": 1.5, "test_samples": 10})._build()
     assert all(torch.equal(value, alone[name]) for name, value in together.items())
     assert together["train_y"].unique().numel() == SMALL["num_classes"]
 
@@ -157,7 +161,7 @@ def test_more_than_fits_into_memory_has_its_remedy(tmp_path: Path) -> None:
 def engines(make: Callable[[Workload], Backend], work: LocalWork, num_owners: int = 12) -> tuple[Engine, Engine]:
     """On samples made on demand, and on the same samples in memory; both by clients of different sizes."""
     torch.manual_seed(0)
-    owners = Owners(**SMALL | {"num_owners": num_owners})
+    owners = synthetic_owners({"num_owners": num_owners})
     source, y = OwnerSamples(owners), torch.randint(4, (int(owners.counts.sum()),))
     rng = np.random.default_rng(1)
     clients = [rng.permutation(own) for own in np.split(np.arange(len(y)), np.cumsum(owners.counts)[:-1])]

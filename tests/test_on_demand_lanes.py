@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedsim.core.rng import Streams
-from fedsim.data.synthetic import Owners, OwnerSamples
+from fedsim.data.synthetic import OwnerSamples
 from fedsim.engine import data as engine_data
 from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.data import ClientData
@@ -17,12 +17,12 @@ from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
 from fedsim.models.mlp import MLP
 from fedsim.running.interleaving import InterleavedRun, SuspendingBackend, TrainingCall, run_interleaved, train_jointly
-from tests.test_on_demand import BACKENDS, SMALL, equal
+from tests.test_on_demand import BACKENDS, equal, synthetic_owners
 
 
 def divided(name: str, sizes: Sequence[int], batch_size: int = 100) -> tuple[OnDemandBackend, Schedule]:
     """A backend for 750 samples, divided into clients of these sizes, and a schedule of all clients."""
-    owners = Owners(**SMALL | {"num_owners": 1, "samples_per_owner": 750.0, "size_deviation": 0.0})
+    owners = synthetic_owners({"num_owners": 1, "samples_per_owner": 750.0, "size_deviation": 0.0})
     source, y = OwnerSamples(owners), torch.arange(750) % 4
     clients = np.split(np.random.default_rng(0).permutation(750), np.cumsum(sizes))[: len(sizes)]
     torch.manual_seed(0)

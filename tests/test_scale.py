@@ -80,12 +80,12 @@ def test_the_whole_shape_of_femnist_is_a_choice(tmp_path: Path) -> None:
     (job,) = compose_jobs(["dataset=femnist_generated_full"], multirun=False)
     made = instantiate(job.config["dataset"], FemnistGenerated, "dataset", tmp_path, tmp_path)
     assert made.form() == ((1, 28, 28), 62)
-    rng = np.random.default_rng(made.parameters.seed)
-    _Handwriting.draw(made.parameters, rng)
-    labels, owners = made.parameters._training_labels(rng)
+    rng = np.random.default_rng(made.seed)
+    _Handwriting.draw(made, rng)
+    labels, owners = made._training_labels(rng)
     sizes = np.bincount(owners) / 0.9  # a tenth is the test set
     assert (len(sizes), len(np.unique(labels))) == (3550, 62)
-    assert len(labels) + made.parameters.test_samples == pytest.approx(805_263, abs=10)
+    assert len(labels) + made.test_samples == pytest.approx(805_263, abs=10)
     assert sizes.mean() == pytest.approx(226.83, rel=0.001)
     assert sizes.std() == pytest.approx(88.94, rel=0.01)
 

@@ -1,20 +1,18 @@
-"""Training samples that are made when they are asked for, so that those of all clients need not fit into memory.
-
-The interface of data sets, and the form of a loaded one: labelled training and test samples with metadata.
-"""
+"""The interface of data sets, and the form of a loaded one: labelled training and test samples with metadata."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import DataError, Problem, rule
+from fedsim.core.errors import DataError, Problem, at_least, at_most, rule
 
 
 class SampleSource(ABC):
@@ -27,7 +25,6 @@ class SampleSource(ABC):
     dtype = torch.float32
 
     def __init__(self, count: int, input_shape: tuple[int, ...]) -> None:
-        """`count` samples of the shape `input_shape`."""
         self.shape = (count, *input_shape)
 
     def __len__(self) -> int:
@@ -103,15 +100,30 @@ class LoadedData:
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
-        check_tensors(self.train, "training")
-        check_tensors(self.test, "test")
-        check_counts(self.train, "training", self.owners)
-        check_counts(self.test, "test", self.test_owners)
-        check_labels(self.train.y, self.num_classes, "training")
-        check_labels(self.test.y, self.num_classes, "test")
-        if self.vocabulary is not None:
-            check_tokens(self.train.tensor, self.vocabulary, "training")
-            check_tokens(self.test.tensor, self.vocabulary, "test")
+        splits = [("training", self.train, self.owners), ("test", self.test, self.test_owners)]
+        for split, samples, _ in splits:
+            _check_tensors(samples, split)
+        for split, samples, owners in splits:
+            _check_counts(samples, split, owners)
+        for split, samples, _ in splits:
+            check_labels(samples.y, self.num_classes, split)
+            if self.vocabulary is not None:
+                _check_tokens(samples.tensor, self.vocabulary, split)
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Mapping[str, Tensor],
+        num_classes: int,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        fingerprint: str,
+        **others: Any,
+    ) -> "LoadedData":
+        """Of the tensors `train_x`, `train_y`, `test_x` and `test_y`."""
+        train, test = (Samples(tensors[f"{split}_x"], tensors[f"{split}_y"]) for split in ("train", "test"))
+        mean, std = None if mean is None else tuple(mean), None if std is None else tuple(std)
+        return cls(train, test, num_classes, mean, std, fingerprint, **others)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -133,16 +145,14 @@ class LoadedData:
         return x.div_(255).sub_(x.new_tensor(self.mean).view(shape)).div_(x.new_tensor(self.std).view(shape))
 
 
-def check_tensors(samples: Samples, split: str) -> None:
-    """Raise `DataError` unless `samples` of the `split` are tensors, or made on demand: not an array, say."""
+def _check_tensors(samples: Samples, split: str) -> None:
     for what, value in {"samples": samples.x, "labels": samples.y}.items():
         if not isinstance(value, Tensor) and not (what == "samples" and isinstance(value, SampleSource)):
             rule = f"the {split} {what} must be a torch tensor, not {type(value).__name__}"
             raise DataError(f"{rule}; torch.as_tensor makes one of an array")
 
 
-def check_counts(samples: Samples, split: str, owners: NDArray[np.int64] | None = None) -> None:
-    """Raise `DataError` unless `samples` of the `split` are some, with one label, and one owner if any, for each."""
+def _check_counts(samples: Samples, split: str, owners: NDArray[np.int64] | None) -> None:
     counts = {"images": len(samples.x), "labels": len(samples.y)}
     counts |= {} if owners is None else {"owners": len(owners)}
     if len(set(counts.values())) > 1 or not len(samples):
@@ -162,8 +172,7 @@ def check_labels(y: Tensor, num_classes: int, split: str) -> None:
         )
 
 
-def check_tokens(x: Tensor, vocabulary: int, split: str) -> None:
-    """Raise `DataError` unless the texts `x` of the `split` are int64 [n, length] in 0..vocabulary - 1."""
+def _check_tokens(x: Tensor, vocabulary: int, split: str) -> None:
     if x.dtype != torch.int64 or x.dim() != 2 or not x.shape[1]:
         raise DataError(f"the {split} texts must be int64 [n, length], length >= 1, not {x.dtype} {tuple(x.shape)}")
     low, high = map(int, x.aminmax())
@@ -174,16 +183,16 @@ def check_tokens(x: Tensor, vocabulary: int, split: str) -> None:
         )
 
 
+@dataclass(eq=False)
 class Dataset(ABC):
     """A source of labelled samples: images, features or texts.
 
-    Subclasses take their hyper-parameters keyword-only, with type annotations and without defaults.
+    `data_dir`: where source files are and are downloaded to; `cache_dir`: where decoded tensors are stored. Subclasses
+    take their hyper-parameters keyword-only, with type annotations and without defaults.
     """
 
-    def __init__(self, data_dir: Path, cache_dir: Path) -> None:
-        """`data_dir`: where source files are and are downloaded to; `cache_dir`: where decoded tensors are stored."""
-        self.data_dir = data_dir
-        self.cache_dir = cache_dir
+    data_dir: Path
+    cache_dir: Path
 
     def source_problem(self) -> Problem | None:
         """A problem with `data_dir` that `load` would meet, as far as it shows before files are read; None by default.
@@ -213,6 +222,15 @@ class Dataset(ABC):
     @abstractmethod
     def load(self) -> LoadedData:
         """Read, check and decode the data. Raises `DataError` naming the file, what was expected and the remedy."""
+
+
+def limits(dataset: Dataset, **ranges: tuple[float, float]) -> list[Problem | None]:
+    """Problems with values of a data set that lie outside the ranges of their keys."""
+    found = []
+    for key, (low, high) in ranges.items():
+        value = getattr(dataset, key)
+        found += [at_least(key, value, low), at_most(key, value, high)]
+    return found
 
 
 def normalisation_problems(

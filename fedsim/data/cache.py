@@ -1,6 +1,6 @@
-"""An on-disk cache of tensors that are costly to compute. Files are verified at every read and rebuilt if damaged.
+"""An on-disk cache of tensors that are costly to compute, and checksums of it and of the source files of data sets.
 
-Source files of data sets: that they are files, and that their content is what it should be.
+Cached files are verified at every read and rebuilt if damaged.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,11 @@ def _room(path: Path, need: int) -> str:
     return f"; need {need / 1e6:.1f} MB, free {free / 1e6:.1f} MB" if need else f"; free {free / 1e6:.1f} MB"
 
 
-def parameters_key(generator_version: int, parameters: Any) -> Tensor:
-    """The bytes [b] uint8 that tell generated data apart: the generator's version and the fields of a dataclass."""
-    text = json.dumps([generator_version, *sorted(asdict(parameters).items())])
+def parameters_key(generator_version: int, dataset: Any, *without: str) -> Tensor:
+    """The bytes [b] uint8 that tell generated data apart: the generator's version and the keyword-only fields of the
+    data set, `without` those that do not determine the data."""
+    names = sorted(f.name for f in fields(dataset) if f.kw_only and f.name not in without)
+    text = json.dumps([generator_version, *((name, getattr(dataset, name)) for name in names)])
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
@@ -143,7 +145,12 @@ def sha256_of_files(root: Path, files: Sequence[Path]) -> str:
     The list has one line for each file, sorted by path relative to `root`, so that the result does not depend on where
     the data set is: (cd ROOT && sha256sum FILES...) | sha256sum. Raises `DataError` if a file cannot be read.
     """
-    return sha256_of_list({_relative(file, root): file_sha256(file) for file in files})
+    return sha256_of_list(sums_of_files(root, files))
+
+
+def sums_of_files(root: Path, files: Sequence[Path]) -> dict[str, str]:
+    """The SHA-256 of each file by its path relative to `root`; of `root` itself, by its name."""
+    return {file.name if file == root else file.relative_to(root).as_posix(): file_sha256(file) for file in files}
 
 
 def content_tensor(root: Path, files: Sequence[Path]) -> Tensor:
@@ -173,7 +180,3 @@ def require_sha256(expected: str | None, found: str, where: str) -> None:
             f"dataset.sha256={expected}: the files of {where} have {found}; they are damaged or of another version: "
             "fetch them again, or give this checksum if they are meant to be these"
         )
-
-
-def _relative(file: Path, root: Path) -> str:
-    return file.name if file == root else file.relative_to(root).as_posix()

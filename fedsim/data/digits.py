@@ -1,25 +1,26 @@
 """scikit-learn's handwritten digits: real data that come with the package and need no download."""
 
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedsim.core.errors import check
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
+from fedsim.data.base import Dataset, LoadedData, normalisation_problems
 from fedsim.data.cache import digest
 
 TEST_SHARE = 0.2
 
 
+@dataclass(eq=False, kw_only=True)
 class Digits(Dataset):
     """1,797 images of 8x8 pixels, 10 classes; a fixed fifth of each class is the test set."""
 
-    def __init__(self, data_dir: Path, cache_dir: Path, *, mean: list[float], std: list[float]) -> None:
-        super().__init__(data_dir, cache_dir)
-        check(*normalisation_problems(mean, std, 1))
-        self.mean, self.std = mean, std
+    mean: list[float]
+    std: list[float]
+
+    def __post_init__(self) -> None:
+        check(*normalisation_problems(self.mean, self.std, 1))
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (1, 8, 8), 10
@@ -31,18 +32,8 @@ class Digits(Dataset):
         x = torch.as_tensor(np.round(source.images * (255 / 16)), dtype=torch.uint8)[:, None]
         y = torch.as_tensor(source.target, dtype=torch.int64)
         rng = np.random.default_rng(0)  # fixed: the split belongs to the data set, not to a run
-        test = np.concatenate([_test_positions(rng.permutation(np.flatnonzero(source.target == c))) for c in range(10)])
+        shuffled = [rng.permutation(np.flatnonzero(source.target == c)) for c in range(10)]
+        test = np.concatenate([positions[: round(TEST_SHARE * len(positions))] for positions in shuffled])
         train = np.setdiff1d(np.arange(len(y)), test)
-        fingerprint = digest({"x": x, "y": y})
-        return LoadedData(
-            train=Samples(x[train], y[train]),
-            test=Samples(x[test], y[test]),
-            num_classes=10,
-            mean=tuple(self.mean),
-            std=tuple(self.std),
-            fingerprint=f"digits {fingerprint}",
-        )
-
-
-def _test_positions(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    return positions[: round(TEST_SHARE * len(positions))]
+        tensors = {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
+        return LoadedData.of(tensors, 10, self.mean, self.std, f"digits {digest({'x': x, 'y': y})}")

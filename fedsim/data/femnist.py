@@ -4,7 +4,7 @@ import json
 import shutil
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +37,7 @@ NUM_CLASSES, NUM_DIGITS = 62, 10
 """Labels: first the digits, then the capital letters, then the lower-case letters."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Femnist(Dataset):
     """Handwritten characters, grey, 28x28 pixels; owners are the writers.
 
@@ -50,59 +51,50 @@ class Femnist(Dataset):
     have (see `sha256_of_files`).
     """
 
-    def __init__(
-        self,
-        data_dir: Path,
-        cache_dir: Path,
-        *,
-        source: Literal["hub", "leaf"],
-        classes: Literal["all", "digits"],
-        test_fraction: float,
-        mean: list[float],
-        std: list[float],
-        sha256: str | None = None,
-    ) -> None:
-        super().__init__(data_dir, cache_dir)
+    source: Literal["hub", "leaf"]
+    classes: Literal["all", "digits"]
+    test_fraction: float
+    mean: list[float]
+    std: list[float]
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
         check(
-            between("test_fraction", test_fraction, 0, 1, open_high=True),
-            *normalisation_problems(mean, std, 1),
-            sha256_problem(sha256),
+            between("test_fraction", self.test_fraction, 0, 1, open_high=True),
+            *normalisation_problems(self.mean, self.std, 1),
+            sha256_problem(self.sha256),
         )
-        self.sha256 = sha256
-        self.source, self.classes, self.test_fraction = source, classes, test_fraction
-        self.mean, self.std = mean, std
+
+    @property
+    def _folder(self) -> Path:
+        return self.data_dir / "femnist"
 
     def source_problem(self) -> Problem | None:
-        folder = self.data_dir / "femnist"
-        if self.source == "leaf":
-            return reading_problem("data_dir", self.data_dir, [folder, folder / "train", folder / "test"])
-        return source_problem(folder, self.data_dir, self._missing, HUB_BYTES)
+        if self.source == "hub":
+            return source_problem(self._folder, self.data_dir, self.missing, HUB_BYTES)
+        return reading_problem("data_dir", self.data_dir, [self._folder, self._folder / "train", self._folder / "test"])
 
-    def _missing(self) -> list[str]:
-        found = any((self.data_dir / "femnist").rglob("*.parquet"))
+    def missing(self) -> list[str]:
+        found = self.source == "leaf" or any(self._folder.rglob("*.parquet"))
         return [] if found else ["*.parquet of flwrlabs/femnist (or dataset.source=leaf)"]
 
     def absent(self) -> list[str]:
-        folders = [self.data_dir / "femnist" / split for split in ("train", "test")] if self.source == "leaf" else []
+        folders = [self._folder / split for split in ("train", "test")] if self.source == "leaf" else []
         return [f"LEAF's JSON files in {folder.absolute()}" for folder in folders if not any(folder.glob("*.json"))]
-
-    def missing(self) -> list[str]:
-        return self._missing() if self.source == "hub" else []
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (1, 28, 28), NUM_CLASSES if self.classes == "all" else NUM_DIGITS
 
     def load(self) -> LoadedData:
         data = self._load_hub() if self.source == "hub" else self._load_leaf()
-        return data if self.classes == "all" else keep_digits(data)
+        return data if self.classes == "all" else _keep_digits(data)
 
     def _load_hub(self) -> LoadedData:
-        folder = self.data_dir / "femnist"
-        require_files(folder, self.data_dir, self._missing, lambda: fetch_hub(self.data_dir), HUB_BYTES)
+        require_files(self._folder, self.data_dir, self.missing, lambda: _fetch_hub(self.data_dir), HUB_BYTES)
         return Parquet(
             self.data_dir,
             self.cache_dir,
-            path=str(folder.absolute()),
+            path=str(self._folder.absolute()),
             image_column="image",
             label_column="character",
             client_column="writer_id",
@@ -114,13 +106,12 @@ class Femnist(Dataset):
         ).load()
 
     def _load_leaf(self) -> LoadedData:
-        root = self.data_dir / "femnist"
+        root = self._folder
         train, test = _leaf_files(root / "train"), _leaf_files(root / "test")
         files = [*train, *test]
         key = modification_key(files, CONTENT, "names", [[file.name for file in split] for split in (train, test)])
-        cache = self.cache_dir / f"leaf-{key[:32]}.safetensors"
         tensors = load_or_build(
-            cache,
+            self.cache_dir / f"leaf-{key[:32]}.safetensors",
             lambda: {
                 **read_leaf_split(train, "train"),
                 **read_leaf_split(test, "test"),
@@ -128,21 +119,13 @@ class Femnist(Dataset):
             },
         )
         sha256 = tensors.pop("content").numpy().tobytes().hex()
-        names, test_names = (_unpacked(tensors.pop(f"{split}_names")) for split in ("train", "test"))
+        names, test_names = (json.loads(tensors.pop(f"{split}_names").numpy().tobytes()) for split in ("train", "test"))
         number_of = {name: number for number, name in enumerate(names)}
         numbers = np.array([number_of.get(name, -1) for name in test_names], dtype=np.int64)
         require_sha256(self.sha256, sha256, f"dataset.source=leaf in {root}")
-        return LoadedData(
-            train=Samples(tensors["train_x"], tensors["train_y"]),
-            test=Samples(tensors["test_x"], tensors["test_y"]),
-            num_classes=NUM_CLASSES,
-            mean=tuple(self.mean),
-            std=tuple(self.std),
-            fingerprint=f"femnist leaf {digest(tensors)}",
-            owners=tensors["train_owners"].numpy(),
-            sha256=sha256,
-            test_owners=numbers[tensors["test_owners"].numpy()],
-        )
+        owners = {"owners": tensors["train_owners"].numpy(), "test_owners": numbers[tensors["test_owners"].numpy()]}
+        fingerprint = f"femnist leaf {digest(tensors)}"
+        return LoadedData.of(tensors, NUM_CLASSES, self.mean, self.std, fingerprint, sha256=sha256, **owners)
 
 
 def _leaf_files(folder: Path) -> list[Path]:
@@ -180,11 +163,6 @@ def read_leaf_split(files: Sequence[Path], split: str) -> dict[str, Tensor]:
     return {f"{split}_{name}": torch.as_tensor(values) for name, values in tensors.items()}
 
 
-def _unpacked(names: Tensor) -> list[str]:
-    found: list[str] = json.loads(names.numpy().tobytes())
-    return found
-
-
 def _leaf_samples(samples: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarray]:
     """The images, uint8 [n, 1, 28, 28], and labels, int64 [n], of one writer."""
     x = np.asarray(samples["x"], dtype=np.float32).reshape(-1, 1, 28, 28)
@@ -196,8 +174,7 @@ def _leaf_samples(samples: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarr
     return np.round(x * 255).astype(np.uint8), y
 
 
-def keep_digits(data: LoadedData) -> LoadedData:
-    """`data` with only the samples of the ten digits."""
+def _keep_digits(data: LoadedData) -> LoadedData:
     train, test = data.train.y < NUM_DIGITS, data.test.y < NUM_DIGITS
     return replace(
         data,
@@ -210,7 +187,7 @@ def keep_digits(data: LoadedData) -> LoadedData:
     )
 
 
-def fetch_hub(data_dir: Path) -> None:
+def _fetch_hub(data_dir: Path) -> None:
     """Download the Hub's parquet files into <data_dir>/femnist/hub, which is created only when all are complete."""
     partial = data_dir / ".femnist.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -230,5 +207,4 @@ def _download(url: str) -> bytes:
     if not url.startswith(PROTOCOL):
         raise ValueError(f"{url!r} is no https address")
     with urllib.request.urlopen(url) as response:  # `require_files` bounds the time without a byte
-        content: bytes = response.read()
-    return content
+        return response.read()

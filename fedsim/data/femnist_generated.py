@@ -1,7 +1,6 @@
 """Synthetic handwriting in the format of FEMNIST, for use without FEMNIST. Results on it are not results on FEMNIST."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from fedsim.core.errors import at_least, at_most, between, check, positive, rule
 from fedsim.core.exact import exp
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
+from fedsim.data.base import Dataset, LoadedData, limits, normalisation_problems
 from fedsim.data.cache import digest, load_or_build, parameters_key
 
 SIDE, NUM_CONTROLS, NUM_POINTS = 28, 6, 40
@@ -28,6 +27,7 @@ GENERATOR_VERSION = 3
 Floats = NDArray[np.float32]
 
 
+@dataclass(eq=False, kw_only=True)
 class FemnistGenerated(Dataset):
     """Synthetic characters, grey, 28x28 pixels, dark on light; owners are simulated writers.
 
@@ -39,83 +39,6 @@ class FemnistGenerated(Dataset):
     parameters, including `seed`, which is not the seed of a run.
     """
 
-    def __init__(
-        self,
-        data_dir: Path,
-        cache_dir: Path,
-        *,
-        num_classes: int,
-        num_writers: int,
-        samples_per_writer: float,
-        size_deviation: float,
-        classes_per_writer: int,
-        test_samples: int,
-        style: float,
-        noise: float,
-        seed: int,
-        mean: list[float],
-        std: list[float],
-    ) -> None:
-        super().__init__(data_dir, cache_dir)
-        check(
-            at_least("num_classes", num_classes, 2),
-            at_most("num_classes", num_classes, MAX_CLASSES),
-            at_least("num_writers", num_writers, 1),
-            at_most("num_writers", num_writers, MAX_GLYPHS // min(max(num_classes, 1), MAX_CLASSES)),
-            positive("samples_per_writer", samples_per_writer),
-            at_most("samples_per_writer", samples_per_writer, MAX_IMAGES // max(num_writers, 1)),
-            at_least("size_deviation", size_deviation, 0),
-            at_most("size_deviation", size_deviation, 3),
-            rule(
-                1 <= classes_per_writer <= max(num_classes, 1),
-                "classes_per_writer",
-                classes_per_writer,
-                f"must lie in [1, num_classes={num_classes}]",
-            ),
-            at_least("test_samples", test_samples, 1),
-            at_most("test_samples", test_samples, MAX_IMAGES),
-            at_least("style", style, 0),
-            at_most("style", style, 10),
-            between("noise", noise, 0, 1),
-            at_least("seed", seed, 0),
-            *normalisation_problems(mean, std, 1),
-        )
-        self.parameters = _Parameters(
-            num_classes=num_classes,
-            num_writers=num_writers,
-            samples_per_writer=samples_per_writer,
-            size_deviation=size_deviation,
-            classes_per_writer=classes_per_writer,
-            test_samples=test_samples,
-            style=style,
-            noise=noise,
-            seed=seed,
-        )
-        self.mean, self.std = mean, std
-
-    def form(self) -> tuple[tuple[int, ...], int]:
-        return (1, SIDE, SIDE), self.parameters.num_classes
-
-    def load(self) -> LoadedData:
-        cache = self.cache_dir / f"femnist_generated-{digest({'key': self.parameters.key})[:32]}.safetensors"
-        tensors = load_or_build(cache, self.parameters.build)
-        test_owners = tensors.pop("test_owners").numpy()
-        return LoadedData(
-            train=Samples(tensors["train_x"], tensors["train_y"]),
-            test=Samples(tensors["test_x"], tensors["test_y"]),
-            num_classes=self.parameters.num_classes,
-            mean=tuple(self.mean),
-            std=tuple(self.std),
-            fingerprint=f"femnist_generated {digest(tensors)}",
-            owners=tensors["train_owners"].numpy(),
-            test_owners=test_owners,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Parameters:
-    """All parameters that determine the images."""
-
     num_classes: int
     num_writers: int
     samples_per_writer: float
@@ -125,12 +48,40 @@ class _Parameters:
     style: float
     noise: float
     seed: int
+    mean: list[float]
+    std: list[float]
 
-    @property
-    def key(self) -> Tensor:
-        return parameters_key(GENERATOR_VERSION, self)
+    def __post_init__(self) -> None:
+        num_classes, most = self.num_classes, max(self.num_classes, 1)
+        check(
+            *limits(self, num_classes=(2, MAX_CLASSES), num_writers=(1, MAX_GLYPHS // min(most, MAX_CLASSES))),
+            positive("samples_per_writer", self.samples_per_writer),
+            at_most("samples_per_writer", self.samples_per_writer, MAX_IMAGES // max(self.num_writers, 1)),
+            *limits(self, size_deviation=(0, 3)),
+            rule(
+                1 <= self.classes_per_writer <= most,
+                "classes_per_writer",
+                self.classes_per_writer,
+                f"must lie in [1, num_classes={num_classes}]",
+            ),
+            *limits(self, test_samples=(1, MAX_IMAGES), style=(0, 10)),
+            between("noise", self.noise, 0, 1),
+            at_least("seed", self.seed, 0),
+            *normalisation_problems(self.mean, self.std, 1),
+        )
 
-    def build(self) -> dict[str, Tensor]:
+    def form(self) -> tuple[tuple[int, ...], int]:
+        return (1, SIDE, SIDE), self.num_classes
+
+    def load(self) -> LoadedData:
+        key = parameters_key(GENERATOR_VERSION, self, "mean", "std")
+        cache = self.cache_dir / f"femnist_generated-{digest({'key': key})[:32]}.safetensors"
+        tensors = load_or_build(cache, self._build)
+        owners = {"test_owners": tensors.pop("test_owners").numpy(), "owners": tensors["train_owners"].numpy()}
+        fingerprint = f"femnist_generated {digest(tensors)}"
+        return LoadedData.of(tensors, self.num_classes, self.mean, self.std, fingerprint, **owners)
+
+    def _build(self) -> dict[str, Tensor]:
         """Training images, labels and writers, ordered by writer, and test images, labels and writers."""
         rng = np.random.default_rng(self.seed)
         handwriting = _Handwriting.draw(self, rng)
@@ -172,7 +123,7 @@ class _Handwriting:
     widths: Floats
 
     @classmethod
-    def draw(cls, parameters: _Parameters, rng: np.random.Generator) -> "_Handwriting":
+    def draw(cls, parameters: FemnistGenerated, rng: np.random.Generator) -> "_Handwriting":
         w, c, style = parameters.num_writers, parameters.num_classes, parameters.style
         slants, sizes = style * rng.standard_normal(w), exp(style / 2 * rng.standard_normal((w, 2)))
         maps = np.zeros((w, 2, 2))
@@ -226,5 +177,4 @@ def _ink(curve: Floats, widths: Floats) -> Floats:
     nearest = np.full((len(curve), SIDE, SIDE), np.inf, np.float32)
     for point in range(curve.shape[1]):
         np.minimum(nearest, down[:, point, :, None] + across[:, point, None], out=nearest)
-    ink: Floats = exp(-nearest / (2 * widths[:, None, None] ** 2)).astype(np.float32)
-    return ink.reshape(len(curve), -1)
+    return exp(-nearest / (2 * widths[:, None, None] ** 2)).astype(np.float32).reshape(len(curve), -1)

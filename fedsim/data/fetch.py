@@ -146,9 +146,7 @@ def _in_words(error: Exception) -> str:
 
 def _remove_empty(folder: Path, data_dir: Path) -> None:
     """Remove `folder` and its parent folders up to `data_dir`, as far as they are empty."""
-    for place in (folder, *folder.parents):
-        if place.is_dir() and place.is_relative_to(data_dir):
-            try:
+    with contextlib.suppress(OSError):
+        for place in (folder, *folder.parents):
+            if place.is_dir() and place.is_relative_to(data_dir):
                 place.rmdir()
-            except OSError:
-                return

@@ -1,12 +1,10 @@
-"""Decoding of image files into tensors.
-
-Images in folders named after their classes, in the layout of torchvision's ImageFolder.
-"""
+"""Image files, decoded into tensors; images in folders named after their classes, as torchvision's ImageFolder."""
 
 import io
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from fedsim.core.disk import reading_problem
 from fedsim.core.errors import DataError, Problem, at_least, at_most, check, rule
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
+from fedsim.data.base import Dataset, LoadedData, normalisation_problems
 from fedsim.data.cache import (
     CONTENT,
     content_tensor,
@@ -78,7 +76,14 @@ def _decode(sources: Sequence[Any], mode: str, size: int | None, name: str, only
             image = _open_image(sources[i], i, name)
             if only_grey and image.mode not in GREY:
                 raise _ColourError
-            result[i] = _resize(image.convert(mode), (width, height), size is None, f"{name}: image {i}")
+            if size is None and image.size != (width, height):
+                raise DataError(
+                    f"{name}: image {i} has {image.width}x{image.height} pixels and the first {width}x{height}; "
+                    "set dataset.size to bring all to one size"
+                )
+            image = image.convert(mode)
+            same = image.size == (width, height)
+            result[i] = image if same else image.resize((width, height), Image.Resampling.BILINEAR)
 
     decode_chunk(0)  # finds most mistakes before the thread pool starts
     with ThreadPoolExecutor() as pool:
@@ -86,17 +91,6 @@ def _decode(sources: Sequence[Any], mode: str, size: int | None, name: str, only
             pass
     pixels = torch.from_numpy(result)
     return pixels.permute(0, 3, 1, 2).contiguous() if mode == "RGB" else pixels[:, None]
-
-
-def _resize(image: Image.Image, shape: tuple[int, int], required: bool, name: str) -> Image.Image:
-    if image.size == shape:
-        return image
-    if required:
-        raise DataError(
-            f"{name} has {image.size[0]}x{image.size[1]} pixels and the first {shape[0]}x{shape[1]}; "
-            "set dataset.size to bring all to one size"
-        )
-    return image.resize(shape, Image.Resampling.BILINEAR)
 
 
 def _open_image(source: Any, number: int, name: str) -> Image.Image:
@@ -112,13 +106,12 @@ def _open_image(source: Any, number: int, name: str) -> Image.Image:
             image.verify()
             image = _identified(content)
         image.load()
-    except UnidentifiedImageError as error:
-        file = "" if isinstance(source, bytes) else f"{source}: "
-        reason = f"cannot be decoded ({file}in none of the formats {', '.join(FORMATS)})"
-        raise DataError(f"{name}: image {number} {reason}; convert it, or fetch the file again") from error
     except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
         file = "" if isinstance(source, bytes) else f"{source}: "
-        raise DataError(f"{name}: image {number} cannot be decoded ({file}{error}); fetch the file again") from error
+        reason, remedy = str(error), "fetch the file again"
+        if isinstance(error, UnidentifiedImageError):
+            reason, remedy = f"in none of the formats {', '.join(FORMATS)}", f"convert it, or {remedy}"
+        raise DataError(f"{name}: image {number} cannot be decoded ({file}{reason}); {remedy}") from error
     if image.mode in HIGH_BIT_DEPTH:
         raise DataError(f"{name}: image {number} has more than 8 bits per pixel; convert the images to 8 bits first")
     return image
@@ -129,7 +122,28 @@ def _identified(content: bytes) -> Image.Image:
     return Image.open(io.BytesIO(content), formats=FORMATS)
 
 
-class ImageFolder(Dataset):
+class FromPath(Dataset):
+    """A data set at `path`: absolute, or relative to the working folder or to data_dir."""
+
+    path: str
+
+    def source_problem(self) -> Problem | None:
+        here = Path(self.path).expanduser()
+        return None if here.exists() else reading_problem("data_dir", self.data_dir, [self.data_dir / self.path])
+
+    def _places(self) -> list[Path]:
+        return [Path(self.path).expanduser(), self.data_dir / self.path]
+
+    def _searched(self) -> str:
+        return " or ".join(str(place.absolute()) for place in self._places())
+
+    def _absent_error(self, what: str) -> DataError:
+        remedy = f"point data_dir or FEDSIM_DATA to the folder that has it (data_dir={self.data_dir})"
+        return DataError(f"dataset.path={self.path}: no {what} {self._searched()}; correct the path, or {remedy}")
+
+
+@dataclass(eq=False, kw_only=True)
+class ImageFolder(FromPath):
     """Images `path`/train/<class>/* and `path`/test/<class>/*, scaled to `size` x `size` pixels.
 
     `path` is absolute, or relative to the working folder or to data_dir. `grey` converts to one channel. `mean` and
@@ -138,35 +152,21 @@ class ImageFolder(Dataset):
     `sha256_of_files`).
     """
 
-    def __init__(
-        self,
-        data_dir: Path,
-        cache_dir: Path,
-        *,
-        path: str,
-        size: int,
-        grey: bool,
-        mean: list[float] | None,
-        std: list[float] | None,
-        sha256: str | None = None,
-    ) -> None:
-        super().__init__(data_dir, cache_dir)
-        channels = 1 if grey else 3
-        check(
-            rule(bool(path), "path", path, "must name a folder with train/ and test/", "dataset.path=..."),
-            at_least("size", size, 1),
-            at_most("size", size, MAX_SIDE),
-            *normalisation_problems(mean, std, channels),
-            sha256_problem(sha256),
-        )
-        self.sha256 = sha256
-        self.path, self.size, self.grey = path, size, grey
-        self.mean = mean or [0.5] * channels
-        self.std = std or [0.5] * channels
+    path: str
+    size: int
+    grey: bool
+    mean: list[float] | None
+    std: list[float] | None
+    sha256: str | None = None
 
-    def source_problem(self) -> Problem | None:
-        here = Path(self.path).expanduser()
-        return None if here.exists() else reading_problem("data_dir", self.data_dir, [self.data_dir / self.path])
+    def __post_init__(self) -> None:
+        check(
+            rule(bool(self.path), "path", self.path, "must name a folder with train/ and test/", "dataset.path=..."),
+            at_least("size", self.size, 1),
+            at_most("size", self.size, MAX_SIDE),
+            *normalisation_problems(self.mean, self.std, 1 if self.grey else 3),
+            sha256_problem(self.sha256),
+        )
 
     def absent(self) -> list[str]:
         root = self._root()
@@ -174,45 +174,29 @@ class ImageFolder(Dataset):
             return [f"train/ in {self._searched()}"]
         return [] if (root / "test").is_dir() else [f"test/ in {root.absolute()}"]
 
-    def _places(self) -> list[Path]:
-        return [Path(self.path).expanduser(), self.data_dir / self.path]
-
     def _root(self) -> Path | None:
         return next((p for p in self._places() if (p / "train").is_dir()), None)
-
-    def _searched(self) -> str:
-        return " or ".join(str(p.absolute()) for p in self._places())
 
     def load(self) -> LoadedData:
         root = self._root()
         if root is None:
-            searched = self._searched()
-            remedy = f"point data_dir or FEDSIM_DATA to the folder that has it (data_dir={self.data_dir})"
-            raise DataError(f"dataset.path={self.path}: no folder train/ in {searched}; correct the path, or {remedy}")
-        splits = {split: _list_files(root / split) for split in ("train", "test")}
-        (train, classes), (test, test_classes) = splits["train"], splits["test"]
+            raise self._absent_error("folder train/ in")
+        (train, classes), (test, test_classes) = (_list_files(root / split) for split in ("train", "test"))
         if classes != test_classes:
             differ = sorted(set(classes) ^ set(test_classes))
             raise DataError(f"dataset.path={self.path}: train/ and test/ differ in their classes: {', '.join(differ)}")
         files = [p for p, _ in (*train, *test)]
         names = [[(p.relative_to(root).as_posix(), c) for p, c in split] for split in (train, test)]
         key = modification_key(files, self.size, self.grey, CONTENT, names)
-        cache = self.cache_dir / f"image_folder-{key[:32]}.safetensors"
         tensors = load_or_build(
-            cache,
+            self.cache_dir / f"image_folder-{key[:32]}.safetensors",
             lambda: {**self._decode(train), **self._decode(test, "test"), "content": content_tensor(root, files)},
         )
         content = tensors["content"].numpy().tobytes().hex()
         require_sha256(self.sha256, content, f"dataset.path={self.path}")
-        return LoadedData(
-            Samples(tensors["train_x"], tensors["train_y"]),
-            Samples(tensors["test_x"], tensors["test_y"]),
-            len(classes),
-            tuple(self.mean),
-            tuple(self.std),
-            f"image_folder {self.size} {'L' if self.grey else 'RGB'} {content}",
-            sha256=content,
-        )
+        unset = [0.5] * (1 if self.grey else 3)
+        fingerprint = f"image_folder {self.size} {'L' if self.grey else 'RGB'} {content}"
+        return LoadedData.of(tensors, len(classes), self.mean or unset, self.std or unset, fingerprint, sha256=content)
 
     def _decode(self, listing: list[tuple[Path, int]], split: str = "train") -> dict[str, Tensor]:
         mode = "L" if self.grey else "RGB"

@@ -1,14 +1,13 @@
-"""The columns of a table of labelled images. A column name of None means: find it by its type or name.
+"""Any image-classification data set in the Hugging Face layout: parquet files with encoded images and labels.
 
-The parquet files of a data set: finding them, assigning them to splits, and checking that none is missing.
-
-Any image-classification data set in the Hugging Face layout: parquet files with encoded images and labels.
+Files are assigned to splits by their names; a column whose name is None is found by its type or name.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,18 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.disk import reading_problem
-from fedsim.core.errors import ConfigError, DataError, Problem, at_least, at_most, between, check, rule
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
+from fedsim.core.errors import ConfigError, DataError, at_least, at_most, between, check, rule
+from fedsim.data.base import LoadedData, normalisation_problems
 from fedsim.data.cache import (
-    file_sha256,
     load_or_build,
     require_regular,
     require_sha256,
     sha256_of_list,
     sha256_problem,
+    sums_of_files,
 )
-from fedsim.data.images import MAX_SIDE, decode
+from fedsim.data.images import MAX_SIDE, FromPath, decode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,10 +34,11 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 1_000_000
 """The last layer of a model has an output for each number up to the largest label."""
+BYTES = ("binary", "large_binary")
 LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
 
 
-def encoded_images(table: "pa.Table", name: str | None) -> list[bytes]:
+def _encoded_images(table: "pa.Table", name: str | None) -> list[bytes]:
     """The encoded images of all rows, from a column of bytes or of structs with a field `bytes`.
 
     Raises `DataError` if there is no such column.
@@ -48,22 +47,21 @@ def encoded_images(table: "pa.Table", name: str | None) -> list[bytes]:
 
     name = name or _image_name(table)
     column = _column(table, name, "image_column")
-    if pa.types.is_struct(column.type) and (index := column.type.get_field_index("bytes")) >= 0:
+    if _is(column.type, "struct") and (index := column.type.get_field_index("bytes")) >= 0:
         column = pa.chunked_array([chunk.field(index) for chunk in column.chunks])
-    if not _is_bytes(column.type) or column.null_count:
+    if not _is(column.type, *BYTES) or column.null_count:
         raise DataError(f"dataset.image_column={name}: must hold the encoded images themselves in every row")
-    images: list[bytes] = column.to_pylist()
-    return images
+    return column.to_pylist()
 
 
-def class_labels(table: "pa.Table", name: str | None) -> tuple[NDArray[np.int64], int]:
+def _class_labels(table: "pa.Table", name: str | None) -> tuple[NDArray[np.int64], int]:
     """Labels [n] and the number of classes. Integer labels are kept; others are numbered in sorted order."""
     name = name or next((n for n in LABEL_NAMES if n in table.column_names), None)
     if name is None:
         raise DataError(f"dataset.label_column: none of {', '.join(LABEL_NAMES)} among {table.column_names}")
     values = _column_values(table, name, "label_column")
     if not np.issubdtype(values.dtype, np.integer):
-        labels = _category_codes(values)
+        labels = np.unique(values, return_inverse=True)[1].astype(np.int64)
         return labels, int(labels.max()) + 1
     if values.min() < 0:
         raise DataError(f"dataset.label_column={name}: labels must be >= 0, found {values.min()}")
@@ -75,7 +73,7 @@ def class_labels(table: "pa.Table", name: str | None) -> tuple[NDArray[np.int64]
     return values.astype(np.int64), max(int(values.max()) + 1, _num_named_classes(table, name))
 
 
-def owners(
+def _owners(
     table: "pa.Table", name: str, rows: NDArray[np.int64], test: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
     """The owners of the training `rows`, numbered in sorted order, and those of the `test` rows by the same numbers.
@@ -93,30 +91,25 @@ def owners(
 
 
 def _image_name(table: "pa.Table") -> str:
-    import pyarrow as pa
-
     for field in table.schema:
-        if _is_bytes(field.type) or (pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0):
+        if _is(field.type, *BYTES) or (_is(field.type, "struct") and field.type.get_field_index("bytes") >= 0):
             return str(field.name)
     raise DataError(f"dataset.image_column: no column of images among {', '.join(table.column_names)}")
 
 
-def _is_bytes(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
+def _is(kind: "pa.DataType", *names: str) -> bool:
+    """Whether a type is one of those that pyarrow calls `names`."""
+    from pyarrow import types
 
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    return any(getattr(types, f"is_{name}")(kind) for name in names)
 
 
 def _column_values(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
     """The values of a column of integers, booleans or strings. Raises `DataError` for other types."""
-    import pyarrow as pa
-
     column = _column(table, name, key)
-    kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_boolean)
-    if not any(kind(column.type) for kind in kinds):
+    if not _is(column.type, "integer", "string", "large_string", "boolean"):
         raise DataError(f"dataset.{key}={name}: must hold integers or strings, not {column.type}")
-    values: NDArray[np.generic] = column.to_numpy()
-    return values
+    return column.to_numpy()
 
 
 def _only(table: "pa.Table", name: str, key: str) -> "pa.Table":
@@ -128,12 +121,10 @@ def _only(table: "pa.Table", name: str, key: str) -> "pa.Table":
 
 def _column(table: "pa.Table", name: str, key: str) -> "pa.ChunkedArray":
     """The column `name`, categories resolved. Raises `DataError` if it is absent or has missing values."""
-    import pyarrow as pa
-
     column = _only(table, name, key).column(name)
     if column.null_count:
         raise DataError(f"dataset.{key}={name}: {column.null_count} of its {len(column)} values are missing")
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    return column.cast(column.type.value_type) if _is(column.type, "dictionary") else column
 
 
 def _num_named_classes(table: "pa.Table", name: str) -> int:
@@ -145,51 +136,12 @@ def _num_named_classes(table: "pa.Table", name: str) -> int:
         return 0
 
 
-def _category_codes(values: NDArray[np.generic]) -> NDArray[np.int64]:
-    codes: NDArray[np.int64] = np.unique(values, return_inverse=True)[1].astype(np.int64)
-    return codes
-
-
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 """The split that a word in the name of a file or folder stands for."""
 
 
-def find_files(path: str, data_dir: Path) -> tuple[Path, list[Path]]:
-    """The location of `path`, and its parquet files, sorted. Raises `DataError` with the places searched."""
-    place, files = _first_with_files(path, data_dir)
-    if place is not None:
-        require_regular(files)
-        _check_complete(files)
-        return place, files
-    remedy = f"correct the path, or point data_dir or FEDSIM_DATA to the folder that has it (data_dir={data_dir})"
-    raise DataError(f"dataset.path={path}: no parquet file at {_searched(path, data_dir)}; {remedy}")
-
-
-def absent_files(path: str, data_dir: Path) -> list[str]:
-    """What `find_files` would miss: all files of `path`, or shards."""
-    place, files = _first_with_files(path, data_dir)
-    if place is None:
-        return [f"a parquet file at {_searched(path, data_dir)}"]
-    return [f"shards in {folder}: {what}" for folder, what in _missing_shards(files)]
-
-
-def _places(path: str, data_dir: Path) -> list[Path]:
-    return [Path(path).expanduser(), data_dir / path]
-
-
-def _searched(path: str, data_dir: Path) -> str:
-    return " or ".join(str(place.absolute()) for place in _places(path, data_dir))
-
-
-def _first_with_files(path: str, data_dir: Path) -> tuple[Path | None, list[Path]]:
-    for place in _places(path, data_dir):
-        if files := [place] if place.is_file() else sorted(place.rglob("*.parquet")):
-            return place, files
-    return None, []
-
-
-def by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
+def _by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
     """Files by split, which is derived from a file's name or else its folder (below `root`).
 
     A single file that names no split is training data. Raises `DataError` if one of several files names none.
@@ -207,7 +159,7 @@ def by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
     return result
 
 
-def read(paths: Sequence[Path]) -> "pa.Table":
+def _read(paths: Sequence[Path]) -> "pa.Table":
     """The rows of all files as one table. Raises `DataError` naming a file that is not valid.
 
     Checksums of pages are verified in files that have them (few writers add them).
@@ -221,10 +173,10 @@ def read(paths: Sequence[Path]) -> "pa.Table":
             tables.append(pq.read_table(path, partitioning=None, page_checksum_verification=True))
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} is no sound parquet file ({error}); delete it and fetch it again") from error
-    return concatenate(tables)
+    return _concatenate(tables)
 
 
-def concatenate(tables: Sequence["pa.Table"]) -> "pa.Table":
+def _concatenate(tables: Sequence["pa.Table"]) -> "pa.Table":
     """One table with the rows and columns of all `tables`. Raises `DataError` if the types of a column differ."""
     import pyarrow as pa
 
@@ -242,12 +194,6 @@ def _split_from_name(name: str, file: Path) -> str | None:
     return splits.pop() if splits else None
 
 
-def _check_complete(files: Sequence[Path]) -> None:
-    """Raise `DataError` unless all shards of files named like `<name>-00000-of-00003` are present."""
-    for folder, what in _missing_shards(files):
-        raise DataError(f"{folder}: {what}")
-
-
 def _missing_shards(files: Sequence[Path]) -> list[tuple[Path, str]]:
     """Folders, and which shards of a file are missing in each."""
     shards: dict[tuple[Path, str, int], set[int]] = {}
@@ -262,7 +208,8 @@ def _missing_shards(files: Sequence[Path]) -> list[tuple[Path, str]]:
     ]
 
 
-class Parquet(Dataset):
+@dataclass(eq=False, kw_only=True)
+class Parquet(FromPath):
     """Parquet files at `path`: a file or a folder (absolute, or relative to the working folder or to data_dir).
 
     The split of a file is derived from its name or folder. Without a test split, the validation split is used as test
@@ -273,54 +220,59 @@ class Parquet(Dataset):
     the files must have (see `sha256_of_files`); few parquet files hold checksums of their own.
     """
 
-    def __init__(
-        self,
-        data_dir: Path,
-        cache_dir: Path,
-        *,
-        path: str,
-        image_column: str | None,
-        label_column: str | None,
-        client_column: str | None,
-        test_fraction: float,
-        size: int | None,
-        mean: list[float] | None,
-        std: list[float] | None,
-        sha256: str | None = None,
-    ) -> None:
-        super().__init__(data_dir, cache_dir)
-        check(
-            rule(bool(path), "path", path, "must name a parquet file or a folder of them", "dataset.path=..."),
-            between("test_fraction", test_fraction, 0, 1, open_high=True),
-            None if size is None else at_least("size", size, 1),
-            None if size is None else at_most("size", size, MAX_SIDE),
-            *normalisation_problems(mean, std),
-            sha256_problem(sha256),
-        )
-        self.path = path
-        self.sha256 = sha256
-        self.columns = {"image": image_column, "label": label_column, "client": client_column}
-        self.test_fraction = test_fraction
-        self.size = size
-        self.mean, self.std = mean, std
+    path: str
+    image_column: str | None
+    label_column: str | None
+    client_column: str | None
+    test_fraction: float
+    size: int | None
+    mean: list[float] | None
+    std: list[float] | None
+    sha256: str | None = None
 
-    def source_problem(self) -> Problem | None:
-        here = Path(self.path).expanduser()
-        return None if here.exists() else reading_problem("data_dir", self.data_dir, [self.data_dir / self.path])
+    def __post_init__(self) -> None:
+        check(
+            rule(
+                bool(self.path), "path", self.path, "must name a parquet file or a folder of them", "dataset.path=..."
+            ),
+            between("test_fraction", self.test_fraction, 0, 1, open_high=True),
+            None if self.size is None else at_least("size", self.size, 1),
+            None if self.size is None else at_most("size", self.size, MAX_SIDE),
+            *normalisation_problems(self.mean, self.std),
+            sha256_problem(self.sha256),
+        )
 
     def absent(self) -> list[str]:
-        return absent_files(self.path, self.data_dir)
+        found = self._found()
+        if found is None:
+            return [f"a parquet file at {self._searched()}"]
+        return [f"shards in {folder}: {what}" for folder, what in _missing_shards(found[1])]
+
+    def _found(self) -> tuple[Path, list[Path]] | None:
+        """The first place of `path` that has parquet files, and these, sorted."""
+        for place in self._places():
+            if files := [place] if place.is_file() else sorted(place.rglob("*.parquet")):
+                return place, files
+        return None
 
     def load(self) -> LoadedData:
-        root, found = find_files(self.path, self.data_dir)
-        files = by_split(root, found)
-        sums = {file: file_sha256(file) for file in found}
-        sha256 = sha256_of_list({f.name if f == root else f.relative_to(root).as_posix(): s for f, s in sums.items()})
+        found = self._found()
+        if found is None:
+            raise self._absent_error("parquet file at")
+        root, paths = found
+        require_regular(paths)
+        for folder, what in _missing_shards(paths):
+            raise DataError(f"{folder}: {what}")
+        files = _by_split(root, paths)
+        named = sums_of_files(root, paths)
+        sha256 = sha256_of_list(named)
         require_sha256(self.sha256, sha256, f"dataset.path={self.path}")
-        facts = [f"{split} {f.name} {sums[f]}" for split, paths in files.items() for f in paths]
-        settings = [self.columns, self.size, self.test_fraction]
+        sums = dict(zip(paths, named.values(), strict=True))
+        facts = [f"{split} {f.name} {sums[f]}" for split, own in files.items() for f in own]
+        columns = {"image": self.image_column, "label": self.label_column, "client": self.client_column}
+        settings = [columns, self.size, self.test_fraction]
         fingerprint = hashlib.sha256("\n".join([*facts, str(settings)]).encode()).hexdigest()
-        kind = "parquet" if self.columns["client"] is None else "parquet-owners"
+        kind = "parquet" if self.client_column is None else "parquet-owners"
         cache = self.cache_dir / f"{kind}-{fingerprint[:32]}.safetensors"
         return self._to_loaded_data(load_or_build(cache, lambda: self._decode(files)), fingerprint, sha256)
 
@@ -331,28 +283,20 @@ class Parquet(Dataset):
             check(*normalisation_problems(mean, std, channels))
         except ConfigError as error:
             raise ConfigError(p.within("dataset") for p in error.problems) from error
-        return LoadedData(
-            train=Samples(tensors["train_x"], tensors["train_y"]),
-            test=Samples(tensors["test_x"], tensors["test_y"]),
-            num_classes=int(tensors["num_classes"]),
-            mean=tuple(mean),
-            std=tuple(std),
-            fingerprint=f"parquet {fingerprint}",
-            owners=tensors["owners"].numpy() if "owners" in tensors else None,
-            sha256=sha256,
-            test_owners=tensors["test_owners"].numpy() if "test_owners" in tensors else None,
-        )
+        owners = {name: tensors[name].numpy() for name in ("owners", "test_owners") if name in tensors}
+        classes = int(tensors["num_classes"])
+        return LoadedData.of(tensors, classes, mean, std, f"parquet {fingerprint}", sha256=sha256, **owners)
 
     def _decode(self, files: dict[str, list[Path]]) -> dict[str, Tensor]:
-        rows, train, test = self._split_rows({split: read(paths) for split, paths in files.items()})
-        labels, num_classes = class_labels(rows, self.columns["label"])
-        encoded = encoded_images(rows, self.columns["image"])
+        rows, train, test = self._split_rows({split: _read(paths) for split, paths in files.items()})
+        labels, num_classes = _class_labels(rows, self.label_column)
+        encoded = _encoded_images(rows, self.image_column)
         x = decode(encoded, mode=None, size=self.size, name=f"dataset.path={self.path}")
         y = torch.as_tensor(labels)
         tensors = {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
         tensors["num_classes"] = torch.tensor(num_classes)
-        if (client := self.columns["client"]) is not None:
-            of_train, of_test = owners(rows, client, train.numpy(), test.numpy())
+        if self.client_column is not None:
+            of_train, of_test = _owners(rows, self.client_column, train.numpy(), test.numpy())
             tensors["owners"] = torch.as_tensor(of_train)
             if of_test is not None:
                 tensors["test_owners"] = torch.as_tensor(of_test)
@@ -369,7 +313,7 @@ class Parquet(Dataset):
         train = tables["train"]
         if test is None:
             return train, *self._random_split(train.num_rows)
-        return concatenate([train, test]), *torch.arange(train.num_rows + test.num_rows).tensor_split([train.num_rows])
+        return _concatenate([train, test]), *torch.arange(train.num_rows + test.num_rows).tensor_split([train.num_rows])
 
     def _random_split(self, num_rows: int) -> tuple[Tensor, Tensor]:
         count = round(self.test_fraction * num_rows)

@@ -3,7 +3,6 @@ every client has a generator of its own, so that its samples can be made wheneve
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -11,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import at_least, at_most, check, positive
-from fedsim.data.base import Dataset, LoadedData, Samples, SampleSource
+from fedsim.core.errors import at_most, check, positive
+from fedsim.data.base import Dataset, LoadedData, Samples, SampleSource, limits
 from fedsim.data.cache import digest, load_or_build, parameters_key
 
 MAX_OWNERS = 1_000_000
@@ -34,6 +33,7 @@ MODEL, TRAIN, TEST = range(3)
 Floats = NDArray[np.float32]
 
 
+@dataclass(eq=False, kw_only=True)
 class Synthetic(Dataset):
     """Classes that a linear model of the owner's own gives to features around the owner's own mean.
 
@@ -48,86 +48,6 @@ class Synthetic(Dataset):
     function of these parameters, including `seed`, which is not the seed of a run.
     """
 
-    def __init__(
-        self,
-        data_dir: Path,
-        cache_dir: Path,
-        *,
-        num_owners: int,
-        samples_per_owner: float,
-        size_deviation: float,
-        num_features: int,
-        num_classes: int,
-        alpha: float,
-        beta: float,
-        test_samples: int,
-        hold: Literal["on_demand", "memory"],
-        seed: int,
-    ) -> None:
-        super().__init__(data_dir, cache_dir)
-        most = MAX_SAMPLES if hold == "on_demand" else min(MAX_SAMPLES, MAX_NUMBERS // max(num_features, 1))
-        check(
-            at_least("num_owners", num_owners, 1),
-            at_most("num_owners", num_owners, MAX_OWNERS),
-            positive("samples_per_owner", samples_per_owner),
-            at_most(
-                "samples_per_owner",
-                samples_per_owner,
-                most // max(num_owners, 1),
-                "lower num_owners" if hold == "on_demand" else "dataset.hold=on_demand need not hold all in memory",
-            ),
-            at_least("size_deviation", size_deviation, 0),
-            at_most("size_deviation", size_deviation, 3),
-            at_least("num_features", num_features, 1),
-            at_most("num_features", num_features, MAX_WEIGHTS),
-            at_least("num_classes", num_classes, 2),
-            at_most("num_classes", num_classes, MAX_WEIGHTS // max(num_features, 1)),
-            at_least("alpha", alpha, 0),
-            at_most("alpha", alpha, MAX_SPREAD),
-            at_least("beta", beta, 0),
-            at_most("beta", beta, MAX_SPREAD),
-            at_least("test_samples", test_samples, 1),
-            at_most("test_samples", test_samples, MAX_NUMBERS // max(num_features, 1)),
-            at_least("seed", seed, 0),
-            at_most("seed", seed, 2**63 - 1),
-        )
-        self.hold = hold
-        self.owners = Owners(
-            num_owners=num_owners,
-            samples_per_owner=samples_per_owner,
-            size_deviation=size_deviation,
-            num_features=num_features,
-            num_classes=num_classes,
-            alpha=alpha,
-            beta=beta,
-            test_samples=test_samples,
-            seed=seed,
-        )
-
-    def form(self) -> tuple[tuple[int, ...], int]:
-        return (self.owners.num_features,), self.owners.num_classes
-
-    def load(self) -> LoadedData:
-        owners = self.owners
-        cache = self.cache_dir / f"synthetic-{digest({'key': owners.key})[:32]}.safetensors"
-        tensors = load_or_build(cache, owners.build)
-        source = OwnerSamples(owners)
-        return LoadedData(
-            train=Samples(source if self.hold == "on_demand" else source.everything(), tensors["train_y"]),
-            test=Samples(tensors["test_x"], tensors["test_y"]),
-            num_classes=owners.num_classes,
-            mean=None,
-            std=None,
-            fingerprint=f"synthetic {digest({'key': owners.key, **tensors})}",
-            owners=np.repeat(np.arange(owners.num_owners), owners.counts),
-            test_owners=np.repeat(np.arange(owners.num_owners), owners.test_counts),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Owners:
-    """All parameters that determine the data, and what each owner draws."""
-
     num_owners: int
     samples_per_owner: float
     size_deviation: float
@@ -136,11 +56,50 @@ class Owners:
     alpha: float
     beta: float
     test_samples: int
+    hold: Literal["on_demand", "memory"]
     seed: int
 
-    @property
-    def key(self) -> Tensor:
-        return parameters_key(GENERATOR_VERSION, self)
+    def __post_init__(self) -> None:
+        on_demand, features = self.hold == "on_demand", max(self.num_features, 1)
+        most = MAX_SAMPLES if on_demand else min(MAX_SAMPLES, MAX_NUMBERS // features)
+        check(
+            *limits(self, num_owners=(1, MAX_OWNERS)),
+            positive("samples_per_owner", self.samples_per_owner),
+            at_most(
+                "samples_per_owner",
+                self.samples_per_owner,
+                most // max(self.num_owners, 1),
+                "lower num_owners" if on_demand else "dataset.hold=on_demand need not hold all in memory",
+            ),
+            *limits(
+                self,
+                size_deviation=(0, 3),
+                num_features=(1, MAX_WEIGHTS),
+                num_classes=(2, MAX_WEIGHTS // features),
+                alpha=(0, MAX_SPREAD),
+                beta=(0, MAX_SPREAD),
+                test_samples=(1, MAX_NUMBERS // features),
+                seed=(0, 2**63 - 1),
+            ),
+        )
+
+    def form(self) -> tuple[tuple[int, ...], int]:
+        return (self.num_features,), self.num_classes
+
+    def load(self) -> LoadedData:
+        key = parameters_key(GENERATOR_VERSION, self, "hold")
+        tensors = load_or_build(self.cache_dir / f"synthetic-{digest({'key': key})[:32]}.safetensors", self._build)
+        source = OwnerSamples(self)
+        return LoadedData(
+            train=Samples(source if self.hold == "on_demand" else source.everything(), tensors["train_y"]),
+            test=Samples(tensors["test_x"], tensors["test_y"]),
+            num_classes=self.num_classes,
+            mean=None,
+            std=None,
+            fingerprint=f"synthetic {digest({'key': key, **tensors})}",
+            owners=np.repeat(np.arange(self.num_owners), self.counts),
+            test_owners=np.repeat(np.arange(self.num_owners), self.test_counts),
+        )
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
@@ -155,7 +114,7 @@ class Owners:
         """Test samples of each owner [num_owners]."""
         return np.bincount(np.arange(self.test_samples) % self.num_owners, minlength=self.num_owners)
 
-    def build(self) -> dict[str, Tensor]:
+    def _build(self) -> dict[str, Tensor]:
         """Labels of the training samples, and the test set, both in order of their owners."""
         train_y = np.empty(int(self.counts.sum()), np.int64)
         test_x = np.empty((self.test_samples, self.num_features), np.float32)
@@ -258,7 +217,7 @@ def _labels(
 class OwnerSamples(SampleSource):
     """The training samples of all owners, one after another."""
 
-    def __init__(self, owners: Owners) -> None:
+    def __init__(self, owners: Synthetic) -> None:
         self.owners = owners
         self.ends = np.cumsum(owners.counts)
         super().__init__(int(self.ends[-1]), (owners.num_features,))

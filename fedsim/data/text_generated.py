@@ -3,7 +3,6 @@ language."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from fedsim.core.errors import at_least, at_most, check, positive
 from fedsim.core.exact import exp
-from fedsim.data.base import Dataset, LoadedData, Samples
+from fedsim.data.base import Dataset, LoadedData, limits
 from fedsim.data.cache import digest, load_or_build, parameters_key
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
@@ -29,9 +28,18 @@ GENERATOR_VERSION = 1
 """To be increased whenever a change of the code gives other texts for the same parameters."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Parameters:
-    """All parameters that determine the texts."""
+@dataclass(eq=False, kw_only=True)
+class TextGenerated(Dataset):
+    """Texts of `length` characters and the character that follows, out of speakers' streams of words; owners are the
+    speakers.
+
+    The language has `num_words` made-up words of one to three syllables, whose frequencies follow Zipf's law. A speaker
+    multiplies them by exp(`style` times a standard normal number) and draws words independently. A speaker has
+    `samples_per_speaker` samples on average (log-normal, with a standard deviation `size_deviation` of the logarithm),
+    one at each character of a stream; the test set has samples of a stream of its own by every speaker. Tokens and
+    classes are the space and the letters a to z. The data are a function of these parameters, including `seed`, which
+    is not the seed of a run.
+    """
 
     num_speakers: int
     samples_per_speaker: float
@@ -42,11 +50,33 @@ class _Parameters:
     test_samples: int
     seed: int
 
-    @property
-    def key(self) -> Tensor:
-        return parameters_key(GENERATOR_VERSION, self)
+    def __post_init__(self) -> None:
+        most = MAX_CHARACTERS // max(self.length, 1)
+        check(
+            *limits(self, num_speakers=(1, MAX_SPEAKERS)),
+            positive("samples_per_speaker", self.samples_per_speaker),
+            at_most("samples_per_speaker", self.samples_per_speaker, most // max(self.num_speakers, 1)),
+            *limits(
+                self,
+                size_deviation=(0, 3),
+                num_words=(1, MAX_WORDS),
+                style=(0, 10),
+                length=(1, MAX_LENGTH),
+                test_samples=(1, most),
+            ),
+            at_least("seed", self.seed, 0),
+        )
 
-    def build(self) -> dict[str, Tensor]:
+    def load(self) -> LoadedData:
+        key = parameters_key(GENERATOR_VERSION, self)
+        cache = self.cache_dir / f"text_generated-{digest({'key': key})[:32]}.safetensors"
+        tensors = load_or_build(cache, self._build)
+        fingerprint = f"text_generated {digest(tensors)}"
+        tensors |= {"train_x": tensors["train_x"].long(), "test_x": tensors["test_x"].long()}
+        owners = {"owners": tensors["train_owners"].numpy(), "test_owners": tensors["test_owners"].numpy()}
+        return LoadedData.of(tensors, len(ALPHABET), None, None, fingerprint, **owners, vocabulary=len(ALPHABET))
+
+    def _build(self) -> dict[str, Tensor]:
         """Texts, next characters and speakers of both splits, ordered by speaker."""
         rng = np.random.default_rng(self.seed)
         words = made_up_words(self.num_words, rng)
@@ -76,78 +106,6 @@ class _Parameters:
             yield shares / shares.sum()
 
 
-class TextGenerated(Dataset):
-    """Texts of `length` characters and the character that follows, out of speakers' streams of words; owners are the
-    speakers.
-
-    The language has `num_words` made-up words of one to three syllables, whose frequencies follow Zipf's law. A speaker
-    multiplies them by exp(`style` times a standard normal number) and draws words independently. A speaker has
-    `samples_per_speaker` samples on average (log-normal, with a standard deviation `size_deviation` of the logarithm),
-    one at each character of a stream; the test set has samples of a stream of its own by every speaker. Tokens and
-    classes are the space and the letters a to z. The data are a function of these parameters, including `seed`, which
-    is not the seed of a run.
-    """
-
-    def __init__(
-        self,
-        data_dir: Path,
-        cache_dir: Path,
-        *,
-        num_speakers: int,
-        samples_per_speaker: float,
-        size_deviation: float,
-        num_words: int,
-        style: float,
-        length: int,
-        test_samples: int,
-        seed: int,
-    ) -> None:
-        super().__init__(data_dir, cache_dir)
-        most = MAX_CHARACTERS // max(length, 1)
-        check(
-            at_least("num_speakers", num_speakers, 1),
-            at_most("num_speakers", num_speakers, MAX_SPEAKERS),
-            positive("samples_per_speaker", samples_per_speaker),
-            at_most("samples_per_speaker", samples_per_speaker, most // max(num_speakers, 1)),
-            at_least("size_deviation", size_deviation, 0),
-            at_most("size_deviation", size_deviation, 3),
-            at_least("num_words", num_words, 1),
-            at_most("num_words", num_words, MAX_WORDS),
-            at_least("style", style, 0),
-            at_most("style", style, 10),
-            at_least("length", length, 1),
-            at_most("length", length, MAX_LENGTH),
-            at_least("test_samples", test_samples, 1),
-            at_most("test_samples", test_samples, most),
-            at_least("seed", seed, 0),
-        )
-        self.parameters = _Parameters(
-            num_speakers=num_speakers,
-            samples_per_speaker=samples_per_speaker,
-            size_deviation=size_deviation,
-            num_words=num_words,
-            style=style,
-            length=length,
-            test_samples=test_samples,
-            seed=seed,
-        )
-
-    def load(self) -> LoadedData:
-        cache = self.cache_dir / f"text_generated-{digest({'key': self.parameters.key})[:32]}.safetensors"
-        tensors = load_or_build(cache, self.parameters.build)
-        return LoadedData(
-            train=Samples(tensors["train_x"].long(), tensors["train_y"]),
-            test=Samples(tensors["test_x"].long(), tensors["test_y"]),
-            num_classes=len(ALPHABET),
-            mean=None,
-            std=None,
-            fingerprint=f"text_generated {digest(tensors)}",
-            owners=tensors["train_owners"].numpy(),
-            test_owners=tensors["test_owners"].numpy(),
-            vocabulary=len(ALPHABET),
-        )
-
-
 def made_up_words(count: int, rng: np.random.Generator) -> list[str]:
     """`count` different words of one to three syllables, each a consonant, a vowel and sometimes another consonant."""
     words: dict[str, None] = {}
@@ -165,8 +123,7 @@ def spoken(words: list[str], shares: NDArray[np.float64], count: int, rng: np.ra
     shortest = min(map(len, words)) + 1
     drawn = rng.choice(len(words), count // shortest + 1, p=shares)
     text = " ".join(words[number] for number in drawn.tolist())[:count]
-    tokens: NDArray[np.uint8] = _TOKENS[np.frombuffer(text.encode(), np.uint8)]
-    return tokens
+    return _TOKENS[np.frombuffer(text.encode(), np.uint8)]
 
 
 _TOKENS = np.zeros(128, np.uint8)

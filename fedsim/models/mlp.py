@@ -1,7 +1,4 @@
-"""Multilayer perceptron.
-
-Multinomial logistic regression.
-"""
+"""Multilayer perceptron and multinomial logistic regression, for images and features."""
 
 import itertools
 import math
@@ -33,8 +30,7 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), *blocks, nn.Linear(widths[-1], num_classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.layers(x)
-        return output
+        return self.layers(x)
 
 
 class Logistic(nn.Module):
@@ -46,5 +42,4 @@ class Logistic(nn.Module):
         self.linear = nn.Linear(math.prod(input_shape), num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.linear(x.flatten(1))
-        return output
+        return self.linear(x.flatten(1))

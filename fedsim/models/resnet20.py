@@ -46,8 +46,7 @@ class ResNet20(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(F.relu(self.norm(self.stem(x))))
-        output: Tensor = self.output(x.mean((2, 3)))
-        return output
+        return self.output(x.mean((2, 3)))
 
 
 class _Block(nn.Module):
@@ -68,8 +67,7 @@ class _Block(nn.Module):
 
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.project is not None:
-            projected: Tensor = self.project(x)
-            return projected
+            return self.project(x)
         if self.extra == 0:
             return x
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra // 2))

@@ -1,7 +1,4 @@
-"""A recurrent network over the tokens of a text.
-
-A multilayer perceptron over the embedded tokens of a text.
-"""
+"""Networks over the embedded tokens of a text: recurrent, and a multilayer perceptron."""
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +40,7 @@ class TextGRU(nn.Module):
             reset, update = gates.chunk(2, 1)
             new = torch.tanh(given[:, 2 * self.hidden :] + reset * of_state[:, 2 * self.hidden :])
             state = new + update * (state - new)
-        output: Tensor = self.output(state)
-        return output
+        return self.output(state)
 
 
 class TextMLP(nn.Module):
@@ -70,5 +66,4 @@ class TextMLP(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [b, num_classes] of texts [b, length]."""
-        output: Tensor = self.layers(self.embedding(tokens).flatten(1))
-        return output
+        return self.layers(self.embedding(tokens).flatten(1))

@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
 
 from fedsim.core.disk import opened, sync_folder, unwritable, write_atomically
 from fedsim.core.errors import FedsimError
@@ -263,6 +264,23 @@ def _write_errors_explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(unwritable("output_dir", path, error)) from error
+
+
+def save_model(folder: RunFolder, name: str, params: Mapping[str, Any]) -> None:
+    """Write a model, its tensors by name, as a file of safetensors."""
+    import safetensors.torch  # here: what looks at folders needs no torch
+
+    on_cpu = {key: value.detach().cpu().contiguous() for key, value in params.items()}
+    folder.write_bytes(name, safetensors.torch.save(on_cpu))
+
+
+def is_whole_model(path: Path) -> bool:
+    """Whether a file of safetensors is there and as long as its header says. Its numbers are not read."""
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def json_ready(value: Any) -> Any:

@@ -24,13 +24,14 @@ from fedsim.results.files import (
     MODEL,
     OutputError,
     RunFolder,
+    is_whole_model,
     json_ready,
     read_summary,
     replacement_of,
+    save_model,
 )
 from fedsim.rounds.client_accuracy import aggregates
 from fedsim.rounds.loop import Simulation
-from fedsim.running.checkpoint import Checkpoints, is_whole_model, save_model
 
 FINAL = ("done", "diverged")
 """Statuses of runs that have an end; runs of others go on with the same command."""
@@ -95,7 +96,7 @@ def of_clients(simulation: Simulation) -> tuple[dict[str, Any], Arrays | None]:
 
 def keep(
     folder: RunFolder,
-    checkpoints: Checkpoints,
+    delete_checkpoints: Callable[[], None],
     summary: Mapping[str, Any],
     params: Params,
     clients: Arrays | None = None,
@@ -122,7 +123,7 @@ def keep(
             rewrite_summary(folder, summary)
             return summary
     if final:
-        checkpoints.delete()
+        delete_checkpoints()
     return summary
 
 

@@ -141,7 +141,7 @@ def record(plan: Plan, experiment: Experiment, place: Path, watch: Watch = UNWAT
         ending = _run_rounds(plan, experiment.simulation, run, watch)
         ending, in_summary, clients = _measured(experiment.simulation, run.folder, ending)
         summary = _summary(plan, experiment, run, ending, in_summary, revision)
-        summary = keep(run.folder, run.checkpoints, summary, experiment.simulation.params, clients)
+        summary = keep(run.folder, run.checkpoints.delete, summary, experiment.simulation.params, clients)
     try:
         run.trackers.finish(summary)
     finally:  # a signal may end the wait for a tracker

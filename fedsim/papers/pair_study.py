@@ -28,7 +28,7 @@ from fedsim.results.files import TRACE, read_metrics
 from fedsim.results.groups import sort_key
 from fedsim.results.runs import Floats, Run
 from fedsim.results.statistics import MIN_SEEDS, Share, differences
-from fedsim.results.table import Table, show_both, show_result
+from fedsim.results.table import Cell, Table, number, show_both, show_result
 
 PENALTY = 1e-3
 TEST_SHARE = 0.3
@@ -72,11 +72,16 @@ def make_tables(runs: Sequence[Run]) -> list[Table]:
     ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1
     cells: dict[str, list[str]] = {RANDOM_PAIR: [""] * 4}
     losses: dict[str, Losses] = {RANDOM_PAIR: [float(np.mean(1 - c.labels)) for c in testing]}
-    for number, name in enumerate(names):
-        single = fit(features[:, [number]], labels)
-        entropy = cross_entropy(single, scale.apply(testing)[:, [number]], labels_of(testing))
-        cells[name] = [f"{single[0]:+.3f}", f"{joint[number]:+.3f}", str(ranks[number]), f"{entropy:.4f}"]
-        losses[name] = [c.relative_loss(pick(c, number, single[0])) for c in testing]
+    for feature, name in enumerate(names):
+        single = fit(features[:, [feature]], labels)
+        entropy = cross_entropy(single, scale.apply(testing)[:, [feature]], labels_of(testing))
+        cells[name] = [
+            number(single[0], "+.3f"),
+            number(joint[feature], "+.3f"),
+            number(int(ranks[feature])),
+            number(entropy, ".4f"),
+        ]
+        losses[name] = [c.relative_loss(pick(c, feature, single[0])) for c in testing]
     losses = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
     return [
         _features(cells, losses, _split(training, testing)),
@@ -86,7 +91,10 @@ def make_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _features(cells: Mapping[str, list[str]], losses: Mapping[str, Losses], sizes: str) -> Table:
-    rows = [[name, *cells[name], f"{np.mean(found):.3f} ± {np.std(found):.3f}"] for name, found in losses.items()]
+    rows = [
+        [name, *cells[name], Cell(f"{np.mean(found):.3f} ± {np.std(found):.3f}", float(np.mean(found)))]
+        for name, found in losses.items()
+    ]
     note = (
         f"{sizes} weight: alone, on standardised features; below 0 the smaller value promises more. rank: by weight"
         " among all in one model. relative loss: of the pair that the feature picks, 0 the best of its round and 1 the"
@@ -105,10 +113,10 @@ def _split(training: Sequence[Condition], testing: Sequence[Condition]) -> str:
 def _losses_by(name: str, title: str, losses: Mapping[str, Losses], kinds: Sequence[str]) -> Table:
     """A table of mean relative losses per feature, with one column for each of the `kinds` of conditions."""
     columns = sorted(set(kinds), key=sort_key)
-    rows = [
-        [feature, *(f"{np.mean([v for v, kind in zip(found, kinds, strict=True) if kind == c]):.3f}" for c in columns)]
-        for feature, found in losses.items()
-    ]
+    rows = []
+    for feature, found in losses.items():
+        by_column = [[v for v, kind in zip(found, kinds, strict=True) if kind == c] for c in columns]
+        rows.append([feature, *(number(float(np.mean(values)), ".3f") for values in by_column)])
     return Table(f"pair_features_by_{name}", title, ["feature", *columns], rows)
 
 

@@ -17,7 +17,6 @@ import yaml
 
 from fedsim.papers.protocol import Protocol, show_deviations
 from fedsim.results.groups import Group, has_made
-from fedsim.results.named_measures import is_known
 from fedsim.results.statistics import LEVEL, MIN_SEEDS
 
 Verdict = Literal[
@@ -127,16 +126,13 @@ class Cases:
     def deviations(self, group: Group) -> list[str]:
         return [] if self.protocol is None else self.protocol.deviations(group)
 
-    def _objection(self, group: Group, measure: str) -> str | None:
-        """The reason why a measure of a group may not be judged, or None."""
+    def _objection(self, group: Group) -> str | None:
+        """The reason why a group may not be judged, or None."""
         if deviations := self.deviations(group):
             return f"{group.name} is not as the preset: {show_deviations(deviations)}"
-        if not group.complete:
-            return f"{group.name} has no finished run"
-        unknown = [run for run in group.complete if not is_known(run, measure)]
-        return f"the summary does not hold {measure}" if unknown else None
+        return None if group.complete else f"{group.name} has no finished run"
 
-    def usable(self, wanted: Mapping[str, str], measure: str) -> Group | Unjudged:
+    def usable(self, wanted: Mapping[str, str]) -> Group | Unjudged:
         """The group that made these choices, or the reason why it cannot be judged."""
         nearest, shown = self._nearest(wanted), ", ".join(f"{key}={value}" for key, value in wanted.items())
         if not nearest:
@@ -144,7 +140,7 @@ class Cases:
         if len(nearest) > 1:
             return Unjudged(f"several runs are of {shown}: {', '.join(group.name for group in nearest)}")
         (group,) = nearest
-        reason = self._objection(group, measure)
+        reason = self._objection(group)
         return group if reason is None else Unjudged(reason)
 
     def remark(self, group: Group) -> str:
@@ -163,7 +159,7 @@ class Number:
     """A number that a paper prints for one of its runs.
 
     `about`: the choices of config groups, or config values, that identify our runs; `measure`: the name of the measure
-    (see `fedsim.results.named_measures`); `where`: the place in the paper; `plus_minus`: the printed deviation;
+    (see `fedsim.results.measures`); `where`: the place in the paper; `plus_minus`: the printed deviation;
     `margin`: how close our mean has to be for the number to be reproduced. `added_after_runs`: as of a `Claim`.
     """
 

@@ -43,8 +43,7 @@ from fedsim.report.plot import (
     write_beside_rows,
 )
 from fedsim.results import measures
-from fedsim.results.groups import Group, Panel, show_labels
-from fedsim.results.named_measures import (
+from fedsim.results.curves import (
     AXES,
     AccuracyCurve,
     accuracy_curve,
@@ -53,6 +52,7 @@ from fedsim.results.named_measures import (
     spent_until,
     stack_series,
 )
+from fedsim.results.groups import Group, Panel, show_labels
 from fedsim.results.runs import Floats, Run
 from fedsim.results.table import show_median_reached
 
@@ -174,17 +174,16 @@ def _strips(
 
 
 def _covered_after(group: Group) -> str:
-    return show_median_reached(group, measures.rounds_to_cover(), lambda value: f"{value:.0f}")
+    return show_median_reached(group, measures.rounds_to_cover)
 
 
 def _mean_participation(group: Group) -> str:
-    values = [value for run in group.complete if (value := measures.mean_participation(run)) is not None]
+    values = [value for run in group.complete if (value := measures.participation(run)) is not None]
     return f"{100 * np.mean(values):.3g} %" if values else "-"
 
 
 def _mean_over_seeds(group: Group, name: str) -> Floats:
-    mean: Floats = stack_series(group.complete, name).mean(0)
-    return mean
+    return stack_series(group.complete, name).mean(0)
 
 
 CLIENTS_HEIGHT, CLIENTS_MARKS = 2.3, 8

@@ -65,12 +65,6 @@ class Seeds(NamedTuple):
         own = [config.get(name) for name in cls._fields]
         return cls(*(one if isinstance(one, int) else int(config["seed"]) for one in own))
 
-    @classmethod
-    def parse(cls, text: str) -> "Seeds":
-        """The seeds that `str` shows. Raises ValueError."""
-        seed, *own = text.split()
-        return cls.of({"seed": int(seed), **{name: int(value) for name, value in (word.split("=") for word in own)}})
-
     @property
     def own(self) -> dict[str, int]:
         """The seeds other than `seed`, by their keys, that differ from it."""
@@ -88,11 +82,6 @@ class Run:
     folder: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
-
-    @property
-    def kept(self) -> Mapping[str, float | None] | None:
-        """All measures that are known, by name, of a run whose records are gone (see `fedsim.report.summary`)."""
-        return None
 
     @property
     def seed(self) -> int:

@@ -89,9 +89,7 @@ def report(
     compared = judge_all(runs)
     judged = [judgement for _, judgements in compared for judgement in judgements]
     pair_rows = judge_runs(counted)
-    verdicts: dict[str, str] = {**verdicts_by_id(judged)}
-    verdicts |= {row.id: row.verdict for row in pair_rows}
-    summary = make_summary(groups, verdicts, [judgement.printed for judgement in judged])
+    summary = make_summary(groups, verdicts_by_id([*judged, *pair_rows]), [judgement.printed for judgement in judged])
     pair_tables = [*([claims_table(pair_rows)] if pair_rows else []), *make_tables(counted)]
     tables = [*all_tables(groups, panels, compared), *pair_tables]
     if against is not None:

@@ -1,15 +1,9 @@
 """What our runs say about a number or a claim: two p-values, the verdict that follows, and Holm's correction.
 
-Rules about single values: a printed number, "about" a value, and bounds on every run.
-
-Rules about differences between methods at equal seeds: gains, levelness, trends.
-
 Claims about several rivals are claims about the smallest (gains) or the largest (levelness) of the true differences.
 The test for such a claim is an intersection-union test (Berger, 1982): every rival is tested at the full level, and the
 largest p-value counts. The test against it is a union-intersection test: the smallest p-value counts, multiplied by the
 number of rivals (Bonferroni). No rival is picked by the data.
-
-From the groups of runs to the evidence for or against one number or claim, before Holm's correction.
 """
 
 import itertools
@@ -220,9 +214,6 @@ def examine_claim(claim: Claim, cases: Cases) -> Found:
     return _bound(claim, group) if claim.is_bound else _about(claim, group)
 
 
-# --- comparisons ---------------------------------------------------------------------------------------------------
-
-
 def _compare(claim: Claim, cases: Cases) -> Found:
     strata = [{claim.pooled_over: value} for value in claim.values] if claim.pooled_over else [{}]
     by_stratum = []
@@ -270,9 +261,6 @@ def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[s
     return found
 
 
-# --- trends --------------------------------------------------------------------------------------------------------
-
-
 def _trend(claim: Claim, cases: Cases) -> Found:
     assert claim.grows_with is not None
     by_value: list[dict[Seeds, float]] = []
@@ -306,9 +294,6 @@ def _positions(values: Sequence[str]) -> list[float]:
         return [float(value) for value in values]
     except ValueError:
         return [float(position) for position in range(len(values))]
-
-
-# --- single values -------------------------------------------------------------------------------------------------
 
 
 def _about(claim: Claim, group: Group) -> Found:

@@ -1,17 +1,11 @@
-"""The rules by which numbers and claims are judged, in words, and the verdicts that they give.
-
-`evidence`, `values` and `comparisons` are the same rules as code; their error rates are simulated in
-tests/test_report_errors.py.
-
-The groups of runs that a preset's numbers and claims are about, and whether they may be judged.
-
-Numbers and claims printed in papers, each with its source and the runs of ours that it is about.
+"""Numbers and claims printed in papers, each with the runs of ours that it is about, and in words the rules by which
+they are judged. `examine` has the same rules as code; their error rates are simulated in tests/test_report_errors.py.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -28,15 +22,7 @@ Verdict = Literal[
     "undecided",
     "not judged",
 ]
-VERDICTS: tuple[Verdict, ...] = (
-    "reproduced",
-    "direction only",
-    "consistent with",
-    "too wide to tell",
-    "not reproduced",
-    "undecided",
-    "not judged",
-)
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 ALPHA = round(1 - LEVEL, 10)
 MAJORITY = 0.5

@@ -1,7 +1,6 @@
-"""Which process holds the lock of a run's folder, as a file beside the lock tells those that wait for it.
-
-The files of a run's folder: config.yaml, metrics.jsonl, summary.json, the final model. They are the authoritative
-record of a run. While it is not finished, checkpoints lie beside them (fedsim.running.checkpoint).
+"""The files of a run's folder: config.yaml, metrics.jsonl, summary.json, the final model. They are the authoritative
+record of a run. While it is not finished, checkpoints lie beside them (fedsim.running.checkpoint); a file beside the
+lock of a folder tells which process holds it.
 
 Every file is written completely or not at all: under another name, forced to the disk, and renamed.
 """

@@ -1,7 +1,5 @@
-"""What a run leaves at its end: its final model and its summary, or on a full disk as much as there is room for.
-
-How runs end, as it is returned and as it is on file.
-"""
+"""How runs end, as it is returned and as it is on file; and what they leave: final model and summary, or on a full disk
+as much as there is room for."""
 
 import io
 import sys

@@ -14,7 +14,7 @@ from fedsim.papers.judge import Judged, family_of
 from fedsim.papers.published import VERDICTS, Claim, Number, Publication
 from fedsim.papers.seeds import seeds_needed
 from fedsim.results.groups import Group
-from fedsim.results.named_measures import bounds_of
+from fedsim.results.measures import bounds_of
 from fedsim.results.statistics import UNIT, Estimate, estimate
 from scripts.reproduction_cells import markdown
 from scripts.shipped import RESULTS, Shipped

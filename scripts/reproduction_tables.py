@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from fedsim.results.groups import REFERENCE, Group, Panel, group_runs, has_made, make_panels
-from fedsim.results.named_measures import values_by_seed
+from fedsim.results.measures import values_by_seed
 from fedsim.results.runs import Run, Seeds
 from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired, paired_values, pooled
 from fedsim.results.table import show_p
@@ -32,7 +32,7 @@ def accuracy(shipped: Shipped, folder: str, *wanted: str) -> str:
 def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
     """Differences of final accuracy to random selection in the same setting, with p by Holm over the table.
 
-    Or to `against=<choice>`, and of another `measure=<name>` (`fedsim.results.named_measures`).
+    Or to `against=<choice>`, and of another `measure=<name>` (`fedsim.results.measures`).
     """
     wanted, against = _taken(wanted, "against", REFERENCE)
     wanted, measure = _taken(wanted, "measure", "final_accuracy")
@@ -135,7 +135,7 @@ def cost(shipped: Shipped) -> str:
     for folder, groups in shipped.groups.items():
         runs = [run for group in groups for run in group.complete]
         seconds = [float(run.summary["wall_seconds"]) for run in runs if "wall_seconds" in run.summary]
-        rounds = sorted({run.num_rounds for run in runs if run.kept is None}) or ["-"]
+        rounds = sorted({run.num_rounds for run in runs})
         hours = f"{sum(seconds) / 3600:.2g}" if len(seconds) == len(runs) else "not recorded"
         rows.append([f"`{folder.name}`", str(len(runs)), ", ".join(map(str, rounds)), hours, _made_by(runs)])
     return markdown(["runs in docs/results", "runs", "rounds", "hours of a core", "engine, commit"], rows)

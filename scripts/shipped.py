@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fedsim.papers.judge import Judged, correct, examine_all
 from fedsim.papers.published import Publication
-from fedsim.report.summary import read_kept
 from fedsim.results.groups import Group, group_runs
 from fedsim.results.runs import read_archive
 
@@ -46,14 +45,9 @@ def _is_of_preset(folder: Path) -> bool:
 
 
 def read_shipped(root: Path = RESULTS) -> Shipped:
-    """All folders in docs/results that have a summary."""
+    """All folders in docs/results that have a summary, with the runs in their archives."""
     return Shipped({path.parent: read_groups(path.parent) for path in sorted(root.glob("*/summary.json"))})
 
 
 def read_groups(folder: Path) -> list[Group]:
-    """The groups of runs in the archives of a folder, or else of what its summary.json holds of them."""
-    if archives := sorted(folder.glob("*.parquet")):
-        return group_runs([run for path in archives for run in read_archive(path)])
-    name = folder.name
-    preset, scale = (name.removesuffix(SMALL), "small") if name.endswith(SMALL) else (name, "full")
-    return group_runs(read_kept(folder / "summary.json", preset, scale))
+    return group_runs([run for path in sorted(folder.glob("*.parquet")) for run in read_archive(path)])

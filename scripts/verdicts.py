@@ -5,8 +5,7 @@
                                                  # to open.csv what is not decided and which seeds would decide it
 
 All folders are judged together, so that tests of a family are corrected together. Runs are read from *.parquet in
-a folder, or else from its summary.json. What that does not hold is not judged; a folder of which nothing is judged
-stays as it is.
+a folder; a folder of which nothing is judged stays as it is.
 """
 
 import argparse

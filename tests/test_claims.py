@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -22,9 +23,9 @@ from fedsim.papers import published
 from fedsim.papers.protocol import preset_settings
 from fedsim.papers.published import Publication
 from fedsim.partitions.division import Division
-from fedsim.results import measures, named_measures
-from fedsim.results import measures as costs
+from fedsim.results import measures
 from fedsim.results.groups import group_runs, has_made, is_equal
+from fedsim.results.measures import find_measure
 from fedsim.results.runs import Run, read_runs
 from fedsim.running.assembly import build_model
 from tests.engines import reference
@@ -76,20 +77,20 @@ def write_run(folder: Path, selected: Sequence[Sequence[int]], **config: Any) ->
 def test_where_the_histogram_of_selections_peaks(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [[0, 1, 2], [1, 2], [2, 3]])  # 1, 2, 3 and 1 selections
     assert run.selections.tolist() == [1, 2, 3, 1]
-    assert measures.mean_selections(run) == 7 / 4
-    assert measures.peak_selections(run) == 1
-    assert measures.peak_height(run) == 2
-    assert measures.peak_distance(24)(run) == 23
+    assert find_measure("mean_selections")(run) == 7 / 4
+    assert find_measure("peak_selections")(run) == 1
+    assert find_measure("peak_height")(run) == 2
+    assert find_measure("peak_distance@24")(run) == 23
     tied = write_run(tmp_path / "b", [[0, 1], [0, 1], [0, 1, 2, 3], [0, 1]])  # 4, 4, 1 and 1
-    assert measures.peak_selections(tied) == 2.5
+    assert find_measure("peak_selections")(tied) == 2.5
 
 
 def test_seconds_of_two_hundred_rounds(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [[0], [1]])
-    assert costs.seconds_200(run) == 200 * 5
-    assert costs.choosing_seconds_200(run) == 200 * 2  # select and ask
-    assert costs.seconds_200(write_run(tmp_path / "b", [])) is None
-    assert costs.choosing_seconds_200(write_run(tmp_path / "c", [])) is None
+    assert measures.seconds_200(run) == 200 * 5
+    assert find_measure("choosing_seconds_200")(run) == 200 * 2  # select and ask
+    assert measures.seconds_200(write_run(tmp_path / "b", [])) is None
+    assert find_measure("choosing_seconds_200")(write_run(tmp_path / "c", [])) is None
 
 
 def test_how_participation_rises(tmp_path: Path) -> None:
@@ -100,16 +101,16 @@ def test_how_participation_rises(tmp_path: Path) -> None:
 
 def test_sizes_of_the_clients(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [[0]])
-    assert measures.samples_mean(run) is None
+    assert find_measure("samples_mean")(run) is None
     parts = [np.arange(2), np.arange(2, 8)]
     empty = np.empty(0, np.int64)
     division = Division(parts, [empty, empty], empty, empty, np.array([[2, 0], [3, 3]]))
     (run.folder / "partition.npz").write_bytes(division.to_bytes())
     (run,) = read_runs(tmp_path)
-    assert measures.num_clients(run) == 2
-    assert measures.samples_total(run) == 8
-    assert measures.samples_mean(run) == 4
-    assert measures.samples_deviation(run) == 2
+    assert find_measure("num_clients")(run) == 2
+    assert find_measure("samples_total")(run) == 8
+    assert find_measure("samples_mean")(run) == 4
+    assert find_measure("samples_deviation")(run) == 2
 
 
 def test_models_of_the_clients_own_are_no_seed_of_the_run(tmp_path: Path) -> None:
@@ -122,10 +123,7 @@ def test_models_of_the_clients_own_are_no_seed_of_the_run(tmp_path: Path) -> Non
 
 def measured(name: str) -> bool:
     head, _, argument = name.partition("@")
-    if argument:
-        float(argument)
-        return head in named_measures.MEASURES_WITH_ARGUMENT
-    return head in named_measures.MEASURES
+    return head in measures.MEASURES and (not argument or math.isfinite(float(argument)))
 
 
 @cache

@@ -10,7 +10,7 @@ from fedsim.papers.judge import judge
 from fedsim.papers.published import Claim, Publication
 from fedsim.report import tables as results
 from fedsim.results.groups import group_runs, make_panels
-from fedsim.results.named_measures import find_measure
+from fedsim.results.measures import find_measure
 from fedsim.results.runs import read_runs
 from tests.report_toys import two_methods, write_run
 

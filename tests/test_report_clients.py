@@ -16,7 +16,7 @@ from fedsim.report.plot import make_looks
 from fedsim.report.tables import clients
 from fedsim.results.files import CLIENTS
 from fedsim.results.groups import drawn_panels, group_runs, make_panels
-from fedsim.results.named_measures import find_measure
+from fedsim.results.measures import find_measure
 from fedsim.results.runs import TOLD, read_archive, read_runs, write_archive
 from tests.report_toys import write_run
 

@@ -27,8 +27,8 @@ from fedsim.report.figures import (
     round_plots,
 )
 from fedsim.report.plot import COLOURS, Plot, make_looks, spread, style
+from fedsim.results.curves import accuracy_curve, smooth, spent_until
 from fedsim.results.groups import Panel, drawn_panels, group_runs, make_panels
-from fedsim.results.named_measures import accuracy_curve, smooth, spent_until
 from fedsim.results.runs import read_runs
 from tests.report_toys import write_run
 

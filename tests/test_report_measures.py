@@ -9,7 +9,6 @@ import pytest
 from fedsim.report import tables as results
 from fedsim.report import tables as times
 from fedsim.results import measures
-from fedsim.results import measures as costs
 from fedsim.results.groups import group_runs, make_panels
 from fedsim.results.runs import Run, read_runs
 from tests.report_toys import PHASES, write_run
@@ -22,27 +21,27 @@ def one(tmp_path: Path) -> Run:
 
 
 def test_measures_by_hand(one: Run) -> None:
-    assert measures.accuracy_after(0.5)(one) == 0.5
-    assert measures.accuracy_after(0.75)(one) is None  # not evaluated
-    assert measures.accuracy_after(0.1)(one) is None  # before the first round
-    assert measures.accuracy_around(0.5, 3)(one) == pytest.approx(0.3)
-    assert measures.final_accuracy(2)(one) == 0.3
-    assert measures.final_accuracy()(one) == pytest.approx(0.3)
-    assert measures.fluctuation()(one) == pytest.approx(0.2)
-    assert measures.rounds_to_cover()(one) == 3
-    assert measures.rounds_to_cover(0.5)(one) == 1
-    assert measures.rounds_to(0.5)(one) == 2
-    assert measures.rounds_to(0.6)(one) is None
-    assert measures.bytes_to(0.5)(one) == 60
-    assert measures.bytes_to(0.6)(one) is None
-    assert measures.mean_participation(one) == pytest.approx(6 / 16)
+    assert measures.accuracy(one, 0.5) == 0.5
+    assert measures.accuracy(one, 0.75) is None  # not evaluated
+    assert measures.accuracy(one, 0.1) is None  # before the first round
+    assert measures.accuracy_around(one, 0.5, 3) == pytest.approx(0.3)
+    assert measures.final_accuracy(one, 2) == 0.3
+    assert measures.final_accuracy(one) == pytest.approx(0.3)
+    assert measures.fluctuation(one) == pytest.approx(0.2)
+    assert measures.rounds_to_cover(one) == 3
+    assert measures.rounds_to_cover(one, 0.5) == 1
+    assert measures.rounds_to(one, 0.5) == 2
+    assert measures.rounds_to(one, 0.6) is None
+    assert measures.bytes_to(one, 0.5) == 60
+    assert measures.bytes_to(one, 0.6) is None
+    assert measures.participation(one) == pytest.approx(6 / 16)
     assert one.selections.tolist() == [1, 3, 1, 1]
-    assert measures.most_selections(one) == 3
-    assert costs.seconds("train")(one) == 4
-    assert measures.steadiness()(one) == pytest.approx(-0.2)
-    assert measures.gain_after(0.5)(one) == pytest.approx(0)  # the same window of eleven rounds
-    assert costs.speed(one) is None  # how long it took to start is not recorded
-    assert costs.selection_overhead(one) == pytest.approx(2 / 3)
+    assert measures.find_measure("most_selections")(one) == 3
+    assert measures.total_cost(one, "seconds_train") == 4
+    assert measures.find_measure("steadiness")(one) == pytest.approx(-0.2)
+    assert measures.gain_after(one, 0.5) == pytest.approx(0)  # the same window of eleven rounds
+    assert measures.find_measure("speed")(one) is None  # how long it took to start is not recorded
+    assert measures.selection_overhead(one) == pytest.approx(2 / 3)
 
 
 def test_start_up_rounds_are_not_scaled(tmp_path: Path) -> None:
@@ -57,12 +56,11 @@ def test_start_up_rounds_are_not_scaled(tmp_path: Path) -> None:
         (path / "summary.json").write_text(json.dumps(summary))
         return read_runs(tmp_path)[0]
 
-    cost = costs.cost_of_rounds("seconds_train")
-    assert cost(with_start_up(2)) == 10 + 4 + 198 * 2.0
-    assert cost(with_start_up(0)) == 200 * 4.0
-    assert cost(with_start_up(5)) is None
-    assert costs.cost_of_rounds("seconds_train", 3)(with_start_up(5)) == 15  # long enough as it is
-    assert costs.speed(with_start_up(2)) == -5 * (14 + 198 * 2)
+    assert measures.cost_of_rounds(with_start_up(2), "seconds_train") == 10 + 4 + 198 * 2.0
+    assert measures.cost_of_rounds(with_start_up(0), "seconds_train") == 200 * 4.0
+    assert measures.cost_of_rounds(with_start_up(5), "seconds_train") is None
+    assert measures.cost_of_rounds(with_start_up(5), "seconds_train", 3) == 15  # long enough as it is
+    assert measures.find_measure("speed")(with_start_up(2)) == -5 * (14 + 198 * 2)
 
 
 def test_costs_are_those_of_the_runs_with_one_time_parts_apart(tmp_path: Path) -> None:
@@ -107,7 +105,7 @@ def test_the_final_accuracy_is_the_mean_of_the_last_rounds_and_comes_before_the_
 
 def test_what_is_gained_after_a_share_of_the_rounds(tmp_path: Path) -> None:
     write_run(tmp_path, [0.01 * t for t in range(1, 41)], [[0]] * 40)
-    assert measures.gain_after(0.5)(read_runs(tmp_path)[0]) == pytest.approx(0.35 - 0.20)
+    assert measures.gain_after(read_runs(tmp_path)[0], 0.5) == pytest.approx(0.35 - 0.20)
 
 
 def test_the_gini_coefficient() -> None:

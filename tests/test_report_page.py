@@ -20,11 +20,10 @@ from fedsim.report.page import (
     html_page,
     runs_table,
     shared_config,
-    sort_value,
 )
 from fedsim.report.plot import make_looks
+from fedsim.results.curves import accuracy_curve
 from fedsim.results.groups import drawn_panels, group_runs, make_panels
-from fedsim.results.named_measures import accuracy_curve
 from fedsim.results.runs import read_archive, read_runs, write_archive
 from fedsim.results.table import Table
 from tests.report_toys import two_methods, write_run
@@ -162,40 +161,17 @@ def test_every_run_is_listed_with_its_status(tmp_path: Path) -> None:
     assert [row[1:5] for row in rows] == [["0", "done", "0.6000", "0.7000"], ["1", "diverged", "-", "-"]]
 
 
-@pytest.mark.parametrize(
-    ("cell", "value"),
-    [
-        ("0.7434 [0.7300, 0.7500]", 0.7434),
-        ("+0.0500", 0.05),
-        ("-3.0 s", -3),
-        ("34.2 min", 2052),
-        ("168 ms", 0.168),
-        ("1.5 h", 5400),
-        ("10 B", 10),
-        ("91 MB", 91e6),
-        ("1.05 GB", 1.05e9),
-        ("13,328,776", 13_328_776),
-        ("10.9 %", 10.9),
-        ("100%", 100),
-        ("12 (4/5)", 12),
-        ("never (2/5)", math.inf),
-        ("5, 1 diverged", 5),
-        ("0.012 / 0.988", 0.012),
-        ("-", None),
-        ("", None),
-        ("random lr=0.1", None),
-        ("holds for 4 of 5 seeds", None),
-        ("2nd", None),
-        ("64x30", None),
-        ("[+0.01, +0.02]", None),
-    ],
-)
-def test_the_number_that_a_cell_is_sorted_by(cell: str, value: float | None) -> None:
-    assert sort_value(cell) == (value if value is None else pytest.approx(value))
-
-
-def test_less_than_a_number_is_below_it() -> None:
-    assert (sort_value("< .001") or 1) < 0.001 < (sort_value("0.002") or 0)
+def test_rows_are_sorted_by_the_numbers_that_cells_show(tmp_path: Path) -> None:
+    two_methods(tmp_path)
+    write_run(tmp_path, [0.1], [[0]], choices={"selector": "afl"}, seed=1)
+    assert main([str(tmp_path), "--no-figures"]) == 0
+    found = re.findall(r'data-sort="([^"]*)"[^>]*>([^<]*)<', (tmp_path / "report" / "report.html").read_text())
+    by_text = {text: float(value) for value, text in found}
+    assert by_text["10.0 s"] == 10
+    assert by_text["never (0/3)"] == math.inf
+    assert by_text["&lt; .001"] < 0.001
+    assert by_text["0.4100 [0.3852, 0.4348]"] == pytest.approx(0.41)
+    assert not {"random", "-", "", "[+0.1000, +0.1000]"} & by_text.keys()
 
 
 def test_empty_columns_are_left_out_but_not_of_files_for_programs() -> None:

@@ -12,13 +12,11 @@ import yaml
 
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import with_one_amount_of_work
-from fedsim.core.errors import FedsimError
 from fedsim.papers.examine import Evidence
 from fedsim.papers.judge import Judged, judge, judge_all, verdicts_by_id
 from fedsim.papers.protocol import protocol_of
 from fedsim.papers.published import Claim, Number, Publication, publications
 from fedsim.report.__main__ import main
-from fedsim.report.summary import read_kept
 from fedsim.results.files import json_ready
 from fedsim.results.groups import group_runs
 from fedsim.results.runs import read_runs
@@ -54,7 +52,6 @@ def judged(folder: Path) -> dict[str, Judged]:
     return {one.printed.id: one for _, some in judge_all(read_runs(folder)) for one in some}
 
 
-CODE = ("gpfl_table2_fmnist_code", "full")
 TABLE2 = ("preset=gpfl_table2_fmnist", "cell=gpfl_2spc")
 
 
@@ -68,29 +65,6 @@ def test_runs_of_the_preset_are_judged(tmp_path: Path) -> None:
     assert found["gpfl.cover.random"].verdict == "not reproduced"
     gain = found["gpfl.gain.2SPC.gpfl"]  # needs power-of-choice and FedCor, too
     assert (gain.verdict, gain.detail) == ("not judged", "no runs of power_of_choice_d10, fedcor")
-
-
-def test_a_summary_is_judged_as_the_runs_that_it_is_about(tmp_path: Path) -> None:
-    for selector, accuracy in (("gpfl_official", 0.73), ("random", 0.7)):
-        words = ("preset=gpfl_table2_fmnist_code", "cell=gpfl_2spc", f"selector={selector}")
-        run_of(tmp_path, *words, accuracy=accuracy, seeds=3)
-    assert main([str(tmp_path), "--no-figures"]) == 0
-    path = tmp_path / "report" / "summary.json"
-    kept = {one.printed.id: one for _, some in judge_all(read_kept(path, *CODE)) for one in some}
-    before = judged(tmp_path)
-    assert {name: one.verdict for name, one in kept.items()} == {name: one.verdict for name, one in before.items()}
-    assert kept["gpfl.t2.deviation/random/2SPC"].evidence is not None
-    summary = json.loads(path.read_text())
-    for group in summary["groups"]:
-        for measured in group["seeds"].values():
-            del measured["fluctuation"]
-    path.write_text(json.dumps(summary))
-    kept = {one.printed.id: one for _, some in judge_all(read_kept(path, *CODE)) for one in some}
-    assert kept["gpfl.t2.deviation/random/2SPC"].detail == "the summary does not hold fluctuation"
-    summary["groups"][0]["config"] = "another"
-    path.write_text(json.dumps(summary))
-    with pytest.raises(FedsimError, match="0 settings of the preset fit"):
-        read_kept(path, *CODE)
 
 
 def test_other_rounds_under_the_presets_name_are_not_judged(tmp_path: Path) -> None:
@@ -176,10 +150,6 @@ def test_a_data_set_in_another_form_is_told(tmp_path: Path) -> None:
     found = judged(tmp_path)["pncs.k4.best.1"]
     assert found.verdict == "reproduced"
     assert "dataset=parquet" in found.detail
-    assert main([str(tmp_path), "--no-figures"]) == 0
-    kept = judge_all(read_kept(tmp_path / "report" / "summary.json", "pncs_k4", "small"))
-    again = {one.printed.id: one for _, some in kept for one in some}["pncs.k4.best.1"]
-    assert (again.verdict, again.detail) == (found.verdict, found.detail)
 
 
 def test_there_is_no_protocol_without_a_preset() -> None:

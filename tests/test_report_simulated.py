@@ -10,8 +10,8 @@ import pytest
 from fedsim.report.page import config_differences
 from fedsim.report.tables import simulated_phases, time_to_accuracy
 from fedsim.results import measures
+from fedsim.results.curves import AXES, is_recorded, spent_until
 from fedsim.results.groups import group_runs, make_panels
-from fedsim.results.named_measures import AXES, find_measure, is_recorded, spent_until
 from fedsim.results.runs import read_archive, read_runs, write_archive
 from tests.report_toys import write_run
 
@@ -38,10 +38,10 @@ def test_measures_by_hand(tmp_path: Path) -> None:
     write_simulated(tmp_path / "with", [10, 20, 30, 40, 50])
     write_run(tmp_path / "without", ACCURACIES, [[0]] * 5, seed=1)
     one, plain = read_runs(tmp_path)
-    assert measures.simulated_seconds_to(0.4)(one) == 30
-    assert find_measure("simulated_seconds_to@0.5")(one) == 60
-    assert measures.simulated_seconds_to(0.95)(one) is None
-    assert measures.simulated_seconds_to(0.4)(plain) is None
+    assert measures.simulated_seconds_to(one, 0.4) == 30
+    assert measures.find_measure("simulated_seconds_to@0.5")(one) == 60
+    assert measures.simulated_seconds_to(one, 0.95) is None
+    assert measures.simulated_seconds_to(plain, 0.4) is None
     assert spent_until([one], "simulated") == pytest.approx(np.array([10, 30, 60, 100, 150]) / 60)
     assert not is_recorded([one, plain], AXES["simulated"].needs)
     assert is_recorded([one], AXES["simulated"].needs)

@@ -1,15 +1,9 @@
 """What our runs say about a number or a claim: two p-values, the verdict that follows, and Holm's correction.
 
-Rules about single values: a printed number, "about" a value, and bounds on every run.
-
-Rules about differences between methods at equal seeds: gains, levelness, trends.
-
 Claims about several rivals are claims about the smallest (gains) or the largest (levelness) of the true differences.
 The test for such a claim is an intersection-union test (Berger, 1982): every rival is tested at the full level, and the
 largest p-value counts. The test against it is a union-intersection test: the smallest p-value counts, multiplied by the
 number of rivals (Bonferroni). No rival is picked by the data.
-
-From the groups of runs to the evidence for or against one number or claim, before Holm's correction.
 """
 
 import itertools
@@ -21,12 +15,12 @@ import numpy as np
 
 from fedsim.papers.published import ALPHA, MAJORITY, Cases, Claim, Number, Unjudged, Verdict
 from fedsim.results.groups import Group
-from fedsim.results.named_measures import (
+from fedsim.results.measures import (
     COUNT_MEASURES,
     FIRST_ROUND_MEASURES,
     base_name,
     bounds_of,
-    value_of,
+    find_measure,
     values_by_seed,
 )
 from fedsim.results.runs import Run, Seeds
@@ -197,7 +191,7 @@ OTHER_SIZE = Unjudged("another size than the paper's")
 
 def examine_number(number: Number, cases: Cases) -> Found:
     """The evidence about a printed number."""
-    group = cases.usable(number.about, number.measure)
+    group = cases.usable(number.about)
     if isinstance(group, Unjudged):
         return group
     if not cases.full_size:
@@ -212,15 +206,12 @@ def examine_claim(claim: Claim, cases: Cases) -> Found:
         return _trend(claim, cases)
     if claim.others:
         return _compare(claim, cases)
-    group = cases.usable(claim.about, claim.measure)
+    group = cases.usable(claim.about)
     if isinstance(group, Unjudged):
         return group
     if not (cases.full_size or claim.any_size):
         return OTHER_SIZE
     return _bound(claim, group) if claim.is_bound else _about(claim, group)
-
-
-# --- comparisons ---------------------------------------------------------------------------------------------------
 
 
 def _compare(claim: Claim, cases: Cases) -> Found:
@@ -253,12 +244,12 @@ def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[s
     """The differences by seed to each of the other methods; with `all_pairs`, those of all pairs of methods."""
     if missing := [name for name in claim.others if cases.find({**about, claim.among: name}) is None]:
         return Unjudged(f"no runs of {', '.join(missing)}")
-    own = cases.usable(about, claim.measure)
+    own = cases.usable(about)
     if isinstance(own, Unjudged):
         return own
     groups = {"": own}
     for name in claim.others:
-        other = cases.usable({**about, claim.among: name}, claim.measure)
+        other = cases.usable({**about, claim.among: name})
         if isinstance(other, Unjudged):
             return other
         groups[name] = other
@@ -268,9 +259,6 @@ def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[s
         values = values_by_seed(groups[first], claim.measure), values_by_seed(groups[second], claim.measure)
         found[f"{first} to {second}" if first else second] = paired_values(*values)
     return found
-
-
-# --- trends --------------------------------------------------------------------------------------------------------
 
 
 def _trend(claim: Claim, cases: Cases) -> Found:
@@ -287,13 +275,13 @@ def _trend(claim: Claim, cases: Cases) -> Found:
 
 def _trend_values(claim: Claim, wanted: Mapping[str, str], cases: Cases) -> dict[Seeds, float] | Unjudged:
     """The measure by seed at one value of the parameter, or its difference to the method in `minus`."""
-    group = cases.usable(wanted, claim.measure)
+    group = cases.usable(wanted)
     if isinstance(group, Unjudged):
         return group
     values = values_by_seed(group, claim.measure)
     if claim.minus is None:
         return values
-    other = cases.usable({**wanted, **claim.minus}, claim.measure)
+    other = cases.usable({**wanted, **claim.minus})
     if isinstance(other, Unjudged):
         return other
     theirs = values_by_seed(other, claim.measure)
@@ -308,12 +296,9 @@ def _positions(values: Sequence[str]) -> list[float]:
         return [float(position) for position in range(len(values))]
 
 
-# --- single values -------------------------------------------------------------------------------------------------
-
-
 def _about(claim: Claim, group: Group) -> Found:
     assert claim.value is not None
-    measured = [value_of(run, claim.measure) for run in group.complete]
+    measured = list(map(find_measure(claim.measure), group.complete))
     if base_name(claim.measure) not in FIRST_ROUND_MEASURES:
         known = [value for value in measured if value is not None]
         return is_about(claim.value, estimate(known, bounds_of(claim.measure)), claim.tolerance)
@@ -325,7 +310,8 @@ def _about(claim: Claim, group: Group) -> Found:
 
 
 def _bound(claim: Claim, group: Group) -> Found:
-    outcomes = [_is_within(claim, run, value_of(run, claim.measure)) for run in group.complete]
+    measure = find_measure(claim.measure)
+    outcomes = [_is_within(claim, run, measure(run)) for run in group.complete]
     known = [outcome for outcome in outcomes if outcome is not None]
     if not known:
         return Unjudged(f"all runs end at round {group.complete[0].num_rounds}, before the bound")

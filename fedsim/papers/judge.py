@@ -1,19 +1,19 @@
-"""Judgements of a paper's numbers and claims by finished runs, by the rules in `rules`.
+"""Judgements of a paper's numbers and claims by finished runs, by the `RULES`.
 
 `fedsim.papers.protocol` says which runs may be judged; `examine` finds the evidence; here the tests of a family are
-corrected together, and for the stricter reading those of a paper.
-
-All printed numbers of a table at once: are they, together, draws from the distributions of our runs?
+corrected together, and for the stricter reading those of a paper. All printed numbers of a table are also checked at
+once: are they, together, draws from the distributions of our runs?
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy import special
 
-from fedsim.papers.examine import Evidence, Found, examine_claim, examine_number, holm_corrected
+from fedsim.papers.examine import Evidence, examine_claim, examine_number, holm_corrected
 from fedsim.papers.protocol import Protocol, by_preset, protocol_of
 from fedsim.papers.published import Cases, Claim, Number, Publication, Unjudged, Verdict, publications_about
 from fedsim.results.groups import Group, group_runs
@@ -49,22 +49,12 @@ class Judged:
         return ours.mean - self.printed.value
 
 
-@dataclass(frozen=True)
-class Examined:
-    """What was found about a printed number or claim, before correction."""
-
-    printed: Number | Claim
-    found: Found
-    remark: str
-    preset: str
-
-
 def judge_all(runs: Iterable[Run]) -> list[tuple[Publication, list[Judged]]]:
     """The judgements for every publication about the runs' presets and sizes."""
     return correct(examine_all(runs))
 
 
-def examine_all(runs: Iterable[Run]) -> list[tuple[Publication, list[Examined]]]:
+def examine_all(runs: Iterable[Run]) -> list[tuple[Publication, list[Judged]]]:
     """The evidence for every publication about the runs' presets and sizes, each preset by its own runs alone."""
     examined = []
     for (preset, scale), own in by_preset(runs).items():
@@ -77,32 +67,32 @@ def examine_all(runs: Iterable[Run]) -> list[tuple[Publication, list[Examined]]]
 
 def judge(publication: Publication, groups: Sequence[Group], protocol: Protocol | None) -> list[Judged]:
     """Judge all numbers and claims of a publication for which there are runs; others are left out."""
-    ((_, judged),) = correct([(publication, examine(publication, groups, protocol))])
+    return correct([(publication, examine(publication, groups, protocol))])[0][1]
+
+
+def examine(publication: Publication, groups: Sequence[Group], protocol: Protocol | None) -> list[Judged]:
+    """All numbers and claims of a publication for which there are runs, with evidence that is not yet corrected."""
+    cases, preset = Cases(groups, protocol), "" if protocol is None else protocol.preset
+    judged = []
+    for printed in (*publication.numbers, *publication.claims):
+        if (group := cases.find(printed.about)) is None:
+            continue
+        found = examine_number(printed, cases) if isinstance(printed, Number) else examine_claim(printed, cases)
+        if isinstance(found, Unjudged):
+            judged.append(Judged(printed, None, found.reason, preset))
+            continue
+        note = printed.note if isinstance(printed, Claim) else ""
+        detail = "; ".join(part for part in (found.detail, note, cases.remark(group)) if part)
+        judged.append(Judged(printed, found, detail, preset))
     return judged
 
 
-def examine(publication: Publication, groups: Sequence[Group], protocol: Protocol | None) -> list[Examined]:
-    """The evidence about all numbers and claims of a publication for which there are runs."""
-    cases, preset = Cases(groups, protocol), "" if protocol is None else protocol.preset
-    numbers = [
-        Examined(number, examine_number(number, cases), cases.remark(group), preset)
-        for number in publication.numbers
-        if (group := cases.find(number.about)) is not None
-    ]
-    claims = [
-        Examined(claim, examine_claim(claim, cases), cases.remark(group), preset)
-        for claim in publication.claims
-        if (group := cases.find(claim.about)) is not None
-    ]
-    return [*numbers, *claims]
-
-
-def correct(found: Sequence[tuple[Publication, Sequence[Examined]]]) -> list[tuple[Publication, list[Judged]]]:
+def correct(found: Sequence[tuple[Publication, Sequence[Judged]]]) -> list[tuple[Publication, list[Judged]]]:
     """The judgements by evidence that is corrected by Holm's method for each family, and for each paper."""
     rows = [(publication, one) for publication, some in found for one in some]
-    own, tests = _corrected(rows, family_of)
-    over_paper, _ = _corrected(rows, lambda publication, printed: (publication.paper, printed.added_after_runs))
-    judged = map(_judged, (one for _, one in rows), own, over_paper, tests)
+    families = [family_of(publication, one.printed) for publication, one in rows]
+    papers = [(publication.paper, one.printed.added_after_runs) for publication, one in rows]
+    judged = iter(corrected([one for _, one in rows], families, papers))
     return [(publication, [next(judged) for _ in some]) for publication, some in found]
 
 
@@ -111,31 +101,28 @@ def family_of(publication: Publication, printed: Number | Claim) -> Hashable:
     return publication.paper, type(printed), printed.where, printed.measure, printed.added_after_runs
 
 
-def _corrected(
-    rows: Sequence[tuple[Publication, Examined]], key: Callable[[Publication, Number | Claim], Hashable]
-) -> tuple[list[Evidence | None], list[int]]:
+def corrected(judged: Sequence[Judged], families: Sequence[Hashable], papers: Sequence[Hashable]) -> list[Judged]:
+    """The judgements with evidence corrected within their families, and for `over_paper` within their papers."""
+    own, strict = (_corrected_within(judged, keys) for keys in (families, papers))
+    return [
+        one if evidence is None else replace(one, evidence=evidence, over_paper=over_paper.verdict, tests=tests)
+        for one, (evidence, tests), (over_paper, _) in zip(judged, own, strict, strict=True)
+    ]
+
+
+def _corrected_within(judged: Sequence[Judged], keys: Sequence[Hashable]) -> list[tuple[Any, int]]:
     """The evidence of each row, corrected within its family, and the number of tests in that; None if unjudged."""
     families: dict[Hashable, list[int]] = {}
-    for index, (publication, one) in enumerate(rows):
-        if isinstance(one.found, Evidence):
-            families.setdefault(key(publication, one.printed), []).append(index)
-    corrected: list[Evidence | None] = [None] * len(rows)
-    sizes = [0] * len(rows)
+    for index, (one, key) in enumerate(zip(judged, keys, strict=True)):
+        if one.evidence is not None:
+            families.setdefault(key, []).append(index)
+    found: list[tuple[Any, int]] = [(None, 0)] * len(judged)
     for members in families.values():
-        evidences = [one.found for _, one in (rows[i] for i in members) if isinstance(one.found, Evidence)]
-        tested = sum(e.is_tested for e in evidences)
+        evidences = [evidence for i in members if (evidence := judged[i].evidence) is not None]
+        tested = sum(evidence.is_tested for evidence in evidences)
         for index, evidence in zip(members, holm_corrected(evidences), strict=True):
-            corrected[index], sizes[index] = evidence, tested
-    return corrected, sizes
-
-
-def _judged(one: Examined, evidence: Evidence | None, over_paper: Evidence | None, tests: int) -> Judged:
-    if isinstance(one.found, Unjudged):
-        return Judged(one.printed, None, one.found.reason, one.preset)
-    note = one.printed.note if isinstance(one.printed, Claim) else ""
-    detail = "; ".join(part for part in (one.found.detail, note, one.remark) if part)
-    strict: Verdict = "not judged" if over_paper is None else over_paper.verdict
-    return Judged(one.printed, evidence, detail, one.preset, strict, tests)
+            found[index] = evidence, tested
+    return found
 
 
 def verdicts_by_id(judged: Iterable[Judged]) -> dict[str, Verdict]:

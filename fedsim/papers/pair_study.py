@@ -3,32 +3,31 @@
 A condition is one round of one run. The label of a pair is its negated validation loss, min-max scaled within the
 condition; features are standardised over the training conditions. Training and test conditions are split by seed.
 
-The claims of PNCS about its Table I, judged on the traces of `selector=pair_study`.
-
-Cross-validation over seeds: every seed is held out once; the directions of features, and the rival features to compare
-with, are chosen on the other seeds and evaluated on the held-out one, so that no rival is picked on the data that it is
-compared on. A comparison is a t test on one number per held-out seed; one claim in all settings is a family (see
-`rules`).
-These claims were written after the table of the runs at `scale=small` had been seen.
+Claims about the table are judged by cross-validation over seeds: every seed is held out once; the directions of
+features, and the rival features to compare with, are chosen on the other seeds and evaluated on the held-out one, so
+that no rival is picked on the data that it is compared on. A comparison is a t test on one number per held-out seed;
+one claim in all settings is a family (see `RULES`). The claims were written after the table of the runs at
+`scale=small` had been seen.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from fedsim.papers.examine import Evidence, clipped, holds_for_most, holm_corrected
-from fedsim.papers.published import Verdict
+from fedsim.papers.examine import Evidence, clipped, holds_for_most
+from fedsim.papers.judge import Judged, corrected
+from fedsim.papers.published import Claim
+from fedsim.papers.tables import claims
 from fedsim.results.files import TRACE, read_metrics
 from fedsim.results.groups import sort_key
 from fedsim.results.runs import Floats, Run
 from fedsim.results.statistics import MIN_SEEDS, Share, differences
-from fedsim.results.table import Table, show_both, show_result
+from fedsim.results.table import Cell, Table, number
 
 PENALTY = 1e-3
 TEST_SHARE = 0.3
@@ -72,11 +71,16 @@ def make_tables(runs: Sequence[Run]) -> list[Table]:
     ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1
     cells: dict[str, list[str]] = {RANDOM_PAIR: [""] * 4}
     losses: dict[str, Losses] = {RANDOM_PAIR: [float(np.mean(1 - c.labels)) for c in testing]}
-    for number, name in enumerate(names):
-        single = fit(features[:, [number]], labels)
-        entropy = cross_entropy(single, scale.apply(testing)[:, [number]], labels_of(testing))
-        cells[name] = [f"{single[0]:+.3f}", f"{joint[number]:+.3f}", str(ranks[number]), f"{entropy:.4f}"]
-        losses[name] = [c.relative_loss(pick(c, number, single[0])) for c in testing]
+    for feature, name in enumerate(names):
+        single = fit(features[:, [feature]], labels)
+        entropy = cross_entropy(single, scale.apply(testing)[:, [feature]], labels_of(testing))
+        cells[name] = [
+            number(single[0], "+.3f"),
+            number(joint[feature], "+.3f"),
+            number(int(ranks[feature])),
+            number(entropy, ".4f"),
+        ]
+        losses[name] = [c.relative_loss(pick(c, feature, single[0])) for c in testing]
     losses = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
     return [
         _features(cells, losses, _split(training, testing)),
@@ -86,7 +90,10 @@ def make_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def _features(cells: Mapping[str, list[str]], losses: Mapping[str, Losses], sizes: str) -> Table:
-    rows = [[name, *cells[name], f"{np.mean(found):.3f} ± {np.std(found):.3f}"] for name, found in losses.items()]
+    rows = [
+        [name, *cells[name], Cell(f"{np.mean(found):.3f} ± {np.std(found):.3f}", float(np.mean(found)))]
+        for name, found in losses.items()
+    ]
     note = (
         f"{sizes} weight: alone, on standardised features; below 0 the smaller value promises more. rank: by weight"
         " among all in one model. relative loss: of the pair that the feature picks, 0 the best of its round and 1 the"
@@ -105,10 +112,10 @@ def _split(training: Sequence[Condition], testing: Sequence[Condition]) -> str:
 def _losses_by(name: str, title: str, losses: Mapping[str, Losses], kinds: Sequence[str]) -> Table:
     """A table of mean relative losses per feature, with one column for each of the `kinds` of conditions."""
     columns = sorted(set(kinds), key=sort_key)
-    rows = [
-        [feature, *(f"{np.mean([v for v, kind in zip(found, kinds, strict=True) if kind == c]):.3f}" for c in columns)]
-        for feature, found in losses.items()
-    ]
+    rows = []
+    for feature, found in losses.items():
+        by_column = [[v for v, kind in zip(found, kinds, strict=True) if kind == c] for c in columns]
+        rows.append([feature, *(number(float(np.mean(values)), ".3f") for values in by_column)])
     return Table(f"pair_features_by_{name}", title, ["feature", *columns], rows)
 
 
@@ -157,8 +164,7 @@ class Scale:
         return cls(values.mean(0), np.where(deviation > 1e-12 * np.abs(values).max(0, initial=0), deviation, np.inf))
 
     def apply(self, conditions: Sequence[Condition]) -> Floats:
-        values: Floats = (np.concatenate([c.features for c in conditions]) - self.mean) / self.deviation
-        return values
+        return (np.concatenate([c.features for c in conditions]) - self.mean) / self.deviation
 
 
 def labels_of(conditions: Sequence[Condition]) -> Floats:
@@ -174,8 +180,7 @@ def fit(features: Floats, labels: Floats) -> Floats:
         value = float(np.mean(np.logaddexp(0, scores) - labels * scores) + PENALTY * w[:-1] @ w[:-1])
         return value, np.append(features.T @ slope + 2 * PENALTY * w[:-1], slope.sum())
 
-    weights: Floats = minimize(objective, np.zeros(features.shape[1] + 1), jac=True, method="L-BFGS-B").x
-    return weights
+    return minimize(objective, np.zeros(features.shape[1] + 1), jac=True, method="L-BFGS-B").x
 
 
 def cross_entropy(w: Floats, features: Floats, labels: Floats) -> float:
@@ -185,7 +190,7 @@ def cross_entropy(w: Floats, features: Floats, labels: Floats) -> float:
 
 def pick(condition: Condition, feature: int, weight: float) -> int:
     """The pair with the lowest value of `feature` if its `weight` is negative, else with the highest."""
-    values: NDArray[np.float64] = condition.features[:, feature]
+    values = condition.features[:, feature]
     return int(values.argmin() if weight < 0 else values.argmax())
 
 
@@ -206,54 +211,20 @@ RULE = (
 )
 
 
-@dataclass(frozen=True)
-class JudgedRow:
-    """A claim of the paper, our result as text, and the verdict."""
-
-    id: str
-    where: str
-    text: str
-    ours: str
-    verdict: Verdict
-    detail: str = ""
-    evidence: Evidence | None = None
-    over_paper: Verdict = "not judged"
-
-
-@dataclass(frozen=True)
-class _Tested:
-    """A claim, and the evidence from the held-out seeds."""
-
-    id: str
-    text: str
-    evidence: Evidence
-    where: str = "V-B"
-
-    @property
-    def family(self) -> str:
-        """The name of the claim, without a setting."""
-        return self.id.split(".")[2]
-
-    def judged(self, evidence: Evidence, over_paper: Evidence) -> JudgedRow:
-        shown = show_result(evidence.ours), evidence.verdict, evidence.detail
-        return JudgedRow(self.id, self.where, self.text, *shown, evidence, over_paper.verdict)
-
-
-def judge_runs(runs: Sequence[Run]) -> list[JudgedRow]:
+def judge_runs(runs: Sequence[Run]) -> list[Judged]:
     """Judge the paper's claims about features of pairs; [] if the runs have no traces."""
     names, conditions = read_conditions(runs)
     return judge_conditions(names, conditions) if conditions else []
 
 
-def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> list[JudgedRow]:
+def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> list[Judged]:
     """Judge the claims on `conditions`, whose features have the given `names`."""
+    table = _claim("pncs.table1", TEXTS["best"], "Table I")
     if PNCS_FEATURE not in names:
-        return [
-            JudgedRow("pncs.table1", "Table I", TEXTS["best"], "-", "not judged", f"{PNCS_FEATURE} was not measured")
-        ]
+        return [Judged(table, None, f"{PNCS_FEATURE} was not measured")]
     seeds = sorted({c.seed for c in conditions})
     if len(seeds) < MIN_SEEDS:
-        return [JudgedRow("pncs.table1", "Table I", TEXTS["best"], "-", "undecided", f"{len(seeds)} seeds")]
+        return [Judged(table, Evidence(None), f"{len(seeds)} seeds")]
     folds = [Fold.of(list(names), conditions, seed) for seed in seeds]
     judged = [
         _negative(folds),
@@ -264,27 +235,20 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
         _best_power(folds),
         *_smaller_but_wider(folds),
     ]
-    tested = [claim for claim in judged if isinstance(claim, _Tested)]
-    families = {claim.family: [one for one in tested if one.family == claim.family] for claim in tested}
-    own = {
-        claim.id: evidence
-        for some in families.values()
-        for claim, evidence in zip(some, holm_corrected([one.evidence for one in some]), strict=True)
-    }
-    names, evidences = [claim.id for claim in tested], [claim.evidence for claim in tested]
-    over_paper = dict(zip(names, holm_corrected(evidences), strict=True))
-    return [one.judged(own[one.id], over_paper[one.id]) if isinstance(one, _Tested) else one for one in judged]
+    families = [one.printed.id.split(".")[2] for one in judged]  # the claim, without a setting
+    return corrected(judged, families, ["Table I"] * len(judged))
 
 
-def claims_table(rows: Sequence[JudgedRow]) -> Table:
+def _claim(id: str, text: str, where: str = "V-B") -> Claim:
+    return Claim(id, where, text, {}, "")
+
+
+def claims_table(judged: Sequence[Judged]) -> Table:
     """The judged claims as a table."""
-    cells = []
-    for row in rows:
-        e = row.evidence or Evidence(None)
-        p_values = show_both(e.p_for, e.p_against), show_both(e.holm_for, e.holm_against)
-        cells.append([row.where, row.text, row.ours, *p_values, row.verdict, row.over_paper, row.detail])
-    header = ["where", "claim", "ours", "p for / against", "the same (Holm)", "verdict", "over the paper", ""]
-    return Table("pair_claims", "Claims on PNCS's Table I (written after runs had been seen)", header, cells, RULE)
+    table = claims(judged)
+    header = ["ours" if name == "ours [95 %]" else name for name in table.header]
+    title = "Claims on PNCS's Table I (written after runs had been seen)"
+    return Table("pair_claims", title, header, table.rows, RULE)
 
 
 TEXTS = {
@@ -323,8 +287,7 @@ class Fold:
     @cached_property
     def weights(self) -> Floats:
         """Weights [F] of the model of all features, fitted on the held-out seed alone."""
-        found: Floats = fit(Scale.of(self.held).apply(self.held), labels_of(self.held))[:-1]
-        return found
+        return fit(Scale.of(self.held).apply(self.held), labels_of(self.held))[:-1]
 
     def entropies(self, conditions: Sequence[Condition]) -> Floats:
         """Cross-entropy [F] of the model of each single feature."""
@@ -350,7 +313,7 @@ class Fold:
         return min(candidates, key=lambda f: float(score[f]))
 
 
-def _negative(folds: Sequence[Fold]) -> _Tested:
+def _negative(folds: Sequence[Fold]) -> Judged:
     weights = []
     for fold in folds:
         values = Scale.of(fold.held).apply(fold.held)[:, [fold.pncs]]
@@ -358,7 +321,7 @@ def _negative(folds: Sequence[Fold]) -> _Tested:
     return _tested_claim("pncs.table1.negative", TEXTS["negative"], weights, "weight of each seed's own model")
 
 
-def _against_random(folds: Sequence[Fold], setting: str | None) -> _Tested:
+def _against_random(folds: Sequence[Fold], setting: str | None) -> Judged:
     """The pair of lowest cos_4 against the mean pair, in all conditions or those of one `setting`."""
     gains = []
     for fold in folds:
@@ -369,24 +332,24 @@ def _against_random(folds: Sequence[Fold], setting: str | None) -> _Tested:
     return _tested_claim(f"pncs.table1.random{name}", TEXTS["random"] + where, gains, "difference in relative loss")
 
 
-def _rank(folds: Sequence[Fold]) -> _Tested:
+def _rank(folds: Sequence[Fold]) -> Judged:
     """Whether cos_4 has the largest weight in the model of each seed's own data, which makes seeds independent."""
     ranks = [1 + int((np.abs(fold.weights) > abs(fold.weights[fold.pncs])).sum()) for fold in folds]
     found = holds_for_most(Share(ranks.count(1), len(ranks)))
     detail = f"rank {min(ranks)} to {max(ranks)} of {len(folds[0].names)}"
-    return _Tested("pncs.table1.rank", TEXTS["rank"], replace(found, detail=detail), "Table I")
+    return Judged(_claim("pncs.table1.rank", TEXTS["rank"], "Table I"), found, detail)
 
 
-def _most_predictive(folds: Sequence[Fold]) -> _Tested:
+def _most_predictive(folds: Sequence[Fold]) -> Judged:
     rivals = [fold.rival(fold.entropies(fold.others)) for fold in folds]
     held = [fold.entropies(fold.held) for fold in folds]
     values = [float(h[fold.pncs] - h[rival]) for fold, h, rival in zip(folds, held, rivals, strict=True)]
     return _tested_claim("pncs.table1.best", TEXTS["best"], values, f"difference to {_rival_names(folds, rivals)}")
 
 
-def _best_power(folds: Sequence[Fold]) -> JudgedRow | _Tested:
+def _best_power(folds: Sequence[Fold]) -> Judged:
     if not any(name.startswith(COSINE_PREFIX) and name != PNCS_FEATURE for name in folds[0].names):
-        return JudgedRow("pncs.table1.power", "V-B", TEXTS["power"], "-", "not judged", "no other power was measured")
+        return Judged(_claim("pncs.table1.power", TEXTS["power"]), None, "no other power was measured")
     rivals = [
         fold.rival(fold.relative_losses(fold.others).mean(1), lambda name: name.startswith(COSINE_PREFIX))
         for fold in folds
@@ -395,7 +358,7 @@ def _best_power(folds: Sequence[Fold]) -> JudgedRow | _Tested:
     return _tested_claim("pncs.table1.power", TEXTS["power"], values, f"difference to {_rival_names(folds, rivals)}")
 
 
-def _smaller_but_wider(folds: Sequence[Fold]) -> list[_Tested]:
+def _smaller_but_wider(folds: Sequence[Fold]) -> list[Judged]:
     """Claims that the best other feature has a smaller relative loss than cos_4, but a higher deviation of it."""
     rivals = [fold.rival(fold.relative_losses(fold.others).mean(1)) for fold in folds]
     against = f"cos_4 minus {_rival_names(folds, rivals)}"
@@ -416,10 +379,10 @@ def _rival_names(folds: Sequence[Fold], rivals: Sequence[int]) -> str:
     return " or ".join(sorted({fold.names[rival] for fold, rival in zip(folds, rivals, strict=True)}))
 
 
-def _tested_claim(id: str, text: str, values: Sequence[float], detail: str, *, below: bool = True) -> _Tested:
+def _tested_claim(id: str, text: str, values: Sequence[float], detail: str, *, below: bool = True) -> Judged:
     """Test the claim that the mean of `values`, one per seed, is below 0 (or above 0 if `below` is false)."""
     found = differences(values)
     if found is None:
-        return _Tested(id, text, Evidence(None, detail=detail))
+        return Judged(_claim(id, text), Evidence(None), detail)
     sides = clipped(2 * found.p_below(0.0)), clipped(2 * found.p_above(0.0))
-    return _Tested(id, text, Evidence(found, *(sides if below else sides[::-1]), detail=detail))
+    return Judged(_claim(id, text), Evidence(found, *(sides if below else sides[::-1])), detail)

@@ -60,16 +60,11 @@ def _settings(preset: str, scale: str) -> Sequence[Mapping[str, Any]] | None:
 
 
 @cache
-def preset_settings(
-    preset: str, scale: str, words: tuple[str, ...] = ()
-) -> Sequence[tuple[Mapping[str, str], Mapping[str, Any]]] | None:
-    """The choices and configs of all jobs of a shipped preset in a size, at seed 0; None without such a preset.
-
-    `words` are overrides, such as that of a substitute for its data.
-    """
+def preset_settings(preset: str, scale: str) -> Sequence[tuple[Mapping[str, str], Mapping[str, Any]]] | None:
+    """The choices and configs of all jobs of a shipped preset in a size, at seed 0; None without such a preset."""
     try:
         with search_path():
-            jobs = compose_jobs([f"preset={preset}", f"scale={scale}", *words, "seed=0"], multirun=True)
+            jobs = compose_jobs([f"preset={preset}", f"scale={scale}", "seed=0"], multirun=True)
     except ConfigError:
         return None
     return [(dict(job.choices), json_ready(with_one_amount_of_work(job.config))) for job in jobs]

@@ -1,23 +1,16 @@
-"""The rules by which numbers and claims are judged, in words, and the verdicts that they give.
-
-`evidence`, `values` and `comparisons` are the same rules as code; their error rates are simulated in
-tests/test_report_errors.py.
-
-The groups of runs that a preset's numbers and claims are about, and whether they may be judged.
-
-Numbers and claims printed in papers, each with its source and the runs of ours that it is about.
+"""Numbers and claims printed in papers, each with the runs of ours that it is about, and in words the rules by which
+they are judged. `examine` has the same rules as code; their error rates are simulated in tests/test_report_errors.py.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
 from fedsim.papers.protocol import Protocol, show_deviations
 from fedsim.results.groups import Group, has_made
-from fedsim.results.named_measures import is_known
 from fedsim.results.statistics import LEVEL, MIN_SEEDS
 
 Verdict = Literal[
@@ -29,15 +22,7 @@ Verdict = Literal[
     "undecided",
     "not judged",
 ]
-VERDICTS: tuple[Verdict, ...] = (
-    "reproduced",
-    "direction only",
-    "consistent with",
-    "too wide to tell",
-    "not reproduced",
-    "undecided",
-    "not judged",
-)
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 ALPHA = round(1 - LEVEL, 10)
 MAJORITY = 0.5
@@ -127,16 +112,13 @@ class Cases:
     def deviations(self, group: Group) -> list[str]:
         return [] if self.protocol is None else self.protocol.deviations(group)
 
-    def _objection(self, group: Group, measure: str) -> str | None:
-        """The reason why a measure of a group may not be judged, or None."""
+    def _objection(self, group: Group) -> str | None:
+        """The reason why a group may not be judged, or None."""
         if deviations := self.deviations(group):
             return f"{group.name} is not as the preset: {show_deviations(deviations)}"
-        if not group.complete:
-            return f"{group.name} has no finished run"
-        unknown = [run for run in group.complete if not is_known(run, measure)]
-        return f"the summary does not hold {measure}" if unknown else None
+        return None if group.complete else f"{group.name} has no finished run"
 
-    def usable(self, wanted: Mapping[str, str], measure: str) -> Group | Unjudged:
+    def usable(self, wanted: Mapping[str, str]) -> Group | Unjudged:
         """The group that made these choices, or the reason why it cannot be judged."""
         nearest, shown = self._nearest(wanted), ", ".join(f"{key}={value}" for key, value in wanted.items())
         if not nearest:
@@ -144,7 +126,7 @@ class Cases:
         if len(nearest) > 1:
             return Unjudged(f"several runs are of {shown}: {', '.join(group.name for group in nearest)}")
         (group,) = nearest
-        reason = self._objection(group, measure)
+        reason = self._objection(group)
         return group if reason is None else Unjudged(reason)
 
     def remark(self, group: Group) -> str:
@@ -163,7 +145,7 @@ class Number:
     """A number that a paper prints for one of its runs.
 
     `about`: the choices of config groups, or config values, that identify our runs; `measure`: the name of the measure
-    (see `fedsim.results.named_measures`); `where`: the place in the paper; `plus_minus`: the printed deviation;
+    (see `fedsim.results.measures`); `where`: the place in the paper; `plus_minus`: the printed deviation;
     `margin`: how close our mean has to be for the number to be reproduced. `added_after_runs`: as of a `Claim`.
     """
 

@@ -7,7 +7,7 @@ from fedsim.papers.examine import Evidence
 from fedsim.papers.judge import Judged, omnibus, standardised_errors
 from fedsim.papers.published import RULES, VERDICTS, Claim, Number, Publication
 from fedsim.results.statistics import Estimate
-from fedsim.results.table import Table, show_both, show_estimate, show_p, show_result
+from fedsim.results.table import Cell, Table, number, show_both, show_estimate, show_p, show_result
 
 AFTER = " (written after runs had been seen)"
 OVER_PAPER = "over the paper"
@@ -27,7 +27,7 @@ def totals(compared: Sequence[tuple[Publication, Sequence[Judged]]]) -> Table:
                 chosen = [j for j in some if isinstance(j.printed, of_kind) and j.printed.added_after_runs == after]
                 counts = Counter(judgement.verdict for judgement in chosen)
                 name = kind + (AFTER if after else "")
-                rows += [[paper, name, str(len(chosen)), *(str(counts[v]) for v in VERDICTS)]] if chosen else []
+                rows += [[paper, name, number(len(chosen)), *(number(counts[v]) for v in VERDICTS)]] if chosen else []
     return Table("totals", "Verdicts by paper", ["paper", "", "all", *VERDICTS], rows, RULES["holm"])
 
 
@@ -39,18 +39,19 @@ def numbers(judged: Sequence[Judged]) -> Table:
         if not isinstance(printed, Number):
             continue
         ours = found.ours if isinstance(found.ours, Estimate) else None
+        plus_minus = "" if printed.plus_minus is None else f" ± {printed.plus_minus:.2f}"
         name = printed.id.partition("/")[2].replace("/", " ") + (AFTER if printed.added_after_runs else "")
         rows.append(
             [
                 _where(judgement, several),
                 name,
-                f"{printed.value:.4f}" + ("" if printed.plus_minus is None else f" ± {printed.plus_minus:.2f}"),
+                Cell(f"{printed.value:.4f}{plus_minus}", printed.value),
                 show_estimate(ours),
-                "-" if ours is None else str(ours.num),
-                "-" if ours is None or ours.num < 2 else f"{ours.next_low:.3f} to {ours.next_high:.3f}",
-                "-" if ours is None or ours.num < 2 else f"{ours.next_half_width:.3f}",
-                "-" if judgement.difference is None else f"{judgement.difference:+.4f}",
-                f"{printed.margin:g}",
+                number(ours and ours.num),
+                Cell(f"{ours.next_low:.3f} to {ours.next_high:.3f}", ours.next_low) if ours and ours.num > 1 else "-",
+                number(ours.next_half_width if ours and ours.num > 1 else None, ".3f"),
+                number(judgement.difference, "+.4f"),
+                number(printed.margin, "g"),
                 show_both(found.p_for, found.p_against),
                 show_both(found.holm_for, found.holm_against),
                 judgement.verdict,
@@ -69,7 +70,7 @@ def all_numbers(judged: Sequence[Judged]) -> Table:
     rows = []
     for (table, row), errors in sorted(standardised_errors(judged).items()):
         if (found := omnibus(errors)) is not None:
-            cells = [str(found.num), f"{found.mean:+.2f}", f"{found.sd:.2f}", show_p(found.p_value)]
+            cells = [number(found.num), number(found.mean, "+.2f"), number(found.sd, ".2f"), show_p(found.p_value)]
             rows.append([table, row or "all rows", *cells])
     note = (
         "Standardised error: the distance of a printed number from our mean, in units in which that of one more run of"

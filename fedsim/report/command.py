@@ -24,10 +24,7 @@ from fedsim.papers import tables as papers
 from fedsim.papers.judge import Judged, judge_all, verdicts_by_id
 from fedsim.papers.pair_study import claims_table, judge_runs, make_tables
 from fedsim.papers.published import Publication
-from fedsim.report import tables as clients
 from fedsim.report import tables as results
-from fedsim.report import tables as simulated
-from fedsim.report import tables as times
 from fedsim.report.figures import all_plots
 from fedsim.report.page import Content, Picture, html_page
 from fedsim.report.plot import make_looks
@@ -89,9 +86,7 @@ def report(
     compared = judge_all(runs)
     judged = [judgement for _, judgements in compared for judgement in judgements]
     pair_rows = judge_runs(counted)
-    verdicts: dict[str, str] = {**verdicts_by_id(judged)}
-    verdicts |= {row.id: row.verdict for row in pair_rows}
-    summary = make_summary(groups, verdicts, [judgement.printed for judgement in judged])
+    summary = make_summary(groups, verdicts_by_id([*judged, *pair_rows]), [judgement.printed for judgement in judged])
     pair_tables = [*([claims_table(pair_rows)] if pair_rows else []), *make_tables(counted)]
     tables = [*all_tables(groups, panels, compared), *pair_tables]
     if against is not None:
@@ -134,13 +129,13 @@ def all_tables(
         results.pairs(panels),
         results.pooled_pairs(panels),
         results.targets(panels),
-        simulated.time_to_accuracy(panels),
+        results.time_to_accuracy(panels),
         results.selections(groups),
-        clients.clients(groups),
-        times.costs(groups),
-        times.phases(groups),
-        simulated.simulated_phases(groups),
-        times.selection_times(groups),
+        results.clients(groups),
+        results.costs(groups),
+        results.phases(groups),
+        results.simulated_phases(groups),
+        results.selection_times(groups),
     ]
     return [table for table in tables if table.rows]
 

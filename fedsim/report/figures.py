@@ -1,17 +1,4 @@
-"""Test accuracy against rounds, bytes, samples and time.
-
-Participation and coverage over rounds: a strip of colour per method, where lines would lie on each other.
-
-The accuracies of all clients, sorted.
-
-How training samples are divided: a map of clients by labels for each division.
-
-Who was selected: clients by rounds, and the distribution of the clients' numbers of selections.
-
-Seconds of whole runs by phase, measured and simulated.
-
-All figures of a report.
-"""
+"""The figures of a report: accuracy, participation and coverage, accuracies and data of clients, selections, times."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -42,8 +29,7 @@ from fedsim.report.plot import (
     write_beside_rows,
 )
 from fedsim.results import measures
-from fedsim.results.groups import Group, Panel, show_labels
-from fedsim.results.named_measures import (
+from fedsim.results.curves import (
     AXES,
     AccuracyCurve,
     accuracy_curve,
@@ -52,6 +38,7 @@ from fedsim.results.named_measures import (
     spent_until,
     stack_series,
 )
+from fedsim.results.groups import Group, Panel, show_labels
 from fedsim.results.runs import Floats, Run
 from fedsim.results.table import show_median_reached
 
@@ -173,17 +160,16 @@ def _strips(
 
 
 def _covered_after(group: Group) -> str:
-    return show_median_reached(group, measures.rounds_to_cover(), lambda value: f"{value:.0f}")
+    return show_median_reached(group, measures.rounds_to_cover)
 
 
 def _mean_participation(group: Group) -> str:
-    values = [value for run in group.complete if (value := measures.mean_participation(run)) is not None]
+    values = [value for run in group.complete if (value := measures.participation(run)) is not None]
     return f"{100 * np.mean(values):.3g} %" if values else "-"
 
 
 def _mean_over_seeds(group: Group, name: str) -> Floats:
-    mean: Floats = stack_series(group.complete, name).mean(0)
-    return mean
+    return stack_series(group.complete, name).mean(0)
 
 
 CLIENTS_HEIGHT, CLIENTS_MARKS = 2.3, 8
@@ -278,9 +264,8 @@ SELECTIONS_ROW, SELECTIONS_MARGIN = 0.3, 0.7
 
 def histogram_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot:
     """How often clients were selected, a row per method."""
-    figure, axes = make_axes(
-        len(panels), SELECTIONS_ROW * max(len(panel.lines) for panel in panels) + SELECTIONS_MARGIN
-    )
+    height = SELECTIONS_ROW * max(len(panel.lines) for panel in panels) + SELECTIONS_MARGIN
+    figure, axes = make_axes(len(panels), height)
     for panel, ax in zip(panels, axes, strict=True):
         counts = {name: np.stack([run.selections for run in group.complete]) for name, group in panel.lines.items()}
         highest = max(int(values.max()) for values in counts.values())
@@ -288,9 +273,8 @@ def histogram_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot:
         for row, (name, values) in enumerate(counts.items()):
             heights, _ = np.histogram(values, edges)
             bottom = row + 0.45
-            ax.stairs(
-                bottom - 0.85 * heights / heights.max(), edges, baseline=bottom, fill=True, color=looks[name].colour
-            )
+            tops = bottom - 0.85 * heights / heights.max()
+            ax.stairs(tops, edges, baseline=bottom, fill=True, color=looks[name].colour)
         name_rows(ax, list(panel.lines))
         write_beside_rows(ax, [f"{(values == 0).sum(1).mean():.3g} never" for values in counts.values()])
         ax.set(xlabel="selections of a client", title=panel.title)
@@ -321,7 +305,8 @@ def round_plots(panels: Sequence[Panel]) -> Iterator[Plot]:
 
 
 def _maps(panel: Panel) -> Figure:
-    shown = [(name, _selected_by_round(group.complete[0]), _rounds(group)) for name, group in panel.lines.items()]
+    first = {name: group.complete[0] for name, group in panel.lines.items()}
+    shown = [(name, _selected_by_round(run), len(run.records)) for name, run in first.items()]
     columns = min(len(shown), 4)
     rows = -(-len(shown) // columns)
     width = COLUMN if columns <= 2 else PAGE
@@ -342,10 +327,6 @@ def _maps(panel: Panel) -> Figure:
         figure.suptitle(panel.title, fontsize=SMALL)
     figure.colorbar(image, ax=axes, label="share of rounds", fraction=0.03)
     return figure
-
-
-def _rounds(group: Group) -> int:
-    return len(group.complete[0].records)
 
 
 def _selected_by_round(run: Run) -> Floats:
@@ -399,7 +380,7 @@ def _bars(panels: Sequence[Panel], quantities: Mapping[str, str], name: str, lab
 
 
 def _mean_seconds(group: Group, quantity: str) -> float:
-    return float(np.mean([run.series(quantity).sum() for run in group.complete]))
+    return float(np.mean([measures.total_cost(run, quantity) for run in group.complete]))
 
 
 def all_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Iterator[Plot]:

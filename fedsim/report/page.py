@@ -1,17 +1,9 @@
-"""The number that a table cell is sorted by.
-
-What the runs of a report are: data, sizes, seeds, how their configs differ, and where their folders are.
-
-The curves of a report as data for page.js: what JSON can hold, rounded, and no more points than a screen shows.
-
-The report as one self-contained HTML page.
-"""
+"""The report as one self-contained HTML page: what the runs are, all tables, curves that page.js draws, all figures."""
 
 import base64
 import json
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,38 +21,10 @@ from fedsim.papers.published import RULES, VERDICTS, Publication
 from fedsim.report.plot import Look
 from fedsim.report.tables import FINAL, LAST
 from fedsim.results import measures
+from fedsim.results.curves import AXES, SMOOTHED_FROM, accuracy_curve, is_recorded, spent_until, stack_series
 from fedsim.results.groups import NEW_GROUPS, Group, Panel, relevant
-from fedsim.results.named_measures import AXES, SMOOTHED_FROM, accuracy_curve, is_recorded, spent_until, stack_series
 from fedsim.results.runs import ArchivedRun, Floats, Run
-from fedsim.results.table import Table
-
-UNITS = {
-    **{"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0},
-    **{"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
-    **{"": 1.0, "%": 1.0},
-}
-NUMBER = re.compile(
-    r"(?P<below><\s*)?(?P<number>[+-]?(?:\d{1,3}(?:,\d{3})+|\d*)(?:\.\d+)?(?:e[+-]?\d+)?)(?:\s?(?P<unit>%|[A-Za-z]+))?"
-)
-NEVER = "never"
-"""The text for what runs never reached; it counts as more than any number."""
-
-
-def sort_value(cell: str) -> float | None:
-    """The number that a cell begins with, in seconds or bytes where it has such a unit; None for other text.
-
-    `0.74 [0.73, 0.75]` is 0.74, `1.5 min` 90, `12 (4/5)` 12, `never (2/5)` infinity, and `< .001` lies below .001.
-    """
-    if cell.startswith(NEVER):
-        return math.inf
-    found = NUMBER.match(cell)
-    if found is None or not any(c.isdigit() for c in found["number"]) or cell[found.end() :][:1] not in ("", " ", ","):
-        return None
-    if (unit := found["unit"] or "") not in UNITS:
-        return None
-    value = float(found["number"].replace(",", "")) * UNITS[unit]
-    return math.nextafter(value, -math.inf) if found["below"] else value
-
+from fedsim.results.table import Cell, Table, number
 
 MOST = 8
 """Values of a fact that are listed; of more, their number is told."""
@@ -138,7 +102,9 @@ def _keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
 def _compared(run: Run) -> dict[str, str]:
     """The choices and values of a run that can change its results; a class is told by the choice that names it."""
     choices = NEW_GROUPS | {group: choice for group, choice in run.choices.items() if group not in UNCOMPARED}
-    values = {key: str(value) for key, value in flat(relevant(run.config))}
+    values = {
+        key: number(value) if type(value) in (int, float) else str(value) for key, value in flat(relevant(run.config))
+    }
     told = {f"{group.replace('/', '.')}._target_" for group in choices}
     return choices | {key: value for key, value in values.items() if key not in told}
 
@@ -148,9 +114,10 @@ def runs_table(groups: Sequence[Group]) -> Table:
     rows = []
     for group in groups:
         for run in group.runs:
-            accuracies = [measure(run) for measure in (measures.final_accuracy(), measures.last_accuracy)]
-            shown = ["-" if value is None or run.status != "done" else f"{value:.4f}" for value in accuracies]
-            rows.append([group.name, str(run.seeds), run.status, *shown, run.folder.name])
+            is_done = run.status == "done"
+            both = measures.final_accuracy, measures.last_accuracy
+            shown = [number(measure(run) if is_done else None, ".4f") for measure in both]
+            rows.append([group.name, Cell(str(run.seeds), run.seed), run.status, *shown, run.folder.name])
     return Table("runs", "Runs", ["run", "seed", "status", FINAL, LAST, "folder"], rows)
 
 
@@ -280,11 +247,11 @@ def html_page(content: Content, folder: Path) -> str:
 
 def _cells(table: Table) -> dict[str, Any]:
     """A table for the template: each cell with its text, the number it is sorted by, and its class if it has one."""
-    sorts = [[sort_value(text) for text in row] for row in table.rows]
+    sorts = [[_number_in(cell) for cell in row] for row in table.rows]
     of_text = [all(value is None for value in column) for column in zip(*sorts, strict=True)]
     rows = [
         [
-            {"text": text, "sort": value, "kind": CLASSES.get(text, _kind(text, left))}
+            {"text": text, "sort": value, "kind": CLASSES.get(text, _kind(text) if left else "")}
             for text, value, left in zip(row, values, of_text, strict=True)
         ]
         for row, values in zip(table.rows, sorts, strict=True)
@@ -293,9 +260,11 @@ def _cells(table: Table) -> dict[str, Any]:
     return {"name": table.name, "title": table.title, "header": header, "rows": rows, "note": table.note}
 
 
-def _kind(text: str, left: bool) -> str:
-    if not left:
-        return ""
+def _number_in(cell: str) -> float | None:
+    return cell.value if isinstance(cell, Cell) and not math.isnan(cell.value) else None
+
+
+def _kind(text: str) -> str:
     return "long" if len(text) > LONG else "text"
 
 

@@ -1,9 +1,4 @@
-"""How each method is drawn: one colour, dash and marker per method, the same in all panels, figures and on the page.
-
-A figure with its caption, and the files it is written to.
-
-Axes of panels, legends, and labels at the ends of lines.
-"""
+"""What figures are made of: the look of each method, the same everywhere; axes, legends, labels; and their files."""
 
 import io
 from collections.abc import Mapping, Sequence

@@ -1,21 +1,17 @@
-"""The summary of a report: a JSON file small enough to be kept with the code, for comparison with later results.
-
-Runs of which a report's summary.json is left: they can be judged again by the measures that it holds.
-"""
+"""The summary of a report: a JSON file small enough to be kept with the code, for comparison with later results."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsim.papers.protocol import FREE, comparable_config, preset_settings
+from fedsim.papers.protocol import FREE, comparable_config
 from fedsim.papers.published import Claim, Number
-from fedsim.results.groups import Group, has_made, show_labels
-from fedsim.results.named_measures import is_known, value_of
-from fedsim.results.runs import ReportError, Run, Seeds
-from fedsim.results.table import Table
+from fedsim.results.groups import Group, show_labels
+from fedsim.results.measures import find_measure
+from fedsim.results.runs import ReportError, Run
+from fedsim.results.table import Table, number
 
 SUMMARY_MEASURES = {
     "final_accuracy": "final_accuracy",
@@ -39,7 +35,8 @@ def make_summary(
     run has the engine and the commit that made it. `verdicts` are those on numbers and claims by their ids.
     """
     names = dict(SUMMARY_MEASURES) | {one.measure: one.measure for one in printed}
-    names = {key: name for key, name in names.items() if key in SUMMARY_MEASURES or name not in _ALWAYS}
+    always = set(SUMMARY_MEASURES.values())
+    kept = {key: find_measure(name) for key, name in names.items() if key in SUMMARY_MEASURES or name not in always}
     return {
         "groups": [
             {
@@ -48,7 +45,7 @@ def make_summary(
                 "config": config_hash(group.runs[0].config),
                 "diverged": group.num_diverged,
                 "seeds": {
-                    str(run.seeds): {k: _rounded(value_of(run, n)) for k, n in names.items() if is_known(run, n)}
+                    str(run.seeds): {key: _rounded(measure(run)) for key, measure in kept.items()}
                     for run in group.complete
                 },
                 "made_by": {str(run.seeds): made_by(run) for run in group.complete},
@@ -61,7 +58,6 @@ def make_summary(
 
 FOLDERS = ("dataset.path",)
 """Config values that are of a machine."""
-_ALWAYS = set(SUMMARY_MEASURES.values())
 _NO_CHOICE = (*FREE, "tracker", "hydra/launcher")
 """Config groups that change no result, or by rounding alone."""
 
@@ -140,10 +136,10 @@ def _compared(group: Mapping[str, Any], other: Mapping[str, Any] | None) -> list
     before = {} if other is None else other["seeds"]
     common = [s for s in group["seeds"] if s in before and _final(group["seeds"][s]) and _final(before[s])]
     differences = [_final(group["seeds"][s]) - _final(before[s]) for s in common]
-    largest = f"{max(map(abs, differences)):.4f}" if differences else "-"
-    mean = f"{sum(differences) / len(differences):+.4f}" if differences else "-"
+    largest = number(max(map(abs, differences), default=None), ".4f")
+    mean = number(sum(differences) / len(differences) if differences else None, "+.4f")
     origins = [_origin(one, common, key) for one in (group, other or {}) for key in ("engine", "commit")]
-    return [_name(group), str(len(common)), mean, largest, *origins]
+    return [_name(group), number(len(common)), mean, largest, *origins]
 
 
 def _origin(group: Mapping[str, Any], seeds: Sequence[str], key: str) -> str:
@@ -181,36 +177,6 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
-@dataclass(frozen=True, eq=False)
-class KeptRun(Run):
-    """A run of which nothing but some measures is left, by name."""
-
-    measures: Mapping[str, float | None]
-
-    @property
-    def kept(self) -> Mapping[str, float | None]:
-        return self.measures
-
-
-PARQUET = ("dataset=parquet", "dataset.path=.")
-"""The same images in parquet files, in place of a preset's data set."""
-Settings = Sequence[tuple[Mapping[str, str], Mapping[str, Any]]]
-
-
-def read_kept(path: Path, preset: str, scale: str = "full") -> list[Run]:
-    """The runs of a summary.json that was made by a preset in a size.
-
-    The file holds no configs: a run gets that of the preset's own setting that made the choices in its labels. Where
-    the file has hashes of configs, they must agree. Raises `ReportError` where no setting, or more than one, fits.
-    """
-    groups = read_summary_file(path)["groups"]
-    in_parquet = any(group.get("choices", {}).get("dataset") == "parquet" for group in groups)
-    settings = preset_settings(preset, scale, PARQUET if in_parquet else ())
-    if settings is None:
-        raise ReportError(f"{path}: there is no preset {preset} at scale={scale}")
-    return [run for group in groups for run in _runs(path, group, settings)]
-
-
 def read_summary_file(path: Path, option: str = "") -> dict[str, Any]:
     """The summary.json of a report. Raises `ReportError`, which names the `option`, if the file is not one."""
     try:
@@ -218,27 +184,3 @@ def read_summary_file(path: Path, option: str = "") -> dict[str, Any]:
         return {"groups": earlier["groups"], "verdicts": earlier["verdicts"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ReportError(f"{option} {path}".strip() + f": not the summary.json of a report ({error})") from error
-
-
-def _runs(path: Path, group: Mapping[str, Any], settings: Settings) -> list[Run]:
-    wanted = {**group.get("choices", {}), **group["labels"]}
-    fitting = [(choices, config) for choices, config in settings if has_made(config, choices, wanted)]
-    if "config" in group:
-        fitting = [(choices, config) for choices, config in fitting if config_hash(config) == group["config"]]
-    if len(fitting) != 1:
-        raise ReportError(f"{path}: {len(fitting)} settings of the preset fit {wanted}; one is needed")
-    ((choices, config),) = fitting
-    done = {"status": "done", "choices": choices}
-    return [
-        KeptRun(path.parent, _at(config, Seeds.parse(text)), done, _measures(measured))
-        for text, measured in group["seeds"].items()
-    ]
-
-
-def _at(config: Mapping[str, Any], seeds: Seeds) -> dict[str, Any]:
-    return {**config, "seed": seeds.seed, **seeds.own}
-
-
-def _measures(measured: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Measures by their names in published/*.yaml; a summary has some by other keys."""
-    return {SUMMARY_MEASURES.get(key, key): value for key, value in measured.items()}

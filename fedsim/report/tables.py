@@ -1,50 +1,78 @@
-"""The table of accuracies client by client, of runs that measured them (`client_accuracy`).
+"""The tables of a report: results, accuracy by client, paired differences, times and traffic, the simulated clock.
 
-Tables of the results of runs: accuracies, selections, paired differences, costs to a target accuracy.
-
-Tables of the simulated clock: time to an accuracy, and where the time of rounds went. Empty without such a clock.
-
-Tables of the time and traffic of runs. Times are meaningful only if the runs did not share their machine.
+Columns are lists of a name, a measure, and how a group's values of it are shown.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
 from fedsim.results import measures
 from fedsim.results.groups import REFERENCE, Group, Panel
-from fedsim.results.measures import Measure, client_accuracy, cost_a_round, one_time_cost, total_cost
-from fedsim.results.named_measures import values_by_seed
+from fedsim.results.measures import (
+    PHASE_SECONDS,
+    Measure,
+    cost_a_round,
+    find_measure,
+    one_time_cost,
+    total_cost,
+    values_by_seed,
+)
 from fedsim.results.runs import Run, Seeds
-from fedsim.results.statistics import Difference, half_width_in_sd, holm, paired_values, pooled
+from fedsim.results.statistics import UNIT, Difference, half_width_in_sd, holm, paired_values, pooled
 from fedsim.results.table import (
     Table,
     estimate_measure,
-    mean_total,
     median_reached,
-    show_accuracy,
+    number,
+    show_estimate,
     show_interval,
-    show_mean,
     show_median_reached,
     show_p,
     show_seeds,
 )
 from fedsim.tracking.tables import show_bytes, show_seconds
 
+Format = str | Callable[[float], str]
+Column = tuple[str, Measure, Callable[[Group, Measure], str]]
+
+
+def _cells(group: Group, columns: Sequence[Column]) -> list[str]:
+    return [show(group, measure) for _, measure, show in columns]
+
+
+def _names(columns: Sequence[Column]) -> list[str]:
+    return [name for name, *_ in columns]
+
+
+def _accuracy(group: Group, measure: Measure) -> str:
+    """The mean of a measure between 0 and 1 with its interval, which is cut there."""
+    return show_estimate(estimate_measure(group, measure, UNIT))
+
+
+def _mean(form: Format) -> Callable[[Group, Measure], str]:
+    def show(group: Group, measure: Measure) -> str:
+        found = estimate_measure(group, measure)
+        return number(None if found is None else found.mean, form)
+
+    return show
+
+
+def _never_selected(run: Run) -> float:
+    return float((run.selections == 0).sum())
+
 
 def clients(groups: Sequence[Group]) -> Table:
-    """Mean, spread and ends of the distribution over clients, as means over seeds."""
-    header = ["run", "seeds", "measured on", *(name.replace("_", " ") for name in AGGREGATES), "clients never selected"]
+    """Mean, spread and ends of the distribution over clients, as means over seeds, of runs that measured them."""
+    columns: list[Column] = [
+        *((name.replace("_", " "), find_measure(f"{KEY}_{name}"), _accuracy) for name in AGGREGATES),
+        ("clients never selected", _never_selected, _mean(".3g")),
+    ]
     rows = [
-        [
-            group.name,
-            show_seeds(group),
-            str(group.runs[0].config[KEY]),
-            *(show_accuracy(group, client_accuracy(name)) for name in AGGREGATES),
-            f"{np.mean([(run.selections == 0).sum() for run in group.complete]):.3g}",
-        ]
+        [group.name, show_seeds(group), str(group.runs[0].config[KEY]), *_cells(group, columns)]
         for group in groups
         if group.complete and group.runs[0].config.get(KEY)
     ]
@@ -56,6 +84,7 @@ def clients(groups: Sequence[Group]) -> Table:
         " class, weighted by the client's labels; test: the client's own test samples; holdout, train: its own samples"
         " of that kind."
     )
+    header = ["run", "seeds", "measured on", *_names(columns)]
     return Table("clients", "Accuracy by client", header, rows, note)
 
 
@@ -63,61 +92,60 @@ FINAL, LAST = f"final accuracy (last {FINAL_WINDOW})", "last round"
 """What tables call the two: the mean of the last rounds, which everything is compared by, and the last one alone."""
 
 
+def _total(run: Run, name: str) -> float:
+    return float(run.summary["totals"][name])
+
+
 def overview(groups: Sequence[Group]) -> Table:
     """The results and costs of every group, as means over seeds."""
-    header = ["run", "seeds", FINAL, LAST, "fluct.", "covered after", "Gini", "part.", "down", "up"]
-    rows = [
-        [
-            group.name,
-            show_seeds(group),
-            show_accuracy(group, measures.final_accuracy()),
-            show_accuracy(group, measures.last_accuracy),
-            show_mean(estimate_measure(group, measures.fluctuation())),
-            show_median_reached(group, measures.rounds_to_cover(), lambda value: f"{value:.0f}"),
-            show_mean(estimate_measure(group, measures.selection_gini)),
-            show_mean(estimate_measure(group, measures.mean_participation)),
-            *(show_bytes(mean_total(group, name)) if group.complete else "-" for name in ("bytes_down", "bytes_up")),
-        ]
-        for group in groups
+    columns: list[Column] = [
+        (FINAL, measures.final_accuracy, _accuracy),
+        (LAST, measures.last_accuracy, _accuracy),
+        ("fluct.", measures.fluctuation, _mean(".3f")),
+        ("covered after", measures.rounds_to_cover, show_median_reached),
+        ("Gini", measures.selection_gini, _mean(".3f")),
+        ("part.", measures.participation, _mean(".3f")),
+        ("down", partial(_total, name="bytes_down"), _mean(show_bytes)),
+        ("up", partial(_total, name="bytes_up"), _mean(show_bytes)),
     ]
+    rows = [[group.name, show_seeds(group), *_cells(group, columns)] for group in groups]
     note = (
         f"Final accuracy: mean of the last {FINAL_WINDOW} rounds of a run, with its 95 % interval over seeds (Student's"
         " t, cut at 0 and 1); all comparisons use it. last round: a single evaluation. fluct.: largest distance of one"
         " of those rounds from their mean. covered after: median round by which every client was selected. part.: mean"
         " share of clients that upload in a round."
     )
-    return Table("overview", "Overview", header, rows, note)
+    return Table("overview", "Overview", ["run", "seeds", *_names(columns)], rows, note)
 
 
 def checkpoints(groups: Sequence[Group]) -> Table:
     """Accuracy after 15 % and 50 % of the rounds, of the single round and of a window around it, and at the end."""
-    columns: dict[str, Measure] = {
-        "15 %": measures.accuracy_after(0.15),
-        "around 15 %": measures.accuracy_around(0.15),
-        "50 %": measures.accuracy_after(0.5),
-        "around 50 %": measures.accuracy_around(0.5),
-        FINAL: measures.final_accuracy(),
-        LAST: measures.last_accuracy,
-    }
-    rows = [[group.name, show_seeds(group), *(show_accuracy(group, m) for m in columns.values())] for group in groups]
+    columns: list[Column] = [
+        ("15 %", find_measure("accuracy@0.15"), _accuracy),
+        ("around 15 %", find_measure("accuracy_around@0.15"), _accuracy),
+        ("50 %", find_measure("accuracy@0.5"), _accuracy),
+        ("around 50 %", find_measure("accuracy_around@0.5"), _accuracy),
+        (FINAL, measures.final_accuracy, _accuracy),
+        (LAST, measures.last_accuracy, _accuracy),
+    ]
+    rows = [[group.name, show_seeds(group), *_cells(group, columns)] for group in groups]
     note = "Single rounds are noisy; 'around' is the mean of eleven rounds centred on the checkpoint."
-    return Table("checkpoints", "Accuracy at checkpoints", ["run", "seeds", *columns], rows, note)
+    return Table("checkpoints", "Accuracy at checkpoints", ["run", "seeds", *_names(columns)], rows, note)
 
 
 def selections(groups: Sequence[Group]) -> Table:
     """The distribution of the clients' numbers of selections, as means over seeds."""
-    rows = []
-    for group in groups:
-        counts = [np.array(run.selections, dtype=np.float64) for run in group.complete]
-        if not counts:
-            continue
-        spread = [np.mean([of(c) for c in counts]) for of in (np.min, np.median, np.max, measures.gini)]
-        never = np.mean([(c == 0).sum() for c in counts])
-        reached = show_median_reached(group, measures.rounds_to_cover(), lambda value: f"{value:.0f}")
-        rows.append([group.name, reached, f"{never:.3g}", *(f"{v:.3g}" for v in spread[:-1]), f"{spread[-1]:.3f}"])
-    header = ["run", "covered after", "never", "min", "median", "max", "Gini"]
+    columns: list[Column] = [
+        ("covered after", measures.rounds_to_cover, show_median_reached),
+        ("never", _never_selected, _mean(".3g")),
+        ("min", lambda run: float(run.selections.min()), _mean(".3g")),
+        ("median", lambda run: float(np.median(run.selections)), _mean(".3g")),
+        ("max", lambda run: float(run.selections.max()), _mean(".3g")),
+        ("Gini", measures.selection_gini, _mean(".3f")),
+    ]
+    rows = [[group.name, *_cells(group, columns)] for group in groups if group.complete]
     note = "never: clients that were not selected at all. min to Gini are over clients' numbers of selections."
-    return Table("selections", "How often clients were selected", header, rows, note)
+    return Table("selections", "How often clients were selected", ["run", *_names(columns)], rows, note)
 
 
 def pairs(panels: Sequence[Panel]) -> Table:
@@ -179,7 +207,7 @@ def pooled_pairs(panels: Sequence[Panel]) -> Table:
     compared = [(title, *found) for title, some in settings.items() if len(some) > 1 for found in _pooled(some)]
     corrected_p = holm([difference.p_value for _, _, difference in compared])
     rows = [
-        [title, name, str(difference.strata), *show_interval(difference), *_p_cells(difference, after)]
+        [title, name, number(difference.strata), *show_interval(difference), *_p_cells(difference, after)]
         for (title, name, difference), after in zip(compared, corrected_p, strict=True)
     ]
     header = ["", "difference of final accuracy", "settings", "mean", "95 % interval", *P_HEADER]
@@ -214,20 +242,20 @@ P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
 
 def _p_cells(difference: Difference, corrected: float) -> list[str]:
     p_values = [show_p(p) for p in (difference.p_value, corrected, difference.p_equivalent(LEVEL_MARGIN))]
-    return [*p_values, str(difference.num), f"{difference.detectable:.4f}"]
+    return [*p_values, number(difference.num), number(difference.detectable, ".4f")]
 
 
 def targets(panels: Sequence[Panel]) -> Table:
     """Rounds and bytes until a run first reaches the mean final accuracy of the reference."""
     rows = []
     for panel in panels:
-        level = estimate_measure(panel.reference(REFERENCE), measures.final_accuracy())
+        level = estimate_measure(panel.reference(REFERENCE), measures.final_accuracy)
         if level is None:
             continue
         for line, group in panel.lines.items():
-            rounds = show_median_reached(group, measures.rounds_to(level.mean), lambda value: f"{value:.0f}")
-            volume = show_median_reached(group, measures.bytes_to(level.mean), show_bytes)
-            rows.append([panel.title, line, f"{level.mean:.4f}", rounds, volume])
+            rounds = show_median_reached(group, partial(measures.rounds_to, target=level.mean))
+            volume = show_median_reached(group, partial(measures.bytes_to, target=level.mean), show_bytes)
+            rows.append([panel.title, line, number(level.mean, ".4f"), rounds, volume])
     header = ["", "run", "target", "rounds", "bytes both ways"]
     note = (
         "Target: the mean final accuracy of the panel's reference. Medians over all finished runs; those that never get"
@@ -245,19 +273,19 @@ def time_to_accuracy(panels: Sequence[Panel]) -> Table:
     rows = []
     for panel in panels:
         reference = panel.reference(REFERENCE)
-        level = estimate_measure(reference, measures.final_accuracy())
+        level = estimate_measure(reference, measures.final_accuracy)
         if level is None or not all(_is_simulated(group) for group in panel.lines.values()):
             continue
         for share in LEVELS:
-            measure = measures.simulated_seconds_to(share * level.mean)
+            target = share * level.mean
+            measure = partial(measures.simulated_seconds_to, target=target)
             slowest = median_reached(reference, measure)
             for line, group in panel.lines.items():
                 shown = show_median_reached(group, measure, show_seconds)
-                rounds = show_median_reached(
-                    group, measures.rounds_to(share * level.mean), lambda value: f"{value:.0f}"
-                )
+                rounds = show_median_reached(group, partial(measures.rounds_to, target=target))
                 speed_up = _show_ratio(slowest, median_reached(group, measure))
-                rows.append([panel.title, line, f"{share * level.mean:.4f}", f"{share:.0%}", shown, speed_up, rounds])
+                aims = number(target, ".4f"), number(share, ".0%")
+                rows.append([panel.title, line, *aims, shown, speed_up, rounds])
     header = ["", "run", "target", "of the reference's final", "simulated time", "times as fast", "rounds"]
     note = (
         "Medians over all finished runs; those that never get there count as beyond. times as fast: the reference's"
@@ -271,19 +299,19 @@ def simulated_phases(groups: Sequence[Group]) -> Table:
     """Simulated time of whole runs beside the measured one, by what the server waited for."""
     rows = []
     for group in groups:
-        runs = group.complete
         if not _is_simulated(group):
             continue
-        totals = {
-            name: _mean(runs, name)
-            for name in ("simulated_seconds", "simulated_seconds_ask", "simulated_seconds_train")
-        }
+        runs = group.complete
         count = runs[0].num_rounds
+        total, ask, train = (
+            float(np.mean([total_cost(run, f"simulated_seconds{part}") for run in runs]))
+            for part in ("", "_ask", "_train")
+        )
         late = float(np.mean([sum(len(record["late"]) for record in run.records) for run in runs])) / count
-        measured = float(np.mean([run.records[-1]["wall_seconds"] for run in runs])) if _has_wall(runs) else None
-        shown = "-" if measured is None else show_seconds(measured)
-        times = [show_seconds(value) for value in (*totals.values(), totals["simulated_seconds"] / count)]
-        rows.append([group.name, str(count), shown, *times, f"{late:.2f}"])
+        walls = [run.records[-1].get("wall_seconds") for run in runs]
+        measured = None if None in walls else float(np.mean(walls))
+        times = [number(value, show_seconds) for value in (measured, total, ask, train, total / count)]
+        rows.append([group.name, number(count), *times, number(late, ".2f")])
     header = ["run", "rounds", "measured", "simulated", "ask", "train", "a round", "late a round"]
     note = (
         "Means over seeds of whole runs. measured: this machine's computing time, all phases. ask: questions before the"
@@ -294,57 +322,49 @@ def simulated_phases(groups: Sequence[Group]) -> Table:
 
 
 def _show_ratio(reference: float | None, own: float | None) -> str:
-    return "-" if reference is None or not own else f"{reference / own:.2f}"
+    return "-" if reference is None or not own else number(reference / own, ".2f")
 
 
 def _is_simulated(group: Group) -> bool:
     return bool(group.complete) and all(measures.is_simulated(run) for run in group.complete)
 
 
-def _mean(runs: Sequence[Run], name: str) -> float:
-    return float(np.mean([run.series(name).sum() for run in runs]))
-
-
-def _has_wall(runs: Sequence[Run]) -> bool:
-    return all(run.records[-1].get("wall_seconds") is not None for run in runs)
-
-
 BYTES = ("bytes_down", "bytes_up")
 SAMPLES = ("train_samples", "forward_samples")
-PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
 
 
 def costs(groups: Sequence[Group]) -> Table:
     """What the runs cost as they are, and what of it the start-up and each later round take."""
-    columns: dict[str, tuple[Measure, Callable[[float], str]]] = {
-        "time": (total_cost(*PHASE_SECONDS), show_seconds),
-        "down": (total_cost("bytes_down"), show_bytes),
-        "up": (total_cost("bytes_up"), show_bytes),
-        "samples": (total_cost(*SAMPLES), lambda value: f"{value:,.0f}"),
-        "one-time bytes": (one_time_cost(*BYTES), show_bytes),
-        "one-time time": (one_time_cost(*PHASE_SECONDS), _show_signed_seconds),
-        "bytes a round": (cost_a_round(*BYTES), show_bytes),
-        "time a round": (cost_a_round(*PHASE_SECONDS), show_seconds),
-    }
+    columns: list[tuple[str, Callable[..., float | None], Sequence[str], Format]] = [
+        ("time", total_cost, PHASE_SECONDS, show_seconds),
+        ("down", total_cost, ["bytes_down"], show_bytes),
+        ("up", total_cost, ["bytes_up"], show_bytes),
+        ("samples", total_cost, SAMPLES, ",.0f"),
+        ("one-time bytes", one_time_cost, BYTES, show_bytes),
+        ("one-time time", one_time_cost, PHASE_SECONDS, _show_signed_seconds),
+        ("bytes a round", cost_a_round, BYTES, show_bytes),
+        ("time a round", cost_a_round, PHASE_SECONDS, show_seconds),
+    ]
     rows = []
     for group, runs in _groups_with_records(groups, (*SAMPLES, *PHASE_SECONDS)):
-        start = runs[0].start_up_rounds
-        cells = [_show_mean_of_all(runs, measure, show) for measure, show in columns.values()]
-        rows.append([group.name, str(runs[0].num_rounds), "-" if start is None else str(start), *cells])
+        cells = [_mean_of_all(runs, measure, names, show) for _, measure, names, show in columns]
+        rows.append([group.name, number(runs[0].num_rounds), number(runs[0].start_up_rounds), *cells])
     note = (
         "Means over seeds of whole runs. samples: those that clients trained on or passed forward. one-time: what the"
         " start-up rounds cost beyond as many later ones. a round: mean of the rounds after the start-up. '-' where a"
         " run ended within its start-up. Times mean something only if runs did not share their machine."
     )
-    return Table("costs", "What the runs cost", ["run", "rounds", "start-up rounds", *columns], rows, note)
+    header = ["run", "rounds", "start-up rounds", *(name for name, *_ in columns)]
+    return Table("costs", "What the runs cost", header, rows, note)
 
 
 def phases(groups: Sequence[Group]) -> Table:
     """Seconds of whole runs by phase."""
     rows = []
     for group, runs in _groups_with_records(groups, PHASE_SECONDS):
-        spent = [_show_mean_of_all(runs, total_cost(*n), show_seconds) for n in (PHASE_SECONDS, *zip(PHASE_SECONDS))]
-        rows.append([group.name, str(runs[0].num_rounds), *spent])
+        names = [PHASE_SECONDS, *([name] for name in PHASE_SECONDS)]
+        spent = [_mean_of_all(runs, total_cost, some, show_seconds) for some in names]
+        rows.append([group.name, number(runs[0].num_rounds), *spent])
     note = "Means over seeds of whole runs. Times mean something only if runs did not share their machine."
     return Table("phases", "Time by phase", ["run", "rounds", "total", *PHASES], rows, note)
 
@@ -356,8 +376,8 @@ def selection_times(groups: Sequence[Group]) -> Table:
         spent = {phase: 1e3 * float(np.mean([_mean_after_first_round(run, phase) for run in runs])) for phase in PHASES}
         share = spent["select"] / spent["train"] if spent["train"] else float("nan")
         worst = 1e3 * max(float(run.series("seconds_select").max()) for run in runs)
-        shown = [f"{value:.1f}" for value in (*spent.values(), sum(spent.values()))]
-        rows.append([group.name, *shown, f"{share:.0%}", f"{worst:.0f}"])
+        shown = [number(value, ".1f") for value in (*spent.values(), sum(spent.values()))]
+        rows.append([group.name, *shown, number(share, ".0%"), number(worst, ".0f")])
     note = (
         "Means over all rounds but the first. select: what the server computes; ask: what clients compute to answer its"
         " questions; train: local training, whoever asked for it. worst: the longest selection of a round, the first"
@@ -371,10 +391,10 @@ def _show_signed_seconds(value: float) -> str:
     return ("-" if value < 0 else "") + show_seconds(abs(value))
 
 
-def _show_mean_of_all(runs: Sequence[Run], measure: Measure, show: Callable[[float], str]) -> str:
-    """The mean over all runs as text; '-' if one of them does not have it."""
-    values = [value for run in runs if (value := measure(run)) is not None]
-    return show(float(np.mean(values))) if len(values) == len(runs) else "-"
+def _mean_of_all(runs: Sequence[Run], measure: Callable[..., float | None], names: Sequence[str], form: Format) -> str:
+    """The mean of a cost over all runs; '-' if one of them does not have it."""
+    values = [value for run in runs if (value := measure(run, *names)) is not None]
+    return number(float(np.mean(values)) if len(values) == len(runs) else None, form)
 
 
 def _groups_with_records(groups: Sequence[Group], names: Sequence[str]) -> Iterator[tuple[Group, list[Run]]]:

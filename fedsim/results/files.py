@@ -1,7 +1,6 @@
-"""Which process holds the lock of a run's folder, as a file beside the lock tells those that wait for it.
-
-The files of a run's folder: config.yaml, metrics.jsonl, summary.json, the final model. They are the authoritative
-record of a run. While it is not finished, checkpoints lie beside them (fedsim.running.checkpoint).
+"""The files of a run's folder: config.yaml, metrics.jsonl, summary.json, the final model. They are the authoritative
+record of a run. While it is not finished, checkpoints lie beside them (fedsim.running.checkpoint); a file beside the
+lock of a folder tells which process holds it.
 
 Every file is written completely or not at all: under another name, forced to the disk, and renamed.
 """
@@ -21,6 +20,7 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
 
 from fedsim.core.disk import opened, sync_folder, unwritable, write_atomically
 from fedsim.core.errors import FedsimError
@@ -263,6 +263,23 @@ def _write_errors_explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(unwritable("output_dir", path, error)) from error
+
+
+def save_model(folder: RunFolder, name: str, params: Mapping[str, Any]) -> None:
+    """Write a model, its tensors by name, as a file of safetensors."""
+    import safetensors.torch  # here: what looks at folders needs no torch
+
+    on_cpu = {key: value.detach().cpu().contiguous() for key, value in params.items()}
+    folder.write_bytes(name, safetensors.torch.save(on_cpu))
+
+
+def is_whole_model(path: Path) -> bool:
+    """Whether a file of safetensors is there and as long as its header says. Its numbers are not read."""
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def json_ready(value: Any) -> Any:

@@ -1,7 +1,5 @@
-"""Groups of runs that differ only by their seed, labelled by what distinguishes them from other groups.
-
-Panels: groups that are drawn and compared together. One panel per setting, with one line per method.
-"""
+"""Groups of runs that differ only by their seed, labelled by what distinguishes them from other groups; and panels of
+groups that are drawn and compared together: one panel per setting, with one line per method."""
 
 import json
 import re
@@ -120,8 +118,7 @@ def sort_key(text: str) -> tuple[bool, list[str | float]]:
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without seeds and without keys that cannot change a result. `init_seed=per_client` is not a seed."""
     seeds = {k for k in SEEDS if not isinstance(config.get(k), str)}
-    kept: dict[str, Any] = by_meaning({k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT})
-    return kept
+    return by_meaning({k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT})
 
 
 def compared_configs(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -142,9 +139,8 @@ def _make_labels(runs: Sequence[Run], configs: Sequence[Mapping[str, Any]]) -> l
     if "cell" in names:  # a cell determines the partition
         names = [name for name in names if name != "partition"]
     labels = [{name: _choice(run, name) or "-" for name in names} for run in runs]
-    _add_distinguishing_values(
-        labels, [{g: c for g, c in run.choices.items() if g.startswith("selector/")} for run in runs]
-    )
+    parts = [{g: c for g, c in run.choices.items() if g.startswith("selector/")} for run in runs]
+    _add_distinguishing_values(labels, parts)
     _add_distinguishing_values(labels, _other_choices(runs, configs))
     values = [dict(flat(config)) for config in configs]
     _add_distinguishing_values(labels, values)

@@ -1,45 +1,43 @@
-"""Single numbers of a run; None if the run ended too early or the number does not exist.
+"""Single numbers of a run, by name; None if the run ended too early or the number does not exist.
 
-What runs cost, as single numbers of a run: bytes, samples and seconds; None if the run ended too early to tell.
+A measure is a function of a run and perhaps of one argument, which stands behind @ in its name: `final_accuracy`,
+`accuracy@0.15`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import floor
-from fedsim.core.record import FINAL_WINDOW, KEY, PHASES, last_of, mean_of_last
-from fedsim.results.runs import Floats, Run
+from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES, last_of, mean_of_last
+from fedsim.results.groups import Group
+from fedsim.results.runs import Floats, Run, Seeds
+from fedsim.results.statistics import UNBOUNDED, UNIT
 
 Measure = Callable[[Run], float | None]
+PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
 
 
-def accuracy_at(round: int) -> Measure:
-    """Test accuracy after `round` (1-based), a single evaluation."""
-    return lambda run: _value_at(run.series("test_accuracy"), round)
-
-
-def accuracy_after(share: float) -> Measure:
+def accuracy(run: Run, share: float) -> float | None:
     """Test accuracy after the `share` of all rounds, rounded down to a round; a single evaluation."""
-    return lambda run: accuracy_at(floor(share * run.num_rounds))(run)
+    values, round = run.series("test_accuracy"), floor(share * run.num_rounds)
+    if not 1 <= round <= len(values) or math.isnan(values[round - 1]):
+        return None
+    return float(values[round - 1])
 
 
-def accuracy_around(share: float, width: int = FINAL_WINDOW) -> Measure:
+def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float | None:
     """Mean test accuracy in a window of `width` rounds centred on the `share` of all rounds."""
-
-    def measure(run: Run) -> float | None:
-        round = floor(share * run.num_rounds)
-        values = run.series("test_accuracy")[max(round - 1 - width // 2, 0) : round + width // 2]
-        return _finite_mean(values)
-
-    return measure
+    round = floor(share * run.num_rounds)
+    return _finite_mean(run.series("test_accuracy")[max(round - 1 - width // 2, 0) : round + width // 2])
 
 
-def final_accuracy(window: int = FINAL_WINDOW) -> Measure:
+def final_accuracy(run: Run, window: int = FINAL_WINDOW) -> float | None:
     """Mean test accuracy over those of the last `window` rounds that were evaluated."""
-    return lambda run: mean_of_last(run.series("test_accuracy").tolist(), window)
+    return mean_of_last(run.series("test_accuracy").tolist(), window)
 
 
 def last_accuracy(run: Run) -> float | None:
@@ -47,81 +45,52 @@ def last_accuracy(run: Run) -> float | None:
     return last_of(run.series("test_accuracy").tolist())
 
 
-def client_accuracy(aggregate: str, window: int = FINAL_WINDOW) -> Measure:
-    """An aggregate over clients (`fedsim.core.record.AGGREGATES`): the mean over the last `window` rounds
-    that have it; None for runs that did not measure it."""
-    name = f"{KEY}_{aggregate}"
-    return lambda run: mean_of_last([record.get(name) for record in run.records], window)
+def client_accuracy(run: Run, aggregate: str) -> float | None:
+    """An aggregate over clients (`fedsim.core.record.AGGREGATES`): the mean over the last rounds that have
+    it; None for runs that did not measure it."""
+    return mean_of_last([record.get(f"{KEY}_{aggregate}") for record in run.records], FINAL_WINDOW)
 
 
-def mean_accuracy(share: float = 1.0) -> Measure:
+def mean_accuracy(run: Run, share: float = 1.0) -> float | None:
     """Mean test accuracy over the first `share` of all rounds (area under the learning curve): speed of convergence."""
-    return lambda run: _finite_mean(run.series("test_accuracy")[: floor(share * run.num_rounds)])
+    return _finite_mean(run.series("test_accuracy")[: floor(share * run.num_rounds)])
 
 
-def fluctuation(window: int = FINAL_WINDOW) -> Measure:
-    """Largest distance of the last `window` accuracies from their mean: the ± of GPFL's Table II."""
-
-    def measure(run: Run) -> float | None:
-        values = run.series("test_accuracy")[-window:]
-        values = values[np.isfinite(values)]
-        return float(np.abs(values - values.mean()).max()) if len(values) else None
-
-    return measure
+def fluctuation(run: Run) -> float | None:
+    """Largest distance of the last 11 accuracies from their mean: the ± of GPFL's Table II."""
+    values = run.series("test_accuracy")[-FINAL_WINDOW:]
+    values = values[np.isfinite(values)]
+    return float(np.abs(values - values.mean()).max()) if len(values) else None
 
 
-def steadiness(window: int = FINAL_WINDOW) -> Measure:
-    """The negative fluctuation, so that a higher value is better."""
-
-    def measure(run: Run) -> float | None:
-        value = fluctuation(window)(run)
-        return None if value is None else -value
-
-    return measure
-
-
-def gain_after(share: float) -> Measure:
+def gain_after(run: Run, share: float) -> float | None:
     """Final accuracy minus the accuracy in a window around the `share` of all rounds."""
-
-    def measure(run: Run) -> float | None:
-        early, late = accuracy_around(share)(run), final_accuracy()(run)
-        return None if early is None or late is None else late - early
-
-    return measure
+    early, late = accuracy_around(run, share), final_accuracy(run)
+    return None if early is None or late is None else late - early
 
 
-def rounds_to_cover(share: float = 1.0) -> Measure:
+def rounds_to_cover(run: Run, share: float = 1.0) -> float | None:
     """Rounds until the `share` of all clients has been selected at least once."""
-    return lambda run: _first_round(run.series("coverage") >= share - 1e-9)
+    return _first_round(run.series("coverage") >= share - 1e-9)
 
 
-def rounds_to(target: float) -> Measure:
+def rounds_to(run: Run, target: float) -> float | None:
     """Rounds until the test accuracy first reaches `target`."""
-    return lambda run: _first_round(run.series("test_accuracy") >= target)
+    return _first_round(run.series("test_accuracy") >= target)
 
 
-def bytes_to(target: float) -> Measure:
+def bytes_to(run: Run, target: float) -> float | None:
     """Bytes in both directions until the test accuracy first reaches `target`."""
-
-    def measure(run: Run) -> float | None:
-        reached = rounds_to(target)(run)
-        if reached is None:
-            return None
-        return float((run.series("bytes_down") + run.series("bytes_up"))[: int(reached)].sum())
-
-    return measure
+    reached = rounds_to(run, target)
+    return None if reached is None else float(_spent(run, ("bytes_down", "bytes_up"))[: int(reached)].sum())
 
 
-def simulated_seconds_to(target: float) -> Measure:
+def simulated_seconds_to(run: Run, target: float) -> float | None:
     """Seconds on the simulated clock until the test accuracy first reaches `target`; None without such a clock."""
-
-    def measure(run: Run) -> float | None:
-        reached = rounds_to(target)(run)
-        if reached is None or not is_simulated(run):
-            return None
-        return float(run.series("simulated_seconds")[: int(reached)].sum())
-
-    return measure
+    reached = rounds_to(run, target)
+    if reached is None or not is_simulated(run):
+        return None
+    return float(run.series("simulated_seconds")[: int(reached)].sum())
 
 
 def is_simulated(run: Run) -> bool:
@@ -129,7 +98,7 @@ def is_simulated(run: Run) -> bool:
     return bool(run.records) and run.records[0].get("simulated_seconds") is not None
 
 
-def mean_participation(run: Run) -> float | None:
+def participation(run: Run) -> float | None:
     """Mean share of clients that upload in a round."""
     return _finite_mean(run.series("participation_ratio"))
 
@@ -146,59 +115,15 @@ def selection_gini(run: Run) -> float | None:
     return gini(run.selections.astype(np.float64))
 
 
-def most_selections(run: Run) -> float | None:
-    """Number of selections of the client that was selected most often."""
-    return float(run.selections.max())
-
-
-def mean_selections(run: Run) -> float | None:
-    """Mean number of selections per client."""
-    return float(run.selections.mean())
-
-
-def peak_selections(run: Run) -> float | None:
+def peak_selections(run: Run) -> float:
     """The mode of the histogram of the clients' numbers of selections (the median if there are several modes)."""
     counts = np.bincount(run.selections)
     return float(np.median(np.flatnonzero(counts == counts.max())))
 
 
-def peak_height(run: Run) -> float | None:
-    """Number of clients at the mode of the histogram of selections."""
-    return float(np.bincount(run.selections).max())
-
-
-def peak_distance(selections: float) -> Measure:
-    """Distance of the mode of the histogram of selections from `selections`."""
-    return lambda run: abs((peak_selections(run) or 0.0) - selections)
-
-
-def num_clients(run: Run) -> float | None:
-    """Number of clients in the partition; None if the partition was not saved."""
-    sizes = client_sizes(run)
-    return None if sizes is None else float(len(sizes))
-
-
-def samples_total(run: Run) -> float | None:
-    """Training samples of all clients; None if the partition was not saved."""
-    sizes = client_sizes(run)
-    return None if sizes is None else float(sizes.sum())
-
-
-def samples_mean(run: Run) -> float | None:
-    """Mean number of training samples per client; None if the partition was not saved."""
-    sizes = client_sizes(run)
-    return None if sizes is None else float(sizes.mean())
-
-
-def samples_deviation(run: Run) -> float | None:
-    """Standard deviation over clients (divisor N) of the number of training samples; None if there is no partition."""
-    sizes = client_sizes(run)
-    return None if sizes is None else float(sizes.std())
-
-
-def client_sizes(run: Run) -> NDArray[np.int64] | None:
-    """Number of training samples of each client [N]; None if the partition was not saved."""
-    return None if run.histograms is None else run.histograms.sum(1)
+def _of_sizes(of: Callable[[NDArray[np.int64]], float]) -> Measure:
+    """A statistic of the clients' numbers of training samples [N]; None if the partition was not saved."""
+    return lambda run: None if run.histograms is None else float(of(run.histograms.sum(1)))
 
 
 def gini(values: Floats) -> float:
@@ -211,12 +136,6 @@ def gini(values: Floats) -> float:
     return float((2 * ranks - len(ordered) - 1) @ ordered / (len(ordered) * total))
 
 
-def _value_at(values: Floats, round: int) -> float | None:
-    if not 1 <= round <= len(values) or math.isnan(values[round - 1]):
-        return None
-    return float(values[round - 1])
-
-
 def _finite_mean(values: Floats) -> float | None:
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else None
@@ -226,32 +145,29 @@ def _first_round(reached: NDArray[np.bool_]) -> float | None:
     return float(np.argmax(reached)) + 1 if reached.any() else None
 
 
-def total_cost(*names: str) -> Measure:
+def _negative(value: float | None) -> float | None:
+    """Of a measure of which less is better."""
+    return None if value is None else -value
+
+
+def total_cost(run: Run, *names: str) -> float:
     """What the whole run cost, in the sum of recorded quantities (bytes, seconds, samples)."""
-    return lambda run: float(_spent(run, names).sum())
+    return float(_spent(run, names).sum())
 
 
-def one_time_cost(*names: str) -> Measure:
+def one_time_cost(run: Run, *names: str) -> float | None:
     """What the start-up rounds cost beyond as many of the later rounds, in the sum of recorded quantities.
 
     0 if the run has no start-up rounds; None if it ended within them, or did not record how many they are.
     """
-
-    def measure(run: Run) -> float | None:
-        parts = _start_up_and_later(run, names)
-        return None if parts is None else float(parts[0].sum() - len(parts[0]) * parts[1].mean())
-
-    return measure
+    parts = _start_up_and_later(run, names)
+    return None if parts is None else float(parts[0].sum() - len(parts[0]) * parts[1].mean())
 
 
-def cost_a_round(*names: str) -> Measure:
+def cost_a_round(run: Run, *names: str) -> float | None:
     """The mean cost of a round after the start-up rounds, in the sum of recorded quantities; None as above."""
-
-    def measure(run: Run) -> float | None:
-        parts = _start_up_and_later(run, names)
-        return None if parts is None else float(parts[1].mean())
-
-    return measure
+    parts = _start_up_and_later(run, names)
+    return None if parts is None else float(parts[1].mean())
 
 
 def _start_up_and_later(run: Run, names: Sequence[str]) -> tuple[Floats, Floats] | None:
@@ -261,16 +177,10 @@ def _start_up_and_later(run: Run, names: Sequence[str]) -> tuple[Floats, Floats]
 
 
 def _spent(run: Run, names: Sequence[str]) -> Floats:
-    spent: Floats = np.stack([run.series(name) for name in names]).sum(0)
-    return spent
+    return np.stack([run.series(name) for name in names]).sum(0)
 
 
-def seconds(phase: str) -> Measure:
-    """Seconds spent in a phase over the whole run."""
-    return lambda run: float(run.series(f"seconds_{phase}").sum())
-
-
-def cost_of_rounds(name: str, rounds: int = 200) -> Measure:
+def cost_of_rounds(run: Run, name: str, rounds: int = 200) -> float | None:
     """The cost of the first `rounds` rounds in a recorded quantity `name` (seconds, bytes, samples).
 
     For judging papers' times of 200 rounds; tables show what runs did cost. A run that is long enough gives it
@@ -278,41 +188,84 @@ def cost_of_rounds(name: str, rounds: int = 200) -> Measure:
     which is wrong where a method does more every so many rounds. None if a run ended during its start-up or did not
     record how long it lasts.
     """
-
-    def measure(run: Run) -> float | None:
-        spent = run.series(name)
-        if len(spent) >= rounds:
-            return float(spent[:rounds].sum())
-        later = cost_a_round(name)(run)
-        return None if later is None else float(spent.sum() + (rounds - len(spent)) * later)
-
-    return measure
+    spent = run.series(name)
+    if len(spent) >= rounds:
+        return float(spent[:rounds].sum())
+    later = cost_a_round(run, name)
+    return None if later is None else float(spent.sum() + (rounds - len(spent)) * later)
 
 
-def seconds_200(run: Run) -> float | None:
-    """Seconds of 200 rounds over all phases."""
-    return _seconds_of_200(run, PHASES)
-
-
-def choosing_seconds_200(run: Run) -> float | None:
-    """Seconds spent on selection in 200 rounds: by the server, and by clients to answer its requests."""
-    return _seconds_of_200(run, ("select", "ask"))
-
-
-def speed(run: Run) -> float | None:
-    """The negative seconds of 200 rounds over all phases, so that a higher value is better."""
-    total = seconds_200(run)
-    return None if total is None else -total
-
-
-def _seconds_of_200(run: Run, phases: Sequence[str]) -> float | None:
-    spent = [cost_of_rounds(f"seconds_{phase}")(run) for phase in phases]
+def seconds_200(run: Run, phases: Sequence[str] = PHASES) -> float | None:
+    """Seconds of 200 rounds in some phases; of selection: by the server, and by clients to answer its requests."""
+    spent = [cost_of_rounds(run, f"seconds_{phase}") for phase in phases]
     return None if None in spent else sum(value for value in spent if value is not None)
 
 
 def selection_overhead(run: Run) -> float | None:
     """Seconds spent on selection, by the server and by clients for it, divided by those of all other phases."""
-    spent = {phase: seconds(phase)(run) or 0.0 for phase in PHASES}
+    spent = {phase: total_cost(run, f"seconds_{phase}") for phase in PHASES}
     choosing = spent.pop("select") + spent.pop("ask")
     rest = sum(spent.values())
     return choosing / rest if rest else None
+
+
+MEASURES: Mapping[str, Callable[..., float | None]] = {
+    "accuracy": accuracy,
+    "accuracy_around": accuracy_around,
+    "bytes_to": bytes_to,
+    "choosing_seconds_200": partial(seconds_200, phases=("select", "ask")),
+    "final_accuracy": final_accuracy,
+    "final_accuracy_10": partial(final_accuracy, window=10),
+    "fluctuation": fluctuation,
+    "gain_after": gain_after,
+    "mean_accuracy": mean_accuracy,
+    "mean_selections": lambda run: float(run.selections.mean()),
+    "most_selections": lambda run: float(run.selections.max()),
+    "num_clients": _of_sizes(len),
+    "participation": participation,
+    "participation_rise": participation_rise,
+    "peak_distance": lambda run, selections: abs(peak_selections(run) - selections),
+    "peak_height": lambda run: float(np.bincount(run.selections).max()),  # clients at the mode
+    "peak_selections": peak_selections,
+    "rounds_to": rounds_to,
+    "rounds_to_cover": rounds_to_cover,
+    "samples_deviation": _of_sizes(np.std),  # divisor N
+    "samples_mean": _of_sizes(np.mean),
+    "samples_total": _of_sizes(np.sum),
+    "seconds_200": seconds_200,
+    "selection_gini": selection_gini,
+    "selection_overhead": selection_overhead,
+    "simulated_seconds_to": simulated_seconds_to,
+    "speed": lambda run: _negative(seconds_200(run)),
+    "steadiness": lambda run: _negative(fluctuation(run)),
+    **{f"{KEY}_{name}": partial(client_accuracy, aggregate=name) for name in AGGREGATES},
+}
+FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
+"""Measures of the first round in which something happens; no value means that it never happened in the run."""
+COUNT_MEASURES = ("most_selections", "mean_selections", "peak_selections")
+"""Measures that cannot exceed the number of rounds."""
+SHARES = ("final_accuracy", "final_accuracy_10", "mean_accuracy", "accuracy", "accuracy_around", "participation")
+"""Measures that lie between 0 and 1."""
+
+
+def base_name(measure: str) -> str:
+    """The name of a measure without its argument."""
+    return measure.partition("@")[0]
+
+
+def bounds_of(measure: str) -> tuple[float, float]:
+    """Where a measure can lie, as far as that is known."""
+    return UNIT if base_name(measure) in SHARES or measure.startswith(KEY) else UNBOUNDED
+
+
+def find_measure(text: str) -> Measure:
+    """The measure with a name such as `final_accuracy` or `accuracy@0.15`. Raises KeyError."""
+    name, _, argument = text.partition("@")
+    measure = MEASURES[name]
+    return (lambda run: measure(run, float(argument))) if argument else measure
+
+
+def values_by_seed(group: Group, measure: str) -> dict[Seeds, float]:
+    """A measure of the group's finished runs by their seeds, without runs for which it does not exist."""
+    found = find_measure(measure)
+    return {run.seeds: value for run in group.complete if (value := found(run)) is not None}

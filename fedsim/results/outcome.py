@@ -1,7 +1,5 @@
-"""What a run leaves at its end: its final model and its summary, or on a full disk as much as there is room for.
-
-How runs end, as it is returned and as it is on file.
-"""
+"""How runs end, as it is returned and as it is on file; and what they leave: final model and summary, or on a full disk
+as much as there is room for."""
 
 import io
 import sys
@@ -23,13 +21,14 @@ from fedsim.results.files import (
     MODEL,
     OutputError,
     RunFolder,
+    is_whole_model,
     json_ready,
     read_summary,
     replacement_of,
+    save_model,
 )
 from fedsim.rounds.client_accuracy import aggregates
 from fedsim.rounds.loop import Simulation
-from fedsim.running.checkpoint import Checkpoints, is_whole_model, save_model
 
 FINAL = ("done", "diverged")
 """Statuses of runs that have an end; runs of others go on with the same command."""
@@ -80,7 +79,7 @@ def of_clients(simulation: Simulation) -> tuple[dict[str, Any], Arrays | None]:
 
 def keep(
     folder: RunFolder,
-    checkpoints: Checkpoints,
+    delete_checkpoints: Callable[[], None],
     summary: Mapping[str, Any],
     params: Params,
     clients: Arrays | None = None,
@@ -107,7 +106,7 @@ def keep(
             rewrite_summary(folder, summary)
             return summary
     if final:
-        checkpoints.delete()
+        delete_checkpoints()
     return summary
 
 

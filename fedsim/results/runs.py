@@ -1,12 +1,10 @@
-"""Finished runs, read back from their folders.
+"""Finished runs, read back from their folders, or from an archive: a small Parquet file to publish, which reports take.
 
-The runs of a report in one Parquet file, small enough to publish, from which the report can be made again.
-
-One row a round of a run: `run` (its number), `seed`, `engine`, `commit` and a column `choice.<group>` for each config
-group, then the columns of metrics.jsonl. Seconds and losses are kept in single precision, all else exactly. The first
-row of a run also has, as JSON, the name of its folder, its config, its summary, its label histograms [N, C] and, where
-they were measured, the accuracies of its clients [N]; a run that ended before its first round is that row alone. What
-selectors keep of their rounds (trace.jsonl) is not in it.
+An archive has one row a round of a run: `run` (its number), `seed`, `engine`, `commit` and a column `choice.<group>`
+for each config group, then the columns of metrics.jsonl. Seconds and losses are kept in single precision, all else
+exactly. The first row of a run also has, as JSON, the name of its folder, its config, its summary, its label histograms
+[N, C] and, where they were measured, the accuracies of its clients [N]; a run that ended before its first round is that
+row alone. What selectors keep of their rounds (trace.jsonl) is not in it.
 """
 
 import io
@@ -65,12 +63,6 @@ class Seeds(NamedTuple):
         own = [config.get(name) for name in cls._fields]
         return cls(*(one if isinstance(one, int) else int(config["seed"]) for one in own))
 
-    @classmethod
-    def parse(cls, text: str) -> "Seeds":
-        """The seeds that `str` shows. Raises ValueError."""
-        seed, *own = text.split()
-        return cls.of({"seed": int(seed), **{name: int(value) for name, value in (word.split("=") for word in own)}})
-
     @property
     def own(self) -> dict[str, int]:
         """The seeds other than `seed`, by their keys, that differ from it."""
@@ -90,11 +82,6 @@ class Run:
     summary: Mapping[str, Any]
 
     @property
-    def kept(self) -> Mapping[str, float | None] | None:
-        """All measures that are known, by name, of a run whose records are gone (see `fedsim.report.summary`)."""
-        return None
-
-    @property
     def seed(self) -> int:
         return int(self.config["seed"])
 
@@ -110,8 +97,7 @@ class Run:
     @property
     def choices(self) -> Mapping[str, str]:
         """The choice made in each config group."""
-        choices: Mapping[str, str] = self.summary["choices"]
-        return choices
+        return self.summary["choices"]
 
     @property
     def num_clients(self) -> int:
@@ -125,8 +111,7 @@ class Run:
     @property
     def start_up_rounds(self) -> int | None:
         """Number of initial rounds whose cost differs from that of later ones; None if it was not recorded."""
-        value: int | None = self.summary.get("start_up_rounds")
-        return value
+        return self.summary.get("start_up_rounds")
 
     @property
     def commit(self) -> str | None:
@@ -235,8 +220,7 @@ class ArchivedRun(Run):
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
-        records: list[dict[str, Any]] = self.rows.to_pylist()
-        return records
+        return self.rows.to_pylist()
 
     @cached_property
     def histograms(self) -> NDArray[np.int64] | None:
@@ -292,23 +276,15 @@ def read_archive(path: Path) -> list[Run]:
 
 
 def _runs(table: pa.Table, names: Sequence[str]) -> list[Run]:
-    records, runs, first = table.select(names), [], 0
-    lengths = np.bincount(table["run"].to_numpy()).tolist()
-    for length in lengths:
-        found = [key for key in TOLD if key in table.column_names]
-        told: dict[str, Any] = {key: json.loads(table[key][first].as_py()) for key in found}
+    runs: list[Run] = []
+    records, first = table.select(names), 0
+    for length in np.bincount(table["run"].to_numpy()).tolist():
+        told = {key: json.loads(table[key][first].as_py()) for key in TOLD if key in table.column_names}
         rounds = 0 if records["round"][first].as_py() is None else length
-        run = ArchivedRun(
-            Path(told["folder"]),
-            told["config"],
-            told["summary"],
-            records.slice(first, rounds),
-            told["histograms"],
-            told.get("client_accuracies"),
-        )
-        runs.append(run)
+        own = records.slice(first, rounds), told["histograms"], told.get("client_accuracies")
+        runs.append(ArchivedRun(Path(told["folder"]), told["config"], told["summary"], *own))
         first += length
-    return list(runs)
+    return runs
 
 
 def _told(run: Run, root: Path) -> dict[str, Any]:
@@ -323,10 +299,8 @@ def _told(run: Run, root: Path) -> dict[str, Any]:
 
 def _on_first_rows(values: Sequence[Any], runs: Sequence[Run]) -> pa.Array:
     """A value of each run as JSON in the first of its rows; null in the others."""
-    rows: list[str | None] = []
-    for value, run in zip(values, runs, strict=True):
-        rows += [json.dumps(value), *[None] * (len(_rows(run)) - 1)]
-    return pa.array(rows, pa.string())
+    rows = [[json.dumps(value), *[None] * (len(_rows(run)) - 1)] for value, run in zip(values, runs, strict=True)]
+    return pa.array([cell for some in rows for cell in some], pa.string())
 
 
 def _rows(run: Run) -> list[dict[str, Any]]:

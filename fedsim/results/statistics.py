@@ -239,10 +239,8 @@ class Share:
     @property
     def interval(self) -> tuple[float, float]:
         """Exact 95 % interval (Clopper and Pearson, 1934) of the share of runs for which it holds."""
-        rest, misses = (1 - LEVEL) / 2, self.num - self.count
-        low = float(stats.beta.ppf(rest, self.count, misses + 1)) if self.count else 0.0
-        high = float(stats.beta.ppf(1 - rest, self.count + 1, misses)) if misses else 1.0
-        return low, high
+        found = stats.binomtest(self.count, self.num).proportion_ci(LEVEL, method="exact")
+        return float(found.low), float(found.high)
 
     def p_above(self, share: float) -> float:
         """One-sided p-value of the hypothesis that it holds for at most this `share` of runs (binomial test)."""

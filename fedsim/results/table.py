@@ -1,7 +1,4 @@
-"""Formatting of numbers as the text of table cells.
-
-The table type: text cells, with output for a terminal and as Markdown, LaTeX and CSV.
-"""
+"""Tables: cells of text that know the number they show, for a terminal and as Markdown, LaTeX and CSV."""
 
 import csv
 import io
@@ -10,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import rich.table
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -18,7 +14,25 @@ from rich.markup import escape
 from fedsim.core.errors import printable, printable_lines
 from fedsim.results.groups import Group
 from fedsim.results.measures import Measure
-from fedsim.results.statistics import UNBOUNDED, UNIT, Difference, Estimate, Median, Share, estimate
+from fedsim.results.statistics import UNBOUNDED, Difference, Estimate, Median, Share, estimate
+
+
+class Cell(str):
+    """A cell's text, and the number by which rows are sorted."""
+
+    value: float
+
+    def __new__(cls, text: str, value: float) -> "Cell":
+        cell = super().__new__(cls, text)
+        cell.value = value
+        return cell
+
+
+def number(value: float | None, form: str | Callable[[float], str] = "") -> str:
+    """The cell of a number in a format, which may be a function; '-' for None."""
+    if value is None:
+        return "-"
+    return Cell(format(value, form) if isinstance(form, str) else form(value), value)
 
 
 def show_estimate(value: Estimate | Difference | None) -> str:
@@ -26,14 +40,14 @@ def show_estimate(value: Estimate | Difference | None) -> str:
         return "-"
     digits = 4 if abs(value.mean) < 10 else 1  # shares have four digits; rounds and numbers of selections have one
     interval = f" [{value.low:.{digits}f}, {value.high:.{digits}f}]" if value.num > 1 else ""
-    return f"{value.mean:.{digits}f}{interval}"
+    return Cell(f"{value.mean:.{digits}f}{interval}", value.mean)
 
 
 def show_result(value: Estimate | Difference | Share | Median | None) -> str:
     """A result with its 95 % interval: differences with signs, shares as counts, medians with what is never reached."""
     if isinstance(value, Difference):
         settings = f" (mean of {value.strata} settings)" if value.strata > 1 else ""
-        return " ".join(show_interval(value)) + settings
+        return Cell(" ".join(show_interval(value)) + settings, value.mean)
     if isinstance(value, Share):
         low, high = value.interval
         return f"holds for {value.count} of {value.num} seeds [{low:.2f}, {high:.2f}]"
@@ -49,35 +63,33 @@ def _show_reached(value: float, beyond: float) -> str:
     return f"{value:.0f}"
 
 
-def show_mean(value: Estimate | None) -> str:
-    return "-" if value is None else f"{value.mean:.3f}"
-
-
 def show_interval(value: Difference) -> list[str]:
     """Two cells: the mean, and the 95 % interval, with signs."""
-    return [f"{value.mean:+.4f}", f"[{value.low:+.4f}, {value.high:+.4f}]"]
+    return [number(value.mean, "+.4f"), f"[{value.low:+.4f}, {value.high:+.4f}]"]
 
 
 def show_p(value: float) -> str:
     """A p-value with three digits; empty for nan."""
     if math.isnan(value):
         return ""
-    return "< .001" if value < 0.001 else f"{value:.3f}"
+    return Cell("< .001" if value < 0.001 else f"{value:.3f}", value)
 
 
 def show_both(p_for: float, p_against: float) -> str:
     """Two p-values, for and against a claim; empty if nothing was tested."""
-    return f"{show_p(p_for)} / {show_p(p_against)}".strip(" /")
+    text = f"{show_p(p_for)} / {show_p(p_against)}".strip(" /")
+    return Cell(text, p_for) if text else ""
 
 
-def show_median_reached(group: Group, measure: Measure, show: Callable[[float], str]) -> str:
+def show_median_reached(group: Group, measure: Measure, show: Callable[[float], str] = "{:.0f}".format) -> str:
     """The `median_reached` as text. If not all runs reach it, the number of those that do is added."""
     values, count = _sorted_values(group, measure), len(group.complete)
     if not count:
         return "-"
     median = _lower_median(values, count)
     text = "never" if median is None else show(median)
-    return text if len(values) == count else f"{text} ({len(values)}/{count})"
+    reaching = "" if len(values) == count else f" ({len(values)}/{count})"
+    return Cell(text + reaching, math.inf if median is None else median)
 
 
 def median_reached(group: Group, measure: Measure) -> float | None:
@@ -102,19 +114,9 @@ def estimate_measure(group: Group, measure: Measure, bounds: tuple[float, float]
     return estimate([value for run in group.complete if (value := measure(run)) is not None], bounds)
 
 
-def show_accuracy(group: Group, measure: Measure) -> str:
-    """The mean of a measure between 0 and 1 with its interval, which is cut there."""
-    return show_estimate(estimate_measure(group, measure, UNIT))
-
-
-def mean_total(group: Group, name: str) -> float:
-    totals = [float(run.summary["totals"][name]) for run in group.complete]
-    return float(np.mean(totals)) if totals else 0.0
-
-
 def show_seeds(group: Group) -> str:
     diverged = f", {group.num_diverged} diverged" if group.num_diverged else ""
-    return f"{len(group.complete)}{diverged}"
+    return Cell(f"{len(group.complete)}{diverged}", len(group.complete))
 
 
 EMPTY = ("", "-")

@@ -233,21 +233,6 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return json.loads(metadata["checkpoint"]), safetensors.torch.load(data)
 
 
-def save_model(folder: RunFolder, name: str, params: Mapping[str, Tensor]) -> None:
-    """The model as a file of safetensors."""
-    on_cpu = {key: value.detach().cpu().contiguous() for key, value in params.items()}
-    folder.write_bytes(name, safetensors.torch.save(on_cpu))
-
-
-def is_whole_model(path: Path) -> bool:
-    """Whether a file of safetensors is there and as long as its header says. Its numbers are not read."""
-    try:
-        with safetensors.safe_open(path, framework="pt"):
-            return True
-    except (OSError, safetensors.SafetensorError):
-        return False
-
-
 def fault(checkpoint: Checkpoint, records: Sequence[Record], simulation: Simulation) -> str | None:
     """The first of its fields that `simulation` cannot go on from, or None. What selector and aggregator keep, they
     check themselves."""

@@ -131,7 +131,7 @@ def record(plan: Plan, experiment: Experiment, place: Path, watch: Watch = UNWAT
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             ending = ended_by(error, run.folder)
         summary = _summary(plan, experiment, run, ending, in_summary, revision)
-        summary = keep(run.folder, run.checkpoints, summary, experiment.simulation.params, clients)
+        summary = keep(run.folder, run.checkpoints.delete, summary, experiment.simulation.params, clients)
     try:
         run.trackers.finish(summary)
     finally:  # a signal may end the wait for a tracker

@@ -1,0 +1,111 @@
+"""Curves of a group: means and ranges over its seeds round by round, and what the rounds had cost by then."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.core.record import PHASES
+from fedsim.core.record import FINAL_WINDOW
+from fedsim.results.runs import Floats, Run
+
+SMOOTHED_FROM = 5 * FINAL_WINDOW
+"""Rounds from which on accuracies are smoothed: in shorter runs the window would be most of the curve."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What accuracy is drawn against: a label, and what one run spends of it in each round [T].
+
+    `unit`: that of the numbers on the axis, which then have a prefix (5 MB); None: they are written as they are.
+    """
+
+    label: str
+    needs: Sequence[str]
+    spent: Callable[[Run], Floats]
+    unit: str | None = None
+
+
+AXES: Mapping[str, Axis] = {
+    "rounds": Axis("round", (), lambda run: np.ones(len(run.records))),
+    "bytes": Axis(
+        "bytes sent, both ways",
+        ("bytes_down", "bytes_up"),
+        lambda run: run.series("bytes_down") + run.series("bytes_up"),
+        unit="B",
+    ),
+    "samples": Axis(
+        "samples passed by clients",
+        ("train_samples", "forward_samples"),
+        lambda run: run.series("train_samples") + run.series("forward_samples"),
+        unit="",
+    ),
+    "seconds": Axis(
+        "computing time without evaluation [s]",
+        tuple(f"seconds_{phase}" for phase in PHASES),
+        lambda run: sum((run.series(f"seconds_{phase}") for phase in PHASES if phase != "evaluate"), start=np.zeros(1)),
+    ),
+    "simulated": Axis("simulated time [min]", ("simulated_seconds",), lambda run: run.series("simulated_seconds") / 60),
+}
+
+
+@dataclass(frozen=True)
+class AccuracyCurve:
+    """Test accuracy after the rounds that were evaluated, over seeds.
+
+    `rounds` [T], 1-based; `raw` [T]: the mean; `smoothed` [T]: the mean of the seeds' smoothed accuracies, whose last
+    value is the final accuracy; `low`, `high` [T]: their range.
+    """
+
+    rounds: NDArray[np.int64]
+    raw: Floats
+    smoothed: Floats
+    low: Floats
+    high: Floats
+
+
+def accuracy_curve(runs: Sequence[Run]) -> AccuracyCurve:
+    """The accuracies of finished runs of one group. Raises `ValueError` if there are none."""
+    values = stack_series(runs, "test_accuracy")
+    measured = np.isfinite(values).any(0)
+    rounds = np.flatnonzero(measured)
+    smoothed = np.stack([smooth(row, smoothing_window(values.shape[1])) for row in values])[:, measured]
+    raw = np.nanmean(values[:, measured], 0)
+    return AccuracyCurve(rounds + 1, raw, np.nanmean(smoothed, 0), np.nanmin(smoothed, 0), np.nanmax(smoothed, 0))
+
+
+def smoothing_window(num_rounds: int) -> int:
+    """Rounds in the mean that is drawn: those of the final accuracy, and one in runs too short for it."""
+    return FINAL_WINDOW if num_rounds >= SMOOTHED_FROM else 1
+
+
+def smooth(values: Floats, window: int) -> Floats:
+    """At each round the mean over those of the last `window` rounds that were evaluated; nan where none was. [T]"""
+    known = np.isfinite(values)
+    sums, counts = (_window_sums(part, window) for part in (np.where(known, values, 0.0), known.astype(np.float64)))
+    return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
+
+
+def _window_sums(values: Floats, window: int) -> Floats:
+    return np.convolve(values, np.ones(window))[: len(values)]
+
+
+def spent_until(runs: Sequence[Run], axis: str) -> Floats:
+    """What had been spent of `axis` by the end of each round, mean over runs [T]."""
+    return _stacked([np.cumsum(AXES[axis].spent(run)) for run in runs]).mean(0)
+
+
+def is_recorded(runs: Sequence[Run], names: Sequence[str]) -> bool:
+    """Whether all runs have records of rounds with these quantities."""
+    return all(run.records and all(run.records[0].get(name) is not None for name in names) for run in runs)
+
+
+def stack_series(runs: Sequence[Run], name: str) -> Floats:
+    """A recorded quantity of all runs, [S, T], cut to the length T of the shortest."""
+    return _stacked([run.series(name) for run in runs])
+
+
+def _stacked(rows: Sequence[Floats]) -> Floats:
+    length = min(map(len, rows))
+    return np.stack([row[:length] for row in rows])

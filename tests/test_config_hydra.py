@@ -26,7 +26,7 @@ def through_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     monkeypatch.chdir(tmp_path)
     fresh = StopRequests()
     monkeypatch.setattr(fresh, "install", lambda: None)
-    for module in ("running.experiment", "jobs.sweep", "jobs.launched", "cli", "running.signals"):
+    for module in ("running.experiment", "jobs.sweep", "jobs.launched", "jobs.cli", "running.process"):
         monkeypatch.setattr(f"fedsim.{module}.STOP", fresh)
     (tmp_path / "my_conf/hydra/launcher").mkdir(parents=True)
     target = "_target_: hydra._internal.core_plugins.basic_launcher.BasicLauncher\n"
@@ -75,8 +75,11 @@ def test_a_glob_is_launched_by_hydra(through_hydra: Callable[..., list[str]]) ->
 
 def test_the_config_of_a_job_that_would_be_refused_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        run(["num_rounds=-1", "--cfg", "job", "+typo=1", "selector=gpffl", "seed=0,1"])
-    assert {p.key for p in caught.value.problems} == {"num_rounds", "typo", "selector", "seed"}
+        run(["num_rounds=-1", "--cfg", "job", "selector=gpffl", "seed=0,1"])
+    assert {p.key for p in caught.value.problems} == {"selector", "seed"}
+    with pytest.raises(ConfigError) as caught:
+        run(["num_rounds=many", "--cfg", "job", "+typo=1"])
+    assert {p.key for p in caught.value.problems} == {"num_rounds", "typo"}
     assert not capsys.readouterr().out
 
 

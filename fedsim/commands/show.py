@@ -25,7 +25,8 @@ from torch import nn
 
 from fedsim.commands.dispatch import entries, table, wrap
 from fedsim.config.build import instantiate
-from fedsim.config.plan import IRRELEVANT, SEEDS, Plan
+from fedsim.config.plan import Plan
+from fedsim.config.settings import IRRELEVANT, SEEDS
 from fedsim.data.base import Dataset
 from fedsim.engine.model import initial
 from fedsim.results.files import (

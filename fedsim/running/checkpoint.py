@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 import fedsim
-from fedsim.config.plan import IRRELEVANT, Plan
+from fedsim.config.plan import Plan
+from fedsim.config.settings import IRRELEVANT
 from fedsim.core.errors import ConfigError, DataError, Problem
 from fedsim.core.record import Record
 from fedsim.results.files import METRICS, NEWEST, PREVIOUS, TRACE, RunFolder, json_ready, read_metrics

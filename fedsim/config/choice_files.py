@@ -1,13 +1,7 @@
-"""Nested mappings and dotted keys, as they are written on the command line.
-
-What the file of a choice says: its YAML, where its keys are in a config, and what its defaults list chooses.
-
-The files of choices, conf/<group>/<choice>.yaml and those of --config-dir, with what their defaults lists add.
+"""The files of choices, conf/<group>/<choice>.yaml and those of --config-dir, with what their defaults lists add.
 
 They are read one by one, without Hydra, which takes time, and nothing in them is run. What a defaults list puts at a
 place of its own (`gpfl@elsewhere`), several choices of one group, and interpolations in a list are left out.
-
-The file of a choice that its group does not have: `--config-dir` was forgotten, or it is in another folder.
 """
 
 import re

@@ -32,7 +32,9 @@ def unknown_choice(group: str, choice: Any) -> Problem:
     """The problem of a choice that its group does not have."""
     known, rule = options(group), f"is not a choice of conf/{group}/"
     if group == "hydra/sweeper":
-        return Problem(group, choice, "is not supported", _remedy_of_sweeper(choice))
+        search = "fedsim search 'optimizer.lr=interval(0.01,0.3)' trials=20 searches with Optuna"
+        searches = str(choice) in ("optuna", "ax", "nevergrad")
+        return Problem(group, choice, "is not supported", search if searches else "sweep over values: seed=0,1,2")
     if group == "hydra/launcher" and choice in LAUNCHERS:
         return Problem(group, choice, "is not installed", install(LAUNCHERS[choice]))
     if not isinstance(choice, str):
@@ -49,12 +51,6 @@ def _choice_elsewhere(files: ChoiceFiles, choice: str) -> str | None:
         return None
     found = [group for group in files.groups if files.has(group, choice) and not group.startswith("hydra/")]
     return f"did you mean {' or '.join(f'{group}={choice}' for group in found)}?" if found else None
-
-
-def _remedy_of_sweeper(choice: Any) -> str:
-    if str(choice) in ("optuna", "ax", "nevergrad"):
-        return "fedsim search 'optimizer.lr=interval(0.01,0.3)' trials=20 searches with Optuna"
-    return "sweep over values: seed=0,1,2"
 
 
 def unknown_path(config: Mapping[str, Any], path: str) -> Problem | None:
@@ -78,8 +74,11 @@ def _unknown(config: Mapping[str, Any], parts: Sequence[str], depth: int, names:
     rule = UNKNOWN_KEY if depth or len(parts) == 1 or not options(part) else empty
     if takers := choices_taking(path, depth):
         return Problem(path, ..., rule, key_of_choices(takers, here))
-    if rule == empty and (others := _with_values(part)):
-        return Problem(path, ..., rule, ", ".join(others))
+    if rule == empty:
+        files = on_search_path()
+        with_values = [f"{part}={name}" for name in files.names(part) if files.config(part, name).get(part)]
+        if with_values:
+            return Problem(path, ..., rule, ", ".join(with_values))
     return (None if depth else _elsewhere(config, parts)) or unknown(part, names, prefix)
 
 
@@ -124,12 +123,6 @@ def choices_with_group(files: ChoiceFiles, group: str) -> str:
     above = group.rpartition("/")[0]
     parents = [name for name in files.names(above) if group in files.made(above, name)] if above else []
     return f"{above}={'|'.join(parents)}" if parents else ""
-
-
-def _with_values(group: str) -> list[str]:
-    """The choices of a group that put values under its name."""
-    files = on_search_path()
-    return [f"{group}={name}" for name in files.names(group) if files.config(group, name).get(group)]
 
 
 def _elsewhere(config: Mapping[str, Any], parts: Sequence[str]) -> Problem | None:

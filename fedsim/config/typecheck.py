@@ -36,10 +36,10 @@ def not_imported(module: str) -> str | None:
     """Why `module` is not imported for a config, or None if it may be. Imports nothing."""
     top, *rest = module.split(".")
     if top == "fedsim":
-        return f"{module} is a program" if _is_program(rest) else None
+        return f"{module} is a program" if "__main__" in rest else None
     if top in sys.stdlib_module_names or top in ("test", "__main__"):
         return f"{top} belongs to Python, and is not imported for a config"
-    if _is_program(rest):
+    if "__main__" in rest:
         return f"{module} is a program, and is not imported for a config"
     if _is_installed(top) and not _extends_fedsim(top):
         return f"{top} is an installed package that does not require {DISTRIBUTION}, and is not imported for a config"
@@ -54,10 +54,6 @@ def find_in_working_folder() -> None:
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-
-
-def _is_program(parts: list[str]) -> bool:
-    return "__main__" in parts
 
 
 @cache
@@ -141,7 +137,10 @@ def _conform_items(value: Any, origin: Any, args: Sequence[Any]) -> Any:
 
 def _conform_plain(value: Any, hint: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return _float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise TypeError from None
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is int and (isinstance(value, bool) or is_long(value)):
@@ -156,13 +155,6 @@ def is_long(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(is_long, value))
     return isinstance(value, int) and abs(value) > LARGEST_INTEGER
-
-
-def _float(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise TypeError from None
 
 
 def describe(hint: Any) -> str:

@@ -42,7 +42,7 @@ def test_launchers_of_plugins_are_listed_and_those_of_extras_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launchers, "_registered", lambda: {"basic": OfAPlugin(), "some": OfAPlugin()})
-    monkeypatch.setattr(launchers, "_is_importable", lambda name: False)
+    monkeypatch.setattr(launchers, "find_spec", lambda name: None)
     found = page(capsys, "launchers")
     for text in (
         "basic Hydra's own: the jobs one after another, in this process.",
@@ -53,7 +53,7 @@ def test_launchers_of_plugins_are_listed_and_those_of_extras_named(
     ):
         assert text in found, text
     assert "hydra.launcher.n_jobs=-1 hydra.launcher.folder=${hydra.sweep.dir}/some" in page(capsys, "launchers", "some")
-    monkeypatch.setattr(launchers, "_is_importable", lambda name: True)
+    monkeypatch.setattr(launchers, "find_spec", lambda name: True)
     assert "[ray]" not in page(capsys, "launchers")
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_said_of_extras_that_are_installed_or_of_other_groups(
 ) -> None:
     names = ("basic", "joblib", "submitit_local", "submitit_slurm")
     monkeypatch.setattr(launchers, "_registered", lambda: {name: OfAPlugin() for name in names})
-    monkeypatch.setattr(launchers, "_is_importable", lambda name: True)
+    monkeypatch.setattr(launchers, "find_spec", lambda name: True)
     assert "Not installed" not in page(capsys, "launchers")
     monkeypatch.setattr(launchers, "_registered", lambda: pytest.fail("Hydra is imported"))
     assert "Not installed" not in page(capsys, "selectors")

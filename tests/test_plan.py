@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedsim.config.compose import Composed, compose_jobs, search_path
-from fedsim.config.plan import IRRELEVANT, Plan, hash_config, make_plan
+from fedsim.config.plan import Plan, hash_config, make_plan
+from fedsim.config.settings import IRRELEVANT
 from fedsim.core.errors import ConfigError
 
 

@@ -15,7 +15,8 @@ import safetensors.torch
 from torch import Tensor
 
 from fedsim.config.choice_files import flat
-from fedsim.config.plan import IRRELEVANT, Plan
+from fedsim.config.plan import Plan
+from fedsim.config.settings import IRRELEVANT
 from fedsim.core.errors import FedsimError
 from fedsim.results.files import MODEL, read_metrics
 from fedsim.results.outcome import Outcome

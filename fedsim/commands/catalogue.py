@@ -1,12 +1,7 @@
-"""The comments of a YAML file: at its head, behind its keys, and behind the groups of its defaults list.
+"""Groups of the config and the choices in them, from the shipped conf/ and the user's own folder of configs.
 
-Launchers without a file in conf/: Hydra's own, those of its installed plugins, and those that an extra would add.
-
-How many values a sweep has, without composing it.
-
-What the source code of a class says of it, read without importing it: an import runs a module, and takes time.
-
-Groups of the config and the choices in them, from the shipped conf/ and the user's own folder of configs.
+What a choice is, is said by the comments of its file and by the source code of its class, which is read without
+importing it: an import runs a module, and takes time. Launchers without a file are those of Hydra and its plugins.
 """
 
 import ast
@@ -82,7 +77,7 @@ def _with_continuations(lines: Sequence[str], pattern: re.Pattern[str]) -> Itera
         if found := pattern.fullmatch(line):
             if name:
                 yield name, comment
-            name, (_, comment) = found[1], _split(found[2])
+            name, comment = found[1], found[2].partition(" #")[2].strip()
         elif name and comment and re.fullmatch(r"\s{8,}#.*", line):
             comment += f" {line.strip('# ')}"
         elif name:
@@ -90,12 +85,6 @@ def _with_continuations(lines: Sequence[str], pattern: re.Pattern[str]) -> Itera
             name = ""
     if name:
         yield name, comment
-
-
-def _split(rest: str) -> tuple[str, str]:
-    """A value and the comment behind it. A `#` begins a comment where a space is before it."""
-    value, _, comment = rest.partition(" #")
-    return value.strip(), comment.strip()
 
 
 GROUP = "hydra/launcher"
@@ -107,24 +96,8 @@ IDEAS = {
 }
 
 
-def of_hydra() -> dict[str, ChoiceFile]:
-    """The launchers that Hydra and its plugins register, each as if it had a file."""
-    return {name: _as_file(name, node) for name, node in _registered().items()}
-
-
-def with_extra(known: Collection[str]) -> dict[str, str]:
-    """The launchers that are not installed, and the extra of this package that each comes with."""
-    from fedsim.config.suggestions import LAUNCHERS
-
-    return {
-        name: extra
-        for name, extra in sorted(LAUNCHERS.items())
-        if name not in known or (name == "ray" and not _is_importable(name))  # whose file is in conf/
-    }
-
-
 def _registered() -> Mapping[str, Any]:
-    """What is registered with Hydra as choices of the group, by name."""
+    """The launchers that Hydra and its plugins register, by name."""
     from hydra.core.config_store import ConfigStore
 
     from fedsim.config.words import plugins
@@ -134,8 +107,15 @@ def _registered() -> Mapping[str, Any]:
     return {name.removesuffix(".yaml"): entry.node for name, entry in found.items()}
 
 
-def _is_importable(name: str) -> bool:
-    return find_spec(name) is not None
+def with_extra(known: Collection[str]) -> dict[str, str]:
+    """The launchers that are not installed, and the extra of this package that each comes with."""
+    from fedsim.config.suggestions import LAUNCHERS
+
+    return {
+        name: extra
+        for name, extra in sorted(LAUNCHERS.items())
+        if name not in known or (name == "ray" and find_spec(name) is None)  # whose file is in conf/
+    }
 
 
 def _as_file(name: str, node: Any) -> ChoiceFile:
@@ -188,10 +168,9 @@ def described(target: str) -> Described | None:
     module, _, name = target.rpartition(".")
     path = _file_of(module)
     tree = None if path is None else _tree(path)
-    if tree is None:
-        return None
-    found = next((n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name), None)
-    if found is None:
+    body = tree.body if tree else []
+    found = next((n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name), None)
+    if tree is None or found is None:
         return None
     return Described(_docstring(found), _docstring(tree), _needs(found))
 
@@ -222,16 +201,10 @@ def _docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
 def _needs(node: ast.ClassDef | ast.FunctionDef) -> tuple[str, ...] | None:
     """The signals of `needs = frozenset({Signal.LOSSES, ...})` in the body of a class; None without such a line."""
     for line in node.body:
-        named = [t.id for t in line.targets if isinstance(t, ast.Name)] if isinstance(line, ast.Assign) else []
-        if "needs" in named:
-            return tuple(sorted(filter(None, map(_signal, ast.walk(line)))))
+        text = ast.unparse(line) if isinstance(line, ast.Assign) else ""
+        if text.startswith("needs = "):
+            return tuple(sorted(set(map(str.lower, re.findall(r"\bSignal\.(\w+)", text)))))
     return None
-
-
-def _signal(node: ast.AST) -> str | None:
-    """`losses` for `Signal.LOSSES`."""
-    attribute = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Signal"
-    return node.attr.lower() if attribute and isinstance(node, ast.Attribute) else None
 
 
 INHERITED = ("source", "asks", "bytes", "samples", "needs")
@@ -305,10 +278,9 @@ class Choice:
     @cached_property
     def parameters(self) -> list[Parameter]:
         """The values that it sets; a mapping in one of a paper's experiments counts as several."""
-        nested = not self.package
         values = {k: v for k, v in self.values.items() if k not in ("_target_", "hydra", "small")}
-        shown = dict(flat(values)) if nested else values
-        return [Parameter(_join(self.package, k), v, self._comment(k)) for k, v in shown.items()]
+        shown = values if self.package else dict(flat(values))
+        return [Parameter(f"{self.package}.{k}".lstrip("."), v, self._comment(k)) for k, v in shown.items()]
 
     @property
     def sweeps(self) -> Mapping[str, Any]:
@@ -366,15 +338,15 @@ class Catalogue:
     def names(self) -> list[str]:
         """Names of the groups: those of the primary config in its order, each with the groups inside of it, then
         others."""
-        order = list(self._abouts)
-        return sorted(self._files.groups, key=lambda name: (_place(order, name.partition("/")[0]), name))
+        place = {group: number for number, group in enumerate(self._abouts)}
+        return sorted(self._files.groups, key=lambda name: (place.get(name.partition("/")[0], len(place)), name))
 
     def group(self, name: str, *, plugins: bool = True) -> Group:
         """The group `name`, with all its choices; without `plugins`, for which Hydra is imported, those of files."""
         choices = {choice: self.choice(name, choice) for choice in self._files.names(name)}
         if not plugins or name != GROUP:
             return Group(name, self.about(name), choices)
-        choices = {**{name: _choice(file) for name, file in of_hydra().items()}, **choices}
+        choices = {**{name: _choice(_as_file(name, node)) for name, node in _registered().items()}, **choices}
         return Group(name, self.about(name), dict(sorted(choices.items())), with_extra(choices))
 
     def about(self, name: str) -> str:
@@ -400,11 +372,3 @@ class Catalogue:
 def _choice(file: ChoiceFile) -> Choice:
     base = _choice(file.bases[-1]) if file.bases else None
     return Choice(file, head_of(file.text), base, comments_of_keys(file.text))
-
-
-def _join(prefix: str, key: str) -> str:
-    return f"{prefix}.{key}" if prefix else key
-
-
-def _place(order: Sequence[str], name: str) -> int:
-    return order.index(name) if name in order else len(order)

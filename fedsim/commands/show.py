@@ -24,7 +24,8 @@ from fedsim.commands.dispatch import entries, table, wrap
 from fedsim.config import words as command_line
 from fedsim.config.build import instantiate
 from fedsim.config.compose import Composed
-from fedsim.config.plan import IRRELEVANT, SEEDS, Plan
+from fedsim.config.plan import Plan
+from fedsim.config.settings import IRRELEVANT, SEEDS
 from fedsim.data.base import Dataset
 from fedsim.engine.model import initial
 from fedsim.jobs.prepare import compose_words, prepare

@@ -1,26 +1,20 @@
-"""Values in the place of those that are not known, so that the mistakes beside them are found, too.
-
-A value that is missing, of the wrong type or misspelt hides what a constructor would say of the others. It is called
-with several made-up values in its place; what it says whatever they are is a mistake of its own.
-
-Objects from config nodes: the one place where YAML meets constructors.
+"""Objects from config nodes: the one place where YAML meets constructors.
 
 A node is a mapping with `_target_` (a class) and values. Values live in YAML once; names and types live in the
-constructor's keyword-only parameters once. Whatever is not a subclass of the expected base is refused before it is
-called, and a module that no part of an experiment can come from before it is imported (`fedsim.config.typecheck`): that
-is the answer to hostile targets.
+constructor's parameters once. Whatever is not a subclass of the expected base is refused before it is called, and a
+module that no part of an experiment can come from before it is imported (`fedsim.config.typecheck`): that is the answer
+to hostile targets.
+
+The names and types of a node are checked first, all of them, and then the rules of its constructor.
 """
 
 import importlib
 import inspect
 import re
 import sys
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from fedsim.config.typecheck import (
     PASSED,
@@ -29,94 +23,10 @@ from fedsim.config.typecheck import (
     describe,
     find_in_working_folder,
     is_long,
-    mistaken_parameters,
     not_imported,
 )
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, nearest
-
-MADE_UP_ROWS = 3
-"""Made-up values for each that is not known."""
-_VALUES: dict[Any, Sequence[Any]] = {
-    int: (1, 10, 1000),
-    float: (0.5, 0.1, 2.0),
-    bool: (False, True, False),
-    str: ("x", "y", "z"),
-    Path: (Path("x"), Path("y"), Path("z")),
-}
-
-
-class Unknown:
-    """The value of a key that the user may have meant by something else: not judged, and not taken for its default."""
-
-    def __repr__(self) -> str:
-        return "unknown"
-
-
-UNKNOWN = Unknown()
-
-
-def told_whatever(lists: Iterable[Sequence[Problem]]) -> list[Problem]:
-    """The problems of the first list that are in all others, too; a remedy that differs is left out."""
-    first, *others = [list(problems) for problems in lists]
-    told = []
-    for problem in first:
-        found = [next((p for p in problems if _same(p, problem)), None) for problems in others]
-        if None not in found:
-            same = all(p is not None and p.remedy == problem.remedy for p in found)
-            told.append(problem if same else Problem(problem.key, problem.value, problem.rule))
-    return told
-
-
-def _same(one: Problem, other: Problem) -> bool:
-    return (one.key, one.value, one.rule) == (other.key, other.value, other.rule)
-
-
-def mistakes_beside(
-    constructor: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    unknown: Mapping[str, Any],
-    runtime: Sequence[Sequence[Any]] = ((),),
-) -> list[Problem]:
-    """What `constructor` says of `arguments` whatever the `unknown` ones are, which are given with their annotations.
-
-    `runtime`: one or `MADE_UP_ROWS` lists of its positional arguments.
-    """
-    found = []
-    for row in range(MADE_UP_ROWS):
-        stand_ins = {name: stand_in(hint, row) for name, hint in unknown.items()}
-        problems = _problems_of(constructor, runtime[row % len(runtime)], {**arguments, **stand_ins})
-        found.append([p for p in problems if p.key.partition(".")[0] not in unknown])
-        if not found[-1]:
-            return []
-    return told_whatever(found)
-
-
-def _problems_of(constructor: Callable[..., Any], runtime: Sequence[Any], values: Mapping[str, Any]) -> list[Problem]:
-    try:
-        constructor(*runtime, **values)
-    except ConfigError as error:
-        return list(error.problems)
-    except (Exception, SystemExit):  # of a made-up value
-        return []
-    return []
-
-
-def stand_in(hint: Any, row: int) -> Any:
-    """The made-up value number `row` for an annotation; an object of no use where it is a class."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return stand_in(next(a for a in args if a is not type(None)), row)
-    if origin is Literal:
-        return args[row % len(args)]
-    if origin in (list, Sequence):
-        return [stand_in(args[0], row)]
-    if origin is tuple:
-        return tuple(stand_in(a, row) for a in args if a is not ...)
-    if origin in (dict, Mapping):
-        return {}
-    return _VALUES[hint][row] if hint in _VALUES else object()
-
 
 T = TypeVar("T")
 Node = Mapping[str, Any]
@@ -128,42 +38,33 @@ def instantiate(node: Any, base: type[T], key: str, *runtime: Any) -> T:
     `runtime` objects go to the constructor's positional parameters. Raises `ConfigError` with every problem of the
     node, keys prefixed by `key`.
     """
-    return construct(resolve(node, base, key), {k: v for k, v in node.items() if k != "_target_"}, key, (runtime,))
+    return construct(resolve(node, base, key), _values(node), key, *runtime)
 
 
-def construct(cls: Callable[..., T], values: Node, key: str, runtime: Sequence[Sequence[Any]] = ((),)) -> T:
-    """`cls` called with `values` and one of `runtime`, of which more than one is given where they are made up.
+def construct(cls: Callable[..., T], values: Node, key: str, *runtime: Any) -> T:
+    """`cls` called with `runtime` and `values`.
 
-    Raises `ConfigError` with all problems: of names and types, and what the constructor says of the other values
-    whatever the mistaken ones and `runtime` are (`fedsim.config.build`).
+    Raises `ConfigError` with all problems of names and types, or, if there are none, with what the constructor says.
     """
-    bound = _bind(values, cls, key, len(runtime[0]))
-    if bound.problems or bound.unknown:
-        beside = mistakes_beside(cls, bound.arguments, bound.unknown, runtime)
-        raise ConfigError([*bound.problems, *_within(key, beside)])
-    found: list[Sequence[Problem]] = []
-    for objects in runtime:
-        try:
-            return cls(*objects, **bound.arguments)
-        except ConfigError as error:
-            found.append(error.problems)
-        except ValueError as error:
-            found.append([Problem("", ..., str(error))])
-    raise ConfigError(_within(key, told_whatever(found)))
-
-
-def _within(key: str, problems: Iterable[Problem]) -> list[Problem]:
-    return [p.within(key) if key else p for p in problems]
+    arguments = _arguments(values, cls, key, len(runtime))
+    try:
+        return cls(*runtime, **arguments)
+    except ConfigError as error:
+        raise ConfigError(p.within(key) if key else p for p in error.problems) from error
+    except ValueError as error:
+        raise ConfigError([Problem(key, ..., str(error))]) from error
 
 
 def inspect_node(node: Any, base: type[T], key: str) -> Callable[..., T]:
     """All checks of `instantiate` that need no runtime objects: target, names and types. Returns the class (or
     function)."""
     cls = resolve(node, base, key)
-    bound = _bind({k: v for k, v in node.items() if k != "_target_"}, cls, key, len(PASSED.get(key, ())))
-    if bound.problems or bound.unknown:
-        raise ConfigError(bound.problems)
+    _arguments(_values(node), cls, key, len(PASSED.get(key, ())))
     return cls
+
+
+def _values(node: Node) -> dict[str, Any]:
+    return {k: v for k, v in node.items() if k != "_target_"}
 
 
 def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
@@ -229,39 +130,34 @@ def _remedy(module_name: str, name: str) -> str:
     return f"did you mean {module_name}.{near}?" if near else "correct the class's name, or the module"
 
 
-@dataclass(frozen=True)
-class _Bound:
-    """Keyword arguments that are of their types; the other parameters with their annotations, and why."""
-
-    arguments: dict[str, Any]
-    unknown: dict[str, Any]
-    problems: list[Problem]
-
-
-def _bind(values: Node, constructor: Callable[..., Any], key: str, count: int) -> _Bound:
+def _arguments(values: Node, constructor: Callable[..., Any], key: str, count: int) -> dict[str, Any]:
     """`values` as keyword arguments for `constructor`, which is given `count` objects by position."""
     hints = get_type_hints(constructor.__init__ if isinstance(constructor, type) else constructor)  # type: ignore[misc]
-    keywords = [p for p in inspect.signature(constructor).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    names = [p.name for p in keywords]
-    missing = [p.name for p in keywords if p.name not in values and p.default is p.empty]
-    mistaken = mistaken_parameters(constructor, values, key, count)
-    problems = [unknown(name, names, key) for name in values if name not in names and name not in mistaken]
-    problems += mistaken.values()
+    signature = inspect.signature(constructor)
+    by_position = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][:count]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = {n: p for n, p in signature.parameters.items() if p.kind in kinds and n not in by_position}
+    missing = [name for name, p in known.items() if name not in values and p.default is p.empty]
+    problems = [unknown(name, known, key) for name in values if name not in known]
     problems += [Problem(_join(key, name), ..., f"is missing; {constructor.__qualname__} needs it") for name in missing]
-    unsound = set(missing)
     arguments: dict[str, Any] = {}
-    for name in (n for n in names if n in values):
+    for name in (n for n in known if n in values):
         try:
             arguments[name] = _argument(values[name], hints.get(name, Any), _join(key, name))
         except ConfigError as error:
-            unsound.add(name)
             problems += error.problems
-    return _Bound(arguments, {name: hints.get(name, Any) for name in names if name in unsound}, problems)
+    if problems:
+        raise ConfigError(problems)
+    try:
+        signature.bind(*[None] * count, **arguments)
+    except TypeError as error:
+        passed = ", ".join(PASSED.get(key, ())) or "nothing"
+        text = f"{constructor.__qualname__} must take what fedsim passes by position: {passed} ({error})"
+        raise ConfigError([Problem(key, ..., text, "change its parameters: the others are given by name")]) from error
+    return arguments
 
 
 def _argument(value: Any, hint: Any, key: str) -> Any:
-    if value is UNKNOWN:
-        raise ConfigError([])
     if isinstance(value, Mapping) and "_target_" in value and isinstance(hint, type) and hint is not object:
         return instantiate(value, hint, key)
     try:

@@ -1,13 +1,7 @@
-"""Nested mappings and dotted keys, as they are written on the command line.
-
-What the file of a choice says: its YAML, where its keys are in a config, and what its defaults list chooses.
-
-The files of choices, conf/<group>/<choice>.yaml and those of --config-dir, with what their defaults lists add.
+"""The files of choices, conf/<group>/<choice>.yaml and those of --config-dir, with what their defaults lists add.
 
 They are read one by one, without Hydra, which takes time, and nothing in them is run. What a defaults list puts at a
 place of its own (`gpfl@elsewhere`), several choices of one group, and interpolations in a list are left out.
-
-The file of a choice that its group does not have: `--config-dir` was forgotten, or it is in another folder.
 """
 
 import re
@@ -77,7 +71,12 @@ def read_content(path: Path) -> tuple[str, dict[Any, Any]]:
 @lru_cache(maxsize=1024)  # a mistake may be looked up in all files, and in those of several jobs
 def _parsed(path: Path, _modified: int, _size: int) -> tuple[str, dict[Any, Any]]:
     try:
-        text = path.read_text(encoding="utf-8") if conf_dir() in path.parents else _checked(path)
+        if conf_dir() in path.parents:
+            text = path.read_text(encoding="utf-8")
+        else:  # a user's file, which may be a stranger's
+            from fedsim.config.sources import read_checked  # takes time: it imports Hydra
+
+            text = read_checked(path)
         content = yaml.safe_load(text)
     except ConfigError:
         raise
@@ -88,13 +87,6 @@ def _parsed(path: Path, _modified: int, _size: int) -> tuple[str, dict[Any, Any]
     if content is not None and not isinstance(content, dict):
         raise ConfigError([Problem(str(path), ..., "must be a mapping of keys to values")])
     return text, content or {}
-
-
-def _checked(path: Path) -> str:
-    """The text of a user's file, which may be a stranger's."""
-    from fedsim.config.sources import read_checked  # takes time: it imports Hydra
-
-    return read_checked(path)
 
 
 def package_of(text: str, group: str) -> str:
@@ -287,11 +279,9 @@ def stray_file(group: str, choice: str, folders: Sequence[Path]) -> str | None:
 def _near(name: str, own: Sequence[Path]) -> Iterator[Path]:
     """Files named `name` above the groups' folders, and in folders beside these that are of no group."""
     yield from (path for folder in (*own, *USUAL) if (path := folder / name).is_file())
-    yield from (path for folder in own for path in folder.glob(f"*/{name}") if not _is_group(path.parent.name))
-
-
-def _is_group(name: str) -> bool:
-    return (conf_dir() / name).is_dir()
+    yield from (
+        path for folder in own for path in folder.glob(f"*/{name}") if not (conf_dir() / path.parent.name).is_dir()
+    )
 
 
 def _as_typed(path: Path) -> Path:

@@ -1,17 +1,15 @@
-"""A command line and conf/ composed into the configs of all its jobs, before anything runs.
+"""A command line and conf/ composed into the configs of all its jobs, and these checked, before anything runs.
 
-Hydra stops at its first mistake and lets some pass (`+typo=1`, keys of a preset). Here every job is composed, and all
-mistakes are told at once (`fedsim.config.mistakes`).
-
-The plans of all jobs of a command, or all of their problems.
+Hydra stops at its first mistake and lets some pass (`+typo=1`, keys of a preset). Here mistakes are told in stages,
+each with all of its own: of the words of the command line (`fedsim.config.mistakes`), then of the values of all jobs
+(`fedsim.config.plan`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -23,8 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedsim.config import words as submitit_options
 from fedsim.config.diagnosis import choices_of, compose_one, explained, plain, run_name, words_of_scale
 from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, restricted_resolvers
-from fedsim.config.mistakes import find, work_without_effect
-from fedsim.config.plan import Plan, make_plan
+from fedsim.config.mistakes import find
 from fedsim.config.sources import CheckedFolder, hidden_files
 from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import (
@@ -40,6 +37,9 @@ from fedsim.config.words import (
 )
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
+
+if TYPE_CHECKING:
+    from fedsim.config.plan import Plan
 
 OUR_LAUNCHERS = ("basic", "lanes", "ray", *submitit_options.LAUNCHERS)
 """Choices of hydra/launcher whose jobs are run from their plans, without Hydra."""
@@ -148,11 +148,8 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str =
     try:
         return _compose_jobs(overrides, multirun=multirun, config_name=config_name)
     except ConfigError as error:
-        from fedsim.config.mistakes import whole_config
-
-        check = partial(whole_config, config_name=config_name)
-        flags = flags_of(config_name)
-        raise ConfigError(find(overrides, config_name, check, flags, multirun=multirun) or error.problems) from error
+        problems = find(overrides, config_name, flags_of(config_name), multirun=multirun)
+        raise ConfigError(problems or error.problems) from error
 
 
 def _compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str) -> list[Composed]:
@@ -179,7 +176,7 @@ def implied(overrides: Sequence[str], config_name: str = "config", *, sweeps: bo
         base = _base(parsed, config_name)
         more = words_of_scale(base, parsed)
     except ConfigError as error:
-        problems = find(overrides, config_name, lambda config, words, unknown: [], (), multirun=True)
+        problems = find(overrides, config_name, (), multirun=True)
         raise ConfigError(problems or error.problems) from error
     name = [f"name={run_name(choices_of(base))}"] if base.get("name", "") is None else []
     return [*(more if sweeps else without_sweeps(more)), *name]
@@ -215,10 +212,10 @@ def _sweeps_over(group: str, overrides: Sequence[str], place: Place) -> bool:
 
 def check_question(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` where `--cfg job` is asked of a command that would be refused. Inside `search_path`."""
-    from fedsim.config.mistakes import whole_config
-
-    judge = partial(whole_config, config_name="config")
-    check(*find(overrides, "config", judge, flags_of("config"), multirun=False))
+    check(*find(overrides, "config", flags_of("config"), multirun=False))
+    parsed = parse(overrides)
+    single = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
+    check_jobs([_composed(_compose_job(single, "config"), overrides, parsed, "config")])
 
 
 def _base(parsed: Sequence[Override], config_name: str) -> DictConfig:
@@ -248,14 +245,16 @@ def _composed(config: DictConfig, words: Sequence[str], given: Sequence[Override
     return Composed(plain(config, choices), choices, tuple(words), typed, launcher, not ours, place)
 
 
-def check_jobs(jobs: Sequence[Composed]) -> list[Plan]:
+def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":
     """The plan of every job; one `ConfigError` with the problems of all of them."""
-    plans: list[Plan] = []
+    from fedsim.config.plan import make_plan  # takes time: it imports PyTorch
+
+    plans = []
     problems: list[Problem] = []
     seen: list[tuple[Problem, ...]] = []
     for job in jobs:
         try:
-            check(work_without_effect(job.config, job.overrides))
+            check(_work_without_effect(job.config, job.overrides))
             plans.append(make_plan(job.config, job.choices, elsewhere=elsewhere(job.launcher)))
         except ConfigError as error:
             if error.problems not in seen:
@@ -264,6 +263,20 @@ def check_jobs(jobs: Sequence[Composed]) -> list[Plan]:
     if problems:
         raise ConfigError(problems)
     return plans
+
+
+def _work_without_effect(config: Mapping[str, Any], words: Sequence[str]) -> Problem | None:
+    """`local.epochs` on the command line, although `local.steps` takes its place."""
+    local = config.get("local")
+    steps = local.get("steps") if isinstance(local, Mapping) else None
+    given = [word for word in words if word.startswith("local.epochs=") and not word.endswith("=null")]
+    return rule(
+        not (given and steps is not None),
+        "local.epochs",
+        given[0].split("=", 1)[1] if given else None,
+        f"has no effect while local.steps={steps}",
+        "leave it out, or add local.steps=null",
+    )
 
 
 def _explained(problems: Sequence[Problem], job: Composed) -> list[Problem]:

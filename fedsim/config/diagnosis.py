@@ -1,16 +1,7 @@
-"""What a preset implies beyond its values: a name for its runs, and what `scale=small` changes.
+"""One composition by Hydra, what a preset implies beyond its values, and unknown keys in terms of what was typed.
 
-To be called inside `fedsim.config.compose.search_path`.
-
-One composition by Hydra.
-
-To be called inside `fedsim.config.compose.search_path`. Hydra itself stops at its first mistake; all of them are found
-in `fedsim.config.mistakes`.
-
-Unknown keys of a composed config, told in terms of what was typed.
-
-A key may come from a preset for which another model or optimiser was chosen than its own. To be called inside
-`fedsim.config.compose.search_path`.
+A key may come from a preset for which another model or optimiser was chosen than its own. Hydra stops at its first
+mistake; all of them are found in `fedsim.config.mistakes`. To be called inside `fedsim.config.compose.search_path`.
 """
 
 import re
@@ -212,8 +203,7 @@ def _with_places(problem: Problem, config: Mapping[str, Any], typed: str) -> Pro
         takers = choices_taking(key, depth)
         near = [problem.remedy.removeprefix("did you mean ").rstrip("?")] if "did you mean" in problem.remedy else []
         return Problem(key, ..., UNKNOWN_KEY, key_of_choices(takers, near)) if takers else problem
-    found = unknown_path({key: value for key, value in config.items() if key != problem.key}, key)
-    return problem if found is None else found[0]
+    return unknown_path({key: value for key, value in config.items() if key != problem.key}, key) or problem
 
 
 def _source(key: str, choices: Mapping[str, str], words: Sequence[str], config_name: str) -> str | None:

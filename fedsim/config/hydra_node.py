@@ -1,18 +1,17 @@
-"""What `${...}` in a config may stand for: other values, as long as they stay small, and few environment variables.
+"""What a config may say to Hydra itself, and what `${...}` in it may stand for.
+
+Hydra instantiates callbacks, sets environment variables, imports packages of its search path and opens log files as
+its own node, `hydra`, says. A config may come from a stranger, so everything else than the keys below must be as Hydra
+has it: how jobs are swept over and launched, and nothing that runs code.
 
 A config is written to files and to trackers with its interpolations resolved: a secret of the environment would be,
 too. Values that name others that name others can grow without bound (`a: ${b}${b}`, `b: ${c}${c}`, ...).
-
-What a config may say in Hydra's own node, `hydra`: how jobs are swept over and launched, and nothing that runs code.
-
-Hydra instantiates callbacks, sets environment variables, imports packages of its search path and opens log files as
-this node says. A config may come from a stranger, so everything else than the keys below must be as Hydra has it.
 """
 
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
@@ -28,7 +27,7 @@ from omegaconf.basecontainer import BaseContainer
 
 from fedsim.config import words as submitit_options
 from fedsim.config.words import plugins, typed_in
-from fedsim.core.errors import ConfigError, Problem, rule
+from fedsim.core.errors import ConfigError, Problem, check, rule
 
 VARIABLES = ("HOME", "LOGNAME", "SCRATCH", "TMPDIR", "USER", "WORK")
 """Environment variables that a config may name, besides those that begin with `FEDSIM_`."""
@@ -183,8 +182,7 @@ def check_words(overrides: Iterable[Override]) -> None:
             problems.append(Problem(override.key_or_group, typed_in(override), OWN_FOLDERS, REMEDY_OF_FOLDERS))
         elif node == "hydra" and not any(key == name or key.startswith(f"{name}.") for name in OPEN):
             problems.append(Problem(override.key_or_group, ..., "must not be set by an override", REMEDY))
-    if problems:
-        raise ConfigError(problems)
+    check(*problems)
 
 
 def check_search_path(loader: ConfigLoader, config_name: str) -> None:
@@ -208,31 +206,24 @@ def check_node(config: DictConfig) -> None:
         *_swept(raw["sweeper"]),
         *_launcher(raw["launcher"]),
     ]
-    problems = [problem.within("hydra") for problem in found if problem is not None]
-    if problems:
-        raise ConfigError(problems)
+    check(*(problem.within("hydra") for problem in found if problem is not None))
 
 
 def _fixed(raw: Mapping[str, Any]) -> list[Problem | None]:
     """Keys that must have the value that Hydra gives them."""
     job = raw["job"]
-    unset: dict[str, Callable[[], bool]] = {
-        "callbacks": lambda: not raw["callbacks"],
-        "searchpath": lambda: not raw["searchpath"],
-        "env": lambda: not raw.get("env"),
-        "job.env_set": lambda: not job["env_set"],
-        "job.env_copy": lambda: not job["env_copy"],
-        "job.chdir": lambda: not job["chdir"],
-        "job.id": lambda: job["id"] == "???",
-        "job.num": lambda: job["num"] == "???",
-        "job.name": lambda: bool(re.fullmatch(r"[\w.-]+", str(job["name"]))),
-        "runtime.output_dir": lambda: raw["runtime"]["output_dir"] == "???",
-        "sweeper._target_": lambda: raw["sweeper"].get("_target_") == SWEEPER,
+    holds = {
+        **{key: not raw.get(key) for key in ("callbacks", "searchpath", "env")},
+        **{f"job.{key}": not job[key] for key in ("env_set", "env_copy", "chdir")},
+        **{f"job.{key}": job[key] == "???" for key in ("id", "num")},
+        "job.name": bool(re.fullmatch(r"[\w.-]+", str(job["name"]))),
+        "runtime.output_dir": raw["runtime"]["output_dir"] == "???",
+        "sweeper._target_": raw["sweeper"].get("_target_") == SWEEPER,
     }
-    known = {*unset, "run", "sweep", "sweeper", "launcher", "hydra_logging", "job_logging", "help", "hydra_help"}
+    known = {*holds, "run", "sweep", "sweeper", "launcher", "hydra_logging", "job_logging", "help", "hydra_help"}
     known |= {"mode", "output_subdir", "overrides", "job", "runtime", "verbose"}
     return [
-        *(rule(holds(), key, ..., "must not be set by a config", REMEDY) for key, holds in unset.items()),
+        *(rule(sound, key, ..., "must not be set by a config", REMEDY) for key, sound in holds.items()),
         *(Problem(str(key), ..., "is not a known key", REMEDY) for key in raw if key not in known),
     ]
 
@@ -297,11 +288,8 @@ def _launcher(node: Mapping[str, Any]) -> list[Problem | None]:
 def _plain_parameter(key: str, value: Any) -> bool:
     if key.startswith("_"):
         return False
-    return value is None or isinstance(value, bool | int | float) or (key in WORDS and _is_word(value))
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str) and bool(re.fullmatch(r"[\w.:,=\[\]-]*", value)) and not value.startswith("-")
+    is_word = isinstance(value, str) and re.fullmatch(r"(?!-)[\w.:,=\[\]-]*", value) is not None
+    return value is None or isinstance(value, bool | int | float) or (key in WORDS and is_word)
 
 
 def _defaults_of(target: str) -> Mapping[str, Any]:

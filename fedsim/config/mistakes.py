@@ -1,36 +1,26 @@
-"""The problems of one composed config, some of whose values may be unknown (`fedsim.config.mistakes`).
+"""All mistakes in the words of a command line, where composing it has shown that there are some.
 
-All mistakes of a command line, where composing it has shown that there are some.
-
-Each word is judged with the mistaken ones left out. What a mistaken word leaves open (which choice was meant, which
-value) is filled in by several others in turn, and what is told is what is wrong whatever was meant: a mistake hides no
-other one, and makes no other one up. A rule between two values is told once both are sound.
+Hydra stops at the first. Here each word is judged: whether it can be read, whether a choice exists, whether the config
+that the choices make has such a key. A word about a group of which no existing choice is made waits for the next try;
+so do types and rules of values, which are told once all words can be composed (`fedsim.config.plan`).
 
 To be called inside `fedsim.config.compose.search_path`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.config.build import UNKNOWN, told_whatever
-from fedsim.config.diagnosis import (
-    choices_of,
-    compose_one,
-    explained,
-    group_of,
-    lacks,
-    plain,
-    refused_choice,
-    words_of_scale,
-)
-from fedsim.config.hydra_node import check_words, elsewhere
-from fedsim.config.plan import make_plan
-from fedsim.config.suggestions import nearest_choices, unknown_choice, unknown_path
+from fedsim.config.choice_files import has_key
+from fedsim.config.diagnosis import OPTIONAL, choices_of, compose_one, group_of, lacks, refused_choice, words_of_scale
+from fedsim.config.hydra_node import check_words
+from fedsim.config.suggestions import unknown_choice, unknown_path
 from fedsim.config.words import (
+    MAX_JOBS,
     check_count,
     key_of,
     options,
@@ -41,67 +31,12 @@ from fedsim.config.words import (
     without_choice,
     words_of,
 )
-from fedsim.core.errors import ConfigError, Problem, command, rule
+from fedsim.core.errors import ConfigError, Problem, command
 
-
-def whole_config(
-    config: DictConfig, words: Sequence[str], unknown_keys: Sequence[str], config_name: str
-) -> list[Problem]:
-    """The problems of a composed config (`fedsim.config.mistakes.Check`)."""
-    choices = choices_of(config)
-    try:
-        values = plain(config, choices)
-    except ConfigError as error:
-        return list(error.problems)
-    for key in unknown_keys:
-        _set(values, key.split("."))
-    effect = work_without_effect(values, words)
-    found = [] if effect is None else [effect]
-    try:
-        make_plan(values, choices, elsewhere=elsewhere(config.get("hydra", {}).get("launcher", {})))
-    except ConfigError as error:
-        found += [p for p in error.problems if not _is_of(p.key, unknown_keys)]
-    return explained(found, values, choices, words, config_name)
-
-
-def _is_of(key: str, groups: Sequence[str]) -> bool:
-    return any(key == group or key.startswith(f"{group}.") for group in groups)
-
-
-def _set(config: dict[str, Any], path: Sequence[str]) -> None:
-    """Make the value at `path` unknown, if there is one, and it is no group of others."""
-    *groups, name = path
-    node: Any = config
-    for group in groups:
-        node = node.get(group) if isinstance(node, Mapping) else None
-    if isinstance(node, dict) and name in node and not isinstance(node[name], Mapping):
-        node[name] = UNKNOWN
-
-
-def work_without_effect(config: Mapping[str, Any], words: Sequence[str]) -> Problem | None:
-    """`local.epochs` on the command line, although `local.steps` takes its place."""
-    local = config.get("local")
-    steps = local.get("steps") if isinstance(local, Mapping) else None
-    given = [word for word in words if word.startswith("local.epochs=") and not word.endswith("=null")]
-    return rule(
-        not (given and steps is not None),
-        "local.epochs",
-        given[0].split("=", 1)[1] if given else None,
-        f"has no effect while local.steps={steps}",
-        "leave it out, or add local.steps=null",
-    )
-
-
-Check = Callable[[DictConfig, Sequence[str], Sequence[str]], Sequence[Problem]]
-"""The problems of a composed config, of the words on the command line, with the values of some keys unknown."""
-ROWS = 2
-"""Choices that take the place of one that does not exist, besides the default."""
-MOST_VALUES = 12
-"""Of one key, which are judged one by one; of longer sweeps the first ones and the last."""
 MOST_CHOICES = 200
 """Of one group, of which it is seen whether they exist."""
 MOST_JOBS = 36
-"""Judged as a whole: composing one takes 0.1 s, and several times."""
+"""In which it is seen whether keys exist: composing one takes 0.1 s."""
 
 
 class _Found:
@@ -113,84 +48,72 @@ class _Found:
     def add(self, problems: Iterable[Problem]) -> None:
         self.problems += [p for p in problems if p not in self.problems]
 
-    def of(self, act: Callable[[], object]) -> bool:
-        """Whether `act` goes without a `ConfigError`, whose problems are kept."""
+    def of(self, act: Callable[[], Any]) -> Any:
+        """What `act` returns; None where it raises a `ConfigError`, whose problems are kept."""
         try:
-            act()
+            return act()
         except ConfigError as error:
             self.add(error.problems)
-            return False
-        return True
+            return None
 
 
-class _Doubts:
-    """What mistaken words leave open: the choice of a group, and the values of keys."""
-
-    def __init__(self) -> None:
-        self.groups: dict[str, list[str | None]] = {}
-        self.keys: list[str] = []
-
-    def leave_open(self, key: str, typed: Any) -> None:
-        """`key` was mistyped, or given a value that is no value."""
-        if known := options(key):
-            kept = {key: [None, *nearest_choices(typed, known, ROWS)]}
-            self.groups.update(kept if key.partition("/")[0] != "hydra" else {})
-        elif key and not key.startswith("hydra"):
-            self.keys.append(key)
-
-    def rows(self) -> list[list[str]]:
-        """Choices that may have been meant, as words: one list for each of several possibilities."""
-        count = max(map(len, self.groups.values()), default=1)
-        picked = [{g: choices[row % len(choices)] for g, choices in self.groups.items()} for row in range(count)]
-        return [[f"{group}={choice}" for group, choice in row.items() if choice is not None] for row in picked]
-
-
-def find(
-    words: Sequence[str], config_name: str, check: Check, flags: Sequence[str], *, multirun: bool
-) -> list[Problem]:
-    """All problems of the jobs that `words` describe, behind `flags`; `check` tells those of a config as a whole."""
-    found, doubts = _Found(), _Doubts()
-    axes: dict[str, list[str]] = {}
-    swept: list[Override] = []
-    for word in words:
-        override = _sound(word, found, doubts)
-        if override is not None:
-            axes[key_of(override)] = values = _values(override, found, doubts)
-            swept += [override] if values and override.is_sweep_override() else []
-    axes = {key: values for key, values in axes.items() if values}
-    found.of(lambda: check_count(map(len, axes.values())))
-    judge = _Judge(config_name, check)
-    fixed = [values[0] for values in axes.values() if len(values) == 1]
-    sweeps = multirun or judge.sweeps_by_itself(fixed, doubts)
-    if swept and not sweeps:
-        found.add(_without_flag(override, [*flags, *words]) for override in swept)
-    for job in _one_at_a_time(axes)[:MOST_JOBS]:
-        found.add(judge.job(job, doubts, multirun=sweeps))
-    choices = [word for key, values in axes.items() if options(key) for word in values[:MOST_CHOICES]]
-    found.add(mistake for word in choices if (mistake := _mistaken_choice(parse_one(word))))
+def find(words: Sequence[str], config_name: str, flags: Sequence[str], *, multirun: bool) -> list[Problem]:
+    """All problems of `words` behind `flags`, but for types and rules of the values."""
+    found = _Found()
+    parsed = [o for word in words if (o := found.of(partial(_readable, word)))]
+    choices: dict[str, list[str]] = {}
+    keys: dict[str, list[str]] = {}
+    for override in parsed:
+        values = found.of(partial(_values, override)) or []
+        if options(override.key_or_group):
+            mistakes = {value: _mistaken_choice(parse_one(value)) for value in values[:MOST_CHOICES]}
+            found.add(problem for problem in mistakes.values() if problem)
+            choices[key_of(override)] = [value for value in values if not mistakes.get(value)]
+        elif values:
+            keys[key_of(override)] = values
+    found.of(lambda: check_count(map(len, filter(None, (*choices.values(), *keys.values())))))
+    typed = [word.lstrip("+~").partition("=")[0] for word in words]
+    unclear = {group for group in typed if not choices.get(group) and options(group)}
+    config = found.of(partial(compose_one, [*_first(choices), *keys.get("scale", [])[:1]], config_name))
+    if config is None:
+        return found.problems
+    sweeps, implied = multirun or str(config.hydra.mode).endswith("MULTIRUN"), {}
+    if unclear.isdisjoint(OPTIONAL):
+        swept = [o for o in parsed if o.is_sweep_override() and (choices | keys).get(key_of(o))]
+        found.add(_without_flag(override, [*flags, *words]) for override in swept if not sweeps)
+        params = words_of(config.hydra.sweeper.get("params") or {}) if sweeps else []
+        sized = found.of(partial(words_of_scale, config, parsed)) or []
+        implied = {key_of(o): next(values_of(o)) for o in parse([*params, *sized]) if key_of(o) not in typed}
+    chosen = {key: [word] for key, word in implied.items() if options(key)} | choices
+    for number, job in enumerate(_one_at_a_time(chosen)[:MOST_JOBS]):
+        config = found.of(partial(compose_one, job, config_name))
+        if config is not None:
+            sound = _known(config, {key: values[0] for key, values in keys.items()}, unclear, found)
+            added = _that_fit(config, {k: word for k, word in implied.items() if k not in chosen}, unclear, found)
+            if number == 0:
+                _compose(job, [*added, *sound], config_name, found)
     return found.problems
 
 
-def _sound(word: str, found: _Found, doubts: _Doubts) -> Override | None:
-    """The override that `word` is, if it can be read and may be given."""
-    key, _, typed = word.lstrip("+~").partition("=")
-    parsed: list[Override] = []
-    if not found.of(lambda: parsed.append(parse_one(word))):
-        doubts.leave_open(key, typed)
-        return None
-    return parsed[0] if found.of(lambda: check_words(parsed)) else None
+def _readable(word: str) -> Override:
+    override = parse_one(word)
+    check_words([override])
+    return override
 
 
-def _values(override: Override, found: _Found, doubts: _Doubts) -> list[str]:
-    """Its values as words, those in the middle of a long sweep left out."""
-    if not override.is_sweep_override():
-        return [override.input_line or ""]
-    values: list[str] = []
-    if not found.of(lambda: values.extend(islice(values_of(override), 10_001))):
-        doubts.leave_open(override.key_or_group, "")
-        return []
-    long = len(values) > MOST_VALUES and not options(override.key_or_group)
-    return [*values[: MOST_VALUES - 1], values[-1]] if long else values
+def _values(override: Override) -> list[str]:
+    swept = override.is_sweep_override()
+    return list(islice(values_of(override), MAX_JOBS + 1)) if swept else [override.input_line or ""]
+
+
+def _first(axes: Mapping[str, Sequence[str]]) -> list[str]:
+    return [values[0] for values in axes.values() if values]
+
+
+def _one_at_a_time(axes: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Jobs in which each value occurs, with the first ones of all other keys."""
+    others = [_first({**axes, key: [value]}) for key, values in axes.items() for value in values[1:]]
+    return [_first(axes), *others]
 
 
 def _without_flag(override: Override, words: Sequence[str]) -> Problem:
@@ -198,135 +121,63 @@ def _without_flag(override: Override, words: Sequence[str]) -> Problem:
     return Problem(override.key_or_group, typed_in(override), "is a sweep over several values, and needs -m", remedy)
 
 
-def _one_at_a_time(axes: dict[str, list[str]]) -> list[list[str]]:
-    """Jobs in which each value occurs, with the first ones of all other keys."""
-    first = {key: values[0] for key, values in axes.items()}
-    others = [{**first, key: value} for key, values in axes.items() for value in values[1:]]
-    return [list(job.values()) for job in (first, *others)]
-
-
-class _Judge:
-    """The problems of single jobs."""
-
-    def __init__(self, config_name: str, check: Check) -> None:
-        self._config_name, self._check = config_name, check
-        self._known: dict[tuple[str, ...], DictConfig] = {}
-
-    def sweeps_by_itself(self, fixed: Sequence[str], doubts: _Doubts) -> bool:
-        """Whether a preset makes a sweep of the job, or may."""
-        choices, _ = _split([word for word in fixed if _mistaken_choice(parse_one(word)) is None])
-        configs = [self._composed([*choices, *row]) for row in doubts.rows()]
-        return any(config is not None and str(config.hydra.mode).endswith("MULTIRUN") for config in configs)
-
-    def job(self, words: Sequence[str], doubts: _Doubts, *, multirun: bool) -> list[Problem]:
-        """The problems of the job that `words` describe."""
-        found, open_here = _Found(), _Doubts()
-        open_here.groups.update(doubts.groups)
-        sound = []
-        for word in words:
-            override = parse_one(word)
-            if mistake := _mistaken_choice(override):
-                found.add([mistake])
-                open_here.leave_open(override.key_or_group, override.value())
-            else:
-                sound.append(word)
-        rows = [self._row(sound, row, doubts.keys, multirun) for row in open_here.rows()]
-        found.add(told_whatever(rows))
-        return found.problems
-
-    def _row(
-        self, words: Sequence[str], guessed: Sequence[str], doubted: Sequence[str], multirun: bool
-    ) -> list[Problem]:
-        """The problems of a job with `guessed` choices in the place of those that are open."""
-        found, unknown_keys = _Found(), [*doubted]
-        implied = self._implied([*words, *guessed], multirun, found)
-        choices, plain = _split([*implied, *words, *guessed])
-        base = self._composed(choices, found)
-        if base is None:
-            return found.problems
-        known: Any = OmegaConf.to_container(base, resolve=False)
-        chosen = choices_of(base)
-        lacking: dict[str, list[str]] = {}
-        kept: list[str] = []
-        for word in plain:
-            override = parse_one(word)
+def _known(config: DictConfig, words: Mapping[str, str], unclear: Set[str], found: _Found) -> list[str]:
+    """Those of `words` whose keys `config` has, or to which they are added."""
+    known: Any = OmegaConf.to_container(config, resolve=False)
+    sound = []
+    for key, word in words.items():
+        override = parse_one(word)
+        if not _is_open(key, unclear):
             added = override.is_add() or override.is_force_add()
             mistake = None if added else unknown_path(known, override.key_or_group)
-            if mistake is None:
-                kept.append(word)
-            elif word in implied:
-                group = group_of(override.key_or_group, chosen) or "config"
-                lacking.setdefault(group, []).append(override.key_or_group)
-            else:
-                found.add(mistake[:1])
-                unknown_keys += [key for key in mistake[1] if key not in map(key_of, parse(words))]
-        source = f"preset={chosen.get('preset')}"
-        found.add(lacks(group, chosen.get(group), source, keys, swept=True) for group, keys in lacking.items())
-        given = [*choices, *kept]
-        config = self._composed(given) or self._composed(self._that_compose(choices, kept, found), found)
-        if config is not None:
-            typed = [word for word in given if word not in implied]
-            found.add(self._check(config, typed, unknown_keys))
-        return found.problems
+            found.add([mistake] if mistake else [])
+            sound += [] if mistake else [word]
+    return sound
 
-    def _implied(self, words: Sequence[str], multirun: bool, found: _Found) -> list[str]:
-        """What a preset adds to the words: the first job of its sweep, and its size."""
-        choices, plain = _split(words)
-        sizes = [word for word in plain if parse_one(word).key_or_group == "scale"]
-        base = self._composed([*choices, *sizes])
-        if base is None:
-            return []
-        params = words_of(base.hydra.sweeper.get("params") or {}) if multirun else []
-        sized: list[str] = []
-        found.of(lambda: sized.extend(words_of_scale(base, parse(words))))
-        given = set(map(key_of, parse(words)))
-        added = {key_of(o): next(values_of(o)) for o in parse([*params, *sized])}
-        return [word for key, word in added.items() if key not in given]
 
-    def _that_compose(self, choices: Sequence[str], plain: Sequence[str], found: _Found) -> list[str]:
-        """The choices, and those of `plain` that Hydra takes after them; the problems of others are told."""
-        kept = [*choices]
-        for word in plain:
+def _is_open(key: str, unclear: Set[str]) -> bool:
+    """Whether what was meant by the choice of a group decides if there is such a key."""
+    parts = key.lstrip("+~").split(".")
+    groups = {"/".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    return not groups.isdisjoint(unclear) or (len(parts) > 1 and not unclear.isdisjoint(OPTIONAL))
+
+
+def _that_fit(config: DictConfig, words: Mapping[str, str], unclear: Set[str], found: _Found) -> list[str]:
+    """Those of the `words` of a preset whose keys the choices have that are made in place of its own."""
+    known: Any = OmegaConf.to_container(config, resolve=False)
+    choices = choices_of(config)
+    lacking: dict[str, list[str]] = {}
+    for key in words:
+        path = key.lstrip("+~")
+        if key == path and not has_key(known, path) and not _is_open(path, unclear):
+            lacking.setdefault(group_of(path, choices) or "config", []).append(path)
+    source = f"preset={choices.get('preset')}"
+    found.add(lacks(group, choices.get(group), source, keys, swept=True) for group, keys in lacking.items())
+    missing = [key for keys in lacking.values() for key in keys]
+    return [word for key, word in words.items() if key not in missing and not _is_open(key, unclear)]
+
+
+def _compose(choices: Sequence[str], words: Sequence[str], config_name: str, found: _Found) -> None:
+    """Tell of the `words` that Hydra does not take after the choices."""
+    try:
+        compose_one([*choices, *words], config_name)
+    except ConfigError:
+        for word in words:
             try:
-                compose_one([*kept, word], self._config_name)
-                kept.append(word)
+                compose_one([*choices, word], config_name)
             except ConfigError as error:
                 override = parse_one(word)
-                typed = typed_in(override) or ...
-                found.add(
-                    Problem(override.key_or_group, typed, p.rule) if p.key == "config" else p for p in error.problems
-                )
-        return kept
-
-    def _composed(self, words: Sequence[str], found: _Found | None = None) -> DictConfig | None:
-        try:
-            if tuple(words) not in self._known:
-                self._known[tuple(words)] = compose_one(words, self._config_name)
-            return self._known[tuple(words)]
-        except ConfigError as error:
-            if found is not None:
-                found.add(error.problems)
-            return None
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Choices of groups (a later one replaces an earlier), and all others."""
-    parsed = parse(words)
-    choices = {key_of(o): o.input_line or "" for o in parsed if options(o.key_or_group)}
-    return list(choices.values()), [o.input_line or "" for o in parsed if not options(o.key_or_group)]
+                key, typed = override.key_or_group, typed_in(override) or ...
+                found.add(Problem(key, typed, p.rule) if p.key == "config" else p for p in error.problems)
 
 
 def _mistaken_choice(override: Override) -> Problem | None:
-    """What is wrong with the choice of a group."""
     group, choice = override.key_or_group, override.value()
-    known = options(group)
-    if not known or override.is_delete():
+    if override.is_delete():
         return None
     if group == "hydra/sweeper" and choice != "basic":
         return unknown_choice(group, choice)
-    if refused := refused_choice(override):
+    if (refused := refused_choice(override)) or without_choice(override):
         return refused
-    if without_choice(override):
-        return None
-    chosen = choice if isinstance(choice, list) else [choice]
+    known, chosen = options(group), choice if isinstance(choice, list) else [choice]
     return next((unknown_choice(group, one) for one in chosen if one not in known), None)

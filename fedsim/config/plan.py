@@ -1,16 +1,18 @@
-"""What is wrong with a model's values, told before its data set is loaded.
+"""A config checked as a whole before any work: one run, and the name of its folder.
 
-A config checked as a whole before any work: every problem of every group is told at once.
+Mistakes of every group are told at once: of a node whose names or types are mistaken these, of a sound one what its
+constructor says, and then what one group says of another.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+import numpy as np
 import platformdirs
 import torch
 from torch import nn
@@ -21,12 +23,11 @@ from fedsim.config.build import (
     construct,
     inspect_node,
     instantiate,
-    resolve,
-    told_whatever,
 )
-from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings, by_meaning, populations
+from fedsim.config.settings import IRRELEVANT, CheckpointSettings, LocalSettings, Settings, by_meaning
 from fedsim.core.errors import ConfigError, Problem, check, rule
-from fedsim.data.base import Dataset, TokenShape
+from fedsim.core.types import Population
+from fedsim.data.base import Dataset
 from fedsim.engine.backend import Backend
 from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.partitions.base import Partition
@@ -38,8 +39,6 @@ from fedsim.tracking.base import Tracker
 
 Form = tuple[tuple[int, ...], int]
 """The shape of an input, and the number of classes."""
-MADE_UP: Sequence[Form] = (((8,), 2), ((1, 28, 28), 10), ((3, 32, 32), 100), (TokenShape(80, 90), 90))
-"""Forms in the place of one that only files tell: features, grey and colour images, texts."""
 SHIPPED = "fedsim.models."
 
 _found: dict[tuple[object, str, str], list[Problem]] = {}
@@ -49,42 +48,27 @@ _found: dict[tuple[object, str, str], list[Problem]] = {}
 def check_model(node: Any, form: Form | None) -> None:
     """Raise `ConfigError` for a model's target, for names and types, and for what its constructor says of its values.
 
-    `form`: that of the data set, None where it is not known before files are read. The constructor is called on torch's
-    meta device for a model of this package, so that no weights are made. A class of the user's is built as a run builds
-    it, since it may not know that device, and only with a `form`; one that has an `extractor`, and a function, may read
-    files of weights and are called by the run alone.
+    `form`: that of the data set, None where it is not known before files are read; the constructor is not called then.
+    It is called on torch's meta device for a model of this package, so that no weights are made. A class of the user's
+    is built as a run builds it, since it may not know that device; one that has an `extractor`, and a function, may
+    read files of weights and are called by the run alone.
     """
-    cls = resolve(node, nn.Module, "model")
+    cls = inspect_node(node, nn.Module, "model")
     shipped = cls.__module__.startswith(SHIPPED)
-    forms = [form] if form is not None else MADE_UP if shipped else []
-    if not forms or not (shipped or (isinstance(cls, type) and not hasattr(cls, "extractor"))):
-        inspect_node(node, nn.Module, "model")
+    if form is None or not (shipped or (isinstance(cls, type) and not hasattr(cls, "extractor"))):
         return
-    values = {k: v for k, v in node.items() if k != "_target_"}
-    found = [_problems(cls, values, one, shipped) for one in forms]
-    if form is None:  # a problem of no value is that the model does not fit the form
-        found = [problems for problems in found if all(p.key != "model" for p in problems)]
-    check(*(told_whatever(found) if found else ()))
-
-
-def _problems(cls: Any, values: Mapping[str, Any], form: Form, shipped: bool) -> list[Problem]:
-    key = (cls, json.dumps(values, sort_keys=True, default=lambda v: [type(v).__name__, repr(v)]), repr(form))
-    if key not in _found:
-        _found[key] = []
+    known = (cls, json.dumps(node, sort_keys=True, default=lambda v: [type(v).__name__, repr(v)]), repr(form))
+    if known not in _found:
+        _found[known] = []
         try:
             with torch.random.fork_rng(devices=[]), torch.device("meta") if shipped else nullcontext():
-                construct(cls, values, "model", [form])
+                instantiate(node, nn.Module, "model", *form)
         except ConfigError as error:
-            _found[key] = list(error.problems)
-    return _found[key]
+            _found[known] = list(error.problems)
+    check(*_found[known])
 
 
 T = TypeVar("T")
-
-SEEDS = ("seed", "partition_seed", "init_seed")
-"""Top-level keys in which the runs differ that a mean is taken over."""
-IRRELEVANT = ("name", "data_dir", "cache_dir", "output_dir", "overwrite", "checkpoint", "tracker")
-"""Top-level keys that cannot change a result; all others are in the hash that names a run's folder."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +134,7 @@ def make_plan(config: Mapping[str, Any], choices: Mapping[str, str], *, elsewher
     checkpoint = problems.run(lambda: _build(config.get("checkpoint") or {}, CheckpointSettings, "checkpoint"))
     settings = problems.run(lambda: _build(config, Settings, ""))
     problems.run(lambda: _check_groups(config, problems))
-    problems.run_users(lambda: _check_selector(config, problems))
+    problems.run_users(lambda: _check_selector(config, settings, problems))
     if settings is not None:
         problems.add(None if elsewhere else _device_problem(settings.device))
         problems.add(_client_accuracy_problem(settings, local))
@@ -210,16 +194,21 @@ def _check_groups(config: Mapping[str, Any], problems: _Problems) -> None:
         problems.run_users(lambda n=name, v=node: instantiate(v, Tracker, f"tracker.{n}"))  # type: ignore[misc]
 
 
-def _check_selector(config: Mapping[str, Any], problems: _Problems) -> None:
-    node, system = config.get("selector"), problems.run_users(lambda: _system_of(config))
+def _check_selector(config: Mapping[str, Any], settings: Settings | None, problems: _Problems) -> None:
+    """The selector is checked with clients of equal size, once their numbers are known to be sound."""
+    node = config.get("selector")
+    inspect_node(node, Selector, "selector")
+    system = problems.run_users(lambda: _system_of(config))
     has_clock = config.get("system") is not None
-    num_selected = None if has_clock and system is None else _num_selected(config, system)
-    known = populations(config.get("num_clients"), num_selected, config.get("num_rounds"))
-    values = {k: v for k, v in node.items() if k != "_target_"} if isinstance(node, Mapping) else {}
+    if settings is None or (has_clock and system is None):
+        return
+    n, k = settings.num_clients, settings.cohort_size
+    num_selected = k if system is None else system.num_selected(k, n)
+    population = Population(np.ones(n, np.int64), num_selected, settings.num_rounds)
     try:
-        selector = construct(resolve(node, Selector, "selector"), values, "selector", [[one] for one in known])
+        selector = instantiate(node, Selector, "selector", population)
     except ConfigError as error:
-        raise ConfigError(_with_over_selection(one, config, num_selected) for one in error.problems) from error
+        raise ConfigError(_with_over_selection(one, k, num_selected) for one in error.problems) from error
     problems.add(rule(hasattr(selector, "population"), "selector", type(selector).__name__, UNINITIALISED))
     if not has_clock and selector.needs & OF_SYSTEM:
         problems.add(Problem("system", "none", f"must be a simulated clock for {type(selector).__name__}", CLOCKS))
@@ -236,17 +225,8 @@ def _system_of(config: Mapping[str, Any]) -> System | None:
     return None if config.get("system") is None else instantiate(config["system"], System, "system")
 
 
-def _num_selected(config: Mapping[str, Any], system: System | None) -> Any:
-    """The number of clients to select, more than arrive where the clock over-selects; as it is if mistaken."""
-    n, k = config.get("num_clients"), config.get("cohort_size")
-    if system is None or not isinstance(n, int) or not isinstance(k, int) or not 1 <= k <= n:
-        return k
-    return system.num_selected(k, n)
-
-
-def _with_over_selection(problem: Problem, config: Mapping[str, Any], num_selected: Any) -> Problem:
+def _with_over_selection(problem: Problem, k: int, num_selected: int) -> Problem:
     """Where a selector's rule names the K' clients to select as cohort_size, which is another: where K' is from."""
-    k = config.get("cohort_size")
     if num_selected == k or f"cohort_size={num_selected}" not in problem.rule:
         return problem
     origin = f"{num_selected} clients are selected for cohort_size={k} by system.over_selection"

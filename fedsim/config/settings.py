@@ -1,7 +1,4 @@
-"""The top level of a config: its keys and types once (here), its values once (conf/config.yaml).
-
-The population that a config describes, before its data is divided, for the checks of selectors.
-"""
+"""The top level of a config: its keys and types once (here), its values once (conf/config.yaml)."""
 
 import re
 from collections.abc import Mapping
@@ -9,20 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from fedsim.core.errors import at_least, at_most, between, check, rule
-from fedsim.core.record import MeasuredOn
-from fedsim.core.types import Population
 
+SEEDS = ("seed", "partition_seed", "init_seed")
+"""Top-level keys in which the runs differ that a mean is taken over."""
+IRRELEVANT = ("name", "data_dir", "cache_dir", "output_dir", "overwrite", "checkpoint", "tracker")
+"""Top-level keys that cannot change a result; all others are in the hash that names a run's folder."""
 MAX_CLIENTS = 1_000_000
 """More than any data set can be divided among; every selector keeps numbers for each."""
 MAX_ROUNDS = 10_000_000
 """Each leaves a line of some hundred bytes, and is kept in memory."""
 MAX_EPOCHS, MAX_STEPS = 100_000, 1_000_000
 """Of one client in one round; all its batches are drawn before it begins (`fedsim.engine.schedule`)."""
-
-
 MAX_NAME = 255
 """Bytes of a folder's name, on nearly all file systems."""
 
@@ -39,7 +34,7 @@ class Settings:
     num_clients: int
     cohort_size: int
     eval_every: int
-    client_accuracy: MeasuredOn | None = None
+    client_accuracy: Literal["labels", "test", "holdout", "train"] | None = None
     device: str
     data_dir: Path | None
     cache_dir: Path | None
@@ -145,25 +140,6 @@ class LocalSettings:
                 "set local.holdout_fraction=0.2, say",
             ),
         )
-
-
-def populations(num_clients: Any, cohort_size: Any, num_rounds: Any) -> list[Population]:
-    """The population of these numbers, clients of equal size, or made-up ones where some of them are mistaken."""
-    n, k, t = _count(num_clients, MAX_CLIENTS), _count(cohort_size, MAX_CLIENTS), _count(num_rounds, MAX_ROUNDS)
-    if n is not None and k is not None and k > n:
-        k = None
-    clients = [n or max(k or 1, guess) for guess in (20, 1000, 100)]
-    cohorts = [k or min(guess, n) for guess, n in zip((5, 1, 100), clients, strict=True)]
-    rounds = [t or guess for guess in (50, 1000, 1)]
-    made = [
-        Population(np.ones(size, np.int64), cohort, horizon)
-        for size, cohort, horizon in zip(clients, cohorts, rounds, strict=True)
-    ]
-    return made[:1] if None not in (n, k, t) else made
-
-
-def _count(value: Any, high: int) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= high else None
 
 
 def by_meaning(node: Any) -> Any:

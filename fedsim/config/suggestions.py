@@ -3,7 +3,6 @@
 To be called inside `fedsim.config.compose.search_path`.
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -29,16 +28,13 @@ def install(extra: str) -> str:
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
-def nearest_choices(choice: Any, known: Sequence[str], count: int) -> list[str]:
-    """The `count` choices that are most like what was typed."""
-    return difflib.get_close_matches(str(choice), known, n=count, cutoff=0.0)
-
-
 def unknown_choice(group: str, choice: Any) -> Problem:
     """The problem of a choice that its group does not have."""
     known, rule = options(group), f"is not a choice of conf/{group}/"
     if group == "hydra/sweeper":
-        return Problem(group, choice, "is not supported", _remedy_of_sweeper(choice))
+        search = "fedsim search 'optimizer.lr=interval(0.01,0.3)' trials=20 searches with Optuna"
+        searches = str(choice) in ("optuna", "ax", "nevergrad")
+        return Problem(group, choice, "is not supported", search if searches else "sweep over values: seed=0,1,2")
     if group == "hydra/launcher" and choice in LAUNCHERS:
         return Problem(group, choice, "is not installed", install(LAUNCHERS[choice]))
     if not isinstance(choice, str):
@@ -57,14 +53,8 @@ def _choice_elsewhere(files: ChoiceFiles, choice: str) -> str | None:
     return f"did you mean {' or '.join(f'{group}={choice}' for group in found)}?" if found else None
 
 
-def _remedy_of_sweeper(choice: Any) -> str:
-    if str(choice) in ("optuna", "ax", "nevergrad"):
-        return "fedsim search 'optimizer.lr=interval(0.01,0.3)' trials=20 searches with Optuna"
-    return "sweep over values: seed=0,1,2"
-
-
-def unknown_path(config: Mapping[str, Any], path: str) -> tuple[Problem, list[str]] | None:
-    """The problem of a key that `config` does not have, and what may have been meant; None where it has it."""
+def unknown_path(config: Mapping[str, Any], path: str) -> Problem | None:
+    """The problem of a key that `config` does not have; None where it has it."""
     node: Any = config
     parts = path.split(".")
     for depth, part in enumerate(parts):
@@ -75,9 +65,7 @@ def unknown_path(config: Mapping[str, Any], path: str) -> tuple[Problem, list[st
     return None
 
 
-def _unknown(
-    config: Mapping[str, Any], parts: Sequence[str], depth: int, names: Sequence[str]
-) -> tuple[Problem, list[str]]:
+def _unknown(config: Mapping[str, Any], parts: Sequence[str], depth: int, names: Sequence[str]) -> Problem:
     """The problem of the key `parts`, of which `config` has the first `depth`, and there the keys `names`."""
     path, part, prefix = ".".join(parts), parts[depth], ".".join(parts[:depth])
     near = nearest(part, names)
@@ -85,11 +73,13 @@ def _unknown(
     empty = f"{UNKNOWN_KEY}: the choice made in conf/{part}/ has no values"
     rule = UNKNOWN_KEY if depth or len(parts) == 1 or not options(part) else empty
     if takers := choices_taking(path, depth):
-        return Problem(path, ..., rule, key_of_choices(takers, here)), here
-    if rule == empty and (others := _with_values(part)):
-        return Problem(path, ..., rule, ", ".join(others)), []
-    problem = unknown(part, names, prefix)
-    return (problem, here) if depth else _elsewhere(config, parts, here) or (problem, here)
+        return Problem(path, ..., rule, key_of_choices(takers, here))
+    if rule == empty:
+        files = on_search_path()
+        with_values = [f"{part}={name}" for name in files.names(part) if files.config(part, name).get(part)]
+        if with_values:
+            return Problem(path, ..., rule, ", ".join(with_values))
+    return (None if depth else _elsewhere(config, parts)) or unknown(part, names, prefix)
 
 
 def key_of_choices(takers: str, near: Sequence[str]) -> str:
@@ -135,20 +125,12 @@ def choices_with_group(files: ChoiceFiles, group: str) -> str:
     return f"{above}={'|'.join(parents)}" if parents else ""
 
 
-def _with_values(group: str) -> list[str]:
-    """The choices of a group that put values under its name."""
-    files = on_search_path()
-    return [f"{group}={name}" for name in files.names(group) if files.config(group, name).get(group)]
-
-
-def _elsewhere(config: Mapping[str, Any], parts: Sequence[str], near: list[str]) -> tuple[Problem, list[str]] | None:
-    """The problem of a top-level key that is elsewhere in the config, or is with another choice; what may be meant."""
-    path = ".".join(parts)
-    for wanted in dict.fromkeys((path, parts[0])):
-        if there := [place for place in _paths(config) if place.endswith(f".{wanted}")]:
-            return Problem(wanted, ..., UNKNOWN_KEY, f"did you mean {' or '.join(map(_settable, there))}?"), there
-        if others := _in_choices(config, wanted):
-            return Problem(wanted, ..., UNKNOWN_KEY, f"did you mean {' or '.join(others)}?"), near
+def _elsewhere(config: Mapping[str, Any], parts: Sequence[str]) -> Problem | None:
+    """The problem of a top-level key that is elsewhere in the config, or is with another choice."""
+    for wanted in dict.fromkeys((".".join(parts), parts[0])):
+        there = [place for place in _paths(config) if place.endswith(f".{wanted}")]
+        if meant := [*map(_settable, there)] or _in_choices(config, wanted):
+            return Problem(wanted, ..., UNKNOWN_KEY, f"did you mean {' or '.join(meant)}?")
     return None
 
 

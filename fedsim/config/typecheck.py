@@ -1,28 +1,22 @@
-"""Positional parameters of a part's constructor: they are fedsim's, and values of the YAML are keyword-only ones.
+"""What a config may name and hold: modules that it may have imported, and values that fit a constructor's annotations.
 
-Which modules a config may have imported. An import runs a module, so it is as good as running a program.
+An import runs a module, so it is as good as running a program. The user's own modules are imported from where Python
+finds them (the working folder, PYTHONPATH), like any program of the user's. Python's own and other people's installed
+packages are not, unless they say that they are made for fedsim.
 
-The user's own modules are imported from where Python finds them (the working folder, PYTHONPATH), like any program of
-the user's. Python's own and other people's installed packages are not, unless they say that they are made for fedsim.
-
-Does a value from YAML fit a constructor's annotation? Just the annotations that hyper-parameters use.
-
-pydantic does not do instead: even its strict mode takes true and 1.0 for `Literal[1]`.
+Annotations are just those that hyper-parameters use. pydantic does not do instead: even its strict mode takes true and
+1.0 for `Literal[1]`.
 """
 
-import inspect
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import packages_distributions, requires
 from importlib.util import find_spec
-from inspect import Parameter
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
-
-from fedsim.core.errors import Problem
 
 PASSED: Mapping[str, tuple[str, ...]] = {
     "dataset": ("data_dir", "cache_dir"),
@@ -34,45 +28,6 @@ PASSED: Mapping[str, tuple[str, ...]] = {
 """What fedsim passes to the classes of a group, by position; to all others nothing."""
 
 
-def mistaken_parameters(
-    constructor: Callable[..., Any], values: Mapping[str, Any], key: str, count: int
-) -> dict[str, Problem]:
-    """By the names of parameters, what is wrong with a signature that is to take `count` objects by position.
-
-    A parameter that has a value in `values`, or that has to be given one, must be keyword-only. "" stands for there
-    being too few positional ones.
-    """
-    parameters = inspect.signature(constructor).parameters.values()
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    passed = PASSED.get(key) or tuple(p.name for p in positional[:count])
-    misplaced = {p.name: p for p in positional if p.name in values and p.name not in passed}
-    misplaced |= {p.name: p for p in positional[count:] if p.default is p.empty}
-    few = len(positional) < count and not any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    names = [name for p in positional[:count] if (name := p.name) not in misplaced]
-    first = names if len(names) == count else passed
-    others = any(p.kind is p.KEYWORD_ONLY for p in parameters)
-    remedy = f"write `{_signature(constructor, first, list(misplaced), others)}`"
-    if few and not misplaced:
-        rule = f"{constructor.__qualname__} must take what fedsim passes by position: {', '.join(passed)}"
-        return {"": Problem(key, ..., rule, remedy)}
-    return {name: _misplaced(p, values, constructor, key, remedy) for name, p in misplaced.items()}
-
-
-def _misplaced(
-    parameter: Parameter, values: Mapping[str, Any], constructor: Callable[..., Any], key: str, remedy: str
-) -> Problem:
-    name, given = parameter.name, parameter.name in values
-    rule = f"must be keyword-only in the constructor of {constructor.__qualname__}"
-    where = f"{key}.{name}" if key else name
-    return Problem(where, values.get(name, ...), rule, remedy if given else f"{remedy}, and give {where} a value")
-
-
-def _signature(constructor: Callable[..., Any], first: Sequence[str], keywords: Sequence[str], others: bool) -> str:
-    is_class = isinstance(constructor, type)
-    names = [*(["self"] if is_class else []), *first, "*", *keywords, *(["..."] if others or not keywords else [])]
-    return f"def {'__init__' if is_class else constructor.__name__}({', '.join(names)})"
-
-
 DISTRIBUTION = "fedsim-selection"
 REMEDY = f"own classes live in the working folder, on PYTHONPATH, or in a package that requires {DISTRIBUTION}"
 
@@ -81,10 +36,10 @@ def not_imported(module: str) -> str | None:
     """Why `module` is not imported for a config, or None if it may be. Imports nothing."""
     top, *rest = module.split(".")
     if top == "fedsim":
-        return f"{module} is a program" if _is_program(rest) else None
+        return f"{module} is a program" if "__main__" in rest else None
     if top in sys.stdlib_module_names or top in ("test", "__main__"):
         return f"{top} belongs to Python, and is not imported for a config"
-    if _is_program(rest):
+    if "__main__" in rest:
         return f"{module} is a program, and is not imported for a config"
     if _is_installed(top) and not _extends_fedsim(top):
         return f"{top} is an installed package that does not require {DISTRIBUTION}, and is not imported for a config"
@@ -99,10 +54,6 @@ def find_in_working_folder() -> None:
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-
-
-def _is_program(parts: list[str]) -> bool:
-    return "__main__" in parts
 
 
 @cache
@@ -186,7 +137,10 @@ def _conform_items(value: Any, origin: Any, args: Sequence[Any]) -> Any:
 
 def _conform_plain(value: Any, hint: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return _float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise TypeError from None
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is int and (isinstance(value, bool) or is_long(value)):
@@ -201,13 +155,6 @@ def is_long(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(is_long, value))
     return isinstance(value, int) and abs(value) > LARGEST_INTEGER
-
-
-def _float(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise TypeError from None
 
 
 def describe(hint: Any) -> str:

@@ -1,18 +1,13 @@
-"""The words behind `fedsim`: Hydra's flags, in any order, and overrides.
+"""The words behind `fedsim`: Hydra's flags, in any order, and overrides (`key=value`), with the jobs of a sweep.
 
 The flags are declared here again because Hydra's own parser is internal to it, and takes no flag behind an override.
 
-hydra/launcher=submitit_local and submitit_slurm: the choices of Hydra's plugin, with parameters of ours.
-
-The plugin's own launchers stop at the first job that fails, requeue none, and run one job a process. Its parameters
-stay as they are; the jobs are launched by `fedsim.jobs.submitit_launcher`.
-
-Hydra's plugins (launchers, say): those that are installed or on PYTHONPATH, and not those of the working folder.
-
 Hydra imports all modules of every folder `hydra_plugins` on Python's path, whatever the command. The working folder is
-on that path for the classes that a config names; with files from a stranger in it, `fedsim --help` must run nothing.
+on that path for the classes that a config names; with files from a stranger in it, `fedsim --help` must run nothing, so
+that plugins are looked for without it.
 
-Overrides (`key=value`, by Hydra's grammar) and the jobs of a sweep over them.
+The launchers of submitit have parameters of ours: the plugin's own stop at the first job that fails, requeue none, and
+run one job a process.
 """
 
 import math
@@ -37,7 +32,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fedsim.config.plan import SEEDS
+from fedsim.config.settings import SEEDS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -149,13 +144,8 @@ MAX_JOBS = 10_000
 MAX_WORD = 4_000
 """Characters of one override; the time that Hydra's parser takes grows with their square."""
 COMPOSITION_ERRORS = (
-    HydraException,
-    OmegaConfBaseException,
-    YAMLError,
-    RecursionError,
-    ValueError,
-    TypeError,
-    KeyError,
+    *(HydraException, OmegaConfBaseException, YAMLError),
+    *(RecursionError, ValueError, TypeError, KeyError),
 )
 """What Hydra raises for bad input."""
 
@@ -169,8 +159,7 @@ def parse(words: Sequence[str]) -> list[Override]:
             parsed.append(parse_one(word))
         except ConfigError as error:
             problems += error.problems
-    if problems:
-        raise ConfigError(problems)
+    check(*problems)
     return parsed
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.core.record import PHASES
-from fedsim.core.record import FINAL_WINDOW
+from fedsim.core.record import FINAL_WINDOW, PHASES
 from fedsim.results.runs import Floats, Run
 
 SMOOTHED_FROM = 5 * FINAL_WINDOW

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.config.choice_files import flat
-from fedsim.config.plan import IRRELEVANT, SEEDS
-from fedsim.config.settings import by_meaning
+from fedsim.config.settings import IRRELEVANT, SEEDS, by_meaning
 from fedsim.results.runs import Run, complete
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "selector")

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 import fedsim
-from fedsim.config.plan import IRRELEVANT, Plan
+from fedsim.config.plan import Plan
+from fedsim.config.settings import IRRELEVANT
 from fedsim.core.errors import ConfigError, DataError, Problem
 from fedsim.core.record import Record
 from fedsim.core.types import Population

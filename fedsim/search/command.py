@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedsim.config import words as command_line
 from fedsim.config.build import construct
 from fedsim.config.compose import check_jobs, compose_jobs, flags_of, search_path
-from fedsim.config.plan import SEEDS, Plan
+from fedsim.config.plan import Plan
+from fedsim.config.settings import SEEDS
 from fedsim.config.settings import Settings as RunSettings
 from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import parse, typed_in

@@ -22,7 +22,8 @@ from optuna.trial import TrialState
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.config.plan import SEEDS, Plan
+from fedsim.config.plan import Plan
+from fedsim.config.settings import SEEDS
 from fedsim.config.words import key_of, typed_in, values_of
 from fedsim.core.errors import ConfigError, Problem, check, command, rule
 from fedsim.core.record import mean_of_last

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import FedsimError
+from fedsim.core.parameters import has_parameters
 
 SEQUENCES: Mapping[str, Callable[[Sequence[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
@@ -58,7 +59,7 @@ def encode(
     if isinstance(value, np.ndarray | np.generic) and _is_plain_array(value):
         kind_name = "array" if isinstance(value, np.ndarray) else "scalar"
         return {kind_name: _keep(torch.from_numpy(np.array(value)), tensors)}
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value) and not isinstance(value, type) and not has_parameters(value):
         _require_readable(kind, where, dataclasses or {})
         values = {f.name: inner(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value)}
         return {"dataclass": [_path(kind), values]}

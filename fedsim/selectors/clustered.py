@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsim.core.exact import arccos
 from fedsim.core.flat import to_device
-from fedsim.selectors.base import Clients, Cohort, Ids, Population, Selection, Selector, Server, check
+from fedsim.selectors.base import Clients, Cohort, Ids, Population, Problems, Selection, Selector, Server, parameters
 from fedsim.selectors.similarity import euclidean_distances, update_inner_products
 from fedsim.selectors.tools import WardInput, pairs_problem, rows_problem, ward_linkage
 
@@ -53,6 +53,7 @@ class ClusteredBySize(_ClusteredSampling):
         )
 
 
+@parameters
 class ClusteredBySimilarity(_ClusteredSampling):
     """Algorithm 2: the distributions are clusters of clients with similar updates, each with at most 1/K of the data.
 
@@ -70,10 +71,14 @@ class ClusteredBySimilarity(_ClusteredSampling):
 
     state = ("updates", "products")
 
-    def __init__(self, population: Population, *, distance: Literal["cosine", "l1", "l2"], ward_on: WardInput) -> None:
-        super().__init__(population)
-        check(pairs_problem(population, PAIR_BYTES), rows_problem(population, ward_on))
-        self.distance, self.ward_on = distance, ward_on
+    distance: Literal["cosine", "l1", "l2"]
+    ward_on: WardInput
+
+    def problems(self) -> Problems:
+        yield pairs_problem(self.population, PAIR_BYTES)
+        yield rows_problem(self.population, self.ward_on)
+
+    def __post_init__(self) -> None:
         self.updates: Tensor | None = None
         self.products: Tensor | None = None
 

@@ -4,31 +4,17 @@ OSDI 2021).
 Oort with exploration by speed, as its paper's Algorithm 1 has it (Lai et al., OSDI 2021).
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Gt, Interval, Le
 from numpy.typing import NDArray
 
 from fedsim.core.errors import floor
 from fedsim.core.exact import log, power
-from fedsim.selectors.base import (
-    Clients,
-    Cohort,
-    Ids,
-    Population,
-    Selection,
-    Selector,
-    Server,
-    Signal,
-    ascending,
-    at_least,
-    at_most,
-    between,
-    check,
-    leading,
-    positive,
-    weighted_without_replacement,
-)
+from fedsim.core.parameters import Count, NonNegative, Share, parameters
+from fedsim.core.types import Cohort, Ids, Selection
+from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, leading, weighted_without_replacement
 from fedsim.selectors.tools import clients_to_try
 
 Floats = NDArray[np.float64]
@@ -36,6 +22,7 @@ EXPLORATION_POOL = 5
 """m unseen clients are drawn from the EXPLORATION_POOL * m unseen ones of highest prior."""
 
 
+@parameters
 class Oort(Selector):
     """Exploits clients of high statistical utility and explores clients that have not taken part yet ("unseen").
 
@@ -84,41 +71,21 @@ class Oort(Selector):
         "percentile",
     )
 
-    def __init__(
-        self,
-        population: Population,
-        *,
-        exploration: float,
-        exploration_decay: float,
-        exploration_floor: float,
-        cutoff: float,
-        cutoff_rank: Literal["last", "next"],
-        first_round: Literal["prior", "random"],
-        clip: float,
-        prior: Literal["size", "equal"],
-        penalty: float,
-        percentile: float,
-        pacer_window: int,
-        pacer_step: float,
-    ) -> None:
-        super().__init__(population)
-        check(
-            between("exploration", exploration, 0, 1),
-            between("exploration_decay", exploration_decay, 0, 1),
-            between("exploration_floor", exploration_floor, 0, 1),
-            between("cutoff", cutoff, 0, 1),
-            between("clip", clip, 0, 1),
-            at_least("penalty", penalty, 0),
-            between("percentile", percentile, 0, 100),
-            at_least("pacer_window", pacer_window, 1),
-            positive("pacer_step", pacer_step) or at_most("pacer_step", pacer_step, 100),
-        )
-        n = population.num_clients
-        self.exploration, self.decay, self.floor = exploration, exploration_decay, exploration_floor
-        self.cutoff, self.cutoff_rank, self.first_round = cutoff, cutoff_rank, first_round
-        self.clip, self.prior, self.penalty = clip, prior, penalty
-        self.pacer_window, self.pacer_step = pacer_window, pacer_step
-        self.percentile = percentile
+    exploration: Share
+    exploration_decay: Share
+    exploration_floor: Share
+    cutoff: Share
+    cutoff_rank: Literal["last", "next"]
+    first_round: Literal["prior", "random"]
+    clip: Share
+    prior: Literal["size", "equal"]
+    penalty: NonNegative
+    percentile: Annotated[float, Interval(ge=0, le=100)]
+    pacer_window: Count
+    pacer_step: Annotated[float, Gt(0), Le(100)]
+
+    def __post_init__(self) -> None:
+        n = self.population.num_clients
         self.utility = np.zeros(n)
         self.last_round = np.zeros(n, np.int64)  # 0: never seen
         self.last_tried = np.zeros(n, np.int64)  # 0: never selected
@@ -195,7 +162,7 @@ class Oort(Selector):
         """
         if not np.any((self.last_round == 0) & (self.last_tried == 0) & (self.population.sizes > 0)):
             return count - min(len(new), count)
-        epsilon = max(self.floor, self.exploration * self.decay ** (t - 1))
+        epsilon = max(self.exploration_floor, self.exploration * self.exploration_decay ** (t - 1))
         return floor((1 - epsilon) * count)
 
     def _exploit(self, ids: Ids, count: int, t: int, rng: np.random.Generator) -> Ids:

@@ -14,19 +14,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from fedsim.selectors.base import (
-    Clients,
-    Cohort,
-    Params,
-    Population,
-    Selection,
-    Selector,
-    Server,
-    Signal,
-    ascending,
-    check,
-    rule,
-)
+from fedsim.core.parameters import Positive, Problems, parameters
+from fedsim.selectors.base import Clients, Cohort, Params, Selection, Selector, Server, Signal, ascending, rule
 from fedsim.selectors.pncs import stack_vectors
 
 Floats = NDArray[np.float64]
@@ -115,6 +104,7 @@ MAX_CLIENTS = 1000
 """Half a million pairs, each of which is a line of the trace of every round."""
 
 
+@parameters
 class PairStudy(Selector):
     """Selects K clients at random and records how good every pair of clients would have been.
 
@@ -127,22 +117,22 @@ class PairStudy(Selector):
     needs = frozenset({Signal.GRADIENTS, Signal.VALIDATION})
     state = ("_trace",)
 
-    def __init__(self, population: Population, *, powers: list[float], step: float) -> None:
-        super().__init__(population)
-        num_pairs = population.num_clients * (population.num_clients - 1) // 2
-        check(
-            rule(bool(powers) and all(p > 0 for p in powers), "powers", powers, "must be numbers > 0"),
-            rule(step > 0, "step", step, "must be > 0"),
-            rule(
-                population.num_clients <= MAX_CLIENTS,
-                "",
-                ...,
-                f"validates a model for each pair of clients in every round, {num_pairs:,} for "
-                f"num_clients={population.num_clients}; must have at most {MAX_CLIENTS} clients",
-                "lower num_clients: it is a study of pairs, and no method to train with",
-            ),
+    powers: list[float]
+    step: Positive
+
+    def problems(self) -> Problems:
+        powers, n = self.powers, self.population.num_clients
+        yield rule(bool(powers) and all(p > 0 for p in powers), "powers", powers, "must be numbers > 0")
+        yield rule(
+            n <= MAX_CLIENTS,
+            "",
+            ...,
+            f"validates a model for each pair of clients in every round, {n * (n - 1) // 2:,} for num_clients={n}; "
+            f"must have at most {MAX_CLIENTS} clients",
+            "lower num_clients: it is a study of pairs, and no method to train with",
         )
-        self.powers, self.step = powers, step
+
+    def __post_init__(self) -> None:
         self._before: tuple[Params, float, list[str], np.ndarray[Any, np.dtype[np.int64]], Tensor] | None = None
         self._trace: dict[str, Any] | None = None
 

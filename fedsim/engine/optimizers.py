@@ -1,11 +1,4 @@
-"""The interfaces of local optimisers and learning-rate schedules.
-
-Stochastic gradient descent with momentum and weight decay.
-
-Adam, with its weight decay as an L2 term or decoupled (AdamW).
-
-Learning-rate schedules over rounds (1-based).
-"""
+"""Local optimisers and learning-rate schedules over rounds (1-based)."""
 
 import math
 from abc import ABC, abstractmethod

@@ -64,8 +64,7 @@ def _restricted(shares: NDArray[np.float64], has_room: NDArray[np.bool_]) -> NDA
     kept = np.where(has_room, shares, 0.0)
     if kept.sum() <= 0:
         kept = has_room.astype(float) if has_room.any() else np.ones(len(shares))
-    scaled: NDArray[np.float64] = kept / kept.sum()
-    return scaled
+    return kept / kept.sum()
 
 
 @parameters

@@ -117,8 +117,7 @@ def _least_squares_counts(q: NDArray[np.float64], b: NDArray[np.float64]) -> NDA
     sizes, _ = nnls(q, b)
     counts: NDArray[np.float64] = q * sizes
     totals = counts.sum(1, keepdims=True)
-    scaled: NDArray[np.float64] = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0) * b[:, None]
-    return scaled
+    return np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0) * b[:, None]
 
 
 def _assign_samples(quotas: NDArray[np.float64], data: Labelled, rng: np.random.Generator) -> list[Indices]:

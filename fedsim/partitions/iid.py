@@ -1,7 +1,4 @@
-"""Partitions without label skew: equal sizes, or skewed sizes.
-
-One client per owner (writer, user) of samples in the data set.
-"""
+"""Partitions without label skew of their own: equal or skewed sizes, or one client per owner (writer, user)."""
 
 from typing import Annotated, Literal
 

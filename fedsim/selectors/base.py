@@ -184,8 +184,7 @@ def leading(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
 def softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """exp(values) / sum exp(values), [n]; computed without overflow."""
     exponents = exp(values - values.max())
-    shares: NDArray[np.float64] = exponents / exponents.sum()
-    return shares
+    return exponents / exponents.sum()
 
 
 def ascending(ids: NDArray[np.int64]) -> Ids:

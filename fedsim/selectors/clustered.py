@@ -101,8 +101,7 @@ class ClusteredBySimilarity(_ClusteredSampling):
             return np.zeros((len(clients.available), len(clients.available)))
         ids = to_device(torch.as_tensor(clients.available), self.updates.device)
         if self.distance == "l1":
-            table: Floats = squareform(pdist(self.updates[ids].double().cpu().numpy(), "cityblock"))
-            return table
+            return squareform(pdist(self.updates[ids].double().cpu().numpy(), "cityblock"))
         assert self.products is not None
         products = self.products
         if len(ids) < len(products):
@@ -113,8 +112,7 @@ class ClusteredBySimilarity(_ClusteredSampling):
 def client_masses(ids: Ids, population: Population) -> Floats:
     """K p_i [len(ids)], with p_i the share of client i in the samples of the clients `ids`."""
     sizes = population.sizes[ids]
-    masses: Floats = population.cohort_size * sizes / sizes.sum()
-    return masses
+    return population.cohort_size * sizes / sizes.sum()
 
 
 def similarity_distributions(tree: Floats, masses: Floats, count: int) -> Floats:

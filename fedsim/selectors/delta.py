@@ -62,5 +62,4 @@ def redistribute_mass(mass: Floats, scores: Floats) -> Floats:
     usable = np.isfinite(scores) & (scores > 0)
     if not usable.all():
         return mass
-    result: Floats = mass.sum() * scores / scores.sum()
-    return result
+    return mass.sum() * scores / scores.sum()

@@ -60,5 +60,4 @@ def entropies(counts: Floats) -> Floats:
     shares = counts / counts.sum(1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(shares > 0, shares * log(shares), 0.0)
-    result: Floats = -terms.sum(1)
-    return result
+    return -terms.sum(1)

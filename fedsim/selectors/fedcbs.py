@@ -59,5 +59,4 @@ def qcid_with_each(counts: Floats, pool: Floats) -> Floats:
     """QCID [n] of the label counts `pool` [C] after adding each row of `counts` [n, C] to it."""
     pooled = counts + pool
     qcid = (pooled**2).sum(1) / pooled.sum(1) ** 2 - 1 / counts.shape[1]
-    result: Floats = np.maximum(qcid, MIN_QCID)
-    return result
+    return np.maximum(qcid, MIN_QCID)

@@ -236,8 +236,7 @@ def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) 
     scale = torch.ones_like(dots)
     if metric != "dot":
         scale = global_squares.sqrt().expand_as(dots) * (local_squares.sqrt() if metric == "cosine" else 1)
-    result: Floats = mean_row(torch.where(scale > 0, dots / scale, 0.0)).cpu().numpy()
-    return result
+    return mean_row(torch.where(scale > 0, dots / scale, 0.0)).cpu().numpy()
 
 
 def _dots_and_squares(local: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -74,5 +74,4 @@ class LEFL(Selector):
         totals = np.bincount(self.strata[self.strata >= 0], self.population.sizes[self.strata >= 0])
         counts = np.bincount(self.strata[chosen], minlength=len(totals))
         data = totals[self.strata[chosen]] / counts[self.strata[chosen]]
-        shares: NDArray[np.float64] = data / data.sum()
-        return shares
+        return data / data.sum()

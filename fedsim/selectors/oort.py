@@ -1,7 +1,5 @@
 """Oort (Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided Participant Selection",
-OSDI 2021).
-
-Oort with exploration by speed, as its paper's Algorithm 1 has it (Lai et al., OSDI 2021).
+OSDI 2021), and its exploration by speed, as the paper's Algorithm 1 has it.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -125,8 +123,7 @@ class Oort(Selector):
         seen = ids[self.last_round[ids] > 0]
         count = t if self.first_round == "prior" else max(t - 1, 1)
         stale = np.sqrt(0.1 * log(count) / self.last_round[seen])
-        scores: Floats = (self.normalised(ids) + stale) * self._speed_factor(seen)
-        return scores
+        return (self.normalised(ids) + stale) * self._speed_factor(seen)
 
     def normalised(self, ids: Ids) -> Floats:
         """(min(U_k, c) - l) / (u - l) of the seen clients among `ids`, as in the published code.
@@ -143,8 +140,7 @@ class Oort(Selector):
         rank = min(floor(self.clip * len(known)), len(known) - 1)
         clipped = np.minimum(values[seen], np.partition(known, rank)[rank])
         low = 0.999 * known.min()
-        result: Floats = (clipped - low) / max(known.max() - low, 1e-4)
-        return result
+        return (clipped - low) / max(known.max() - low, 1e-4)
 
     def _speed_factor(self, seen: Ids) -> Floats:
         known = self.durations[np.isfinite(self.durations)]
@@ -152,8 +148,7 @@ class Oort(Selector):
             return np.ones(len(seen))
         preferred = np.percentile(known, self.percentile)
         durations = np.nan_to_num(self.durations[seen], nan=preferred)
-        factor: Floats = np.where(durations > preferred, power(preferred / durations, self.penalty), 1.0)
-        return factor
+        return np.where(durations > preferred, power(preferred / durations, self.penalty), 1.0)
 
     def _num_exploited(self, t: int, count: int, new: Ids) -> int:
         """How many of `count` clients are to be exploited in round t; fewer if fewer have been seen.

@@ -74,8 +74,7 @@ def aggregated_probabilities(scores: Floats, count: int, iterations: int) -> tup
 
 def _shares(scores: Floats) -> Floats:
     """scores / sum(scores), divided directly because the reciprocal of a tiny sum would overflow."""
-    shares: Floats = scores / scores.sum()
-    return shares
+    return scores / scores.sum()
 
 
 def _all_positive_upload(positive: NDArray[np.bool_], count: int) -> Floats:

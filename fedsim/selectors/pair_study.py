@@ -1,7 +1,4 @@
-"""Symmetric features of pairs of gradients, as compared in the study of PNCS (section V-A).
-
-Random selection that also measures every pair of clients: the study from which PNCS derives its similarity.
-"""
+"""Random selection that also measures every pair of clients: the study from which PNCS derives its similarity (V-A)."""
 
 import itertools
 import warnings
@@ -77,8 +74,7 @@ def _norm(vectors: Floats, p: float) -> Floats:
     if np.isinf(p):
         return size
     scale = np.where(size > 0, size, 1)
-    norms: Floats = scale * ((np.abs(vectors) / scale[:, None]) ** p).sum(1) ** (1 / p)
-    return norms
+    return scale * ((np.abs(vectors) / scale[:, None]) ** p).sum(1) ** (1 / p)
 
 
 def _distances(vectors: Floats, p: float) -> Floats:
@@ -88,8 +84,7 @@ def _distances(vectors: Floats, p: float) -> Floats:
 def _divided_by_largest(vectors: Floats) -> Floats:
     """Each vector divided by its largest magnitude, because powers would underflow otherwise."""
     size = np.abs(vectors).max(1, keepdims=True, initial=0)
-    scaled: Floats = vectors / np.where(size > 0, size, 1)
-    return scaled
+    return vectors / np.where(size > 0, size, 1)
 
 
 def _cosine(vectors: Floats) -> Floats:

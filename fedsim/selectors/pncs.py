@@ -170,8 +170,7 @@ class PNCS(Selector):
         groups = [[matrices[n] for n in self._members(layer, clients)] for layer in self._layers(clients)]
         layer_similarities = [similarities(group, self.p, self.similarity) for group in groups]
         numels = [sum(p.shape[1] for p in group) for group in groups]
-        mean: Floats = np.average(layer_similarities, axis=0, weights=numels if self.layer_agg == "params" else None)
-        return mean
+        return np.average(layer_similarities, axis=0, weights=numels if self.layer_agg == "params" else None)
 
     def _layers(self, clients: Clients) -> list[str]:
         """Prefixes of parameter names; the parameters of one prefix are compared together."""

@@ -3,7 +3,6 @@
 @parameters
 class Quantile(Selector):
     quantile: Annotated[float, Interval(ge=0, le=1)]  # or, for short, Share
-    window: Count | None
 
     def problems(self) -> Problems:  # rules over several parameters, if there are any
         yield rule(...)
@@ -24,7 +23,6 @@ from fedsim.core.errors import Problem, at_least, at_most, between, check, posit
 
 T = TypeVar("T")
 Problems = Iterable[Problem | None]
-"""What the method `problems` returns or yields; None is no problem."""
 Rule = Callable[[str, Any], Problem | None]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]

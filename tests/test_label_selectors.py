@@ -146,9 +146,9 @@ def test_entropy_greedy_pools_what_it_has_picked_and_keeps_half_of_all_waiting()
         ids = selector.select(1, door_of(labels, 2), np.random.default_rng(seed)).ids
         assert ids.tolist() == [0, 3]
         assert selector.queue == [0, 3]
-        assert selector.queue_length == 2
+        assert selector.longest == 2
     long = EntropyGreedy(toy_population([2] * 9, 3), queue_length=None)
-    assert long.queue_length == 4
+    assert long.longest == 4
 
 
 def test_entropy_greedy_keeps_those_that_were_selected_last() -> None:

@@ -77,9 +77,9 @@ def pow_d(sizes: list[int], k: int, d: int | None = None, num_rounds: int = 10, 
 
 
 def test_candidates_are_twice_k_unless_there_are_fewer_clients() -> None:
-    assert pow_d([1] * 10, 3).num_candidates == 6
-    assert pow_d([1] * 5, 3).num_candidates == 5
-    assert pow_d([1] * 5, 3, 3).num_candidates == 3
+    assert pow_d([1] * 10, 3).drawn == 6
+    assert pow_d([1] * 5, 3).drawn == 5
+    assert pow_d([1] * 5, 3, 3).drawn == 3
 
 
 @pytest.mark.parametrize(("num_rounds", "last"), [(10, 5), (9, 4)])

@@ -201,8 +201,8 @@ def test_num_candidates_must_lie_between_k_and_n(d: int) -> None:
 
 
 def test_num_candidates_defaults_to_2k_but_never_more_than_n() -> None:
-    assert pow_d(10, 2, None).num_candidates == 4
-    assert pow_d(3, 2, None).num_candidates == 3
+    assert pow_d(10, 2, None).drawn == 4
+    assert pow_d(3, 2, None).drawn == 3
 
 
 def test_highest_ranks_nan_below_minus_infinity() -> None:

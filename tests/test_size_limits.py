@@ -254,8 +254,8 @@ def test_exact_shapley_values_are_refused_by_their_cost() -> None:
     values = {"utility": "loss", "average": "uniform", "permutations": 1, "tolerance": 0.0}
     exact, auto = Valuation(method="exact", **values), Valuation(method="auto", **values)
     sizes = np.ones(40, np.int64)
-    exact.require_affordable(Population(sizes, MOST_EXACT, 1))
-    auto.require_affordable(Population(sizes, 20, 1))
-    text = problem(lambda: exact.require_affordable(Population(sizes, 20, 1)))
+    assert exact.cost_problem(Population(sizes, MOST_EXACT, 1)) is None
+    assert auto.cost_problem(Population(sizes, 20, 1)) is None
+    text = str(exact.cost_problem(Population(sizes, 20, 1)))
     assert "valuation.method='exact': evaluates 2^20 models" in text
     assert "selector/valuation=sampled" in text

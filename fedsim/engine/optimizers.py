@@ -1,21 +1,16 @@
-"""The interfaces of local optimisers and learning-rate schedules.
-
-Stochastic gradient descent with momentum and weight decay.
-
-Adam, with its weight decay as an L2 term or decoupled (AdamW).
-
-Learning-rate schedules over rounds (1-based).
-"""
+"""Local optimisers and learning-rate schedules over rounds (1-based)."""
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 
-from fedsim.core.errors import Problem, at_least, between, check, positive, rule
+from fedsim.core.errors import check, positive, rule
+from fedsim.core.parameters import NonNegative, Positive, Problems, parameters
 from fedsim.core.types import Stack
 
 
@@ -27,17 +22,15 @@ class Schedule(ABC):
         """Multiplier of the base learning rate in `round` of `num_rounds`."""
 
 
+@parameters
 class LocalOptimizer(ABC):
     """An optimiser of the clients' local training, whose state is initialised anew in every round.
 
     It works on stacked parameters: all tensors have a leading axis of clients.
     """
 
-    def __init__(self, *problems: Problem | None, lr: float, schedule: Schedule) -> None:
-        """`problems`: invalid values that a subclass found, reported in one error together with those of `lr`."""
-        check(positive("lr", lr), *problems)
-        self.lr = lr
-        self.schedule = schedule
+    lr: Positive
+    schedule: Schedule
 
     def lr_at(self, round: int, num_rounds: int) -> float:
         """The learning rate in `round` (1-based) of `num_rounds`."""
@@ -64,23 +57,20 @@ class LocalOptimizer(ABC):
         """The equivalent optimiser of torch.optim for one client; the sequential engine uses it."""
 
 
+@parameters
 class SGD(LocalOptimizer):
     """The update rule of torch.optim.SGD: g <- grad + weight_decay w; v <- momentum v + g; w <- w - lr v.
 
     With `nesterov` the step is along g + momentum v in place of v. v is 0 initially, so that the first step has v = g.
     """
 
-    def __init__(self, *, lr: float, momentum: float, nesterov: bool, weight_decay: float, schedule: Schedule) -> None:
-        super().__init__(
-            between("momentum", momentum, 0, 1, open_high=True),
-            rule(not nesterov or momentum > 0, "nesterov", nesterov, "needs momentum > 0", "optimizer.momentum=0.9"),
-            at_least("weight_decay", weight_decay, 0),
-            lr=lr,
-            schedule=schedule,
-        )
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.weight_decay = weight_decay
+    momentum: Annotated[float, Interval(ge=0, lt=1)]
+    nesterov: bool
+    weight_decay: NonNegative
+
+    def problems(self) -> Problems:
+        sound = not self.nesterov or self.momentum > 0
+        yield rule(sound, "nesterov", self.nesterov, "needs momentum > 0", "optimizer.momentum=0.9")
 
     def init(self, params: Stack) -> Stack:
         return {name: torch.zeros_like(p) for name, p in params.items()} if self.momentum else {}
@@ -127,6 +117,7 @@ class AdamState:
     steps: int = 0
 
 
+@parameters
 class Adam(LocalOptimizer):
     """Adam with bias correction (Kingma and Ba, 2015).
 
@@ -134,28 +125,11 @@ class Adam(LocalOptimizer):
     2019).
     """
 
-    def __init__(
-        self,
-        *,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decoupled: bool,
-        schedule: Schedule,
-    ) -> None:
-        super().__init__(
-            between("beta1", beta1, 0, 1, open_high=True),
-            between("beta2", beta2, 0, 1, open_high=True),
-            positive("eps", eps),
-            at_least("weight_decay", weight_decay, 0),
-            lr=lr,
-            schedule=schedule,
-        )
-        self.beta1, self.beta2, self.eps = beta1, beta2, eps
-        self.weight_decay = weight_decay
-        self.decoupled = decoupled
+    beta1: Annotated[float, Interval(ge=0, lt=1)]
+    beta2: Annotated[float, Interval(ge=0, lt=1)]
+    eps: Positive
+    weight_decay: NonNegative
+    decoupled: bool
 
     def init(self, params: Stack) -> AdamState:
         first, second = ({name: torch.zeros_like(p) for name, p in params.items()} for _ in range(2))
@@ -214,23 +188,21 @@ class Step(Schedule):
         return self.multiplier ** sum(round > m for m in self.milestones)
 
 
+@parameters
 class Exponential(Schedule):
     """Multiplies the learning rate by `gamma` in every round from the second on."""
 
-    def __init__(self, *, gamma: float) -> None:
-        check(positive("gamma", gamma))
-        self.gamma = gamma
+    gamma: Positive
 
     def factor(self, round: int, num_rounds: int) -> float:
         return self.gamma ** (round - 1)
 
 
+@parameters
 class Cosine(Schedule):
     """A factor that falls along half a cosine from 1 in the first round to `final` in the last."""
 
-    def __init__(self, *, final: float) -> None:
-        check(positive("final", final))
-        self.final = final
+    final: Positive
 
     def factor(self, round: int, num_rounds: int) -> float:
         progress = (round - 1) / max(num_rounds - 1, 1)

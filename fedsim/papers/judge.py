@@ -74,7 +74,8 @@ def examine(publication: Publication, groups: Sequence[Group], protocol: Protoco
     """All numbers and claims of a publication for which there are runs, with evidence that is not yet corrected."""
     cases, preset = Cases(groups, protocol), "" if protocol is None else protocol.preset
     judged = []
-    for printed in (*publication.numbers, *publication.claims):
+    everything: list[Number | Claim] = [*publication.numbers, *publication.claims]
+    for printed in everything:
         if (group := cases.find(printed.about)) is None:
             continue
         found = examine_number(printed, cases) if isinstance(printed, Number) else examine_claim(printed, cases)

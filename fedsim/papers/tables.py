@@ -47,7 +47,7 @@ def numbers(judged: Sequence[Judged]) -> Table:
                 name,
                 Cell(f"{printed.value:.4f}{plus_minus}", printed.value),
                 show_estimate(ours),
-                number(ours and ours.num),
+                number(None if ours is None else ours.num),
                 Cell(f"{ours.next_low:.3f} to {ours.next_high:.3f}", ours.next_low) if ours and ours.num > 1 else "-",
                 number(ours.next_half_width if ours and ours.num > 1 else None, ".3f"),
                 number(judgement.difference, "+.4f"),

@@ -1,7 +1,4 @@
-"""The interface of partitions, which divide a training set among clients.
-
-Apportionment of samples to clients, and checks that all partitions share.
-"""
+"""The interface of partitions, which divide a training set among clients, and what they share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,15 +1,20 @@
 """Label skew by Dirichlet draws, per class or per client. For the variant with a quadratic program: dirichlet_qp.py."""
 
+from typing import Annotated
+
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from fedsim.core.errors import DataError, at_least, at_most, check, positive
+from fedsim.core.errors import DataError
+from fedsim.core.parameters import CountOrZero, Positive, parameters
 from fedsim.partitions.base import Indices, Labelled, Partition, largest_remainder, require_samples, shuffled_by_class
 
 MAX_TRIES = 100_000
 """A draw takes about a millisecond."""
 
 
+@parameters
 class DirichletClass(Partition):
     """Each class is divided among the clients in proportions ~ Dir(alpha 1_N) (FedABC; Yurochkin et al., 2019).
 
@@ -20,17 +25,10 @@ class DirichletClass(Partition):
     client has `min_size` samples, at most `max_tries` times; then it raises `DataError`.
     """
 
-    def __init__(self, *, alpha: float, balanced: bool, min_size: int, max_tries: int) -> None:
-        check(
-            positive("alpha", alpha),
-            at_least("min_size", min_size, 0),
-            at_least("max_tries", max_tries, 1),
-            at_most("max_tries", max_tries, MAX_TRIES),
-        )
-        self.alpha = alpha
-        self.balanced = balanced
-        self.min_size = min_size
-        self.max_tries = max_tries
+    alpha: Positive
+    balanced: bool
+    min_size: CountOrZero
+    max_tries: Annotated[int, Ge(1), Le(MAX_TRIES)]
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         require_samples(len(data.labels), num_clients, max(self.min_size, 1), f"partition.min_size={self.min_size}")
@@ -66,10 +64,10 @@ def _restricted(shares: NDArray[np.float64], has_room: NDArray[np.bool_]) -> NDA
     kept = np.where(has_room, shares, 0.0)
     if kept.sum() <= 0:
         kept = has_room.astype(float) if has_room.any() else np.ones(len(shares))
-    scaled: NDArray[np.float64] = kept / kept.sum()
-    return scaled
+    return kept / kept.sum()
 
 
+@parameters
 class DirichletClient(Partition):
     """Each client draws its labels from its own distribution q_i ~ Dir(alpha 1_C); client sizes differ by at most one.
 
@@ -78,9 +76,7 @@ class DirichletClient(Partition):
     renormalised. All samples are used.
     """
 
-    def __init__(self, *, alpha: float) -> None:
-        check(positive("alpha", alpha))
-        self.alpha = alpha
+    alpha: Positive
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         num = len(data.labels)

@@ -1,11 +1,13 @@
 """The Dirichlet partition of FedCor and GPFL: Dirichlet label mixes, and sizes from a quadratic program."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from fedsim.core.errors import DataError, Problem, at_least, at_most, check, positive
+from fedsim.core.errors import DataError, Problem
+from fedsim.core.parameters import Positive, Problems, parameters
 from fedsim.partitions.base import Indices, Labelled, Partition, require_samples, shuffled_by_class
 
 TOLERANCE = 1e-6
@@ -15,6 +17,7 @@ MAX_RETRIES = 10_000
 """A draw takes some ten milliseconds."""
 
 
+@parameters
 class DirichletQP(Partition):
     """q_i ~ Dir(alpha p) with p the class frequencies; sizes x = argmin |x|^2 subject to Q x = b, x >= 0.
 
@@ -27,17 +30,13 @@ class DirichletQP(Partition):
     and every class is scaled to its size.
     """
 
-    def __init__(self, *, alpha: float, solver: str, retries: int, fallback: Literal["error", "nnls"]) -> None:
-        check(
-            positive("alpha", alpha),
-            at_least("retries", retries, 0),
-            at_most("retries", retries, MAX_RETRIES),
-            _solver_problem(solver),
-        )
-        self.alpha = alpha
-        self.solver = solver
-        self.retries = retries
-        self.fallback = fallback
+    alpha: Positive
+    solver: str
+    retries: Annotated[int, Ge(0), Le(MAX_RETRIES)]
+    fallback: Literal["error", "nnls"]
+
+    def problems(self) -> Problems:
+        yield _solver_problem(self.solver)
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         require_samples(len(data.labels), num_clients, 1, "partition=dirichlet_qp")
@@ -118,8 +117,7 @@ def _least_squares_counts(q: NDArray[np.float64], b: NDArray[np.float64]) -> NDA
     sizes, _ = nnls(q, b)
     counts: NDArray[np.float64] = q * sizes
     totals = counts.sum(1, keepdims=True)
-    scaled: NDArray[np.float64] = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0) * b[:, None]
-    return scaled
+    return np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0) * b[:, None]
 
 
 def _assign_samples(quotas: NDArray[np.float64], data: Labelled, rng: np.random.Generator) -> list[Indices]:

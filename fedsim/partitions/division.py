@@ -205,8 +205,7 @@ def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
     frequencies = np.bincount(labels, minlength=data.num_classes).astype(np.float64)
     quota = largest_remainder(frequencies, count)
     chosen = np.concatenate([np.flatnonzero(labels == c)[:k] for c, k in enumerate(quota)])
-    picked: Indices = positions[np.sort(chosen)]
-    return picked
+    return positions[np.sort(chosen)]
 
 
 def _hold_out(own: ByClient, fraction: float, streams: Streams) -> tuple[ByClient, ByClient]:

@@ -1,14 +1,13 @@
-"""Partitions without label skew: equal sizes, or skewed sizes.
+"""Partitions without label skew of their own: equal or skewed sizes, or one client per owner (writer, user)."""
 
-One client per owner (writer, user) of samples in the data set.
-"""
-
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Interval
 
-from fedsim.core.errors import DataError, at_least, between, check
+from fedsim.core.errors import DataError
 from fedsim.core.exact import exp, log
+from fedsim.core.parameters import Count, parameters
 from fedsim.core.types import ByClient
 from fedsim.partitions.base import Indices, Labelled, Partition, largest_remainder, require_samples
 
@@ -21,6 +20,7 @@ class IID(Partition):
         return np.array_split(rng.permutation(len(data.labels)), num_clients)
 
 
+@parameters
 class QuantitySkew(Partition):
     """Clients differ only in size: sizes are proportional to log-normal or power-law draws, labels are random.
 
@@ -28,11 +28,9 @@ class QuantitySkew(Partition):
     Pareto tail of index `skew` (smaller is more skewed). Every client gets `min_size` samples in advance.
     """
 
-    def __init__(self, *, law: Literal["lognormal", "powerlaw"], skew: float, min_size: int) -> None:
-        check(between("skew", skew, 0.001, 1000), at_least("min_size", min_size, 1))
-        self.law = law
-        self.skew = skew
-        self.min_size = min_size
+    law: Literal["lognormal", "powerlaw"]
+    skew: Annotated[float, Interval(ge=0.001, le=1000)]
+    min_size: Count
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         num = len(data.labels)
@@ -46,6 +44,7 @@ class QuantitySkew(Partition):
         return np.split(rng.permutation(num), np.cumsum(sizes)[:-1])
 
 
+@parameters
 class Natural(Partition):
     """Clients are `num_clients` random owners, in ascending order, among those with at least `min_samples` samples.
 
@@ -53,11 +52,9 @@ class Natural(Partition):
     set (GPFL's Fig. 7: the first 10) or `random` ones.
     """
 
-    def __init__(self, *, min_samples: int, cap: int | None, keep: Literal["random", "first"]) -> None:
-        check(at_least("min_samples", min_samples, 1), None if cap is None else at_least("cap", cap, 1))
-        self.min_samples = min_samples
-        self.cap = cap
-        self.keep = keep
+    min_samples: Count
+    cap: Count | None
+    keep: Literal["random", "first"]
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> ByClient:
         if data.owners is None:

@@ -5,10 +5,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.core.errors import DataError, at_least, check
+from fedsim.core.errors import DataError
+from fedsim.core.parameters import Count, parameters
 from fedsim.partitions.base import Indices, Labelled, Partition, largest_remainder, require_samples, shuffled_by_class
 
 
+@parameters
 class Shards(Partition):
     """Each client gets `shards_per_client` random shards: 1SPC and 2SPC of FedCor and GPFL, s of PNCS.
 
@@ -19,11 +21,9 @@ class Shards(Partition):
     differs by class.
     """
 
-    def __init__(self, *, shards_per_client: int, pure: bool, leftover: Literal["drop", "spread"]) -> None:
-        check(at_least("shards_per_client", shards_per_client, 1))
-        self.shards_per_client = shards_per_client
-        self.pure = pure
-        self.leftover = leftover
+    shards_per_client: Count
+    pure: bool
+    leftover: Literal["drop", "spread"]
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         num_shards = num_clients * self.shards_per_client

@@ -308,8 +308,8 @@ def simulated_phases(groups: Sequence[Group]) -> Table:
             for part in ("", "_ask", "_train")
         )
         late = float(np.mean([sum(len(record["late"]) for record in run.records) for run in runs])) / count
-        walls = [run.records[-1].get("wall_seconds") for run in runs]
-        measured = None if None in walls else float(np.mean(walls))
+        walls = [wall for run in runs if (wall := run.records[-1].get("wall_seconds")) is not None]
+        measured = float(np.mean(walls)) if len(walls) == len(runs) else None
         times = [number(value, show_seconds) for value in (measured, total, ask, train, total / count)]
         rows.append([group.name, number(count), *times, number(late, ".2f")])
     header = ["run", "rounds", "measured", "simulated", "ask", "train", "a round", "late a round"]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import FedsimError
+from fedsim.core.parameters import has_parameters
 
 PLAIN = (type(None), bool, int, float, str)
 CONTAINERS: Mapping[str, Callable[[Any], Any]] = {
@@ -58,7 +59,7 @@ def encode(
     if isinstance(value, np.ndarray | np.generic) and _is_plain_array(value):
         name = "array" if isinstance(value, np.ndarray) else "scalar"
         return {name: _keep(torch.from_numpy(np.array(value)), tensors)}
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value) and not isinstance(value, type) and not has_parameters(value):
         _require_readable(kind, where, dataclasses or {})
         values = {f.name: getattr(value, f.name) for f in fields(value)} | getattr(value, "__dict__", {})
         return {"dataclass": [_path(kind), {name: inner(item, f"{where}.{name}") for name, item in values.items()}]}

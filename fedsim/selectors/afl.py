@@ -8,20 +8,10 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import floor
 from fedsim.core.exact import exp
-from fedsim.selectors.base import (
-    Clients,
-    Ids,
-    Population,
-    Selection,
-    Selector,
-    Signal,
-    ascending,
-    at_least,
-    between,
-    check,
-)
+from fedsim.selectors.base import Clients, Ids, NonNegative, Selection, Selector, Share, Signal, ascending, parameters
 
 
+@parameters
 class AFL(Selector):
     """Draws clients by a softmax over values v_k = sqrt(n_k) * (mean loss of client k at the model it last received).
 
@@ -38,15 +28,14 @@ class AFL(Selector):
     needs = frozenset({Signal.LOSSES})
     state = ("values", "asked")
 
-    def __init__(
-        self, population: Population, *, alpha1: float, alpha2: float, alpha3: float, init: Literal["query", "equal"]
-    ) -> None:
-        super().__init__(population)
-        check(between("alpha1", alpha1, 0, 1), at_least("alpha2", alpha2, 0), between("alpha3", alpha3, 0, 1))
-        self.alpha1, self.alpha2, self.alpha3 = alpha1, alpha2, alpha3
-        self.init = init
-        self.values = np.zeros(population.num_clients)
-        self.asked = np.full(population.num_clients, init == "equal")
+    alpha1: Share
+    alpha2: NonNegative
+    alpha3: Share
+    init: Literal["query", "equal"]
+
+    def __post_init__(self) -> None:
+        self.values = np.zeros(self.population.num_clients)
+        self.asked = np.full(self.population.num_clients, self.init == "equal")
 
     @property
     def start_up_rounds(self) -> int:

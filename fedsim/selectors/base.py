@@ -8,6 +8,7 @@ besides NumPy.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,21 +20,28 @@ from fedsim.clients.ledger import Resources
 from fedsim.clients.server import Server
 from fedsim.core.errors import FedsimError, Problem, at_least, at_most, between, check, one_of, positive, rule
 from fedsim.core.exact import exp, log
+from fedsim.core.parameters import Count, CountOrZero, NonNegative, Positive, Problems, Share, parameters
 from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection, Stack, drop_nonfinite
 
 __all__ = [
     "Clients",
     "Cohort",
+    "Count",
+    "CountOrZero",
     "Evaluation",
     "FedsimError",
     "Ids",
+    "NonNegative",
     "Params",
     "Population",
+    "Positive",
     "Problem",
+    "Problems",
     "Resources",
     "Selection",
     "Selector",
     "Server",
+    "Share",
     "Signal",
     "Stack",
     "ascending",
@@ -44,6 +52,7 @@ __all__ = [
     "drop_nonfinite",
     "highest",
     "one_of",
+    "parameters",
     "positive",
     "rule",
     "softmax",
@@ -52,26 +61,26 @@ __all__ = [
 ]
 
 
+@parameters
 class Selector(ABC):
     """Selects the clients of each round.
 
-    Hyper-parameters are keyword-only constructor parameters with type annotations and without defaults: their values
-    stand in the YAML file. The constructor checks their ranges (`check`). It must be cheap, because it also runs once
-    when a config is validated before any work is done.
+    Hyper-parameters are keyword-only fields of a class with the decorator `parameters`, with their ranges in the
+    annotations and without defaults: their values stand in the YAML file. The constructor must be cheap, because it
+    also runs once when a config is validated before any work is done.
     """
 
-    needs: frozenset[Signal] = frozenset()
+    population: Population = field(kw_only=False)
+
+    needs = frozenset[Signal]()
     """All signals that `select` and `observe` may request; an instance may narrow it by its hyper-parameters."""
-    adaptive: bool = False
+    adaptive = False
     """True if the method decides how many clients take part; if False, exactly min(K, available) must be selected."""
-    exact: bool = True
+    exact = True
     """With engine=native, selections are the same on every processor (docs/reliability.md); False where they depend on
     BLAS or LAPACK: their last bits differ with the instruction set."""
     state: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes that persist between rounds: everything that an exact resume has to restore."""
-
-    def __init__(self, population: Population) -> None:
-        self.population = population
 
     def unfit_for(self, trained: Sequence[str]) -> Problem | None:
         """What a hyper-parameter asks of the model that it does not have, by the names of its trained parameters.
@@ -174,8 +183,7 @@ def leading(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
 def softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """exp(values) / sum exp(values), [n]; computed without overflow."""
     exponents = exp(values - values.max())
-    shares: NDArray[np.float64] = exponents / exponents.sum()
-    return shares
+    return exponents / exponents.sum()
 
 
 def ascending(ids: NDArray[np.int64]) -> Ids:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsim.core.exact import arccos
 from fedsim.core.flat import to_device
-from fedsim.selectors.base import Clients, Cohort, Ids, Population, Selection, Selector, Server, check
+from fedsim.selectors.base import Clients, Cohort, Ids, Population, Problems, Selection, Selector, Server, parameters
 from fedsim.selectors.similarity import euclidean_distances, update_inner_products
 from fedsim.selectors.tools import WardInput, pairs_problem, rows_problem, ward_linkage
 
@@ -53,6 +53,7 @@ class ClusteredBySize(_ClusteredSampling):
         )
 
 
+@parameters
 class ClusteredBySimilarity(_ClusteredSampling):
     """Algorithm 2: the distributions are clusters of clients with similar updates, each with at most 1/K of the data.
 
@@ -70,10 +71,14 @@ class ClusteredBySimilarity(_ClusteredSampling):
 
     state = ("updates", "products")
 
-    def __init__(self, population: Population, *, distance: Literal["cosine", "l1", "l2"], ward_on: WardInput) -> None:
-        super().__init__(population)
-        check(pairs_problem(population, PAIR_BYTES), rows_problem(population, ward_on))
-        self.distance, self.ward_on = distance, ward_on
+    distance: Literal["cosine", "l1", "l2"]
+    ward_on: WardInput
+
+    def problems(self) -> Problems:
+        yield pairs_problem(self.population, PAIR_BYTES)
+        yield rows_problem(self.population, self.ward_on)
+
+    def __post_init__(self) -> None:
         self.updates: Tensor | None = None
         self.products: Tensor | None = None
 
@@ -96,8 +101,7 @@ class ClusteredBySimilarity(_ClusteredSampling):
             return np.zeros((len(clients.available), len(clients.available)))
         ids = to_device(torch.as_tensor(clients.available), self.updates.device)
         if self.distance == "l1":
-            table: Floats = squareform(pdist(self.updates[ids].double().cpu().numpy(), "cityblock"))
-            return table
+            return squareform(pdist(self.updates[ids].double().cpu().numpy(), "cityblock"))
         assert self.products is not None
         products = self.products
         if len(ids) < len(products):
@@ -108,8 +112,7 @@ class ClusteredBySimilarity(_ClusteredSampling):
 def client_masses(ids: Ids, population: Population) -> Floats:
     """K p_i [len(ids)], with p_i the share of client i in the samples of the clients `ids`."""
     sizes = population.sizes[ids]
-    masses: Floats = population.cohort_size * sizes / sizes.sum()
-    return masses
+    return population.cohort_size * sizes / sizes.sum()
 
 
 def similarity_distributions(tree: Floats, masses: Floats, count: int) -> Floats:

@@ -4,11 +4,12 @@ algorithm."""
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.selectors.base import Clients, Cohort, Population, Selection, Selector, Server, Signal, at_least, check
+from fedsim.selectors.base import Clients, Cohort, NonNegative, Selection, Selector, Server, Signal, parameters
 
 Floats = NDArray[np.float64]
 
 
+@parameters
 class Delta(Selector):
     """K draws with replacement from probabilities P that grow with gradient diversity and local gradient variance.
 
@@ -24,11 +25,11 @@ class Delta(Selector):
     needs = frozenset({Signal.GRADIENTS})
     state = ("probabilities",)
 
-    def __init__(self, population: Population, *, diversity: float, variance: float) -> None:
-        super().__init__(population)
-        check(at_least("diversity", diversity, 0), at_least("variance", variance, 0))
-        self.diversity, self.variance = diversity, variance
-        self.probabilities = population.shares.copy()
+    diversity: NonNegative
+    variance: NonNegative
+
+    def __post_init__(self) -> None:
+        self.probabilities = self.population.shares.copy()
         self._spreads = np.empty(0)
         self._ids = np.empty(0, np.int64)
         self._lr = 1.0
@@ -61,5 +62,4 @@ def redistribute_mass(mass: Floats, scores: Floats) -> Floats:
     usable = np.isfinite(scores) & (scores > 0)
     if not usable.all():
         return mass
-    result: Floats = mass.sum() * scores / scores.sum()
-    return result
+    return mass.sum() * scores / scores.sum()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.core.errors import floor
 from fedsim.core.flat import to_device
-from fedsim.selectors.base import Clients, Ids, Population, Selection, Selector, Signal, between, check
+from fedsim.selectors.base import Clients, Ids, Problems, Selection, Selector, Share, Signal, parameters
 from fedsim.selectors.similarity import euclidean_distances, update_inner_products
 from fedsim.selectors.tools import pairs_problem
 
@@ -20,6 +20,7 @@ PAIR_BYTES = 12
 """Inner products and distances in float32, as they are for many clients, and a copy for a checkpoint."""
 
 
+@parameters
 class DivFL(Selector):
     """Selects the K clients S that minimise G(S) = sum_k min_{i in S} |grad_k - grad_i|, greedily (facility location).
 
@@ -34,21 +35,18 @@ class DivFL(Selector):
     needs = frozenset({Signal.GRADIENTS})
     state = ("known", "gradients", "products")
 
-    def __init__(
-        self,
-        population: Population,
-        *,
-        mode: Literal["ideal", "no_overhead"],
-        greedy: Literal["plain", "lazy", "stochastic"],
-        share: float,
-        weights: Literal["gamma", "aggregator"],
-    ) -> None:
-        super().__init__(population)
-        check(between("share", share, 0, 1), pairs_problem(population, PAIR_BYTES))
-        self.mode, self.greedy, self.share, self.weights = mode, greedy, share, weights
+    mode: Literal["ideal", "no_overhead"]
+    greedy: Literal["plain", "lazy", "stochastic"]
+    share: Share
+    weights: Literal["gamma", "aggregator"]
+
+    def problems(self) -> Problems:
+        yield pairs_problem(self.population, PAIR_BYTES)
+
+    def __post_init__(self) -> None:
         self.gradients: Tensor | None = None
         self.products: Tensor | None = None
-        self.known = np.zeros(population.num_clients, dtype=bool)
+        self.known = np.zeros(self.population.num_clients, dtype=bool)
 
     @property
     def start_up_rounds(self) -> int:

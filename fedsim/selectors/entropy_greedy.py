@@ -5,12 +5,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.exact import log
-from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, check, highest, rule
+from fedsim.selectors.base import Clients, Problems, Selection, Selector, Signal, ascending, highest, parameters, rule
 from fedsim.selectors.tools import collect_label_counts, not_queued
 
 Floats = NDArray[np.float64]
 
 
+@parameters
 class EntropyGreedy(Selector):
     """Adds clients one by one, each time the one that maximises the entropy of the pooled labels; ties at random.
 
@@ -22,11 +23,15 @@ class EntropyGreedy(Selector):
     needs = frozenset({Signal.LABEL_COUNTS})
     state = ("counts", "queue")
 
-    def __init__(self, population: Population, *, queue_length: int | None) -> None:
-        super().__init__(population)
-        check(rule(queue_length is None or queue_length >= 0, "queue_length", queue_length, "must be null or >= 0"))
-        self.queue_length = population.num_clients // 2 if queue_length is None else queue_length
-        self.counts = np.empty((population.num_clients, 0), np.int64)
+    queue_length: int | None
+
+    def problems(self) -> Problems:
+        length = self.queue_length
+        yield rule(length is None or length >= 0, "queue_length", length, "must be null or >= 0")
+
+    def __post_init__(self) -> None:
+        self.longest = self.population.num_clients // 2 if self.queue_length is None else self.queue_length
+        self.counts = np.empty((self.population.num_clients, 0), np.int64)
         self.queue: list[int] = []
 
     @property
@@ -46,7 +51,7 @@ class EntropyGreedy(Selector):
         chosen = [int(i) for i in ids[picks]]
         again = set(chosen)
         kept = [i for i in self.queue if i not in again]
-        self.queue = [*kept, *chosen][-self.queue_length :] if self.queue_length else []
+        self.queue = [*kept, *chosen][-self.longest :] if self.longest else []
         return Selection(ascending(ids[picks]))
 
 
@@ -55,5 +60,4 @@ def entropies(counts: Floats) -> Floats:
     shares = counts / counts.sum(1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(shares > 0, shares * log(shares), 0.0)
-    result: Floats = -terms.sum(1)
-    return result
+    return -terms.sum(1)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from fedsim.selectors.base import at_least, check, positive
+from fedsim.selectors.base import Count, NonNegative, Positive, parameters
 
 
 class Exploration(ABC):
@@ -13,6 +13,7 @@ class Exploration(ABC):
         """alpha_t >= 0 in round `t` (1-based) of `num_rounds`."""
 
 
+@parameters
 class Linear(Exploration):
     """alpha_t = rho t / T (Eq. 7).
 
@@ -20,43 +21,39 @@ class Linear(Exploration):
     rounds with a reference of 500 (a share of .625), so that alpha reaches 1.6 rho, as the authors' logs show.
     """
 
-    def __init__(self, *, rho: float, reference: float | None) -> None:
-        check(at_least("rho", rho, 0), None if reference is None else positive("reference", reference))
-        self.rho, self.reference = rho, reference
+    rho: NonNegative
+    reference: Positive | None
 
     def alpha(self, t: int, num_rounds: int) -> float:
         rounds = num_rounds if self.reference is None else self.reference
         return self.rho * t / (rounds if rounds >= 1 else rounds * num_rounds)
 
 
+@parameters
 class Fixed(Exploration):
     """A constant alpha (Fig. 7a)."""
 
-    def __init__(self, *, value: float) -> None:
-        check(at_least("value", value, 0))
-        self.value = value
+    value: NonNegative
 
     def alpha(self, t: int, num_rounds: int) -> float:
         return self.value
 
 
+@parameters
 class Decreasing(Exploration):
     """alpha_t = rho (1 - (t - 1) / T)."""
 
-    def __init__(self, *, rho: float) -> None:
-        check(at_least("rho", rho, 0))
-        self.rho = rho
+    rho: NonNegative
 
     def alpha(self, t: int, num_rounds: int) -> float:
         return self.rho * (1 - (t - 1) / num_rounds)
 
 
+@parameters
 class Triangular(Exploration):
     """alpha_t = t / peak before round `peak`, then 2 peak / (t + peak); the authors' code has peak 100 by default."""
 
-    def __init__(self, *, peak: int) -> None:
-        check(at_least("peak", peak, 1))
-        self.peak = peak
+    peak: Count
 
     def alpha(self, t: int, num_rounds: int) -> float:
         return t / self.peak if t < self.peak else 2 * self.peak / (t + self.peak)

@@ -9,18 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.exact import exp, log
-from fedsim.selectors.base import (
-    Clients,
-    Cohort,
-    Population,
-    Selection,
-    Selector,
-    Server,
-    Signal,
-    check,
-    positive,
-    rule,
-)
+from fedsim.core.parameters import Count, NonNegative, Positive, Problems, parameters
+from fedsim.selectors.base import Clients, Cohort, Selection, Selector, Server, Signal, rule
 from fedsim.selectors.tools import kl_divergences, pairs_problem
 
 PAIR_BYTES = 36
@@ -39,6 +29,7 @@ class Threshold(ABC):
         """Number of clients to select, >= 1; `shares` [N] are their scores' shares, descending, with sum 1."""
 
 
+@parameters
 class Cumulative(Threshold):
     """The smallest number of top clients whose shares sum to tau_t (section V-A, used in place of Eq. 14).
 
@@ -48,24 +39,15 @@ class Cumulative(Threshold):
     clients are selected if tau >= 1.
     """
 
-    def __init__(
-        self,
-        *,
-        schedule: Literal["step", "linear", "convex", "concave"],
-        start: float,
-        increment: float,
-        every: int,
-        end: float,
-        mode: Literal["reach", "exceed"],
-    ) -> None:
-        check(
-            positive("start", start),
-            rule(increment >= 0, "increment", increment, "must be >= 0"),
-            rule(every >= 1, "every", every, "must be >= 1"),
-            rule(end >= start, "end", end, f"must be >= start={start}"),
-        )
-        self.schedule, self.start, self.increment, self.every, self.end = schedule, start, increment, every, end
-        self.mode = mode
+    schedule: Literal["step", "linear", "convex", "concave"]
+    start: Positive
+    increment: NonNegative
+    every: Count
+    end: float
+    mode: Literal["reach", "exceed"]
+
+    def problems(self) -> Problems:
+        yield rule(self.end >= self.start, "end", self.end, f"must be >= start={self.start}")
 
     def tau(self, t: int, num_rounds: int) -> float:
         """The threshold tau_t of round `t` (0-based)."""
@@ -81,6 +63,7 @@ class Cumulative(Threshold):
         return min(int(below.sum()) + 1, len(shares)) if tau < 1 - TOLERANCE else len(shares)
 
 
+@parameters
 class Lambda(Threshold):
     """Clients whose share exceeds lambda / eta_t, with increasing eta_t (the rule below Eq. 14).
 
@@ -88,14 +71,14 @@ class Lambda(Threshold):
     differs from this by a constant factor that lambda can absorb.
     """
 
-    def __init__(self, *, strength: float, growth: float) -> None:
-        check(positive("strength", strength), rule(growth >= 0, "growth", growth, "must be >= 0"))
-        self.strength, self.growth = strength, growth
+    strength: Positive
+    growth: NonNegative
 
     def count(self, shares: NDArray[np.float64], t: int, num_rounds: int) -> int:
         return max(int((shares > self.strength / (1 + self.growth * t)).sum()), 1)
 
 
+@parameters
 class FedABC(Selector):
     """Selects by the losses of all clients, smoothed by attention over the similarity of their models on public data.
 
@@ -118,21 +101,15 @@ class FedABC(Selector):
     needs = frozenset({Signal.LOSSES, Signal.PUBLIC})
     state = ("predictions",)
 
-    def __init__(
-        self,
-        population: Population,
-        *,
-        threshold: Threshold,
-        kl_reduction: Literal["mean", "sum"],
-        self_term: bool,
-        weights: Literal["score", "uniform", "by_size"],
-    ) -> None:
-        super().__init__(population)
-        check(pairs_problem(population, PAIR_BYTES))
-        self.threshold = threshold
-        self.kl_reduction = kl_reduction
-        self.self_term = self_term
-        self.weights = weights
+    threshold: Threshold
+    kl_reduction: Literal["mean", "sum"]
+    self_term: bool
+    weights: Literal["score", "uniform", "by_size"]
+
+    def problems(self) -> Problems:
+        yield pairs_problem(self.population, PAIR_BYTES)
+
+    def __post_init__(self) -> None:
         self.predictions: dict[int, Tensor] = {}
 
     @property

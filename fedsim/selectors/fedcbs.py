@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.exact import exp, log
-from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, at_least, check
+from fedsim.selectors.base import Clients, NonNegative, Selection, Selector, Signal, ascending, parameters
 from fedsim.selectors.tools import collect_label_counts
 
 Floats = NDArray[np.float64]
@@ -13,6 +13,7 @@ MIN_QCID = 1e-9
 """Lower bound of QCID values: a perfectly balanced pool has QCID 0, which has no inverse."""
 
 
+@parameters
 class FedCBS(Selector):
     """Draws clients one by one with probabilities that favour a balanced pool of labels.
 
@@ -26,12 +27,11 @@ class FedCBS(Selector):
     needs = frozenset({Signal.LABEL_COUNTS})
     state = ("counts", "pulls")
 
-    def __init__(self, population: Population, *, exploration: float) -> None:
-        super().__init__(population)
-        check(at_least("exploration", exploration, 0))
-        self.exploration = exploration
-        self.counts = np.empty((population.num_clients, 0), np.int64)
-        self.pulls = np.zeros(population.num_clients, np.int64)
+    exploration: NonNegative
+
+    def __post_init__(self) -> None:
+        self.counts = np.empty((self.population.num_clients, 0), np.int64)
+        self.pulls = np.zeros(self.population.num_clients, np.int64)
 
     @property
     def start_up_rounds(self) -> int:
@@ -59,5 +59,4 @@ def qcid_with_each(counts: Floats, pool: Floats) -> Floats:
     """QCID [n] of the label counts `pool` [C] after adding each row of `counts` [n, C] to it."""
     pooled = counts + pool
     qcid = (pooled**2).sum(1) / pooled.sum(1) ** 2 - 1 / counts.shape[1]
-    result: Floats = np.maximum(qcid, MIN_QCID)
-    return result
+    return np.maximum(qcid, MIN_QCID)

@@ -1,28 +1,15 @@
 """FedCor (Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
 Learning", CVPR 2022): a Gaussian process over the clients' loss changes."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from fedsim.core.errors import DivergedError
-from fedsim.selectors.base import (
-    Clients,
-    Params,
-    Population,
-    Problem,
-    Selection,
-    Selector,
-    Signal,
-    ascending,
-    at_least,
-    at_most,
-    between,
-    check,
-    drop_nonfinite,
-    positive,
-)
+from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, Share, parameters
+from fedsim.selectors.base import Clients, Params, Selection, Selector, Signal, ascending, drop_nonfinite
 from fedsim.selectors.gaussian_process import (
     Kernel,
     Objective,
@@ -35,10 +22,10 @@ from fedsim.selectors.tools import operations_problem, pairs_problem
 
 Floats = NDArray[np.float64]
 MAX_DIMENSION, MAX_FIT_STEPS = 10_000, 1_000_000
-MAX_NOISE = 1e100  # whose square is still a number
 SMALLEST_DISCOUNT = 1e-12
 
 
+@parameters
 class FedCor(Selector):
     """Selects the K clients whose training is expected to lower the weighted sum of all clients' losses the most.
 
@@ -77,62 +64,48 @@ class FedCor(Selector):
     exact = False  # the fit of the process solves linear equations
     state = ("losses", "changes", "rounds", "parameters", "discounts", "last", "fitted")
 
-    def __init__(
-        self,
-        population: Population,
-        *,
-        dimension: int,
-        noise: float,
-        kernel: Kernel,
-        length: float,
-        objective: Objective,
-        warmup: int,
-        interval: int,
-        window: int,
-        history: Literal["rounds", "intervals"],
-        gamma: float,
-        beta: float,
-        first_steps: int,
-        refit_steps: int,
-        warmup_steps: int,
-        fit_lr: float,
-        update_mean: bool,
-        uniform_shares: bool,
-        epsilon: float,
-        least_fall: float | None,
-    ) -> None:
-        super().__init__(population)
-        counts = {"dimension": dimension, "interval": interval, "window": window, "first_steps": first_steps}
-        optional = {"warmup": warmup, "refit_steps": refit_steps, "warmup_steps": warmup_steps}
-        steps = {"first_steps": first_steps, "refit_steps": refit_steps, "warmup_steps": warmup_steps}
-        check(
-            *(at_least(key, value, 1) for key, value in counts.items()),
-            *(at_least(key, value, 0) for key, value in optional.items()),
-            at_most("dimension", dimension, MAX_DIMENSION),
-            at_most("noise", noise, MAX_NOISE),
-            *(at_most(key, value, MAX_FIT_STEPS) for key, value in steps.items()),
-            *(positive(key, value) for key, value in {"noise": noise, "length": length, "fit_lr": fit_lr}.items()),
-            *(between(key, value, 0, 1) for key, value in {"epsilon": epsilon, "gamma": gamma, "beta": beta}.items()),
-            *(_dense_problems(population, kernel, dimension, first_steps) if is_dense(kernel, objective) else ()),
-        )
-        n = population.num_clients
-        self.process = make_process(kernel, objective, noise, length, fit_lr)
-        self.warmup, self.interval, self.window = warmup, interval, window
-        self.history = history
-        self.gamma, self.beta = gamma, beta
-        self.first_steps, self.refit_steps, self.warmup_steps = first_steps, refit_steps, warmup_steps
-        self.update_mean = update_mean
-        self.shares = np.ones(n) if uniform_shares else population.shares
+    dimension: Annotated[int, Ge(1), Le(MAX_DIMENSION)]
+    noise: Positive
+    kernel: Kernel
+    length: Positive
+    objective: Objective
+    warmup: CountOrZero
+    interval: Count
+    window: Count
+    history: Literal["rounds", "intervals"]
+    gamma: Share
+    beta: Share
+    first_steps: Annotated[int, Ge(1), Le(MAX_FIT_STEPS)]
+    refit_steps: Annotated[int, Ge(0), Le(MAX_FIT_STEPS)]
+    warmup_steps: Annotated[int, Ge(0), Le(MAX_FIT_STEPS)]
+    fit_lr: Positive
+    update_mean: bool
+    uniform_shares: bool
+    epsilon: Share
+    least_fall: float | None
+
+    def problems(self) -> Problems:
+        if not is_dense(self.kernel, self.objective):
+            return
+        remedy = "selector.kernel=linear selector.objective=mml is linear in num_clients; or lower num_clients"
+        features = 16 * min(self.dimension, MAX_DIMENSION) if self.kernel == "se" else 0
+        yield pairs_problem(self.population, 64 + features, remedy)
+        steps = self.first_steps
+        operations = steps * float(self.population.num_clients) ** 3
+        yield operations_problem(self.population, "first_steps", steps, operations, "the first fit", remedy)
+
+    def __post_init__(self) -> None:
+        n = self.population.num_clients
+        self.process = make_process(self.kernel, self.objective, self.noise, self.length, self.fit_lr)
+        self.shares = np.ones(n) if self.uniform_shares else self.population.shares
         self.losses = np.full(n, np.nan)
         self.changes: list[Floats] = []
         self.rounds: list[int] = []
-        self.dimension = dimension
         self.parameters: Parameters = {}
         self.discounts = np.ones(n)
         self.last = -1  # the latest round e with a selection
         self.fitted = False  # after the warm-up
-        self.epsilon, self.least_fall = epsilon, least_fall
-        self.adaptive = least_fall is not None
+        self.adaptive = self.least_fall is not None
 
     @property
     def start_up_rounds(self) -> int:
@@ -210,14 +183,3 @@ class FedCor(Selector):
             count = min(-(-(self.window + 1) // self.interval), len(ages))
             ages = self.interval * np.arange(count, dtype=np.float64)[::-1]
         return np.stack(self.changes[-len(ages) :]), self.gamma**ages
-
-
-def _dense_problems(population: Population, kernel: Kernel, dimension: int, steps: int) -> list[Problem | None]:
-    """What speaks against matrices [N, N], which other kernels and objectives than linear ones with mml need."""
-    remedy = "selector.kernel=linear selector.objective=mml is linear in num_clients; or lower num_clients"
-    return [
-        pairs_problem(population, 64 + (16 * min(dimension, MAX_DIMENSION) if kernel == "se" else 0), remedy),
-        operations_problem(
-            population, "first_steps", steps, steps * float(population.num_clients) ** 3, "the first fit", remedy
-        ),
-    ]

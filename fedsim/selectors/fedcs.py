@@ -7,21 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ceil
-from fedsim.selectors.base import (
-    Clients,
-    Population,
-    Resources,
-    Selection,
-    Selector,
-    Signal,
-    ascending,
-    check,
-    one_of,
-    positive,
-    rule,
-)
+from fedsim.core.parameters import Positive, Problems, parameters
+from fedsim.selectors.base import Clients, Resources, Selection, Selector, Signal, ascending, one_of, rule
 
 
+@parameters
 class FedCS(Selector):
     """Selects as many clients as can download, train and upload within the `deadline`, by what they report of their
     resources.
@@ -45,26 +35,20 @@ class FedCS(Selector):
     needs = frozenset({Signal.RESOURCES})
     adaptive = True
 
-    def __init__(
-        self,
-        population: Population,
-        *,
-        deadline: float,
-        candidate_fraction: float | None,
-        uploads: Literal["parallel", "sequential"],
-    ) -> None:
-        super().__init__(population)
-        fraction = candidate_fraction
-        check(
-            positive("deadline", deadline),
-            one_of("uploads", uploads, ("parallel", "sequential")),
-            None
-            if fraction is None
-            else rule(0 < fraction <= 1, "candidate_fraction", fraction, "must lie in (0, 1]", "null asks K clients"),
-        )
-        self.deadline, self.uploads = deadline, uploads
-        k, n = population.cohort_size, population.num_clients
-        self.num_candidates = k if fraction is None else max(ceil(fraction * n), 1)
+    deadline: Positive
+    candidate_fraction: float | None
+    uploads: Literal["parallel", "sequential"]
+
+    def problems(self) -> Problems:
+        yield one_of("uploads", self.uploads, ("parallel", "sequential"))
+        fraction = self.candidate_fraction
+        if fraction is not None:
+            yield rule(0 < fraction <= 1, "candidate_fraction", fraction, "must lie in (0, 1]", "null asks K clients")
+
+    def __post_init__(self) -> None:
+        fraction, population = self.candidate_fraction, self.population
+        wanted = population.cohort_size if fraction is None else ceil(fraction * population.num_clients)
+        self.num_candidates = max(wanted, 1)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count = min(self.num_candidates, len(clients.available))

@@ -47,12 +47,10 @@ class LowRank(Covariance):
         self.factor, self.noise = factor, noise
 
     def matvec(self, vector: Floats) -> Floats:
-        product: Floats = self.factor.T @ (self.factor @ vector) + self.noise**2 * vector
-        return product
+        return self.factor.T @ (self.factor @ vector) + self.noise**2 * vector
 
     def diagonal(self) -> Floats:
-        diagonal: Floats = (self.factor**2).sum(0) + self.noise**2
-        return diagonal
+        return (self.factor**2).sum(0) + self.noise**2
 
     def column(self, j: int) -> Floats:
         column: Floats = self.factor.T @ self.factor[:, j]
@@ -67,8 +65,7 @@ class Dense(Covariance):
         self.matrix = matrix
 
     def matvec(self, vector: Floats) -> Floats:
-        product: Floats = self.matrix @ vector
-        return product
+        return self.matrix @ vector
 
     def diagonal(self) -> Floats:
         return self.matrix.diagonal().copy()
@@ -176,16 +173,14 @@ class DenseProcess(Process):
     def _marginal(factor: Tensor, residuals: Tensor) -> Tensor:
         """log N(r_e; 0, Sigma) of each row of `residuals`, up to a constant, [E]."""
         solved = torch.linalg.solve_triangular(factor, residuals.T, upper=False)
-        densities: Tensor = -solved.square().sum(0) / 2 - factor.diagonal().log().sum()
-        return densities
+        return -solved.square().sum(0) / 2 - factor.diagonal().log().sum()
 
     @staticmethod
     def _leave_one_out(factor: Tensor, residuals: Tensor) -> Tensor:
         """sum_i log p(r_ei | the others) up to a constant, [E] (Rasmussen and Williams 2006, Eq. 5.10-5.12)."""
         inverse = torch.cholesky_inverse(factor)
         precision = inverse.diagonal()
-        densities: Tensor = (precision.log() / 2 - (residuals @ inverse).square() / (2 * precision)).sum(1)
-        return densities
+        return (precision.log() / 2 - (residuals @ inverse).square() / (2 * precision)).sum(1)
 
 
 def is_dense(kernel: Kernel, objective: Objective) -> bool:
@@ -261,6 +256,5 @@ def _cholesky(matrix: Tensor) -> Tensor:
         padded = matrix + share * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=matrix.dtype)
         factor, info = torch.linalg.cholesky_ex(padded)
         if not info:
-            found: Tensor = factor
-            return found
+            return factor
     return matrix * torch.nan

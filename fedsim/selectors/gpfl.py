@@ -13,26 +13,9 @@ from torch import Tensor
 
 from fedsim.clients.local_results import row_blocks
 from fedsim.core.exact import exp, log, mean_row, row_sums
-from fedsim.selectors.base import (
-    Clients,
-    Cohort,
-    Evaluation,
-    Ids,
-    Params,
-    Population,
-    Selection,
-    Selector,
-    Server,
-    Signal,
-    Stack,
-    ascending,
-    at_least,
-    check,
-    drop_nonfinite,
-    highest,
-    positive,
-    softmax,
-)
+from fedsim.core.parameters import Count, Positive, parameters
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, Selection, Stack
+from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, drop_nonfinite, highest, softmax
 from fedsim.selectors.exploration import Exploration
 
 Floats = NDArray[np.float64]
@@ -41,6 +24,7 @@ REPORTED_DIRECTIONS = ("momentum_buffer", "full_gradient")
 """Local directions that clients send in addition to their update."""
 
 
+@parameters
 class GPFL(Selector):
     """Selects the K clients of highest index u_i = mean reward + alpha sqrt(2 ln(sum_j n_j) / n_i) (GPCB, Eq. 6).
 
@@ -80,40 +64,28 @@ class GPFL(Selector):
     needs = frozenset({Signal.VALIDATION})
     state = ("projections", "reward_sum", "pulls", "direction", "last", "previous", "selected")
 
-    def __init__(
-        self,
-        population: Population,
-        *,
-        exploration: Exploration,
-        init: Literal["all_clients", "cover", "none"],
-        cover_rounds: int,
-        init_aggregate: Literal["topk", "all", "none"],
-        metric: Literal["projection", "cosine", "dot"],
-        local_direction: LocalDirection,
-        global_direction: Literal["previous", "same_round", "server_momentum"],
-        server_momentum: float,
-        per_tensor: bool,
-        softmax_over: Literal["all", "selected"],
-        reward_average: Literal["rounds", "pulls", "pulls_plus_one"],
-        rank_by: Literal["gpcb", "gp"],
-        weights: Literal["aggregator", "by_gp"],
-        factor: Literal["literal2", "centred"],
-        tie_sign: Literal["intent", "literal"],
-        reward_eval: Literal["validation", "test"],
-    ) -> None:
-        super().__init__(population)
-        check(positive("server_momentum", server_momentum), at_least("cover_rounds", cover_rounds, 1))
-        n = population.num_clients
-        self.exploration = exploration
-        self.init, self.cover_rounds, self.init_aggregate = init, cover_rounds, init_aggregate
-        self.metric, self.per_tensor = metric, per_tensor
-        self.local_direction, self.global_direction = local_direction, global_direction
-        self.server_momentum = server_momentum
-        self.softmax_over, self.reward_average, self.rank_by = softmax_over, reward_average, rank_by
-        self.weights, self.factor, self.tie_sign, self.reward_eval = weights, factor, tie_sign, reward_eval
-        self.adaptive = init == "cover" or init_aggregate != "topk"
+    exploration: Exploration
+    init: Literal["all_clients", "cover", "none"]
+    cover_rounds: Count
+    init_aggregate: Literal["topk", "all", "none"]
+    metric: Literal["projection", "cosine", "dot"]
+    local_direction: LocalDirection
+    global_direction: Literal["previous", "same_round", "server_momentum"]
+    server_momentum: Positive
+    per_tensor: bool
+    softmax_over: Literal["all", "selected"]
+    reward_average: Literal["rounds", "pulls", "pulls_plus_one"]
+    rank_by: Literal["gpcb", "gp"]
+    weights: Literal["aggregator", "by_gp"]
+    factor: Literal["literal2", "centred"]
+    tie_sign: Literal["intent", "literal"]
+    reward_eval: Literal["validation", "test"]
+
+    def __post_init__(self) -> None:
+        n = self.population.num_clients
+        self.adaptive = self.init == "cover" or self.init_aggregate != "topk"
         self.needs = self._signals()
-        self.first_pulls = 1.0 if init == "all_clients" else 0.0
+        self.first_pulls = 1.0 if self.init == "all_clients" else 0.0
         self.projections = np.zeros(n)
         self.reward_sum = np.zeros(n)
         self.pulls = np.full(n, self.first_pulls)
@@ -264,8 +236,7 @@ def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) 
     scale = torch.ones_like(dots)
     if metric != "dot":
         scale = global_squares.sqrt().expand_as(dots) * (local_squares.sqrt() if metric == "cosine" else 1)
-    result: Floats = mean_row(torch.where(scale > 0, dots / scale, 0.0)).cpu().numpy()
-    return result
+    return mean_row(torch.where(scale > 0, dots / scale, 0.0)).cpu().numpy()
 
 
 def _dots_and_squares(local: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:

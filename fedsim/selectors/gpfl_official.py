@@ -6,20 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.exact import log
-from fedsim.selectors.base import (
-    Clients,
-    Cohort,
-    Evaluation,
-    Population,
-    Selection,
-    Selector,
-    Server,
-    Signal,
-    ascending,
-    at_least,
-    check,
-    softmax,
-)
+from fedsim.core.parameters import Count, parameters
+from fedsim.selectors.base import Clients, Cohort, Evaluation, Selection, Selector, Server, Signal, ascending, softmax
 from fedsim.selectors.exploration import Exploration
 from fedsim.selectors.gpfl import projections
 
@@ -27,6 +15,7 @@ BEFORE_ROUND_1 = Evaluation(accuracy=0.0, loss=1e6)
 """The evaluation that round 1 is compared with, because the code does not evaluate the initial model."""
 
 
+@parameters
 class GPFLOfficial(Selector):
     """Selects every client once in a warm-up, then by a bandit on the sign of the change of accuracy.
 
@@ -48,24 +37,15 @@ class GPFLOfficial(Selector):
     adaptive = True
     state = ("reward_sum", "pulls", "last")
 
-    def __init__(
-        self,
-        population: Population,
-        *,
-        warmup: int,
-        exploration: Exploration,
-        reward_eval: Literal["validation", "test"],
-        average: Literal["aggregator"] | None,
-    ) -> None:
-        super().__init__(population)
-        check(at_least("warmup", warmup, 1))
-        self.warmup = warmup
-        self.exploration = exploration
-        self.reward_eval = reward_eval
-        self.average = average
-        self.needs = frozenset({Signal.VALIDATION if reward_eval == "validation" else Signal.TEST})
-        self.reward_sum = np.zeros(population.num_clients)
-        self.pulls = np.zeros(population.num_clients)
+    warmup: Count
+    exploration: Exploration
+    reward_eval: Literal["validation", "test"]
+    average: Literal["aggregator"] | None
+
+    def __post_init__(self) -> None:
+        self.needs = frozenset({Signal.VALIDATION if self.reward_eval == "validation" else Signal.TEST})
+        self.reward_sum = np.zeros(self.population.num_clients)
+        self.pulls = np.zeros(self.population.num_clients)
         self.last = BEFORE_ROUND_1
 
     @property

@@ -5,9 +5,10 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, ascending, highest, without_infinity
+from fedsim.selectors.base import Clients, Selection, Selector, Signal, ascending, highest, parameters, without_infinity
 
 
+@parameters
 class GradNorm(Selector):
     """Selects the K clients with the largest norms, which all clients report.
 
@@ -15,10 +16,10 @@ class GradNorm(Selector):
     are not finite rank last.
     """
 
-    def __init__(self, population: Population, *, of: Literal["gradient", "update"]) -> None:
-        super().__init__(population)
-        self.of = of
-        self.needs = frozenset({Signal.GRADIENTS if of == "gradient" else Signal.TRAINING})
+    of: Literal["gradient", "update"]
+
+    def __post_init__(self) -> None:
+        self.needs = frozenset({Signal.GRADIENTS if self.of == "gradient" else Signal.TRAINING})
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available

@@ -10,21 +10,8 @@ from torch import Tensor
 
 from fedsim.core.exact import exp, log, mean_row
 from fedsim.core.flat import to_device
-from fedsim.selectors.base import (
-    Clients,
-    Cohort,
-    FedsimError,
-    Ids,
-    Population,
-    Selection,
-    Selector,
-    Server,
-    ascending,
-    at_least,
-    check,
-    positive,
-    softmax,
-)
+from fedsim.core.parameters import Count, NonNegative, Positive, Problems, parameters
+from fedsim.selectors.base import Clients, Cohort, FedsimError, Ids, Selection, Selector, Server, ascending, softmax
 from fedsim.selectors.clustered import angular_distances, client_masses, draw_one_each, similarity_distributions
 from fedsim.selectors.similarity import update_inner_products
 from fedsim.selectors.tools import WardInput, clients_to_try, cut_tree, pairs_problem, rows_problem, ward_linkage
@@ -34,6 +21,7 @@ PAIR_BYTES = 36
 """Inner products and angles in float32, as they are for many clients, and differences of entropies in float64."""
 
 
+@parameters
 class HiCS(Selector):
     """Clusters clients by their output-layer updates and prefers clusters with balanced data, decreasingly over time.
 
@@ -61,40 +49,27 @@ class HiCS(Selector):
 
     state = ("updates", "products", "entropy", "seen", "last_tried")
 
-    def __init__(
-        self,
-        population: Population,
-        *,
-        source: Literal["bias", "weight"],
-        temperature: float,
-        entropy_weight: float,
-        gamma: float,
-        num_clusters: int | None,
-        ward_on: WardInput,
-        kept_update: Literal["latest", "first"],
-        fallback: Literal["never", "below", "above"],
-        fallback_variance: float,
-    ) -> None:
-        super().__init__(population)
-        check(
-            positive("temperature", temperature),
-            at_least("entropy_weight", entropy_weight, 0),
-            at_least("gamma", gamma, 0),
-            None if num_clusters is None else at_least("num_clusters", num_clusters, 1),
-            at_least("fallback_variance", fallback_variance, 0),
-            pairs_problem(population, PAIR_BYTES),
-            rows_problem(population, ward_on),
-        )
-        self.source, self.temperature, self.entropy_weight, self.gamma = source, temperature, entropy_weight, gamma
-        self.num_clusters = population.cohort_size if num_clusters is None else num_clusters
-        self.ward_on, self.kept_update = ward_on, kept_update
-        self.fallback, self.fallback_variance = fallback, fallback_variance
-        self.adaptive = fallback != "never"
+    source: Literal["bias", "weight"]
+    temperature: Positive
+    entropy_weight: NonNegative
+    gamma: NonNegative
+    num_clusters: Count | None
+    ward_on: WardInput
+    kept_update: Literal["latest", "first"]
+    fallback: Literal["never", "below", "above"]
+    fallback_variance: NonNegative
+
+    def problems(self) -> Problems:
+        yield pairs_problem(self.population, PAIR_BYTES)
+        yield rows_problem(self.population, self.ward_on)
+
+    def __post_init__(self) -> None:
+        self.adaptive = self.fallback != "never"
         self.updates: Tensor | None = None
         self.products: Tensor | None = None
-        self.entropy = np.zeros(population.num_clients)
-        self.seen = np.zeros(population.num_clients, dtype=bool)
-        self.last_tried = np.zeros(population.num_clients, np.int64)
+        self.entropy = np.zeros(self.population.num_clients)
+        self.seen = np.zeros(self.population.num_clients, dtype=bool)
+        self.last_tried = np.zeros(self.population.num_clients, np.int64)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids, count = clients.available, self.cohort_size(clients)
@@ -149,7 +124,9 @@ class HiCS(Selector):
     def _clusters(self, ids: Ids) -> NDArray[np.int64]:
         if len(ids) == 1 or self.products is None:
             return np.zeros(len(ids), np.int64)
-        return cut_tree(ward_linkage(self._distances(ids), self.ward_on), self.num_clusters)
+        return cut_tree(
+            ward_linkage(self._distances(ids), self.ward_on), self.num_clusters or self.population.cohort_size
+        )
 
     def _distances(self, ids: Ids) -> Floats:
         assert self.products is not None

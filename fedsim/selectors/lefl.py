@@ -8,13 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.selectors.base import Clients, Ids, Population, Selection, Selector, Signal, check
+from fedsim.selectors.base import Clients, Ids, Problems, Selection, Selector, Signal, parameters
 from fedsim.selectors.tools import cut_tree, kl_divergences, pairs_problem, ward_linkage
 
 PAIR_BYTES = 24
 """Divergences in float32 and 64, and halves in float64 for Ward's tree."""
 
 
+@parameters
 class LEFL(Selector):
     """Draws one client at random from each of K strata in every round.
 
@@ -29,12 +30,14 @@ class LEFL(Selector):
     needs = frozenset({Signal.TRAINING, Signal.PUBLIC})
     state = ("predictions", "strata")
 
-    def __init__(self, population: Population, *, weights: Literal["aggregator", "strata"]) -> None:
-        super().__init__(population)
-        check(pairs_problem(population, PAIR_BYTES))
-        self.weights = weights
+    weights: Literal["aggregator", "strata"]
+
+    def problems(self) -> Problems:
+        yield pairs_problem(self.population, PAIR_BYTES)
+
+    def __post_init__(self) -> None:
         self.predictions: dict[int, Tensor] = {}
-        self.strata = np.full(population.num_clients, -1)
+        self.strata = np.full(self.population.num_clients, -1)
 
     @property
     def start_up_rounds(self) -> int:
@@ -71,5 +74,4 @@ class LEFL(Selector):
         totals = np.bincount(self.strata[self.strata >= 0], self.population.sizes[self.strata >= 0])
         counts = np.bincount(self.strata[chosen], minlength=len(totals))
         data = totals[self.strata[chosen]] / counts[self.strata[chosen]]
-        shares: NDArray[np.float64] = data / data.sum()
-        return shares
+        return data / data.sum()

@@ -1,34 +1,18 @@
 """Oort (Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided Participant Selection",
-OSDI 2021).
-
-Oort with exploration by speed, as its paper's Algorithm 1 has it (Lai et al., OSDI 2021).
+OSDI 2021), and its exploration by speed, as the paper's Algorithm 1 has it.
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Gt, Interval, Le
 from numpy.typing import NDArray
 
 from fedsim.core.errors import floor
 from fedsim.core.exact import log, power
-from fedsim.selectors.base import (
-    Clients,
-    Cohort,
-    Ids,
-    Population,
-    Selection,
-    Selector,
-    Server,
-    Signal,
-    ascending,
-    at_least,
-    at_most,
-    between,
-    check,
-    leading,
-    positive,
-    weighted_without_replacement,
-)
+from fedsim.core.parameters import Count, NonNegative, Share, parameters
+from fedsim.core.types import Cohort, Ids, Selection
+from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, leading, weighted_without_replacement
 from fedsim.selectors.tools import clients_to_try
 
 Floats = NDArray[np.float64]
@@ -36,6 +20,7 @@ EXPLORATION_POOL = 5
 """m unseen clients are drawn from the EXPLORATION_POOL * m unseen ones of highest prior."""
 
 
+@parameters
 class Oort(Selector):
     """Exploits clients of high statistical utility and explores clients that have not taken part yet ("unseen").
 
@@ -84,41 +69,21 @@ class Oort(Selector):
         "percentile",
     )
 
-    def __init__(
-        self,
-        population: Population,
-        *,
-        exploration: float,
-        exploration_decay: float,
-        exploration_floor: float,
-        cutoff: float,
-        cutoff_rank: Literal["last", "next"],
-        first_round: Literal["prior", "random"],
-        clip: float,
-        prior: Literal["size", "equal"],
-        penalty: float,
-        percentile: float,
-        pacer_window: int,
-        pacer_step: float,
-    ) -> None:
-        super().__init__(population)
-        check(
-            between("exploration", exploration, 0, 1),
-            between("exploration_decay", exploration_decay, 0, 1),
-            between("exploration_floor", exploration_floor, 0, 1),
-            between("cutoff", cutoff, 0, 1),
-            between("clip", clip, 0, 1),
-            at_least("penalty", penalty, 0),
-            between("percentile", percentile, 0, 100),
-            at_least("pacer_window", pacer_window, 1),
-            positive("pacer_step", pacer_step) or at_most("pacer_step", pacer_step, 100),
-        )
-        n = population.num_clients
-        self.exploration, self.decay, self.floor = exploration, exploration_decay, exploration_floor
-        self.cutoff, self.cutoff_rank, self.first_round = cutoff, cutoff_rank, first_round
-        self.clip, self.prior, self.penalty = clip, prior, penalty
-        self.pacer_window, self.pacer_step = pacer_window, pacer_step
-        self.percentile = percentile
+    exploration: Share
+    exploration_decay: Share
+    exploration_floor: Share
+    cutoff: Share
+    cutoff_rank: Literal["last", "next"]
+    first_round: Literal["prior", "random"]
+    clip: Share
+    prior: Literal["size", "equal"]
+    penalty: NonNegative
+    percentile: Annotated[float, Interval(ge=0, le=100)]
+    pacer_window: Count
+    pacer_step: Annotated[float, Gt(0), Le(100)]
+
+    def __post_init__(self) -> None:
+        n = self.population.num_clients
         self.utility = np.zeros(n)
         self.last_round = np.zeros(n, np.int64)  # 0: never seen
         self.last_tried = np.zeros(n, np.int64)  # 0: never selected
@@ -158,8 +123,7 @@ class Oort(Selector):
         seen = ids[self.last_round[ids] > 0]
         count = t if self.first_round == "prior" else max(t - 1, 1)
         stale = np.sqrt(0.1 * log(count) / self.last_round[seen])
-        scores: Floats = (self.normalised(ids) + stale) * self._speed_factor(seen)
-        return scores
+        return (self.normalised(ids) + stale) * self._speed_factor(seen)
 
     def normalised(self, ids: Ids) -> Floats:
         """(min(U_k, c) - l) / (u - l) of the seen clients among `ids`, as in the published code.
@@ -176,8 +140,7 @@ class Oort(Selector):
         rank = min(floor(self.clip * len(known)), len(known) - 1)
         clipped = np.minimum(values[seen], np.partition(known, rank)[rank])
         low = 0.999 * known.min()
-        result: Floats = (clipped - low) / max(known.max() - low, 1e-4)
-        return result
+        return (clipped - low) / max(known.max() - low, 1e-4)
 
     def _speed_factor(self, seen: Ids) -> Floats:
         known = self.durations[np.isfinite(self.durations)]
@@ -185,8 +148,7 @@ class Oort(Selector):
             return np.ones(len(seen))
         preferred = np.percentile(known, self.percentile)
         durations = np.nan_to_num(self.durations[seen], nan=preferred)
-        factor: Floats = np.where(durations > preferred, power(preferred / durations, self.penalty), 1.0)
-        return factor
+        return np.where(durations > preferred, power(preferred / durations, self.penalty), 1.0)
 
     def _num_exploited(self, t: int, count: int, new: Ids) -> int:
         """How many of `count` clients are to be exploited in round t; fewer if fewer have been seen.
@@ -195,7 +157,7 @@ class Oort(Selector):
         """
         if not np.any((self.last_round == 0) & (self.last_tried == 0) & (self.population.sizes > 0)):
             return count - min(len(new), count)
-        epsilon = max(self.floor, self.exploration * self.decay ** (t - 1))
+        epsilon = max(self.exploration_floor, self.exploration * self.exploration_decay ** (t - 1))
         return floor((1 - epsilon) * count)
 
     def _exploit(self, ids: Ids, count: int, t: int, rng: np.random.Generator) -> Ids:

@@ -5,11 +5,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.selectors.base import Clients, Population, Selection, Selector, Signal, at_least, check
+from fedsim.selectors.base import Clients, Count, Selection, Selector, Signal, parameters
 
 Floats = NDArray[np.float64]
 
 
+@parameters
 class OptimalSampling(Selector):
     """All clients train and report u_k = p_k |Delta_k|; each uploads with a probability P_k that grows with u_k.
 
@@ -23,12 +24,8 @@ class OptimalSampling(Selector):
     adaptive = True
     needs = frozenset({Signal.TRAINING})
 
-    def __init__(
-        self, population: Population, *, probabilities: Literal["exact", "aggregated"], iterations: int
-    ) -> None:
-        super().__init__(population)
-        check(at_least("iterations", iterations, 1))
-        self.probabilities, self.iterations = probabilities, iterations
+    probabilities: Literal["exact", "aggregated"]
+    iterations: Count
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
@@ -77,8 +74,7 @@ def aggregated_probabilities(scores: Floats, count: int, iterations: int) -> tup
 
 def _shares(scores: Floats) -> Floats:
     """scores / sum(scores), divided directly because the reciprocal of a tiny sum would overflow."""
-    shares: Floats = scores / scores.sum()
-    return shares
+    return scores / scores.sum()
 
 
 def _all_positive_upload(positive: NDArray[np.bool_], count: int) -> Floats:

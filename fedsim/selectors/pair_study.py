@@ -1,7 +1,4 @@
-"""Symmetric features of pairs of gradients, as compared in the study of PNCS (section V-A).
-
-Random selection that also measures every pair of clients: the study from which PNCS derives its similarity.
-"""
+"""Random selection that also measures every pair of clients: the study from which PNCS derives its similarity (V-A)."""
 
 import itertools
 import warnings
@@ -14,19 +11,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from fedsim.selectors.base import (
-    Clients,
-    Cohort,
-    Params,
-    Population,
-    Selection,
-    Selector,
-    Server,
-    Signal,
-    ascending,
-    check,
-    rule,
-)
+from fedsim.core.parameters import Positive, Problems, parameters
+from fedsim.selectors.base import Clients, Cohort, Params, Selection, Selector, Server, Signal, ascending, rule
 from fedsim.selectors.pncs import stack_vectors
 
 Floats = NDArray[np.float64]
@@ -88,8 +74,7 @@ def _norm(vectors: Floats, p: float) -> Floats:
     if np.isinf(p):
         return size
     scale = np.where(size > 0, size, 1)
-    norms: Floats = scale * ((np.abs(vectors) / scale[:, None]) ** p).sum(1) ** (1 / p)
-    return norms
+    return scale * ((np.abs(vectors) / scale[:, None]) ** p).sum(1) ** (1 / p)
 
 
 def _distances(vectors: Floats, p: float) -> Floats:
@@ -99,8 +84,7 @@ def _distances(vectors: Floats, p: float) -> Floats:
 def _divided_by_largest(vectors: Floats) -> Floats:
     """Each vector divided by its largest magnitude, because powers would underflow otherwise."""
     size = np.abs(vectors).max(1, keepdims=True, initial=0)
-    scaled: Floats = vectors / np.where(size > 0, size, 1)
-    return scaled
+    return vectors / np.where(size > 0, size, 1)
 
 
 def _cosine(vectors: Floats) -> Floats:
@@ -115,6 +99,7 @@ MAX_CLIENTS = 1000
 """Half a million pairs, each of which is a line of the trace of every round."""
 
 
+@parameters
 class PairStudy(Selector):
     """Selects K clients at random and records how good every pair of clients would have been.
 
@@ -127,22 +112,22 @@ class PairStudy(Selector):
     needs = frozenset({Signal.GRADIENTS, Signal.VALIDATION})
     state = ("_trace",)
 
-    def __init__(self, population: Population, *, powers: list[float], step: float) -> None:
-        super().__init__(population)
-        num_pairs = population.num_clients * (population.num_clients - 1) // 2
-        check(
-            rule(bool(powers) and all(p > 0 for p in powers), "powers", powers, "must be numbers > 0"),
-            rule(step > 0, "step", step, "must be > 0"),
-            rule(
-                population.num_clients <= MAX_CLIENTS,
-                "",
-                ...,
-                f"validates a model for each pair of clients in every round, {num_pairs:,} for "
-                f"num_clients={population.num_clients}; must have at most {MAX_CLIENTS} clients",
-                "lower num_clients: it is a study of pairs, and no method to train with",
-            ),
+    powers: list[float]
+    step: Positive
+
+    def problems(self) -> Problems:
+        powers, n = self.powers, self.population.num_clients
+        yield rule(bool(powers) and all(p > 0 for p in powers), "powers", powers, "must be numbers > 0")
+        yield rule(
+            n <= MAX_CLIENTS,
+            "",
+            ...,
+            f"validates a model for each pair of clients in every round, {n * (n - 1) // 2:,} for num_clients={n}; "
+            f"must have at most {MAX_CLIENTS} clients",
+            "lower num_clients: it is a study of pairs, and no method to train with",
         )
-        self.powers, self.step = powers, step
+
+    def __post_init__(self) -> None:
         self._before: tuple[Params, float, list[str], np.ndarray[Any, np.dtype[np.int64]], Tensor] | None = None
         self._trace: dict[str, Any] | None = None
 

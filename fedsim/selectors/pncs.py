@@ -9,19 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.compression import Compressor, Identity, Int8
-from fedsim.selectors.base import (
-    Clients,
-    Population,
-    Problem,
-    Selection,
-    Selector,
-    Signal,
-    ascending,
-    at_least,
-    check,
-    positive,
-    rule,
-)
+from fedsim.core.parameters import CountOrZero, NonNegative, Positive, Problems, parameters
+from fedsim.selectors.base import Clients, Problem, Selection, Selector, Signal, ascending, rule
 from fedsim.selectors.similarity import PowerSimilarity, similarities
 from fedsim.selectors.tools import (
     least_similar_subset,
@@ -39,6 +28,7 @@ NORM_ORDERS = (0.1, 512.0)
 """Of p-norms of up to 10^9 numbers whose powers float64 holds."""
 
 
+@parameters
 class PNCS(Selector):
     """All clients report a gradient; the K clients with the lowest mean pairwise similarity are selected (Eq. 9-11).
 
@@ -64,66 +54,71 @@ class PNCS(Selector):
 
     state = ("queue", "last_round")
 
-    def __init__(
-        self,
-        population: Population,
-        *,
-        p: float,
-        similarity: PowerSimilarity,
-        grad: Literal["full", "batch", "local_update"],
-        sketch: Compressor,
-        layers: list[str] | Literal["each"] | None,
-        layer_agg: Literal["mean", "params", "concat"],
-        queue_length: int,
-        queue_unit: Literal["clients", "rounds"],
-        queue_bound: Literal["gt", "ge"],
-        on_shortage: Literal["release_oldest", "random", "shrink"],
-        search: Literal["auto", "exact", "greedy"],
-        swap_passes: int,
-        age_weight: float,
-    ) -> None:
-        super().__init__(population)
-        separate = layers is not None and (layers == "each" or len(layers) > 1) and layer_agg != "concat"
-        check(
-            positive("p", p),
-            rule(similarity != "even_power" or p % 2 == 0, "p", p, "must be even for similarity=even_power"),
-            _overflow_problem(p, similarity),
-            rule(layers is None or len(layers) > 0, "layers", layers, "must be null or name at least one layer"),
-            rule(
-                isinstance(sketch, Identity) or not separate,
-                "layer_agg",
-                layer_agg,
-                "must be concat where a sketch is taken of several layers",
-                "selector.layer_agg=concat, or selector/sketch=identity",
-            ),
-            rule(
-                not (similarity == "polar" and isinstance(sketch, Int8)),
-                "similarity",
-                similarity,
-                "depends on the lengths of the vectors, which selector/sketch=int8 does not send",
-                "selector/sketch=identity, or another similarity",
-            ),
-            at_least("queue_length", queue_length, 0),
-            at_least("swap_passes", swap_passes, 0),
-            at_least("age_weight", age_weight, 0),
-            pairs_problem(population, _pair_bytes(similarity)),
-            subsets_problem(population, search),
+    p: Positive
+    similarity: PowerSimilarity
+    grad: Literal["full", "batch", "local_update"]
+    sketch: Compressor
+    layers: list[str] | Literal["each"] | None
+    layer_agg: Literal["mean", "params", "concat"]
+    queue_length: CountOrZero
+    queue_unit: Literal["clients", "rounds"]
+    queue_bound: Literal["gt", "ge"]
+    on_shortage: Literal["release_oldest", "random", "shrink"]
+    search: Literal["auto", "exact", "greedy"]
+    swap_passes: CountOrZero
+    age_weight: NonNegative
+
+    def problems(self) -> Problems:
+        p, similarity = self.p, self.similarity
+        low, high = NORM_ORDERS
+        yield rule(similarity != "even_power" or p % 2 == 0, "p", p, "must be even for similarity=even_power")
+        yield rule(
+            similarity in ("signed_power", "even_power") or low <= p <= high,
+            "p",
+            p,
+            f"must lie in [{low:g}, {high:g}] for similarity={similarity}: norms overflow beyond",
+            "similarity=signed_power takes any p > 0",
         )
-        self.p, self.similarity, self.grad, self.sketch = p, similarity, grad, sketch
-        self.layers = None if layers == "each" else layers
-        self.layer_agg, self.separate = layer_agg, separate
-        self.queue_length, self.queue_unit, self.queue_bound = queue_length, queue_unit, queue_bound
-        self.on_shortage, self.adaptive = on_shortage, on_shortage == "shrink"
-        self.search, self.swap_passes, self.age_weight = search, swap_passes, age_weight
-        self.needs = frozenset({Signal.TRAINING if grad == "local_update" else Signal.GRADIENTS})
+        yield rule(self.layers != [], "layers", self.layers, "must be null or name at least one layer")
+        yield rule(
+            isinstance(self.sketch, Identity) or not self.separate,
+            "layer_agg",
+            self.layer_agg,
+            "must be concat where a sketch is taken of several layers",
+            "selector.layer_agg=concat, or selector/sketch=identity",
+        )
+        yield rule(
+            not (similarity == "polar" and isinstance(self.sketch, Int8)),
+            "similarity",
+            similarity,
+            "depends on the lengths of the vectors, which selector/sketch=int8 does not send",
+            "selector/sketch=identity, or another similarity",
+        )
+        yield pairs_problem(self.population, _pair_bytes(similarity))
+        yield subsets_problem(self.population, self.search)
+
+    def __post_init__(self) -> None:
+        self.adaptive = self.on_shortage == "shrink"
+        self.needs = frozenset({Signal.TRAINING if self.grad == "local_update" else Signal.GRADIENTS})
         self.queue: list[list[int]] = []
-        self.last_round = np.zeros(population.num_clients, np.int64)
+        self.last_round = np.zeros(self.population.num_clients, np.int64)
+
+    @property
+    def prefixes(self) -> list[str] | None:
+        """Prefixes of the names of the parameters that are compared; None for all of them."""
+        return None if isinstance(self.layers, str) else self.layers
+
+    @property
+    def separate(self) -> bool:
+        """Whether layers are compared one by one."""
+        several = self.layers is not None and (self.layers == "each" or len(self.layers) > 1)
+        return several and self.layer_agg != "concat"
 
     def unfit_for(self, trained: Sequence[str]) -> Problem | None:
-        missing = missing_layers("layers", self.layers, trained)
+        missing = missing_layers("layers", self.prefixes, trained)
         if missing is not None or not self.separate:
             return missing
-        tables = 2 * len(_prefixes(self.layers, trained))  # of each layer, as it is averaged over
+        tables = 2 * len(_prefixes(self.prefixes, trained))  # of each layer, as it is averaged over
         return pairs_problem(self.population, _pair_bytes(self.similarity) + TABLE_BYTES * tables)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
@@ -175,16 +170,15 @@ class PNCS(Selector):
         groups = [[matrices[n] for n in self._members(layer, clients)] for layer in self._layers(clients)]
         layer_similarities = [similarities(group, self.p, self.similarity) for group in groups]
         numels = [sum(p.shape[1] for p in group) for group in groups]
-        mean: Floats = np.average(layer_similarities, axis=0, weights=numels if self.layer_agg == "params" else None)
-        return mean
+        return np.average(layer_similarities, axis=0, weights=numels if self.layer_agg == "params" else None)
 
     def _layers(self, clients: Clients) -> list[str]:
         """Prefixes of parameter names; the parameters of one prefix are compared together."""
-        return _prefixes(self.layers, clients.layer_names(None))
+        return _prefixes(self.prefixes, clients.layer_names(None))
 
     def _members(self, layer: str, clients: Clients) -> list[str]:
         """Names of the parameters of `layer`: below a prefix that is asked for, or the layer's own (`each`)."""
-        if self.layers is not None:
+        if self.prefixes is not None:
             return clients.layer_names([layer])
         return [name for name in clients.layer_names(None) if _layer_of(name) == layer]
 
@@ -192,12 +186,12 @@ class PNCS(Selector):
         """The reports of all available clients, one matrix [N, d] per tensor (or a single one of sketches)."""
         ids = clients.available
         if self.grad == "local_update":
-            return clients.updates(ids, layers=self.layers, compressor=self.sketch)
-        reports = clients.gradients(ids, batch=self.grad == "batch", layers=self.layers, compressor=self.sketch)
+            return clients.updates(ids, layers=self.prefixes, compressor=self.sketch)
+        reports = clients.gradients(ids, batch=self.grad == "batch", layers=self.prefixes, compressor=self.sketch)
         stack = stack_vectors(reports, len(ids))
         if not self.separate:
             return {"": stack}
-        names = clients.layer_names(self.layers)
+        names = clients.layer_names(self.prefixes)
         return dict(zip(names, stack.split([clients.params[n].numel() for n in names], dim=1), strict=True))
 
 
@@ -209,17 +203,6 @@ def _prefixes(layers: list[str] | None, trained: Sequence[str]) -> list[str]:
 def _layer_of(name: str) -> str:
     """The layer of a parameter of this name."""
     return name.rpartition(".")[0] or name
-
-
-def _overflow_problem(p: float, similarity: PowerSimilarity) -> Problem | None:
-    low, high = NORM_ORDERS
-    return rule(
-        similarity in ("signed_power", "even_power") or low <= p <= high,
-        "p",
-        p,
-        f"must lie in [{low:g}, {high:g}] for similarity={similarity}: norms overflow beyond",
-        "similarity=signed_power takes any p > 0",
-    )
 
 
 def _pair_bytes(similarity: PowerSimilarity) -> int:

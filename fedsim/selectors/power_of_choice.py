@@ -5,25 +5,23 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.errors import rule
+from fedsim.core.parameters import Problems, parameters
+from fedsim.core.types import Cohort, Ids, Selection
 from fedsim.selectors.base import (
     Clients,
-    Cohort,
-    Ids,
-    Population,
-    Selection,
     Selector,
     Server,
     Signal,
     ascending,
-    check,
     highest,
-    rule,
     weighted_without_replacement,
     without_infinity,
 )
 from fedsim.selectors.tools import clients_to_try
 
 
+@parameters
 class PowerOfChoice(Selector):
     """Draws d candidates with probability proportional to n_k, then selects the K with the highest local losses.
 
@@ -47,31 +45,31 @@ class PowerOfChoice(Selector):
 
     state = ("last_loss", "seen", "last_tried")
 
-    def __init__(
-        self,
-        population: Population,
-        *,
-        num_candidates: int | None,
-        estimate: Literal["full", "batch", "last", "trained"],
-        schedule: Literal["constant", "adaptive"],
-    ) -> None:
-        super().__init__(population)
-        n, k = population.num_clients, population.cohort_size
-        d = min(2 * k, n) if num_candidates is None else num_candidates
-        check(
-            rule(k <= d <= n, "num_candidates", d, f"must lie in [cohort_size={k}, num_clients={n}]", "2 * K is usual")
-        )
-        self.num_candidates = d
-        self.estimate = estimate
-        self.schedule = schedule
+    num_candidates: int | None
+    estimate: Literal["full", "batch", "last", "trained"]
+    schedule: Literal["constant", "adaptive"]
+
+    def problems(self) -> Problems:
+        n, k = self.population.num_clients, self.population.cohort_size
+        range_ = f"must lie in [cohort_size={k}, num_clients={n}]"
+        yield rule(k <= self.drawn <= n, "num_candidates", self.drawn, range_, "2 * K is usual")
+
+    def __post_init__(self) -> None:
+        n = self.population.num_clients
         self.last_loss = np.zeros(n)
         self.seen = np.zeros(n, dtype=bool)
         self.last_tried = np.zeros(n, np.int64)
-        self.needs = frozenset({Signal.TRAINING_LOSS if estimate in ("last", "trained") else Signal.LOSSES})
+        self.needs = frozenset({Signal.TRAINING_LOSS if self.estimate in ("last", "trained") else Signal.LOSSES})
+
+    @property
+    def drawn(self) -> int:
+        """d."""
+        usual = min(2 * self.population.cohort_size, self.population.num_clients)
+        return usual if self.num_candidates is None else self.num_candidates
 
     @property
     def warning(self) -> str | None:
-        if self.schedule == "constant" and self.num_candidates == self.population.cohort_size:
+        if self.schedule == "constant" and self.drawn == self.population.cohort_size:
             return "selector.num_candidates equals cohort_size: power-of-choice is then random selection by size"
         return None
 
@@ -99,7 +97,7 @@ class PowerOfChoice(Selector):
 
     def _num_candidates_in(self, round: int) -> int:
         if self.schedule == "constant":
-            return self.num_candidates
+            return self.drawn
         first_half = round <= self.population.num_rounds / 2
         return self.population.num_clients if first_half else self.population.cohort_size
 

@@ -4,18 +4,17 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.selectors.base import Clients, Population, Selection, Selector, ascending, weighted_without_replacement
+from fedsim.selectors.base import Clients, Selection, Selector, ascending, parameters, weighted_without_replacement
 
 
+@parameters
 class Random(Selector):
     """K clients without replacement, with equal probability (`uniform`) or proportional to n_k (`size`).
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017, Algorithm 1.
     """
 
-    def __init__(self, population: Population, *, mode: Literal["uniform", "size"]) -> None:
-        super().__init__(population)
-        self.mode = mode
+    mode: Literal["uniform", "size"]
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count = self.cohort_size(clients)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.selectors.base import Clients, Population, Selection, Selector, ascending
+from fedsim.selectors.base import Clients, Selection, Selector, ascending
 
 
 class RoundRobin(Selector):
@@ -15,8 +15,7 @@ class RoundRobin(Selector):
 
     state = ("queue",)
 
-    def __init__(self, population: Population) -> None:
-        super().__init__(population)
+    def __post_init__(self) -> None:
         self.queue: NDArray[np.int64] = np.empty(0, np.int64)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:

@@ -4,21 +4,12 @@ AAAI 2021)."""
 import numpy as np
 
 from fedsim.core.exact import log
-from fedsim.selectors.base import (
-    Clients,
-    Cohort,
-    Population,
-    Selection,
-    Selector,
-    Server,
-    Signal,
-    ascending,
-    between,
-    check,
-)
+from fedsim.core.parameters import Problems, Share, parameters
+from fedsim.selectors.base import Clients, Cohort, Selection, Selector, Server, Signal, ascending
 from fedsim.selectors.shapley import Valuation
 
 
+@parameters
 class SFedAvg(Selector):
     """Draws clients without replacement with probabilities softmax(phi), phi being a running mean of Shapley values.
 
@@ -32,12 +23,14 @@ class SFedAvg(Selector):
     needs = frozenset({Signal.VALIDATION})
     state = ("relevance",)
 
-    def __init__(self, population: Population, *, valuation: Valuation, keep: float) -> None:
-        super().__init__(population)
-        check(between("keep", keep, 0, 1))
-        valuation.require_affordable(population)
-        self.valuation, self.keep = valuation, keep
-        self.relevance = np.full(population.num_clients, 1 / population.num_clients)
+    valuation: Valuation
+    keep: Share
+
+    def problems(self) -> Problems:
+        yield self.valuation.cost_problem(self.population)
+
+    def __post_init__(self) -> None:
+        self.relevance = np.full(self.population.num_clients, 1 / self.population.num_clients)
         self._rng = np.random.default_rng(0)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:

@@ -6,30 +6,19 @@ for Communication-Efficient Federated Learning", 2024) or as a bandit with an up
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
+from fedsim.core.errors import rule
 from fedsim.core.exact import log, weighted_sum
 from fedsim.core.flat import flat_rows, split_flat, to_device
-from fedsim.selectors.base import (
-    Clients,
-    Cohort,
-    Params,
-    Population,
-    Selection,
-    Selector,
-    Server,
-    Signal,
-    ascending,
-    at_least,
-    at_most,
-    check,
-    highest,
-    rule,
-)
+from fedsim.core.parameters import NonNegative, Problems, parameters
+from fedsim.core.types import Cohort, Params, Population, Selection
+from fedsim.selectors.base import Clients, Problem, Selector, Server, Signal, ascending, highest
 from fedsim.selectors.tools import clients_to_try
 
 Floats = NDArray[np.float64]
@@ -41,6 +30,7 @@ MOST_EXACT = 15
 MAX_PERMUTATIONS = 100_000
 
 
+@parameters
 class Valuation:
     """How Shapley values are computed (the config group selector/valuation).
 
@@ -48,38 +38,25 @@ class Valuation:
     validation split: the accuracy, or minus the loss, as `utility` says. V of the empty set is that of the round's
     initial model. `method: exact` evaluates all 2^K averages; `sampled` averages marginal values over `permutations`
     random orders, each of which ends when V is within `tolerance` of V(all); `auto` is exact up to 10 clients. `exact`
-    is refused for more than 15 (`require_affordable`).
+    is refused for more than 15 (`cost_problem`).
     """
 
-    def __init__(
-        self,
-        *,
-        utility: Literal["loss", "accuracy"],
-        average: Literal["uniform", "by_size"],
-        method: Literal["auto", "exact", "sampled"],
-        permutations: int,
-        tolerance: float,
-    ) -> None:
-        check(
-            at_least("permutations", permutations, 1),
-            at_most("permutations", permutations, MAX_PERMUTATIONS),
-            at_least("tolerance", tolerance, 0),
-        )
-        self.utility, self.average, self.method = utility, average, method
-        self.permutations, self.tolerance = permutations, tolerance
+    utility: Literal["loss", "accuracy"]
+    average: Literal["uniform", "by_size"]
+    method: Literal["auto", "exact", "sampled"]
+    permutations: Annotated[int, Ge(1), Le(MAX_PERMUTATIONS)]
+    tolerance: NonNegative
 
-    def require_affordable(self, population: Population) -> None:
-        """Raise `ConfigError` if `exact` would take too many evaluations for the cohorts of `population`."""
+    def cost_problem(self, population: Population) -> Problem | None:
+        """The problem of `exact` taking too many evaluations for the cohorts of `population`, or None."""
         count = population.cohort_size
-        check(
-            rule(
-                self.method != "exact" or count <= MOST_EXACT,
-                "valuation.method",
-                self.method,
-                f"evaluates 2^{count} models in every round for cohort_size={count}; must have at most {MOST_EXACT} "
-                "clients",
-                "selector/valuation=sampled estimates the values from random orders, as auto does from 11 clients on",
-            )
+        return rule(
+            self.method != "exact" or count <= MOST_EXACT,
+            "valuation.method",
+            self.method,
+            f"evaluates 2^{count} models in every round for cohort_size={count}; must have at most {MOST_EXACT} "
+            "clients",
+            "selector/valuation=sampled estimates the values from random orders, as auto does from 11 clients on",
         )
 
     def values(self, cohort: Cohort, server: Server, rng: np.random.Generator) -> Floats:
@@ -158,6 +135,7 @@ def sampled_values(
     return values / permutations
 
 
+@parameters
 class ShapleyBandit(Selector):
     """Selects the K clients of highest mean SV_k + `confidence` sqrt(ln t / m_k), m_k = number of Shapley values so
     far.
@@ -171,14 +149,16 @@ class ShapleyBandit(Selector):
     needs = frozenset({Signal.VALIDATION})
     state = ("total", "times", "last_tried")
 
-    def __init__(self, population: Population, *, valuation: Valuation, confidence: float) -> None:
-        super().__init__(population)
-        check(at_least("confidence", confidence, 0))
-        valuation.require_affordable(population)
-        self.valuation, self.confidence = valuation, confidence
-        self.total = np.zeros(population.num_clients)
-        self.times = np.zeros(population.num_clients, np.int64)
-        self.last_tried = np.zeros(population.num_clients, np.int64)
+    valuation: Valuation
+    confidence: NonNegative
+
+    def problems(self) -> Problems:
+        yield self.valuation.cost_problem(self.population)
+
+    def __post_init__(self) -> None:
+        self.total = np.zeros(self.population.num_clients)
+        self.times = np.zeros(self.population.num_clients, np.int64)
+        self.last_tried = np.zeros(self.population.num_clients, np.int64)
         self._rng = np.random.default_rng(0)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:

@@ -1,9 +1,7 @@
-"""Inner products of N long vectors, computed in blocks without a copy of the vectors.
+"""Inner products of N long vectors, computed in blocks without a copy of the vectors, and similarities made of them.
 
 The vectors are given as a list of matrices [N, d_l], one per parameter tensor; concatenated along their columns they
 are the N vectors.
-
-Cosine similarity under the p-norm, in five interpretations: PNCS's text lacks the definition (Eq. 9 and 10).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -168,8 +166,7 @@ def _norms(matrices: Sequence[Tensor], scale: Tensor, p: float) -> Floats:
     """The p-norms [N] of the vectors divided by `scale` [N, 1]."""
     sums = sum(row_sums(powers((c / scale).abs(), p)).double() for c in column_chunks(matrices))
     assert isinstance(sums, Tensor)
-    norms: Floats = powers(sums, 1 / p).cpu().numpy()
-    return norms
+    return powers(sums, 1 / p).cpu().numpy()
 
 
 def _polarisation(matrices: Sequence[Tensor], scale: Tensor, p: float) -> Tensor:
@@ -195,5 +192,4 @@ def _cosines(products: Tensor) -> Floats:
 
 
 def _divide(table: Tensor, by: Floats) -> Floats:
-    result: Floats = np.divide(table.cpu().numpy(), by, out=np.zeros(by.shape), where=by > 0)
-    return result
+    return np.divide(table.cpu().numpy(), by, out=np.zeros(by.shape), where=by > 0)

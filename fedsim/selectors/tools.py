@@ -1,19 +1,5 @@
-"""Limits of methods that compare all pairs of N clients: their memory, and some of their times, grow as N^2 or N^3.
-
-Trying clients of which a method that ranks by past updates has none.
-
-Hierarchical clustering of clients by Ward's method.
-
-Kullback-Leibler divergences between the predictions of models.
-
-Label counts of clients, shared by the selectors that request them.
-
-Layers of a model, named by prefixes of the names of their parameters.
-
-Queues of recently selected clients, which are not eligible for selection.
-
-Search for the K of M items with the lowest mean pairwise similarity.
-"""
+"""What several selectors share: limits of what grows as N^2 or N^3, clustering, divergences, label counts, queues, and
+the search for dissimilar clients."""
 
 import itertools
 import math
@@ -108,14 +94,12 @@ def ward_linkage(distances: Floats, on: WardInput = "distances") -> Floats:
     if len(distances) == 1:
         return np.empty((0, 4))
     condensed = pdist(distances) if on == "rows" else np.concatenate([row[i + 1 :] for i, row in enumerate(distances)])
-    tree: Floats = linkage(condensed.astype(np.float64, copy=False), method="ward")
-    return tree
+    return linkage(condensed.astype(np.float64, copy=False), method="ward")
 
 
 def cut_tree(tree: Floats, count: int) -> NDArray[np.int64]:
     """Cluster labels 0..M-1 [N] from cutting a linkage `tree` [N - 1, 4] into M <= `count` clusters."""
-    labels: NDArray[np.int64] = fcluster(tree, count, criterion="maxclust").astype(np.int64) - 1
-    return labels
+    return fcluster(tree, count, criterion="maxclust").astype(np.int64) - 1
 
 
 LOWEST = -18.420680743952367
@@ -133,8 +117,7 @@ def kl_divergences(log_p: Tensor, reduction: str) -> NDArray[np.float64]:
     cross = inner_products([flat], lambda x: torch.from_numpy(exp(x.numpy())).to(x.dtype), lambda x: x)
     scale = log_p.shape[1] * (log_p.shape[2] if reduction == "mean" else 1)
     own = cross.diagonal().clone()
-    result: NDArray[np.float64] = cross.neg_().add_(own[:, None]).div_(scale).numpy()
-    return result
+    return cross.neg_().add_(own[:, None]).div_(scale).numpy()
 
 
 UNKNOWN = -1
@@ -262,8 +245,7 @@ def _enumerate(similarity: Floats, count: int, rng: np.random.Generator) -> NDAr
     sums = np.zeros(len(subsets))
     for a, b in itertools.combinations(range(count), 2):
         sums += similarity[subsets[:, a], subsets[:, b]]
-    best: NDArray[np.int64] = subsets[_argmin(sums, rng)]
-    return best
+    return subsets[_argmin(sums, rng)]
 
 
 def _greedy(similarity: Floats, count: int, swap_passes: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -4,21 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsim.core.parameters import Problems, parameters
 from fedsim.results.files import read_metrics
-from fedsim.selectors.base import (
-    Clients,
-    Population,
-    Selection,
-    Selector,
-    Signal,
-    ascending,
-    check,
-    highest,
-    rule,
-    without_infinity,
-)
+from fedsim.selectors.base import Clients, Selection, Selector, Signal, ascending, highest, rule, without_infinity
 
 
+@parameters
 class TopLoss(Selector):
     """All clients report their losses; the `count` clients with the highest are selected (power-of-choice with d = N).
 
@@ -30,21 +21,26 @@ class TopLoss(Selector):
     adaptive = True
     needs = frozenset({Signal.LOSSES})
 
-    def __init__(self, population: Population, *, count: int | None, match: str | None, first_round_full: bool) -> None:
-        super().__init__(population)
-        n = population.num_clients
-        self.count = population.cohort_size if count is None else count
-        check(
-            rule(1 <= self.count <= n, "count", count, f"must lie in [1, num_clients={n}]", "null: cohort_size"),
-            rule(
-                match is None or len(read_metrics(Path(match))) >= population.num_rounds,
-                "match",
-                match,
-                f"must be the folder of a run with at least num_rounds={population.num_rounds} rounds",
-            ),
+    count: int | None
+    match: str | None
+    first_round_full: bool
+
+    def problems(self) -> Problems:
+        n, rounds, count = self.population.num_clients, self.population.num_rounds, self._fixed_count()
+        yield rule(1 <= count <= n, "count", count, f"must lie in [1, num_clients={n}]", "null: cohort_size")
+        yield rule(
+            self.match is None or len(read_metrics(Path(self.match))) >= rounds,
+            "match",
+            self.match,
+            f"must be the folder of a run with at least num_rounds={rounds} rounds",
         )
-        self.counts = None if match is None else [r["uploaded"] for r in read_metrics(Path(match))]
-        self.first_round_full = first_round_full
+
+    def __post_init__(self) -> None:
+        metrics = None if self.match is None else read_metrics(Path(self.match))
+        self.counts = None if metrics is None else [r["uploaded"] for r in metrics]
+
+    def _fixed_count(self) -> int:
+        return self.population.cohort_size if self.count is None else self.count
 
     @property
     def start_up_rounds(self) -> int:
@@ -53,6 +49,6 @@ class TopLoss(Selector):
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         if self.first_round_full and clients.in_first_round:
             return Selection(clients.available)
-        count = self.count if self.counts is None else self.counts[round - 1]
+        count = self._fixed_count() if self.counts is None else self.counts[round - 1]
         losses = without_infinity(clients.losses(clients.available))
         return Selection(ascending(clients.available[highest(losses, count, rng)]))

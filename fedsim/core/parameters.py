@@ -1,0 +1,90 @@
+"""Parameters of a part, written once: keyword-only fields of its class, with their ranges in the annotations.
+
+@parameters
+class Quantile(Selector):
+    quantile: Annotated[float, Interval(ge=0, le=1)]  # or, for short, Share
+
+    def problems(self) -> Problems:  # rules over several parameters, if there are any
+        yield rule(...)
+
+    def __post_init__(self) -> None:  # the state that crosses rounds
+        self.utility = np.zeros(self.population.num_clients)
+"""
+
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+
+from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Interval, Le
+
+from fedsim.core.errors import Problem, at_least, at_most, between, check, positive
+
+T = TypeVar("T")
+Problems = Iterable[Problem | None]
+Rule = Callable[[str, Any], Problem | None]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Interval(ge=0, le=1)]
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+def parameters(cls: type[T]) -> type[T]:
+    """Make the annotated attributes of `cls` keyword-only parameters of its constructor, and attributes of its objects.
+
+    The constructor raises `ConfigError` with every value that is out of its range, and with what the method `problems`
+    yields; `__post_init__` comes after that. Ranges are `Gt(0)`, `Ge`, `Le` and `Interval(ge, le or lt)` of
+    annotated_types, which numbers that are not finite in float32 are outside of; None is in every range. Attributes
+    without an annotation, or with `ClassVar`, are no parameters.
+    """
+    prepare = getattr(cls, "__post_init__", None)
+
+    def check_and_prepare(self: Any) -> None:
+        if self.__parameters__ is rules:  # and not those of a subclass, which hold these, too
+            values = [(name, getattr(self, name), found) for name, found in rules.items()]
+            outside = [_outside(name, value, found) for name, value, found in values if value is not None]
+            check(*outside, *getattr(self, "problems", tuple)())
+        if prepare is not None:
+            prepare(self)
+
+    cls.__post_init__ = check_and_prepare  # type: ignore[attr-defined]
+    made = dataclass(kw_only=True, eq=False, repr=False)(cls)
+    hints = get_type_hints(made.__init__, include_extras=True)
+    rules = {name: [_rule(name, one) for one in _ranges(hint)] for name, hint in hints.items() if name != "return"}
+    made.__parameters__ = rules  # type: ignore[attr-defined]
+    return made
+
+
+def has_parameters(value: object) -> bool:
+    """Whether it is an object of a class that `parameters` made: it may have attributes that are no fields."""
+    return hasattr(value, "__parameters__")
+
+
+def _ranges(hint: Any) -> list[Any]:
+    """The ranges in an annotation, which may be one of several that are joined by |."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return [found for arg in get_args(hint) for found in _ranges(arg)]
+    return [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, BaseMetadata | GroupedMetadata)]
+
+
+def _rule(name: str, limits: Any) -> Rule:
+    match limits:
+        case Interval(gt=None, ge=int() | float() as low, lt=None, le=int() | float() as high):
+            return partial(between, low=low, high=high)
+        case Interval(gt=None, ge=int() | float() as low, lt=int() | float() as high, le=None):
+            return partial(between, low=low, high=high, open_high=True)
+        case Gt(gt=0):
+            return positive
+        case Ge(ge=int() | float() as low):
+            return partial(at_least, low=low)
+        case Le(le=int() | float() as high):
+            return partial(at_most, high=high)
+    raise TypeError(f"{name}: the range {limits} is none of Gt(0), Ge, Le and Interval(ge=, le= or lt=)")
+
+
+def _outside(name: str, value: Any, rules: Sequence[Rule]) -> Problem | None:
+    """The first of `rules` that the value violates."""
+    return next((p for one in rules if (p := one(name, value)) is not None), None)

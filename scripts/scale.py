@@ -164,7 +164,7 @@ def record_bytes(simulation: Any, record: Any) -> int:
 
 def checkpoint_bytes(simulation: Any) -> int:
     """Of the state that crosses rounds."""
-    from fedsim.running.encoding import dataclasses_known_to, encode
+    from fedsim.core.encoding import dataclasses_known_to, encode
 
     tensors: dict[str, Any] = {}
     known = dataclasses_known_to(simulation.components.selector, simulation.components.aggregator)

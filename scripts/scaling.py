@@ -44,9 +44,9 @@ def run_process(core: int, place: Path, words: Sequence[str]) -> None:
     """One process of a run, on one core: it notes the wall and CPU time that it works for the rounds."""
     os.sched_setaffinity(0, {core})
     from fedsim.commands.dispatch import main
-    from fedsim.distributed.worker import Worker
     from fedsim.rounds.loop import Simulation
     from fedsim.running.process import world
+    from fedsim.running.rank_worker import Worker
 
     found = {"wall": 0.0, "cpu": 0.0, "rounds": 0}
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.report.command import report
-from fedsim.results.outcome import FINAL
+from fedsim.results.files import FINAL
 from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
 from scripts import reproduction, verdicts
 from scripts.shipped import RESULTS, read_shipped

@@ -45,13 +45,13 @@ class Module:
 
 
 def modules(root: Path) -> list[Module]:
-    """All of fedsim/, but for what is generated."""
+    """All of fedsim/ but the doors of its folders (`python -m fedsim.report`)."""
     package = root / "fedsim"
     found = []
     for path in sorted(package.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         found.append(Module(path.relative_to(package), ast.parse(text), text.count("\n")))
-    return [module for module in found if module.path.name != "__init__.py" or module.lines]
+    return [module for module in found if module.lines and module.path.parts[1:] != ("__main__.py",)]
 
 
 def arrows(code: list[Module]) -> set[tuple[str, str]]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from fedsim.core.encoding import dataclasses_known_to, decode
 from fedsim.results.files import MODEL, read_metrics, read_summary
 from fedsim.running.checkpoint import pack, unpack
-from fedsim.running.encoding import dataclasses_known_to, decode
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,7 @@
 """Results to the last bit, recorded before a change of structure and compared after it.
 
     uv run python -m tests.goldens record      # before
-    uv run python -m tests.goldens compare     # after; a third of it is in tests/test_goldens.py, all with -m faults
+    uv run python -m tests.goldens compare     # after; a third of it is in tests/test_goldens.py, all with -m slow
 
 A case is a selector, a setting (model, optimiser, partition of the digits) and a backend: 12 rounds, hashed into ids,
 ledger and parameters. Sums of floating-point numbers depend on the processor and on the versions of torch and numpy, so

@@ -22,7 +22,7 @@ def test_the_small_form_leaves_a_line_for_each_figure(tmp_path: Path) -> None:
     assert table_of(rows).row_count == len(rows)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_what_is_for_a_gpu_alone_runs_on_a_pretended_one(tmp_path: Path) -> None:
     with PretendedCard():
         bench = Bench(tmp_path, "cuda", shrink=300, budget=1000.0, cases=["W1"])

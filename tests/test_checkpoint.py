@@ -30,7 +30,7 @@ DIFFERENT = ("fedcor", "gpfl", "hics", "oort", "pair_study", "pncs_q2")
 CASES = [
     *((selector, "mlp", "batched", "uniform") for selector in DIFFERENT),
     *(
-        pytest.param(selector, "mlp", "batched", "uniform", marks=pytest.mark.faults)
+        pytest.param(selector, "mlp", "batched", "uniform", marks=pytest.mark.slow)
         for selector in goldens.SELECTORS
         if selector not in DIFFERENT
     ),

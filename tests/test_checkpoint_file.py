@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.core.encoding import EncodingError, dataclasses_known_to, decode, encode
 from fedsim.core.errors import DataError
 from fedsim.running.checkpoint import pack, unpack
-from fedsim.running.encoding import EncodingError, dataclasses_known_to, decode, encode
 from fedsim.selectors.random import Random
 from tests.checkpoint_toys import CPU, through_a_file
 

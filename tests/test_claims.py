@@ -194,7 +194,7 @@ def test_all_that_is_published_is_about_runs_of_its_presets(path: Path) -> None:
             assert is_run(values["presets"], {**column["about"], table["row"]: choice}), (table["id"], choice)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("publication", published.publications(), ids=lambda one: one.title)
 def test_what_is_published_is_about_one_setting_of_a_preset(publication: Publication) -> None:
     """Some minutes of a core: where several settings of a preset fitted a number, any of them would be judged."""

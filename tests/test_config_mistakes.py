@@ -69,7 +69,7 @@ def test_all_mistakes_of_a_stage_are_told_together(stage: dict[str, tuple[str, s
     assert told(*stage) == set(stage.values())
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [ALONE, OF_TYPES, OF_RULES])
 def test_each_alone_and_all_pairs_tell_just_their_own(stage: dict[str, tuple[str, str]]) -> None:
     for words in (*((word,) for word in stage), *combinations(stage, 2)):

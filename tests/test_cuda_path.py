@@ -33,7 +33,7 @@ IN_SHORT = {
     "oort",
 }
 IN_SHORT |= {"pair_study", "pncs", "power_of_choice", "ucb_shapley"}
-"""One selector of each kind of question and arithmetic; the others only with `-m faults`."""
+"""One selector of each kind of question and arithmetic; the others only with `-m slow`."""
 SKETCHES = sorted(path.stem for path in (CONF / "selector" / "sketch").glob("*.yaml"))
 SMALL = ("model.hidden=[16,8]",)
 SEQUENTIAL = ("engine=sequential", "engine.workers=1")
@@ -77,8 +77,8 @@ def _fresh_samples() -> None:
 
 
 def in_short(names: Iterable[str], short: Collection[str]) -> list[Any]:
-    """All `names`, those that are not in `short` only with `-m faults`."""
-    return [pytest.param(name, marks=() if name in short else pytest.mark.faults) for name in names]
+    """All `names`, those that are not in `short` only with `-m slow`."""
+    return [pytest.param(name, marks=() if name in short else pytest.mark.slow) for name in names]
 
 
 def assert_equal(card: Run, cpu: Run) -> None:
@@ -123,7 +123,7 @@ HEADS = {
 }
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 def test_heads_on_frozen_features_equal_the_cpu(head: str, tmp_path: Path) -> None:
     words = (f"model={head.partition(',')[0]}", "model.weights=random", "model.input_size=32", f"data_dir={tmp_path}")

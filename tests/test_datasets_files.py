@@ -244,7 +244,7 @@ def test_tables_that_do_not_agree_or_are_empty_are_refused(tmp_path: Path) -> No
         build("parquet", tmp_path, path=str(tmp_path)).load()
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "cifar10").is_dir(), reason="CIFAR-10 is not beside the checkout")
 def test_real_cifar10_in_parquet(tmp_path: Path) -> None:
     data = build("parquet", REAL, tmp_path, path="cifar10").load()

@@ -21,7 +21,7 @@ SOME = ("gpfl_table2_fmnist", "gpfl_fig7a_femnist", "pncs_k2", "fedabc_fig2")
 
 
 @pytest.mark.parametrize(
-    "preset", [name if name in SOME else pytest.param(name, marks=pytest.mark.faults) for name in PRESETS]
+    "preset", [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in PRESETS]
 )
 def test_every_preset_has_a_debug_size_with_a_name_of_its_own(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expand = compose.expand
@@ -61,7 +61,7 @@ def test_it_runs(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.Mon
     assert runs(tmp_path, monkeypatch, *words) == ["done", "done"]
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_runs(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(runs(tmp_path, monkeypatch, f"preset={preset}", "hydra/launcher=lanes")) == {"done"}

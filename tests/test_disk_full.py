@@ -150,7 +150,7 @@ def torn(folder: Path) -> bool:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
 @pytest.mark.parametrize(
     ("lasting", "step"),
-    [(True, 6), pytest.param(True, 1, marks=pytest.mark.faults), pytest.param(False, 1, marks=pytest.mark.faults)],
+    [(True, 6), pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 1, marks=pytest.mark.slow)],
 )
 def test_each_write_may_find_the_disk_full(
     lasting: bool, step: int, tmp_path: Path, disk: Disk, rounds: list[int], capfd: pytest.CaptureFixture[str]

@@ -11,13 +11,13 @@ import torch
 from fedsim.config.compose import check_jobs, conf_dir
 from fedsim.distributed import backend as divided
 from fedsim.distributed.backend import aligned_shares, shares, train_part
-from fedsim.distributed.ranks import RANKS, holdings
 from fedsim.engine import data as engine_data
 from fedsim.engine.torch_backend import EVALUATION_BATCH
 from fedsim.jobs.cli import composed, run
 from fedsim.results.files import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
+from fedsim.running.ranks import RANKS, holdings
 from tests.engines import schedule_of
 from tests.ranks import RAGGED, WORDS, equal_over, ranks, result, run_over
 
@@ -90,7 +90,7 @@ ENGINES = {
 }
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 7])
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_over_ranks_is_that_of_one_process(name: str, count: int) -> None:
@@ -113,7 +113,7 @@ NEEDS = {
 }
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_every_selector_over_ranks_is_that_of_one_process(selector: str) -> None:
     more = MORE[NEEDS[selector]] if selector in NEEDS else ()

@@ -101,7 +101,7 @@ def test_processes_are_equal_to_one_process_also_where_one_is_killed(place: Path
     assert done.stdout.count("done · final accuracy") == 1 + 3  # of each command, one process tells
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_rank_0_is_killed_and_all_are_asked_to_end(place: Path) -> None:
     words = [*WORDS, "num_rounds=60", "engine=native", "selector=oort", "checkpoint.every=3"]
     sweep = ["-m", *WORDS, "num_rounds=3", "engine=sequential", "seed=0,1"]
@@ -169,7 +169,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return result(folder / "outputs")
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("what", ["nothing", "rank 1", "rank 0", "SIGTERM", "torchrun"])
 def test_torchrun_ends_as_told_leaves_no_process_and_the_same_command_goes_on(
@@ -196,7 +196,7 @@ def test_torchrun_ends_as_told_leaves_no_process_and_the_same_command_goes_on(
     assert result(place / "outputs") == alone
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_torchrun_restarts_all_ranks_and_they_go_on(place: Path, alone: list[Any]) -> None:
     run = started(LONG, "--max-restarts=1")
@@ -208,7 +208,7 @@ def test_torchrun_restarts_all_ranks_and_they_go_on(place: Path, alone: list[Any
     assert result(place / "outputs") == alone
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_torchrun_tells_a_mistake_once_and_answers_a_question_once(place: Path) -> None:
     run = started(["num_rounds=0"])
     printed, _ = run.communicate(timeout=120)

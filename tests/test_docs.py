@@ -44,7 +44,7 @@ SHELL = {
 """Programs of others, and the first words that pages give them."""
 WIDTH = 140
 MOST_JOBS = 2
-"""Jobs of a command that are composed by default; all of them are with -m faults."""
+"""Jobs of a command that are composed by default; all of them are with -m slow."""
 
 
 def name(page: Path) -> str:
@@ -197,7 +197,7 @@ def on_pages() -> list[list[str]]:
     return sorted(argv for name, *argv in words if name == "fedsim" and "my_conf" not in argv)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", on_pages(), ids=" ".join)
 def test_all_jobs_of_all_commands_compose(argv: list[str]) -> None:
     if "selector=power_of_choise" not in argv:

@@ -39,7 +39,7 @@ def test_compiling_is_chosen_by_the_steps_of_the_run() -> None:
     assert engine(tanh(), WORTH_STEPS, False).description == "batched"
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.faults)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_equals_sequential(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch traces it; with code generated from the trace, which takes ten times as long, in the long form."""
     monkeypatch.setattr(compiled.torch, "compile", partial(torch.compile, backend=backend))

@@ -102,9 +102,9 @@ def test_replays_on_the_card_equal_those_on_the_cpu_to_the_last_bit(
     ("case", "launches"),
     [
         (W1, 12),
-        pytest.param(W2, 20, marks=pytest.mark.faults),
+        pytest.param(W2, 20, marks=pytest.mark.slow),
         (SMALL_RESNET, 40),
-        pytest.param(RESNET, 60, marks=pytest.mark.faults),
+        pytest.param(RESNET, 60, marks=pytest.mark.slow),
     ],
     ids=["W1", "W2", "two ResNets", "ResNet-20"],
 )

@@ -94,7 +94,7 @@ def test_the_number_of_threads_changes_no_bit(expected: Callable[[str], list[str
     assert {line.split(maxsplit=1)[1] for line in lines} == {"0 1"}  # status, all finite
 
 
-@pytest.mark.parametrize("flags", [("-O1", "-march=native"), pytest.param(SANITIZED, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("flags", [("-O1", "-march=native"), pytest.param(SANITIZED, marks=pytest.mark.slow)])
 def test_an_invalid_task_is_refused(flags: tuple[str, ...], build: Callable[..., str]) -> None:
     """By train, gradient and outputs, the last of which does not read labels."""
     found = [line.split(": ") for line in output_of(build(*flags), "invalid")]
@@ -120,7 +120,7 @@ def test_an_invalid_task_is_refused(flags: tuple[str, ...], build: Callable[...,
 
 @pytest.mark.parametrize("real", ["float", "double"])
 @pytest.mark.parametrize(
-    "other", [pytest.param(other, marks=[] if other in FEW else pytest.mark.faults) for other in OTHERS], ids="_".join
+    "other", [pytest.param(other, marks=[] if other in FEW else pytest.mark.slow) for other in OTHERS], ids="_".join
 )
 def test_compiler_and_processor_change_no_bit(
     other: tuple[str, ...], real: str, expected: Callable[[str], list[str]], build: Callable[..., str]
@@ -129,14 +129,14 @@ def test_compiler_and_processor_change_no_bit(
     assert output_of(build(*flags, real=real, name=name)) == expected(real)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_no_access_is_out_of_bounds_or_undefined(
     expected: Callable[[str], list[str]], build: Callable[..., str]
 ) -> None:
     assert output_of(build(*SANITIZED)) == expected("double")
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_threads_do_not_race(expected: Callable[[str], list[str]], build: Callable[..., str]) -> None:
     runner = ("setarch", "-R") if shutil.which("setarch") else ()  # its shadow memory needs fixed addresses
     assert output_of(*runner, build("-O1", "-march=native", "-fsanitize=thread")) == expected("double")

@@ -1,7 +1,7 @@
 """The Triton kernels for chains of linear layers, in Triton's interpreter, against the reference backend.
 
 What the interpreter cannot show is how the tensor cores round: its products are NumPy's float32. It takes 12 s to
-start; by default two cases run that have most of the kernels' branches, the others with `-m faults`.
+start; by default two cases run that have most of the kernels' branches, the others with `-m slow`.
 """
 
 import math
@@ -124,20 +124,20 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHORT else pytest.mark.faults) for n in CASES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHORT else pytest.mark.slow) for n in CASES])
 def test_equals_the_reference(triton: Interpreter, name: str) -> None:
     case = CASES[name]()
     assert_close(triton.train(case.workload, case.start, case.schedule), case.reference(), case)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_every_client_from_its_own_model(triton: Interpreter) -> None:
     case = Case(mlp(8), sgd(), sizes=(3, 2))
     case.start = [{n: v + 0.1 * k * torch.sign(v) for n, v in case.start[0].items()} for k in range(2)]
     assert_close(triton.train(case.workload, case.start, case.schedule), case.reference(), case)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_dropout_to_the_last_bit_of_its_rate(triton: Interpreter) -> None:
     """A rate at which the first element of a mask is just kept, and the next of the 2^24 rates, at which it is not."""
     key = torch.as_tensor(Case(mlp(8, dropout=0.5), sgd(), sizes=(1,)).schedule.keys)[0, 0]
@@ -156,7 +156,7 @@ def test_dropout_to_the_last_bit_of_its_rate(triton: Interpreter) -> None:
     assert changes == [True, False]
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [sgd(0.9, decay=0.1), adam(decoupled=True)], ids=["momentum", "adamw"])
 def test_alone_as_in_any_company(triton: Interpreter, optimizer: LocalOptimizer) -> None:
     """To the last bit, though the company has larger batches and more steps."""
@@ -170,7 +170,7 @@ def test_alone_as_in_any_company(triton: Interpreter, optimizer: LocalOptimizer)
         assert (alone.losses[0][own.mask[0]] == together.losses[row, :steps, :width][own.mask[0]]).all()
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["model", "samples"])
 def test_nan_stays_with_its_client(triton: Interpreter, broken: str) -> None:
     case = Case(mlp(8, dropout=0.4), sgd(0.9), sizes=(3, 5, 2))

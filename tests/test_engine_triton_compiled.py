@@ -117,7 +117,7 @@ def test_a_spill_would_be_seen(tmp_path: Path) -> None:
 
 
 @with_tool
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [sgd(0.9), adam()], ids=["momentum", "adam"])
 @pytest.mark.parametrize("hidden", [(), (64,), (64, 30), (128,)])
 def test_nothing_is_spilled_in_other_forms(hidden: tuple[int, ...], optimizer: LocalOptimizer, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_products_are_of_the_precision_that_is_said(precision: Precision, produc
 
 
 @with_tool
-@pytest.mark.faults
+@pytest.mark.slow
 def test_tf32_takes_a_third_of_the_products_and_spills_nothing(tmp_path: Path) -> None:
     products = []
     for precision in ("tf32x3", "tf32"):

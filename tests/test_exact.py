@@ -52,7 +52,7 @@ def test_rounds_are_those_recorded_whatever_instructions_the_libraries_take(tmp_
     assert_recorded(*start(tmp_path, KINDS, **everything | LIMITS["torch"]))
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["none", *LIMITS])
 def test_rounds_of_all_choices_are_those_recorded_under_each_limit(limit: str, tmp_path: Path) -> None:
     assert_recorded(*start(tmp_path, [*SELECTORS, *MORE], **LIMITS.get(limit, {})))

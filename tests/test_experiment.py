@@ -14,13 +14,13 @@ from fedsim.config.plan import Plan
 from fedsim.core.record import OF_CLOCK, Record
 from fedsim.data.digits import Digits
 from fedsim.results.files import read_summary
-from fedsim.results.outcome import totals_of
 from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly, experiment
 from fedsim.running import assembly as prepared_data
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.endings import UNWATCHED
 from fedsim.running.experiment import Outcome, execute
+from fedsim.running.outcome import totals_of
 from tests.run_toys import plan_of
 
 FEW = ("num_rounds=2", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")

@@ -296,7 +296,7 @@ def test_the_heads_layers_are_those_of_vgg16(layers: str, names: list[str]) -> N
     assert all(own.get_submodule(n).out_features == whole.get_submodule(n).out_features for n in names[:-1])
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @torch.no_grad()
 def test_vgg16_gives_both_heads_their_input(tmp_path: Path) -> None:
     x = images().test.x

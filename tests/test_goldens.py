@@ -15,7 +15,7 @@ RECORDED = json.loads(goldens.FILE.read_text(encoding="utf-8"))
 )
 @pytest.mark.parametrize("setting", goldens.SETTINGS)
 @pytest.mark.parametrize("backend", goldens.BACKENDS)
-@pytest.mark.parametrize("share", [len(goldens.BACKENDS), pytest.param(1, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("share", [len(goldens.BACKENDS), pytest.param(1, marks=pytest.mark.slow)])
 def test_runs_are_what_they_were_to_the_last_bit(share: int, backend: str, setting: str) -> None:
     """By default each selector by one backend in each setting, another one in each; in the long form by all."""
     found = dict(goldens.outcomes(setting, backend, share))

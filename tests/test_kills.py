@@ -57,7 +57,7 @@ def folder_in(place: Path) -> Path:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize(("kills", "seed"), [(2, 0), pytest.param(50, 1, marks=pytest.mark.faults)])
+@pytest.mark.parametrize(("kills", "seed"), [(2, 0), pytest.param(50, 1, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
     kills: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -287,7 +287,7 @@ def folders(place: Path) -> list[Path]:
     return sorted(p.parent for p in place.glob("*/*/config.yaml"))
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("who", "number", "code"),
     [
@@ -354,7 +354,7 @@ class Fails(Random):
 """
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_how_jobs_of_joblibs_processes_end_is_not_read_from_their_old_results(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     (tmp_path / "my_lab.py").write_text(FAILS)

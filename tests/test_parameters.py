@@ -7,9 +7,9 @@ import pytest
 from annotated_types import Ge, Gt, Interval, Le
 
 from fedsim.config.build import construct
+from fedsim.core.encoding import EncodingError, encode
 from fedsim.core.errors import ConfigError, Problem, rule
 from fedsim.core.parameters import CountOrZero, Positive, Problems, Share, parameters
-from fedsim.running.encoding import EncodingError, encode
 
 
 @parameters

@@ -10,7 +10,7 @@ import torch
 
 from fedsim.config.compose import Composed, compose_jobs, search_path
 from fedsim.config.plan import Plan, hash_config, make_plan
-from fedsim.config.settings import IRRELEVANT
+from fedsim.core.configs import IRRELEVANT
 from fedsim.core.errors import ConfigError
 
 

@@ -34,7 +34,7 @@ def test_each_value_of_a_sweep_occurs_in_some_job() -> None:
     assert {plan.config["partition"]["shards_per_client"] for plan in plans_of("pncs_k2")} == {1, 2, 5}
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "scale"), [*((p, "full") for p in PRESETS), *((p, "small") for p in SCALED)])
 def test_all_jobs_of_a_preset_are_accepted(preset: str, scale: str) -> None:
     with search_path():

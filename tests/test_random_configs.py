@@ -1,6 +1,6 @@
 """Random configs: damaged ones are refused as mistakes of the config or the data, sound ones compose and hash equally.
 
-The short forms try the same few in each run, the long ones (`-m faults`) new ones every time.
+The short forms try the same few in each run, the long ones (`-m slow`) new ones every time.
 """
 
 import signal
@@ -242,7 +242,7 @@ def test_damaged_configs_are_refused(empty: Path, words: list[str], multirun: bo
     damaged(empty, words, multirun, file)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @LONG
 @DAMAGED
 def test_five_hundred_damaged_configs_are_refused(empty: Path, words: list[str], multirun: bool, file: Any) -> None:
@@ -300,7 +300,7 @@ def test_sound_configs_compose_and_run(empty: Path, words: list[str]) -> None:
     composed_twice(words, empty)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @LONG
 @given(sound())
 def test_five_hundred_sound_configs_compose_and_run(empty: Path, words: list[str]) -> None:

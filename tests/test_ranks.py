@@ -13,12 +13,12 @@ from fedsim.config.compose import check_jobs
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.distributed.backend import Holdings
 from fedsim.distributed.links import JOINING, WORKING, LostRankError, Message, Others, packed, room_for, unpacked
-from fedsim.distributed.ranks import RANKS, joined
-from fedsim.distributed.ranks import check_jobs as check_for_ranks
 from fedsim.engine.schedule import Schedule
 from fedsim.jobs.cli import composed, run
 from fedsim.results.files import read_summary
 from fedsim.running.process import World, world
+from fedsim.running.ranks import RANKS, joined
+from fedsim.running.ranks import check_jobs as check_for_ranks
 from tests.ranks import RAGGED, WORDS, LocalLink, equal_over, ranks, run_over
 
 
@@ -94,7 +94,7 @@ def test_what_does_not_go_together_with_ranks_is_refused(monkeypatch: pytest.Mon
     check_for_ranks([plan], {})
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_a_sweep_runs_its_jobs_one_after_another_over_all_ranks() -> None:
     kinds = equal_over(2, ["-m", *WORDS, *RAGGED, "engine=native", "num_rounds=2", "seed=0,1"])
     assert kinds.count("build") == 2
@@ -111,7 +111,7 @@ def test_ranks_that_have_other_jobs_or_build_something_else_are_named(monkeypatc
         with pytest.raises(FedsimError, match="rank 1: has other jobs; all ranks need the same installation"):
             run(words)
         RANKS.others = Others(LocalLink(2, lambda: check_jobs(composed(words)[0])))
-        monkeypatch.setattr("fedsim.distributed.worker.built", lambda made: {"engine": "batched"})
+        monkeypatch.setattr("fedsim.running.rank_worker.built", lambda made: {"engine": "batched"})
         with pytest.raises(FedsimError, match="rank 1 has another engine: 'batched', not 'native'"):
             run(words)
     finally:

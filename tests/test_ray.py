@@ -22,7 +22,7 @@ from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Job, Report, run_jobs
 from fedsim.jobs.tasks import SeenRecords, outcome_of
 from fedsim.results.files import ERROR, MODEL, read_metrics, read_summary
-from fedsim.results.outcome import Outcome
+from fedsim.running.outcome import Outcome
 
 WORDS = ("num_rounds=3", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
 HANG = 500
@@ -284,7 +284,7 @@ class Sweep:
         assert [result(f) for f in folders(place / "outputs")] == [result(f) for f in folders(place / "whole")]
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_a_killed_worker_is_retried_and_one_that_raises_is_named_and_the_others_finish(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     words = ("num_rounds=30", "checkpoint.every=2", "seed=0,1,2,3,4,5")
@@ -313,7 +313,7 @@ def test_a_killed_worker_is_retried_and_one_that_raises_is_named_and_the_others_
     sweep.check_equal()
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_sweep_whose_command_ends_leaves_no_process_and_the_same_command_goes_on(
     number: int, code: int, tmp_path: Path

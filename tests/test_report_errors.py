@@ -93,7 +93,7 @@ def test_true_verdicts_are_frequent_from_enough_seeds_on(draw: Draw, found: tupl
     check(draw, found, limit, at_most=False, trials=TRIALS)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize(("draw", "found", "limit"), limits(AT_MOST))
 def test_false_verdicts_are_rare_in_many_trials(draw: Draw, found: tuple[str, ...], limit: float) -> None:
     check(draw, found, limit, at_most=True, trials=LONG)

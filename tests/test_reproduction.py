@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="the results are not in this copy")
 ARCHIVES = sorted(RESULTS.glob("*/runs.parquet"))
 SOME_ARCHIVES = [
-    pytest.param(path, marks=() if path.parent.name == "gpfl_rho_code" else pytest.mark.faults) for path in ARCHIVES
+    pytest.param(path, marks=() if path.parent.name == "gpfl_rho_code" else pytest.mark.slow) for path in ARCHIVES
 ]
 """One by default; all of them take some minutes of a core."""
 PAGES = reproduction.pages() if RESULTS.is_dir() else []
@@ -94,7 +94,7 @@ def test_tables_that_pages_link_to_are_made_and_written_as_csv() -> None:
     assert reproduction._csv("| a | b |\n| --- | --- |\n| +0.1 [0, 1], p 1 | x |") == 'a,b\n"+0.1 [0, 1], p 1",x\n'
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_the_pages_are_up_to_date() -> None:
     """Some minutes of a core: all presets with results are composed and judged."""
     made = subprocess.run(

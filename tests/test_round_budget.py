@@ -31,7 +31,7 @@ def over_budget(counts: Counts, launches: int, waits: int) -> list[str]:
 LONG = ("W2", "ResNet-20, ragged")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.faults if n in LONG else ()) for n in BUDGETS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in BUDGETS])
 def test_a_round_with_an_evaluation_keeps_its_budget(name: str) -> None:
     words, launches = BUDGETS[name]
     counts = counts_of_a_round(words, 2, 200)

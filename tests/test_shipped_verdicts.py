@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_no_shipped_verdict_differs() -> None:
     """A minute of a core: the configs of all presets with results are composed."""
     made = subprocess.run(

@@ -194,9 +194,7 @@ def handles(pid: int, number: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
-@pytest.mark.parametrize(
-    "seconds", [0.0, 0.6, *(pytest.param(0.05 * n, marks=pytest.mark.faults) for n in range(1, 61))]
-)
+@pytest.mark.parametrize("seconds", [0.0, 0.6, *(pytest.param(0.05 * n, marks=pytest.mark.slow) for n in range(1, 61))])
 def test_ctrl_c_is_130_without_a_traceback_however_early(seconds: float, tmp_path: Path) -> None:
     process = started(tmp_path, "tracker=files_only")
     try:

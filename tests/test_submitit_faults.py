@@ -128,7 +128,7 @@ def going(place: Path) -> list[Path]:
     return [f for f in folders(place / "outputs") if 3 < len(read_metrics(f)) < 20 and not read_summary(f)]
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_a_killed_worker_a_job_that_raises_and_a_killed_command_are_repeated_to_an_equal_end(tmp_path: Path) -> None:
     """12 jobs, 2 at a time."""
     seeds = f"seed={','.join(map(str, range(12)))}"
@@ -181,7 +181,7 @@ def test_a_killed_worker_a_job_that_raises_and_a_killed_command_are_repeated_to_
     sweep.check_equal()
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("who", "number", "code"),
     [
@@ -236,7 +236,7 @@ def pid_of_task(slurm: Path, task: str) -> int:
     return int((slurm / f"{task}.pid").read_text())
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_an_array_of_lanes_is_requeued_by_slurm_and_killed_and_repeated(tmp_path: Path, slurm: Path) -> None:
     """By commands that take the place of Slurm's (tests/slurm_stand_in.py)."""
     sweep = sweep_of(tmp_path, "submitit_slurm", "num_rounds=60", "seed=0,1,2,3,4,5", "selector._target_=my_lab.Slow")
@@ -271,7 +271,7 @@ def test_an_array_of_lanes_is_requeued_by_slurm_and_killed_and_repeated(tmp_path
     sweep.check_equal()
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_tasks_of_slurm_are_saved_and_not_requeued_when_the_command_is_asked_to_end(
     tmp_path: Path, slurm: Path
 ) -> None:

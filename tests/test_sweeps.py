@@ -203,12 +203,7 @@ print([os.waitstatus_to_exitcode(status) for status in statuses])
     ("kind", "kills", "seed"),
     [
         ("basic", 1, 0),
-        *(
-            pytest.param(k, n, s, marks=pytest.mark.faults)
-            for k in ("basic", "lanes")
-            for n in (1, 2)
-            for s in range(5)
-        ),
+        *(pytest.param(k, n, s, marks=pytest.mark.slow) for k in ("basic", "lanes") for n in (1, 2) for s in range(5)),
     ],
 )
 def test_sweeps_at_the_same_time_share_the_jobs_and_outlive_each_other(

@@ -253,7 +253,7 @@ def fedsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
 NATURAL = ("partition=natural", "partition.min_samples=5", "num_clients=7", "cohort_size=3", "local.epochs=2")
 
 
-@pytest.mark.parametrize(("model", "rounds"), [("text_mlp", 24), pytest.param("text_gru", 8, marks=pytest.mark.faults)])
+@pytest.mark.parametrize(("model", "rounds"), [("text_mlp", 24), pytest.param("text_gru", 8, marks=pytest.mark.slow)])
 def test_a_run_learns_to_predict_the_next_character(
     model: str, rounds: int, fedsim: Callable[..., int], tmp_path: Path
 ) -> None:
@@ -268,7 +268,7 @@ def test_a_run_learns_to_predict_the_next_character(
 
 
 @pytest.mark.parametrize(
-    "selector", ["fedabc", *(pytest.param(name, marks=pytest.mark.faults) for name in ("pncs", "gpfl", "fedcor"))]
+    "selector", ["fedabc", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pncs", "gpfl", "fedcor"))]
 )
 def test_selectors_ask_as_of_images(selector: str, fedsim: Callable[..., int]) -> None:
     words = ("partition=dirichlet_client", "num_clients=6", "cohort_size=2", "num_rounds=2", "local.epochs=1")

@@ -91,7 +91,7 @@ def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
     assert finish["finish"]["final_accuracy"] == 0.75
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_its_process_sends_a_killed_run_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder with files that are called like modules."""
     (tmp_path / "t").mkdir()

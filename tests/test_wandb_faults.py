@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_account")
     tuple(map(int, wandb.__version__.split(".")[:2])) < (0, 29),
     reason="older services take no offline run while the online one still tries: then it is told and counted alone",
 )
-@pytest.mark.faults
+@pytest.mark.slow
 def test_a_server_that_never_answers_makes_the_run_offline_without_losing_a_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float | None]
 ) -> None:
@@ -72,7 +72,7 @@ def test_the_death_of_its_process_is_counted_and_nothing_else(tmp_path: Path) ->
 
 
 @linux
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "told"), [(signal.SIGKILL, "W&B: "), (signal.SIGSTOP, "W&B: no answer within 2 s; nothing is lost")]
 )
@@ -96,7 +96,7 @@ def test_wandbs_service_may_die_or_hang_in_mid_run(
 
 
 @linux
-@pytest.mark.faults
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process_and_no_litter_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))

@@ -52,7 +52,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 def test_kills_of_a_run_and_of_its_wandb_process_lose_no_round(tmp_path: Path) -> None:
     (tmp_path / "parking").touch()

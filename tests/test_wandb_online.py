@@ -78,7 +78,7 @@ def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path, server: StandI
     assert run.summary["status"] == "done"
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_a_run_whose_wandb_process_was_killed_goes_on_there(tmp_path: Path, server: StandIn) -> None:
     folder = begin(tmp_path / "run")
     mirror = tracker()
@@ -111,7 +111,7 @@ def test_a_run_that_is_begun_anew_is_another_run_there(tmp_path: Path, server: S
     assert sorted(steps(server).values()) == [WHOLE[:2], WHOLE]
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_a_run_that_was_deleted_there_is_sent_as_another(tmp_path: Path, server: StandIn) -> None:
     folder = begin(tmp_path / "run")
     send(folder, (1, 2, 3), "done")

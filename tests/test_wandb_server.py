@@ -49,7 +49,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, report: str)
 
 
 @pytest.mark.parametrize(
-    ("place", "online"), [("its host", True), pytest.param("another host", False, marks=pytest.mark.faults)]
+    ("place", "online"), [("its host", True), pytest.param("another host", False, marks=pytest.mark.slow)]
 )
 def test_wandb_finds_server_and_key_by_its_own_settings(
     place: str, online: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 from torch import Tensor
 
-from fedsim.config.choice_files import flat
 from fedsim.config.plan import Plan
-from fedsim.config.settings import IRRELEVANT
+from fedsim.core.configs import IRRELEVANT, flat
 from fedsim.core.errors import FedsimError
 from fedsim.results.files import MODEL, read_metrics
-from fedsim.results.outcome import Outcome
 from fedsim.results.runs import Run, read_archive, read_runs
+from fedsim.running.outcome import Outcome
 from fedsim.tracking.tables import show_share
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import fedsim
-from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, flat
+from fedsim.config.choice_files import ChoiceFile, ChoiceFiles
+from fedsim.core.configs import flat
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
 

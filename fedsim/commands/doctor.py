@@ -40,7 +40,7 @@ from fedsim.data.base import Dataset
 from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.jobs.prepare import compose_words, prepare
 from fedsim.jobs.sweep import BYTES_OF_RUN, by_source, output_problems, source_problems
-from fedsim.results.outcome import outcome_on_file
+from fedsim.running.outcome import outcome_on_file
 from fedsim.running.provenance import driver_version
 
 

@@ -25,12 +25,13 @@ from fedsim.config import words as command_line
 from fedsim.config.build import instantiate
 from fedsim.config.compose import Composed
 from fedsim.config.plan import Plan
-from fedsim.config.settings import IRRELEVANT, SEEDS
+from fedsim.core.configs import IRRELEVANT, SEEDS
 from fedsim.data.base import Dataset
 from fedsim.engine.model import initial
 from fedsim.jobs.prepare import compose_words, prepare
 from fedsim.results.files import (
     CONFIG,
+    FINAL,
     NEWEST,
     PREVIOUS,
     SUMMARY,
@@ -41,8 +42,8 @@ from fedsim.results.files import (
     read_summary,
     replacement_of,
 )
-from fedsim.results.outcome import FINAL, outcome_on_file
 from fedsim.running.checkpoint import unpack
+from fedsim.running.outcome import outcome_on_file
 from fedsim.tracking.tables import show_bytes, show_seconds
 
 

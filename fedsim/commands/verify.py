@@ -17,7 +17,7 @@ from fedsim.config.plan import Plan, make_plan
 from fedsim.core.errors import ConfigError, DataError, FedsimError, printable
 from fedsim.core.record import Record
 from fedsim.report.command import find_source
-from fedsim.results.outcome import FINAL
+from fedsim.results.files import FINAL
 from fedsim.results.runs import ArchivedRun, ReportError, Run, read_archive, read_runs
 from fedsim.running.experiment import execute
 from fedsim.running.process import CODES, STOP

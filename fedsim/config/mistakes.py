@@ -15,7 +15,6 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.config.choice_files import has_key
 from fedsim.config.diagnosis import OPTIONAL, choices_of, compose_one, group_of, lacks, refused_choice, words_of_scale
 from fedsim.config.hydra_node import check_words
 from fedsim.config.suggestions import unknown_choice, unknown_path
@@ -31,6 +30,7 @@ from fedsim.config.words import (
     without_choice,
     words_of,
 )
+from fedsim.core.configs import has_key
 from fedsim.core.errors import ConfigError, Problem, command
 
 MOST_CHOICES = 200

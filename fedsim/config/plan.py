@@ -24,7 +24,8 @@ from fedsim.config.build import (
     inspect_node,
     instantiate,
 )
-from fedsim.config.settings import IRRELEVANT, CheckpointSettings, LocalSettings, Settings, by_meaning
+from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
+from fedsim.core.configs import IRRELEVANT, by_meaning
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.types import Population
 from fedsim.data.base import Dataset
@@ -146,7 +147,7 @@ def make_plan(config: Mapping[str, Any], choices: Mapping[str, str], *, elsewher
 
 
 def hash_config(config: Mapping[str, Any]) -> str:
-    """SHA-256 over every value that can change a result (`fedsim.config.settings.by_meaning`)."""
+    """SHA-256 over every value that can change a result (`fedsim.core.configs.by_meaning`)."""
     relevant = by_meaning({k: v for k, v in config.items() if k not in IRRELEVANT})
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()
 

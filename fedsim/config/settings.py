@@ -1,17 +1,12 @@
 """The top level of a config: its keys and types once (here), its values once (conf/config.yaml)."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.core.errors import at_least, at_most, between, check, rule
 
-SEEDS = ("seed", "partition_seed", "init_seed")
-"""Top-level keys in which the runs differ that a mean is taken over."""
-IRRELEVANT = ("name", "data_dir", "cache_dir", "output_dir", "overwrite", "checkpoint", "tracker")
-"""Top-level keys that cannot change a result; all others are in the hash that names a run's folder."""
 MAX_CLIENTS = 1_000_000
 """More than any data set can be divided among; every selector keeps numbers for each."""
 MAX_ROUNDS = 10_000_000
@@ -140,18 +135,3 @@ class LocalSettings:
                 "set local.holdout_fraction=0.2, say",
             ),
         )
-
-
-def by_meaning(node: Any) -> Any:
-    """A copy of a config (plain containers) that differs only where results can.
-
-    Classes of fedsim are told by their names alone, so that moving code changes no hash, and what is null is left out,
-    so that a key that comes later, null where nothing changes, changes none either.
-    """
-    if isinstance(node, Mapping):
-        return {k: _class_name(v) if k == "_target_" else by_meaning(v) for k, v in node.items() if v is not None}
-    return [by_meaning(item) for item in node] if isinstance(node, list) else node
-
-
-def _class_name(target: Any) -> Any:
-    return target.rpartition(".")[2] if isinstance(target, str) and target.startswith("fedsim.") else target

@@ -11,9 +11,10 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from fedsim.config.build import unknown
-from fedsim.config.choice_files import ChoiceFiles, has_key, on_search_path, stray_file
+from fedsim.config.choice_files import ChoiceFiles, on_search_path, stray_file
 from fedsim.config.typecheck import DISTRIBUTION
 from fedsim.config.words import options
+from fedsim.core.configs import has_key
 from fedsim.core.errors import Problem, nearest
 
 NAME = re.compile(r"[\w.-]{1,60}")

@@ -32,7 +32,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fedsim.config.settings import SEEDS
+from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")

@@ -1,6 +1,6 @@
 """Messages between ranks by torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-Nothing is pickled: a message's content is JSON (`fedsim.running.encoding`), followed by the bytes of its tensors.
+Nothing is pickled: a message's content is JSON (`fedsim.core.encoding`), followed by the bytes of its tensors.
 """
 
 import json
@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fedsim.core.encoding import decode, encode
 from fedsim.core.errors import FedsimError
 from fedsim.engine.backend import TrainingResult
 from fedsim.engine.schedule import Schedule
-from fedsim.running.encoding import decode, encode
 
 DATACLASSES = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in (Schedule, TrainingResult)}
 """Those that messages may hold."""

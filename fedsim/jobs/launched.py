@@ -14,7 +14,7 @@ from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Report, report_of
 from fedsim.jobs.tasks import environment, outcome_of
 from fedsim.results.files import is_free
-from fedsim.results.outcome import Outcome, outcome_on_file
+from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.tables import tell_line
 

@@ -11,8 +11,8 @@ from fedsim.config.plan import Plan
 from fedsim.core.errors import command
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import ERROR
-from fedsim.results.outcome import Outcome, outcome_on_file, worked_in
 from fedsim.running.assembly import is_prepared
+from fedsim.running.outcome import Outcome, outcome_on_file, worked_in
 from fedsim.running.process import CODES, Preempted
 from fedsim.tracking.base import SweepPosition
 from fedsim.tracking.console import ConsoleTracker, headline, job_number, time_left

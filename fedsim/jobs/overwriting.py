@@ -15,7 +15,7 @@ from pathlib import Path
 from fedsim.config.plan import Plan
 from fedsim.core.disk import write_atomically
 from fedsim.results.files import REPLACEMENTS
-from fedsim.results.outcome import outcome_on_file
+from fedsim.running.outcome import outcome_on_file
 
 
 class Overwriting:

@@ -8,12 +8,12 @@ from typing import Any
 from fedsim.config.build import instantiate
 from fedsim.config.compose import Composed, check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.distributed.ranks import RANKS
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.ray_launcher import RayJobs
 from fedsim.jobs.submitit_launcher import LocalJobs, SlurmJobs, SubmititJobs, launcher_of
 from fedsim.jobs.sweep import require_room
 from fedsim.running.interleaving import Lanes
+from fedsim.running.ranks import RANKS
 
 
 @dataclass(frozen=True)

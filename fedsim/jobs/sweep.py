@@ -21,11 +21,11 @@ from fedsim.data.base import Dataset
 from fedsim.jobs.narration import Narration, Progress
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import HeldError, is_free
-from fedsim.results.outcome import Outcome, outcome_on_file
 from fedsim.running.assembly import PreparationError, data_key
 from fedsim.running.endings import Watch
 from fedsim.running.experiment import execute
 from fedsim.running.interleaving import InterleavedRun, Lanes, run_interleaved
+from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.console import lanes_progress, time_left
 from fedsim.tracking.tables import tell_line

@@ -20,9 +20,9 @@ from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem, at_
 from fedsim.jobs.overwriting import result_of
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Job, Report
-from fedsim.results.files import METRICS
-from fedsim.results.outcome import FINAL, Outcome, outcome_in, outcome_on_file, worked_in
+from fedsim.results.files import FINAL, METRICS
 from fedsim.running.interleaving import Lanes
+from fedsim.running.outcome import Outcome, outcome_in, outcome_on_file, worked_in
 from fedsim.running.process import STOP
 from fedsim.tracking.console import lanes_progress, time_left
 from fedsim.tracking.tables import tell_line

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fedsim.config.choice_files import flat
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import with_one_amount_of_work
+from fedsim.core.configs import flat
 from fedsim.core.errors import ConfigError
 from fedsim.results.files import json_ready
 from fedsim.results.groups import Group, relevant

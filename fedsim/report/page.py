@@ -15,7 +15,7 @@ import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.config.choice_files import flat
+from fedsim.core.configs import flat
 from fedsim.core.record import FINAL_WINDOW
 from fedsim.papers.published import RULES, VERDICTS, Publication
 from fedsim.report.plot import Look

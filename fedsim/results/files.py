@@ -324,3 +324,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return summary if isinstance(summary, dict) and isinstance(summary.get("status"), str) else None
+
+
+FINAL = ("done", "diverged")
+"""Statuses of runs that have an end; runs of others go on with the same command."""

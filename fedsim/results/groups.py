@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.config.choice_files import flat
-from fedsim.config.settings import IRRELEVANT, SEEDS, by_meaning
+from fedsim.core.configs import IRRELEVANT, SEEDS, by_meaning, flat
 from fedsim.results.runs import Run, complete
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "selector")

@@ -23,13 +23,13 @@ from torch import Tensor
 
 import fedsim
 from fedsim.config.plan import Plan
-from fedsim.config.settings import IRRELEVANT
+from fedsim.core.configs import IRRELEVANT
+from fedsim.core.encoding import decode, encode
 from fedsim.core.errors import ConfigError, DataError, Problem
 from fedsim.core.record import Record
 from fedsim.core.types import Population
 from fedsim.results.files import METRICS, NEWEST, PREVIOUS, TRACE, RunFolder, json_ready, read_metrics
 from fedsim.rounds.loop import Simulation
-from fedsim.running.encoding import decode, encode
 from fedsim.running.provenance import user_code
 
 FORMAT = 2

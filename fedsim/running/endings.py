@@ -12,7 +12,7 @@ from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.record import Record
 from fedsim.core.types import Population
 from fedsim.results.files import ERROR, OutputError, RunFolder
-from fedsim.results.outcome import Outcome, keep_traceback, tell_unwritten
+from fedsim.running.outcome import Outcome, keep_traceback, tell_unwritten
 from fedsim.tracking.base import SweepPosition
 
 Ending = tuple[str, str | None, BaseException | None]

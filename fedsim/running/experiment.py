@@ -13,10 +13,11 @@ from typing import Any
 
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
+from fedsim.core.encoding import dataclasses_known_to, encode
 from fedsim.core.errors import FedsimError
 from fedsim.core.record import Record
-from fedsim.distributed.ranks import RANKS
 from fedsim.results.files import (
+    FINAL,
     PARTITION,
     TRACE,
     HeldError,
@@ -27,24 +28,15 @@ from fedsim.results.files import (
     replace_folder,
     replacement_of,
 )
-from fedsim.results.outcome import (
-    FINAL,
-    Outcome,
-    keep,
-    of_clients,
-    outcome_in,
-    outcome_on_file,
-    rewrite_summary,
-    totals_of,
-)
 from fedsim.rounds.loop import Components, Simulation
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.checkpoint import START_ANEW, Checkpoint, CheckpointError, Checkpoints, fault, identity_of
-from fedsim.running.encoding import dataclasses_known_to, encode
 from fedsim.running.endings import UNWATCHED, Ending, Incidents, Watch, ended_by, failed_before_rounds
 from fedsim.running.interleaving import InterleavedRun
+from fedsim.running.outcome import Outcome, keep, of_clients, outcome_in, outcome_on_file, rewrite_summary, totals_of
 from fedsim.running.process import CODES, STOP
 from fedsim.running.provenance import environment, own_revision
+from fedsim.running.ranks import RANKS
 from fedsim.tracking.base import RunInfo, Tracker, Trackers
 
 

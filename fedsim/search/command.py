@@ -9,10 +9,10 @@ from fedsim.config import words as command_line
 from fedsim.config.build import construct
 from fedsim.config.compose import check_jobs, compose_jobs, flags_of, search_path
 from fedsim.config.plan import Plan
-from fedsim.config.settings import SEEDS
 from fedsim.config.settings import Settings as RunSettings
 from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import parse, typed_in
+from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, at_least, check, nearest
 from fedsim.jobs.sweep import require_room
 from fedsim.running.process import STOP

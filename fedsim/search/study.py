@@ -23,13 +23,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.config.plan import Plan
-from fedsim.config.settings import SEEDS
 from fedsim.config.words import key_of, typed_in, values_of
+from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, check, command, rule
 from fedsim.core.record import mean_of_last
 from fedsim.jobs.sweep import Attempts
 from fedsim.results.files import read_metrics
-from fedsim.results.outcome import Outcome, outcome_on_file
+from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import EXIT_CODES, STOP
 from fedsim.search.command import Settings
 from fedsim.tracking.tables import CONSOLE, tell_line

@@ -17,6 +17,7 @@ from fedsim.core.record import KEY, TOTALS, Record, mean_of_last
 from fedsim.core.types import Params
 from fedsim.results.files import (
     CLIENTS,
+    FINAL,
     METRICS,
     MODEL,
     OutputError,
@@ -29,9 +30,6 @@ from fedsim.results.files import (
 )
 from fedsim.rounds.client_accuracy import aggregates
 from fedsim.rounds.loop import Simulation
-
-FINAL = ("done", "diverged")
-"""Statuses of runs that have an end; runs of others go on with the same command."""
 
 
 def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from fedsim.config.plan import Plan
 from fedsim.core.errors import FedsimError
 from fedsim.distributed.backend import Holdings
 from fedsim.distributed.links import Link, LostRankError, Message, Others, error_message
-from fedsim.distributed.ranks import RANKS, built, holdings, identity_of, joined
 from fedsim.running.assembly import build
 from fedsim.running.process import CODES, STOP, World
+from fedsim.running.ranks import RANKS, built, holdings, identity_of, joined
 
 PR_SET_PDEATHSIG = 1
 """Linux' number of the option of prctl."""

@@ -1,6 +1,6 @@
 """The processes (ranks) of one command that torchrun has started: joined, agreed on the jobs, and given their parts.
 
-Rank 0 runs the program. The others build the same runs and answer its questions (`fedsim.distributed.worker`).
+Rank 0 runs the program. The others build the same runs and answer its questions (`fedsim.running.rank_worker`).
 """
 
 import platform

@@ -103,7 +103,7 @@ def test_jobs_are_composed_and_planned_once_also_those_of_a_preset(
         composed.append(more["overrides"])
         return compose(*words, **more)
 
-    monkeypatch.setattr("fedsim.config.compose.make_plan", counting)
+    monkeypatch.setattr("fedsim.config.plan.make_plan", counting)
     monkeypatch.setattr("fedsim.config.diagnosis.compose", composing)
     assert fedsim("--config-dir", "my_conf", "preset=mine", "seed=0,1", "hydra.verbose=false") == 0
     assert sorted(planned) == ["gpfl", "gpfl", "random", "random"]

@@ -50,7 +50,7 @@ VALUES: dict[str, Any] = {"share": 1, "count": None, "below": 0.5, "scale": 2}
 
 def told(cls: type, values: dict[str, Any], *runtime: object) -> str:
     with pytest.raises(ConfigError) as error:
-        construct(cls, values, "part", runtime)
+        construct(cls, values, "part", *runtime)
     return str(error.value)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedsim.clients.compression import Compressor, Identity
 from fedsim.clients.context import RoundContext, Signal
 from fedsim.clients.ledger import Exchange, Resources, Transfers, resources_of
-from fedsim.clients.local_results import Lent, LocalResults, row_norms
+from fedsim.clients.local_results import Lent, LentCopy, LocalResults, row_norms
 from fedsim.core.errors import FedsimError
 from fedsim.core.exact import length, mean_row, row_sums
 from fedsim.core.record import Quantity
@@ -48,7 +48,7 @@ class Clients:
         self._params = params
         self._first_model = first_model
         self._own = Lent(params)  # which a cohort's `start` is
-        self._copy: Lent | None = None
+        self._copy = LentCopy(params)
         self._ledger = context.ledger
         self._clock = context.clock
         self._losses: dict[int, float] = {}
@@ -74,14 +74,12 @@ class Clients:
     @property
     def params(self) -> Params:
         """The version of the model: a copy, which is not to be modified either."""
-        if self._copy is None:
-            self._copy = Lent({name: value.clone() for name, value in self._params.items()})
         return self._copy.tensors
 
     @property
     def modified(self) -> list[str]:
         """Names of tensors in `params`, or in the `start` of a cohort, that the selector has modified in place."""
-        return list(dict.fromkeys([*self._own.modified, *([] if self._copy is None else self._copy.modified)]))
+        return list(dict.fromkeys([*self._own.modified, *self._copy.modified]))
 
     @property
     def modified_updates(self) -> list[str]:

@@ -33,6 +33,25 @@ class Lent:
         return changed + [name for name in now if name not in before]
 
 
+class LentCopy:
+    """A copy of a model for a part of the user's, made when it is first asked for."""
+
+    def __init__(self, params: Params) -> None:
+        self._params = params
+        self._lent: Lent | None = None
+
+    @property
+    def tensors(self) -> Params:
+        if self._lent is None:
+            self._lent = Lent({name: value.clone() for name, value in self._params.items()})
+        return self._lent.tensors
+
+    @property
+    def modified(self) -> list[str]:
+        """As of `Lent`."""
+        return [] if self._lent is None else self._lent.modified
+
+
 class LocalResults:
     """A client trains once on a version of the model: its update is kept, and given as often as it is asked for."""
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedsim.clients.context import Signal, require
 from fedsim.clients.ledger import Ledger
-from fedsim.clients.local_results import Lent
+from fedsim.clients.local_results import LentCopy
 from fedsim.core.errors import FedsimError
 from fedsim.core.types import Cohort, Evaluation, Params
 from fedsim.engine.engine import Engine
@@ -43,20 +43,17 @@ class Server:
         self._data = data
         self._needs = needs
         self._ledger = ledger
-        self._params = params
-        self._copy: Lent | None = None
+        self._copy = LentCopy(params)
 
     @property
     def params(self) -> Params:
         """The global model after this round's aggregation: a copy, which is not to be modified either."""
-        if self._copy is None:
-            self._copy = Lent({name: value.clone() for name, value in self._params.items()})
         return self._copy.tensors
 
     @property
     def modified(self) -> list[str]:
         """Names of tensors in `params` that the selector has modified in place."""
-        return [] if self._copy is None else self._copy.modified
+        return self._copy.modified
 
     def validate(self, params: Params) -> Evaluation:
         """Accuracy and loss of `params` on the server's validation split (never the test set)."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.commands import catalogue as launchers
+from fedsim.commands.catalogue import GROUP as LAUNCHERS
 from fedsim.commands.catalogue import Catalogue, Choice, Group, size_of
 from fedsim.commands.dispatch import entries, entry, wrap
 from fedsim.core.errors import FedsimError, nearest
@@ -78,7 +78,7 @@ def find_choice(word: str, group: Group) -> Choice:
 
 def groups_text(groups: Sequence[Group]) -> str:
     """All groups, each with the number of its choices."""
-    more = {launchers.GROUP: ", and those of Hydra and its plugins"}
+    more = {LAUNCHERS: ", and those of Hydra and its plugins"}
     rows = [(g.name, f"{g.about} ({len(g.choices)}{more.get(g.name, '')})" if g.about else "") for g in groups]
     return "\n\n".join(["Groups of the config, with their numbers of choices", entries(rows), "fedsim list GROUP"])
 

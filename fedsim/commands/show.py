@@ -21,10 +21,10 @@ from torch import nn
 
 from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import entries, table, wrap
-from fedsim.config import words as command_line
 from fedsim.config.build import instantiate
 from fedsim.config.compose import Composed
 from fedsim.config.plan import Plan
+from fedsim.config.words import read_words
 from fedsim.core.configs import IRRELEVANT, SEEDS
 from fedsim.data.base import Dataset
 from fedsim.engine.model import initial
@@ -210,7 +210,7 @@ IN_FOLDER = ("dataset", "partition", "model", "selector", "seed", "preset", "sca
 
 def run(words: Sequence[str]) -> int:
     """Show what `fedsim WORDS` would do; the same checks, no work, nothing written. Raises as that would."""
-    options, args = command_line.read_words(_parser(), words)
+    options, args = read_words(_parser(), words)
     jobs = compose_words(args)
     plans = prepare(jobs).plans
     status = [status_of(plan) for plan in plans]

@@ -18,13 +18,13 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.config import words as submitit_options
 from fedsim.config.diagnosis import choices_of, compose_one, explained, plain, run_name, words_of_scale
 from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, restricted_resolvers
 from fedsim.config.mistakes import find
 from fedsim.config.sources import CheckedFolder, hidden_files
 from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import (
+    LAUNCHERS,
     as_hydra_reads,
     expand,
     key_of,
@@ -41,7 +41,7 @@ from fedsim.core.errors import ConfigError, Problem, check, rule
 if TYPE_CHECKING:
     from fedsim.config.plan import Plan
 
-OUR_LAUNCHERS = ("basic", "lanes", "ray", *submitit_options.LAUNCHERS)
+OUR_LAUNCHERS = ("basic", "lanes", "ray", *LAUNCHERS)
 """Choices of hydra/launcher whose jobs are run from their plans, without Hydra."""
 
 

@@ -25,8 +25,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
-from fedsim.config import words as submitit_options
-from fedsim.config.words import plugins, typed_in
+from fedsim.config.words import LAUNCHERS, plugins, typed_in
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 VARIABLES = ("HOME", "LOGNAME", "SCRATCH", "TMPDIR", "USER", "WORK")
@@ -160,7 +159,7 @@ FOLDERS = {
 config is left that says nothing of folders."""
 OURS = {"fedsim.running.interleaving.Lanes", "fedsim.jobs.ray_launcher.RayJobs"}
 """Launchers of this package, whose parameters are checked when they are built."""
-OF_PLUGIN = frozenset(submitit_options.LAUNCHERS.values())
+OF_PLUGIN = frozenset(LAUNCHERS.values())
 """Launchers of this package that take the parameters of a plugin, which are checked as those of others."""
 WORDS = (
     *("account", "backend", "comment", "constraint", "exclude", "gres", "mem_per_cpu", "mem_per_gpu", "name"),
@@ -307,5 +306,5 @@ def elsewhere(launcher: Mapping[str, Any]) -> bool:
 
     `launcher`: the node hydra.launcher.
     """
-    on_slurm = launcher.get("_target_") == submitit_options.LAUNCHERS["submitit_slurm"]
+    on_slurm = launcher.get("_target_") == LAUNCHERS["submitit_slurm"]
     return on_slurm or launcher.get("address") == "auto"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig
 
-from fedsim.config import words as command_line
 from fedsim.config.compose import (
     Composed,
     check_question,
@@ -22,6 +21,7 @@ from fedsim.config.compose import (
     safeguards,
     search_path,
 )
+from fedsim.config.words import asks_hydra, for_hydra, read
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.running.process import EXIT_CODES, STOP, tell
@@ -43,12 +43,12 @@ def run(argv: Sequence[str]) -> int:
 
 def composed(argv: Sequence[str]) -> tuple[list[Composed], list[str]]:
     """The jobs of a command line, and its words for Hydra; no job where it asks Hydra a question."""
-    args = command_line.read(argv)
+    args = read(argv)
     name = args.config_name or "config"
     if args.experimental_rerun:
         raise ConfigError([Problem("--experimental-rerun", ..., "is not supported: it would unpickle a file")])
     with search_path(args.config_dir, args.config_path):
-        if command_line.asks_hydra(args):
+        if asks_hydra(args):
             if args.cfg == "job" and args.config_name is args.config_path is None:
                 check_question(args.overrides)
             more = [] if args.shell_completion else implied(args.overrides, name, sweeps=False)  # which checks, too
@@ -59,7 +59,7 @@ def composed(argv: Sequence[str]) -> tuple[list[Composed], list[str]]:
             more = implied(args.overrides, name) if jobs[0].through_hydra else []
         if not args.shell_completion and (not jobs or jobs[0].through_hydra):
             args.overrides = given_to_hydra(args.overrides, jobs)
-    return jobs, command_line.for_hydra(args, more)
+    return jobs, for_hydra(args, more)
 
 
 def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequence[str] = ()) -> int:

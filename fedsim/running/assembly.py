@@ -24,9 +24,9 @@ from fedsim.core.rng import Purpose, Streams, UniformDraws
 from fedsim.core.types import Params, Population
 from fedsim.data.base import Dataset, LoadedData, SampleSource
 from fedsim.data.features import TrainsOnFeatures, extract
-from fedsim.engine import device as precision
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
+from fedsim.engine.device import prepare as prepare_device
 from fedsim.engine.engine import Engine
 from fedsim.engine.model import initial, trained_names
 from fedsim.engine.on_demand import OnDemandBackend
@@ -118,7 +118,7 @@ def is_prepared(plan: Plan) -> bool:
 
 
 def _load(plan: Plan, device: torch.device) -> PreparedData:
-    precision.prepare(device, None)  # for frozen features, which later runs read from the cache
+    prepare_device(device, None)  # for frozen features, which later runs read from the cache
     dataset = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir)
     data: object = dataset.load()  # a class of the user's may return anything
     if not isinstance(data, LoadedData):

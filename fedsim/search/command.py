@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedsim.config import words as command_line
 from fedsim.config.build import construct
 from fedsim.config.compose import check_jobs, compose_jobs, flags_of, search_path
 from fedsim.config.plan import Plan
 from fedsim.config.settings import Settings as RunSettings
 from fedsim.config.suggestions import UNKNOWN_KEY
-from fedsim.config.words import parse, typed_in
+from fedsim.config.words import parse, read_words, typed_in
 from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, at_least, check, nearest
 from fedsim.jobs.sweep import require_room
@@ -63,7 +62,7 @@ PlansOf = Callable[[Mapping[str, Any]], list[Plan]]
 
 def run(words: Sequence[str]) -> int:
     """Search as the command line says. Raises `FedsimError` before any work is done."""
-    _, args = command_line.read_words(_parser(), words)
+    _, args = read_words(_parser(), words)
     try:
         from fedsim.search.study import search, space_of
     except ModuleNotFoundError as error:

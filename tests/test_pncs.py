@@ -224,8 +224,8 @@ def test_layers_are_averaged_weighted_or_joined_and_asked_for_once() -> None:
     ledger = Ledger()
     for how in ("mean", "params", "concat"):
         selector = pncs(n, 2, layers=["a", "b"], layer_agg=how, p=2.0)
-        clients = toy_clients([2] * n, selector.needs, engine=TwoLayers(n), ledger=ledger)
-        clients._params = {"a": torch.zeros(2), "b": torch.zeros(1)}
+        params = {"a": torch.zeros(2), "b": torch.zeros(1)}
+        clients = toy_clients([2] * n, selector.needs, engine=TwoLayers(n), ledger=ledger, params=params)
         tables[how] = selector._similarities(clients)[1]
     assert tables["mean"][2:].tolist() == pytest.approx([(-1 + 1) / 2, 1])
     assert tables["params"][2] == pytest.approx((2 * -1 + 1) / 3)
@@ -240,8 +240,8 @@ def test_each_layer_by_itself_is_every_layer_that_the_model_trains() -> None:
         tables = []
         for layers in ("each", ["a", "b"]):
             selector = pncs(n, 2, layers=layers, layer_agg=how, p=2.0)
-            clients = toy_clients([2] * n, selector.needs, engine=TwoLayers(n))
-            clients._params = {"a": torch.zeros(2), "b": torch.zeros(1)}
+            params = {"a": torch.zeros(2), "b": torch.zeros(1)}
+            clients = toy_clients([2] * n, selector.needs, engine=TwoLayers(n), params=params)
             tables.append(selector._similarities(clients))
         assert tables[0].tolist() == tables[1].tolist()
 

@@ -1,4 +1,4 @@
-"""One-token mutants drawn at random from the core, run in children of one process that has collected the tests.
+"""One-token mutants drawn at random from fedsim/, run in children of one process that has collected the tests.
 
 A mutant replaces the code of one function in a forked child; the tests that execute its line run there, the fastest of
 each file first. Which tests execute which line is recorded once for each file of tests (`.cache/mutants`, remade when
@@ -26,18 +26,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache" / "mutants"
-CORE = (
-    *("aggregators.py", "arrivals.py", "availability.py", "checks.py", "flat.py", "rounding.py", "simulation.py"),
-    *("selectors", "communication", "partitions", "system", "optimizers", "engine"),
-    *("report/statistics.py", "report/verdicts", "report/pair_study"),
-)
 WITHOUT = ("engine/graph", "engine/native")
 """What needs a GPU, and calls of C."""
-ALSO = (
-    *("aggregators", "availability", "joint_gradients", "on_demand", "optimizers", "pair_claims", "report_claims"),
-    *("schedules", "selector_contract"),
-)
-"""Files of tests of the core that docs/mutants.yaml does not name."""
 SECONDS = 15.0
 """Of recorded time for the tests of a mutant."""
 BAD = SURVIVED, NOT_EXECUTED = "survived", "no test executes it"
@@ -153,11 +143,9 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(one)
 
 
-def core(words: Sequence[str]) -> list[Path]:
-    """The files of the core whose path has one of `words`, or all."""
-    places = [ROOT / "fedsim" / one for one in CORE]
-    files = sorted(f for place in places for f in ([place] if place.suffix else place.rglob("*.py")))
-    named = [(f, f.relative_to(ROOT).as_posix()) for f in files]
+def files(words: Sequence[str]) -> list[Path]:
+    """The modules of fedsim/ whose path has one of `words`, or all."""
+    named = [(f, f.relative_to(ROOT).as_posix()) for f in sorted((ROOT / "fedsim").rglob("*.py"))]
     return [
         f for f, name in named if not any(w in name for w in WITHOUT) and (not words or any(w in name for w in words))
     ]
@@ -165,7 +153,7 @@ def core(words: Sequence[str]) -> list[Path]:
 
 def draw(seed: int, count: int, words: Sequence[str]) -> list[Random]:
     """So many mutants, different ones, every one as likely as any other."""
-    every = [one for path in core(words) for one in candidates(path)]
+    every = [one for path in files(words) for one in candidates(path)]
     print(f"{len(every)} candidates", flush=True)
     return [one() for one in random.Random(seed).sample(every, min(count, len(every)))]
 

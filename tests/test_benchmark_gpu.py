@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import benchmark_gpu
-from scripts.benchmark_gpu import SECTIONS, Bench, run, table_of
+from scripts.benchmarks.gpu import command as benchmark_gpu
+from scripts.benchmarks.gpu.command import SECTIONS, Bench, run, table_of
 from tests.pretended_cuda import PretendedCard
 
 

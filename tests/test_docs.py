@@ -26,6 +26,7 @@ from fedsim.results.runs import ReportError
 from fedsim.running.process import tell
 from fedsim.tracking.console import CONSOLE
 from scripts import selector_tables
+from scripts.benchmark import MODULES
 from tests.documentation import DOCS, PAGES, ROOT, Block, Command, blocks, commands, missing_line, program, shape
 from tests.sweep_words import axes_of, diagonal
 
@@ -176,8 +177,12 @@ def find_script(words: tuple[str, ...]) -> None:
     if words[0] == "-m":
         require(importlib.util.find_spec(words[1]) is not None, words[1])
         return
-    require((ROOT / words[0]).is_file(), words[0])
-    text = (ROOT / words[0]).read_text(encoding="utf-8")
+    script = ROOT / words[0]
+    require(script.is_file(), words[0])
+    if words[0] == "scripts/benchmark.py" and len(words) > 1:
+        require(words[1] in MODULES, words[1])
+        script = ROOT / "scripts" / "benchmarks" / f"{MODULES[words[1]].replace('.', '/')}.py"
+    text = script.read_text(encoding="utf-8")
     for word in words[1:]:
         require(not word.startswith("--") or f'"{word}"' in text, f"{words[0]} {word}")
 

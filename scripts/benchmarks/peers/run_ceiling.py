@@ -1,4 +1,4 @@
-"""The machine's rate of matrix products in float32 and bfloat16, in operations a second.
+"""The machine's rate of matrix products in float32, and in bfloat16 where it has units for it, in operations a second.
 
 In float32 on a CPU it is the better of torch.mm, which goes to MKL, and oneDNN, which can be twice as fast
 (docs/performance.md).
@@ -15,7 +15,8 @@ from scripts.benchmarks.peers.stopwatch import RESULT, parse_case
 
 SIDE = 3072
 SIDE_CUDA = 8192
-FEWEST = 5
+FEWEST, LONGEST = 5, 30.0
+"""Products of a rate, and seconds after which fewer are enough."""
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -25,8 +26,15 @@ def rates_of(seconds: float, device: str) -> dict[str, float]:
     side = SIDE if device == "cpu" else SIDE_CUDA
     rate = product_rate(torch.mm, torch.float32, seconds, side, device)
     best = max([rate, *(product_rate(p, torch.float32, seconds, side, device) for p in _others(device))])
-    bf16 = product_rate(torch.mm, torch.bfloat16, seconds, side, device)
-    return {"float32": best, "float32 by torch.mm": rate, "bf16": bf16}
+    rates = {"float32": best, "float32 by torch.mm": rate}
+    if has_bfloat16(device):
+        rates["bf16"] = product_rate(torch.mm, torch.bfloat16, seconds, side, device)
+    return rates
+
+
+def has_bfloat16(device: str) -> bool:
+    """Whether products in bfloat16 are computed by units of their own; else one takes more than a minute on a CPU."""
+    return device != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _others(device: str) -> list[Product]:
@@ -37,12 +45,12 @@ def _others(device: str) -> list[Product]:
 
 
 def product_rate(product: Product, dtype: torch.dtype, seconds: float, side: int = SIDE, device: str = "cpu") -> float:
-    """The best of several products of square matrices within `seconds` (`FEWEST` at least), after one to warm up."""
+    """The best of several products of square matrices within `seconds`, `FEWEST` at least where these end in time."""
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     product(a, b)
     _wait(device)
     taken: list[float] = []
-    while len(taken) < FEWEST or sum(taken) < seconds:
+    while sum(taken) < seconds or (len(taken) < FEWEST and sum(taken) < LONGEST):
         start = time.perf_counter()
         product(a, b)
         _wait(device)

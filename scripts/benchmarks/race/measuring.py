@@ -123,6 +123,7 @@ def race(
     results: dict[Entry, list[Result]] = {entry: [] for entry in entries}
     ceilings = []
     for repeat in range(options.repeats):
+        console.print(f"{workload.name} {repeat + 1}/{options.repeats} ceiling: measuring", highlight=False)
         ceilings.append(measure(None, workload, options))
         for entry in entries if repeat % 2 == 0 else reversed(entries):
             if any("error" in earlier for earlier in results[entry]):

@@ -45,8 +45,7 @@ def test_what_is_stale_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sound", "told"),
-    [("right", "tests/a.py::b"), ("a = broken", "nothing known: without it, tests/a.py::b fails")],
+    ("sound", "told"), [("right", "tests/a.py::b"), ("a = broken", "nothing known: without it, tests/a.py::b fails")]
 )
 def test_a_test_that_fails_without_the_mutant_kills_none(
     sound: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -234,9 +234,7 @@ def test_the_same_search_makes_the_same_trials_from_its_folders(
     assert {s["status"] for s in summaries()} <= {"done", "interrupted"}
 
 
-def test_the_command_of_the_best_trial_has_the_folder_of_own_choices(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_of_the_best_trial_has_the_folder_of_own_choices(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine/selector").mkdir(parents=True)
     Path("mine/selector/own.yaml").write_text("_target_: fedsim.selectors.random.Random\nmode: uniform\n")
     words = ["--config-dir", "mine", "selector=own", "optimizer.lr=interval(0.1,0.2)", "trials=1", *FEW]

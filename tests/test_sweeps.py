@@ -25,11 +25,7 @@ from fedsim.running.process import StopRequests
 pytestmark = pytest.mark.usefixtures("stop")
 ROOT = Path(__file__).parents[1]
 WORDS = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "selector=oort")
-SWEEPS = {
-    "alone": (),
-    "basic": ("-m", "seed=0,1,2"),
-    "lanes": ("-m", "seed=0,1,2", "hydra/launcher=lanes"),
-}
+SWEEPS = {"alone": (), "basic": ("-m", "seed=0,1,2"), "lanes": ("-m", "seed=0,1,2", "hydra/launcher=lanes")}
 Sleep = Callable[[float], None]
 
 

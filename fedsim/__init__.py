@@ -13,17 +13,9 @@ These names are imported at their first use, because they import PyTorch.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedsim.api import (
-        Record,
-        RunFailedError,
-        RunResult,
-        StopRun,
-        SweepResult,
-        compose,
-        load_runs,
-        run_experiment,
-        run_sweep,
-    )
+    from fedsim.api.experiments import StopRun, compose, run_experiment, run_sweep
+    from fedsim.api.results import RunFailedError, RunResult, SweepResult, load_runs
+    from fedsim.core.record import Record
 
 __version__ = "0.1.0"
 __all__ = [

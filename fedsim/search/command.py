@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedsim.config.build import construct
 from fedsim.config.compose import check_jobs, compose_jobs, flags_of, search_path
 from fedsim.config.plan import Plan
-from fedsim.config.settings import Settings as RunSettings
 from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import parse, read_words, typed_in
 from fedsim.core.configs import SEEDS
-from fedsim.core.errors import ConfigError, Problem, at_least, check, nearest
+from fedsim.core.errors import ConfigError, Problem, at_least, check
 from fedsim.jobs.sweep import require_room
 from fedsim.running.process import STOP
 
@@ -43,18 +42,6 @@ class Settings:
 
 
 OWN_KEYS = tuple(field.name for field in fields(Settings))
-OF_RUNS = tuple(field.name for field in fields(RunSettings))
-
-
-def _with_own_key(problem: Problem) -> Problem:
-    """A problem of a run's config, where an unknown key may be meant for one of the search's own."""
-    near = nearest(problem.key, [*OWN_KEYS, *OF_RUNS]) if problem.rule == UNKNOWN_KEY else None
-    if near not in OWN_KEYS or "." in problem.key:
-        return problem
-    _, meant, others = problem.remedy.partition("did you mean ")
-    return replace(problem, remedy=f"did you mean {near} or {others}" if meant else f"did you mean {near}?")
-
-
 LAUNCHER = "hydra/launcher"
 PlansOf = Callable[[Mapping[str, Any]], list[Plan]]
 """The runs of a trial, one for each seed, by the values that it tries."""
@@ -125,7 +112,8 @@ def _plans_of_corners(space: "Space", plans_of: PlansOf) -> list[Plan]:
             plans += plans_of(corner)
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
-    check(*map(_with_own_key, problems))
+    own = f"keys of the search itself: {', '.join(OWN_KEYS)}"
+    check(*(replace(p, remedy=f"{p.remedy}; {own}") if p.rule == UNKNOWN_KEY else p for p in problems))
     return plans
 
 

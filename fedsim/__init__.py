@@ -34,9 +34,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import fedsim.api
+    from fedsim.api import experiments, results
 
-    return getattr(fedsim.api, name)
+    return getattr(experiments if hasattr(experiments, name) else results, name)
 
 
 def __dir__() -> list[str]:

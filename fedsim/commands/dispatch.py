@@ -118,7 +118,6 @@ MISTAKE = 2
 
 
 def main() -> None:
-    """Do what the command line asks for, and exit with its code."""
     argv = sys.argv[1:]
     if world().rank and asks(argv):  # of several processes of torchrun, the first answers
         sys.exit(0)
@@ -128,7 +127,7 @@ def main() -> None:
 
 def asks(argv: Sequence[str]) -> bool:
     """Whether it is a command, help or the version, and no experiment's."""
-    return bool(argv and argv[0] in (*COMMANDS, "help")) or _asks(argv, "--help", "-h", "--version")
+    return bool(argv and argv[0] in (*COMMANDS, "help")) or not {"--help", "-h", "--version"}.isdisjoint(argv)
 
 
 def answer(argv: Sequence[str]) -> int | None:
@@ -173,17 +172,13 @@ def _answer(argv: Sequence[str]) -> int | None:
             module.arguments(parser)
             words = parser.parse_args(words)
         code = module.run(words)
-    elif first == "help" or _asks(argv, "--help", "-h"):
+    elif first == "help" or "--help" in argv or "-h" in argv:
         print(help_page())
         code = 0
-    elif _asks(argv, "--version"):
+    elif "--version" in argv:
         print(f"fedsim {fedsim.__version__}")
         code = 0
     else:
         return None
     sys.stdout.flush()  # here, where a closed pipe is no error
     return code
-
-
-def _asks(argv: Sequence[str], *flags: str) -> bool:
-    return any(word in flags for word in argv)

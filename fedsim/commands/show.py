@@ -23,18 +23,8 @@ from fedsim.config.plan import Plan
 from fedsim.config.words import read_words
 from fedsim.core.configs import IRRELEVANT, SEEDS
 from fedsim.jobs.prepare import compose_words, prepare
-from fedsim.results.files import (
-    CONFIG,
-    FINAL,
-    NEWEST,
-    PREVIOUS,
-    SUMMARY,
-    HeldError,
-    is_free,
-    json_ready,
-    read_summary,
-    replacement_of,
-)
+from fedsim.results import files
+from fedsim.results.files import FINAL, is_free, json_ready, read_summary
 from fedsim.running.checkpoint import unpack
 from fedsim.running.outcome import outcome_on_file
 from fedsim.tracking.tables import show_bytes, show_seconds
@@ -57,11 +47,11 @@ def status_of(plan: Plan) -> JobStatus:
     """Look at the folder of a job."""
     found = outcome_on_file(plan)
     if not is_free(plan.folder):
-        return JobStatus("running", 0, str(HeldError(plan.folder).holder or "another process"))
+        return JobStatus("running", 0, str(files.HeldError(plan.folder).holder or "another process"))
     if found.final and not plan.settings.overwrite:
         return JobStatus(found.status, int(found.summary["rounds"]))
-    place = replacement_of(plan.folder) if found.final else plan.folder
-    if round := next(filter(None, (_round_of(place / name, plan) for name in (NEWEST, PREVIOUS))), 0):
+    place = files.replacement_of(plan.folder) if found.final else plan.folder
+    if round := next(filter(None, (_round_of(place / name, plan) for name in (files.NEWEST, files.PREVIOUS))), 0):
         return JobStatus("partial", round)
     if found.final or not found.summary:
         return JobStatus("again" if found.final else "new", 0)
@@ -110,14 +100,14 @@ def _rates_on_file(plans: Iterable[Plan]) -> dict[str, list[list[float]]]:
     kinds = {(plan.folder.parent, _kind(plan.folder.name)) for plan in plans}
     read: Counter[tuple[Path, str]] = Counter()
     found: dict[str, list[list[float]]] = {}
-    paths = [path for parent in {parent for parent, _ in kinds} for path in sorted(parent.glob(f"*/{SUMMARY}"))]
+    paths = [path for parent in {parent for parent, _ in kinds} for path in sorted(parent.glob(f"*/{files.SUMMARY}"))]
     for folder in (path.parent for path in paths):
         kind = (folder.parent, _kind(folder.name))
         read[kind] += 1
         if kind not in kinds or read[kind] > MOST_READ:
             continue
         with suppress(Exception):  # whatever a damaged record is like, it is no reason not to estimate
-            config = yaml.load((folder / CONFIG).read_text(encoding="utf-8"), LOADER)
+            config = yaml.load((folder / files.CONFIG).read_text(encoding="utf-8"), LOADER)
             summary = read_summary(folder) or {}
             if summary["status"] == "done":
                 spent = [summary["totals"]["bytes_down"], summary["totals"]["bytes_up"], summary["wall_seconds"]]

@@ -15,9 +15,9 @@ In indented blocks, which may be prose of a list or a note, lines that begin wit
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -27,8 +27,7 @@ FENCE = re.compile(r"^```(\w*)(?:\s+title=\"([^\"]+)\")?\s*$")
 LEFT_OUT = "..."
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A block of code: the number of its first line, its language ("" if it is indented), and the file that it is."""
 
     line: int
@@ -41,9 +40,8 @@ class Block:
         return "\n".join(self.lines) + "\n"
 
 
-@dataclass(frozen=True)
-class Command:
-    """The words of a command, the line where it stands, and for a block ``console`` the lines that it prints."""
+class Command(NamedTuple):
+    """The words of a command, the line where its block begins, and for a block ``console`` the lines that it prints."""
 
     line: int
     words: tuple[str, ...]
@@ -77,26 +75,14 @@ def commands(block: Block) -> list[Command]:
     found = []
     all_lines = block.language == "bash" and block.title is None
     variables: dict[str, str] = {}
-    for line, text in _joined(block):
+    for text in map(str.strip, block.text.replace("\\\n", " ").splitlines()):
         if assignment := re.fullmatch(r"(\w+)=\"(.*)\"", text):
             variables[assignment[1]] = assignment[2]
         elif text and not text.startswith("#") and (all_lines or text.split()[0] in PROGRAMS):
             for name, value in variables.items():
                 text = text.replace(f"${name}", value)
-            text = text.replace("<folder>", "path/to/folder")
-            found += [Command(line, words) for words in _parts(text)]
+            found += [Command(block.line, words) for words in _parts(text.replace("<folder>", "path/to/folder"))]
     return found
-
-
-def _joined(block: Block) -> Iterator[tuple[int, str]]:
-    """Lines, with those that a backslash continues made one."""
-    text, first = "", block.line
-    for number, line in enumerate(block.lines, block.line):
-        first = first if text else number
-        text += line.removesuffix("\\")
-        if not line.endswith("\\"):
-            yield first, text.strip()
-            text = ""
 
 
 def _parts(text: str) -> list[tuple[str, ...]]:

@@ -60,39 +60,31 @@ def test_a_run_is_that_of_the_command_line_to_the_last_bit() -> None:
     assert again.records == result.records
 
 
-def test_a_callback_ends_a_run_and_the_same_call_goes_on() -> None:
+def test_a_callback_ends_a_run_by_its_answer_or_an_exception_and_the_same_call_goes_on() -> None:
     seen: list[int] = []
 
-    def stop_after_2(record: Record) -> None:
+    def stop_and_fail(record: Record) -> None:
         seen.append(record.round)
-        if record.round == 2:
-            raise StopRun
+        raise StopRun if record.round == 2 else KeyError("mine")
+
+    def stop(record: Record) -> bool:
+        seen.append(record.round)
+        return True
 
     words = [*WORDS, "selector=oort"]
     whole = run_experiment([*words, "output_dir=whole"])
-    stopped = run_experiment(words, on_round=stop_after_2)
-    assert (stopped.status, stopped.error) == ("interrupted", "ended by on_round after round 2")
-    assert (len(stopped.records), stopped.params) == (2, None)
-    assert seen == [1, 2]
+    stopped = run_experiment(words, on_round=stop)
+    assert (stopped.status, stopped.error) == ("interrupted", "ended by on_round after round 1")
+    assert (len(stopped.records), stopped.params) == (1, None)
+    assert run_experiment(words, on_round=stop_and_fail).status == "interrupted"
+    with pytest.raises(KeyError, match="mine"):
+        run_experiment(words, on_round=stop_and_fail)
+    assert (read_summary(stopped.folder) or {})["error"] == "ended by on_round (KeyError: 'mine') after round 3"
     gone_on = run_experiment(words, on_round=lambda record: seen.append(record.round))
     assert seen == [1, 2, 3, 4]
     assert gone_on.status == "done"
     assert without_seconds(gone_on.records) == without_seconds(whole.records)
     assert all(torch.equal(gone_on.params[name], value) for name, value in (whole.params or {}).items())  # type: ignore[index]
-
-
-def test_what_a_callback_raises_is_raised_and_the_run_is_kept() -> None:
-    def fail(record: Record) -> None:
-        if record.round == 3:
-            raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        run_experiment(WORDS, on_round=fail)
-    (folder,) = Path("outputs/default").glob("digits*")
-    assert (read_summary(folder) or {})["error"] == "ended by on_round (KeyError: 'mine') after round 3"
-    rounds: list[int] = []
-    assert run_experiment(WORDS, on_round=lambda record: rounds.append(record.round)).status == "done"
-    assert rounds == [4]
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
@@ -202,12 +194,8 @@ def test_a_sweep_gives_rows_for_rounds_and_runs(lanes: int | None) -> None:
     assert sorted(seen) == sorted([(0, t) for t in (1, 2, 3, 4)] * 2 + [(1, t) for t in (1, 2)] * 2)
     rounds, runs = sweep.rounds, sweep.summaries
     assert len(rounds) == 12
-    assert runs[["selector", "seed", "summary.status"]].to_numpy().tolist() == [
-        ["random", 0, "done"],
-        ["random", 1, "interrupted"],
-        ["full", 0, "done"],
-        ["full", 1, "interrupted"],
-    ]
+    told = [[name, seed, ("done", "interrupted")[seed]] for name in ("random", "full") for seed in (0, 1)]
+    assert runs[["selector", "seed", "summary.status"]].to_numpy().tolist() == told
     assert rounds.groupby("selector")["uploaded"].first().to_dict() == {"random": 2, "full": 6}
     assert rounds["summary.totals.bytes_up"].iloc[0] == rounds["bytes_up"].iloc[:4].sum()
     assert [len(result) for result in (sweep, sweep[1:])] == [4, 3]
@@ -248,9 +236,8 @@ def test_finished_runs_are_read_from_folders_and_archives_alike(tmp_path: Path) 
     sweep = run_sweep([*WORDS, "selector=random,full", "optimizer.lr=0.1,0.2"])
     runs = load_runs("outputs/default")
     assert len(runs) == 16
-    assert {"run", "seed", "selector", "optimizer.lr", "round", "test_accuracy", "summary.smoothed_accuracy"} <= set(
-        runs
-    )
+    columns = {"run", "seed", "selector", "optimizer.lr", "round", "test_accuracy", "summary.smoothed_accuracy"}
+    assert columns <= set(runs)
     assert "num_clients" not in runs  # in which they do not differ
     assert runs["run"].nunique() == 4
     assert sorted(runs["optimizer.lr"].unique()) == [0.1, 0.2]
@@ -262,24 +249,20 @@ def test_finished_runs_are_read_from_folders_and_archives_alike(tmp_path: Path) 
     assert list(archived["optimizer.lr"]) == list(runs["optimizer.lr"])
 
 
-def test_what_holds_no_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FedsimError, match="neither a folder with runs nor an archive"):
-        load_runs(tmp_path / "nowhere")
-    with pytest.raises(FedsimError, match="no finished run below it"):
-        load_runs(tmp_path)
+def test_what_holds_no_runs_is_refused_and_without_pandas_the_error_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "x.parquet").write_text("no")
-    with pytest.raises(FedsimError, match="cannot be read as an archive"):
-        load_runs(tmp_path / "x.parquet")
-
-
-def test_without_pandas_all_else_works_and_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {"nowhere": "neither a folder with runs nor an archive", "": "no finished run below it"}
+    for name, told in (cases | {"x.parquet": "cannot be read as an archive"}).items():
+        with pytest.raises(FedsimError, match=told):
+            load_runs(tmp_path / name)
     monkeypatch.setitem(sys.modules, "pandas", None)
     result = run_experiment(WORDS)
     assert len(result.records) == 4
-    use: list[Callable[[], Any]] = [lambda: result.rounds, lambda: load_runs("outputs")]
-    for one in use:
+    for use in (lambda: result.rounds, lambda: load_runs("outputs")):
         with pytest.raises(ImportError, match=r"fedsim-selection\[pandas\]"):
-            one()
+            use()
 
 
 def test_nothing_is_printed_without_a_tracker_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

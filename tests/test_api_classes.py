@@ -50,15 +50,8 @@ class Given(Random):
 
 
 def test_scalars_of_numpy_are_the_numbers_of_python_that_they_are() -> None:
-    plain = [3, 0.5, True, "a", [1, 2], {"a": 1}]
-    scalars = [
-        np.int64(3),
-        np.float32(0.5),
-        np.bool_(True),
-        np.str_("a"),
-        [np.int32(1), np.uint8(2)],
-        {"a": np.int8(1)},
-    ]
+    plain = [3, 0.5, True, "a", [2], {"a": 1}]
+    scalars = [np.int64(3), np.float32(0.5), np.bool_(True), np.str_("a"), [np.uint8(2)], {"a": np.int8(1)}]
     (given,), (meant,) = (compose(WORDS, selector=partial(Given, value=values)) for values in (scalars, plain))
     assert given.config["selector"] == meant.config["selector"]
     assert [type(value) for value in given.config["selector"]["value"]] == [int, float, bool, str, list, dict]
@@ -67,18 +60,12 @@ def test_scalars_of_numpy_are_the_numbers_of_python_that_they_are() -> None:
         compose(WORDS, selector=partial(Given, value=1, count=np.float32(2)))
 
 
-def one_at(position: int) -> np.ndarray:
-    """Two of them have the same text, which names of folders were made of: `[0. 0. 0. ... 0. 0. 0.]`."""
-    return np.eye(2000)[position]
-
-
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        (one_at(700), r"selector\.value=.*is a ndarray; .*\n.*array\.tolist\(\)"),
-        ([1, {"a": one_at(700)}], r"selector\.value\.1\.a=.*is a ndarray"),
+        (np.eye(1), r"selector\.value=.*is a ndarray; .*\n.*array\.tolist\(\)"),
+        ([1, {"a": np.eye(1)}], r"selector\.value\.1\.a=.*is a ndarray"),
         (Constant(), r"selector\.value=.*is a Constant; .*\n.*'_target_'"),
-        ({"a", "b"}, "is a set"),
     ],
 )
 def test_values_that_no_config_can_hold_are_refused(value: Any, told: str) -> None:
@@ -126,10 +113,8 @@ def test_a_class_without_a_module_leaves_the_other_runs_of_a_sweep_in_their_fold
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"selector": local_selector}, "must be the dotted path of a subclass|must be a class|is missing"),
         ({"selector": object()}, "must be a class"),
         ({"selector": partial(Kept, "uniform")}, "give them by keyword"),
-        ({"selector": Kept}, "selector.mode: is missing"),
         ({"selector": partial(Kept, mode="uniform", size=3)}, "selector.size: is not a known key"),
         ({"engine": Kept}, "engine=.*takes no class"),
         ({"partition": partial(Kept, mode="uniform")}, "partition._target_"),
@@ -143,20 +128,12 @@ def test_what_is_no_part_is_refused_by_its_group(given: dict[str, Any], told: st
 FED_AVG_M = partial(FedAvgM, weighting="uniform", lr=1.0, momentum=0.9)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["aggregator=fedavgm", "aggregator.lr=0.001,0.5"], {"aggregator", "aggregator.lr"}),
-        (["+aggregator/x=y", "~aggregator.weighting"], {"aggregator/x", "aggregator.weighting"}),
-    ],
-)
-def test_words_about_a_group_whose_place_a_class_takes_are_refused(words: list[str], told: set[str]) -> None:
+def test_a_class_takes_the_place_of_what_words_and_presets_choose() -> None:
+    words = ["aggregator=fedavgm", "aggregator.lr=0.001,0.5", "+aggregator/x=y", "~aggregator.weighting"]
     with pytest.raises(ConfigError, match=r"no effect: a class takes .*\n.*functools\.partial") as refused:
         compose([*WORDS, *words], aggregator=FED_AVG_M)
-    assert {problem.key for problem in refused.value.problems} == told
-
-
-def test_a_class_takes_the_place_of_what_a_preset_chooses() -> None:
+    keys = [problem.key for problem in refused.value.problems]
+    assert keys == ["aggregator", "aggregator.lr", "aggregator/x", "aggregator.weighting"]
     words = ["preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "seed=0"]
     plans = compose(words, selector=partial(Kept, mode="uniform"), aggregator=FED_AVG_M)
     assert [plan.config["aggregator"]["momentum"] for plan in plans] == [0.9]  # once, and not once a selector

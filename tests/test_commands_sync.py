@@ -112,33 +112,15 @@ def test_a_run_is_sent_with_the_settings_of_its_tracker_whatever_its_name() -> N
     assert (start["project"], start["entity"], start["tags"][0]) == ("own", "team", "first")
 
 
-def test_runs_are_sent_once(mirror: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    mirror(SEND)
-    finished("a"), finished("b", offline=False, trackers={"wandb": 1})
-    assert answer(["sync"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "2 of 2 sent"
-    assert answer(["sync"]) == 0
-    assert capsys.readouterr().out == "no run below outputs not on W&B yet\n"
-    assert answer(["sync", "--again", "outputs/default/b"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 sent"
-
-
 def test_a_run_is_locked_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the same command, which goes on with a run that was preempted, would send it at the same time."""
-    first, held, last = (finished(name) for name in "abc")
-    locked = []
-
-    def send(folder: Path) -> str:
-        locked.append(not is_free(folder))
-        return "done"
-
-    monkeypatch.setattr(sync, "_send", send)
+    first, held = finished("a"), finished("b")
+    monkeypatch.setattr(sync, "_send", lambda folder: "free" if is_free(folder) else "done")
     with owned(held):
-        reasons = dict(sync.send([first, held, last]))
-    assert "another process is running this now" in reasons.pop(held)
-    assert reasons == {first: "done", last: "done"}
-    assert locked == [True, True]
-    assert all(map(is_free, (first, held, last)))
+        reasons = dict(sync.send([first, held]))
+    assert "another process is running this now" in reasons[held]
+    assert reasons[first] == "done"
+    assert is_free(first)
 
 
 def test_one_that_cannot_be_sent_is_named_with_its_reason_and_waits(
@@ -155,8 +137,14 @@ def test_one_that_cannot_be_sent_is_named_with_its_reason_and_waits(
     ]
     assert sync.waiting([Path("outputs")]) == [first]
     mirror(SEND)
-    assert answer(["sync", str(first)]) == 0
-    assert sync.waiting([first]) == []
+    said = {
+        "": "1 of 1 sent",
+        "default": "no run below outputs/default not on W&B yet",
+        "default/b --again": "1 of 1 sent",
+    }
+    for words, last in said.items():
+        assert answer(["sync", *f"outputs/{words}".split()]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == last
 
 
 def test_settings_that_keep_it_offline_are_told_and_the_mode_of_the_environment_is_not_taken(
@@ -184,16 +172,6 @@ def test_a_process_that_ends_or_hangs_is_given_up(
     assert page.splitlines()[-1] == "0 of 2 sent"
 
 
-def test_without_a_key_the_remedy_is_told_and_the_record_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    """With W&B itself; nothing is imported from the working folder."""
-    Path("json.py").write_text("open('imported', 'w')")
-    folder = finished("a")
-    assert answer(["sync"]) == 2
-    assert "W&B has no API key; `wandb login`, or the variable WANDB_API_KEY" in capsys.readouterr().err
-    assert sync.waiting([Path("outputs")]) == [folder]
-    assert not Path("imported").exists()
-
-
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 75)])
 def test_a_signal_ends_the_process_that_sends_and_what_it_had_in_hand_still_waits(
     mirror: Fake, name: str, code: int
@@ -216,11 +194,16 @@ def test_a_signal_ends_the_process_that_sends_and_what_it_had_in_hand_still_wait
     assert sync.waiting([Path("outputs")]) == [folder]
 
 
-def test_what_is_missing_is_found_out_at_once(mirror: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    mirror("pathlib.Path(folder, 'seen').touch(); print('no API key')")
-    first, second = finished("a"), finished("b")
+def test_a_missing_key_is_found_out_by_the_first_run_and_a_missing_folder_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With W&B itself; nothing is imported from the working folder."""
+    Path("json.py").write_text("open('imported', 'w')")
+    folders = [finished("a"), finished("b")]
     assert answer(["sync"]) == 2
-    assert [(folder / "seen").exists() for folder in (first, second)] == [True, False]
-    assert "no API key" in capsys.readouterr().err
+    assert "W&B has no API key; `wandb login`, or the variable WANDB_API_KEY" in capsys.readouterr().err
+    assert [(folder / sync.UNSENT).exists() for folder in folders] == [True, False]
+    assert sync.waiting([Path("outputs")]) == folders
+    assert not Path("imported").exists()
     assert answer(["sync", "nowhere"]) == 2
     assert "sync: nowhere: no such folder" in capsys.readouterr().err

@@ -18,7 +18,6 @@ from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.words import parse
 from fedsim.core.errors import ConfigError
 from fedsim.jobs import cli
-from fedsim.results.files import OutputError
 from fedsim.rounds.loop import Simulation
 from fedsim.running.process import StopRequests
 from fedsim.search import command
@@ -64,8 +63,10 @@ def test_rounds_up_to_the_warm_up_are_not_pruned(warmup: int | None, spared: int
     study = optuna.create_study(direction="maximize", pruner=_pruner(Settings(startup=1, warmup=warmup), num_rounds=8))
     study.add_trial(optuna.create_trial(value=0.9, intermediate_values=dict.fromkeys(range(1, 9), 0.9)))
     rounds = Rounds(study.ask())
-    kept = [round for round in range(1, 9) if rounds.see(round, 0.1) is None]
-    assert kept == list(range(1, spared + 1))
+    for round in range(1, 9):
+        assert (rounds.see(round, 0.1) is None) == (round <= spared)
+        assert rounds.see(1, 0.9) is None  # one that a killed run repeats counts once
+        assert rounds.seen == round
 
 
 @pytest.mark.parametrize(
@@ -147,12 +148,6 @@ def test_a_pruned_trial_is_saved_after_its_round_stays_pruned_and_can_go_on(
     assert whole == summaries()[0]["smoothed_accuracy"]
 
 
-def test_rounds_that_a_killed_run_repeats_count_once() -> None:
-    rounds = Rounds(judge := Pruner(4))
-    assert [rounds.see(round, 0.5) for round in (1, 2, 3, 2, 3, 4, 5)] == [None] * 5 + ["pruned"] * 2
-    assert judge.reported == [1, 2, 3, 4, 5]
-
-
 def test_a_signal_while_a_trial_is_pruned_ends_the_search(plans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import signal
 
@@ -198,10 +193,6 @@ class Fails(Random):
         if round == 3:
             raise KeyError("mine")
         return super().select(round, clients, rng)
-
-class FailsAtOnce(Random):
-    def __init__(self, population, *, mode):
-        raise KeyError("mine")
 """
 
 
@@ -211,23 +202,12 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-@pytest.mark.parametrize(("name", "rounds"), [("Fails", 2), ("FailsAtOnce", 0)])
-def test_a_run_that_fails_is_no_result_of_its_trial(lab: None, plans: Any, name: str, rounds: int) -> None:
-    words = ("selector=random", f"selector._target_=my_lab.{name}", "seed=0,1")
+def test_a_run_that_fails_is_no_result_of_its_trial(lab: None, plans: Any) -> None:
+    words = ("selector=random", "selector._target_=my_lab.Fails", "seed=0,1")
     found = run_trial(plans(*words), Pruner(99))
-    assert (found.status, found.accuracy, found.rounds) == ("failed", None, rounds)
+    assert (found.status, found.accuracy, found.rounds) == ("failed", None, 2)
     assert found.reason == f"{plans(*words)[0].folder}: KeyError: 'mine'"
     assert len(list(Path("outputs").glob("*/*/error.txt"))) == 1  # the second seed is not run
-
-
-def test_a_run_that_fails_in_the_round_after_which_it_was_to_be_pruned_has_failed(
-    plans: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_room(*_: Any) -> None:
-        raise OutputError("output_dir: cannot write")
-
-    monkeypatch.setattr("fedsim.running.checkpoint.Checkpoints.save", no_room)
-    assert run_trial(plans("seed=0"), Pruner(2)).status == "failed"
 
 
 def test_a_search_goes_on_after_a_trial_that_has_failed_and_ends_with_1(
@@ -238,6 +218,4 @@ def test_a_search_goes_on_after_a_trial_that_has_failed_and_ends_with_1(
     out = " ".join(capsys.readouterr().out.split())
     assert "failed, outputs/default/" in out
     assert re.search(r"(\d) of 6 trials to the end, 0 pruned, [1-5] failed", out)
-    assert "the best one: fedsim -m" in out
-    assert "_target_=fedsim.selectors.random.Random" in out.partition("the best one: ")[2]
-    assert out.count("trial 6: ") == 1
+    assert "_target_=fedsim.selectors.random.Random" in out.partition("the best one: fedsim -m")[2]

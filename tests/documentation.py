@@ -15,7 +15,6 @@ In indented blocks, which may be prose of a list or a note, lines that begin wit
 import re
 import shlex
 from collections.abc import Iterator
-from itertools import dropwhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,13 +86,8 @@ def commands(block: Block) -> list[Command]:
 
 def _parts(text: str) -> list[tuple[str, ...]]:
     """The commands of a line, which && separates, without comments and a final &."""
-    parts: list[list[str]] = [[]]
-    for word in shlex.split(text, comments=True):
-        if word == "&&":
-            parts.append([])
-        elif word != "&":
-            parts[-1].append(word)
-    return [tuple(words) for words in parts]
+    parts = [shlex.split(part, comments=True) for part in text.removesuffix(" &").split(" && ")]
+    return [tuple(words) for words in parts if words]
 
 
 def _console(block: Block) -> Iterator[Command]:
@@ -104,21 +98,12 @@ def _console(block: Block) -> Iterator[Command]:
 
 
 def program(words: tuple[str, ...]) -> tuple[str, ...]:
-    """A command without what stands before its program: variables, `srun`, `uv run` or `torchrun` with its
-    options, a folder."""
-    rest = list(words)
-    while rest and re.match(r"^[A-Z_]+=", rest[0]):
-        rest.pop(0)
-    if rest[:1] == ["srun"]:
-        rest = list(dropwhile(lambda word: word.startswith("--"), rest[1:]))
-    if rest[:2] == ["uv", "run"]:
-        rest = rest[2:]
-        while rest and rest[0].startswith("--"):
-            rest = rest[2:] if rest[0] in ("--group", "--extra") else rest[1:]
-    rest[:1] = [rest[0].removeprefix(".venv/bin/")] if rest else []
-    if rest[:1] == ["torchrun"]:
-        rest = ["python", *rest[rest.index("-m") :]]
-    return tuple(rest)
+    """A command without what stands before its program: variables, `srun`, `uv run`, `torchrun`, with their options."""
+    names = [word.removeprefix(".venv/bin/") for word in words]
+    if "torchrun" in names:
+        return ("python", *names[names.index("-m") :])
+    start = next((i for i, name in enumerate(names) if name in ("fedsim", "python", "pytest", "make")), 0)
+    return tuple(names[start:])
 
 
 NUMBER = r"(?:[<>] ?)?[+-]?\.?\d[\d.,]*"

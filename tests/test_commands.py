@@ -13,7 +13,7 @@ import pytest
 import fedsim
 from fedsim.commands import catalogue
 from fedsim.commands.catalogue import LAUNCHERS, Catalogue
-from fedsim.commands.dispatch import COMMANDS, answer, entries
+from fedsim.commands.dispatch import COMMANDS, answer
 from fedsim.config.compose import search_path
 from fedsim.config.words import options
 from fedsim.running.process import CLOSED_PIPE
@@ -52,6 +52,9 @@ def test_help_says_on_one_screen_what_there_is(ask: Ask) -> None:
 
 def test_all_groups_are_listed_with_whole_words(ask: Ask) -> None:
     assert "(2, and those of Hydra and its plugins)" in " ".join(ask("list").split())
+    groups = json.loads(ask("list", "--json"))
+    assert groups["preset"]["choices"][0] == "fashion_mnist_2spc"
+    assert "basic" in groups[LAUNCHERS]["choices"]
     for name in Catalogue().names:
         assert ask("list", name).startswith(f"{name}: ")
     for word, group in {
@@ -78,6 +81,9 @@ def test_one_choice_is_shown_with_its_values_and_docstring(ask: Ask) -> None:
     assert "length of the queue of selected clients" in page  # the comment of the choice that it builds on
     assert "Choices\n  selector/sketch=identity" in page
     assert "All clients report a gradient; the K clients with the lowest mean pairwise" in page
+    found = json.loads(ask("list", "selectors", "--json"))["cpow_d"]
+    assert (found["builds_on"], found["fields"]["source"]) == ("power_of_choice", "Cho et al. 2022")
+    assert found["values"]["selector.estimate"]["value"] == "batch"
     page = ask("list", "preset", "gpfl_alpha")
     assert "  optimizer.schedule.milestones=[150, 300]\n" in page
     assert "Sweeps over\n  cell=gpfl_2spc\n" in page
@@ -100,15 +106,6 @@ def test_own_choices_and_classes_are_listed_and_not_imported(ask: Ask, tmp_path:
     assert "  selector.quantile=0.5  in [0, 1]\n" in page
     assert "my_lab.Median\n  Selects the middle. More.\n\n  - An item of two lines." in page
     assert "my_lab" not in sys.modules
-
-
-def test_lists_as_json_have_all_of_it(ask: Ask) -> None:
-    found = json.loads(ask("list", "selectors", "--json"))["cpow_d"]
-    assert (found["builds_on"], found["fields"]["source"]) == ("power_of_choice", "Cho et al. 2022")
-    assert found["values"]["selector.estimate"]["value"] == "batch"
-    groups = json.loads(ask("list", "--json"))
-    assert groups["preset"]["choices"][0] == "fashion_mnist_2spc"
-    assert "basic" in groups[LAUNCHERS]["choices"]
 
 
 @pytest.mark.parametrize(
@@ -164,24 +161,22 @@ def test_launchers_of_hydra_and_plugins_are_listed_and_those_of_extras_named(
     assert "[ray]" not in ask("list", "launchers")
 
 
-def test_experiments_are_not_taken_for_commands() -> None:
-    for words in ([], ["seed=1"], ["-m", "seed=1"], ["--cfg", "job"], ["--hydra-help"], ["selector=list"], ["lst"]):
-        assert answer(words) is None
-
-
 def python(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
 
 
-def test_a_mistyped_command_is_told_as_a_mistake_with_the_nearest_one(tmp_path: Path) -> None:
+def test_experiments_are_no_commands_and_a_mistyped_command_is_told_with_the_nearest_one(tmp_path: Path) -> None:
+    for words in ([], ["seed=1"], ["-m", "seed=1"], ["--cfg", "job"], ["--hydra-help"], ["selector=list"], ["lst"]):
+        assert answer(words) is None
     done = python(tmp_path, "-m", "fedsim", "lst", "selectors")
     assert (done.returncode, done.stdout) == (2, "")
     assert "lst: is neither a command nor key=value" in done.stderr
     assert done.stderr.endswith("  did you mean `fedsim list selectors`?\n")
 
 
-def test_help_and_lists_need_neither_torch_nor_hydra(tmp_path: Path) -> None:
+def test_what_takes_time_is_imported_late(tmp_path: Path) -> None:
+    """Help and lists need neither torch nor Hydra, and torch is tuned before it is imported."""
     code = (
         "import sys; from fedsim.commands.dispatch import answer\n"
         "for words in (['--help'], ['--version'], ['list'], ['list', 'selectors'], ['list', 'selectors', 'gpfl']):\n"
@@ -189,9 +184,6 @@ def test_help_and_lists_need_neither_torch_nor_hydra(tmp_path: Path) -> None:
         "sys.exit(str({'torch', 'hydra', 'omegaconf', 'numpy', 'wandb'} & set(sys.modules)))"
     )
     assert python(tmp_path, "-c", code).stderr.strip() == "set()"
-
-
-def test_torch_is_tuned_before_it_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys; import fedsim.running.process as process\n"
         "process.tune = lambda: print('tuned', 'torch' in sys.modules)\n"
@@ -207,10 +199,3 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, env=env, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (CLOSED_PIPE, b"")
-
-
-def test_entries_break_no_word() -> None:
-    text = entries([("a", "word " * 30), ("a_name_that_is_longer_than_the_column", "text")], widest=20)
-    assert text.splitlines()[-2:] == ["  a_name_that_is_longer_than_the_column", " " * 20 + "text"]
-    assert set(text.split()) == {"a", "word", "a_name_that_is_longer_than_the_column", "text"}
-    assert set(entries([("a", "a-mini-batch " * 30)]).split()) == {"a", "a-mini-batch"}

@@ -85,13 +85,6 @@ def bytes_of(text: str, direction: str, d: int, selected: int = K) -> int:
     return total
 
 
-def test_words_about_bytes_are_read_as_they_are_meant() -> None:
-    assert bytes_of("4 K up; in round 1 (N-K) B down, 4 N up", "up", D) == 12
-    assert bytes_of("4 K up; in round 1 (N-K) B down, 4 N up", "down", D) == 0
-    assert [bytes_of("(d-K) B down and up, 4 d up", to, D) for to in ("down", "up")] == [24, 24 + 24]
-    assert bytes_of("(N-K) B down, 4 N up in the first half; then 0", "down", D) == 0
-
-
 @pytest.mark.usefixtures("_nodes_of_the_catalogue")
 @pytest.mark.parametrize("name", sorted(set(SELECTORS) - set(NOT_BY_ROUND)))
 def test_a_method_costs_the_bytes_that_its_file_says(name: str) -> None:

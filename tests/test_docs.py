@@ -3,8 +3,7 @@
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from fedsim.api import experiments
 from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import COMMANDS, answer
 from fedsim.config import words as command_line
-from fedsim.config import words as overrides
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.core.errors import FedsimError
 from fedsim.jobs import cli
@@ -37,7 +35,7 @@ OTHERS = ("uv", "uvx", "pip", "zensical", "export", "source", "git")
 """Programs of others, whose words are not looked at."""
 WIDTH = 140
 MOST_JOBS = 2
-"""Jobs of a command that are composed by default; all of them are with -m slow."""
+"""Jobs of a command that are composed."""
 
 
 def name(page: Path) -> str:
@@ -54,19 +52,15 @@ def test_a_page_does_what_it_says(
     monkeypatch.setattr(experiments, "compose_jobs", lambda words, **more: compose_jobs([*words, SHORT[0]], **more))
     for block in blocks(page):
         if block.title is not None:
-            write(tmp_path / block.title, block.text)
+            path = tmp_path / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text((path.read_text() if path.exists() else "") + block.text)
     names: dict[str, object] = {}
     for block in blocks(page):
         if block.language == "python" and block.title is None:
             exec(compile(block.text, f"{page}:{block.line}", "exec"), names)
         for command in commands(block):
             do(page, command, capsys)
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
 
 
 def do(page: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +83,7 @@ def do(page: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None
 
 def check(words: tuple[str, ...]) -> None:
     """Compose a command, or look for what it names. Raises `ValueError` for what is not there, or nobody knows."""
-    first, *rest = words[0], *words[1:]
+    first, rest = words[0], words[1:]
     if words[:3] == ("python", "-m", "fedsim.run"):
         compose(words[3:])
     elif first == "fedsim":
@@ -97,7 +91,9 @@ def check(words: tuple[str, ...]) -> None:
     elif words[:2] == ("python", "-m"):
         require(importlib.util.find_spec(words[2]) is not None, words[2])
     elif first == "python":
-        find_script([word for word in rest if word != "-P"])
+        script, *flags = [word for word in rest if word != "-P"]
+        text = (ROOT / script).read_text(encoding="utf-8") if (ROOT / script).is_file() else ""
+        require(bool(text) and all(f'"{flag}"' in text for flag in flags if flag.startswith("--")), rest)
     elif first == "pytest":
         require(all((ROOT / word).is_file() for word in rest if word.endswith(".py")), rest)
     elif first == "make":
@@ -122,22 +118,19 @@ def require(holds: bool, what: object) -> None:
         raise ValueError(f"{what}: no such thing")
 
 
-def compose(argv: tuple[str, ...], expand: Callable[..., list[list[str]]] | None = None) -> None:
-    """Compose and check jobs of a command line: all of those that `expand` makes of its overrides, else `few_jobs`.
-
-    What a preset sweeps over, and seeds, have their first value in `few_jobs`.
-    """
+def compose(argv: tuple[str, ...]) -> None:
+    """Compose and check `MOST_JOBS` of the jobs of a command line in which each value of each key that it sets occurs;
+    what a preset sweeps over, and seeds, have their first value."""
     args = command_line.read(argv)
+
+    def few_jobs(found: Sequence[Override]) -> list[list[str]]:
+        jobs = diagonal([words if key in keys else words[:1] for key, words in axes_of(found).items()])
+        return jobs[:: math.ceil(len(jobs) / MOST_JOBS)]
+
     with pytest.MonkeyPatch.context() as patch, search_path(args.config_dir, args.config_path):
-        keys = {o.get_key_element() for o in overrides.parse(args.overrides)} - {"seed"}
-        patch.setattr("fedsim.config.compose.expand", expand or partial(few_jobs, keys))
+        keys = {o.get_key_element() for o in command_line.parse(args.overrides)} - {"seed"}
+        patch.setattr("fedsim.config.compose.expand", few_jobs)
         check_jobs(compose_jobs(args.overrides, multirun=args.multirun))
-
-
-def few_jobs(keys: set[str], found: Sequence[Override]) -> list[list[str]]:
-    """`MOST_JOBS` of those in which each value of each of `keys` occurs; other keys have their first value."""
-    jobs = diagonal([words if key in keys else words[:1] for key, words in axes_of(found).items()])
-    return jobs[:: math.ceil(len(jobs) / MOST_JOBS)]
 
 
 def read_report_words(argv: tuple[str, ...]) -> None:
@@ -161,26 +154,6 @@ def run(words: tuple[str, ...]) -> None:
         cli.run([*words[1:], *SHORT])
     except FedsimError as error:
         tell(error)
-
-
-def find_script(words: Sequence[str]) -> None:
-    """`words` follow `python`: a script that knows its options."""
-    require((ROOT / words[0]).is_file(), words[0])
-    text = (ROOT / words[0]).read_text(encoding="utf-8")
-    require(all(f'"{word}"' in text for word in words[1:] if word.startswith("--")), words)
-
-
-def on_pages() -> list[list[str]]:
-    """The command lines of fedsim on all pages, but those with files of the page."""
-    words = {program(c.words) for page in PAGES for block in blocks(page) for c in commands(block)}
-    return sorted(argv for name, *argv in words if name == "fedsim" and "my_conf" not in argv)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("argv", on_pages(), ids=" ".join)
-def test_all_jobs_of_all_commands_compose(argv: list[str]) -> None:
-    if "selector=power_of_choise" not in argv:
-        compose(tuple(argv), overrides.expand)
 
 
 def test_a_wrong_command_is_found(capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,10 +226,7 @@ def test_the_map_of_the_design_has_all_rooms() -> None:
     text = (DOCS / "design.md").read_text(encoding="utf-8")
     files = {p.name for p in (ROOT / "fedsim").glob("*.py")} - {"__init__.py", "__main__.py"}
     folders = {f"{p.parent.name}/" for p in (ROOT / "fedsim").glob("*/__init__.py")}
-    assert [name for name in sorted(files | folders) if f"\n  {name} " not in text] == []
-    assert [
-        name for name in re.findall(r"^  (\w+(?:\.py|/)) ", text, re.MULTILINE) if not (ROOT / "fedsim" / name).exists()
-    ] == []
+    assert set(re.findall(r"^  (\w+(?:\.py|/)) ", text, re.MULTILINE)) == files | folders
 
 
 def slug(heading: str) -> str:

@@ -136,9 +136,6 @@ def test_long_work_is_announced_with_an_estimate(
     monkeypatch.setattr(features, "ANNOUNCED_SECONDS", 0)
     run(head(), tmp_path / "slow")
     assert "features of 6 train images on cpu: about 0 min" in capsys.readouterr().err
-    monkeypatch.setattr(features, "LONG_SECONDS", 0)
-    run(head(), tmp_path / "very_slow")
-    assert "model.input_size" in capsys.readouterr().err
 
 
 def test_random_weights_depend_on_their_own_seed_alone(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from fedsim.engine.schedule import LocalWork
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
 from fedsim.models.resnet20 import ResNet20
-from tests.engines import graph, schedule_of
+from tests.engines import graph
 from tests.pretended_cuda import PretendedCard, held
 from tests.tape import TapeRecorder
 from tests.test_engine import OPTIMIZERS
@@ -167,23 +167,3 @@ def test_graphs_of_libraries_are_for_torch_versions_that_keep_their_workspaces(m
     monkeypatch.setattr(recorder, "FIRST_WITH_OWN_WORKSPACES", "99.1")
     found = recorder.recorder_for(torch.device("cuda"))
     assert found.description == "step by step (CUDA graphs of libraries need torch 99.1)"
-    with PretendedCard():
-        monkeypatch.setattr(recorder, "FIRST_WITH_OWN_WORKSPACES", "99.1")
-        assert recorder.recorder_for(torch.device("cuda"), of_libraries=False).description == "CUDA graphs"
-
-
-def test_the_next_tables_are_written_without_waiting_for_the_last_to_arrive() -> None:
-    with PretendedCard() as card:
-        engine = SMALL_CNN.engine("cuda")
-        train(engine, 1)
-        (trainer,) = engine.backend._trainers.values()  # type: ignore[attr-defined]
-        tables = trainer.tables
-        card.counts.reset()
-        schedule = schedule_of(engine, np.arange(2), 2)
-        tables.fill(schedule, trainer.optimizer.scalars(0.1, schedule.counts.shape[1]), [0, 0])
-        first = tables._staging[tables._turn].clone()
-        tables.fill(schedule, trainer.optimizer.scalars(0.2, schedule.counts.shape[1]), [0, 0])
-        assert torch.equal(tables._staging[1 - tables._turn], first)
-        assert card.counts.totals()["waits"] == 0
-        tables.fill(schedule, trainer.optimizer.scalars(0.2, schedule.counts.shape[1]), [0, 0])
-        assert card.counts.totals()["waits"] == 1

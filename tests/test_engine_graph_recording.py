@@ -12,7 +12,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.rng import Streams
 from fedsim.engine.graph import steps as linear
 from fedsim.engine.graph.backend import MOST_STEPS, MOST_TRAINERS, GraphBackend, capacity, longest_recording, recordings
-from fedsim.engine.graph.optimizers import FlatSGD
 from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder
 from fedsim.engine.graph.steps import OneByOne
 from fedsim.engine.model import initial
@@ -59,10 +58,10 @@ def test_a_step_that_waits_for_the_device_is_not_recorded(monkeypatch: pytest.Mo
 def test_a_learning_rate_that_is_a_number_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tape keeps Python's numbers, as a CUDA graph does: with them the comparison of replays would fail."""
 
-    def update(self: FlatSGD, values: Tensor, grads: Tensor, live: Tensor, scalars: Tensor) -> None:
+    def step(self: SGD, values: Tensor, grads: Tensor, buffers: Any, live: Tensor, scalars: Tensor) -> None:
         torch.where(live, values - lr * grads, values, out=values)
 
-    monkeypatch.setattr(FlatSGD, "update", update)
+    monkeypatch.setattr(SGD, "recorded_step", step)
     one, other = pair(chain(), problem([4, 4]), WORKS["epochs"], OPTIMIZERS["sgd"])
     for lr in (0.1, 0.05):
         results = [e.train(initial(one.workload.model), np.arange(2), 1, lr) for e in (one, other)]

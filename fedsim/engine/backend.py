@@ -53,6 +53,10 @@ class Workload:
         several_axes = shape[1:].numel() != shape[-1]
         return None if chain is not None and chain.flattens_late and several_axes else chain
 
+    def linear_chain(self, precision: str) -> Chain | None:
+        """The chain, if it is one of linear layers alone: its passes are written out, though not in bfloat16."""
+        return self.chain if self.chain is not None and self.chain.is_linear and precision != "bf16" else None
+
 
 @dataclass(frozen=True)
 class TrainingResult:

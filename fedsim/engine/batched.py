@@ -13,7 +13,7 @@ from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.chain import Chain
 from fedsim.engine.device import Compile, Precision, worth_compiling
-from fedsim.engine.engine import concatenate_results, fetched
+from fedsim.engine.engine import fetched
 from fedsim.engine.model import refuse_hidden_randomness
 from fedsim.engine.optimizers import SGD, LocalOptimizer
 from fedsim.engine.schedule import Schedule
@@ -129,8 +129,7 @@ class BatchedBackend(TorchBackend):
         super().__init__(workload, precision, deterministic, chunk_size)
         model, x = workload.model, workload.data.x
         self.gradients_of_stack = StackedGradients(model, x.device, precision)
-        chain = workload.chain if precision != "bf16" else None
-        self.chain = chain if chain is not None and chain.is_linear else None
+        self.chain = workload.linear_chain(precision)
         if len(x) and self.chain is None:  # a chain's passes are written out, and its layers known
             refuse_hidden_randomness(model, x)
             self.gradients_of_stack.try_out(x, workload.data.y)
@@ -150,14 +149,6 @@ class BatchedBackend(TorchBackend):
         if self.gradients_of_stack.compiled:  # which may add in another order for other shapes
             return 1
         return super().max_joint_clients
-
-    def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        size = self._clients_that_fit(schedule)
-        if len(schedule) <= size:
-            found = self._if_it_fits(lambda: self._train_chunk(start, schedule), len(schedule))
-            return self.train(start, schedule) if found is None else found
-        cuts = [slice(first, first + size) for first in range(0, len(schedule), size)]
-        return concatenate_results([self.train(start[cut], schedule.rows(cut)) for cut in cuts], schedule)
 
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """Rows of the stack are clients by falling number of steps."""

@@ -62,9 +62,7 @@ def _on_gpu(workload: Workload, precision: Precision, compile: Compile, determin
         return _batched_if_it_can(workload, precision, compile, deterministic, "no convolutions")
 
     with suppress(ConfigError):
-        graph = GraphBackend(
-            workload, precision=precision, chunk_size="auto", program="auto", deterministic=deterministic
-        )
+        graph = GraphBackend(workload, precision=precision, chunk_size="auto", deterministic=deterministic)
         problem = _disagreement(graph, without_graphs(False), workload, precision)
         if problem is None:
             return _because("a GPU", graph)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedsim.core.errors import check, rule
 from fedsim.core.flat import real_dtype, to_device
 from fedsim.core.types import Params
-from fedsim.engine.backend import Backend, Workload
+from fedsim.engine.backend import Backend, TrainingResult, Workload
 from fedsim.engine.device import (
     Precision,
     activation_bytes,
@@ -27,6 +27,7 @@ from fedsim.engine.device import (
     samples_that_fit,
     tell,
 )
+from fedsim.engine.engine import concatenate_results
 from fedsim.engine.model import is_convolutional, layout_for, recurrent_in_training, traveling
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.stacked import JointGradients
@@ -85,6 +86,18 @@ class TorchBackend(Backend):
         if self.data.x.is_cuda:
             return self.chunk_size
         return max(1, min(self.chunk_size, CACHED_BYTES // max(model_bytes(self.model), 1)))
+
+    def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        """By `_train_chunk`, for as many clients at once as fit."""
+        size = self._clients_that_fit(schedule)
+        if len(schedule) <= size:
+            found = self._if_it_fits(lambda: self._train_chunk(start, schedule), len(schedule))
+            return self.train(start, schedule) if found is None else found
+        cuts = [slice(first, first + size) for first in range(0, len(schedule), size)]
+        return concatenate_results([self.train(start[cut], schedule.rows(cut)) for cut in cuts], schedule)
+
+    def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        raise NotImplementedError
 
     def _clients_that_fit(self, schedule: Schedule) -> int:
         """At once, with their batches' activations. On a GPU alone: a CPU trains what has large ones one by one."""

@@ -116,11 +116,7 @@ def test_the_cnn_equals_the_cpu(form: str) -> None:
     assert_equal(runs[1], runs[0])
 
 
-HEADS = {
-    "vgg16_head": (),
-    "frozen_features": (),
-    "frozen_features, two layers": ("model.hidden=8",),
-}
+HEADS = {"vgg16_head": (), "frozen_features": (), "frozen_features, two layers": ("model.hidden=8",)}
 
 
 @pytest.mark.slow

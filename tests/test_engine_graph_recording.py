@@ -145,9 +145,7 @@ class Failing(Recorder):
         raise NotRecordedError("operation not permitted")
 
 
-def test_where_recording_fails_steps_are_taken_one_by_one_and_that_is_said(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_where_recording_fails_steps_are_taken_one_by_one_and_that_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     one, other = pair(chain(), problem(SIZES["ragged"]), WORKS["epochs"], OPTIMIZERS["adam"])
     backend_of(one).recorder = Failing()
     assert_equal(one, other, np.arange(5))

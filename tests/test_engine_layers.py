@@ -211,8 +211,7 @@ def test_buffers_that_do_not_travel_are_each_clients_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "model",
-    [mlp(nn.BatchNorm1d(3, momentum=None)), mlp(nn.BatchNorm1d(3, track_running_stats=False)), Recurrent(0.0)],
+    "model", [mlp(nn.BatchNorm1d(3, momentum=None)), mlp(nn.BatchNorm1d(3, track_running_stats=False)), Recurrent(0.0)]
 )
 def test_layers_that_cannot_run_batched_are_named_with_the_engine_that_runs_them(model: nn.Module) -> None:
     with pytest.raises(ConfigError, match=r"model (\w+): layer '(1|cell)' \((\w+)\) cannot run.*\n.*engine=sequential"):

@@ -8,11 +8,7 @@ from fedsim.engine.schedule import Schedule
 
 COUNTS = np.array([[3, 1], [2, 0], [0, 0]])
 LOSSES = np.array(
-    [
-        [[1.0, 2.0, 6.0], [5.0, np.nan, np.inf]],
-        [[4.0, 2.0, 100.0], [7.0, 7.0, 7.0]],
-        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]],
-    ]
+    [[[1.0, 2.0, 6.0], [5.0, np.nan, np.inf]], [[4.0, 2.0, 100.0], [7.0, 7.0, 7.0]], [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]]
 )
 """Of three clients in two steps of at most three samples; what stands behind the counts means nothing."""
 

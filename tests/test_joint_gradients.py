@@ -169,7 +169,7 @@ def test_no_padding_where_a_model_need_not_take_it_nor_for_convolutions() -> Non
 @pytest.mark.parametrize(("selector", "launches", "waits"), [("grad_norm", 105, 4), ("divfl", 120, 4)])
 def test_a_round_of_a_selector_of_gradients_keeps_its_budget(selector: str, launches: int, waits: int) -> None:
     words = [word for word in W1 if not word.startswith(("selector=", "local.steps", "num_clients"))]
-    more = (f"selector={selector}", "local.steps=2", "num_clients=20", "engine=graph", "engine.program=torch")
+    more = (f"selector={selector}", "local.steps=2", "num_clients=20", "engine=graph")
     counts = counts_of_a_round((*words, *more), 2, 300)  # one client after another: 690 and 23, 716 and 6
     assert counts.launches.total() <= launches, counts.table("launches")
     assert counts.waits.total() <= waits, counts.table("waits")

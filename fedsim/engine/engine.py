@@ -126,10 +126,7 @@ class Engine:
         return self._means(params, positions, _hits)
 
     def _means(
-        self,
-        params: Params,
-        positions: Sequence[NDArray[np.int64]],
-        values: Callable[[Tensor, Tensor], Tensor],
+        self, params: Params, positions: Sequence[NDArray[np.int64]], values: Callable[[Tensor, Tensor], Tensor]
     ) -> NDArray[np.float64]:
         """The mean over each list of positions of the `values` [n] of logits [n, C] and labels [n]; of none, nan."""
         own = ByClient.of(positions)

@@ -127,12 +127,7 @@ class SGD(LocalOptimizer):
 
     def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         return torch.optim.SGD(
-            params,
-            lr=lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-            fused=True,
+            params, lr=lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay, fused=True
         )
 
 

@@ -28,7 +28,7 @@ from fedsim.engine.model import (
     refused_if_it_fails,
 )
 from fedsim.engine.optimizers import SGD, Adam
-from fedsim.engine.stacked import StackedBatch, StackedChain, StackedLayer, layers_of, side_inputs
+from fedsim.engine.stacked import StackedBatch, layers_of, passes, samples_at, side_inputs
 
 
 class StepProgram(ABC):
@@ -73,26 +73,24 @@ class LinearProgram(StepProgram):
         self, data: ClientData, tables: Tables, state: State, optimizer: SGD | Adam, rows: slice, chain: Chain
     ) -> None:
         super().__init__(data, tables, state, optimizer, rows)
-        self.models = StackedChain(chain, layers_of(chain, state.views(self.params)))
+        self.chain, self.layers = chain, layers_of(chain, state.views(self.params))
         grads = state.views(self.grads)
         self._grads = [(grads[k.weight], None if k.bias is None else grads[k.bias]) for k in chain.links]
 
     def gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
-        return self.models.step(batch, self._keep_gradient)
-
-    def _keep_gradient(self, number: int, layer: StackedLayer, x: Tensor, grad: Tensor) -> None:
-        """Of a layer with input `x` [R, B, in] from `grad` [R, B, out] at its output, as torch.nn.Linear lays it."""
-        weight, bias = self._grads[number]
-        torch.bmm(grad.transpose(1, 2), x, out=weight)
-        if bias is not None:
-            torch.sum(grad, 1, out=bias)
+        losses, inputs, slopes = passes(self.chain, self.layers, batch)
+        for (weight, bias), x, slope in zip(self._grads, inputs, slopes, strict=True):
+            torch.bmm(slope.transpose(1, 2), x, out=weight)
+            if bias is not None:
+                torch.sum(slope, 1, out=bias)
+        return losses
 
 
 def gathered(data: ClientData, fields: Fields) -> StackedBatch:
     """The samples of a step; recordable."""
     where = fields.positions[0]
     labels = data.y.index_select(0, where.reshape(-1)).view(where.shape)
-    return StackedBatch(data.samples(where), labels, fields.weights[0], fields.keys[0])
+    return StackedBatch(samples_at(data.x, where), labels, fields.weights[0], fields.keys[0])
 
 
 class OneByOne(StepProgram):

@@ -178,10 +178,12 @@ def joint_gradients(
     where, weights = padded(positions)
     parts = to_device(torch.as_tensor(where), device).split(most_samples, dim=1)
     shares = to_device(torch.as_tensor(weights, dtype=real_dtype(x)), device).split(most_samples, dim=1)
-    total = torch.zeros((), device=device)
+    total: Tensor | None = None
     for part, share in zip(parts, shares, strict=True):
         found = gradients(wanted, samples_at(x, part), data.y[part], share)
-        total = total + torch.cat([found[name].flatten(1) for name in names], dim=1)
+        flat = torch.cat([found[name].flatten(1) for name in names], dim=1)
+        total = flat if total is None else total.add_(flat)
+    assert total is not None
     filled = torch.as_tensor([[len(own) > 0] for own in positions])
     return torch.where(to_device(filled, device), total, 0)
 

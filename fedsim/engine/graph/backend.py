@@ -60,7 +60,8 @@ class Trainer:
                     if replay is not None:
                         replay()
         delta = self.state.changes(count)
-        losses, finite = fetched(self.tables.losses[:steps, :count].clone(), delta)
+        kept = self.tables.losses[:steps, :count]  # which the next training overwrites
+        losses, finite = fetched(kept if kept.is_cuda else kept.clone(), delta)
         has_momentum = isinstance(self.optimizer, SGD) and self.optimizer.momentum
         momentum = self.state.trained(self.state.buffers[0][:count]) if has_momentum else None
         return TrainingResult(delta, losses.transpose(1, 0, 2), momentum, finite)

@@ -86,7 +86,7 @@ ENGINES = {
     "batched": EVEN,
     "batched_adam": (*EVEN, "engine=batched", "optimizer=adam"),
     "batched_logistic": (*EVEN, "engine=batched", "model=logistic"),
-    "graph": (*EVEN, "engine=graph", "engine.program=torch"),
+    "graph": (*EVEN, "engine=graph"),
 }
 
 

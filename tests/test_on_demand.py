@@ -51,7 +51,7 @@ SMALL: dict[str, Any] = {
 BACKENDS: dict[str, Callable[[Workload], Backend]] = {
     "reference": lambda w: ReferenceBackend(w, precision="float32", workers=1),
     "batched": lambda w: BatchedBackend(w, precision="float32", chunk_size="auto", compile=False),
-    "graph": lambda w: GraphBackend(w, precision="float32", chunk_size="auto", program="torch"),
+    "graph": lambda w: GraphBackend(w, precision="float32", chunk_size="auto"),
     "native": lambda w: NativeBackend(w, workers=1),
 }
 

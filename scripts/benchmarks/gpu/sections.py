@@ -24,14 +24,12 @@ from fedsim.engine.native.backend import NativeBackend
 from fedsim.engine.reference import ReferenceBackend
 from scripts.benchmarks.gpu.workloads import LANES, TEST_SAMPLES, Bench, Case, schedule_of, workload
 
-GPU_ALONE = ("graph, triton", "graph, tf32")
 BACKENDS: dict[str, Callable[[Workload], Backend]] = {
     "sequential": lambda task: ReferenceBackend(task, precision="float32", workers=1),
     "batched": lambda task: BatchedBackend(task, precision="float32", chunk_size="auto", compile=False),
-    "graph, torch": lambda task: GraphBackend(task, precision="float32", chunk_size="auto", program="torch"),
-    "graph, triton": lambda task: GraphBackend(task, precision="float32", chunk_size="auto", program="triton"),
-    "graph, tf32": lambda task: GraphBackend(task, precision="tf32", chunk_size="auto", program="auto"),
-    "graph, bf16": lambda task: GraphBackend(task, precision="bf16", chunk_size="auto", program="torch"),
+    "graph": lambda task: GraphBackend(task, precision="float32", chunk_size="auto"),
+    "graph, tf32": lambda task: GraphBackend(task, precision="tf32", chunk_size="auto"),
+    "graph, bf16": lambda task: GraphBackend(task, precision="bf16", chunk_size="auto"),
 }
 
 
@@ -85,8 +83,7 @@ def engines(bench: Bench) -> None:
         start, schedule = [params] * len(ids), schedule_of(case, task, ids, 1)
         wanted = BACKENDS["sequential"](task).train(start, schedule).delta
         for label, build in BACKENDS.items():
-            linear = task.chain is not None and task.chain.is_linear
-            if (label in GPU_ALONE and not bench.on_gpu) or (label == "graph, triton" and not linear):
+            if label == "graph, tf32" and not bench.on_gpu:
                 continue
             try:
                 backend = build(task)
@@ -122,7 +119,7 @@ def lanes(bench: Bench) -> None:
         schedule = schedule_of(case, task, ids * count, 1)
         models = [initial(task.model) for _ in range(count)]
         start = [model for model in models for _ in ids]
-        for label in ("batched", "graph, torch", *(("graph, triton",) if name == "W1" and bench.on_gpu else ())):
+        for label in ("batched", "graph"):
             backend = BACKENDS[label](task)
             ms = bench.milliseconds(lambda b=backend, s=start, t=schedule: b.train(s, t), 2.0)
             bench.put("lanes", f"{name}, {count} lanes, {label}", train_ms=ms, run_rounds_per_s=1e3 * count / ms)

@@ -18,7 +18,7 @@ from fedsim.core.errors import ConfigError, DataError, FedsimError, printable
 from fedsim.core.record import Record
 from fedsim.report.command import find_source
 from fedsim.results.files import FINAL
-from fedsim.results.runs import ArchivedRun, ReportError, Run, read_archive, read_runs
+from fedsim.results.runs import ReportError, Run, read_archive, read_runs
 from fedsim.running.experiment import execute
 from fedsim.running.process import CODES, STOP
 
@@ -155,7 +155,7 @@ def _first_difference(run: Run, again: Run) -> str | None:
     initial = run.summary.get("initial_accuracy"), again.summary.get("initial_accuracy")
     if initial[0] != initial[1]:
         return f"differs before round 1: initial_accuracy {initial[0]}, now {initial[1]}"
-    single = isinstance(run, ArchivedRun)  # which keeps losses in single precision
+    single = bool(run.archived)  # which keeps losses in single precision
     for number, (was, now) in enumerate(zip_longest(run.records, again.records), 1):
         if was is None or now is None:
             return f"differs from round {number} on: it is {'not recorded' if was is None else 'missing now'}"

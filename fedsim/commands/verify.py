@@ -19,7 +19,7 @@ from fedsim.core.errors import ConfigError, DataError, FedsimError, printable
 from fedsim.core.record import Record
 from fedsim.report.command import find_source
 from fedsim.results.files import FINAL
-from fedsim.results.runs import ArchivedRun, ReportError, Run, read_archive, read_runs
+from fedsim.results.runs import ReportError, Run, read_archive, read_runs
 from fedsim.running.experiment import execute
 from fedsim.running.process import CODES, STOP
 
@@ -137,7 +137,7 @@ def _first_difference(run: Run, again: Run) -> str | None:
     was, now = (one.summary.get("initial_accuracy") for one in (run, again))
     if was != now:
         return f"differs before round 1: initial_accuracy {was}, now {now}"
-    single = isinstance(run, ArchivedRun)  # which keeps losses in single precision
+    single = bool(run.archived)  # which keeps losses in single precision
     for number, (one, other) in enumerate(zip_longest(run.records, again.records), 1):
         if one is None or other is None:
             return f"differs from round {number} on: it is {'not recorded' if one is None else 'missing now'}"

@@ -7,13 +7,13 @@ from fedsim.results.statistics import Difference, Estimate
 
 
 def short(found: Estimate) -> str:
-    if math.isnan(found.low):
-        return f"{three(found.mean)} (1)"
-    return f"{three(found.mean)} [{three(found.low)}, {three(found.high)}] ({found.num})"
+    low, high = found.interval
+    return f"{three(found.mean)}{'' if math.isnan(low) else f' [{three(low)}, {three(high)}]'} ({found.num})"
 
 
 def signed(found: Difference) -> str:
-    return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+    low, high = found.interval
+    return f"{found.mean:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def three(value: float) -> str:

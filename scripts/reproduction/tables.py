@@ -235,7 +235,8 @@ def _decision(found: Difference) -> str:
 def _by_rule(found: Difference) -> str:
     """An interval can exclude 0 and yet show that the difference is small: then both are said."""
     level = f"equivalent within {MARGIN:g}" if found.p_equivalent(MARGIN) < 0.05 else ""
-    side = "GPFL exceeds" if found.low > 0 else "GPFL falls short" if found.high < 0 else ""
+    low, high = found.interval
+    side = "GPFL exceeds" if low > 0 else "GPFL falls short" if high < 0 else ""
     return ", ".join(word for word in (side, level) if word) or "undecided"
 
 

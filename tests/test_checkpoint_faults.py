@@ -320,10 +320,7 @@ def test_a_line_that_does_not_fit_leaves_nothing_of_itself(tmp_path: Path) -> No
     folder = RunFolder.create(tmp_path, {})
     folder.append({"round": 1})
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    with (
-        full_disk(len(before) + 5),
-        pytest.raises(FedsimError, match=r"output_dir: cannot write .*metrics\.jsonl"),
-    ):
+    with full_disk(len(before) + 5), pytest.raises(FedsimError, match=r"output_dir: cannot write .*metrics\.jsonl"):
         folder.append({"round": 2})
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 

@@ -48,7 +48,7 @@ def test_launchers_of_plugins_are_listed_and_those_of_extras_named(
         "basic Hydra's own: the jobs one after another, in this process.",
         "lanes Runs of a sweep side by side",
         "some By Hydra's plugin some_launcher.",
-        "Not installed: joblib (pip install 'fedsim-selection[joblib]'), ray (pip install 'fedsim-selection[ray]'), "
+        "Not installed: ray (pip install 'fedsim-selection[ray]'), "
         "submitit_local, submitit_slurm (pip install 'fedsim-selection[slurm]')",
     ):
         assert text in found, text
@@ -60,7 +60,7 @@ def test_launchers_of_plugins_are_listed_and_those_of_extras_named(
 def test_nothing_is_said_of_extras_that_are_installed_or_of_other_groups(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("basic", "joblib", "submitit_local", "submitit_slurm")
+    names = ("basic", "submitit_local", "submitit_slurm")
     monkeypatch.setattr(launchers, "_registered", lambda: {name: OfAPlugin() for name in names})
     monkeypatch.setattr(launchers, "find_spec", lambda name: True)
     assert "Not installed" not in page(capsys, "launchers")
@@ -73,7 +73,7 @@ def test_the_list_of_groups_says_that_there_are_more_launchers_and_imports_no_hy
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(launchers, "_registered", lambda: pytest.fail("Hydra is imported"))
-        assert "(2, and those of Hydra and its plugins)" in page(capsys)
+        assert "(3, and those of Hydra and its plugins)" in page(capsys)
     assert "basic" in json.loads(page(capsys, "--json"))["hydra/launcher"]["choices"]
 
 
@@ -81,8 +81,8 @@ def test_a_launcher_of_an_extra_is_told_with_its_extra(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launchers, "_registered", dict)
-    message = page(capsys, "launchers", "joblib", code=2)
-    assert "joblib is not installed; pip install 'fedsim-selection[joblib]'" in message
+    message = page(capsys, "launchers", "submitit_slurm", code=2)
+    assert "submitit_slurm is not installed; pip install 'fedsim-selection[slurm]'" in message
 
 
 def test_a_file_of_ones_own_goes_before_a_plugin_and_lists_as_json_have_both(

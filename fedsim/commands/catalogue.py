@@ -91,7 +91,6 @@ def _with_continuations(lines: Sequence[str], pattern: re.Pattern[str]) -> Itera
 GROUP = "hydra/launcher"
 IDEAS = {
     "basic": "Hydra's own: the jobs one after another, in this process.",
-    "joblib": "The jobs of a sweep in several processes of this machine, by joblib.",
     "submitit_local": "The jobs of a sweep as tasks of submitit on this machine: docs/clusters.md.",
     "submitit_slurm": "The jobs of a sweep as tasks of Slurm, by submitit: docs/clusters.md.",
 }

@@ -9,7 +9,7 @@ from hydra import compose
 
 from fedsim.config.plan import make_plan
 from fedsim.results.files import read_metrics, read_summary
-from tests.run_toys import QUICK, Run, folders, shell, without_seconds
+from tests.run_toys import QUICK, Run, folders, shell
 
 LAB = """
 from torch import nn
@@ -116,25 +116,6 @@ def test_jobs_are_composed_and_planned_once_also_those_of_a_preset(
     assert {folder.parent.name for folder in folders(tmp_path)} == {"mine"}
 
 
-OTHER_LAUNCHER = "_target_: hydra._internal.core_plugins.basic_launcher.BasicLauncher\n"
-
-
-def test_another_launcher_runs_the_jobs_that_were_checked(fedsim: Run, tmp_path: Path) -> None:
-    (tmp_path / "my_conf" / "hydra" / "launcher").mkdir(parents=True)
-    (tmp_path / "my_conf" / "hydra" / "launcher" / "other.yaml").write_text(OTHER_LAUNCHER)
-    (tmp_path / "my_conf" / "preset").mkdir()
-    (tmp_path / "my_conf" / "preset" / "mine.yaml").write_text(PRESET + "small:\n  cohort_size: 3\n  seed: 5,6\n")
-    words = ("preset=mine", "scale=small", "--config-dir", "my_conf")
-    assert fedsim(*words, "output_dir=here") == 0
-    assert fedsim(*words, "output_dir=there", "hydra/launcher=other") == 0
-    here, there = (sorted((tmp_path / place / "mine_small").glob("digits*")) for place in ("here", "there"))
-    assert [f.name for f in here] == [f.name for f in there]
-    assert [f.name.split("-")[3] + f.name.split("-")[4] for f in here] == ["gpfls5", "gpfls6", "randoms5", "randoms6"]
-    for one, other in zip(here, there, strict=True):
-        assert without_seconds(one) == without_seconds(other)
-    assert (tmp_path / "there" / "mine_small" / "multirun.yaml").exists()  # Hydra's
-    assert not (tmp_path / "here" / "mine_small" / "multirun.yaml").exists()
-    assert fedsim("seed=8", "hydra/launcher=other", "--config-dir", "my_conf") == 0
 
 
 def test_ctrl_c_ends_a_sweep(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,6 @@ class Catalogue:
 LAUNCHERS = "hydra/launcher"
 IDEAS = {
     "basic": "Hydra's own: the jobs one after another, in this process.",
-    "joblib": "The jobs of a sweep in several processes of this machine, by joblib.",
     "submitit_local": "The jobs of a sweep as tasks of submitit on this machine: docs/clusters.md.",
     "submitit_slurm": "The jobs of a sweep as tasks of Slurm, by submitit: docs/clusters.md.",
 }

@@ -82,10 +82,7 @@ def rounds_of(
     ids=["always somebody", "first round", "warm-up", "late start", "first fit", "virtual rounds", "two of them"],
 )
 def test_what_was_due_while_nobody_was_there_is_done_in_the_next_round(
-    absent: set[int],
-    fits: list[tuple[int, int, int]],
-    greedy: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    absent: set[int], fits: list[tuple[int, int, int]], greedy: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert rounds_of(fedcor(8, 2), absent, 9, monkeypatch) == (fits, greedy)
 

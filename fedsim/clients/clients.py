@@ -35,11 +35,7 @@ class Clients:
     yet."""
 
     def __init__(
-        self,
-        engine: Engine,
-        context: RoundContext,
-        params: Params,
-        first_model: Callable[[int], Params] | None = None,
+        self, engine: Engine, context: RoundContext, params: Params, first_model: Callable[[int], Params] | None = None
     ) -> None:
         """`first_model`: the model from which each client trains in place of `params` (it downloads `params` all the
         same)."""

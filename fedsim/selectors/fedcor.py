@@ -10,14 +10,7 @@ from numpy.typing import NDArray
 from fedsim.core.errors import DivergedError
 from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, Share, parameters
 from fedsim.selectors.base import Clients, Params, Selection, Selector, Signal, ascending, drop_nonfinite
-from fedsim.selectors.gaussian_process import (
-    Kernel,
-    Objective,
-    Parameters,
-    greedy_selection,
-    is_dense,
-    make_process,
-)
+from fedsim.selectors.gaussian_process import Kernel, Objective, Parameters, greedy_selection, is_dense, make_process
 from fedsim.selectors.tools import operations_problem, pairs_problem
 
 Floats = NDArray[np.float64]

@@ -22,7 +22,6 @@ import pytest
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
 from fedsim.clients.server import Server
-from fedsim.clients.system import Race
 from fedsim.core.errors import FedsimError
 from fedsim.core.record import Record
 from fedsim.core.rng import Purpose
@@ -110,7 +109,7 @@ def test_each_question_waits_for_the_answers_to_the_one_before() -> None:
         (lambda c: c.update_norms(ALL), 1 + 4 + 36 + 4),
         (lambda c: c.updates(ALL), 1 + 4 + 36 + 8),
         (lambda c: list(c.gradients_after_training(ALL)), 1 + 4 + 36 + 3 * 3 * 2 + 8),
-        (lambda c: list(c.public_labels(ALL)), 1 + 4 + 36 + 3 * 2 + 3 * 2 * 4),  # 3 samples, 2 classes
+        (lambda c: list(c.public_labels(ALL)), 1 + 4 + 36 + 3 * 2 + 3 * 3 * 4),  # 3 samples, 3 classes
         (lambda c: c.momentum_buffers(ALL), 1 + 4 + 36 + 8),
         (lambda c: c.send_numbers(ALL, 5), 1 + 20),
         (lambda c: c.batch_losses(ALL), 1 + 4 + 6 + 4),
@@ -181,7 +180,7 @@ def test_who_is_first_of_clients_that_take_equally_long_is_drawn() -> None:
     clock = fixed_clock(over_selection=1.5, wanted=2)
 
     def arrive(round: int, ids: Ids, wanted: int) -> list[int]:
-        arrived = clock.round(round, 0.0).race(ids, np.full(len(ids), 5.0), 0.0, wanted).arrived
+        arrived, _ = clock.round(round, 0.0).race(ids, np.full(len(ids), 5.0), 0.0, wanted)
         return [int(i) for i in ids[arrived]]
 
     firsts = [arrive(t, ALL, 2) for t in range(1, 61)]
@@ -296,8 +295,8 @@ def test_without_a_clock_a_record_has_no_word_of_it() -> None:
 
 def test_whoever_is_late_with_an_update_that_the_server_asked_for_has_not_sent_it() -> None:
     class Two:
-        def race(self, *_: Any) -> Race:
-            return Race(np.array([True, False, False]), 0.25)
+        def race(self, *_: Any) -> Any:
+            return np.array([True, False, False]), 0.25
 
     cohort = toy_cohort([3, 4, 5], [1, 1, 1], [[1, 1]] * 3, durations=np.array([0.25, 0.5, 0.0]))
     found = arrivals(cohort, None, Two(), 0.0, 1)  # type: ignore[arg-type]

@@ -218,7 +218,7 @@ def test_label_counts_are_sent_once(choice: str) -> None:
 
 def test_lefl_trains_everybody_once_for_soft_labels() -> None:
     first, *later = rounds("lefl")
-    assert costs(first) == (N * B, K * B + N * PUBLIC * 2 * NUMBER, N * PUBLIC)
+    assert costs(first) == (N * B, K * B + N * PUBLIC * 3 * NUMBER, N * PUBLIC)
     assert first.train_samples == 2 * SIZES.sum()
     for r in later:
         assert costs(r) == (K * B, K * B, 0)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.clients.ledger import Ledger
 from fedsim.clients.server import Server
 from fedsim.core.errors import DivergedError
 from fedsim.rounds.loop import Simulation
@@ -19,7 +18,7 @@ from fedsim.selectors.exploration import Decreasing, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL
 from tests.clocks import fixed_clock
 from tests.test_gpfl import gpfl, run
-from tests.toys import ToyEngine, toy_cohort, toy_components, toy_params, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population
 
 ROOT8, LR = np.sqrt(8), 0.25
 
@@ -168,13 +167,9 @@ def test_projections_stay_where_the_global_direction_is_zero(direction: str) -> 
     """|g| = 0 says nothing about a client: its c stays as it is, in place of 0, which others may be below."""
     selector = gpfl(3, 1, init="none", global_direction=direction)
     selector.projections[:] = [1.0, 2.0, 3.0]
-    server = Server(
-        ToyEngine([1] * 3),
-        toy_components(ToyEngine([1] * 3), selector.population, selector, validation=True).server_data,
-        selector.needs,
-        Ledger(),
-        toy_params(),
-    )
+    engine, context = ToyEngine([1] * 3), toy_clients([1] * 3, selector.needs)._context
+    data = toy_components(engine, selector.population, selector, validation=True).server_data
+    server = Server(engine, data, context, toy_params())
     selector.observe(2, toy_cohort([0, 2], [1, 1], [[0, 0], [0, 0]]), server)
     selector.observe(3, toy_cohort([0, 2], [1, 1], [[1, 1], [2, 2]]), server)
     assert selector.projections.tolist() == [1, 2, 3]

@@ -112,9 +112,9 @@ def test_public_labels_and_momentum_cost_their_numbers() -> None:
     needs = frozenset({Signal.TRAINING, Signal.PUBLIC})
     clients: Any = toy_clients([2, 2], needs, ledger=ledger)
     list(clients.public_labels(ids(0, 1)))
-    assert (ledger.forward_samples, ledger.bytes_up) == (2 * 3, 2 * 3 * 2 * 4)
+    assert (ledger.forward_samples, ledger.bytes_up) == (2 * 3, 2 * 3 * 3 * 4)
     clients.momentum_buffers(ids(0))
-    assert ledger.bytes_up == 2 * 3 * 2 * 4 + 2 * 4
+    assert ledger.bytes_up == 2 * 3 * 3 * 4 + 2 * 4
 
 
 def test_data_of_other_clients_is_never_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
-from fedsim.clients.ledger import Resources
 from fedsim.clients.server import Server
+from fedsim.clients.system import Resources
 from fedsim.core.errors import FedsimError, Problem, at_least, at_most, between, check, one_of, positive, rule
 from fedsim.core.exact import exp, log
 from fedsim.core.parameters import Count, CountOrZero, NonNegative, Positive, Problems, Share, parameters

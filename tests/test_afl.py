@@ -43,7 +43,7 @@ def test_a_tenth_of_the_cohort_is_uniform(k: int, by_value: int) -> None:
     selector = afl(40, k, alpha1=0.75, alpha2=20.0)
     selector.values = np.arange(40.0)
     top = set(range(40 - by_value, 40))
-    clients = toy_clients([1] * 40, selector.needs, cohort_size=k)
+    clients = toy_clients([1] * 40, selector.needs)
     values, others = selector.values.copy(), set()
     for seed in range(30):
         selector.values = values.copy()
@@ -57,7 +57,7 @@ def test_too_few_survivors_are_filled_up_uniformly() -> None:
     """N = 8, K = 4: two candidates for three picks by value."""
     selector = afl(8, 4, alpha1=0.75)
     selector.values = np.arange(8.0)
-    ids = selector.select(2, toy_clients([1] * 8, selector.needs, cohort_size=4), np.random.default_rng(0)).ids
+    ids = selector.select(2, toy_clients([1] * 8, selector.needs), np.random.default_rng(0)).ids
     assert len(ids) == 4
     assert {6, 7} <= set(ids.tolist())
 

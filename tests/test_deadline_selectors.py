@@ -127,17 +127,17 @@ def test_probabilities_follow_ranks_of_accuracies_once_a_tier_has_not_become_bet
     selector = tifl(probabilities=None)
     choose(selector)
     assert selector.accuracies == pytest.approx([0.625, 0.35, 0.25])
-    assert selector.probabilities == pytest.approx([1 / 3] * 3)  # nothing to compare with yet
+    assert selector.chances == pytest.approx([1 / 3] * 3)  # nothing to compare with yet
     choose(selector, 2)
-    assert selector.probabilities == pytest.approx([1 / 6, 2 / 6, 3 / 6])
-    selector.credits = np.array([4, 0, 4])
+    assert selector.chances == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    selector.left = np.array([4, 0, 4])
     selector._adapt(np.array([0.6, 0.1, 0.2]))
-    assert selector.probabilities == pytest.approx([1 / 3, 0, 2 / 3])  # tier 1 has no credits, and no rank
+    assert selector.chances == pytest.approx([1 / 3, 0, 2 / 3])  # tier 1 has no credits, and no rank
     better = tifl(probabilities=None)
     choose(better)
     better.accuracies = np.array([0.6, 0.3, 0.2])
     choose(better, 2)
-    assert better.probabilities == pytest.approx([1 / 3] * 3)
+    assert better.chances == pytest.approx([1 / 3] * 3)
 
 
 def test_accuracies_are_asked_for_every_so_many_rounds_and_weigh_samples() -> None:
@@ -160,7 +160,7 @@ def test_a_tier_without_credits_is_not_drawn_until_none_has_any() -> None:
         choose(selector, t)
         drawn.append(selector.current)
     assert sorted(drawn) == [0, 1, 2]
-    assert selector.credits.tolist() == [0, 0, 0]
+    assert selector.left.tolist() == [0, 0, 0]
     assert len(choose(selector, 4)) == 2
 
 
@@ -169,8 +169,8 @@ def test_credits_are_exact_and_never_more_than_there_are_rounds(credits: float, 
     """1.1 x 100 / 10 is 11 (11.000000000000002 in floating point); a checkpoint cannot hold the integer 10^21."""
     population = toy_population([1] * 10, 2, 100)
     selector = TiFL(population, num_tiers=10, interval=1, credits=credits, probabilities=None)
-    assert selector.credits.tolist() == [expected] * 10
-    assert selector.credits.dtype == np.int64
+    assert selector.left.tolist() == [expected] * 10
+    assert selector.left.dtype == np.int64
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,6 @@ def test_gradients_whose_squares_overflow_float32_leave_a_selection(
 
     monkeypatch.setattr("fedsim.selectors.similarity.MAX_FLOAT64_PRODUCTS", 0)
     selector = DivFL(toy_population([1] * 6, 3), mode="ideal", greedy=greedy, share=1.0, weights="gamma")
-    clients = toy_clients([1] * 6, selector.needs, engine=Huge([1] * 6), cohort_size=3)
+    clients = toy_clients([1] * 6, selector.needs, engine=Huge([1] * 6))
     selection = selector.select(1, clients, np.random.default_rng(0))
     assert {2, 3} <= set(selection.ids.tolist())  # far from all others

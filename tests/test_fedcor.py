@@ -223,7 +223,7 @@ def test_each_kind_of_round_costs_what_it_must() -> None:
     costs = []
     for t in range(1, 9):
         ledger = Ledger()
-        clients = toy_clients([2] * n, selector.needs, ledger=ledger, round=t, cohort_size=k)
+        clients = toy_clients([2] * n, selector.needs, ledger=ledger, round=t)
         clients.collect(selector.select(t, clients, np.random.default_rng(t)).ids)
         costs.append((ledger.bytes_down // model, ledger.bytes_up, ledger.forward_samples))
     asked = (n, k * model + n * 4, 2 * n)
@@ -238,7 +238,7 @@ def test_each_kind_of_round_costs_what_it_must() -> None:
 def test_discounts_multiply_and_start_again_after_a_virtual_round() -> None:
     selector = fedcor(8, 2)
     for t in range(1, 9):
-        clients = toy_clients([2] * 8, selector.needs, round=t, cohort_size=2)
+        clients = toy_clients([2] * 8, selector.needs, round=t)
         ids = selector.select(t, clients, np.random.default_rng(t)).ids
         e = t - 1
         if e in (4, 7):  # right after a virtual round all others are back at 1
@@ -278,7 +278,7 @@ def fits_of(preset: str, n: int, num_rounds: int) -> list[tuple[np.ndarray, np.n
     selector.process = fits  # type: ignore[assignment]
     engine = TableOfLosses([2] * n)
     for engine.round in range(1, num_rounds + 1):
-        clients = toy_clients([2] * n, selector.needs, engine=engine, round=engine.round, cohort_size=2)
+        clients = toy_clients([2] * n, selector.needs, engine=engine, round=engine.round)
         selector.select(engine.round, clients, np.random.default_rng(engine.round))
     return fits.calls
 

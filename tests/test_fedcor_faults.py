@@ -107,7 +107,7 @@ def virtual_round(broken: set[int]) -> tuple[FedCor, list[int]]:
     engine = LossOfModel([2] * 8)
     for t in range(1, 6):
         engine.broken = broken if t == 5 else set()
-        clients = toy_clients([2] * 8, selector.needs, engine=engine, round=t, cohort_size=8)
+        clients = toy_clients([2] * 8, selector.needs, engine=engine, round=t)
         selector.select(t, clients, np.random.default_rng(t))
     return selector, steps
 

@@ -133,7 +133,7 @@ def test_coverage_takes_exactly_the_warm_up() -> None:
     selector = official()
     picked = []
     for t in range(1, 5):
-        clients = toy_clients([2] * 10, selector.needs, round=t, cohort_size=3)
+        clients = toy_clients([2] * 10, selector.needs, round=t)
         picked.append(selector.select(t, clients, np.random.default_rng(t)).ids.tolist())
     assert [len(p) for p in picked] == [3, 3, 3, 1]
     assert sorted(sum(picked, [])) == list(range(10))
@@ -151,7 +151,7 @@ def test_scores_divide_by_selections_plus_one() -> None:
 def test_ties_go_to_the_higher_id() -> None:
     selector = official(5, 2)
     selector.pulls[:] = 1
-    clients = toy_clients([2] * 5, selector.needs, round=9, cohort_size=2)
+    clients = toy_clients([2] * 5, selector.needs, round=9)
     assert selector.select(9, clients, np.random.default_rng(0)).ids.tolist() == [3, 4]
 
 
@@ -233,7 +233,7 @@ def test_models_are_averaged_by_size_or_as_all_others_are() -> None:
             reward_eval="test",
             average=average,
         )
-        clients = toy_clients([1, 2, 5], selector.needs, round=1, cohort_size=3)
+        clients = toy_clients([1, 2, 5], selector.needs, round=1)
         found = selector.select(1, clients, np.random.default_rng(0)).weights
         assert (None if found is None else found.tolist()) == weights
 
@@ -252,7 +252,7 @@ def test_selections_of_200_rounds_equal_those_of_the_published_rule(exploration:
     ]
     server = FixedScores(scores)
     for t in range(1, num_rounds + 1):
-        clients = toy_clients([2] * n, selector.needs, round=t, cohort_size=k)
+        clients = toy_clients([2] * n, selector.needs, round=t)
         ids = selector.select(t, clients, np.random.default_rng(t)).ids
         if t > warmup:
             assert ids.tolist() == rule.choice(), t

@@ -21,7 +21,7 @@ def door_of(
     engine = ToyEngine(sizes)
     engine.data.y[:] = engine.data.y.new_tensor(sum(labels, []))
     needs = frozenset({Signal.LABEL_COUNTS})
-    return toy_clients(sizes, needs, engine=engine, cohort_size=k, available=available, ledger=ledger)
+    return toy_clients(sizes, needs, engine=engine, available=available, ledger=ledger)
 
 
 def test_qcid_by_hand() -> None:

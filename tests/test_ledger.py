@@ -67,7 +67,7 @@ def test_a_loss_is_asked_for_once_a_model(question: str, most: int) -> None:
 
 def test_full_and_batch_losses_are_different_numbers() -> None:
     ledger = Ledger()
-    clients = toy_clients([100], LOSSES, ledger=ledger, cohort_size=1)
+    clients = toy_clients([100], LOSSES, ledger=ledger)
     assert clients.losses(ids(0)) != clients.batch_losses(ids(0))
     assert (ledger.bytes_up, ledger.forward_samples) == (2 * 4, 100 + 4)
 
@@ -178,7 +178,7 @@ def test_a_loss_is_of_the_samples_that_losses_are_reported_on(question: str, mon
 def test_the_batch_of_a_loss_is_fresh_every_round_and_the_same_within_it() -> None:
     engine = ToyEngine([100])
     first, again, later = (
-        toy_clients([100], LOSSES, engine=engine, round=r, cohort_size=1).batch_losses(ids(0))[0] for r in (1, 1, 2)
+        toy_clients([100], LOSSES, engine=engine, round=r).batch_losses(ids(0))[0] for r in (1, 1, 2)
     )
     assert first == again != later
 

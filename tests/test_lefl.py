@@ -23,13 +23,13 @@ def test_one_client_of_each_stratum() -> None:
     sizes = [1] * 9
     for s in range(20):
         selector = lefl(sizes, 3)
-        ids = selector.select(2, toy_clients(sizes, selector.needs, cohort_size=3), np.random.default_rng(s)).ids
+        ids = selector.select(2, toy_clients(sizes, selector.needs), np.random.default_rng(s)).ids
         assert sorted(ids % 3) == [0, 1, 2]
 
 
 def test_a_stratum_without_anybody_is_filled_up_from_the_others() -> None:
     selector = lefl([1] * 9, 3)
-    clients = toy_clients([1] * 9, selector.needs, cohort_size=3, available=[0, 3, 6, 1])
+    clients = toy_clients([1] * 9, selector.needs, available=[0, 3, 6, 1])
     ids = selector.select(2, clients, np.random.default_rng(0)).ids
     assert 1 in ids
     assert len(ids) == 3
@@ -38,7 +38,7 @@ def test_a_stratum_without_anybody_is_filled_up_from_the_others() -> None:
 def test_weights_by_stratum_share_its_data() -> None:
     sizes = [1, 2, 3, 1, 2, 3]
     selector = lefl(sizes, 3, "strata")
-    selection = selector.select(2, toy_clients(sizes, selector.needs, cohort_size=3), np.random.default_rng(0))
+    selection = selector.select(2, toy_clients(sizes, selector.needs), np.random.default_rng(0))
     assert selection.weights is not None
     expected = {0: 2 / 12, 1: 4 / 12, 2: 6 / 12}
     assert selection.weights == pytest.approx([expected[i % 3] for i in selection.ids])
@@ -82,5 +82,5 @@ def test_only_weights_by_strata_are_the_selectors_own() -> None:
     sizes = [1] * 6
     for weights, given in (("aggregator", False), ("strata", True)):
         selector = lefl(sizes, 3, weights)
-        selection = selector.select(2, toy_clients(sizes, selector.needs, cohort_size=3), np.random.default_rng(0))
+        selection = selector.select(2, toy_clients(sizes, selector.needs), np.random.default_rng(0))
         assert (selection.weights is not None) == given

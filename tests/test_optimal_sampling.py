@@ -79,7 +79,7 @@ def test_weights_make_the_average_unbiased() -> None:
     selector = OptimalSampling(toy_population(sizes, m), probabilities="exact", iterations=4)
     total, uploads = np.zeros(4), []
     for s in range(4000):
-        clients = toy_clients(sizes, selector.needs, cohort_size=m)
+        clients = toy_clients(sizes, selector.needs)
         selection = selector.select(1, clients, np.random.default_rng(s))
         assert selection.weights is not None
         total[selection.ids] += selection.weights

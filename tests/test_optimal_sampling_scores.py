@@ -15,7 +15,7 @@ def test_chances_grow_with_the_share_of_data_times_the_norm_of_the_update() -> N
     selector = OptimalSampling(toy_population(SIZES, 1), probabilities="exact", iterations=1)
     found: dict[int, set[float]] = {1: set(), 2: set()}
     for seed in range(40):
-        clients = toy_clients(SIZES, selector.needs, available=[1, 2], cohort_size=1)
+        clients = toy_clients(SIZES, selector.needs, available=[1, 2])
         selection = selector.select(1, clients, np.random.default_rng(seed))
         assert selection.weights is not None
         for client, weight in zip(selection.ids, selection.weights, strict=True):
@@ -27,7 +27,7 @@ def test_chances_grow_with_the_share_of_data_times_the_norm_of_the_update() -> N
 def test_an_exchange_is_two_numbers_of_everybody(count: int) -> None:
     sizes, ledger = [1, 1, 3, 1, 40], Ledger()
     selector = OptimalSampling(toy_population(sizes, count), probabilities="aggregated", iterations=4)
-    clients = toy_clients(sizes, selector.needs, ledger=ledger, cohort_size=count)
+    clients = toy_clients(sizes, selector.needs, ledger=ledger)
     selector.select(1, clients, np.random.default_rng(0))
     shares, norms = np.array(sizes) / sum(sizes), np.arange(5) / np.sqrt(2)
     _, exchanges = aggregated_probabilities(shares * norms, count, 4)

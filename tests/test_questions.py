@@ -51,7 +51,7 @@ def test_spreads_by_hand() -> None:
     """Gradients (m + 1, -m^2 / 7) of batches with mean position m: the root of their mean squared distance from the
     mean; samples are charged once each."""
     engine, ledger = ToyEngine([8], batch_size=4), Ledger()
-    (found,) = toy_clients([8], GRADIENTS, engine=engine, ledger=ledger, cohort_size=1).gradient_spreads(ids(0))
+    (found,) = toy_clients([8], GRADIENTS, engine=engine, ledger=ledger).gradient_spreads(ids(0))
     shuffled = Streams(0).generator(Purpose.LOSS_BATCH, 1, 0).permutation(np.arange(8))
     a, b = (np.array([m + 1, -m * m / 7]) for m in (shuffled[:4].mean(), shuffled[4:].mean()))
     assert found == pytest.approx(np.linalg.norm(a - b) / 2, rel=1e-5)

@@ -92,7 +92,7 @@ def test_latest_losses_are_of_those_that_took_part_and_others_come_first() -> No
     selector = pow_d([1] * 4, 1, 4, estimate="last")
     selector.observe(1, toy_cohort([0, 2], [1, 1], [[0, 0], [0, 0]], loss=np.array([5.0, 7.0])), None)  # type: ignore[arg-type]
     assert selector.seen.tolist() == [True, False, True, False]
-    clients = toy_clients([1] * 4, selector.needs, cohort_size=1)
+    clients = toy_clients([1] * 4, selector.needs)
     picks = set()
     for s in range(20):
         selector.last_tried[:] = [1, 0, 1, 0]
@@ -104,7 +104,7 @@ def test_latest_losses_are_of_those_that_took_part_and_others_come_first() -> No
 
 def test_candidates_are_drawn_by_size_among_those_available() -> None:
     selector = pow_d([90, 1, 9, 1], 1, 1)
-    clients = toy_clients([90, 1, 9, 1], selector.needs, available=[1, 2], cohort_size=1)
+    clients = toy_clients([90, 1, 9, 1], selector.needs, available=[1, 2])
     picks = [int(selector.select(1, clients, rng(s)).ids[0]) for s in range(2000)]
     assert np.mean(np.array(picks) == 2) == pytest.approx(0.9, abs=0.03)
 
@@ -112,7 +112,7 @@ def test_candidates_are_drawn_by_size_among_those_available() -> None:
 @pytest.mark.parametrize(("estimate", "question"), [("full", "losses"), ("batch", "batch_losses")])
 def test_each_estimate_asks_its_own_question(estimate: str, question: str, monkeypatch: pytest.MonkeyPatch) -> None:
     selector = pow_d([1] * 3, 1, 3, estimate=estimate)
-    clients = toy_clients([1] * 3, selector.needs, cohort_size=1)
+    clients = toy_clients([1] * 3, selector.needs)
     asked: list[str] = []
     for name in ("losses", "batch_losses"):
         monkeypatch.setattr(clients, name, lambda ids, n=name: (asked.append(n), np.array([1.0, 3.0, 2.0])[ids])[1])
@@ -144,7 +144,7 @@ def test_a_pairs_step_is_against_its_mean_gradient_and_step_times_lr_long() -> N
             return Evaluation(0.5, 1.0)
 
     selector = PairStudy(toy_population([1] * 3, 1), powers=[2], step=0.5)
-    selector.select(1, toy_clients([1] * 3, selector.needs, cohort_size=1), rng())
+    selector.select(1, toy_clients([1] * 3, selector.needs), rng())
     assert selector._before is not None
     before, lr, *rest = selector._before
     assert lr == 1.0

@@ -73,10 +73,10 @@ def test_stochastic_greedy_draws_its_share_of_all_clients(monkeypatch: pytest.Mo
     )
     for share, k in ((0.5, 3), (0.1, 3)):
         selector = divfl(10, k, greedy="stochastic", share=share)
-        selector.select(1, toy_clients([1] * 10, selector.needs, cohort_size=k), rng())
+        selector.select(1, toy_clients([1] * 10, selector.needs), rng())
     assert seen == [5, 3]  # never fewer than K
     selector = divfl(100, 3, greedy="stochastic", share=0.29)  # .29 * 100 is 28.999999999999996 in floating point
-    selector.select(1, toy_clients([1] * 100, selector.needs, cohort_size=3), rng())
+    selector.select(1, toy_clients([1] * 100, selector.needs), rng())
     assert seen[2:] == [29]
 
 
@@ -105,7 +105,7 @@ def test_age_counts_by_the_mean_of_a_pairs(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("grad", "samples"), [("full", 2 * 6), ("batch", 2 * 4)])
 def test_a_batch_gradient_is_of_one_batch(grad: str, samples: int) -> None:
     ledger, selector = Ledger(), pncs(2, 1, grad=grad)
-    selector.select(1, toy_clients([6, 6], selector.needs, ledger=ledger, cohort_size=1), rng())
+    selector.select(1, toy_clients([6, 6], selector.needs, ledger=ledger), rng())
     assert ledger.train_samples == samples
 
 

@@ -164,7 +164,7 @@ def test_rpow_d_takes_an_infinite_loss_last() -> None:
     selector, server = pow_d(3, 2, 3, "last"), Server(ToyEngine([1]), None, None, {})  # type: ignore[arg-type]
     selector.last_tried[:] = 1
     selector.observe(1, toy_cohort([0, 1, 2], [1] * 3, [[0.0, 0.0]] * 3, loss=np.array([np.inf, 0.1, 0.2])), server)
-    assert selector.select(2, toy_clients([1] * 3, selector.needs, cohort_size=2), rng(1)).ids.tolist() == [1, 2]
+    assert selector.select(2, toy_clients([1] * 3, selector.needs), rng(1)).ids.tolist() == [1, 2]
 
 
 def test_only_clients_with_data_are_candidates() -> None:
@@ -175,7 +175,7 @@ def test_only_clients_with_data_are_candidates() -> None:
 
 def test_rpow_d_asks_nothing_takes_the_unseen_first_and_then_the_highest_last_loss() -> None:
     selector = pow_d(3, 1, 3, "last")
-    clients = toy_clients([1] * 3, selector.needs, cohort_size=1)
+    clients = toy_clients([1] * 3, selector.needs)
     server = Server(ToyEngine([1]), None, None, {})  # type: ignore[arg-type]
     picked = []
     for t in range(1, 4):

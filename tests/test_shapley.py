@@ -193,7 +193,7 @@ def relevant(relevance: list[float], count: int, seed: int = 0) -> list[int]:
     """Whom S-FedAvg draws for these relevances."""
     selector = SFedAvg(toy_population([1] * len(relevance), count), valuation=valuation(), keep=0.75)
     selector.relevance[:] = relevance
-    clients = toy_clients([1] * len(relevance), selector.needs, cohort_size=count)
+    clients = toy_clients([1] * len(relevance), selector.needs)
     return selector.select(2, clients, np.random.default_rng(seed)).ids.tolist()
 
 

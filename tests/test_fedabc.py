@@ -188,3 +188,9 @@ def test_top_loss_can_match_another_runs_participation(tmp_path: Path) -> None:
     assert picked == [[0, 1, 2, 3], [1, 2, 3], [3]]
     with pytest.raises(ValueError, match=r"match='nowhere': must be the folder of a run with at least num_rounds=3"):
         top_loss(match="nowhere")
+
+
+def test_a_probability_of_zero_counts_as_1e_8() -> None:
+    p = torch.tensor([[[0.5, 0.5]], [[1.0, 0.0]]], dtype=torch.float64)
+    expected = 0.5 * np.log(0.5 / 1e-8) + 0.5 * np.log(0.5)
+    assert kl_divergences(p.log(), "sum")[0, 1] == pytest.approx(expected)

@@ -11,7 +11,7 @@ import torch
 from fedsim.core.types import Evaluation
 from fedsim.selectors.base import highest, softmax, weighted_without_replacement
 from fedsim.selectors.full import Full
-from fedsim.selectors.pair_study import PairStudy
+from fedsim.selectors.pair_study import PairStudy, pair_features
 from fedsim.selectors.power_of_choice import PowerOfChoice
 from fedsim.selectors.random import MultinomialRandom, Random
 from fedsim.selectors.round_robin import RoundRobin
@@ -154,3 +154,12 @@ def test_a_pairs_step_is_against_its_mean_gradient_and_step_times_lr_long() -> N
     assert np.array(tried) == pytest.approx(-0.05 * means, rel=1e-5)
     assert selector.trace is not None
     assert selector.trace["pairs"] == [[0, 1], [0, 2], [1, 2]]
+
+
+def test_features_do_not_depend_on_the_order_of_a_pair_nor_sparsity_on_scale() -> None:
+    vectors = np.array([[3.0, -4.0, 1e-6, 0.2], [0.0, 2.0, 1.0, -1.0]])
+    one, other = pair_features(vectors, [1, 2]), pair_features(vectors[::-1], [1, 2])
+    assert set(one) == set(other)
+    assert all(one[name] == pytest.approx(other[name]) for name in one)
+    small = pair_features(1e-4 * vectors, [1, 2])
+    assert small["sparsity sum"] == one["sparsity sum"] == [0.25 + 0.25]

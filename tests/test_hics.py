@@ -9,7 +9,7 @@ from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.types import Cohort
 from fedsim.selectors.base import softmax
 from fedsim.selectors.hics import HiCS, class_updates, entropy, output_layer
-from tests.toys import toy_clients, toy_population
+from tests.toys import picked, toy_clients, toy_population
 
 SERVER: Any = None
 
@@ -51,7 +51,7 @@ def test_the_output_layer_and_both_sources() -> None:
 
 def test_everybody_once_then_clusters_of_like_updates() -> None:
     selector = hics(6, 2)
-    first = [selector.select(1, toy_clients([1] * 6, frozenset()), np.random.default_rng(0)).ids.tolist()]
+    first = [picked(selector, 1, 0)]
     assert len(first[0]) == 2
     selector.observe(1, cohort([[1, -1], [1, -1], [1, -1], [0, 0.1], [0, 0.1], [0, 0.1]]), SERVER)
     labels = selector._clusters(np.arange(6))

@@ -15,7 +15,7 @@ from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import softmax, weighted_without_replacement
 from fedsim.selectors.s_fedavg import SFedAvg
 from fedsim.selectors.shapley import ShapleyBandit, Valuation, average_model, exact_values, sampled_values
-from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population
+from tests.toys import ToyEngine, picked, toy_clients, toy_cohort, toy_components, toy_params, toy_population
 
 
 def enumerated(worth: Callable[[frozenset[int]], float], num: int) -> np.ndarray:
@@ -121,7 +121,7 @@ def test_everybody_is_valued_once_and_then_the_highest_means_win() -> None:
 def test_confidence_brings_back_those_valued_seldom() -> None:
     selector = ShapleyBandit(toy_population([1] * 3, 1), valuation=valuation(), confidence=1.0)
     selector.total, selector.times = np.array([9.0, 0, 0]), np.array([90, 1, 30])
-    assert selector.select(100, toy_clients([1] * 3, selector.needs), np.random.default_rng(0)).ids.tolist() == [1]
+    assert picked(selector, 100, 0) == [1]
 
 
 def test_values_that_are_not_finite_are_dropped() -> None:
@@ -193,8 +193,7 @@ def relevant(relevance: list[float], count: int, seed: int = 0) -> list[int]:
     """Whom S-FedAvg draws for these relevances."""
     selector = SFedAvg(toy_population([1] * len(relevance), count), valuation=valuation(), keep=0.75)
     selector.relevance[:] = relevance
-    clients = toy_clients([1] * len(relevance), selector.needs)
-    return selector.select(2, clients, np.random.default_rng(seed)).ids.tolist()
+    return picked(selector, 2, seed)
 
 
 def test_clients_of_far_lower_relevance_are_drawn_where_there_are_no_others() -> None:

@@ -106,7 +106,7 @@ class Stopwatch:
 
 def measure(selector: str, num_clients: int, cache_dir: str) -> dict[str, Any]:
     """A few rounds of one case in this process."""
-    from fedsim.clients.ledger import Exchange, Transfers
+    from fedsim.clients.clients import Clients
     from fedsim.core.errors import ConfigError
     from fedsim.running import assembly
 
@@ -119,10 +119,8 @@ def measure(selector: str, num_clients: int, cache_dir: str) -> dict[str, Any]:
     partition.wrap(assembly, "divide")
     with building.running():
         made = assembly.build(plan)
-    for owner, name in ((Transfers, "download"), (Transfers, "upload_numbers"), (Transfers, "upload_tensors")):
-        ledger.wrap(owner, name)
-    for owner, name in ((Transfers, "upload_updates"), (Exchange, "charge")):
-        ledger.wrap(owner, name)
+    for name in ("_exchange", "_tensors_to_send"):
+        ledger.wrap(Clients, name)
     simulation = made.simulation
     simulation.components = replace(simulation.components, now=time.process_time)
     rounds: list[dict[str, float]] = []

@@ -349,10 +349,9 @@ class Stream:
         self.write("")
 
 
-def test_a_full_disk_is_told_once_and_tried_again(
+def test_a_full_disk_is_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("atexit.register", lambda function: None)
     stream = Stream(OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(sys, "stdout", stream)
     output = Output()

@@ -148,8 +148,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_hurts_nobody(tmp_path: Path) -
 
 
 class Counting(Tracker):
-    @property
-    def num_degraded(self) -> int:
+    def finish(self, summary: Mapping[str, Any]) -> None:
         raise SystemExit(1)
 
 
@@ -163,18 +162,14 @@ def test_a_tracker_that_cannot_be_made_or_raises_at_the_end_hurts_nobody(tmp_pat
     trackers.start(info(tmp_path))
     trackers.finish(summary())
     text = "tracker.absent failed and is left out from here on: ConnectionError: nobody there"
-    assert listener.heard == ["start", text, "done"]
+    assert listener.heard[:2] == ["start", text]
+    assert "done" in listener.heard
     assert trackers.degraded == {"absent": "ConnectionError: nobody there", "counting": "SystemExit: 1"}
 
 
 class Noticing(Tracker):
-    @property
-    def notice(self) -> str:
-        return "no key"
-
-    @property
-    def num_degraded(self) -> int:
-        return 2
+    notice = "no key"
+    num_degraded = 2
 
 
 def test_a_notice_is_told_once_and_counters_come_with_the_trackers_name(tmp_path: Path) -> None:

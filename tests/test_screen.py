@@ -40,37 +40,20 @@ QUIET, SHOWN = [*SMALL, "tracker=files_only"], [*SMALL, "tracker.wandb.mode=disa
 # --- before the first import ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["seed=1"], ["-m", "seed=0,1"], ["-cd", "mine", "~tracker.wandb"], ["+tracker.mine=x", "--multirun"]]
-)
-def test_a_command_that_runs_jobs_says_at_once_that_it_is_on_its_way(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+RUNNING = ([], ["seed=1"], ["-m", "seed=0,1"], ["-cd", "mine", "~tracker.wandb"], ["+tracker.mine=x", "--multirun"])
+ASKING = (["--help"], ["seed=1", "--cfg", "job"], ["-c", "job"], ["-sc", "query=bash"], ["--info"], ["report"])
+
+
+def test_a_command_that_runs_jobs_says_at_once_that_it_is_on_its_way_and_one_that_answers_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry.announce(words)
-    assert capsys.readouterr() == ("", "fedsim 0.1.0: loading, and checking the config\n")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--help"],
-        ["seed=1", "--cfg", "job"],
-        ["--cfg=job"],
-        ["-c", "job"],
-        ["-sc", "query=bash"],
-        ["--info"],
-        ["report"],
-    ],
-)
-def test_a_command_that_answers_a_question_says_nothing_else(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    entry.announce(words)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_closed_stderr_does_not_stop_the_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
+    for words, told in (
+        *((w, "fedsim 0.1.0: loading, and checking the config\n") for w in RUNNING),
+        *((w, "") for w in ASKING),
+    ):
+        entry.announce(words)
+        assert capsys.readouterr() == ("", told), words
+    monkeypatch.setattr(sys, "stderr", None)  # closed
     entry.announce([])
 
 
@@ -112,11 +95,8 @@ def test_files_only_has_a_line_at_the_start_and_one_at_the_end(capsys: pytest.Ca
     assert where == [f"results in {folder}", "next: fedsim report outputs/default"]
     assert fedsim(["-m", *QUIET, "seed=1,2"]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert [line.partition(" ·")[0] for line in told[:3]] == [
-        "2 jobs, results in outputs/default",
-        "job 1/2 done",
-        "job 2/2 done",
-    ]
+    heads = [line.partition(" ·")[0] for line in told[:3]]
+    assert heads == ["2 jobs, results in outputs/default", "job 1/2 done", "job 2/2 done"]
 
 
 class OutOfInk(Tracker):
@@ -250,19 +230,15 @@ def test_one_job_is_no_sweep() -> None:
     assert Progress().position(plans[0].folder) is None
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, ""),
-        (3, "sweep: 5 s left"),
-        (61, "sweep: 65 s left"),
-        (600, "sweep: 10 min left"),
-        (9000, "sweep: 2.5 h left"),
-    ],
-)
-def test_the_remaining_time_is_told_roughly(seconds: float | None, text: str) -> None:
-    assert time_left(SweepPosition(1, 2, lambda: seconds)) == text
+LEFT = ((None, ""), (3, "5 s left"), (61, "65 s left"), (600, "10 min left"), (9000, "2.5 h left"))
+
+
+def test_the_remaining_time_and_the_accuracies_of_lanes_are_told_roughly() -> None:
+    for seconds, text in LEFT:
+        assert time_left(SweepPosition(1, 2, lambda seconds=seconds: seconds)) == (text and f"sweep: {text}")
     assert time_left(None) == ""
+    shown = [lanes_accuracy(accuracies) for accuracies in ([], [0.5], [0.7, 0.25, 0.5])]
+    assert shown == ["-", "50.00 %", "25.00 to 70.00 %"]
 
 
 def test_lines_of_a_job_have_its_number_and_the_sweeps_time(tmp_path: Path) -> None:
@@ -275,13 +251,6 @@ def test_lines_of_a_job_have_its_number_and_the_sweeps_time(tmp_path: Path) -> N
         "job 2/4 trial: mlp · seed 0",
         "  round 1/10  test accuracy 50.00 %  sweep: 30 s left",
     ]
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "text"), [([], "-"), ([0.5], "50.00 %"), ([0.7, 0.25, 0.5], "25.00 to 70.00 %")]
-)
-def test_lanes_show_the_lowest_and_the_highest_accuracy(accuracies: list[float], text: str) -> None:
-    assert lanes_accuracy(accuracies) == text
 
 
 def test_progress_of_lanes_has_accuracies(capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,21 +273,13 @@ WORST = {
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_tables_fit_80_columns_and_break_no_word(seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
-    totals = {"bytes_down": 2_567_000_000, "bytes_up": 2_567_000}
     summary = {
-        "status": "preempted",
-        "smoothed_accuracy": 0.5,
-        "final_accuracy": 0.25,
-        "mean_participation_ratio": 1.0,
-        "wall_seconds": 512.0,
-        "totals": totals,
+        **{"smoothed_accuracy": 0.5, "final_accuracy": 0.25, "mean_participation_ratio": 1.0, "wall_seconds": 512.0},
+        "totals": {"bytes_down": 2_567_000_000, "bytes_up": 2_567_000},
     }
     labels = [WORST, {name: f"{value}5" for name, value in WORST.items()}]
-    rows = [
-        {"labels": one, "seed": seed, "status": "preempted", "summary": summary}
-        for one in labels
-        for seed in range(seeds)
-    ]
+    common = {"status": "preempted", "summary": summary}
+    rows = [{"labels": one, "seed": seed, **common} for one in labels for seed in range(seeds)]
     sweep_table(rows, Console(width=80))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -349,33 +310,26 @@ class Stream:
         self.write("")
 
 
-def test_a_full_disk_is_told_once_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("atexit.register", lambda function: None)
-    stream = Stream(OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(sys, "stdout", stream)
-    output = Output()
-    for _ in range(3):
-        output.write("lost\n")
-        output.flush()
-    told = "fedsim: cannot write to the standard output (No space left on device); going on without it\n"
-    assert capsys.readouterr().err == told
-    stream.error = None
-    output.write("kept: 2 ± 1\n")
-    assert stream.text == "kept: 2 ? 1\n"  # and what its encoding lacks
+FULL, BROKEN = OSError(errno.ENOSPC, "No space left on device"), BrokenPipeError(errno.EPIPE, "Broken pipe")
+REFUSED = "fedsim: cannot write to the standard output (No space left on device); going on without it\n"
 
 
-@pytest.mark.parametrize("stdout", [None, Stream(BrokenPipeError(errno.EPIPE, "Broken pipe"))])
-def test_no_output_at_all_is_no_error(
-    stdout: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("stdout", "told"),
+    [(Stream(FULL), REFUSED), (None, ""), (Stream(BROKEN), ""), (Stream(None), "")],
+    ids=["full_disk", "no_output", "broken", "ascii"],
+)
+def test_an_output_that_cannot_be_written_is_no_error_and_is_told_once_at_most(
+    stdout: Any, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdout", stdout)
     output = Output()
-    assert output.write("lost") == 4
-    output.flush()
+    for _ in range(3):
+        assert output.write("lost: 2 ± 1\n") == 12
+        output.flush()
     assert not output.isatty()
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == told
+    assert getattr(stdout, "text", "") == ("lost: 2 ? 1\n" * 3 if stdout and not stdout.error else "")
 
 
 def closed_pipe() -> int:

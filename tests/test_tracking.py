@@ -3,7 +3,7 @@
 import errno
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from fedsim.core.record import PHASES
 from fedsim.results.files import OutputError, RunFolder, json_ready, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo, Tracker, Trackers
 from fedsim.tracking.console import ConsoleTracker
@@ -19,11 +20,8 @@ from fedsim.tracking.tables import closing_table, show_bytes, show_seconds, swee
 
 CONFIG = {"name": "trial", "seed": 0, "selector": {"_target_": "x.Y"}}
 TOTALS = {
-    **{f"seconds_{p}": 1.0 for p in ("select", "ask", "train", "aggregate", "evaluate")},
-    "bytes_down": 2_500_000,
-    "bytes_up": 1200,
-    "train_samples": 1000,
-    "forward_samples": 20,
+    **dict.fromkeys((f"seconds_{phase}" for phase in PHASES), 1.0),
+    **{"bytes_down": 2_500_000, "bytes_up": 1200, "train_samples": 1000, "forward_samples": 20},
 }
 
 
@@ -37,18 +35,12 @@ def record(round: int, accuracy: float | None = 0.5) -> dict[str, Any]:
 
 
 def summary(accuracy: float | None = 0.75, status: str = "done") -> dict[str, Any]:
+    smoothed = None if accuracy is None else accuracy / 2
+    accuracies = {"smoothed": smoothed, "final": accuracy, "initial": 0.1, "best": 0.8}
     return {
-        "status": status,
-        "rounds": 20,
-        "smoothed_accuracy": None if accuracy is None else accuracy / 2,
-        "final_accuracy": accuracy,
-        "initial_accuracy": 0.1,
-        "best_accuracy": 0.8,
-        "wall_seconds": 4.0,
-        "mean_participation_ratio": 0.25,
-        "coverage": 1.0,
-        "totals": TOTALS,
-        "engine": "batched",
+        **{"status": status, "rounds": 20, "wall_seconds": 4.0, "mean_participation_ratio": 0.25, "coverage": 1.0},
+        **{f"{name}_accuracy": value for name, value in accuracies.items()},
+        **{"totals": TOTALS, "engine": "batched"},
     }
 
 
@@ -63,6 +55,9 @@ def test_records_come_back_and_a_torn_last_line_is_left_out(tmp_path: Path) -> N
     text = (folder.path / "metrics.jsonl").read_text()
     (folder.path / "metrics.jsonl").write_text(text[:-5])
     assert [r["round"] for r in read_metrics(folder.path)] == [1]
+    (folder.path / "metrics.jsonl").write_bytes(b'{"round": 1}\n{"round": \xff\x00')  # no text
+    (folder.path / "summary.json").write_bytes(b"\xff\xfe{}")
+    assert (read_metrics(folder.path), read_summary(folder.path)) == ([{"round": 1}], None)
     assert read_metrics(tmp_path / "nowhere") == []
 
 
@@ -103,13 +98,6 @@ def test_json_ready_leaves_only_plain_values() -> None:
     assert json_ready([torch.tensor(0.5), torch.tensor([1, 2]), torch.tensor(float("nan"))]) == [0.5, [1, 2], None]
 
 
-def test_files_that_are_no_text_count_as_torn(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1}\n{"round": \xff\x00')
-    (tmp_path / "summary.json").write_bytes(b"\xff\xfe{}")
-    assert read_metrics(tmp_path) == [{"round": 1}]
-    assert read_summary(tmp_path) is None
-
-
 # --- several trackers ----------------------------------------------------------------------------------------------
 
 
@@ -135,55 +123,45 @@ class Broken(Tracker):
         raise RuntimeError("out of ink")
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_hurts_nobody(tmp_path: Path) -> None:
+class Exiting(Tracker):
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        raise SystemExit(1)
+
+
+class Noticing(Tracker):
+    notice = "no key"
+    num_degraded = 2
+
+
+def not_made() -> Tracker:
+    raise ConnectionError("nobody there")
+
+
+LEFT_OUT = "failed and is left out from here on"
+FAULTS: dict[str, tuple[Callable[[], Tracker], list[str], Any]] = {
+    "raises": (Broken, ["start", f"tracker.x {LEFT_OUT}: RuntimeError: out of ink", "log 1", "log 2", "done"], ...),
+    "absent": (
+        not_made,
+        ["start", f"tracker.x {LEFT_OUT}: ConnectionError: nobody there", "log 1", "log 2", "done"],
+        ...,
+    ),
+    "ends": (Exiting, ["start", "log 1", "log 2", f"tracker.x {LEFT_OUT}: SystemExit: 1", "done"], ...),
+    "notices": (Noticing, ["start", "no key", "log 1", "log 2", "done"], 2),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_tracker_that_fails_is_told_of_once_and_hurts_nobody(name: str, tmp_path: Path) -> None:
+    make, heard, degraded = FAULTS[name]
     listener = Listener()
-    trackers = Trackers({"broken": Broken(), "listener": listener})
+    trackers = Trackers.made_by({"x": make, "listener": lambda: listener})
     trackers.start(info(tmp_path))
     for t in (1, 2):
         trackers.log(record(t))
     trackers.finish(summary())
-    failure = "tracker.broken failed and is left out from here on: RuntimeError: out of ink"
-    assert listener.heard == ["start", failure, "log 1", "log 2", "done"]
-    assert trackers.degraded == {"broken": "RuntimeError: out of ink"}
-
-
-class Counting(Tracker):
-    @property
-    def num_degraded(self) -> int:
-        raise SystemExit(1)
-
-
-def test_a_tracker_that_cannot_be_made_or_raises_at_the_end_hurts_nobody(tmp_path: Path) -> None:
-    def not_made() -> Tracker:
-        raise ConnectionError("nobody there")
-
-    listener = Listener()
-    makers = {"absent": not_made, "counting": Counting, "listener": lambda: listener}
-    trackers = Trackers.made_by(makers)
-    trackers.start(info(tmp_path))
-    trackers.finish(summary())
-    text = "tracker.absent failed and is left out from here on: ConnectionError: nobody there"
-    assert listener.heard == ["start", text, "done"]
-    assert trackers.degraded == {"absent": "ConnectionError: nobody there", "counting": "SystemExit: 1"}
-
-
-class Noticing(Tracker):
-    @property
-    def notice(self) -> str:
-        return "no key"
-
-    @property
-    def num_degraded(self) -> int:
-        return 2
-
-
-def test_a_notice_is_told_once_and_counters_come_with_the_trackers_name(tmp_path: Path) -> None:
-    listener = Listener()
-    trackers = Trackers({"quiet": Noticing(), "listener": listener})
-    trackers.start(info(tmp_path))
-    trackers.finish(summary())
-    assert listener.heard == ["start", "no key", "done"]
-    assert trackers.degraded == {"quiet": 2}
+    assert listener.heard == heard
+    told = next((text.partition(f"{LEFT_OUT}: ")[2] for text in heard if LEFT_OUT in text), None)
+    assert trackers.degraded == {"x": told if degraded is ... else degraded}
 
 
 # --- console -------------------------------------------------------------------------------------------------------
@@ -198,52 +176,39 @@ def shown(console: Console) -> str:
     return console.file.getvalue()
 
 
-def play(tracker: ConsoleTracker, folder: Path, num_rounds: int = 20) -> None:
-    tracker.start(info(folder, num_rounds))
-    for t in range(1, num_rounds + 1):
+CLOSING = (
+    *("37.50 %", "mean of the last 11 rounds", "last round 75.00 %", "25.00 %", "4.0 s", "2.5 MB down, 1.2 kB up"),
+    "1,000 trained on",
+)
+SCREENS = {
+    "lines": (True, False, 10, ("round 20/20  test accuracy 20.00 %", *CLOSING)),
+    "bar": (True, True, None, ("20/20", "━", *CLOSING)),
+    "quiet": (False, False, 0, CLOSING),
+}
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_run_is_followed_by_some_ten_lines_or_a_bar_and_ends_with_a_table(name: str, tmp_path: Path) -> None:
+    progress, terminal, lines, parts = SCREENS[name]
+    tracker = ConsoleTracker(progress=progress)
+    tracker.console = console(terminal=terminal)
+    tracker.start(info(tmp_path))
+    for t in range(1, 21):
         tracker.log(record(t, None if t % 2 else t / 100))
     tracker.finish(summary())
-
-
-def test_without_a_terminal_about_ten_lines_and_a_closing_table(tmp_path: Path) -> None:
-    tracker = ConsoleTracker(progress=True)
-    tracker.console = console()
-    play(tracker, tmp_path)
     text = shown(tracker.console)
-    assert text.count("test accuracy") == 10
-    assert "round 20/20  test accuracy 20.00 %" in text
-    for part in (
-        "37.50 %",
-        "mean of the last 11 rounds",
-        "last round 75.00 %",
-        "25.00 %",
-        "4.0 s",
-        "2.5 MB down, 1.2 kB up",
-        "1,000 trained on",
-        str(tmp_path),
-    ):
-        assert part in text
+    assert lines is None or text.count("test accuracy") == lines
+    assert not [part for part in (*parts, str(tmp_path)) if part not in text]
 
 
-def test_a_short_run_has_the_mean_of_its_rounds(tmp_path: Path) -> None:
-    screen = console()
-    screen.print(closing_table({**summary(), "rounds": 3}))
-    assert "mean of the last 3 rounds" in shown(screen)
-
-
-def test_on_a_terminal_a_bar_with_the_accuracy(tmp_path: Path) -> None:
-    tracker = ConsoleTracker(progress=True)
-    tracker.console = console(terminal=True)
-    play(tracker, tmp_path)
-    assert "20/20" in shown(tracker.console)
-    assert "━" in shown(tracker.console)
-
-
-def test_progress_can_be_left_out(tmp_path: Path) -> None:
-    tracker = ConsoleTracker(progress=False)
-    tracker.console = console()
-    play(tracker, tmp_path)
-    assert "round 10" not in shown(tracker.console)
+def test_the_closing_table_of_a_short_run_with_a_clock_and_accuracies_of_clients() -> None:
+    screen, clients = console(120), {"mean": 0.5, "worst_tenth": 0.25, "std": 0.125, "never_selected": 0.75}
+    more = {"client_accuracy": clients, "simulated_seconds": 9000.0, "late_updates": 1234}
+    screen.print(closing_table({**summary(), "rounds": 3, **more}))
+    text = shown(screen)
+    assert "mean of the last 3 rounds" in text
+    assert "mean 50.00 %, worst tenth 25.00 %, standard deviation 12.50 %, never selected 75.00 %" in text
+    assert "2.5 h, 1,234 updates too late" in text
 
 
 def test_text_in_brackets_is_shown_as_it_is(tmp_path: Path) -> None:
@@ -252,16 +217,16 @@ def test_text_in_brackets_is_shown_as_it_is(tmp_path: Path) -> None:
     tracker.start(RunInfo("[bold]run", tmp_path, CONFIG, {"model": "[red]"}, 0, 1))
     tracker.message("lies in [/x] or [a]")
     tracker.finish({**summary(status="failed"), "error": "[/b] is no path", "engine": "[/]"})
-    text = shown(tracker.console)
-    for part in ("[bold]run: [red]", "lies in [/x] or [a]", "failed: [/b] is no path", "[/]"):
-        assert part in text
     sweep_table([row("[/a]", 0, 0.5), row("[b]", 0, 0.5)], tracker.console)
-    assert "[/a]" in shown(tracker.console)
+    text = shown(tracker.console)
+    for part in ("[bold]run: [red]", "lies in [/x] or [a]", "failed: [/b] is no path", "[/]", "[/a]"):
+        assert part in text
 
 
-def row(selector: str, seed: int, accuracy: float | None, status: str = "done") -> dict[str, Any]:
+def row(selector: str, seed: int, accuracy: float | None, status: str = "done", **labels: str) -> dict[str, Any]:
     content = summary(accuracy, status) if status != "failed" else {"error": "x"}
-    return {"labels": {"selector": selector, "model": "mlp"}, "seed": seed, "status": status, "summary": content}
+    labels = {"selector": selector, "model": "mlp", **labels}
+    return {"labels": labels, "seed": seed, "status": status, "summary": content}
 
 
 def test_a_sweeps_table_shows_what_differs_and_means_over_seeds() -> None:
@@ -269,22 +234,20 @@ def test_a_sweeps_table_shows_what_differs_and_means_over_seeds() -> None:
     rows = [row("random", 0, 0.5), row("random", 1, 0.7), row("full", 0, 0.9), row("full", 1, 0.1, "diverged")]
     sweep_table(rows, target)
     text = shown(target)
-    assert "4 jobs" in text
     assert "model" not in text
-    assert "30.00 ± 7.07  60.00 ± 14.14" in text  # the mean of the last rounds first
-    assert "45.00   90.00" in text
-    assert "1/2" in text
+    for part in ("4 jobs", "30.00 ± 7.07  60.00 ± 14.14", "45.00   90.00", "1/2"):  # the mean of the last rounds first
+        assert part in text
+    target = console(width=60)
+    sweep_table([row("random", 0, 0.5), row("full", 0, None, "failed")], target)  # which has no summary
+    assert "failed" in shown(target)
+    assert "over seeds" not in shown(target)
 
 
 @pytest.mark.parametrize("width", [70, 80, 120])
 def test_a_sweeps_table_breaks_no_name_and_says_which_columns_it_leaves_out(width: int) -> None:
     target = console(width=width)
-    rows = [
-        {**row(selector, 0, 0.5), "labels": {"selector": selector, "partition": "dirichlet_client"}}
-        for selector in ("power_of_choice_d10", "random")
-    ]
-    rows[1]["labels"]["partition"] = "shards_2"
-    sweep_table(rows, target)
+    long = row("power_of_choice_d10", 0, 0.5, partition="dirichlet_client")
+    sweep_table([long, row("random", 0, 0.5, partition="shards_2")], target)
     text = shown(target)
     assert "power_of_choice_d10  dirichlet_client" in text
     assert max(map(len, text.splitlines())) <= width
@@ -296,23 +259,8 @@ def test_a_sweeps_table_breaks_no_name_and_says_which_columns_it_leaves_out(widt
     assert bool(left_out) == (width < 120)
 
 
-def test_a_sweeps_table_lists_jobs_that_left_no_summary() -> None:
-    target = console(width=60)
-    sweep_table([row("random", 0, 0.5), row("full", 0, None, "failed")], target)
-    assert "failed" in shown(target)
-    assert "over seeds" not in shown(target)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (2_567_000, "2.57 MB"), (3.2e12, "3.2 TB")],
-)
-def test_bytes_are_readable(value: float, text: str) -> None:
-    assert show_bytes(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0123, "12 ms"), (12.34, "12.3 s"), (600, "10.0 min"), (36000, "10.0 h")]
-)
-def test_seconds_are_readable(value: float, text: str) -> None:
-    assert show_seconds(value) == text
+def test_bytes_and_seconds_are_readable() -> None:
+    sizes = {0: "0 B", 999: "999 B", 1000: "1 kB", 999_600: "1 MB", 2_567_000: "2.57 MB", 3.2e12: "3.2 TB"}
+    times = {0.0123: "12 ms", 12.34: "12.3 s", 600: "10.0 min", 36000: "10.0 h"}
+    assert {size: show_bytes(size) for size in sizes} == sizes
+    assert {seconds: show_seconds(seconds) for seconds in times} == times

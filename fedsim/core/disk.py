@@ -24,22 +24,19 @@ def room_problem(key: str, folder: Path, need: int) -> Problem | None:
     It is tried out with a file without a name, of which nothing is left: permissions say little for the superuser and
     for network file systems.
     """
-    remedy = f"choose another folder with {key}, or make room there"
+    place, needed = folder, f"need {need / 1e6:.1f} MB"
     try:
-        existing = existing_folder(folder)
-    except OSError as error:  # a folder above may not be looked into
-        return Problem(key, str(folder), f"cannot write there ({_reason(error)}); need {_megabytes(need)}", remedy)
-    try:
-        with tempfile.TemporaryFile(dir=existing) as file:
+        place = existing_folder(folder)
+        with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0")
-        free = shutil.disk_usage(existing).free
+        free = shutil.disk_usage(place).free
     except OSError as error:
-        rule = f"cannot write in {existing} ({_reason(error)}); need {_megabytes(need)}"
-        return Problem(key, str(folder), rule, remedy)
-    if free >= need:
-        return None
-    rule = f"no room in {existing}: need {_megabytes(need)}, free {_megabytes(free)}"
-    return Problem(key, str(folder), rule, remedy)
+        told = f"cannot write in {place} ({error.strerror or error}); {needed}"
+    else:
+        told = f"no room in {place}: {needed}, free {free / 1e6:.1f} MB"
+        if free >= need:
+            return None
+    return Problem(key, str(folder), told, f"choose another folder with {key}, or make room there")
 
 
 def existing_folder(folder: Path) -> Path:
@@ -57,17 +54,12 @@ def reading_problem(key: str, folder: Path, below: Sequence[Path] = ()) -> Probl
             if place == folder and isinstance(error, NotADirectoryError):
                 return Problem(key, str(folder), "is no folder", f"choose another one with {key}")
         except OSError as error:
-            rule, remedy = f"cannot read {place} ({_reason(error)})", f"choose another folder with {key}, or permit it"
+            rule, remedy = (
+                f"cannot read {place} ({error.strerror or error})",
+                f"choose another folder with {key}, or permit it",
+            )
             return Problem(key, str(folder), rule, remedy)
     return None
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"
 
 
 def write_atomically(path: Path, content: bytes | bytearray, keep_as: Path | None = None) -> None:

@@ -17,9 +17,10 @@ KEY = "client_accuracy"
 MeasuredOn = Literal["labels", "test", "holdout", "train"]
 AGGREGATES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
 """What a record has of the accuracies of all clients, each behind `client_accuracy_`."""
-SUM, CLOCK, CLIENTS = {"summary": "sum"}, {"only_with": "clock"}, {"only_with": KEY}
-"""What fields of records carry: their sum is among the totals of summary.json; they are in records with a simulated
-clock, or of runs that measure accuracy client by client, alone."""
+SUM, LAST, CLOCK, CLIENTS = {"summary": "sum"}, {"summary": "last"}, {"only_with": "clock"}, {"only_with": KEY}
+"""What fields of records carry: their sum is among the totals of summary.json, or their last value is in it, and both
+are sent to trackers; they are in records with a simulated clock, or of runs that measure accuracy client by client,
+alone."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Record:
     seconds_train: float = field(metadata=SUM)
     seconds_aggregate: float = field(metadata=SUM)
     seconds_evaluate: float = field(metadata=SUM)
-    wall_seconds: float
+    wall_seconds: float = field(metadata=LAST)
     selected: list[int]
-    coverage: float
+    coverage: float = field(metadata=LAST)
     nonfinite_reports: int = field(metadata=SUM)
     dropped_updates: int = field(metadata=SUM)
     simulated_seconds: float | None = field(default=None, metadata=CLOCK)
@@ -81,8 +82,8 @@ def _carrying(metadata: dict[str, str]) -> tuple[str, ...]:
     return tuple(one.name for one in fields(Record) if one.metadata == metadata)
 
 
-TOTALS = _carrying(SUM)
-"""Fields of records whose sums are the totals of summary.json."""
+TOTALS, LASTS = _carrying(SUM), _carrying(LAST)
+"""Fields of records whose sums are the totals of summary.json, and those whose last values are in it."""
 OF_CLOCK = _carrying(CLOCK)
 """Fields of records that there are only with a simulated clock."""
 OF_CLIENTS = _carrying(CLIENTS)

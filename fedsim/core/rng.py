@@ -47,12 +47,11 @@ class Streams:
     init_seed: int | None = None
 
     def _root(self, purpose: Purpose) -> int:
-        own = {
-            Purpose.PARTITION: self.partition_seed,
-            Purpose.SERVER_SPLIT: self.partition_seed,
-            Purpose.HOLDOUT: self.partition_seed,
-            Purpose.INIT: self.init_seed,
-        }.get(purpose)
+        own = None
+        if purpose in (Purpose.PARTITION, Purpose.SERVER_SPLIT, Purpose.HOLDOUT):
+            own = self.partition_seed
+        elif purpose == Purpose.INIT:
+            own = self.init_seed
         return self.seed if own is None else own
 
     def generator(self, purpose: Purpose, *key: int) -> np.random.Generator:
@@ -70,7 +69,10 @@ class Streams:
         bits = np.random.PCG64(0)
         generator = np.random.Generator(bits)
         state = bits.state
-        for own, increment in pcg64_states(seed_words((self._root(purpose), int(purpose), *key), last, 4)):
+        words = seed_words((self._root(purpose), int(purpose), *key), last, 4)
+        for high, low, increment_high, increment_low in words.tolist():
+            increment = (increment_high << 65 | increment_low << 1 | 1) & MASK_128
+            own = (increment + (high << 64 | low)) * PCG_MULTIPLIER + increment & MASK_128
             state["state"] = {"state": own, "inc": increment}
             bits.state = state
             yield generator
@@ -81,64 +83,44 @@ class Streams:
         return (words >> np.uint64(1)).astype(np.int64)
 
 
-POOL, SHIFT, MASK = 4, np.uint32(16), 2**32 - 1
-INIT_A, MULT_A, INIT_B, MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
+POOL, SHIFT = 4, np.uint32(16)
+INIT_A, MULT_A = 0x43B0D7E5, 0x931E8875
+INIT_B, MULT_B = 0x8B51F9DD, 0x58F38DED
 MIX_LEFT, MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
 PCG_MULTIPLIER, MASK_128 = 0x2360ED051FC65DA44385DF649FCCF645, 2**128 - 1
 
 Words = NDArray[np.uint32]
 
 
-class _Hash:
-    """The hash of a word, whose constants are others at each call."""
-
-    def __init__(self, constant: int, multiplier: int) -> None:
-        self._constant, self._multiplier = constant, multiplier
-
-    def __call__(self, words: Words) -> Words:
-        hashed = words ^ np.uint32(self._constant)
-        self._constant = self._constant * self._multiplier & MASK
-        hashed *= np.uint32(self._constant)
-        hashed ^= hashed >> SHIFT
-        return hashed
-
-
-def _mixed(a: Words, b: Words) -> Words:
-    result = MIX_LEFT * a - MIX_RIGHT * b
-    result ^= result >> SHIFT
-    return result
-
-
-def _words_of(number: int) -> list[Words]:
-    """A whole number >= 0 as words of 32 bits, the lowest first, each an array of one."""
-    shifts = range(0, max(number.bit_length(), 1), 32)
-    return [np.array([number >> shift & MASK], np.uint32) for shift in shifts]
-
-
 def seed_words(first: Sequence[int], last: NDArray[np.int64], count: int) -> NDArray[np.uint64]:
     """`SeedSequence((*first, i)).generate_state(count, np.uint64)` for each i of `last` [n] in [0, 2^32) [n, count]."""
-    entropy = [word for number in first for word in _words_of(number)] + [last.astype(np.uint32)]
-    mix = _Hash(INIT_A, MULT_A)
-    padding = [np.zeros(1, np.uint32)] * (POOL - len(entropy))
-    pool = [mix(word) for word in [*entropy, *padding][:POOL]]
-    for source in range(POOL):
-        for target in range(POOL):
-            if source != target:
-                pool[target] = _mixed(pool[target], mix(pool[source]))
-    for word in entropy[POOL:]:
-        pool = [_mixed(old, mix(word)) for old in pool]
-    made = _Hash(INIT_B, MULT_B)
-    words = np.empty((len(last), 2 * count), "<u4")
-    for column in range(2 * count):
-        words[:, column] = made(pool[column % POOL])
-    return words.view("<u8")
+    known = [number >> shift & 0xFFFFFFFF for number in first for shift in range(0, max(number.bit_length(), 1), 32)]
+    entropy = np.zeros((max(len(known) + 1, POOL), len(last)), np.uint32)
+    entropy[: len(known)] = np.array(known, np.uint32)[:, None]
+    entropy[len(known)] = last
+    constants, used = _powers(INIT_A, MULT_A, POOL * len(entropy)), POOL
+    pool = _hashed(entropy[:POOL], constants[: POOL + 1])
+    for source in range(len(entropy)):
+        others = np.arange(POOL) != source
+        word = pool[source] if source < POOL else entropy[source]
+        hashed = _hashed(word, constants[used : used + others.sum() + 1])
+        mixed = MIX_LEFT * pool[others] - MIX_RIGHT * hashed
+        pool[others] = mixed ^ mixed >> SHIFT
+        used += others.sum()
+    words = _hashed(pool[np.arange(2 * count) % POOL], _powers(INIT_B, MULT_B, 2 * count))
+    return np.ascontiguousarray(words.T, "<u4").view("<u8")
 
 
-def pcg64_states(words: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
-    """`state` and `inc` of `PCG64(seed_sequence).state["state"]` for sequences that make these words [n, 4]."""
-    for high, low, increment_high, increment_low in words.tolist():
-        increment = (increment_high << 65 | increment_low << 1 | 1) & MASK_128
-        yield (increment + (high << 64 | low)) * PCG_MULTIPLIER + increment & MASK_128, increment
+def _powers(start: int, factor: int, count: int) -> Words:
+    """start * factor^k modulo 2^32 for k = 0..`count`."""
+    return np.cumprod([start, *[factor] * count], dtype=np.uint32)
+
+
+def _hashed(words: Words, constants: Words) -> Words:
+    """One hash of `words`, or of its rows, for each of the constants but the last one [len(constants) - 1, n]."""
+    hashed = (words ^ constants[:-1, None]) * constants[1:, None]
+    hashed ^= hashed >> SHIFT
+    return hashed
 
 
 class UniformDraws(TorchDispatchMode):

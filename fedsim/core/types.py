@@ -224,9 +224,9 @@ class ByClient(Sequence[Positions]):
 
 def sizes_of(arrays: Sequence[Positions]) -> NDArray[np.int64]:
     """The length of each [N]."""
-    return arrays.sizes if isinstance(arrays, ByClient) else np.array([len(own) for own in arrays], dtype=np.int64)
+    return ByClient.of(arrays).sizes
 
 
 def chosen(arrays: Sequence[Positions], ids: NDArray[np.int64]) -> ByClient:
     """The arrays of the clients `ids`, in this order."""
-    return arrays.rows(ids) if isinstance(arrays, ByClient) else ByClient.of([arrays[i] for i in ids])
+    return ByClient.of(arrays).rows(ids)

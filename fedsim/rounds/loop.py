@@ -19,17 +19,7 @@ from fedsim.clients.server import Server, ServerData
 from fedsim.clients.system import RoundClock, SimulatedClock
 from fedsim.core.record import KEY, Record
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import (
-    Cohort,
-    Evaluation,
-    Ids,
-    Params,
-    Population,
-    Selection,
-    Weights,
-    drop_nonfinite,
-    kept_rows,
-)
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection, Weights, drop_nonfinite, kept_rows
 from fedsim.engine.engine import Engine
 from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability

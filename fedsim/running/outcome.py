@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedsim.config.plan import Plan
 from fedsim.core.errors import FedsimError
-from fedsim.core.record import KEY, TOTALS, Record, mean_of_last
+from fedsim.core.record import KEY, LASTS, TOTALS, Record, mean_of_last
 from fedsim.core.types import Params
 from fedsim.results.files import (
     CLIENTS,
@@ -43,8 +43,7 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
         "final_accuracy": evaluated[-1] if evaluated else None,
         "best_accuracy": max(evaluated, default=None),
         "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records])) if records else None,
-        "coverage": records[-1].coverage if records else 0.0,
-        "wall_seconds": records[-1].wall_seconds if records else 0.0,
+        **{name: getattr(records[-1], name) if records else 0.0 for name in LASTS},
         **_simulated(records),
         "totals": {name: sum(getattr(r, name) for r in records) for name in TOTALS},
     }

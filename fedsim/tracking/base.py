@@ -52,7 +52,14 @@ class RunInfo:
 
 
 class Tracker:
-    """Methods are called in the order start, log (once per round), finish; message at any time. All are optional."""
+    """Methods are called in the order start, log (once per round), finish; message at any time. All are optional.
+
+    `notice`: a line for the user after `start` or `finish`, which is shown once; `num_degraded`: how often this tracker
+    could not do its work.
+    """
+
+    notice: str | None = None
+    num_degraded: int = 0
 
     def start(self, info: RunInfo) -> None:
         """The run begins; its folder exists and contains config.yaml."""
@@ -70,16 +77,6 @@ class Tracker:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The run has ended; `summary["status"]` is its outcome."""
 
-    @property
-    def notice(self) -> str | None:
-        """A line of text for the user after `start` or `finish`, which is shown once, or None."""
-        return None
-
-    @property
-    def num_degraded(self) -> int:
-        """Number of times that this tracker could not do its work."""
-        return 0
-
 
 class Trackers:
     """Several trackers as one.
@@ -95,31 +92,29 @@ class Trackers:
     @classmethod
     def made_by(cls, makers: Mapping[str, Callable[[], Tracker]]) -> "Trackers":
         """The trackers that `makers` return. Of one that raises an error the others are told at the start."""
-        made, failed = {}, {}
+        trackers = cls({})
         for name, make in makers.items():
             try:
-                made[name] = make()
+                trackers._trackers[name] = make()
             except (Exception, SystemExit) as error:  # a user's tracker may fail in any way
-                failed[name] = f"{type(error).__name__}: {error}"
-        trackers = cls(made)
-        trackers._failed.update(failed)
+                trackers._failed[name] = f"{type(error).__name__}: {error}"
         return trackers
 
     def start(self, info: RunInfo) -> None:
         not_made = list(self._failed)
-        self._call_each(lambda t: t.start(info))
+        self._each(lambda t: t.start(info))
         for name in not_made:
             self._tell_of(name)
         self._show_notices()
 
     def log(self, record: Mapping[str, Any]) -> None:
-        self._call_each(lambda t: t.log(record))
+        self._each(lambda t: t.log(record))
 
     def replay(self, record: Mapping[str, Any]) -> None:
-        self._call_each(lambda t: t.replay(record))
+        self._each(lambda t: t.replay(record))
 
     def message(self, text: str) -> None:
-        self._call_each(lambda t: t.message(text))
+        self._each(lambda t: t.message(text))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Let each end its work. A signal that is raised meanwhile leaves those degraded that have not ended it."""
@@ -130,7 +125,7 @@ class Trackers:
             ended.append(tracker)
 
         try:
-            self._call_each(end)
+            self._each(end)
         except BaseException as signal:
             broken_off = f"{type(signal).__name__} before it had ended its work"
             self._failed |= {name: broken_off for name, t in self._trackers.items() if t not in ended}
@@ -140,27 +135,26 @@ class Trackers:
     @property
     def degraded(self) -> dict[str, Any]:
         """Trackers that could not do all of their work, by name: the number of failures, or the fatal error."""
-        counts: dict[int, int] = {}
-        self._call_each(lambda t: counts.update({id(t): t.num_degraded}))
-        found = {name: counts[id(t)] for name, t in self._trackers.items()}
-        return {**{name: count for name, count in found.items() if count}, **self._failed}
+        counts = self._each(lambda t: t.num_degraded)
+        return {**{name: count for name, count in counts.items() if count}, **self._failed}
 
     def _show_notices(self) -> None:
-        notices: list[str | None] = []
-        self._call_each(lambda t: notices.append(t.notice))
-        for notice in notices:
+        for notice in self._each(lambda t: t.notice).values():
             if notice not in self._shown:
                 self._shown.add(notice)
                 self.message(str(notice))
 
-    def _call_each(self, call: Callable[[Tracker], None]) -> None:
+    def _each(self, call: Callable[[Tracker], Any]) -> dict[str, Any]:
+        """What `call` returns for each that raises no error."""
+        found = {}
         for name, tracker in list(self._trackers.items()):
             try:
-                call(tracker)
+                found[name] = call(tracker)
             except (Exception, SystemExit) as error:
                 del self._trackers[name]
                 self._failed[name] = f"{type(error).__name__}: {error}"
                 self._tell_of(name)
+        return found
 
     def _tell_of(self, name: str) -> None:
         self.message(f"tracker.{name} failed and is left out from here on: {self._failed[name]}")

@@ -1,11 +1,11 @@
 """The standard output, which may close or fill up, and the tables on it, which fit 80 columns, words unbroken."""
 
-import atexit
+import itertools
 import os
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
@@ -24,9 +24,9 @@ UNWRITABLE = (OSError, ValueError, AttributeError)
 class Output:
     """`sys.stdout` of the moment, as a text stream that raises no error.
 
-    A run's files are its record, the screen a copy. Whose reader has gone (`fedsim | head -1`) gets nothing any more.
-    What a full disk refuses is lost, which is told once on stderr; later lines are tried again. Characters that its
-    encoding lacks become question marks.
+    A run's files are its record, the screen a copy. Where it cannot be written, all further output goes nowhere: in
+    silence if its reader has gone (`fedsim | head -1`), else after a line on stderr. Characters that its encoding lacks
+    become question marks.
     """
 
     def __init__(self) -> None:
@@ -42,16 +42,18 @@ class Output:
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        with self._kept_going():
+        stream = self._stream
+        with self._kept_going(stream):
             try:
-                self._stream.write(text)
+                stream.write(text)
             except UnicodeEncodeError:
-                self._stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
+                stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
         return len(text)
 
     def flush(self) -> None:
-        with self._kept_going():
-            self._stream.flush()
+        stream = self._stream
+        with self._kept_going(stream):
+            stream.flush()
 
     def isatty(self) -> bool:
         with suppress(*UNWRITABLE):
@@ -62,34 +64,19 @@ class Output:
         return self._stream.fileno()
 
     @contextmanager
-    def _kept_going(self) -> Iterator[None]:
+    def _kept_going(self, stream: IO[str]) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
-            _leave(self._stream)
         except UNWRITABLE as error:
-            if isinstance(error, OSError) and not self._refused:
+            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and not self._refused:
                 self._refused = True
-                atexit.register(_flush_or_leave)
                 with suppress(OSError):
                     reason = error.strerror or error
                     sys.stderr.write(f"fedsim: cannot write to the standard output ({reason}); going on without it\n")
-
-
-def _leave(stream: IO[str]) -> None:
-    """Let all further output to `stream`, and what Python writes as it exits, go nowhere."""
-    with suppress(*UNWRITABLE):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-
-
-def _flush_or_leave() -> None:
-    """At the exit: output that still cannot be written would else make Python exit with code 120."""
-    try:
-        sys.stdout.flush()
-    except UNWRITABLE:
-        _leave(sys.stdout)
+            with suppress(*UNWRITABLE):  # what Python still writes as it exits goes there, too
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
 
 
 SLOW_SECONDS = 2.0
@@ -118,54 +105,39 @@ def told_if_slow(text: str) -> Iterator[None]:
 
 def closing_table(summary: Mapping[str, Any]) -> Table:
     """A run's final accuracy, participation, time by phase, bytes and samples."""
-    totals = summary["totals"]
-    window = min(FINAL_WINDOW, summary["rounds"])
+    totals, clients = summary["totals"], summary.get("client_accuracy")
+    smoothed, final, best, initial = (
+        show_share(summary.get(f"{name}_accuracy")) for name in ("smoothed", "final", "best", "initial")
+    )
+    window, phases = min(FINAL_WINDOW, summary["rounds"]), ((p, show_seconds(totals[f"seconds_{p}"])) for p in PHASES)
     table = Table(show_header=False, box=None, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    shares = {name: show_share(summary.get(f"{name}_accuracy")) for name in ("smoothed", "final", "best", "initial")}
-    rows = {
-        "final accuracy": f"[bold]{shares['smoothed']}[/]  mean of the last {window} rounds",
-        "": f"last round {shares['final']}, best {shares['best']}, before round 1 {shares['initial']}",
-        **_of_clients(summary.get("client_accuracy")),
-        "participation": f"{show_share(summary['mean_participation_ratio'])} of clients a round,"
-        f" {show_share(summary['coverage'])} covered",
-        "wall time": show_seconds(summary["wall_seconds"])
-        + " ("
-        + ", ".join(f"{p} {show_seconds(totals[f'seconds_{p}'])}" for p in PHASES)
-        + ")",
-        **_simulated(summary),
-        "bytes": f"{show_bytes(totals['bytes_down'])} down, {show_bytes(totals['bytes_up'])} up",
-        "samples": f"{totals['train_samples']:,} trained on, {totals['forward_samples']:,} more passed forward",
-        "engine": _shown(str(summary.get("engine", ""))),
-    }
-    for name, value in rows.items():
-        table.add_row(name, value)
+    table.add_row("final accuracy", f"[bold]{smoothed}[/]  mean of the last {window} rounds")
+    table.add_row("", f"last round {final}, best {best}, before round 1 {initial}")
+    if clients:
+        never = clients["never_selected"]
+        shares = [show_share(clients[name]) for name in ("mean", "worst_tenth", "std")]
+        text = "mean {}, worst tenth {}, standard deviation {}".format(*shares)
+        table.add_row("by client", text + ("" if never is None else f", never selected {show_share(never)}"))
+    ratio, coverage = show_share(summary["mean_participation_ratio"]), show_share(summary["coverage"])
+    table.add_row("participation", f"{ratio} of clients a round, {coverage} covered")
+    parts = ", ".join(f"{phase} {seconds}" for phase, seconds in phases)
+    table.add_row("wall time", f"{show_seconds(summary['wall_seconds'])} ({parts})")
+    if summary.get("simulated_seconds") is not None:
+        late = f", {summary['late_updates']:,} updates too late" if summary.get("late_updates") else ""
+        table.add_row("simulated time", show_seconds(summary["simulated_seconds"]) + late)
+    table.add_row("bytes", f"{show_bytes(totals['bytes_down'])} down, {show_bytes(totals['bytes_up'])} up")
+    samples = f"{totals['train_samples']:,} trained on, {totals['forward_samples']:,} more passed forward"
+    table.add_row("samples", samples)
+    table.add_row("engine", _shown(str(summary.get("engine", ""))))
     return table
-
-
-def _of_clients(found: Mapping[str, Any] | None) -> dict[str, str]:
-    """A row on the final model's accuracy client by client, where it was measured."""
-    if not found:
-        return {}
-    text = f"mean {show_share(found['mean'])}, worst tenth {show_share(found['worst_tenth'])},"
-    text += f" standard deviation {show_share(found['std'])}"
-    if found["never_selected"] is not None:
-        text += f", never selected {show_share(found['never_selected'])}"
-    return {"by client": text}
-
-
-def _simulated(summary: Mapping[str, Any]) -> dict[str, str]:
-    """The row of the simulated clock; none without one."""
-    if summary.get("simulated_seconds") is None:
-        return {}
-    late = f", {summary['late_updates']:,} updates too late" if summary.get("late_updates") else ""
-    return {"simulated time": show_seconds(summary["simulated_seconds"]) + late}
 
 
 Row = Mapping[str, Any]
 """A job: labels (keys and values of the command line except the seed), seed, status and summary."""
-COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+Column = Callable[[Mapping[str, Any]], str]
+COLUMNS: Mapping[str, Column] = {
     "final %": lambda summary: show_percent(summary.get("smoothed_accuracy")),
     "last %": lambda summary: show_percent(summary["final_accuracy"]),
     "part. %": lambda summary: show_percent(summary["mean_participation_ratio"]),
@@ -186,15 +158,46 @@ def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
     """
     console = console or CONSOLE
     differing = differing_keys([r["labels"] for r in rows])
-    for stacked, count in [(stacked, n) for stacked in (False, True) for n in range(len(LEFT_OUT_FIRST) + 1)]:
+    for stacked, count in itertools.product((False, True), range(len(LEFT_OUT_FIRST) + 1)):
         left_out = LEFT_OUT_FIRST[:count]
-        table = _jobs_table(rows, differing, left_out, stacked)
+        columns = {name: column for name, column in COLUMNS.items() if name not in left_out}
+        table = _table(differing, stacked, ("seed", "status", *columns), _jobs(rows, differing, columns))
         if _fits(table, console):
             break
     console.print(f"{len(rows)} jobs", style="italic")
     console.print(table)
     console.print(CAPTION + (f"; left out at this width: {', '.join(left_out)}" if left_out else ""), style="dim")
-    _print_seed_means(rows, differing, console)
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_key(row, differing), []).append(row)
+    if len(groups) == len(rows):
+        return
+    for stacked in (False, True):
+        table = _table(differing, stacked, ("done", "final %", "last %", "diverged"), _seed_means(groups))
+        if _fits(table, console):
+            break
+    console.print("over seeds (mean ± standard deviation of the runs that are done)", style="italic")
+    console.print(table)
+
+
+Line = tuple[tuple[str, ...], list[str]]
+"""Of a table: the choices that differ, and the cells behind them."""
+
+
+def _table(differing: Sequence[str], stacked: bool, heads: Sequence[str], lines: Iterable[Line]) -> Table:
+    """A column for each of the choices that differ, or if `stacked` one for all, and then those with these `heads`."""
+    stacked = stacked and bool(differing)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ["job"] if stacked else differing:
+        table.add_column(_shown(name), overflow="fold")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "status" else "right", no_wrap=True)
+    for key, cells in lines:
+        names = [_shown(value) for value in key]
+        if stacked:
+            names = ["\n".join(_shown(f"{name}={value}") for name, value in zip(differing, key, strict=True))]
+        table.add_row(*names, *cells)
+    return table
 
 
 def _fits(table: Table, console: Console) -> bool:
@@ -202,63 +205,24 @@ def _fits(table: Table, console: Console) -> bool:
     return console.measure(table, options=wide).maximum <= console.width
 
 
-def _jobs_table(rows: Sequence[Row], differing: Sequence[str], left_out: Sequence[str], stacked: bool) -> Table:
-    table = _table(differing, stacked)
-    columns = {name: column for name, column in COLUMNS.items() if name not in left_out}
-    for name in ("seed", "status", *columns):
-        table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
-    for row in rows:
-        summary, style = row["summary"], {"done": "green"}.get(row["status"], "red")
-        cells = [show(summary) if "totals" in summary else "-" for show in columns.values()]
-        names = _names(_key(row, differing), differing, stacked)
-        table.add_row(*names, str(row["seed"]), f"[{style}]{_shown(row['status'])}[/]", *cells)
-    return table
-
-
-def _table(differing: Sequence[str], stacked: bool) -> Table:
-    """An empty table with the columns of the choices that differ."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ["job"] if stacked and differing else differing:
-        table.add_column(_shown(name), overflow="fold")
-    return table
-
-
-def _names(key: Sequence[str], differing: Sequence[str], stacked: bool) -> list[str]:
-    """The cells of the choices `key`: one for each, or one with all of them below each other."""
-    if not stacked or not differing:
-        return [_shown(value) for value in key]
-    return ["\n".join(_shown(f"{name}={value}") for name, value in zip(differing, key, strict=True))]
-
-
 def _key(row: Row, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(str(row["labels"].get(n, "")) for n in names)
 
 
-def _print_seed_means(rows: Sequence[Row], differing: Sequence[str], console: Console) -> None:
-    groups: dict[tuple[str, ...], list[Row]] = {}
+def _jobs(rows: Sequence[Row], differing: Sequence[str], columns: Mapping[str, Column]) -> Iterator[Line]:
     for row in rows:
-        groups.setdefault(_key(row, differing), []).append(row)
-    if all(len(group) == 1 for group in groups.values()):
-        return
-    table = _seeds_table(groups, differing, stacked=False)
-    if not _fits(table, console):
-        table = _seeds_table(groups, differing, stacked=True)
-    console.print("over seeds (mean ± standard deviation of the runs that are done)", style="italic")
-    console.print(table)
+        summary, style = row["summary"], {"done": "green"}.get(row["status"], "red")
+        cells = [show(summary) if "totals" in summary else "-" for show in columns.values()]
+        yield _key(row, differing), [str(row["seed"]), f"[{style}]{_shown(row['status'])}[/]", *cells]
 
 
-def _seeds_table(groups: Mapping[tuple[str, ...], Sequence[Row]], differing: Sequence[str], stacked: bool) -> Table:
-    table = _table(differing, stacked)
-    for name in ("done", "final %", "last %", "diverged"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _seed_means(groups: Mapping[tuple[str, ...], Sequence[Row]]) -> Iterator[Line]:
     for key, group in groups.items():
         done = [row["summary"] for row in group if row["status"] == "done"]
         means = [_mean_and_spread([s.get(name) for s in done]) for name in ("smoothed_accuracy", "final_accuracy")]
-        num_diverged = sum(r["status"] == "diverged" for r in group)
-        diverged = f"{num_diverged}/{len(group)}" if num_diverged else ""
+        diverged = sum(row["status"] == "diverged" for row in group)
         finished = str(len(done)) if len(done) == len(group) else f"{len(done)}/{len(group)}"
-        table.add_row(*_names(key, differing, stacked), finished, *means, diverged)
-    return table
+        yield key, [finished, *means, f"{diverged}/{len(group)}" if diverged else ""]
 
 
 def _mean_and_spread(accuracies: Sequence[float | None]) -> str:

@@ -17,13 +17,14 @@ from typing import Any, TextIO
 
 import yaml
 
+from fedsim.core.record import LASTS
 from fedsim.results.files import CONFIG, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.wandb_tracker import LATER, MAX_SECONDS, begin_run, mirrors_in, one_line, scalars, start_message
 
 SUMMARY_KEYS = (
-    *("status", "smoothed_accuracy", "final_accuracy", "best_accuracy", "wall_seconds", "mean_participation_ratio"),
-    *("coverage", "revision"),
+    *("status", "smoothed_accuracy", "final_accuracy", "best_accuracy", "mean_participation_ratio", "revision"),
+    *("totals", *LASTS),
 )
 
 
@@ -86,7 +87,7 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
             run.log(message["log"], step=message["log"].get("round"), commit=True)
         elif "finish" in message:
             summary = message["finish"]
-            run.summary.update({k: summary.get(k) for k in SUMMARY_KEYS} | {"totals": summary.get("totals")})
+            run.summary.update({k: summary.get(k) for k in SUMMARY_KEYS})
             run.finish(exit_code=0 if summary.get("status") == "done" else 1)
             run = None
     if run is not None:

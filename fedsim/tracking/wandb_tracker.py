@@ -6,6 +6,7 @@ in its folder: what a later process sends of it goes to the same run of W&B. A r
 """
 
 import json
+import math
 import os
 import queue
 import secrets
@@ -50,27 +51,26 @@ def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
     decides by its own settings.
     """
     shutil.rmtree(Path(start["folder"]) / "wandb", ignore_errors=True)
-    place, kept = Path(start["folder"]) / WANDB_ID, None
+    kept, report = None, "done"
     with suppress(OSError, ValueError):
-        kept = place.read_text(encoding="utf-8").strip() or None
+        kept = (Path(start["folder"]) / WANDB_ID).read_text(encoding="utf-8").strip() or None
     by_settings = start["mode"] in ("auto", LATER)
-    report = "done"
     try:
-        run = _go_on_or_begin(start, None if by_settings else start["mode"], kept)
+        run = _begin(start, None if by_settings else start["mode"], kept)
     except Exception as error:
         if start["mode"] == "offline":
             raise
         report = _reason(error, by_settings)
         # W&B does not give the id again that has just failed, so that a kept one stays for when the run is sent.
-        run = _begin(start, "offline") if kept is None else _init(start, "offline", secrets.token_hex(6))
+        run = _begin(start, "offline", None) if kept is None else _init(start, "offline", secrets.token_hex(6))
     if start["mode"] == LATER and run.disabled:
-        run, report = _go_on_or_begin(start, "offline", kept), DISABLED
+        run, report = _begin(start, "offline", kept), DISABLED
     run.define_metric("round")
     run.define_metric("*", step_metric="round")
     return run, report
 
 
-def _go_on_or_begin(start: dict[str, Any], mode: Any, kept: str | None) -> Any:
+def _begin(start: dict[str, Any], mode: Any, kept: str | None) -> Any:
     """The run of W&B with the id `kept`, or one with a new id if there is none, or if that run was deleted."""
     import wandb
 
@@ -80,10 +80,6 @@ def _go_on_or_begin(start: dict[str, Any], mode: Any, kept: str | None) -> Any:
         except wandb.errors.CommError as error:
             if DELETED not in str(error):
                 raise
-    return _begin(start, mode)
-
-
-def _begin(start: dict[str, Any], mode: Any) -> Any:
     wandb_id = secrets.token_hex(6)
     with suppress(OSError):  # a full disk; the run is sent all the same
         (Path(start["folder"]) / WANDB_ID).write_text(f"{wandb_id}\n", encoding="utf-8")
@@ -211,37 +207,24 @@ TARGET = "fedsim.tracking.wandb_tracker.WandbTracker"
 RETRY_SECONDS = 3600.0
 """A server that did not answer is left alone for so long."""
 LEAST_SECONDS = 2.0
-"""What the end of a run may always wait: its record may be offline, and has to be closed."""
+"""What the ends of other runs wait for such a server, whose record may be offline and has to be closed."""
 
 
 @dataclass
 class Server:
     """What the runs of this process have found out about W&B's server, so that a sweep waits for a dead one once.
 
-    `failed`: when it last did not answer (`time.monotonic()`), None if it did since. `waited`: seconds in which ends
-    of runs have waited for it in vain. `told`: kinds of notices that have been given; each is given once a process.
+    `failed`: when it last did not answer (`time.monotonic()`), None if it did since. `told`: kinds of notices that have
+    been given; each is given once a process.
     """
 
     failed: float | None = None
-    waited: float = 0.0
     told: set[str] = field(default_factory=set)
 
     @property
     def is_dead(self) -> bool:
         """Whether it did not answer lately; runs that begin now are logged offline at once."""
         return self.failed is not None and time.monotonic() - self.failed < RETRY_SECONDS
-
-    def limit(self, seconds: float) -> float:
-        """How long to wait for it at the end of a run; less than `seconds` if others have waited in vain."""
-        return max(seconds - self.waited, min(seconds, LEAST_SECONDS)) if self.is_dead else seconds
-
-    def note(self, report: str, seconds: float) -> None:
-        """Take account of a `report` of the mirror process, for which a run waited so long."""
-        if report == "done":
-            self.failed, self.waited = None, 0.0
-        elif report.startswith((NOT_ONLINE, NO_ANSWER)):
-            self.waited = seconds + (self.waited if self.is_dead else 0.0)
-            self.failed = time.monotonic()
 
 
 SERVER = Server()
@@ -272,27 +255,16 @@ class WandbTracker(Tracker):
         )
         self.mode = "disabled" if mode == "auto" and os.environ.get("WANDB_MODE") == "disabled" else mode
         self.project, self.entity, self.tags, self.timeout = project, entity, tags, timeout
-        self._server_is_dead = False
         self._process: MirrorProcess | None = None
-        self._notice: str | None = None
-        self._degraded = 0
-
-    @property
-    def notice(self) -> str | None:
-        return self._notice
-
-    @property
-    def num_degraded(self) -> int:
-        return self._degraded
 
     def start(self, info: RunInfo) -> None:
         if self.mode == "disabled":
             return
         self._folder = info.results
-        self._server_is_dead = self.mode != "offline" and SERVER.is_dead
-        mode = "offline" if self._server_is_dead else self.mode
+        self._mode = "offline" if SERVER.is_dead else self.mode
         self._process = MirrorProcess()
-        self._process.send({"start": start_message(info, mode, self.project, self.entity, self.tags, self.timeout)})
+        message = start_message(info, self._mode, self.project, self.entity, self.tags, self.timeout)
+        self._process.send({"start": message})
 
     def log(self, record: Mapping[str, Any]) -> None:
         if self._process is not None:
@@ -302,39 +274,37 @@ class WandbTracker(Tracker):
         if self._process is None:
             return
         self._process.send({"finish": json_ready(summary)})
-        needs_server = self.mode != "offline" and not self._server_is_dead
-        began = time.monotonic()
-        report = self._process.finish(SERVER.limit(self.timeout) if needs_server else self.timeout)
+        online = self._mode != "offline"
+        report = self._process.finish(min(self.timeout, LEAST_SECONDS) if online and SERVER.is_dead else self.timeout)
         self._process = None
-        if needs_server:
-            SERVER.note(report, time.monotonic() - began)
-        elif report == "done" and self._server_is_dead:
+        if online and report == "done":
+            SERVER.failed = None
+        elif online and report.startswith((NOT_ONLINE, NO_ANSWER)):
+            SERVER.failed = time.monotonic()
+        elif report == "done" and self.mode != "offline":
             report = "the server did not answer an earlier run, so this one is logged offline"
-        self._degraded += report != "done" and not report.startswith(NO_KEY)
         kind = report.partition(" (")[0]
-        if report == "done" or kind in SERVER.told:
+        self.num_degraded += kind not in ("done", NO_KEY)
+        if kind == "done" or kind in SERVER.told:
             return
         SERVER.told.add(kind)
-        if report.startswith(NO_KEY):
-            self._notice = (
+        if kind == NO_KEY:
+            self.notice = (
                 f"W&B: {NO_KEY}, so runs are logged offline, in the folder wandb of each"
                 "\n     (`wandb login` sends them online; tracker.wandb.mode=disabled: without W&B)"
             )
         else:
             sends = f"{command('fedsim', 'sync', str(self._folder))} sends it"
             later = "told once, summary.json says which later runs it holds for"
-            self._notice = f"W&B: {report}; nothing is lost: {sends}; {later}"
+            self.notice = f"W&B: {report}; nothing is lost: {sends}; {later}"
 
 
 def mirrors_in(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The nodes of this tracker in a run's config, by name; those that are disabled come last."""
     nodes = config.get("tracker")
-    found = {
-        name: node
-        for name, node in (nodes.items() if isinstance(nodes, Mapping) else ())
-        if isinstance(node, Mapping) and node.get("_target_") == TARGET
-    }
-    return dict(sorted(found.items(), key=lambda item: item[1].get("mode") == "disabled"))
+    named = nodes.items() if isinstance(nodes, Mapping) else ()
+    found = [(name, n) for name, n in named if isinstance(n, Mapping) and n.get("_target_") == TARGET]
+    return dict(sorted(found, key=lambda item: item[1].get("mode") == "disabled"))
 
 
 def start_message(
@@ -356,5 +326,5 @@ def start_message(
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers in a record; values that were not measured (None) are left out."""
-    return {k: v for k, v in json_ready(record).items() if isinstance(v, int | float)}
+    """The numbers in a record; those that were not measured (None), or are not finite, are left out."""
+    return {k: v for k, v in record.items() if isinstance(v, int | float) and math.isfinite(v)}

@@ -116,8 +116,6 @@ def test_jobs_are_composed_and_planned_once_also_those_of_a_preset(
     assert {folder.parent.name for folder in folders(tmp_path)} == {"mine"}
 
 
-
-
 def test_ctrl_c_ends_a_sweep(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedsim.selectors.full import Full
 

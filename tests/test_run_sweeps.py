@@ -128,10 +128,8 @@ def test_another_launcher_runs_the_jobs_that_were_checked(fedsim: Run, tmp_path:
     assert fedsim(*words, "output_dir=here") == 0
     assert fedsim(*words, "output_dir=there", "hydra/launcher=other") == 0
     here, there = (sorted((tmp_path / place / "mine_small").glob("digits*")) for place in ("here", "there"))
-    assert [f.name for f in here] == [f.name for f in there]
+    assert [(f.name, without_seconds(f)) for f in here] == [(f.name, without_seconds(f)) for f in there]
     assert [f.name.split("-")[3] + f.name.split("-")[4] for f in here] == ["gpfls5", "gpfls6", "randoms5", "randoms6"]
-    for one, other in zip(here, there, strict=True):
-        assert without_seconds(one) == without_seconds(other)
     assert (tmp_path / "there" / "mine_small" / "multirun.yaml").exists()  # Hydra's
     assert not (tmp_path / "here" / "mine_small" / "multirun.yaml").exists()
     assert fedsim("seed=8", "hydra/launcher=other", "--config-dir", "my_conf") == 0

@@ -56,7 +56,9 @@ def test_mistakes(fedsim: Run, tmp_path: Path) -> None:
         assert caught.value.exit_code == 2
 
 
-def test_the_environment_names_what_sums_depend_on(fedsim: Run, tmp_path: Path) -> None:
+def test_the_environment_names_what_sums_depend_on(
+    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fedsim("engine=native")
     fedsim("engine=batched")
     native, batched = (read_summary(f)["environment"] for f in folders(tmp_path))  # type: ignore[index]
@@ -66,9 +68,6 @@ def test_the_environment_names_what_sums_depend_on(fedsim: Run, tmp_path: Path) 
     assert native == batched
     assert all([native["processor"], native["blas"]["torch"], native["blas"]["numpy"], native["threads"]])
     assert native["instructions"] == torch.backends.cpu.get_cpu_capability().lower()
-
-
-def test_the_processor_without_a_file_that_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PROCESSORS", tmp_path / "cpuinfo")
     monkeypatch.setattr(module.platform, "processor", lambda: "6502")
     assert module.processor() == "6502"

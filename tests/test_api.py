@@ -50,8 +50,7 @@ def test_a_run_is_that_of_the_command_line_to_the_last_bit() -> None:
     assert result.folder == Path("here/default", folder.name)
     assert (result.folder / MODEL).read_bytes() == (folder / MODEL).read_bytes()
     assert without_seconds(result.records) == without_seconds(read_metrics(folder))
-    assert result.status == "done"
-    assert result.kept
+    assert (result.status, result.kept) == ("done", True)
     assert result.final_accuracy == (read_summary(folder) or {})["smoothed_accuracy"]
     assert result.params is not None
     assert sum(value.numel() for value in result.params.values()) > 1000
@@ -88,10 +87,7 @@ def test_a_callback_ends_a_run_by_its_answer_or_an_exception_and_the_same_call_g
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "values": (
-        lambda: run_experiment([*WORDS, "cohort_size=99", "optimizer.lr=-1"]),
-        r"cohort_size=99.*\n.*\n?optimizer",
-    ),
+    "values": (lambda: run_experiment([*WORDS, "cohort_size=99", "optimizer.lr=-1"]), r"(?s)cohort_size=99.*optimizer"),
     "several": (lambda: run_experiment([*WORDS, "seed=0,1"]), r"describes 2 experiments\n.*run_sweep"),
     "a string": (lambda: run_experiment("selector=oort"), "must be a list of words"),
     "a string of a sweep": (lambda: run_sweep("seed=0,1"), "must be a list of words"),
@@ -101,11 +97,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a plan": (lambda: compose(compose(WORDS)), r"list of words.*\n.*run_experiment runs a Plan"),  # type: ignore[arg-type]
     "useless": (
         lambda: compose(["local.epochs=2", "local.steps=3"]),
-        r"local\.epochs='2': has no effect while local\.s",
-    ),
-    "a preset": (
-        lambda: compose(["preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "selector=random", "seed=0", "model=cnn"]),
-        "model='cnn': has no dropout, which preset=gpfl_table2_fmnist sets",
+        r"local\.epochs='2': has no effect while local\.",
     ),
     "data": (lambda: run_experiment([*WORDS, "dataset=parquet", "dataset.path=nowhere", "partition=iid"]), "data_dir"),
 }
@@ -135,9 +127,13 @@ def test_failures_are_exceptions() -> None:
 
 def test_the_process_stays_as_it_was() -> None:
     """No signal handlers, no environment, no Hydra of the program; and it works outside of the main thread."""
-    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
-    environment, threads = own_environment(), torch.get_num_threads()
-    hydra = GlobalHydra.instance().hydra
+
+    def state() -> object:
+        """Without what torch and its OpenMP library set for themselves when they are first used."""
+        ours = {name: text for name, text in os.environ.items() if not name.startswith(("TORCHINDUCTOR_", "KMP_"))}
+        return [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)], torch.get_num_threads(), ours
+
+    before, hydra = state(), GlobalHydra.instance().hydra
     GlobalHydra.instance().hydra = mine = object()  # type: ignore[assignment]
     results: list[fedsim.RunResult] = []
     try:
@@ -148,13 +144,7 @@ def test_the_process_stays_as_it_was() -> None:
     finally:
         GlobalHydra.instance().hydra = hydra
     assert [result.status for result in results] == ["done"]
-    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
-    assert (own_environment(), torch.get_num_threads()) == (environment, threads)
-
-
-def own_environment() -> dict[str, str]:
-    """The environment without what torch and its OpenMP library set for themselves when they are first used."""
-    return {name: text for name, text in os.environ.items() if not name.startswith(("TORCHINDUCTOR_", "KMP_"))}
+    assert state() == before
 
 
 def test_a_hydra_of_the_programs_own_is_as_without_fedsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,17 +112,9 @@ def lines(capsys: pytest.CaptureFixture[str], *words: str, code: int) -> list[st
     return [one for one in joined if re.match(r"\w+ (config|data|disk):", one)]
 
 
-def test_a_config_that_is_refused_fails_with_a_line_for_each_problem(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lines(capsys, "selector=gpffl", "modl=x", code=1) == [
-        "fail config: selector='gpffl': is not a choice of conf/selector/ did you mean gpfl?",
-        "fail config: modl: is not a known key did you mean model?",
-    ]
-    assert lines(capsys, "seed=-1", code=1) == ["fail config: seed=-1: must be >= 0 correct it"]
-
-
 REFUSED = {
+    "selector=gpffl modl=x": "two problems",
     "-m seed=0,-1 selector=random,gpfl server.validation_fraction=0": "in a job of a sweep alone",
-    "seed=0,1": "without -m",
     "--config-dir mine selector=broken": "a file of one's own",
     "output_dir=file/outputs": "a folder that cannot be written",
     "dataset=mnist data_dir=file": "a folder that is none",
@@ -142,14 +134,13 @@ def test_what_show_refuses_the_doctor_refuses_with_the_same_words(
     found = [line for line in lines(capsys, *words.split(), code=1) if line.startswith("fail")]
     assert len(found) == len(caught.value.problems)
     for problem in caught.value.problems:
-        assert any(" ".join(str(problem).split()) in line.replace("disk: ", "").replace("data: ", "") for line in found)
+        assert any(" ".join(str(problem).split()) in re.sub("disk: |data: ", "", line) for line in found)
 
 
 def test_the_words_of_a_sweep_are_judged_as_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine/selector").mkdir(parents=True)
-    Path("mine/selector/own.yaml").write_text("defaults:\n  - random\n")
-    words = ["--config-dir", "mine", "selector=own,md", "seed=0,1", "--multirun"]
-    found = "ok config: `fedsim --config-dir mine --multirun selector=own,md seed=0,1` is accepted, 4 jobs"
+    Path("mine").mkdir()
+    words = ["--config-dir", "mine", "selector=random,md", "seed=0,1", "--multirun"]
+    found = "ok config: `fedsim --config-dir mine --multirun selector=random,md seed=0,1` is accepted, 4 jobs"
     assert lines(capsys, *words, code=0)[0] == found
 
 
@@ -170,16 +161,11 @@ def test_a_path_that_leads_nowhere_is_told_with_what_is_missing_unless_its_runs_
     assert not [line for line in lines(capsys, *words, code=0) if line.startswith("fail")]
 
 
-def test_a_data_set_of_ones_own_says_what_is_missing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("own_rings.py").write_text(
-        "from fedsim.data.digits import Digits\nclass Rings(Digits):\n"
-        "    def absent(self):\n        return [f'rings.csv in {self.data_dir}']\n"
-    )
-    monkeypatch.syspath_prepend(Path.cwd())
-    found = lines(capsys, "dataset._target_=own_rings.Rings", "data_dir=here", code=1)
-    assert found[-1] == "fail data: data_dir='here': is missing rings.csv in here correct it, or set FEDSIM_DATA"
+def test_a_data_set_of_ones_own_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    lab = "from fedsim.data.digits import Digits\nclass Rings(Digits):\n    def absent(self): return ['rings.csv']\n"
+    Path("my_lab.py").write_text(lab)
+    found = lines(capsys, "dataset._target_=my_lab.Rings", "data_dir=here", code=1)
+    assert found[-1] == "fail data: data_dir='here': is missing rings.csv correct it, or set FEDSIM_DATA"
 
 
 def test_the_key_is_found_where_wandb_finds_it_and_never_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,29 +147,23 @@ def test_one_that_cannot_be_sent_is_named_with_its_reason_and_waits(
         assert capsys.readouterr().out.splitlines()[-1] == last
 
 
-def test_settings_that_keep_it_offline_are_told_and_the_mode_of_the_environment_is_not_taken(
+def test_what_keeps_runs_back_is_told(
     mirror: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The mode of the environment is not taken; the settings keep b offline; c ends at once, d hangs."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_RUN_ID", "one")
-    mirror("print(sorted(k for k in os.environ if k.startswith('WANDB_')) if folder.endswith('a') else 'done')")
-    finished("a"), finished("b")
+    monkeypatch.setattr(sync, "HANG", 2.0)
+    a = "print(sorted(k for k in os.environ if k.startswith('WANDB_')) if folder.endswith('a') else 'done')"
+    mirror(f"if folder[-1] in 'ab': {a}\nif folder.endswith('d'): time.sleep(600)")
+    for name in "abcd":
+        finished(name)
     assert answer(["sync"]) == 1
     page = capsys.readouterr().out
     assert "['WANDB_ERROR_REPORTING']" in page
     assert "W&B's settings say offline; `wandb online` changes that" in page
-
-
-def test_a_process_that_ends_or_hangs_is_given_up(
-    mirror: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sync, "HANG", 2.0)
-    mirror("time.sleep(600 if folder.endswith('a') else 0)")
-    finished("a"), finished("b")
-    assert answer(["sync"]) == 1
-    page = capsys.readouterr().out
     assert page.count("its process has ended, or said nothing") == 2
-    assert page.splitlines()[-1] == "0 of 2 sent"
+    assert page.splitlines()[-1] == "0 of 4 sent"
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 75)])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -92,47 +92,34 @@ def test_the_search_finds_what_is_encoded_and_compressed(tmp_path: Path) -> None
     assert found_in(tmp_path, secret.decode()) == {"zip", *written}
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything that a sweep with a failing job, a killed run, a refused one and a report have written."""
-    here = tmp_path_factory.mktemp("written")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills by SIGKILL, and W&B's folders as on Linux")
+def test_no_secret_is_in_any_byte_that_is_written(tmp_path: Path) -> None:
+    """By a sweep with a failing job, a killed run, a refused one and a report."""
     for name in ("home", "tmp", "work", "cache"):
-        (here / name).mkdir()
-    (here / "work" / "planted_parts.py").write_text(PARTS)
+        (tmp_path / name).mkdir()
+    (tmp_path / "work" / "planted_parts.py").write_text(PARTS)
     folders = {"HOME": "home", "TMPDIR": "tmp", "FEDSIM_CACHE": "cache", "XDG_CACHE_HOME": "home/cache"}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    environment |= {name: str(here / folder) for name, folder in folders.items()} | SECRETS | {"FEDSIM_MARK": MARK}
+    environment |= {name: str(tmp_path / folder) for name, folder in folders.items()} | SECRETS | {"FEDSIM_MARK": MARK}
     environment["OMP_NUM_THREADS"] = "1"
 
-    part = "selector._target_=planted_parts."
+    def fedsim(module: str, *words: str) -> int:
+        command = [sys.executable, "-m", module, *words]
+        done = subprocess.run(command, cwd=tmp_path / "work", env=environment, capture_output=True, check=False)
+        for secret in SECRETS.values():
+            assert secret.encode() not in done.stdout + done.stderr
+        return done.returncode
+
+    targets = "selector._target_=planted_parts.Failing,fedsim.selectors.random.Random"
     marked = "tracker.wandb.tags=['${oc.env:FEDSIM_MARK}']"
-    sweep = [*TINY, "-m", "tracker.wandb.mode=offline", marked, f"{part}Failing,fedsim.selectors.random.Random"]
-    assert fedsim("fedsim.run", sweep, here, environment) == 1
-    killed = [*TINY, "tracker=files_only", f"{part}Killed", "seed=7"]
-    killed.remove("tracker.console.progress=false")
-    assert fedsim("fedsim.run", killed, here, environment) == -signal.SIGKILL
-    assert fedsim("fedsim.run", [*TINY, f"+api_key={ON_THE_COMMAND_LINE}"], here, environment) == 2
-    assert fedsim("fedsim.report", ["outputs/trial"], here, environment) == 0
-    return here
-
-
-def fedsim(module: str, words: list[str], here: Path, environment: Mapping[str, str]) -> int:
-    command = [sys.executable, "-m", module, *words]
-    done = subprocess.run(command, cwd=here / "work", env=environment, capture_output=True, check=False, timeout=600)
-    for secret in SECRETS.values():
-        assert secret.encode() not in done.stdout + done.stderr
-    return done.returncode
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills by SIGKILL, and W&B's folders as on Linux")
-def test_no_secret_is_in_any_byte_that_is_written(written: Path) -> None:
-    kinds = {path.name for path in written.rglob("*")}
+    assert fedsim("fedsim.run", *TINY, "-m", "tracker.wandb.mode=offline", marked, targets) == 1
+    killed = (*TINY[:-1], "tracker=files_only", "selector._target_=planted_parts.Killed", "seed=7")
+    assert fedsim("fedsim.run", *killed) == -signal.SIGKILL
+    assert fedsim("fedsim.run", *TINY, f"+api_key={ON_THE_COMMAND_LINE}") == 2
+    assert fedsim("fedsim.report", "outputs/trial") == 0
+    kinds = {path.name for path in tmp_path.rglob("*")}
     assert {"error.txt", "checkpoint.safetensors", "summary.json", "report.html", "partition.npz"} <= kinds
     for secret in (*SECRETS.values(), ON_THE_COMMAND_LINE):
-        assert found_in(written, secret) == set()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="see above")
-def test_a_value_that_is_recorded_is_found(written: Path) -> None:
-    """The negative control: a variable that configs may name is in the config, and in the log of W&B."""
-    assert {Path(name).suffix for name in found_in(written / "work", MARK)} >= {".yaml", ".wandb"}
+        assert found_in(tmp_path, secret) == set()
+    # the negative control: a variable that configs may name is in the config, and in the log of W&B
+    assert {Path(name).suffix for name in found_in(tmp_path / "work", MARK)} >= {".yaml", ".wandb"}

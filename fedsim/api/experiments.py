@@ -4,8 +4,7 @@ No signal handler is installed, no thread setting changed, nothing exits: errors
 Ctrl-C, or a notebook's interrupt, leaves a run as on the command line, and the same call goes on with it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -52,9 +51,13 @@ def compose(overrides: Words = (), *, config_dir: str | Path | None = None, **pa
     told, remedy = "must be a list of words such as 'selector=oort'", "run_experiment runs a Plan, run_sweep a list"
     words = not isinstance(overrides, str) and all(isinstance(word, str) for word in overrides)
     check(rule(words, "overrides", ..., told, remedy))
-    with _hydra_left_as_it_is(), search_path(None if config_dir is None else str(config_dir)):
-        check(*words_without_effect(overrides, parts))
-        plans = check_jobs([with_parts(job, parts) for job in compose_jobs(list(overrides), multirun=True)])
+    before = GlobalHydra.instance().hydra
+    try:
+        with search_path(None if config_dir is None else str(config_dir)):
+            check(*words_without_effect(overrides, parts))
+            plans = check_jobs([with_parts(job, parts) for job in compose_jobs(list(overrides), multirun=True)])
+    finally:
+        GlobalHydra.instance().hydra = before  # a program that uses Hydra itself finds it as it was
     return list({plan.folder: plan for plan in plans}.values()) if parts else plans
 
 
@@ -190,13 +193,3 @@ def _made_ready(plans: Sequence[Plan], keep: bool | None) -> list[tuple[Plan, Te
     if any(plan.settings.overwrite for plan in plans):
         forget()
     return placed
-
-
-@contextmanager
-def _hydra_left_as_it_is() -> Iterator[None]:
-    """A program that uses Hydra itself finds it as it was."""
-    before = GlobalHydra.instance().hydra
-    try:
-        yield
-    finally:
-        GlobalHydra.instance().hydra = before

@@ -74,43 +74,43 @@ COMMANDS = {
 }
 
 
-ABOUT = (
-    "compares client selection methods of federated learning: which clients take part in a round, what accuracy that "
-    "buys, and what it costs in bytes, samples and seconds."
-)
-USAGE = (
-    ("fedsim [key=value ...]", "run the experiment that these values describe"),
-    ("fedsim COMMAND ...", "one of the commands below (fedsim COMMAND --help)"),
-)
-TRY = (
-    ("fedsim", "the default experiment, some seconds"),
-    ("fedsim -m selector=random,gpfl seed=0,1,2", "a sweep: six runs, one table"),
-    ("fedsim list selectors", "all methods, with source and cost"),
-    ("fedsim show preset=gpfl_table2_fmnist", "what a paper's table would run"),
-    ("fedsim report default", "tables and figures of the runs"),
-)
-OPTIONS = (
-    ("-m, --multirun", "sweep over all combinations of values with commas"),
-    ("--config-dir DIR", "a folder with choices of your own, DIR/selector/mine.yaml"),
-    ("--cfg job", "print the config that the values make"),
-    ("--hydra-help", "Hydra's other options"),
-    ("--version", "of fedsim"),
-)
+HELP = """\
+fedsim {version} compares client selection methods of federated learning: which
+clients take part in a round, what accuracy that buys, and what it costs in
+bytes, samples and seconds.
+
+Usage
+  fedsim [key=value ...]  run the experiment that these values describe
+  fedsim COMMAND ...      one of the commands below (fedsim COMMAND --help)
+
+Try
+  fedsim                                     the default experiment (seconds)
+  fedsim -m selector=random,gpfl seed=0,1,2  a sweep: six runs, one table
+  fedsim list selectors                      all methods, with source and cost
+  fedsim show preset=gpfl_table2_fmnist      what a paper's table would run
+  fedsim report default                      tables and figures of the runs
+
+Commands
+{commands}
+
+Groups: choose by GROUP=CHOICE; `fedsim list GROUP` has the choices
+{groups}
+
+Options
+  -m, --multirun    sweep over all combinations of values with commas
+  --config-dir DIR  a folder with choices of your own, DIR/selector/mine.yaml
+  --cfg job         print the config that the values make
+  --hydra-help      Hydra's other options
+  --version         of fedsim
+
+Docs: README.md and docs/ of the repository; conf/ explains every value"""
 
 
 def help_page() -> str:
     catalogue = Catalogue()
-    groups = [(name, catalogue.about(name)) for name in catalogue.names if "/" not in name]
-    parts = [
-        wrap(f"fedsim {fedsim.__version__} {ABOUT}"),
-        "Usage\n" + entries(USAGE),
-        "Try\n" + entries(TRY, widest=46),
-        "Commands\n" + entries((name, command.about) for name, command in COMMANDS.items()),
-        "Groups: choose by GROUP=CHOICE; `fedsim list GROUP` has the choices\n" + entries(groups),
-        "Options\n" + entries(OPTIONS),
-        wrap("Docs: README.md and docs/ of the repository; conf/ explains every value"),
-    ]
-    return "\n\n".join(parts)
+    groups = entries((name, catalogue.about(name)) for name in catalogue.names if "/" not in name)
+    commands = entries((name, command.about) for name, command in COMMANDS.items())
+    return HELP.format(version=fedsim.__version__, commands=commands, groups=groups)
 
 
 MISTAKE = 2

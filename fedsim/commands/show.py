@@ -97,27 +97,18 @@ def _estimate(plan: Plan, found: JobStatus, rates: Sequence[Sequence[float]] | N
 
 def _rates_on_file(plans: Iterable[Plan]) -> dict[str, list[list[float]]]:
     """`COSTS` of a round of each finished run beside `plans`, by what it has in common with other runs."""
-    kinds = {(plan.folder.parent, _kind(plan.folder.name)) for plan in plans}
-    read: Counter[tuple[Path, str]] = Counter()
     found: dict[str, list[list[float]]] = {}
-    paths = [path for parent in {parent for parent, _ in kinds} for path in sorted(parent.glob(f"*/{files.SUMMARY}"))]
-    for folder in (path.parent for path in paths):
-        kind = (folder.parent, _kind(folder.name))
-        read[kind] += 1
-        if kind not in kinds or read[kind] > MOST_READ:
-            continue
-        with suppress(Exception):  # whatever a damaged record is like, it is no reason not to estimate
-            config = yaml.load((folder / files.CONFIG).read_text(encoding="utf-8"), LOADER)
-            summary = read_summary(folder) or {}
-            if summary["status"] == "done":
-                spent = [summary["totals"]["bytes_down"], summary["totals"]["bytes_up"], summary["wall_seconds"]]
-                found.setdefault(_likeness(config), []).append([one / summary["rounds"] for one in spent])
+    for parent, kind in {
+        (plan.folder.parent, plan.folder.name.rsplit("-", 2)[0]) for plan in plans
+    }:  # no seed, no hash
+        for path in sorted(parent.glob(f"{kind}-s*/{files.SUMMARY}"))[:MOST_READ]:
+            with suppress(Exception):  # whatever a damaged record is like, it is no reason not to estimate
+                config = yaml.load((path.parent / files.CONFIG).read_text(encoding="utf-8"), LOADER)
+                summary = read_summary(path.parent) or {}
+                if summary["status"] == "done":
+                    spent = [summary["totals"]["bytes_down"], summary["totals"]["bytes_up"], summary["wall_seconds"]]
+                    found.setdefault(_likeness(config), []).append([one / summary["rounds"] for one in spent])
     return found
-
-
-def _kind(name: str) -> str:
-    """The part of a folder's name that does not depend on seed and hash."""
-    return name.rpartition("-")[0].rpartition("-")[0]
 
 
 def _likeness(config: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """`fedsim search`: hyper-parameters found by Optuna, over ordinary run folders."""
 
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,8 +17,6 @@ from fedsim.running.process import STOP
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
-
-    from fedsim.search.study import Space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,6 @@ class Settings:
 
 
 OWN_KEYS = tuple(field.name for field in fields(Settings))
-LAUNCHER = "hydra/launcher"
 
 
 def run(words: Sequence[str]) -> int:
@@ -63,10 +60,22 @@ def run(words: Sequence[str]) -> int:
         def plans_of(params: Mapping[str, Any]) -> list[Plan]:
             return _of_seeds_alone(check_jobs(compose_jobs(space.words_of(params), multirun=True, config_name=name)))
 
-        plans = _plans_of_corners(space, plans_of)
+        plans: list[Plan] = []
+        problems: list[Problem] = []
+        for corner in space.corners():
+            try:
+                plans += plans_of(corner)
+            except ConfigError as error:
+                problems += [problem for problem in error.problems if problem not in problems]
+        check(*map(_with_own_keys, problems))
         require_room(plans)
         with STOP.working():
             return search(space, settings, plans_of, plans[0].settings.num_rounds, flags_of(name))
+
+
+def _with_own_keys(problem: Problem) -> Problem:
+    own = f"; keys of the search itself: {', '.join(OWN_KEYS)}"
+    return replace(problem, remedy=problem.remedy + own) if problem.rule == UNKNOWN_KEY else problem
 
 
 def _mistaken(override: "Override") -> Problem | None:
@@ -74,7 +83,7 @@ def _mistaken(override: "Override") -> Problem | None:
     key = override.key_or_group
     if key in OWN_KEYS and override.is_sweep_override():
         return Problem(key, typed_in(override), "is a setting of the search itself, and takes one value", "give one")
-    if key == LAUNCHER and typed_in(override) != "basic":
+    if key == "hydra/launcher" and typed_in(override) != "basic":
         told = "must be basic: a search runs its trials one after another, in this process"
         remedy = "leave it out; on a cluster, let a job of the scheduler run the search (docs/clusters.md)"
         return Problem(key, typed_in(override), told, remedy)
@@ -95,20 +104,6 @@ def _parser() -> ArgumentParser:
         epilog="example: fedsim search 'optimizer.lr=tag(log,interval(0.01,0.3))' selector=gpfl,random seed=0,1",
         allow_abbrev=False,
     )
-
-
-def _plans_of_corners(space: "Space", plans_of: Callable[[Mapping[str, Any]], list[Plan]]) -> list[Plan]:
-    """The runs of the trials at the ends of what is searched in. Raises `ConfigError` with the problems of all."""
-    plans: list[Plan] = []
-    problems: list[Problem] = []
-    for corner in space.corners():
-        try:
-            plans += plans_of(corner)
-        except ConfigError as error:
-            problems += [p for p in error.problems if p not in problems]
-    own = f"keys of the search itself: {', '.join(OWN_KEYS)}"
-    check(*(replace(p, remedy=f"{p.remedy}; {own}") if p.rule == UNKNOWN_KEY else p for p in problems))
-    return plans
 
 
 def _of_seeds_alone(plans: list[Plan]) -> list[Plan]:

@@ -112,6 +112,11 @@ class Result:
     rounds: int
     reason: str | None = None
 
+    def __str__(self) -> str:
+        if self.accuracy is not None:
+            return f"final accuracy {100 * self.accuracy:.2f} %"
+        return f"{self.status}, {self.reason}" if self.reason else f"{self.status} after round {self.rounds}"
+
 
 class Rounds:
     """The rounds of a trial's first run, which decide whether `trial` (Optuna's) is pruned: on its accuracy as of now,
@@ -203,15 +208,9 @@ def search(
         tell_line(f"trial {number + 1} of {settings.trials}: {shown}")
         result = run_trial(plans_of(params), trial)
         results.append((params, result))
-        if result.accuracy is not None:
-            told = f"final accuracy {100 * result.accuracy:.2f} %"
-            study.tell(trial, result.accuracy)
-        else:
-            told = (
-                f"{result.status}, {result.reason}" if result.reason else f"{result.status} after round {result.rounds}"
-            )
-            study.tell(trial, state=TrialState.FAIL if result.status == "failed" else TrialState.PRUNED)
-        tell_line(f"trial {number + 1}: {told}")
+        tell_line(f"trial {number + 1}: {result}")
+        states = {"done": TrialState.COMPLETE, "failed": TrialState.FAIL}
+        study.tell(trial, result.accuracy, states.get(result.status, TrialState.PRUNED))
     return _close(space, results, flags)
 
 

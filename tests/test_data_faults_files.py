@@ -120,8 +120,8 @@ def test_pipes_and_dangling_links_are_named_and_not_read(tmp_path: Path, make: A
     for split in ("train", "test"):
         (tmp_path / "set" / split / "ant").mkdir(parents=True)
         make(tmp_path / "set" / split / "ant" / "0.png")
-    (tmp_path / "femnist" / "train").mkdir(parents=True)
-    make(tmp_path / "femnist" / "train" / "0.json")
+        (tmp_path / "femnist" / split).mkdir(parents=True)
+        make(tmp_path / "femnist" / split / "0.json")
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
     make(tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte")
     cases: list[tuple[str, dict[str, Any], str]] = [

@@ -112,7 +112,7 @@ def test_an_unsound_leaf_file_is_named(leaf: Path, content: Any, reason: str) ->
 
 
 def test_absent_leaf_files_are_asked_for_by_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset\.source=leaf: no JSON file in .*femnist/train.*FEDSIM_DATA"):
+    with pytest.raises(DataError, match=r"source=leaf: is missing LEAF's JSON files in .*femnist/train, .*FEDSIM_DATA"):
         build("femnist", tmp_path, source="leaf").load()
     for split in ("train", "test"):
         write_leaf(tmp_path / "femnist", split, {"ann": user()})

@@ -121,8 +121,8 @@ def test_one_clients_holdout_does_not_depend_on_the_others() -> None:
     [
         ([[0, 1], [1, 2]], "2 arrays of 4 positions, 3 of them different"),
         ([[0, 1]], "it returned 1 arrays"),
-        ([[0], [500]], "outside that range"),
-        ([[0], [-1]], "outside that range"),
+        ([[0], [500]], "2 positions, 1 of them different and in that range"),
+        ([[0], [-1]], "2 positions, 1 of them different and in that range"),
         ([[0.0], [1.0]], r"it returned one of float64 with the shape \(1,\)"),
         ([[0], [[1, 2]]], r"it returned one of int64 with the shape \(1, 2\)"),
         ([[True], [False]], "it returned one of bool"),

@@ -139,33 +139,30 @@ def test_a_partition_of_ones_own_that_breaks_its_promise_is_refused(parts: Any, 
         divide(DATA, Broken(), 2, Streams(0), NOTHING, 0.0)
 
 
-def test_an_empty_client_may_be_an_array_of_any_type() -> None:
-    """`np.array([])` is of floating-point numbers."""
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (
+            [np.arange(5, dtype=np.uint16), np.array([])],
+            [[0, 1, 2, 3, 4], []],
+        ),  # the empty one of floating-point numbers
+        (np.arange(6).reshape(2, 3), [[0, 1, 2], [3, 4, 5]]),
+    ],
+)
+def test_parts_may_be_of_any_integers_and_the_rows_of_one_array(parts: Any, expected: list[list[int]]) -> None:
+    class Given(Partition):
+        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> Any:
+            return parts
 
-    class OneForAll(Partition):
-        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-            return [np.arange(5, dtype=np.uint16), np.array([])]
-
-    found = divide(DATA, OneForAll(), 2, Streams(0), NOTHING, 0.0)
-    assert [part.tolist() for part in found.train] == [[0, 1, 2, 3, 4], []]
+    found = divide(DATA, Given(), 2, Streams(0), NOTHING, 0.0)
+    assert [part.tolist() for part in found.train] == expected
     assert [part.dtype for part in found.train] == [np.int64, np.int64]
 
 
-def test_all_parts_may_be_the_rows_of_one_array() -> None:
-    class Rows(Partition):
-        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> Any:
-            return np.arange(6).reshape(num_clients, 3)
-
-    assert [part.tolist() for part in divide(DATA, Rows(), 2, Streams(0), NOTHING, 0.0).train] == [[0, 1, 2], [3, 4, 5]]
-
-
-@pytest.mark.parametrize("content", [b"", b"<html>", None])
-def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path: Path, content: bytes | None) -> None:
+def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "partition.npz"
     saved = division().to_bytes()
-    for damaged in (
-        [content] if content is not None else [saved[: len(saved) // 2], saved[:300] + bytes(50) + saved[350:]]
-    ):
+    for damaged in (b"", b"<html>", saved[: len(saved) // 2], saved[:300] + bytes(50) + saved[350:]):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"partition\.npz: cannot be read as a saved partition"):
             Division.load(path)

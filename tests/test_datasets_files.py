@@ -1,6 +1,12 @@
-"""Parquet files in the Hub's layout."""
+"""Parquet files in the Hub's layout; checksums, and files that are damaged or hostile: nothing is trained on them,
+nothing hangs, nothing in them is run."""
 
+import contextlib
+import hashlib
+import io
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from PIL import EpsImagePlugin, Image
 
+from fedsim.config.plan import hash_config
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import parquet
+from fedsim.data.base import LoadedData
+from fedsim.data.images import decode
 from tests.dataset_toys import REAL, build, check_sound, encoded, table
 
 
@@ -100,21 +111,16 @@ def test_owners_string_labels_bytes_and_a_share_for_testing(tmp_path: Path, lone
     assert data.test_owners.tolist() == [i % 4 for i in test]
 
 
-def test_test_rows_need_no_owner(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("who", "expected"), [({"who": [9, 4, 5, 6, 10]}, [2, -1, 0, -1, -1]), ({}, None)])
+def test_owners_of_test_rows_have_the_numbers_of_the_training_rows_if_there_are_any(
+    tmp_path: Path, who: dict[str, Any], expected: list[int] | None
+) -> None:
     pq.write_table(table(4, who=[7, 5, 7, 9])[0], tmp_path / "train.parquet")
-    pq.write_table(table(3)[0], tmp_path / "test.parquet")
+    pq.write_table(table(5, **who)[0], tmp_path / "test.parquet")
     data = build("parquet", tmp_path, path=str(tmp_path), client_column="who").load()
     assert data.owners is not None
     assert data.owners.tolist() == [1, 0, 1, 2]
-    assert data.test_owners is None
-
-
-def test_owners_of_test_rows_have_the_numbers_of_the_training_rows(tmp_path: Path) -> None:
-    pq.write_table(table(4, who=[7, 5, 7, 9])[0], tmp_path / "train.parquet")
-    pq.write_table(table(5, who=[9, 4, 5, 6, 10])[0], tmp_path / "test.parquet")
-    data = build("parquet", tmp_path, path=str(tmp_path), client_column="who").load()
-    assert data.test_owners is not None
-    assert data.test_owners.tolist() == [2, -1, 0, -1, -1]
+    assert (None if data.test_owners is None else data.test_owners.tolist()) == expected
 
 
 def test_a_lone_file_without_a_share_for_testing_is_refused(tmp_path: Path, lone: Path) -> None:
@@ -157,7 +163,7 @@ def test_decoded_once_and_again_when_content_or_split_changes(tmp_path: Path, mo
     ("values", "reason"),
     [
         ({"path": "nowhere"}, r"dataset\.path=nowhere: is missing a parquet file at .*nowhere or .*nowhere"),
-        ({"label_column": "lable"}, r"dataset\.label_column=lable: the columns are img, label, odd"),
+        ({"label_column": "lable"}, r"dataset\.label_column=lable: the columns are img, label"),
         ({"label_column": "odd"}, r"dataset\.label_column=odd: must hold integers or strings, not double"),
         ({"label_column": "gaps"}, r"dataset\.label_column=gaps: 11 of its 12 values are missing"),
         (
@@ -173,7 +179,7 @@ def test_mistakes_are_named(tmp_path: Path, values: dict[str, Any], reason: str)
     paths = pa.array(
         [{"bytes": None, "path": "x.png"}] * 12, pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     )
-    rows, _ = table(12, odd=[0.5] * 12, gaps=[1] + [None] * 11, minus=[-1] * 12, paths=paths)
+    rows, _ = table(12, odd=[0.5] * 12, gaps=[1] + [None] * 11, minus=[-1] * 12, paths=paths, many=[0, *[10**6] * 11])
     pq.write_table(rows, tmp_path / "train.parquet")
     with pytest.raises(DataError, match=reason):
         build("parquet", tmp_path, **{"path": str(tmp_path), "test_fraction": 0.5, **values}).load()
@@ -225,24 +231,155 @@ def test_images_of_several_sizes_are_brought_to_one(tmp_path: Path) -> None:
     assert sorted([*data.train.x.unique().tolist(), *data.test.x.unique().tolist()]) == [7, 9]
 
 
-@pytest.mark.parametrize("content", [b"<html>", b"", None])
-def test_an_unsound_parquet_file_is_named(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "train.parquet"
-    pq.write_table(table(4)[0], path)
-    path.write_bytes(path.read_bytes()[:-9] if content is None else content)
-    with pytest.raises(DataError, match=r"train\.parquet is no sound parquet file"):
-        build("parquet", tmp_path, path=str(path), test_fraction=0.5).load()
+def test_unsound_empty_or_unlike_tables_are_refused(tmp_path: Path) -> None:
+    def load() -> None:
+        build("parquet", tmp_path, path=str(tmp_path)).load()
 
-
-def test_tables_that_do_not_agree_or_are_empty_are_refused(tmp_path: Path) -> None:
-    pq.write_table(table(4)[0], tmp_path / "train.parquet")
-    pq.write_table(table(4)[0].slice(0, 0), tmp_path / "test.parquet")
+    train, test = tmp_path / "train.parquet", tmp_path / "test.parquet"
+    pq.write_table(table(4)[0], train)
+    pq.write_table(table(4)[0].slice(0, 0), test)
     with pytest.raises(DataError, match="the test split has no rows"):
-        build("parquet", tmp_path, path=str(tmp_path)).load()
-    rows = table(4)[0].set_column(1, "label", pa.array(["a"] * 4))
-    pq.write_table(rows, tmp_path / "test.parquet")
+        load()
+    pq.write_table(table(4)[0].set_column(1, "label", pa.array(["a"] * 4)), test)
     with pytest.raises(DataError, match="do not agree in their columns"):
-        build("parquet", tmp_path, path=str(tmp_path)).load()
+        load()
+    for content in (b"<html>", b"", train.read_bytes()[:-9]):
+        train.write_bytes(content)
+        with pytest.raises(DataError, match=r"train\.parquet is no sound parquet file"):
+            load()
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 6\n%%EndComments\n%%EndProlog\nshowpage\n%%EOF\n"
+
+
+def test_an_eps_file_named_png_starts_no_other_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript is asked for"))
+    write_images(tmp_path / "all.parquet", EPS, EPS)
+    with pytest.raises(DataError, match=r"image 0 cannot be decoded \(in none of the formats PNG, JPEG"):
+        load_lone(tmp_path / "all.parquet")
+
+
+def test_a_flipped_bit_in_a_png_is_found_by_its_checksum() -> None:
+    """Pillow alone decodes some of them into other pixels."""
+    pixels = (np.add.outer(np.arange(64), np.arange(64)) * 3 % 256).astype(np.uint8)
+    sound, silent = encoded(pixels), 0
+    for position in range(sound.index(b"IDAT") + 4, sound.index(b"IEND") - 8):
+        damaged = bytearray(sound)
+        damaged[position] ^= 4
+        with pytest.raises(DataError, match="toy: image 0 cannot be decoded"):
+            decode([bytes(damaged)], mode="L", size=None, name="toy")
+        with contextlib.suppress(OSError, SyntaxError):
+            silent += not np.array_equal(np.asarray(Image.open(io.BytesIO(damaged))), pixels)
+    assert silent
+
+
+# --- checksums -----------------------------------------------------------------------------------------------------
+
+
+def load_lone(path: Path, **values: Any) -> LoadedData:
+    return build("parquet", path.parent, path=str(path), test_fraction=0.5, **values).load()
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 4
+    path.write_bytes(content)
+
+
+def test_a_parquet_file_of_another_checksum_is_refused_and_what_was_found_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "all.parquet"
+    pq.write_table(table(40)[0], path)
+    sound = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert load_lone(path).sha256 == load_lone(path, sha256=sound).sha256 == sound
+    positions = np.random.default_rng(0).integers(path.stat().st_size, size=3)
+    for position in positions.tolist():
+        flip(path, position)
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        with pytest.raises(DataError, match=rf"dataset\.sha256={sound}: the files of .* have {found}"):
+            load_lone(path, sha256=sound)
+        flip(path, position)
+
+
+def test_the_checksum_of_several_files_is_that_of_sha256sums_list(tmp_path: Path) -> None:
+    (tmp_path / "set" / "b").mkdir(parents=True)
+    pq.write_table(table(6)[0], tmp_path / "set" / "b" / "train.parquet")
+    pq.write_table(table(4, seed=1)[0], tmp_path / "set" / "a-test.parquet")
+    data = build("parquet", tmp_path, path="set").load()
+    command = "sha256sum a-test.parquet b/train.parquet | sha256sum"
+    printed = subprocess.run(command, shell=True, cwd=tmp_path / "set", capture_output=True, text=True, check=True)
+    assert data.sha256 == printed.stdout.split()[0]
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_page_checksums_are_verified_where_a_file_has_them(tmp_path: Path, checked: bool) -> None:
+    """Labels are not compressed here: without the checksum of their page a flipped bit is another label."""
+    path = tmp_path / "all.parquet"
+    rows = table(40)[0].set_column(1, "label", pa.array([7] * 39 + [1], pa.int64()))
+    pq.write_table(rows, path, compression="none", use_dictionary=False, write_page_checksum=checked)
+    flip(path, path.read_bytes().index(np.full(39, 7, "<i8").tobytes()))
+    if checked:
+        with pytest.raises(DataError, match=r"all\.parquet is no sound parquet file .*fetch it again"):
+            load_lone(path)
+    else:
+        data = load_lone(path)
+        assert 3 in torch.cat([data.train.y, data.test.y])
+
+
+def test_other_data_sets_compare_their_checksum_too(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / "set" / split / "ant").mkdir(parents=True)
+        Image.new("L", (6, 6), 7).save(tmp_path / "set" / split / "ant" / "0.png")
+    for split in ("train", "test"):
+        (tmp_path / "femnist" / split).mkdir(parents=True)
+        (tmp_path / "femnist" / split / "0.json").write_text(
+            json.dumps({"user_data": {"ann": {"x": [[0.5] * 784], "y": [3]}}})
+        )
+    for choice, values in (("image_folder", {"path": "set"}), ("femnist", {"source": "leaf"})):
+        found = build(choice, tmp_path, **values).load().sha256
+        assert found is not None
+        assert build(choice, tmp_path, **values, sha256=found).load().sha256 == found
+        with pytest.raises(DataError, match=rf"dataset\.sha256=0{{64}}: the files of .* have {found}"):
+            build(choice, tmp_path, **values, sha256="0" * 64).load()
+        with pytest.raises(ConfigError, match=r"dataset\.sha256='abc': must be null or 64 hexadecimal digits"):
+            build(choice, tmp_path, **values, sha256="abc")
+
+
+def test_a_checksum_that_is_not_given_does_not_change_the_hash_of_a_config() -> None:
+    assert hash_config({"dataset": {"path": "x", "sha256": None}}) == hash_config({"dataset": {"path": "x"}})
+    assert hash_config({"dataset": {"path": "x", "sha256": "0"}}) != hash_config({"dataset": {"path": "x"}})
+
+
+# --- what is no file -----------------------------------------------------------------------------------------------
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to(path.parent / "nowhere")
+
+
+@pytest.mark.parametrize(("make", "kind"), [(fifo, "no regular file"), (dangling, "a link to nothing")])
+def test_pipes_and_dangling_links_are_named_and_not_read(tmp_path: Path, make: Any, kind: str) -> None:
+    pq.write_table(table(4)[0], tmp_path / "train.parquet")
+    make(tmp_path / "test.parquet")
+    for split in ("train", "test"):
+        (tmp_path / "set" / split / "ant").mkdir(parents=True)
+        make(tmp_path / "set" / split / "ant" / "0.png")
+        (tmp_path / "femnist" / split).mkdir(parents=True)
+        make(tmp_path / "femnist" / split / "0.json")
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    make(tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte")
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("parquet", {"path": str(tmp_path)}, "test.parquet"),
+        ("image_folder", {"path": "set"}, "0.png"),
+        ("femnist", {"source": "leaf"}, "0.json"),
+        ("mnist", {}, "train-labels-idx1-ubyte"),
+    ]
+    for choice, values, name in cases:
+        with pytest.raises(DataError, match=rf"{name} is {kind}; remove it"):
+            build(choice, tmp_path, **values).load()
 
 
 @pytest.mark.slow

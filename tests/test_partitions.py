@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.partitions.base import Labelled, largest_remainder
+from fedsim.partitions.base import Labelled
 from tests.partition_toys import CHOICES, SMALL, balanced, build, histograms, skew, split
 
 
@@ -81,50 +81,17 @@ def test_balancing_gives_a_full_client_no_more_by_hand(balanced: bool, expected:
     assert histograms(data, parts).tolist() == expected
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_balanced_clients_had_room_before_the_last_class_they_got(seed: int) -> None:
-    data, n = balanced(100), 20
-    for on in (True, False):
-        counts = histograms(data, split("dirichlet_class", data, n, seed, alpha=0.3, balanced=on, min_size=1))
-        assert counts.sum() == len(data.labels)
-        last = [np.flatnonzero(c)[-1] for c in counts]
-        before = np.array([c[:i].sum() for c, i in zip(counts, last, strict=True)])
-        assert (before < len(data.labels) / n).all() == on
-
-
-def test_writers_with_too_few_samples_are_left_out() -> None:
-    owners = np.repeat([7, 3, 5], [4, 9, 10])
-    data = Labelled(np.zeros(23, np.int64), 1, owners)
-    parts = split("natural", data, 2, min_samples=9)
-    assert [owners[p].tolist() for p in parts] == [[3] * 9, [5] * 10]
-    with pytest.raises(DataError, match=r"num_clients=3: only 2 of 3 owners have partition\.min_samples=9"):
-        split("natural", data, 3, min_samples=9)
-
-
-def test_quantity_skew_keeps_labels_and_varies_sizes() -> None:
-    data = balanced(1000)
-    even, uneven = (split("quantity_skew", data, 20, skew=s) for s in (0.01, 1.5))
-    assert np.std([len(p) for p in even]) < 10 < 200 < np.std([len(p) for p in uneven])
-    heavy, light = (
-        np.max([len(p) for p in split("quantity_skew", data, 20, law="powerlaw", skew=s)]) for s in (1.0, 100.0)
-    )
-    assert heavy > 2 * light
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.sampled_from(["lognormal", "powerlaw"]), st.sampled_from([0.001, 0.1, 1.0, 30.0, 1000.0]), st.integers(1, 20))
+@pytest.mark.parametrize("law", ["lognormal", "powerlaw"])
+@pytest.mark.parametrize("strength", [0.001, 1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("min_size", [1, 7, 20])
 def test_quantity_skew_of_any_strength_uses_all_samples_and_keeps_the_minimum(
     law: str, strength: float, min_size: int
 ) -> None:
     parts = split("quantity_skew", balanced(50), 20, law=law, skew=strength, min_size=min_size)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(500))
     assert min(map(len, parts)) >= min_size
-
-
-def test_an_extreme_skew_leaves_nearly_all_to_one_client() -> None:
-    for law, strength in (("lognormal", 1000.0), ("powerlaw", 0.001)):
-        sizes = sorted(len(p) for p in split("quantity_skew", balanced(50), 20, law=law, skew=strength))
-        assert sizes == [1] * 19 + [481]
+    if strength == {"lognormal": 1000.0, "powerlaw": 0.001}[law]:  # which leaves nearly all to one client
+        assert sorted(map(len, parts))[:-1] == [min_size] * 19
 
 
 def test_natural_clients_are_owners() -> None:
@@ -169,8 +136,46 @@ def test_values_out_of_range_are_refused_with_their_key(choice: str, values: dic
         build(choice, **values)
 
 
-@given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=20), st.integers(0, 1000))
-def test_largest_remainder_sums_and_stays_within_one_of_the_quota(shares: list[float], total: int) -> None:
-    counts = largest_remainder(np.array(shares), total)
-    assert counts.sum() == total
-    assert (abs(counts - np.array(shares) / sum(shares) * total) < 1 + 1e-6).all()
+# --- shards --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 4), st.booleans(), st.sampled_from(["drop", "spread"]), st.integers(0, 99))
+def test_shards_of_any_shape(num_clients: int, s: int, pure: bool, leftover: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(4, size=int(rng.integers(50, 200)))
+    data = Labelled(labels, 4)
+    if pure and num_clients * s < 4:
+        with pytest.raises(DataError, match=r"partition\.pure=true"):
+            split("shards", data, num_clients, seed, shards_per_client=s, pure=pure, leftover=leftover)
+        return
+    parts = split("shards", data, num_clients, seed, shards_per_client=s, pure=pure, leftover=leftover)
+    everything = np.concatenate(parts)
+    assert len(np.unique(everything)) == len(everything)
+    if leftover == "spread":
+        assert len(everything) == len(labels)
+    if pure:
+        assert all(len(np.unique(labels[p])) <= s for p in parts)
+    elif leftover == "drop":
+        assert {len(p) for p in parts} == {len(labels) // (num_clients * s) * s}
+
+
+@pytest.mark.parametrize(("per_class", "size"), [(6000, 600), (5000, 500)])
+@pytest.mark.parametrize("choice", ["shards_1", "shards_2"])
+def test_shards_of_the_papers_have_their_sizes_and_labels(choice: str, per_class: int, size: int) -> None:
+    """selectors.md 4.1: FMNIST 600 per client, CIFAR-10 500, as one shard or as two halves."""
+    data = balanced(per_class)
+    parts = split(choice, data, 100)
+    assert {len(p) for p in parts} == {size}
+    assert len(np.unique(np.concatenate(parts))) == 10 * per_class
+    counts = histograms(data, parts)
+    shards = int(choice[-1])
+    assert set(counts.ravel()) == {0, size // shards, size}
+    assert (counts > 0).sum(1).max() == shards
+
+
+def test_two_shards_per_client_give_two_labels_or_rarely_one() -> None:
+    """Both shards carry one label with probability 19 / 199 for 200 shards of 10 labels."""
+    data = balanced(600)
+    single = [(histograms(data, split("shards", data, 100, seed)) > 0).sum(1) == 1 for seed in range(30)]
+    assert abs(np.mean(single) - 19 / 199) < 4 * np.sqrt(0.0955 * 0.9045 / 3000)

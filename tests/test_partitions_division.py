@@ -1,3 +1,5 @@
+"""Divisions between clients and server: every sample in one place, saved and read, each drawn by streams of its own."""
+
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.rng import Streams
+from fedsim.core.rng import Purpose, Streams
 from fedsim.partitions.base import Indices, Labelled, Partition
 from fedsim.partitions.division import Division, ServerSplit, divide
 from fedsim.partitions.iid import IID, Natural
@@ -64,10 +66,14 @@ def test_a_saved_division_comes_back_and_a_changed_one_is_refused(tmp_path: Path
         Division.load(path)
 
 
-def test_a_server_that_wants_everything_is_refused() -> None:
+def test_a_server_may_leave_one_sample_and_no_less() -> None:
+    most, all_of_them = (
+        ServerSplit(validation_fraction=0.5, public_samples=n, public_stratified=False) for n in (249, 250)
+    )
+    assert divide(DATA, IID(), 1, Streams(0), most, 0).sizes.tolist() == [1]
     rule = r"server\.validation_fraction=0\.5, server\.public_samples=250: take 250 and 250 of 500 .* lower one of them"
     with pytest.raises(DataError, match=rule):
-        division(ServerSplit(validation_fraction=0.5, public_samples=250, public_stratified=False))
+        divide(DATA, IID(), 1, Streams(0), all_of_them, 0)
 
 
 @settings(max_examples=40, deadline=None)
@@ -121,8 +127,8 @@ def test_one_clients_holdout_does_not_depend_on_the_others() -> None:
     [
         ([[0, 1], [1, 2]], "2 arrays of 4 positions, 3 of them different"),
         ([[0, 1]], "it returned 1 arrays"),
-        ([[0], [500]], "outside that range"),
-        ([[0], [-1]], "outside that range"),
+        ([[0], [500]], "2 positions, 1 of them different and in that range"),
+        ([[0], [-1]], "2 positions, 1 of them different and in that range"),
         ([[0.0], [1.0]], r"it returned one of float64 with the shape \(1,\)"),
         ([[0], [[1, 2]]], r"it returned one of int64 with the shape \(1, 2\)"),
         ([[True], [False]], "it returned one of bool"),
@@ -139,33 +145,30 @@ def test_a_partition_of_ones_own_that_breaks_its_promise_is_refused(parts: Any, 
         divide(DATA, Broken(), 2, Streams(0), NOTHING, 0.0)
 
 
-def test_an_empty_client_may_be_an_array_of_any_type() -> None:
-    """`np.array([])` is of floating-point numbers."""
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (
+            [np.arange(5, dtype=np.uint16), np.array([])],
+            [[0, 1, 2, 3, 4], []],
+        ),  # the empty one of floating-point numbers
+        (np.arange(6).reshape(2, 3), [[0, 1, 2], [3, 4, 5]]),
+    ],
+)
+def test_parts_may_be_of_any_integers_and_the_rows_of_one_array(parts: Any, expected: list[list[int]]) -> None:
+    class Given(Partition):
+        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> Any:
+            return parts
 
-    class OneForAll(Partition):
-        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-            return [np.arange(5, dtype=np.uint16), np.array([])]
-
-    found = divide(DATA, OneForAll(), 2, Streams(0), NOTHING, 0.0)
-    assert [part.tolist() for part in found.train] == [[0, 1, 2, 3, 4], []]
+    found = divide(DATA, Given(), 2, Streams(0), NOTHING, 0.0)
+    assert [part.tolist() for part in found.train] == expected
     assert [part.dtype for part in found.train] == [np.int64, np.int64]
 
 
-def test_all_parts_may_be_the_rows_of_one_array() -> None:
-    class Rows(Partition):
-        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> Any:
-            return np.arange(6).reshape(num_clients, 3)
-
-    assert [part.tolist() for part in divide(DATA, Rows(), 2, Streams(0), NOTHING, 0.0).train] == [[0, 1, 2], [3, 4, 5]]
-
-
-@pytest.mark.parametrize("content", [b"", b"<html>", None])
-def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path: Path, content: bytes | None) -> None:
+def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "partition.npz"
     saved = division().to_bytes()
-    for damaged in (
-        [content] if content is not None else [saved[: len(saved) // 2], saved[:300] + bytes(50) + saved[350:]]
-    ):
+    for damaged in (b"", b"<html>", saved[: len(saved) // 2], saved[:300] + bytes(50) + saved[350:]):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"partition\.npz: cannot be read as a saved partition"):
             Division.load(path)
@@ -183,3 +186,100 @@ def test_a_servers_share_out_of_range_is_refused(values: dict[str, Any], message
     kept: dict[str, Any] = {"validation_fraction": 0.0, "public_samples": 0, "public_stratified": False}
     with pytest.raises(ConfigError, match=message):
         ServerSplit(**{**kept, **values})
+
+
+# --- streams -------------------------------------------------------------------------------------------------------
+
+BALANCED = Labelled(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60)), 10)
+SERVER = ServerSplit(validation_fraction=0.1, public_samples=45, public_stratified=False)
+
+
+class Blocks(Partition):
+    """Consecutive blocks, which keeps the number that it draws."""
+
+    drawn = 0
+
+    def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        self.drawn = int(rng.integers(2**60))
+        return np.array_split(np.arange(len(data.labels)), num_clients)
+
+
+def blocks(holdout: float = 0.25, server: ServerSplit = SERVER, seed: int = 3, **seeds: int) -> Division:
+    return divide(BALANCED, Blocks(), 5, Streams(seed, **seeds), server, holdout)
+
+
+def test_a_client_holds_out_by_a_stream_of_its_own() -> None:
+    """A permutation by (HOLDOUT, client); the first quarter is held out."""
+    d = blocks(server=ServerSplit(validation_fraction=0, public_samples=0, public_stratified=False))
+    for i in range(5):
+        own = np.arange(120 * i, 120 * (i + 1))
+        shuffled = Streams(3).generator(Purpose.HOLDOUT, i).permutation(own)
+        assert d.holdout[i].tolist() == shuffled[:30].tolist()
+        assert d.train[i].tolist() == shuffled[30:].tolist()
+
+
+def test_partition_and_server_draw_from_their_own_streams() -> None:
+    partition = Blocks()
+    divide(BALANCED, partition, 5, Streams(3), SERVER, 0.0)
+    assert partition.drawn == Streams(3).generator(Purpose.PARTITION).integers(2**60)
+    order = Streams(3).generator(Purpose.SERVER_SPLIT).permutation(600)
+    d = blocks()
+    first = np.concatenate([order[BALANCED.labels[order] == c][:6] for c in range(10)])
+    assert d.validation.tolist() == sorted(first)
+    assert d.public.tolist() == [i for i in order if i not in set(first)][:45]
+
+
+def test_the_validation_set_has_its_share_of_every_class() -> None:
+    assert np.bincount(BALANCED.labels[blocks().validation]).tolist() == [6] * 10
+    d = blocks(server=ServerSplit(validation_fraction=0.0775, public_samples=0, public_stratified=False))
+    assert len(d.validation) == round(0.0775 * 600) == 46  # 46.5, to the even number
+    d = blocks(server=ServerSplit(validation_fraction=0.0799, public_samples=0, public_stratified=False))
+    assert len(d.validation) == 48
+
+
+def test_what_clients_train_on_is_what_histograms_count() -> None:
+    d = blocks()
+    for row, train in zip(d.histograms, d.train, strict=True):
+        assert row.tolist() == np.bincount(BALANCED.labels[train], minlength=10).tolist()
+    assert d.histograms.sum() == d.sizes.sum() == 600 - 60 - 45 - sum(map(len, d.holdout))
+
+
+@pytest.mark.parametrize("purpose", [Purpose.PARTITION, Purpose.SERVER_SPLIT, Purpose.HOLDOUT])
+def test_the_partitions_seed_is_for_all_that_divides(purpose: Purpose) -> None:
+    assert Streams(1, partition_seed=7).key(purpose, 2) == Streams(7).key(purpose, 2)
+    assert Streams(1, init_seed=7).key(purpose, 2) == Streams(1).key(purpose, 2)
+
+
+@pytest.mark.parametrize("purpose", [p for p in Purpose if p not in (1, 2, 9, 10)])
+def test_all_else_is_by_the_runs_own_seed(purpose: Purpose) -> None:
+    assert Streams(1, partition_seed=7, init_seed=8).key(purpose, 2) == Streams(1).key(purpose, 2)
+
+
+def test_purposes_have_the_numbers_that_published_results_were_made_with() -> None:
+    assert {p.name: int(p) for p in Purpose} == {
+        **{"PARTITION": 1, "INIT": 2, "SELECT": 3, "TRAIN": 4, "SKETCH": 5, "AVAILABILITY": 6, "DROPOUT": 7},
+        **{
+            "LOSS_BATCH": 8,
+            "SERVER_SPLIT": 9,
+            "HOLDOUT": 10,
+            "DEVICES": 21,
+            "DEVICE_VARIATION": 22,
+            "ARRIVAL_ORDER": 23,
+        },
+    }
+
+
+def test_the_hash_tells_apart_what_lies_in_other_arrays() -> None:
+    """The same numbers in the same order, once as the public set and once as the validation set."""
+    one, none = np.arange(3), np.empty(0, np.int64)
+    common = ([np.arange(5)], [none])
+    histograms = np.zeros((1, 2), np.int64)
+    a, b = Division(*common, one, none, histograms), Division(*common, none, one, histograms)
+    assert a.hash != b.hash
+
+
+def test_a_public_set_is_in_random_order_and_the_rest_keeps_its_own() -> None:
+    d = blocks(holdout=0.0)
+    assert d.public.tolist() != sorted(d.public)
+    rest = np.concatenate(d.train)
+    assert rest.tolist() == sorted(rest)

@@ -11,13 +11,8 @@ from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
 from fedsim.core.errors import DataError
 from fedsim.data.femnist_generated import FemnistGenerated, _Handwriting
-from fedsim.partitions.base import Labelled, Partition
-from fedsim.partitions.iid import IID, Natural, QuantitySkew
 from fedsim.running.assembly import build
 from scripts.benchmarks import clients as scale
-
-FASHION_MNIST = Labelled(np.repeat(np.arange(10), 6_000), 10)
-"""As many labels as Fashion-MNIST has training samples."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,35 +24,6 @@ def _conf() -> Iterator[None]:
 def plan(*words: str) -> Plan:
     (job,) = compose_jobs(["num_rounds=2", "tracker=files_only", *words], multirun=False)
     return make_plan(job.config, job.choices)
-
-
-@pytest.mark.parametrize(
-    "partition",
-    [QuantitySkew(law="lognormal", skew=1.0, min_size=1), QuantitySkew(law="powerlaw", skew=0.5, min_size=1)],
-)
-def test_clients_get_one_sample_and_more_and_none_is_given_twice(partition: Partition) -> None:
-    parts = partition.split(FASHION_MNIST, 20_000, np.random.default_rng(0))
-    sizes = np.array([len(part) for part in parts])
-    assert sizes.min() == 1
-    assert sizes.max() > 20
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(60_000))
-
-
-@pytest.mark.parametrize("partition", [QuantitySkew(law="powerlaw", skew=0.5, min_size=1), IID()])
-def test_as_many_clients_as_samples_and_no_more(partition: Partition) -> None:
-    parts = partition.split(FASHION_MNIST, 60_000, np.random.default_rng(0))
-    assert {len(part) for part in parts} == {1}
-    with pytest.raises(
-        DataError, match=r"num_clients=60001: .* at least 60001 training samples and there are 60000; lower"
-    ):
-        partition.split(FASHION_MNIST, 60_001, np.random.default_rng(0))
-
-
-def test_a_hundred_thousand_owners_are_divided_among() -> None:
-    owners = np.random.default_rng(0).permutation(np.repeat(np.arange(100_000), 3))
-    data = Labelled(np.zeros(len(owners), np.int64), 2, owners)
-    parts = Natural(min_samples=1, cap=None, keep="random").split(data, 100_000, np.random.default_rng(0))
-    assert all((owners[parts[client]] == client).all() for client in range(0, 100_000, 1000))
 
 
 def test_digits_take_a_client_for_each_sample() -> None:
@@ -108,11 +74,5 @@ def test_a_case_that_is_refused_is_told(tmp_path: Path) -> None:
     found = scale.measure_apart("pncs", 100_000, str(tmp_path))
     assert "compares all pairs" in found["refused"]
     assert "refused" in scale.markdown([found], [100_000])
-
-
-def test_growth_is_the_exponent_between_the_two_largest_that_ran() -> None:
-    found = {n: {"later": {"round": (n / 100) ** 2 + 1, "train": 1.0}} for n in (10, 100, 1000)}
-    assert scale.growth(found, [10, 100, 1000]) == "N^2.0"
-    assert scale.growth({**found, 1000: {"refused": "too many"}}, [10, 100, 1000]) == "N^2.0"
-    assert scale.growth({10: found[10]}, [10, 100]) == "-"
-    assert scale.growth({n: {"later": {"round": 1e-3, "train": 0.0}} for n in (1, 2)}, [1, 2]) == "< 10 ms"
+    times = {n: {"later": {"round": (n / 100) ** 2 + 1, "train": 1.0}} for n in (10, 100, 1000)}
+    assert scale.growth(times, [10, 100, 1000]) == "N^2.0"

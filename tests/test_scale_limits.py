@@ -12,9 +12,7 @@ from fedsim.config.plan import make_plan
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Population
-from fedsim.selectors import tools as all_pairs
 from fedsim.selectors.base import Selector
-from fedsim.selectors.tools import pairs_problem
 from tests.test_size_limits import node_of
 
 COMMON = ("num_clients=100000", "cohort_size=100", "model=logistic", "tracker=files_only", "system=lognormal")
@@ -49,30 +47,16 @@ def refusal(choice: str, num_clients: int, **values: Any) -> str:
     return ""
 
 
-def test_all_choices_but_these_take_a_hundred_thousand_clients() -> None:
+def test_all_choices_but_these_take_a_hundred_thousand_clients_and_these_name_size_bytes_and_remedy() -> None:
     names = [path.stem for path in (conf_dir() / "selector").glob("*.yaml")]
     few = {name for name in names if name.endswith("_d10")}  # which ask fewer clients than the 100 that they select
-    refused = {name for name in names if refusal(name, 100_000, **({"num_candidates": 100} if name in few else {}))}
-    assert refused == ALL_PAIRS
-
-
-@pytest.mark.parametrize("choice", sorted(ALL_PAIRS - {"pair_study"}))
-def test_the_refusal_names_size_bytes_and_remedy(choice: str) -> None:
-    text = refusal(choice, 100_000)
-    assert "selector: compares all pairs of num_clients=100000 clients, in tables of" in text
-    assert "must take at most 16 GiB" in text
-    assert "lower num_clients" in text
-    assert not refusal(choice, 10_000)
-
-
-def test_up_to_the_size_that_is_told_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    population = Population(np.ones(1000, np.int64), 10, 10)
-    monkeypatch.setattr(all_pairs, "MAX_BYTES", 24 * 1000**2)
-    assert pairs_problem(population, 24) is None
-    monkeypatch.setattr(all_pairs, "MAX_BYTES", 24 * 1000**2 - 1)
-    problem = pairs_problem(population, 24)
-    assert problem is not None
-    assert "as they do up to num_clients=999" in problem.rule
+    told = {name: refusal(name, 100_000, **({"num_candidates": 100} if name in few else {})) for name in names}
+    assert {name for name, text in told.items() if text} == ALL_PAIRS
+    for name in ALL_PAIRS - {"pair_study"}:
+        assert "selector: compares all pairs of num_clients=100000 clients, in tables of" in told[name]
+        assert "must take at most 16 GiB, as they do up to num_clients=" in told[name]
+        assert "lower num_clients" in told[name]
+        assert not refusal(name, 10_000)
 
 
 @pytest.mark.parametrize(

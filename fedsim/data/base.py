@@ -114,14 +114,17 @@ class LoadedData:
         cls,
         tensors: Mapping[str, Tensor],
         num_classes: int,
-        mean: Sequence[float],
-        std: Sequence[float],
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
         *others: Any,
         **named: Any,
     ) -> "LoadedData":
-        """Of the tensors `train_x`, `train_y`, `test_x` and `test_y`."""
+        """Of `train_x`, `train_y`, `test_x` and `test_y`; and of `train_owners` and `test_owners`, if there are any."""
         train, test = (Samples(tensors[f"{split}_x"], tensors[f"{split}_y"]) for split in ("train", "test"))
-        return cls(train, test, num_classes, tuple(mean), tuple(std), *others, **named)
+        for key, name in (("owners", "train_owners"), ("test_owners", "test_owners")):
+            named[key] = tensors[name].numpy() if name in tensors else None
+        mean, std = None if mean is None else tuple(mean), None if std is None else tuple(std)
+        return cls(train, test, num_classes, mean, std, *others, **named)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -196,6 +199,12 @@ class Dataset(ABC):
     def absent(self) -> list[str]:
         """What is not on disk, and `load` needs and would not fetch: `train/ in /data/insects`. Nothing is read."""
         return []
+
+    def require_present(self, key: str) -> None:
+        """Raise `DataError` if anything is `absent`, naming the setting `key` that may be wrong."""
+        if absent := self.absent():
+            remedy = f"point data_dir or FEDSIM_DATA to the folder that has it (data_dir={self.data_dir})"
+            raise DataError(f"{key}: is missing {', '.join(absent)}; correct it, or {remedy}")
 
     @abstractmethod
     def load(self) -> LoadedData:

@@ -6,7 +6,7 @@ Cached files are verified at every read and rebuilt if damaged.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def load_or_decode(
     key = hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
 
     def build() -> dict[str, Tensor]:
-        content = list(bytes.fromhex(sha256_of_files(root, files)))
+        content = list(bytes.fromhex(sha256_of_files(root, files)[0]))
         return {**decode(), "content": torch.tensor(content, dtype=torch.uint8)}
 
     tensors = load_or_build(prefix.with_name(f"{prefix.name}-{key[:32]}.safetensors"), build)
@@ -121,26 +121,19 @@ def file_sha256(path: Path) -> str:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
 
 
-def sha256_of_files(root: Path, files: Sequence[Path]) -> str:
+def sha256_of_files(root: Path, files: Sequence[Path]) -> tuple[str, dict[Path, str]]:
     """SHA-256 (hexadecimal) of a data set's files: of a lone file's content, else of the list that sha256sum prints.
+    And that of each file. Raises `DataError` if a file cannot be read.
 
     The list has one line for each file, sorted by path relative to `root`, so that the result does not depend on where
-    the data set is: (cd ROOT && sha256sum FILES...) | sha256sum. Raises `DataError` if a file cannot be read.
+    the data set is: (cd ROOT && sha256sum FILES...) | sha256sum.
     """
-    return sha256_of_list(sums_of_files(root, files))
-
-
-def sums_of_files(root: Path, files: Sequence[Path]) -> dict[str, str]:
-    """The SHA-256 of each file by its path relative to `root`; of `root` itself, by its name."""
-    return {file.name if file == root else file.relative_to(root).as_posix(): file_sha256(file) for file in files}
-
-
-def sha256_of_list(sums: Mapping[str, str]) -> str:
-    """The same as `sha256_of_files`, from `sums_of_files`."""
-    if len(sums) == 1:
-        return next(iter(sums.values()))
-    lines = "".join(f"{found}  {name}\n" for name, found in sorted(sums.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
+    sums = {file: file_sha256(file) for file in files}
+    if len(files) == 1:
+        return sums[files[0]], sums
+    lines = sorted((file.relative_to(root).as_posix(), found) for file, found in sums.items())
+    listed = "".join(f"{found}  {name}\n" for name, found in lines)
+    return hashlib.sha256(listed.encode()).hexdigest(), sums
 
 
 def sha256_problem(expected: str | None) -> Problem | None:

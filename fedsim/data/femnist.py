@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ HUB_LISTING_URL = "https://huggingface.co/api/datasets/flwrlabs/femnist/parquet/
 """Returns a JSON list of the URLs of the data set's parquet files (0.2 GB in all)."""
 HUB_BYTES = 210_000_000
 """Roughly what these files need."""
-PROTOCOL = "https://"
 NUM_CLASSES, NUM_DIGITS = 62, 10
 """Labels: first the digits, then the capital letters, then the lower-case letters."""
 
@@ -39,8 +38,7 @@ class Femnist(Dataset):
     `classes: digits` keeps only the ten digits.
 
     LEAF stores floats in which 1 is white paper and 0 is ink; they are converted to 255 and 0, which is dark on light,
-    the inverse of MNIST. The Hub's images are used as they are. `sha256`: None, or the checksum that the files must
-    have (see `sha256_of_files`).
+    the inverse of MNIST. The Hub's images are used as they are. `sha256`: as in `FromPath`.
     """
 
     source: Literal["hub", "leaf"]
@@ -81,56 +79,33 @@ class Femnist(Dataset):
 
     def _load_hub(self) -> LoadedData:
         require_files(self._folder, self.data_dir, self.missing, lambda: _fetch_hub(self.data_dir), HUB_BYTES)
-        return Parquet(
-            self.data_dir,
-            self.cache_dir,
-            path=str(self._folder.absolute()),
-            image_column="image",
-            label_column="character",
-            client_column="writer_id",
-            test_fraction=self.test_fraction,
-            size=None,
-            mean=self.mean,
-            std=self.std,
-            sha256=self.sha256,
-        ).load()
+        columns = {"image_column": "image", "label_column": "character", "client_column": "writer_id"}
+        others: dict[str, Any] = {"size": None, "mean": self.mean, "std": self.std, "sha256": self.sha256, **columns}
+        path, share = str(self._folder.absolute()), self.test_fraction
+        return Parquet(self.data_dir, self.cache_dir, path=path, test_fraction=share, **others).load()
 
     def _load_leaf(self) -> LoadedData:
+        self.require_present("dataset.source=leaf")
         root = self._folder
-        train, test = _leaf_files(root / "train"), _leaf_files(root / "test")
+        train, test = (sorted((root / split).glob("*.json")) for split in ("train", "test"))
+        require_regular([*train, *test])
+
+        def read() -> dict[str, Tensor]:
+            return {**read_leaf_split(train, "train"), **read_leaf_split(test, "test")}
+
         facts = [[file.name for file in split] for split in (train, test)]
-        tensors, sha256 = load_or_decode(
-            self.cache_dir / "leaf",
-            root,
-            [*train, *test],
-            facts,
-            lambda: {**read_leaf_split(train, "train"), **read_leaf_split(test, "test")},
-        )
-        names, test_names = (json.loads(tensors.pop(f"{split}_names").numpy().tobytes()) for split in ("train", "test"))
+        tensors, sha256 = load_or_decode(self.cache_dir / "leaf", root, [*train, *test], facts, read)
         require_sha256(self.sha256, sha256, f"dataset.source=leaf in {root}")
-        test_owners = numbers_in(np.array(names), np.array(test_names))[tensors["test_owners"].numpy()]
-        owners = {"owners": tensors["train_owners"].numpy(), "test_owners": test_owners}
+        names, test_names = (json.loads(tensors.pop(f"{split}_names").numpy().tobytes()) for split in ("train", "test"))
         fingerprint = f"femnist leaf {digest(tensors)}"
-        return LoadedData.of(tensors, NUM_CLASSES, self.mean, self.std, fingerprint, sha256=sha256, **owners)
-
-
-def _leaf_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise DataError(
-            f"dataset.source=leaf: no JSON file in {folder}; put LEAF's files of this split there, or point data_dir "
-            "or FEDSIM_DATA to the folder that has them"
-        )
-    require_regular(files)
-    return files
+        numbers = torch.as_tensor(numbers_in(np.array(names), np.array(test_names)))
+        tensors["test_owners"] = numbers[tensors["test_owners"]]
+        return LoadedData.of(tensors, NUM_CLASSES, self.mean, self.std, fingerprint, sha256=sha256)
 
 
 def read_leaf_split(files: Sequence[Path], split: str) -> dict[str, Tensor]:
     """Tensors `<split>_x`, `<split>_y` and `<split>_owners` of a LEAF split; writers are numbered in the order of
-    names, and `<split>_names` are these names as bytes of JSON.
-
-    Raises `DataError` naming a file that is not valid.
-    """
+    names, and `<split>_names` are these names as bytes of JSON."""
     pixels, labels, names = [], [], []
     for file in files:
         try:
@@ -186,7 +161,7 @@ def _fetch_hub(data_dir: Path) -> None:
 
 
 def _download(url: str) -> bytes:
-    if not url.startswith(PROTOCOL):
+    if not url.startswith("https://"):
         raise ValueError(f"{url!r} is no https address")
     with urllib.request.urlopen(url) as response:  # `require_files` bounds the time without a byte
         return response.read()

@@ -35,10 +35,8 @@ class FemnistGenerated(Dataset):
 
     A class is a smooth curve along random control points. Each writer has its own glyphs (control points shifted by
     `style` / 2 times a standard normal number), slant, size, position and pen width; each image shifts the control
-    points by `noise` / 2 times a normal number and adds as much noise to the ink. A writer has `samples_per_writer`
-    samples on average (log-normal, with a standard deviation `size_deviation` of the logarithm) of `classes_per_writer`
-    classes. The test set has equally many samples of each class, by random writers. The data are a function of these
-    parameters, including `seed`, which is not the seed of a run.
+    points by `noise` / 2 times a normal number and adds as much noise to the ink. A writer has a log-normal number of
+    samples, of `classes_per_writer` classes; the test set has equally many of each class, by random writers.
     """
 
     num_classes: Annotated[int, Interval(ge=2, le=100_000)]
@@ -64,9 +62,9 @@ class FemnistGenerated(Dataset):
 
     def load(self) -> LoadedData:
         tensors = load_or_generate(self, "femnist_generated", GENERATOR_VERSION, self._build)
-        owners = {"test_owners": tensors.pop("test_owners").numpy(), "owners": tensors["train_owners"].numpy()}
-        fingerprint = f"femnist_generated {digest(tensors)}"
-        return LoadedData.of(tensors, self.num_classes, self.mean, self.std, fingerprint, **owners)
+        told = {name: tensor for name, tensor in tensors.items() if name != "test_owners"}
+        fingerprint = f"femnist_generated {digest(told)}"
+        return LoadedData.of(tensors, self.num_classes, self.mean, self.std, fingerprint)
 
     def _build(self) -> dict[str, Tensor]:
         """Training images, labels and writers, ordered by writer, and test images, labels and writers."""
@@ -75,14 +73,11 @@ class FemnistGenerated(Dataset):
         y, owners = self._training_labels(rng)
         test_y = np.arange(self.test_samples) % self.num_classes
         test_writers = rng.integers(self.num_writers, size=self.test_samples)
-        return {
-            "train_x": handwriting.images(y, owners, self.noise, rng),
-            "train_y": torch.as_tensor(y),
-            "train_owners": torch.as_tensor(owners),
-            "test_x": handwriting.images(test_y, test_writers, self.noise, rng),
-            "test_y": torch.as_tensor(test_y),
-            "test_owners": torch.as_tensor(test_writers),
-        }
+        train_x = handwriting.images(y, owners, self.noise, rng)
+        test_x = handwriting.images(test_y, test_writers, self.noise, rng)
+        made = {"train_x": train_x, "train_y": y, "train_owners": owners}
+        made |= {"test_x": test_x, "test_y": test_y, "test_owners": test_writers}
+        return {name: torch.as_tensor(values) for name, values in made.items()}
 
     def _training_labels(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         normal = rng.standard_normal(self.num_writers)
@@ -125,7 +120,7 @@ class _Handwriting:
 
     def images(
         self, labels: NDArray[np.int64], writers: NDArray[np.int64], noise: float, rng: np.random.Generator
-    ) -> Tensor:
+    ) -> NDArray[np.uint8]:
         """Images, uint8 [n, 1, 28, 28], of the characters `labels` [n] written by `writers` [n]."""
         basis = _spline_basis()
         pixels = np.empty((len(labels), SIDE * SIDE), np.uint8)
@@ -139,7 +134,7 @@ class _Handwriting:
             ink = _ink(curve + self.positions[w][:, None], self.widths[w])
             grain = (noise / 2 * rng.standard_normal(ink.shape)).astype(np.float32)
             pixels[rows] = np.round(255 * (1 - np.clip(ink + grain, 0, 1)))
-        return torch.as_tensor(pixels.reshape(-1, 1, SIDE, SIDE))
+        return pixels.reshape(-1, 1, SIDE, SIDE)
 
 
 def _spline_basis() -> Floats:

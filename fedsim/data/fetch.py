@@ -1,8 +1,7 @@
 """Download of missing files, by one process at a time."""
 
-import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import shorten
 
@@ -36,32 +35,21 @@ def require_files(
         raise DataError(str(problem))
     if not missing():
         return
-    reason = "they are not there afterwards"
+    before, reason = socket.getdefaulttimeout(), "they are not there afterwards"
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        with FileLock(data_dir / f".{folder.relative_to(data_dir).parts[0]}.lock"), stall_bounded():
+        with FileLock(data_dir / f".{folder.relative_to(data_dir).parts[0]}.lock"):
+            socket.setdefaulttimeout(STALL_SECONDS)  # torchvision and torch.hub set none and would wait for ever
             if missing():
                 fetch()
     except Exception as error:  # torchvision and urllib raise many kinds of errors
         is_stalled = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
         stalled = f"the server sent nothing for {STALL_SECONDS:g} s"
         reason = stalled if is_stalled else shorten(str(error) or type(error).__name__, 300)
+    finally:
+        socket.setdefaulttimeout(before)
     if names := ", ".join(missing()):
         raise DataError(
             f"data_dir={data_dir}: no {names} in {folder}, and fetching failed ({reason}). "
             "Put the files there, or point data_dir or FEDSIM_DATA to the folder that has them"
         )
-
-
-@contextlib.contextmanager
-def stall_bounded() -> Iterator[None]:
-    """New connections fail with `TimeoutError` when they have received nothing for `STALL_SECONDS`.
-
-    torchvision and torch.hub set no bound of their own and would wait for ever.
-    """
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(STALL_SECONDS)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)

@@ -127,11 +127,6 @@ class FromPath(Dataset):
     def _searched(self) -> str:
         return " or ".join(str(place.absolute()) for place in self._places())
 
-    def _require_files(self) -> None:
-        if absent := self.absent():
-            remedy = f"point data_dir or FEDSIM_DATA to the folder that has it (data_dir={self.data_dir})"
-            raise DataError(f"dataset.path={self.path}: is missing {', '.join(absent)}; correct the path, or {remedy}")
-
 
 @parameters
 class ImageFolder(FromPath):
@@ -158,7 +153,7 @@ class ImageFolder(FromPath):
         return next((place for place in places if (place / "train").is_dir()), places[0])
 
     def load(self) -> LoadedData:
-        self._require_files()
+        self.require_present(f"dataset.path={self.path}")
         root, mode = self._root(), "L" if self.grey else "RGB"
         (train, classes), (test, test_classes) = (_list_files(root / split) for split in ("train", "test"))
         if classes != test_classes:

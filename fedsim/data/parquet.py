@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError, DataError, between, check
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import LoadedData, normalisation_problems, numbers_in
-from fedsim.data.cache import load_or_build, require_regular, require_sha256, sha256_of_list, sums_of_files
+from fedsim.data.cache import load_or_build, require_regular, require_sha256, sha256_of_files
 from fedsim.data.images import FromPath, Side, decode
 
 if TYPE_CHECKING:
@@ -65,20 +65,18 @@ class Parquet(FromPath):
         return self._places()[0], []
 
     def load(self) -> LoadedData:
-        self._require_files()
+        self.require_present(f"dataset.path={self.path}")
         root, paths = self._found()
         require_regular(paths)
         splits = [_split_of(file, root, len(paths) == 1) for file in paths]
         files = {split: [f for f, own in zip(paths, splits, strict=True) if own == split] for split in splits}
-        named = sums_of_files(root, paths)
-        sha256 = sha256_of_list(named)
+        sha256, sums = sha256_of_files(root, paths)
         require_sha256(self.sha256, sha256, f"dataset.path={self.path}")
-        sums = dict(zip(paths, named.values(), strict=True))
         facts = [f"{split} {f.name} {sums[f]}" for split, own in files.items() for f in own]
         columns = {"image": self.image_column, "label": self.label_column, "client": self.client_column}
         settings = [columns, self.size, self.test_fraction]
         fingerprint = hashlib.sha256("\n".join([*facts, str(settings)]).encode()).hexdigest()
-        kind = "parquet" if self.client_column is None else "parquet-owners"
+        kind = "parquet" if self.client_column is None else "parquet-clients"
         cache = self.cache_dir / f"{kind}-{fingerprint[:32]}.safetensors"
         tensors = load_or_build(cache, lambda: self._decode(files))
         channels = tensors["train_x"].shape[1]
@@ -87,9 +85,8 @@ class Parquet(FromPath):
             check(*normalisation_problems(mean, std, channels))
         except ConfigError as error:
             raise ConfigError(p.within("dataset") for p in error.problems) from error
-        owners = {name: tensors[name].numpy() for name in ("owners", "test_owners") if name in tensors}
         classes = int(tensors["num_classes"])
-        return LoadedData.of(tensors, classes, mean, std, f"parquet {fingerprint}", sha256=sha256, **owners)
+        return LoadedData.of(tensors, classes, mean, std, f"parquet {fingerprint}", sha256=sha256)
 
     def _decode(self, files: dict[str, list[Path]]) -> dict[str, Tensor]:
         rows, train, test = self._split_rows({split: _read(paths) for split, paths in files.items()})
@@ -238,7 +235,7 @@ def _owners(table: "pa.Table", name: str, train: NDArray[np.int64], test: NDArra
     """The owners of the training rows, numbered in sorted order, and those of the test rows by the same numbers, -1 for
     owners of no training row; none of test rows if one of them lacks an owner."""
     known, codes = np.unique(_values(table.take(train), name, "client_column"), return_inverse=True)
-    owners = {"owners": torch.as_tensor(codes.astype(np.int64))}
+    owners = {"train_owners": torch.as_tensor(codes.astype(np.int64))}
     tested = table.select([name]).take(test)
     if tested.column(name).null_count:
         return owners

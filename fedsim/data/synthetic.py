@@ -40,12 +40,9 @@ class Synthetic(Dataset):
     Owner k draws u ~ N(0, alpha^2), W [C, d] and b [C] ~ N(u, 1); B ~ N(0, beta^2) and v [d] ~ N(B, 1). Its samples are
     x ~ N(v, Sigma), with Sigma diagonal and Sigma_jj = j^-1.2, and y = argmax(W x + b). `alpha` is how much the models
     differ between owners, `beta` how much the features do. (alpha and beta are standard deviations, as in the
-    published code.) An owner has `samples_per_owner` samples on average (log-normal, with a standard deviation
-    `size_deviation` of the logarithm); the test set has as many of each owner, as nearly as possible.
-
-    `hold: on_demand` keeps labels alone in memory, and makes features from the owner's generator, a function of (seed,
-    owner), where a client takes part or is asked; `memory` makes all of them once. Results are the same. The data are a
-    function of these parameters, including `seed`, which is not the seed of a run.
+    published code.) An owner has a log-normal number of samples; the test set has as many of each owner, as nearly as
+    possible. `hold: on_demand` keeps labels alone in memory, and makes features from the owner's generator, a function
+    of (seed, owner), where a client takes part or is asked; `memory` makes all of them once. Results are the same.
     """
 
     num_owners: Annotated[int, Interval(ge=1, le=1_000_000)]
@@ -74,15 +71,11 @@ class Synthetic(Dataset):
         tensors = load_or_generate(self, "synthetic", GENERATOR_VERSION, self._build)
         fingerprint = f"synthetic {digest({'key': parameters_key(GENERATOR_VERSION, self), **tensors})}"
         source = OwnerSamples(self)
+        train = Samples(source if self.hold == "on_demand" else source.everything(), tensors["train_y"])
+        test = Samples(tensors["test_x"], tensors["test_y"])
+        owners, test_owners = (np.repeat(np.arange(self.num_owners), n) for n in (self.counts, self.test_counts))
         return LoadedData(
-            train=Samples(source if self.hold == "on_demand" else source.everything(), tensors["train_y"]),
-            test=Samples(tensors["test_x"], tensors["test_y"]),
-            num_classes=self.num_classes,
-            mean=None,
-            std=None,
-            fingerprint=fingerprint,
-            owners=np.repeat(np.arange(self.num_owners), self.counts),
-            test_owners=np.repeat(np.arange(self.num_owners), self.test_counts),
+            train, test, self.num_classes, None, None, fingerprint, owners=owners, test_owners=test_owners
         )
 
     @cached_property
@@ -110,7 +103,7 @@ class Synthetic(Dataset):
             train_y[ends[first] - self.counts[first] : ends[owners[-1]]] = _labels(models, x, self.counts[owners])
             counts = self.test_counts[owners]
             tested = slice(test_ends[first] - counts[0], test_ends[owners[-1]])
-            test_x[tested] = self._around(means, owners, counts, TEST)
+            test_x[tested] = self._moved(self._drawn(owners, counts, TEST, np.empty((len(owners), 0))), means, counts)
             test_y[tested] = _labels(models, test_x[tested], counts)
         made = {"train_y": train_y, "test_x": test_x, "test_y": test_y}
         return {name: torch.as_tensor(values) for name, values in made.items()}
@@ -119,15 +112,28 @@ class Synthetic(Dataset):
         """The means [n, d] of some owners' features, and the first `counts` [n] training samples of each, one owner
         after another [sum of counts, d]."""
         normal = np.empty((len(owners), 1 + self.num_features))
+        x = self._drawn(owners, counts, TRAIN, normal)
+        means = (self.beta * normal[:, :1] + normal[:, 1:]).astype(np.float32)
+        return means, self._moved(x, means, counts)
+
+    def _drawn(
+        self, owners: NDArray[np.int64], counts: NDArray[np.int64], purpose: int, before: NDArray[np.float64]
+    ) -> Floats:
+        """Standard normal numbers [sum of counts, d] of the owners' streams, behind the rows `before` [n, ...]."""
         x = np.empty((int(counts.sum()), self.num_features), np.float32)
         first = 0
-        for row, owner, count in zip(normal, owners.tolist(), counts.tolist(), strict=True):
-            rng = self._stream(owner, TRAIN)
+        for row, owner, count in zip(before, owners.tolist(), counts.tolist(), strict=True):
+            rng = self._stream(owner, purpose)
             rng.standard_normal(out=row)
             rng.standard_normal(dtype=np.float32, out=x[first : first + count])
             first += count
-        means = (self.beta * normal[:, :1] + normal[:, 1:]).astype(np.float32)
-        return means, self._moved(means, x, counts)
+        return x
+
+    def _moved(self, x: Floats, means: Floats, counts: NDArray[np.int64]) -> Floats:
+        """Standard normal `x`, spread by Sigma around the means of their owners; in place."""
+        x *= (np.arange(1, self.num_features + 1) ** -0.6).astype(np.float32)
+        x += np.repeat(means, counts, axis=0)
+        return x
 
     def _models(self, owners: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What labels the owners' samples: W [n, d, C] and b [n, C]."""
@@ -138,26 +144,6 @@ class Synthetic(Dataset):
         values += self.alpha * normal[:, :1]
         cut = self.num_features * self.num_classes
         return values[:, :cut].reshape(-1, self.num_features, self.num_classes), values[:, cut:]
-
-    def _around(self, means: Floats, owners: NDArray[np.int64], counts: NDArray[np.int64], purpose: int) -> Floats:
-        """Samples around the owners' means, of streams from which nothing else is drawn [sum of counts, d]."""
-        x = np.empty((int(counts.sum()), self.num_features), np.float32)
-        ends = np.cumsum(counts)
-        for row in np.flatnonzero(counts).tolist():
-            rng = self._stream(int(owners[row]), purpose)
-            rng.standard_normal(dtype=np.float32, out=x[ends[row] - counts[row] : ends[row]])
-        return self._moved(means, x, counts)
-
-    def _moved(self, means: Floats, x: Floats, counts: NDArray[np.int64]) -> Floats:
-        """Standard normal `x`, spread by Sigma around the means of their owners; in place."""
-        x *= self._deviations
-        x += np.repeat(means, counts, axis=0)
-        return x
-
-    @cached_property
-    def _deviations(self) -> Floats:
-        """The square roots of Sigma_jj = j^-1.2 [d]."""
-        return (np.arange(1, self.num_features + 1) ** -0.6).astype(np.float32)
 
     def _stream(self, owner: int, purpose: int) -> np.random.Generator:
         """The owner's generator for a purpose: Philox (Salmon et al., 2011) with the key (seed, owner), at the part of
@@ -175,8 +161,7 @@ class Synthetic(Dataset):
     def _start(self) -> dict[str, Any]:
         """The state of a generator that has drawn nothing, whose key and counter are changed in place: to make a new
         one takes ten times as long, with arrays in it twice as long."""
-        state = dict(np.random.Philox(key=0).state)
-        return {**state, "state": {"counter": [0, 0, 0, 0], "key": [self.seed, 0]}}
+        return {**np.random.Philox(key=0).state, "state": {"counter": [0, 0, 0, 0], "key": [self.seed, 0]}}
 
 
 def _labels(

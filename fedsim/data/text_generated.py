@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsim.core.errors import at_most
 from fedsim.core.exact import exp
 from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, parameters
-from fedsim.data.base import Dataset, LoadedData, Samples, log_normal_sizes
+from fedsim.data.base import Dataset, LoadedData, log_normal_sizes
 from fedsim.data.cache import digest, load_or_generate
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
@@ -33,11 +33,9 @@ class TextGenerated(Dataset):
     speakers.
 
     The language has `num_words` made-up words of one to three syllables, whose frequencies follow Zipf's law. A speaker
-    multiplies them by exp(`style` times a standard normal number) and draws words independently. A speaker has
-    `samples_per_speaker` samples on average (log-normal, with a standard deviation `size_deviation` of the logarithm),
-    one at each character of a stream; the test set has samples of a stream of its own by every speaker. Tokens and
-    classes are the space and the letters a to z. The data are a function of these parameters, including `seed`, which
-    is not the seed of a run.
+    multiplies them by exp(`style` times a standard normal number) and draws words independently. A speaker has a
+    log-normal number of samples, one at each character of a stream; the test set has samples of a stream of its own by
+    every speaker. Tokens and classes are the space and the letters a to z.
     """
 
     num_speakers: Annotated[int, Interval(ge=1, le=100_000)]
@@ -56,18 +54,9 @@ class TextGenerated(Dataset):
 
     def load(self) -> LoadedData:
         tensors = load_or_generate(self, "text_generated", GENERATOR_VERSION, self._build)
-        train, test = (Samples(tensors[f"{split}_x"].long(), tensors[f"{split}_y"]) for split in ("train", "test"))
-        return LoadedData(
-            train,
-            test,
-            num_classes=len(ALPHABET),
-            mean=None,
-            std=None,
-            fingerprint=f"text_generated {digest(tensors)}",
-            owners=tensors["train_owners"].numpy(),
-            test_owners=tensors["test_owners"].numpy(),
-            vocabulary=len(ALPHABET),
-        )
+        fingerprint = f"text_generated {digest(tensors)}"
+        tensors |= {"train_x": tensors["train_x"].long(), "test_x": tensors["test_x"].long()}
+        return LoadedData.of(tensors, len(ALPHABET), None, None, fingerprint, vocabulary=len(ALPHABET))
 
     def _build(self) -> dict[str, Tensor]:
         """Texts, next characters and speakers of both splits, ordered by speaker."""

@@ -10,9 +10,6 @@ from fedsim.core.errors import DataError
 from fedsim.core.parameters import CountOrZero, Positive, parameters
 from fedsim.partitions.base import Indices, Labelled, Partition, largest_remainder, require_samples, shuffled_by_class
 
-MAX_TRIES = 100_000
-"""A draw takes about a millisecond."""
-
 
 @parameters
 class DirichletClass(Partition):
@@ -28,7 +25,7 @@ class DirichletClass(Partition):
     alpha: Positive
     balanced: bool
     min_size: CountOrZero
-    max_tries: Annotated[int, Ge(1), Le(MAX_TRIES)]
+    max_tries: Annotated[int, Ge(1), Le(100_000)]  # about a millisecond each
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         require_samples(len(data.labels), num_clients, max(self.min_size, 1), f"partition.min_size={self.min_size}")

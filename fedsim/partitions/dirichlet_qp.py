@@ -6,15 +6,12 @@ import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from fedsim.core.errors import DataError, Problem
+from fedsim.core.errors import DataError, rule
 from fedsim.core.parameters import Positive, Problems, parameters
 from fedsim.partitions.base import Indices, Labelled, Partition, require_samples, shuffled_by_class
 
 TOLERANCE = 1e-6
 """Largest accepted max |Q x - b|, relative to the size of the largest class."""
-
-MAX_RETRIES = 10_000
-"""A draw takes some ten milliseconds."""
 
 
 @parameters
@@ -24,19 +21,20 @@ class DirichletQP(Partition):
     Q [C, N] holds the label mixes q_i as columns and b [C] the class sizes, so that all samples are used. `alpha` is
     the total concentration: with 10 balanced classes alpha = 0.2 is 0.02 per class, and the largest class makes up 90 %
     of a client's samples on average. Client i gets floor(Q_ci x_i) samples of class c; the samples left by rounding go
-    to uniformly random clients one by one. (FedCor solves the same program with cvxopt and does not check the solver's
-    status.) If the program has no solution, which is common below 50 clients, label mixes are drawn again up to
-    `retries` times. After that a `DataError` is raised, or, with `fallback: nnls`, x >= 0 is the least-squares solution
-    and every class is scaled to its size.
+    to uniformly random clients one by one. (FedCor does not check the solver's status.) If the program has no solution,
+    which is common below 50 clients, label mixes are drawn again up to `retries` times. After that a `DataError` is
+    raised, or, with `fallback: nnls`, x >= 0 is the least-squares solution and every class is scaled to its size.
     """
 
     alpha: Positive
     solver: str
-    retries: Annotated[int, Ge(0), Le(MAX_RETRIES)]
+    retries: Annotated[int, Ge(0), Le(10_000)]  # some ten milliseconds each
     fallback: Literal["error", "nnls"]
 
     def problems(self) -> Problems:
-        yield _solver_problem(self.solver)
+        if self.solver != "CLARABEL":  # which is a dependency; importing cvxpy is slow
+            text = "must be an installed cvxpy solver for quadratic programs"
+            yield rule(_minimises_a_square(self.solver), "solver", self.solver, text, "set partition.solver=CLARABEL")
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         require_samples(len(data.labels), num_clients, 1, "partition=dirichlet_qp")
@@ -66,30 +64,13 @@ class DirichletQP(Partition):
         return q
 
 
-def _solver_problem(solver: str) -> Problem | None:
-    """None if `solver` is installed and can solve a quadratic program, else the problem to report.
-
-    CLARABEL is a dependency of fedsim and is not tested here: importing cvxpy is slow, and it is not needed if only the
-    config of a finished run is checked.
-    """
-    if solver == "CLARABEL":
-        return None
-    import cvxpy as cp
-
-    usable = [name for name in cp.installed_solvers() if _minimises_a_square(name)]
-    if solver in usable:
-        return None
-    rule = f"must be an installed cvxpy solver for quadratic programs, here one of {', '.join(usable)}"
-    return Problem("solver", solver, rule, "install it, or set partition.solver=CLARABEL")
-
-
 def _minimises_a_square(solver: str) -> bool:
     import cvxpy as cp
 
     x = cp.Variable()
     try:
         cp.Problem(cp.Minimize(cp.square(x)), [x == 1]).solve(solver=solver)
-    except Exception:  # a solver without its licence may fail in any way
+    except Exception:  # one that is not there, or without its licence, may fail in any way
         return False
     return bool(x.value is not None)
 

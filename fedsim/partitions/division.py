@@ -25,21 +25,16 @@ COMPRESSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSplit:
-    """The samples that the server takes from the training set before the rest is partitioned.
-
-    `validation_fraction` is a share of the training set; `public_stratified` draws the `public_samples` in proportion
-    to the classes.
-    """
+    """The samples that the server takes from the training set before the rest is partitioned: a share of it to validate
+    on, and a number of public ones, with `public_stratified` in proportion to the classes."""
 
     validation_fraction: float
     public_samples: int
     public_stratified: bool
 
     def __post_init__(self) -> None:
-        check(
-            between("validation_fraction", self.validation_fraction, 0, 1, open_high=True),
-            at_least("public_samples", self.public_samples, 0),
-        )
+        fraction = between("validation_fraction", self.validation_fraction, 0, 1, open_high=True)
+        check(fraction, at_least("public_samples", self.public_samples, 0))
 
 
 @dataclass(frozen=True)
@@ -71,15 +66,8 @@ class Division:
 
     def _arrays(self) -> dict[str, NDArray[np.int64]]:
         train, holdout = ByClient.of(self.train), ByClient.of(self.holdout)
-        return {
-            "train": train.flat,
-            "sizes": train.sizes,
-            "holdout": holdout.flat,
-            "holdout_sizes": holdout.sizes,
-            "validation": self.validation,
-            "public": self.public,
-            "histograms": self.histograms,
-        }
+        held = {"train": train.flat, "sizes": train.sizes, "holdout": holdout.flat, "holdout_sizes": holdout.sizes}
+        return held | {"validation": self.validation, "public": self.public, "histograms": self.histograms}
 
     def to_bytes(self) -> bytes:
         """The content of partition.npz: flat arrays with the sizes of the clients, the histograms and the hash."""
@@ -95,15 +83,12 @@ class Division:
         """Read a file that holds `to_bytes`. Raises `DataError` if it cannot be read or does not match its hash."""
         try:
             with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            division = cls(
-                train=ByClient(arrays["train"], arrays["sizes"]),
-                holdout=ByClient(arrays["holdout"], arrays["holdout_sizes"]),
-                validation=arrays["validation"],
-                public=arrays["public"],
-                histograms=arrays["histograms"],
-            )
-            intact = division.hash == str(arrays["hash"])
+                train, holdout = (
+                    ByClient(file["train"], file["sizes"]),
+                    ByClient(file["holdout"], file["holdout_sizes"]),
+                )
+                division = cls(train, holdout, file["validation"], file["public"], file["histograms"])
+                intact = division.hash == str(file["hash"])
         except Exception as error:  # a damaged archive fails in zipfile, zlib or numpy, each in its own way
             reason = f"cannot be read as a saved partition ({type(error).__name__}: {error})"
             raise DataError(f"{path}: {reason}; delete the run's folder and run again") from error
@@ -121,24 +106,16 @@ def divide(
     holdout_fraction: float,
 ) -> Division:
     """Take the server's samples, partition the rest, then hold out a share `holdout_fraction` of each client's samples.
-
-    Raises `DataError` if there are too few samples.
-    """
-    rng = streams.generator(Purpose.SERVER_SPLIT)
-    public, validation, rest = _server_samples(data, server, rng)
-    owners = None if data.owners is None else data.owners[rest]
-    remaining = Labelled(data.labels[rest], data.num_classes, owners)
+    Raises `DataError` if there are too few samples."""
+    public, validation, rest = _server_samples(data, server, streams.generator(Purpose.SERVER_SPLIT))
+    remaining = Labelled(data.labels[rest], data.num_classes, None if data.owners is None else data.owners[rest])
     parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
     own = _checked(parts, num_clients, len(rest), type(partition).__name__)
     train, holdout = _hold_out(ByClient(rest[own.flat], own.sizes), holdout_fraction, streams)
-    return Division(train, holdout, validation, public, _histograms(data, train))
-
-
-def _histograms(data: Labelled, train: ByClient) -> NDArray[np.int64]:
-    """The label counts of the clients' samples [N, C]."""
-    cells = np.repeat(np.arange(len(train)) * data.num_classes, train.sizes)
+    cells = np.repeat(np.arange(num_clients) * data.num_classes, train.sizes)
     cells += data.labels[train.flat]
-    return np.bincount(cells, minlength=len(train) * data.num_classes).reshape(len(train), data.num_classes)
+    counts = np.bincount(cells, minlength=num_clients * data.num_classes)
+    return Division(train, holdout, validation, public, counts.reshape(num_clients, data.num_classes))
 
 
 def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> ByClient:
@@ -148,13 +125,12 @@ def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> By
     if not isinstance(parts, Iterable):
         raise DataError(f"{told} returned a {type(parts).__name__}")
     own = parts if isinstance(parts, ByClient) else ByClient.of([_whole_numbers(part, told) for part in parts])
-    inside = bool(((own.flat >= 0) & (own.flat < num_samples)).all())
-    num_different = _num_different(own.flat, num_samples) if inside else len(np.unique(own.flat))
-    if len(own) != num_clients or not inside or num_different < len(own.flat):
-        raise DataError(
-            f"{told} returned {len(own)} arrays of {len(own.flat)} positions, {num_different} of them different"
-            + ("" if inside else ", some outside that range")
-        )
+    found = np.zeros(num_samples, np.bool_)
+    found[own.flat[(own.flat >= 0) & (own.flat < num_samples)]] = True
+    num_different = int(np.count_nonzero(found))
+    if len(own) != num_clients or num_different < len(own.flat):
+        different = f"{len(own.flat)} positions, {num_different} of them different and in that range"
+        raise DataError(f"{told} returned {len(own)} arrays of {different}")
     return own
 
 
@@ -165,18 +141,11 @@ def _whole_numbers(part: object, told: str) -> Indices:
     return found.astype(np.int64, copy=False)
 
 
-def _num_different(positions: Indices, num_samples: int) -> int:
-    """How many of `positions`, all in [0, num_samples), are different."""
-    found = np.zeros(num_samples, np.bool_)
-    found[positions] = True
-    return int(np.count_nonzero(found))
-
-
 def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generator) -> tuple[Indices, Indices, Indices]:
     """Positions of the public set (in random order), the validation set and the rest (ascending).
 
-    The validation set is stratified: classes of equal size remain of equal size, so that with one shard per client a
-    shard holds one label. The size of the public set has no influence on the validation set.
+    The validation set is stratified, so that classes of equal size remain of equal size, and does not depend on the
+    size of the public set.
     """
     num = len(data.labels)
     num_validation = round(server.validation_fraction * num)
@@ -209,8 +178,7 @@ def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
 
 
 def _hold_out(own: ByClient, fraction: float, streams: Streams) -> tuple[ByClient, ByClient]:
-    """The clients' training and held-out positions, `own` shuffled; at least one is left for training, if a client has
-    any."""
+    """The clients' training and held-out positions, `own` shuffled; one is left to train on, if there is any."""
     counts = np.minimum(np.round(fraction * own.sizes).astype(np.int64), np.maximum(own.sizes - 1, 0))
     clients = np.flatnonzero(counts)
     for client, rng in zip(clients.tolist(), streams.generators(Purpose.HOLDOUT, last=clients), strict=True):

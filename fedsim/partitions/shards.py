@@ -26,23 +26,14 @@ class Shards(Partition):
     leftover: Literal["drop", "spread"]
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        num_shards = num_clients * self.shards_per_client
-        require_samples(
-            len(data.labels),
-            num_clients,
-            self.shards_per_client,
-            f"partition.shards_per_client={self.shards_per_client}",
-        )
+        each, num_shards = self.shards_per_client, num_clients * self.shards_per_client
+        require_samples(len(data.labels), num_clients, each, f"partition.shards_per_client={each}")
         classes = shuffled_by_class(data.labels, data.num_classes, rng)
-        shards = (
-            self._pure_shards(classes, num_shards)
-            if self.pure
-            else self._cut_shards(np.concatenate(classes), num_shards)
-        )
-        assignments = rng.permutation(num_shards).reshape(num_clients, self.shards_per_client)
-        return [np.concatenate([shards[s] for s in assigned]) for assigned in assignments]
+        shards = self._pure_shards(classes, num_shards) if self.pure else self._cut_shards(classes, num_shards)
+        return [np.concatenate([shards[s] for s in own]) for own in rng.permutation(num_shards).reshape(-1, each)]
 
-    def _cut_shards(self, positions: Indices, num_shards: int) -> list[Indices]:
+    def _cut_shards(self, classes: list[Indices], num_shards: int) -> list[Indices]:
+        positions = np.concatenate(classes)
         size, extra = divmod(len(positions), num_shards)
         if self.leftover == "drop":
             return list(positions[: size * num_shards].reshape(num_shards, size))
@@ -56,7 +47,7 @@ class Shards(Partition):
                 f"{len(present)} classes one by one; raise either, or set partition.pure=false"
             )
         counts = _shards_per_class(np.array([len(c) for c in present], dtype=np.float64), num_shards)
-        return [shard for c, k in zip(present, counts, strict=True) for shard in self._cut_shards(c, int(k))]
+        return [shard for c, k in zip(present, counts, strict=True) for shard in self._cut_shards([c], int(k))]
 
 
 def _shards_per_class(sizes: NDArray[np.float64], num_shards: int) -> NDArray[np.int64]:

@@ -14,8 +14,7 @@ from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly as prepared_data
 from fedsim.running.assembly import PreparedData
 from tests.card_runs import simulation
-from tests.pretended_counts import Counts
-from tests.pretended_cuda import PretendedCard
+from tests.pretended_cuda import Counts, PretendedCard
 
 _ALL = ("num_rounds=1000000", "server.validation_fraction=0", "server.public_samples=0", "selector=random")
 W1 = (

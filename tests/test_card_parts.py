@@ -30,12 +30,8 @@ def test_borders_of_phases_do_not_wait_and_the_times_are_the_hosts() -> None:
     assert seconds["aggregate"] == 0
     assert 0.07 <= sum(seconds.values()) <= whole
     assert clock.seconds == seconds
-
-
-def test_with_a_clock_of_its_own_a_run_waits_at_every_border() -> None:
     with PretendedCard() as card:
-        clock = Clock(DEVICE, now=lambda: 0.0)
-        with clock("train"):
+        with Clock(DEVICE, now=lambda: 0.0)("train"):  # a clock of one's own waits at every border
             pass
         assert card.counts.waits.total() == 2
 

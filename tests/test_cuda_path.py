@@ -19,20 +19,9 @@ from tests.pretended_cuda import PretendedCard, held
 CONF = Path(__file__).parents[1] / "conf"
 SELECTORS = sorted(path.stem for path in (CONF / "selector").glob("*.yaml"))
 IN_SHORT = {
-    "clustered2",
-    "delta",
-    "divfl",
-    "fedabc",
-    "fedcbs",
-    "fedcor",
-    "gpfl",
-    "grad_norm",
-    "hics",
-    "lefl",
-    "ocs",
-    "oort",
-}
-IN_SHORT |= {"pair_study", "pncs", "power_of_choice", "ucb_shapley"}
+    "clustered2", "delta", "divfl", "fedabc", "fedcbs", "fedcor", "gpfl", "grad_norm", "hics", "lefl", "ocs", "oort",
+    "pair_study", "pncs", "power_of_choice", "ucb_shapley",
+}  # fmt: skip
 """One selector of each kind of question and arithmetic; the others only with `-m slow`."""
 SKETCHES = sorted(path.stem for path in (CONF / "selector" / "sketch").glob("*.yaml"))
 SMALL = ("model.hidden=[16,8]",)
@@ -98,18 +87,16 @@ def test_equals_the_cpu(case: str) -> None:
     assert_equal(run_on_card(CASES[case]), run(CASES[case], "cpu"))
 
 
-CNN = ("local.steps=2", "local.batch_size=4", "num_clients=5", "cohort_size=2")
-FORMS = {"vmap": BATCHED, "one by one": SEQUENTIAL, "step by step": GRAPH}
-
-
-@pytest.mark.parametrize("form", in_short(FORMS, {"step by step"}))
+@pytest.mark.parametrize("form", in_short(("vmap", "one by one", "step by step"), {"step by step"}))
 def test_the_cnn_equals_the_cpu(form: str) -> None:
     """On images of the size that it needs."""
+    engine = {"vmap": BATCHED, "one by one": SEQUENTIAL, "step by step": GRAPH}[form]
     words = [word for word in W2 if not word.startswith(("local.", "num_clients", "cohort_size"))]
+    small = ("local.steps=2", "local.batch_size=4", "num_clients=5", "cohort_size=2")
     runs = []
     for device in ("cpu", "cuda"):
         with PretendedCard():
-            made = made_up((*words, *CNN, *FORMS[form]), 40, 20, device)
+            made = made_up((*words, *small, *engine), 40, 20, device)
             rounds = iter(made)
             records = [next(rounds) for _ in range(2)]
             runs.append(Run(records, {name: held(value).clone() for name, value in made.params.items()}, made))
@@ -137,35 +124,26 @@ def test_auto_takes_recorded_steps_on_a_gpu() -> None:
     assert_equal(card, run((*SMALL, *GRAPH), "cpu"))
 
 
-def _wrong(train: Any) -> Any:
-    """Training that forgets a tenth of every change."""
-
-    def trained(*args: Any) -> Any:
-        result = train(*args)
-        return replace(result, delta={name: 0.9 * value for name, value in result.delta.items()})
-
-    return trained
-
-
-def _failing(train: Any) -> Any:
-    def trained(*args: Any) -> Any:
-        raise RuntimeError("no kernel image is available\nmore")
-
-    return trained
-
-
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (_wrong, "whose first steps on this machine differ from those of the other engines"),
-        (_failing, "which fails on this machine: no kernel image is available"),
+        ("a tenth is forgotten", "whose first steps on this machine differ from those of the other engines"),
+        ("no kernel image is available\nmore", "which fails on this machine: no kernel image is available"),
     ],
 )
 @pytest.mark.parametrize("more", [(), ("model.dropout=0.3", "optimizer=adam")])
 def test_auto_goes_on_without_recorded_steps_that_prove_wrong(
-    damage: Any, told: str, more: Sequence[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    damage: str, told: str, more: Sequence[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(GraphBackend, "train", damage(GraphBackend.train))
+    train = GraphBackend.train
+
+    def damaged(*args: Any) -> Any:
+        if "\n" in damage:
+            raise RuntimeError(damage)
+        result = train(*args)
+        return replace(result, delta={name: 0.9 * value for name, value in result.delta.items()})
+
+    monkeypatch.setattr(GraphBackend, "train", damaged)
     card = run_on_card((*SMALL, *more, "engine=auto", "engine.compile=false"))
     assert card.simulation.components.engine.description == "batched (auto: no convolutions)"
     assert capfd.readouterr().err.count(f"engine=auto: not engine=graph, {told}\n") == 1

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedsim.core.types import Cohort, Params
 from fedsim.rounds.aggregators import FedAvg
 from tests.card_workloads import RESNET20, W1, W2, counts_of_a_round
-from tests.pretended_counts import Counts
+from tests.pretended_cuda import Counts
 
 RAGGED = ("partition.min_size=1", "local.batch_size=8")
 BUDGETS = {

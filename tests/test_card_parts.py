@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 import torch
 
 from fedsim.clients.ledger import Clock
@@ -36,19 +37,14 @@ def test_borders_of_phases_do_not_wait_and_the_times_are_the_hosts() -> None:
         assert card.counts.waits.total() == 2
 
 
-def passes(memory: int) -> int:
-    """Of a test set of 2,500 samples."""
+@pytest.mark.parametrize(("memory", "passes"), [(80 * 10**9, 1), (10**6, 3)])
+def test_the_test_set_passes_in_as_large_batches_as_fit(memory: int, passes: int) -> None:
     with PretendedCard(memory=memory) as card:
         made = made_up((*W1, "engine=batched"), 300, 2500)
         card.counts.reset()
         made.evaluate()
         assert card.counts.waits.total() == 1
-        return sum(n for (where, name), n in card.counts.launches.items() if name == "addmm") // 3
-
-
-def test_the_test_set_passes_in_as_large_batches_as_fit() -> None:
-    assert passes(80 * 10**9) == 1
-    assert passes(10**6) == 3
+        assert sum(n for (where, name), n in card.counts.launches.items() if name == "addmm") == 3 * passes
 
 
 def test_activations_of_a_sample_are_those_of_all_layers() -> None:

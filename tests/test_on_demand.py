@@ -55,7 +55,7 @@ def dataset(folder: Path, hold: str = "on_demand", **values: Any) -> Synthetic:
 # --- the data set ----------------------------------------------------------------------------------------------------
 
 
-def test_both_ways_to_hold_it_are_the_same_data(tmp_path: Path) -> None:
+def test_both_ways_to_hold_it_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     demanded, held = dataset(tmp_path).load(), dataset(tmp_path, "memory").load()
     assert isinstance(demanded.train.x, SampleSource)
     assert torch.equal(demanded.train.x.everything(), held.train.tensor)
@@ -64,6 +64,10 @@ def test_both_ways_to_hold_it_are_the_same_data(tmp_path: Path) -> None:
     assert demanded.input_shape == held.input_shape == (7,)
     with pytest.raises(DataError, match="on demand"):
         _ = demanded.train.tensor
+    monkeypatch.setattr(synthetic, "BLOCK_NUMBERS", 1)  # owners that are made at once
+    alone = synthetic_owners({})._build()
+    monkeypatch.undo()
+    assert all(torch.equal(value, alone[name]) for name, value in synthetic_owners({})._build().items())
 
 
 def synthetic_owners(values: dict[str, Any]) -> Synthetic:
@@ -102,14 +106,6 @@ def test_labels_are_those_of_the_owners_own_models(tmp_path: Path) -> None:
     assert isinstance(loaded.train.x, SampleSource)
     logits = loaded.train.x.everything().numpy()[chosen] @ weight + bias
     assert loaded.train.y[chosen].tolist() == logits.argmax(1).tolist()
-
-
-def test_labels_do_not_depend_on_how_many_owners_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    together = synthetic_owners({"size_deviation": 1.5, "test_samples": 10})._build()
-    monkeypatch.setattr(synthetic, "BLOCK_NUMBERS", 1)
-    alone = synthetic_owners({"size_deviation": 1.5, "test_samples": 10})._build()
-    assert all(torch.equal(value, alone[name]) for name, value in together.items())
-    assert together["train_y"].unique().numel() == SMALL["num_classes"]
 
 
 def test_the_test_set_has_equally_many_of_each_owner(tmp_path: Path) -> None:

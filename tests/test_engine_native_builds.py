@@ -71,15 +71,6 @@ def expected(build: Callable[..., str]) -> Callable[[str], list[str]]:
     return cache(lambda real: output_of(build(*flags, *WARNINGS, real=real)))
 
 
-@pytest.mark.parametrize("header", sorted(path.name for path in SOURCES.glob("*.h")))
-def test_a_header_includes_what_it_uses(header: str) -> None:
-    """Compiled by itself, and twice in one file."""
-    source = f'#include "{header}"\n' * 2
-    command = [compiler(), "-fsyntax-only", *WARNINGS, "-x", "c", "-I", str(SOURCES), "-"]
-    done = subprocess.run(command, input=source, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_number_of_threads_changes_no_bit(expected: Callable[[str], list[str]]) -> None:
     lines = expected("double")
     assert len(lines) == CASES * THREADS

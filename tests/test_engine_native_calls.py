@@ -102,12 +102,6 @@ def test_values_out_of_range_are_refused_and_nothing_is_trained(name: str, value
     assert not work.losses.any()
 
 
-@pytest.mark.parametrize("threads", [0, -1])
-def test_no_threads_are_refused(threads: int) -> None:
-    with pytest.raises(ValueError, match=rf"on {threads} threads: out of range"):
-        train(Calls(), replace(Calls().work, threads=threads))
-
-
 def test_what_no_batch_uses_is_not_read() -> None:
     calls = Calls()
     work = calls.work

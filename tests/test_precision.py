@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.config.plan import hash_config, make_plan
+from fedsim.config.plan import make_plan
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.engine import choose
-from fedsim.engine.device import prepare, switches
+from fedsim.engine.device import switches
 from fedsim.running import assembly as prepared_data
 from fedsim.running.provenance import environment
 from tests.card_runs import BATCHED, composed, run, run_on_card, simulation
@@ -78,14 +78,6 @@ def test_frozen_features_are_float32s_in_the_first_run_of_a_process_too(tmp_path
     assert seen == {("ieee", True)}
 
 
-def test_a_users_block_without_cudnn_is_possible() -> None:
-    """torch refuses to read the older switch where it disagrees with the newer ones."""
-    CUDNN.allow_tf32, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision = True, "tf32", "tf32"
-    prepare(torch.device("cuda"), None)
-    with CUDNN.flags(enabled=False):
-        assert not CUDNN.enabled
-
-
 @pytest.mark.parametrize("engine", ["auto", "batched", "sequential"])
 def test_tf32_is_refused_on_a_cpu(engine: str) -> None:
     with pytest.raises(ConfigError, match=r"engine\.precision='tf32': needs a CUDA GPU"):
@@ -98,13 +90,6 @@ def test_determinism_of_cudnn_is_a_switch(said: str, stands: bool) -> None:
     with PretendedCard():
         simulation((*SMALL, *BATCHED, f"engine.deterministic={said}"), "cuda")
     assert CUDNN.deterministic is stands
-
-
-def test_a_config_without_the_switch_keeps_its_hash() -> None:
-    config = dict(composed(*SMALL).config)
-    earlier = {**config, "engine": {k: v for k, v in config["engine"].items() if k != "deterministic"}}
-    assert hash_config(config) == hash_config(earlier)
-    assert hash_config({**config, "engine": {**config["engine"], "deterministic": False}}) != hash_config(earlier)
 
 
 def test_auto_is_the_gpu_before_the_config_is_hashed() -> None:

@@ -1,12 +1,7 @@
 """What the host does in a round on a GPU, counted on a pretended one: launches of kernels and graphs, and waits."""
 
-from collections.abc import Sequence
-
 import pytest
-from torch import Tensor
 
-from fedsim.core.types import Cohort, Params
-from fedsim.rounds.aggregators import FedAvg
 from tests.card_workloads import RESNET20, W1, W2, counts_of_a_round
 from tests.pretended_cuda import Counts
 
@@ -47,19 +42,3 @@ def test_what_is_outside_of_the_steps_keeps_its_budget(selector: str) -> None:
     outside = {line: n for line, n in counts.launches.items() if not line[0].startswith(steps)}
     assert sum(outside.values()) <= 40, counts.table("launches")
     assert counts.waits.total() <= WAITS, counts.table("waits")
-
-
-def test_one_item_breaks_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    aggregate = FedAvg.aggregate
-
-    def waiting(self: FedAvg, params: Params, cohort: Cohort, weights: Sequence[float] | None) -> Params:
-        new = aggregate(self, params, cohort, weights)  # type: ignore[arg-type]
-        first: Tensor = next(iter(new.values()))
-        first.abs().max().item()
-        return new
-
-    words = (*W1, "engine=graph", "local.steps=2")
-    assert over_budget(counts_of_a_round(words, 2, 300), 80, WAITS) == []
-    monkeypatch.setattr(FedAvg, "aggregate", waiting)
-    (told,) = over_budget(counts_of_a_round(words, 2, 300), 80, WAITS)
-    assert told.startswith("4 waits")

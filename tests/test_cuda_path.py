@@ -11,8 +11,7 @@ import torch
 
 from fedsim.engine.graph.backend import GraphBackend
 from fedsim.running import assembly as prepared_data
-from tests.card_runs import BATCHED, Run, run, run_on_card
-from tests.card_workloads import W2, made_up
+from tests.card_runs import BATCHED, W2, Run, made_up, run, run_on_card
 from tests.clocks import NEED_A_CLOCK
 from tests.pretended_cuda import PretendedCard, held
 

@@ -16,7 +16,7 @@ from fedsim.engine.model import initial, trained_names
 from fedsim.engine.schedule import LocalWork
 from fedsim.engine.stacked import joint_gradients, padded
 from fedsim.models.mlp import MLP
-from tests.card_workloads import W1, counts_of_a_round
+from tests.card_runs import W1, counts_of_a_round
 from tests.engines import batched, graph, reference
 from tests.pretended_cuda import PretendedCard, held
 from tests.test_engine import OPTIMIZERS

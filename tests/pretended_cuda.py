@@ -5,31 +5,122 @@
     print(card.counts.table("launches"))     # what the host would have done, by line of fedsim
 
 What CUDA refuses is refused: operations on tensors of two devices, `.numpy()`, generators of the CPU. What makes the
-host wait is counted (tests/pretended_counts.py), and refused while a graph is captured or replayed.
+host wait is counted (`Counts`), and refused while a graph is captured or replayed.
 
 It has neither the numerics of cuBLAS and cuDNN nor autocast to bfloat16, and no concurrency: work of all streams is
 done in the order of the calls. Generators of the device draw from torch's global one.
 """
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
-from tests.pretended_counts import SEVERAL_KERNELS, Counts, calling_line
-from tests.pretended_functions import Functions, in_transform
+import fedsim
 from tests.pretended_runtime import Runtime, patched_runtime
+
+PACKAGE = f"{Path(fedsim.__file__).parent}/"
+
+Line = tuple[str, str]
+"""Where (`engine/engine.py:75`, of the innermost frame in fedsim), and what (an operation's name)."""
+
+SEVERAL_KERNELS = {"convolution_backward": 2, "max_pool2d_with_indices_backward": 2, "topk": 2, "sort": 2, "argsort": 2}
+"""Operations that CUDA runs as more than one kernel: lower bounds, without what cuDNN adds to change layouts."""
+
+
+@dataclass
+class Counts:
+    """Counters of one pretended device.
+
+    `launches`: kernels, copies within the device, and graphs, each of which the host starts by one call. `waits`: what
+    makes the host wait until the device has caught up. `copied`: copies between host and device, which are waits too
+    unless they are of pinned memory and not blocking. `captured` and `replayed`: kernels recorded into graphs, and run
+    by graphs' replays; neither costs the host anything besides the one launch of a replay.
+    """
+
+    launches: Counter[Line] = field(default_factory=Counter)
+    waits: Counter[Line] = field(default_factory=Counter)
+    copied: Counter[Line] = field(default_factory=Counter)
+    captured: Counter[Line] = field(default_factory=Counter)
+    replayed: Counter[Line] = field(default_factory=Counter)
+
+    def reset(self) -> None:
+        for counter in vars(self).values():
+            counter.clear()
+
+    def totals(self) -> dict[str, int]:
+        """The sum of each counter."""
+        return {name: counter.total() for name, counter in vars(self).items()}
+
+    def table(self, name: str, most: int = 60) -> str:
+        """One counter, largest numbers first."""
+        counter: Counter[Line] = getattr(self, name)
+        return "\n".join(f"{n:7d}  {where:44s} {what}" for (where, what), n in counter.most_common(most))
+
+
+def calling_line() -> str:
+    """The innermost line of fedsim that is being executed, `?` if there is none."""
+    ours = (frame for frame in frames() if frame.f_code.co_filename.startswith(PACKAGE))
+    found = next(ours, None)
+    return "?" if found is None else f"{found.f_code.co_filename.removeprefix(PACKAGE)}:{found.f_lineno}"
+
+
+def frames() -> Iterator[FrameType]:
+    """From the innermost on."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+class Functions(TorchFunctionMode):
+    """What must be known of torch's functions before they are operations: to C++, the tensors are on `meta`, which
+    autograd needs no driver for. Notes whether a function is asked for a tensor on `meta`; makes tensors of lists where
+    C++ would leave them uninitialised, as on `meta`."""
+
+    asks_for_meta = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.new_tensor and args[0].is_cuda:
+            return torch.tensor(args[1], device=args[0].device, **{"dtype": args[0].dtype, **kwargs})
+        if func in (Tensor.__getitem__, Tensor.__setitem__) and args[0].is_cuda:
+            args = (args[0], _without_lists(args[1], args[0].device), *args[2:])
+        before, asked = self.asks_for_meta, kwargs.get("device")
+        self.asks_for_meta = asked is not None and torch.device(asked).type == "meta"
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.asks_for_meta = before
+
+
+def _without_lists(index: Any, device: torch.device) -> Any:
+    if isinstance(index, tuple):
+        return tuple(_without_lists(part, device) for part in index)
+    return torch.tensor(index, device=device) if isinstance(index, list) else index
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func is running, within which a tensor's own device reads `meta`."""
+    return any("_functorch" in frame.f_code.co_filename for frame in frames())
+
 
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 _NO_KERNEL = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "_reshape_alias",
     "detach", "lift_fresh", "alias", "set_", "squeeze_", "unsqueeze_", "resize_", "record_stream", "split_with_sizes",
 }  # fmt: skip
-_WAITS = {
+WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive",
     "bincount", "equal", "is_nonzero", "_linalg_check_errors",
 }  # fmt: skip
@@ -134,8 +225,6 @@ class PretendedCard(TorchDispatchMode):
         PretendedCard._entered = None
         self._stack.close()
 
-    # --- graphs ------------------------------------------------------------------------------------------------
-
     @contextmanager
     def recording(self) -> Iterator[None]:
         """What is computed inside is captured into a graph: its kernels are no launches, and waits raise."""
@@ -166,8 +255,6 @@ class PretendedCard(TorchDispatchMode):
         counter = getattr(self.counts, self._in_graph or "launches")
         counter[calling_line(), name] += SEVERAL_KERNELS.get(name, 1)
         self.runtime.issued += 1
-
-    # --- one operation -----------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.compute(func, args, kwargs or {})
@@ -202,7 +289,7 @@ class PretendedCard(TorchDispatchMode):
         return return_and_correct_aliasing(func, args, kwargs, wrapped)
 
     def _count(self, func: Any, name: str, flat: list[Any]) -> None:
-        if name in _WAITS or (name.startswith("index") and _has_mask(flat)) or _repeats_by_tensor(func):
+        if name in WAITS or (name.startswith("index") and _has_mask(flat)) or _repeats_by_tensor(func):
             self.wait(name)
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         if not (is_view or name in _NO_KERNEL or name in _TO_HOST):
@@ -245,10 +332,9 @@ class PretendedCard(TorchDispatchMode):
         )
         plain = [_plain(value) for value in args]
         with torch._C._DisableTorchDispatch():
-            if name != "_to_copy":
-                func(*plain, **kwargs)
-                return args[0]
             out = func(*plain, **{k: v for k, v in kwargs.items() if k != "device"})
+        if name != "_to_copy":
+            return args[0]
         if target_device.type == "meta":
             return out.to("meta")
         return CardTensor(out, self.runtime.index_of(target_device)) if target_device.type == "cuda" else out

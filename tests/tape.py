@@ -15,12 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsim.engine.graph.recorder import Body, Recorder
-from tests.pretended_cuda import PretendedCard, held
-
-WAITS = {
-    "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive",
-    "bincount", "equal", "is_nonzero",
-}  # fmt: skip
+from tests.pretended_cuda import WAITS, PretendedCard, held
 
 
 class Tape(TorchDispatchMode):
@@ -29,9 +24,6 @@ class Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._calls: list[tuple[Callable[..., Any], Any, Any, list[Tensor | None]]] = []
-
-    def __len__(self) -> int:
-        return len(self._calls)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -60,34 +52,6 @@ class Tape(TorchDispatchMode):
                     held(old).copy_(held(new))  # no kernel of the recording
 
 
-class TapeRecorder(Recorder):
-    """Records on a tape; on a pretended CUDA device, a replay is one launch there."""
-
-    def __init__(self) -> None:
-        self.tapes: list[Tape] = []
-        self.replays = 0
-
-    @property
-    def description(self) -> str:
-        return "a tape"
-
-    def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
-        prepare()
-        tape = Tape()
-        with _present("recording"), tape:
-            for _ in range(times):
-                step()
-        tape.forget()
-        self.tapes.append(tape)
-
-        def replay() -> None:
-            self.replays += 1
-            with _present("replay"):
-                tape.replay()
-
-        return replay
-
-
 class TapeGraph:
     """What takes the place of torch.cuda.CUDAGraph on a pretended device."""
 
@@ -105,6 +69,24 @@ def captured(graph: TapeGraph, pool: Any = None, stream: Any = None) -> Iterator
     with _present("recording"), graph.tape:
         yield
     graph.tape.forget()
+
+
+class TapeRecorder(Recorder):
+    """Records on a tape; on a pretended CUDA device, a replay is one launch there."""
+
+    description = "a tape"
+
+    def __init__(self) -> None:
+        self.tapes: list[TapeGraph] = []
+
+    def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
+        prepare()
+        graph = TapeGraph()
+        with captured(graph):
+            for _ in range(times):
+                step()
+        self.tapes.append(graph)
+        return graph.replay
 
 
 def _present(context: str) -> AbstractContextManager[None]:

@@ -73,13 +73,11 @@ def test_what_cannot_be_compiled_runs_all_the_same_and_is_told_once(
     assert told.count("no compiler") == 1  # though full batches and padded ones are compiled apart
     assert "much more" not in told
 
-
-def test_running_out_of_memory_is_not_taken_for_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(compiled.torch, "compile", lambda _: full)
     function = Compiled(lambda x: x)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(torch.OutOfMemoryError):  # which is not taken for a failure
         function(1)
     assert function.failure is None

@@ -4,6 +4,8 @@ That replays on a tape equal the reference is in tests/test_engine.py.
 """
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,12 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import Streams
-from fedsim.core.types import Params
+from fedsim.core.types import Cohort, Params
+from fedsim.engine import torch_backend
 from fedsim.engine.backend import TrainingResult
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
+from fedsim.engine.graph import recorder
 from fedsim.engine.graph import steps as graph_steps
 from fedsim.engine.graph.backend import MOST_STEPS, MOST_TRAINERS, capacity, longest_recording, recordings
 from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder
@@ -25,8 +29,10 @@ from fedsim.engine.model import initial
 from fedsim.engine.optimizers import SGD
 from fedsim.engine.schedule import LocalWork, Schedule, concatenate_schedules
 from fedsim.models.cnn import CNN
+from fedsim.models.mlp import MLP
 from fedsim.models.resnet20 import ResNet20
 from tests.engines import graph, reference, schedule_of
+from tests.pretended_cuda import PretendedCard, held
 from tests.tape import Tape
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem, taped
 
@@ -55,13 +61,6 @@ def test_resnet20_equals_the_reference(norm: Any) -> None:
     model = made(lambda: ResNet20((1, 4, 4), 3, shortcut="conv", norm=norm, groups=4))
     engines = pair(model, problem([8, 5]), LocalWork(1, None, 4), "momentum")
     assert_equal(*engines, np.arange(2), tolerance=1e-8)
-
-
-def test_the_convolutional_network_equals_the_reference() -> None:
-    small = problem([6, 3])
-    x = small.x.repeat(1, 1, 5, 5)[:, :, :18, :18].contiguous()
-    data = ClientData(x, small.y, small.train, small.evaluate, 3)
-    assert_equal(*pair(made(lambda: CNN((1, 18, 18), 3)), data, LocalWork(1, None, 4), "adam"), np.arange(2))
 
 
 def models_like(model: nn.Module, count: int) -> list[Params]:
@@ -159,20 +158,6 @@ def test_a_model_or_a_step_that_waits_for_the_device_is_not_recorded(
     one, _ = pair(chain() if step_waits else Waiting(), problem([4, 4]), WORKS["epochs"])
     with pytest.raises(RuntimeError, match="_local_scalar_dense: operation not permitted when stream is capturing"):
         one.train(initial(one.workload.model), np.arange(2), 1, 0.1)
-
-
-def test_a_learning_rate_that_is_a_number_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tape keeps Python's numbers, as a CUDA graph does: with them the comparison of replays would fail."""
-
-    def step(self: SGD, values: Tensor, grads: Tensor, buffers: Any, live: Tensor, scalars: Tensor) -> None:
-        torch.where(live, values - lr * grads, values, out=values)
-
-    monkeypatch.setattr(SGD, "recorded_step", step)
-    one, other = pair(chain(), problem([4, 4]), WORKS["epochs"])
-    for lr in (0.1, 0.05):
-        results = [e.train(initial(one.workload.model), np.arange(2), 1, lr) for e in (one, other)]
-        close = torch.allclose(results[0].delta["1.weight"], results[1].delta["1.weight"], rtol=1e-10, atol=1e-12)
-        assert close == (lr == 0.1)
 
 
 def test_a_round_is_made_of_recordings_of_powers_of_two() -> None:
@@ -276,3 +261,111 @@ def test_what_cannot_be_recorded_is_refused_at_the_start() -> None:
 
 
 PLAIN = OPTIMIZERS["sgd"].schedule
+
+
+# --- on a pretended CUDA device --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """Local training of clients with so many samples of a shape."""
+
+    model: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    sizes: list[int]
+    work: LocalWork
+    optimizer: str
+
+    def engine(self, device: str) -> Engine:
+        total = sum(self.sizes)
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model = self.model()
+            x, y = torch.randn(total, *self.shape), torch.randint(10, (total,))
+        positions = np.split(np.arange(total), np.cumsum(self.sizes)[:-1])
+        data = ClientData(x.to(device), y.to(device), positions, positions, 10)
+        build = taped if device == "cpu" else graph
+        return build(model.to(device), data, self.work, OPTIMIZERS[self.optimizer], Streams(0))
+
+
+def train(engine: Engine, round: int) -> Cohort:
+    return engine.train(initial(engine.workload.model), np.arange(len(engine.data.train)), round, 0.1 / round)
+
+
+def mlp(hidden: list[int], dropout: float) -> Callable[[], nn.Module]:
+    return lambda: MLP((1, 4, 4), 10, hidden=hidden, dropout=dropout)
+
+
+def cnn() -> nn.Module:
+    return CNN((1, 18, 18), 10)
+
+
+def resnet() -> nn.Module:
+    return ResNet20((1, 4, 4), 10, shortcut="pad", norm="batch", groups=4)
+
+
+SMALL_RESNET = Case(resnet, (1, 4, 4), [2, 5], LocalWork(1, None, 2), "adam")
+DROPOUT = Case(mlp([8], 0.5), (1, 4, 4), [3, 0, 9], LocalWork(2, None, 4), "nesterov")
+SMALL_CNN = Case(cnn, (1, 18, 18), [3, 2], LocalWork(1, None, 2), "momentum")
+
+
+@pytest.mark.parametrize("case", [DROPOUT, SMALL_CNN, SMALL_RESNET], ids=["dropout", "convolutions", "batch norm"])
+def test_replays_on_the_card_equal_those_on_the_cpu_to_the_last_bit(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case is not DROPOUT:  # images
+        monkeypatch.setattr(torch_backend, "layout_for", lambda model, x: torch.channels_last)
+    engine = case.engine("cpu")
+    wanted = [train(engine, round) for round in (1, 2)]
+    with PretendedCard():
+        engine = case.engine("cuda")
+        for round, want in enumerate(wanted, 1):
+            got = train(engine, round)
+            assert all(torch.equal(held(got.delta[name]), value) for name, value in want.delta.items())
+            np.testing.assert_array_equal(got.loss, want.loss)
+
+
+def test_a_step_that_waits_for_the_device_is_not_recorded_and_breaks_the_budget(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def waiting(*args: Any) -> Any:
+        batch = gathered(*args)
+        assert not batch.x.isnan().any().item()
+        return batch
+
+    gathered = graph_steps.gathered
+    monkeypatch.setattr(graph_steps, "gathered", waiting)
+    with PretendedCard() as card:
+        engine = DROPOUT.engine("cuda")
+        train(engine, 1)
+        card.counts.reset()
+        train(engine, 2)
+        totals = card.counts.totals()
+    reason = "_local_scalar_dense: operation not permitted when stream is capturing"
+    assert engine.description == f"graph, linear layers, step by step ({reason})"
+    assert capfd.readouterr().err == f"engine=graph: not recorded, which is slower and else the same: {reason}\n"
+    assert totals["waits"] > 3
+    assert totals["launches"] > 120
+
+
+def test_what_is_replayed_side_by_side_is_recorded_on_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's workspace belongs to the stream on which a step is recorded."""
+    streams: list[Any] = []
+
+    def watched(graph: Any, pool: Any = None, stream: Any = None) -> Any:
+        streams.append(stream)
+        return captured(graph, pool, stream)
+
+    with PretendedCard():
+        captured = torch.cuda.graph
+        monkeypatch.setattr(torch.cuda, "graph", watched)
+        train(SMALL_RESNET.engine("cuda"), 1)
+        monkeypatch.undo()
+    assert None not in streams
+    assert len({id(stream) for stream in streams}) == 2  # clients
+
+
+def test_graphs_are_for_torch_versions_that_keep_their_libraries_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "FIRST_WITH_OWN_WORKSPACES", "99.1")
+    found = recorder.recorder_for(torch.device("cuda"))
+    assert found.description == "step by step (CUDA graphs of libraries need torch 99.1)"

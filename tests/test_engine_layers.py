@@ -91,24 +91,26 @@ def test_masked_batch_norm_sees_only_valid_samples(shape: tuple[int, ...]) -> No
     torch.testing.assert_close(masked.running_var, plain.running_var, rtol=1e-12, atol=1e-12)
 
 
-def test_a_batch_of_one_value_is_a_batch_of_variance_zero() -> None:
-    layer = lenient(nn.BatchNorm1d(2, momentum=0.25))
-    layer.bias.data += 5  # type: ignore[union-attr, operator]
-    assert layer(torch.tensor([[8.0, 4.0]])).tolist() == [[5, 5]]
-    assert layer.running_mean.tolist() == [2, 1]  # type: ignore[operator, union-attr]
-    assert layer.running_var.tolist() == [0.75, 0.75]  # type: ignore[operator, union-attr]
-
-
-@pytest.mark.parametrize("of", [{"momentum": None}, {"track_running_stats": False}])
-def test_sequential_takes_batches_of_one_value_with_any_batch_norm(of: dict[str, Any]) -> None:
-    source = nn.BatchNorm1d(2, **of)
-    layer = for_sequential(source)
-    assert layer(torch.tensor([[8.0, 4.0]])).tolist() == [[0, 0]]
+@pytest.mark.parametrize(
+    ("of", "mean", "var"),
+    [
+        ({"momentum": 0.25}, [2, 1.75], [1.0625, 2.5625]),
+        ({"momentum": None}, [5, 4], [1, 4]),
+        ({"affine": False}, 0, 0),
+    ],
+)
+def test_a_batch_of_one_value_is_a_batch_of_variance_zero(of: dict[str, Any], mean: Any, var: Any) -> None:
+    """For any BatchNorm; behind it comes a batch of two, as torch takes it."""
+    source = nn.BatchNorm1d(2, track_running_stats=bool(mean), **of)
+    layer: Any = for_sequential(source)
+    shift = 5 if source.affine else 0
+    if source.affine:
+        layer.bias.data += shift
+    assert layer(torch.tensor([[8.0, 4.0]])).tolist() == [[shift, shift]]
     pair = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
-    torch.testing.assert_close(layer(pair), source(pair))
-    if source.track_running_stats:  # the plain mean of the batches' means and variances
-        assert layer.running_mean.tolist() == [5, 4]  # type: ignore[operator, union-attr]
-        assert layer.running_var.tolist() == [1, 4]  # type: ignore[operator, union-attr]
+    torch.testing.assert_close(layer(pair), source(pair) + shift)
+    if mean:
+        assert (layer.running_mean.tolist(), layer.running_var.tolist()) == (mean, var)
 
 
 class Named(nn.Module):
@@ -151,22 +153,17 @@ def build(kind: Any, model: nn.Module) -> Any:
     return kind(model, data, *WORK)
 
 
-class Viewing(nn.Module):
+class Viewing(nn.Conv2d):
     """Looks at a convolution's output as torch's tutorials do, which needs it contiguous."""
 
-    def __init__(self, flatten: bool) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 3, 2)
-        self.flatten = flatten
-
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x)
-        return x.flatten(1) if self.flatten else x.view(len(x), -1)
+        return super().forward(x).view(len(x), -1)
 
 
 @pytest.mark.parametrize("flatten", [True, False])
 def test_channels_last_is_for_models_that_can_take_it(flatten: bool) -> None:
-    x, model = torch.ones(4, 2, 3, 3), Viewing(flatten)
+    x = torch.ones(4, 2, 3, 3)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten()) if flatten else Viewing(2, 3, 2)
     assert (layout_for(model, x) is torch.channels_last) == flatten
     assert layout_for(mlp(nn.ReLU()), x) is torch.contiguous_format
     assert layout_for(model, x[:0]) is torch.contiguous_format
@@ -186,16 +183,6 @@ def test_every_dropout_is_replaced_wherever_it_stands_and_the_model_left_alone(a
 
 def mlp(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), layer, nn.Linear(3, 3))
-
-
-def test_buffers_that_do_not_travel_are_each_clients_own() -> None:
-    """BatchNorm without a momentum weighs a batch by the number of those before it."""
-    model = mlp(nn.BatchNorm1d(3, momentum=None))
-    engine = build(reference, model)
-    params = initial(model)
-    first, second = (engine.train(params, np.array([0]), 1, 0.1) for _ in range(2))
-    for name in params:
-        assert torch.equal(first.delta[name], second.delta[name]), name
 
 
 @pytest.mark.parametrize(
@@ -263,10 +250,12 @@ def test_auto_refuses_what_neither_can_and_all_unfit_layers_are_told_at_once() -
     assert ["layer '0'" in str(caught.value), "layer '1'" in str(caught.value)] == [True, True]
 
 
-def test_building_and_training_leave_the_given_model_as_it_was() -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    for kind in BOTH:
-        engine = build(kind, model)
-        engine.train({n: v for n, v in before.items() if v.is_floating_point()}, np.array([0]), 1, 0.1)
+def test_a_model_is_left_as_it_was_and_what_does_not_travel_is_each_clients_own() -> None:
+    """BatchNorm without a momentum weighs a batch by the number of those before it."""
+    for kind, momentum in ((batched, 0.1), (reference, None)):
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=momentum), nn.Dropout(0.5))
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        engine, params = build(kind, model), initial(model)
+        first, second = (engine.train(params, np.array([0]), 1, 0.1) for _ in range(2))
+        assert all(torch.equal(first.delta[name], second.delta[name]) for name in params)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -60,12 +60,6 @@ def train(calls: Calls, work: Work) -> list[Any]:
     return [*delta.values(), *velocity.values(), work.losses]
 
 
-def train_without_momentum(calls: Calls, work: Work) -> list[Any]:
-    delta = calls.zeros()
-    calls.calls.train(work, Rule(0.1, 0.01), delta, None)
-    return [*delta.values(), work.losses]
-
-
 def gradient(calls: Calls, work: Work) -> list[Any]:
     result = calls.zeros()
     calls.calls.gradient(work, result)
@@ -78,7 +72,7 @@ def outputs(calls: Calls, work: Work) -> list[Any]:
     return [result]
 
 
-WITH_LABELS = [train, train_without_momentum, gradient]
+WITH_LABELS = [train, gradient]
 ALL = [*WITH_LABELS, outputs]
 Call = Callable[[Calls, Work], list[Any]]
 WRONG: list[tuple[str, int, str]] = [
@@ -100,12 +94,6 @@ def test_values_out_of_range_are_refused_and_nothing_is_trained(name: str, value
         with pytest.raises(ValueError, match=rule):
             call(calls, work)
     assert not work.losses.any()
-
-
-@pytest.mark.parametrize("threads", [0, -1])
-def test_no_threads_are_refused(threads: int) -> None:
-    with pytest.raises(ValueError, match=rf"on {threads} threads: out of range"):
-        train(Calls(), replace(Calls().work, threads=threads))
 
 
 def test_what_no_batch_uses_is_not_read() -> None:
@@ -173,9 +161,8 @@ def test_what_a_call_needs_must_be_given() -> None:
     for call in WITH_LABELS:
         with pytest.raises(ValueError, match="needs labels"):
             call(calls, replace(calls.work, y=None))
-    for call in (train, train_without_momentum):
-        with pytest.raises(ValueError, match="keys where the model has dropout"):
-            call(calls, replace(calls.work, keys=None))
+    with pytest.raises(ValueError, match="keys where the model has dropout"):
+        train(calls, replace(calls.work, keys=None))
     with pytest.raises(ValueError, match="no velocity without momentum"):
         calls.calls.train(calls.work, Rule(0.1), calls.zeros(), calls.zeros())
 

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import make_plan
@@ -22,7 +22,7 @@ from fedsim.data.base import SampleSource
 from fedsim.data.synthetic import OwnerSamples, Synthetic
 from fedsim.engine import data as engine_data
 from fedsim.engine import on_demand
-from fedsim.engine.backend import Backend, Workload
+from fedsim.engine.backend import Backend, TrainingResult, Workload
 from fedsim.engine.batched import BatchedBackend
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
@@ -32,22 +32,14 @@ from fedsim.engine.native.backend import NativeBackend
 from fedsim.engine.on_demand import OnDemandBackend
 from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.reference import ReferenceBackend
-from fedsim.engine.schedule import LocalWork
+from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
 from fedsim.models.mlp import MLP
 from fedsim.running.assembly import build
+from fedsim.running.interleaving import InterleavedRun, SuspendingBackend, TrainingCall, run_interleaved, train_jointly
 from tests.engines import schedule_of
 
-SMALL: dict[str, Any] = {
-    "num_owners": 12,
-    "samples_per_owner": 9.0,
-    "size_deviation": 0.8,
-    "num_features": 7,
-    "num_classes": 4,
-    "alpha": 1.0,
-    "beta": 1.0,
-    "test_samples": 30,
-    "seed": 3,
-}
+SMALL: dict[str, Any] = {"num_owners": 12, "samples_per_owner": 9.0, "size_deviation": 0.8, "num_features": 7}
+SMALL |= {"num_classes": 4, "alpha": 1.0, "beta": 1.0, "test_samples": 30, "seed": 3}
 BACKENDS: dict[str, Callable[[Workload], Backend]] = {
     "reference": lambda w: ReferenceBackend(w, precision="float32", workers=1),
     "batched": lambda w: BatchedBackend(w, precision="float32", chunk_size="auto", compile=False),
@@ -63,7 +55,7 @@ def dataset(folder: Path, hold: str = "on_demand", **values: Any) -> Synthetic:
 # --- the data set ----------------------------------------------------------------------------------------------------
 
 
-def test_both_ways_to_hold_it_are_the_same_data(tmp_path: Path) -> None:
+def test_both_ways_to_hold_it_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     demanded, held = dataset(tmp_path).load(), dataset(tmp_path, "memory").load()
     assert isinstance(demanded.train.x, SampleSource)
     assert torch.equal(demanded.train.x.everything(), held.train.tensor)
@@ -72,13 +64,17 @@ def test_both_ways_to_hold_it_are_the_same_data(tmp_path: Path) -> None:
     assert demanded.input_shape == held.input_shape == (7,)
     with pytest.raises(DataError, match="on demand"):
         _ = demanded.train.tensor
+    monkeypatch.setattr(synthetic, "BLOCK_NUMBERS", 1)  # owners that are made at once
+    alone = synthetic_owners({})._build()
+    monkeypatch.undo()
+    assert all(torch.equal(value, alone[name]) for name, value in synthetic_owners({})._build().items())
 
 
 def synthetic_owners(values: dict[str, Any]) -> Synthetic:
     return Synthetic(Path(), Path(), **SMALL | values, hold="on_demand")
 
 
-def test_a_row_depends_on_its_position_alone() -> None:
+def test_a_row_depends_on_its_position_and_the_seed_alone() -> None:
     source = OwnerSamples(synthetic_owners({}))
     whole = source.everything()
     assert whole.shape == source.shape
@@ -86,13 +82,10 @@ def test_a_row_depends_on_its_position_alone() -> None:
     assert torch.equal(source.rows(positions), whole[torch.as_tensor(positions)])
     assert torch.equal(source.rows(positions[:1]), whole[torch.as_tensor(positions[:1])])
     assert source.rows(np.empty(0, np.int64)).shape == (0, 7)
-
-
-def test_owners_differ_and_the_seed_decides() -> None:
-    one, same, other = (OwnerSamples(synthetic_owners({"seed": seed})).everything() for seed in (3, 3, 4))
-    assert torch.equal(one, same)
-    assert not torch.equal(one[0], other[0])
-    assert len(torch.unique(one, dim=0)) == len(one)
+    same, other = (OwnerSamples(synthetic_owners({"seed": seed})).everything() for seed in (3, 4))
+    assert torch.equal(whole, same)
+    assert not torch.equal(whole[0], other[0])
+    assert len(torch.unique(whole, dim=0)) == len(whole)
 
 
 def test_labels_are_those_of_the_owners_own_models(tmp_path: Path) -> None:
@@ -113,14 +106,6 @@ def test_labels_are_those_of_the_owners_own_models(tmp_path: Path) -> None:
     assert isinstance(loaded.train.x, SampleSource)
     logits = loaded.train.x.everything().numpy()[chosen] @ weight + bias
     assert loaded.train.y[chosen].tolist() == logits.argmax(1).tolist()
-
-
-def test_labels_do_not_depend_on_how_many_owners_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    together = synthetic_owners({"size_deviation": 1.5, "test_samples": 10})._build()
-    monkeypatch.setattr(synthetic, "BLOCK_NUMBERS", 1)
-    alone = synthetic_owners({"size_deviation": 1.5, "test_samples": 10})._build()
-    assert all(torch.equal(value, alone[name]) for name, value in together.items())
-    assert together["train_y"].unique().numel() == SMALL["num_classes"]
 
 
 def test_the_test_set_has_equally_many_of_each_owner(tmp_path: Path) -> None:
@@ -145,9 +130,6 @@ def test_the_test_set_has_equally_many_of_each_owner(tmp_path: Path) -> None:
 def test_values_that_cannot_be_are_refused(tmp_path: Path, values: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         dataset(tmp_path, **values)
-
-
-def test_more_than_fits_into_memory_has_its_remedy(tmp_path: Path) -> None:
     large: dict[str, Any] = {"num_owners": 1_000_000, "samples_per_owner": 40.0, "num_features": 60}
     dataset(tmp_path, **large)
     with pytest.raises(ConfigError, match=r"samples_per_owner=40.0: must be at most 33\n.*dataset.hold=on_demand"):
@@ -157,17 +139,22 @@ def test_more_than_fits_into_memory_has_its_remedy(tmp_path: Path) -> None:
 # --- the engine ------------------------------------------------------------------------------------------------------
 
 
+SGD_WITH_ALL = SGD(lr=0.1, momentum=0.5, nesterov=False, weight_decay=1e-3, schedule=Constant())
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return MLP((7,), 4, hidden=[5], dropout=0.25)
+
+
 def engines(make: Callable[[Workload], Backend], work: LocalWork, num_owners: int = 12) -> tuple[Engine, Engine]:
     """On samples made on demand, and on the same samples in memory; both by clients of different sizes."""
-    torch.manual_seed(0)
     owners = synthetic_owners({"num_owners": num_owners})
-    source, y = OwnerSamples(owners), torch.randint(4, (int(owners.counts.sum()),))
+    source, y = OwnerSamples(owners), torch.arange(int(owners.counts.sum())) * 7 % 4
     rng = np.random.default_rng(1)
     clients = [rng.permutation(own) for own in np.split(np.arange(len(y)), np.cumsum(owners.counts)[:-1])]
-    model = MLP((7,), 4, hidden=[5], dropout=0.25)
-    sgd = SGD(lr=0.1, momentum=0.5, nesterov=False, weight_decay=1e-3, schedule=Constant())
-    demanded = Workload(model, ClientData.on_demand(source, y, clients, clients, 4), sgd)
-    held = Workload(model, ClientData(source.everything(), y, clients, clients, 4), sgd)
+    demanded = Workload(model(), ClientData.on_demand(source, y, clients, clients, 4), SGD_WITH_ALL)
+    held = Workload(model(), ClientData(source.everything(), y, clients, clients, 4), SGD_WITH_ALL)
     first = Engine(OnDemandBackend(demanded, make), demanded, work, Streams(0))
     return first, Engine(make(held), held, work, Streams(0))
 
@@ -217,27 +204,21 @@ def test_calls_that_do_not_fit_are_taken_in_parts(
     for key, value in one.delta.items():
         torch.testing.assert_close(value, other.delta[key], rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(one.loss, other.loss, rtol=1e-5)
+    schedule = schedule_of(held, ids, 1)
+    last = demanded.backend._parts_that_fit(schedule)[-1]  # type: ignore[attr-defined]
+    counts = schedule.counts.copy()
+    counts[last] = 0  # a part whose clients make no step changes nothing
+    quiet = replace(schedule, counts=counts).rows(slice(None), padded=True)
+    idle = [engine.backend.train([params] * 60, quiet) for engine in (demanded, held)]
+    assert idle[0].losses.shape == quiet.positions.shape
+    for key, value in idle[0].delta.items():
+        assert not value[last].any()
+        torch.testing.assert_close(value, idle[1].delta[key], rtol=1e-5, atol=1e-7)
     everyone = held.data.train
     np.testing.assert_allclose(demanded.losses(params, everyone), held.losses(params, everyone), rtol=1e-5)
     for a, b in zip(demanded.client_gradients(params, everyone), held.client_gradients(params, everyone), strict=True):
         demanded.losses(params, everyone[:2])  # whoever takes a gradient may use the samples' room
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_part_whose_clients_make_no_step_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_data, "ROOM_BYTES", 0)
-    demanded, held = engines(BACKENDS[name], LocalWork(1, None, 4), 60)
-    params = initial(held.workload.model)
-    schedule, count = schedule_of(held, np.arange(60), 1), schedule_of(held, np.arange(60), 1).counts.copy()
-    last = demanded.backend._parts_that_fit(schedule)[-1]  # type: ignore[attr-defined]
-    count[last] = 0
-    idle = replace(schedule, counts=count)
-    one, other = (engine.backend.train([params] * 60, idle) for engine in (demanded, held))
-    assert one.losses.shape == schedule.positions.shape
-    for key, value in one.delta.items():
-        assert not value[last].any()
-        torch.testing.assert_close(value, other.delta[key], rtol=1e-5, atol=1e-7)
 
 
 def watched(engine: Engine) -> list[int]:
@@ -260,6 +241,60 @@ def test_a_round_makes_the_samples_of_its_clients_alone() -> None:
     demanded.train(initial(demanded.workload.model), ids, 1, 0.1)
     assert len(asked) == 1
     assert 0 <= asked[0] - sum(len(demanded.data.train[i]) for i in ids) <= 1  # padding repeats position 0
+
+
+# --- runs side by side, each with a room of its own ------------------------------------------------------------------
+
+
+def divided(name: str, sizes: Sequence[int], batch_size: int = 100) -> tuple[OnDemandBackend, Schedule]:
+    """A backend for 750 samples, divided into clients of these sizes, and a schedule of all clients."""
+    owners = synthetic_owners({"num_owners": 1, "samples_per_owner": 750.0, "size_deviation": 0.0})
+    source, y = OwnerSamples(owners), torch.arange(750) % 4
+    clients = np.split(np.random.default_rng(0).permutation(750), np.cumsum(sizes))[: len(sizes)]
+    data = ClientData.on_demand(source, y, clients, clients, 4)
+    backend = OnDemandBackend(Workload(model(), data, SGD_WITH_ALL), BACKENDS[name])
+    work = LocalWork(1, None, batch_size)
+    return backend, make_schedule(clients, work, Streams(0), 1, np.arange(len(sizes)), 0.1, dropout=True)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_runs_with_rooms_of_different_sizes_are_each_trained_in_their_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_data, "ROOM_BYTES", 0)  # three of the largest clients
+    made = [divided(name, sizes) for sizes in ([75, 75], [450, 300])]
+    assert [backend.room for backend, _ in made] == [226, 750]
+    assert made[0][0].description == made[1][0].description
+    params = initial(model())
+    expected = [backend.train([params] * 2, schedule) for backend, schedule in made]
+    found: dict[int, TrainingResult] = {}
+
+    def work(number: int) -> Callable[[InterleavedRun], object]:
+        backend, schedule = made[number]
+
+        def train(run: InterleavedRun) -> None:
+            found[number] = SuspendingBackend(backend, run, "").train([params] * 2, schedule)
+
+        return train
+
+    run_interleaved([work(0), work(1)], lambda left, round: None)
+    assert all(equal(found[number].delta, result.delta) for number, result in enumerate(expected))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_calls_that_find_room_one_by_one_alone_are_not_cut_elsewhere(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_data, "ROOM_BYTES", 0)
+    backend, schedule = divided(name, [37, 5, 30, 3, 33, 4], 64)
+    assert backend.room == 112
+    params = initial(model())
+    parts = [schedule.rows(np.array(rows), padded=True) for rows in ([0, 1, 2], [0, 3, 4], [0, 5], [0, 1, 2, 3, 4, 5])]
+    calls = [TrainingCall(backend, [params] * len(part), part) for part in parts]
+    for call, joint in zip(calls, train_jointly(calls), strict=True):
+        alone = backend.train(call.start, call.schedule)
+        assert equal(joint.delta, alone.delta)
+        assert np.array_equal(joint.losses[call.schedule.mask], alone.losses[call.schedule.mask])
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------

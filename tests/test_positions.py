@@ -1,8 +1,9 @@
-"""Positions by client in one array are what a list of arrays is; the highest of many are what a whole sort gives."""
+"""Small values of the core: positions by client in one array, the highest of many, whole shares of a count."""
 
 import numpy as np
 import pytest
 
+from fedsim.core.errors import ceil, floor
 from fedsim.core.types import ByClient, chosen, sizes_of
 from fedsim.selectors.base import leading
 
@@ -37,3 +38,11 @@ def test_the_leading_are_those_of_a_stable_sort(count: int) -> None:
     values = np.random.default_rng(count).integers(0, 9, 50).astype(float)
     values[7] = -np.inf
     assert leading(values, count).tolist() == np.argsort(-values, kind="stable")[:count].tolist()
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high"),
+    [(0.29 * 100, 29, 29), (1.1 * 100 / 10, 11, 11), (7.5, 7, 8), (0.0, 0, 0), (7 - 1e-6, 6, 7), (7 + 1e-6, 7, 8)],
+)
+def test_a_hair_beside_a_whole_number_is_that_number(value: float, low: int, high: int) -> None:
+    assert (floor(value), ceil(value)) == (low, high)

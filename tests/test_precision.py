@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.config.plan import hash_config, make_plan
+from fedsim.config.plan import make_plan
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.engine import choose
-from fedsim.engine.device import Precision, autocast, prepare, switches
+from fedsim.engine.device import switches
 from fedsim.running import assembly as prepared_data
 from fedsim.running.provenance import environment
 from tests.card_runs import BATCHED, composed, run, run_on_card, simulation
@@ -50,12 +50,6 @@ class Watch:
             self.seen.setdefault(name, set()).add(switches()[kind])
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
-def test_products_are_rounded_to_bfloat16_where_that_is_said_alone(precision: Precision) -> None:
-    with autocast(precision, torch.device("cpu")):
-        assert (torch.eye(2) @ torch.eye(2)).dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
-
-
 @pytest.mark.parametrize("engine", [SEQUENTIAL, BATCHED], ids=["sequential", "batched"])
 @pytest.mark.parametrize(("precision", "kind"), [("float32", "ieee"), ("tf32", "tf32")])
 def test_passes_are_computed_in_the_precision_that_is_said(engine: tuple[str, ...], precision: str, kind: str) -> None:
@@ -84,21 +78,6 @@ def test_frozen_features_are_float32s_in_the_first_run_of_a_process_too(tmp_path
     assert seen == {("ieee", True)}
 
 
-def test_a_users_block_without_cudnn_is_possible() -> None:
-    """torch refuses to read the older switch where it disagrees with the newer ones."""
-    CUDNN.allow_tf32, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision = True, "tf32", "tf32"
-    prepare(torch.device("cuda"), None)
-    with CUDNN.flags(enabled=False):
-        assert not CUDNN.enabled
-
-
-def test_an_average_is_float32s_though_training_is_not() -> None:
-    watch = Watch()
-    run_on_card((*SMALL, *BATCHED, "engine.precision=tf32"), PretendedCard(refuses=watch))
-    assert watch.seen["baddbmm"] == {"tf32"}
-    assert watch.seen["mm"] == {"ieee"}
-
-
 @pytest.mark.parametrize("engine", ["auto", "batched", "sequential"])
 def test_tf32_is_refused_on_a_cpu(engine: str) -> None:
     with pytest.raises(ConfigError, match=r"engine\.precision='tf32': needs a CUDA GPU"):
@@ -111,13 +90,6 @@ def test_determinism_of_cudnn_is_a_switch(said: str, stands: bool) -> None:
     with PretendedCard():
         simulation((*SMALL, *BATCHED, f"engine.deterministic={said}"), "cuda")
     assert CUDNN.deterministic is stands
-
-
-def test_a_config_without_the_switch_keeps_its_hash() -> None:
-    config = dict(composed(*SMALL).config)
-    earlier = {**config, "engine": {k: v for k, v in config["engine"].items() if k != "deterministic"}}
-    assert hash_config(config) == hash_config(earlier)
-    assert hash_config({**config, "engine": {**config["engine"], "deterministic": False}}) != hash_config(earlier)
 
 
 def test_auto_is_the_gpu_before_the_config_is_hashed() -> None:
@@ -161,19 +133,18 @@ def test_the_summary_names_gpu_driver_libraries_and_switches() -> None:
     assert "gpu" not in environment(torch.device("cpu"))
 
 
-def chosen_on_gpu(*words: str) -> str:
-    with PretendedCard():
-        return simulation((*words, "engine=auto"), "cuda").components.engine.description
-
-
 def test_auto_takes_no_vmap_for_convolutions_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **more: Any) -> None:
         raise ConfigError([Problem("optimizer", "a user's", "cannot be recorded")])
 
-    assert chosen_on_gpu(*CONVOLUTIONS).startswith("graph, ")
-    monkeypatch.setattr(choose, "GraphBackend", refuse)
-    assert chosen_on_gpu(*CONVOLUTIONS) == "sequential (auto: convolutions on a GPU)"
-    assert chosen_on_gpu(*SMALL) == "batched (auto: no convolutions)"
+    def chosen(*words: str) -> str:
+        return simulation((*words, "engine=auto"), "cuda").components.engine.description
+
+    with PretendedCard():
+        assert chosen(*CONVOLUTIONS).startswith("graph, ")
+        monkeypatch.setattr(choose, "GraphBackend", refuse)
+        assert chosen(*CONVOLUTIONS) == "sequential (auto: convolutions on a GPU)"
+        assert chosen(*SMALL) == "batched (auto: no convolutions)"
 
 
 def test_activations_count_in_what_fits_into_a_gpus_memory() -> None:
@@ -189,16 +160,3 @@ def test_activations_count_in_what_fits_into_a_gpus_memory() -> None:
     rows.clear()
     run_on_card(words, PretendedCard(memory=900_000, refuses=sizes))
     assert max(rows) == 2
-
-
-def test_running_out_of_memory_halves_the_chunk_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse(name: str, args: tuple[Any, ...]) -> None:
-        if name == "baddbmm" and len(args[1]) > 2:
-            raise torch.OutOfMemoryError("pretended")
-
-    words = (*SMALL, *BATCHED, "cohort_size=5")
-    found = run_on_card(words, PretendedCard(refuses=refuse))
-    line = "engine.chunk_size: out of memory with 5 clients at once; going on with 2\n"
-    assert capsys.readouterr().err.count(line) == 1
-    wanted = run((*words, "engine.chunk_size=2"), "cpu")
-    assert all(torch.equal(found.params[name], value) for name, value in wanted.params.items())

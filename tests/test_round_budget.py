@@ -1,14 +1,15 @@
 """What the host does in a round on a GPU, counted on a pretended one: launches of kernels and graphs, and waits."""
 
-from collections.abc import Sequence
+import time
 
 import pytest
-from torch import Tensor
+import torch
 
-from fedsim.core.types import Cohort, Params
-from fedsim.rounds.aggregators import FedAvg
-from tests.card_workloads import RESNET20, W1, W2, counts_of_a_round
-from tests.pretended_counts import Counts
+from fedsim.clients.ledger import Clock
+from fedsim.engine.device import activation_bytes, samples_that_fit
+from fedsim.engine.torch_backend import EVALUATION_BATCH
+from tests.card_runs import RESNET20, W1, W2, counts_of_a_round, made_up
+from tests.pretended_cuda import PretendedCard
 
 RAGGED = ("partition.min_size=1", "local.batch_size=8")
 BUDGETS = {
@@ -21,12 +22,6 @@ BUDGETS = {
 WAITS = 3
 
 
-def over_budget(counts: Counts, launches: int, waits: int) -> list[str]:
-    found = counts.totals()
-    lines = [f"{found['launches']} launches:\n{counts.table('launches')}"] if found["launches"] > launches else []
-    return lines + ([f"{found['waits']} waits:\n{counts.table('waits')}"] if found["waits"] > waits else [])
-
-
 LONG = ("W2", "ResNet-20, ragged")
 
 
@@ -36,7 +31,8 @@ def test_a_round_with_an_evaluation_keeps_its_budget(name: str) -> None:
     counts = counts_of_a_round(words, 2, 200)
     assert counts.replayed.total() > 500
     assert any("engine/engine.py" in where for where, _ in counts.launches)
-    assert over_budget(counts, launches, WAITS) == []
+    assert counts.launches.total() <= launches, counts.table("launches")
+    assert counts.waits.total() <= WAITS, counts.table("waits")
 
 
 @pytest.mark.parametrize("selector", ["md", "round_robin"])
@@ -49,17 +45,47 @@ def test_what_is_outside_of_the_steps_keeps_its_budget(selector: str) -> None:
     assert counts.waits.total() <= WAITS, counts.table("waits")
 
 
-def test_one_item_breaks_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    aggregate = FedAvg.aggregate
+# --- parts of a round ------------------------------------------------------------------------------------------------
 
-    def waiting(self: FedAvg, params: Params, cohort: Cohort, weights: Sequence[float] | None) -> Params:
-        new = aggregate(self, params, cohort, weights)  # type: ignore[arg-type]
-        first: Tensor = next(iter(new.values()))
-        first.abs().max().item()
-        return new
+CUDA = torch.device("cuda")
 
-    words = (*W1, "engine=graph", "local.steps=2")
-    assert over_budget(counts_of_a_round(words, 2, 300), 80, WAITS) == []
-    monkeypatch.setattr(FedAvg, "aggregate", waiting)
-    (told,) = over_budget(counts_of_a_round(words, 2, 300), 80, WAITS)
-    assert told.startswith("4 waits")
+
+def test_borders_of_phases_do_not_wait_and_the_times_are_the_hosts() -> None:
+    with PretendedCard() as card:
+        began, clock = time.perf_counter(), Clock(CUDA)
+        with clock("select"), clock("ask"):
+            time.sleep(0.02)
+        with clock("train"):
+            time.sleep(0.04)
+        assert card.counts.waits.total() == 0
+        with clock("evaluate"):
+            torch.ones(1, device=CUDA).item()
+            time.sleep(0.01)
+        seconds, whole = clock.seconds, time.perf_counter() - began
+        assert card.counts.waits.total() == 1
+    assert (seconds["ask"] >= 0.02, seconds["train"] >= 0.04, seconds["evaluate"] >= 0.01) == (True, True, True)
+    assert seconds["aggregate"] == 0
+    assert 0.07 <= sum(seconds.values()) <= whole
+    assert clock.seconds == seconds
+    with PretendedCard() as card:
+        with Clock(CUDA, now=lambda: 0.0)("train"):  # a clock of one's own waits at every border
+            pass
+        assert card.counts.waits.total() == 2
+
+
+@pytest.mark.parametrize(("memory", "passes"), [(80 * 10**9, 1), (10**6, 3)])
+def test_the_test_set_passes_in_as_large_batches_as_fit(memory: int, passes: int) -> None:
+    with PretendedCard(memory=memory) as card:
+        made = made_up((*W1, "engine=batched"), 300, 2500)
+        card.counts.reset()
+        made.evaluate()
+        assert card.counts.waits.total() == 1
+        assert sum(n for (where, name), n in card.counts.launches.items() if name == "addmm") == 3 * passes
+
+
+def test_activations_of_a_sample_are_those_of_all_layers() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 3))
+    x = torch.zeros(5, 1, 4, 4)
+    assert activation_bytes(model, x) == 4 * (16 + 8 + 8 + 3)
+    assert activation_bytes(model, x[:0]) == 0
+    assert samples_that_fit(10**12, torch.device("cpu"), EVALUATION_BATCH) == EVALUATION_BATCH

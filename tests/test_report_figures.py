@@ -1,6 +1,5 @@
 """Figures of reports: each curve under its own name, what is drawn by hand, and files that a paper can take."""
 
-import json
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
 
 from fedsim.report.figures import (
     BINS,
@@ -30,7 +30,7 @@ from fedsim.report.plot import Plot, make_looks, style
 from fedsim.results.curves import accuracy_curve, smooth, spent_until
 from fedsim.results.groups import Panel
 from fedsim.results.runs import read_runs
-from tests.report_toys import panels_of, write_partition, write_run
+from tests.report_toys import PHASES, panels_of, write_partition, write_run
 from tests.test_report_measures import with_clients
 
 
@@ -48,9 +48,12 @@ def axes_of(plot: Plot) -> list[Axes]:
     return plot.figure.get_axes()
 
 
-def main_lines(ax: Axes) -> dict[str, float]:
-    """The first value of each line by its colour."""
-    return {str(line.get_color()): float(np.asarray(line.get_ydata())[0]) for line in ax.get_lines()}
+def accuracy_axes(folder: Path, axis: str = "rounds") -> list[Axes]:
+    return axes_of(accuracy_plot(panels_of(folder), make_looks(panels_of(folder)), axis))
+
+
+def drawn(line: Line2D) -> list[float]:
+    return np.asarray(line.get_ydata(), float).tolist()
 
 
 @pytest.mark.parametrize("highest", [0, BINS - 1, BINS, 41, 333])
@@ -71,7 +74,8 @@ def test_a_curve_has_the_colour_of_its_name_in_every_panel_and_figure(tmp_path: 
     assert [plot.name for plot in plots] == [f"accuracy_{axis}" for axis in ("rounds", "bytes", "samples", "seconds")]
     for plot in plots:
         for ax, values in zip(axes_of(plot), wanted, strict=True):
-            assert main_lines(ax) == pytest.approx({looks[name].colour: value for name, value in values.items()})
+            found = {str(line.get_color()): drawn(line)[0] for line in ax.get_lines()}
+            assert found == pytest.approx({looks[name].colour: value for name, value in values.items()})
     histogram = axes_of(histogram_plot(panels, looks))[1]
     colours = [to_hex(patch.get_facecolor(), keep_alpha=False).upper() for patch in histogram.patches]
     assert [label.get_text() for label in histogram.get_yticklabels()] == list(panels[1].lines)
@@ -89,12 +93,8 @@ def test_many_methods_differ_in_colour_dash_or_marker_and_have_a_legend(tmp_path
     (legend,) = plot.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == list(looks)
     assert not axes_of(plot)[0].texts
-    for handle, look in zip(legend.get_lines(), looks.values(), strict=True):
-        assert (handle.get_color(), handle.get_linestyle(), handle.get_marker()) == (
-            look.colour,
-            look.dash,
-            look.marker,
-        )
+    shown = [(one.get_color(), one.get_linestyle(), one.get_marker()) for one in legend.get_lines()]
+    assert shown == [(look.colour, look.dash, look.marker) for look in looks.values()]
 
 
 def test_smoothing_by_hand() -> None:
@@ -107,16 +107,13 @@ def test_the_smoothed_curve_ends_at_the_final_accuracy_with_the_raw_one_behind(t
     for seed in range(2):
         accuracies = [*[0.5] * 50, *[0.6 + 0.1 * seed] * 10]
         write_run(tmp_path, accuracies, [[0]] * 60, seed=seed)
-    panels = panels_of(tmp_path)
-    curve = accuracy_curve(panels[0].lines["random"].complete)
+    curve = accuracy_curve(read_runs(tmp_path))
     ends = [(0.5 + 10 * 0.6) / 11, (0.5 + 10 * 0.7) / 11]
     assert curve.smoothed[-1] == pytest.approx(np.mean(ends))
     assert (curve.low[-1], curve.high[-1]) == pytest.approx(ends)
     assert curve.raw[-1] == pytest.approx(0.65)
-    behind, front = axes_of(accuracy_plot(panels, make_looks(panels), "rounds"))[0].get_lines()
-    assert (np.asarray(behind.get_ydata())[-1], np.asarray(front.get_ydata())[-1]) == pytest.approx(
-        (0.65, np.mean(ends))
-    )
+    behind, front = accuracy_axes(tmp_path)[0].get_lines()
+    assert (drawn(behind)[-1], drawn(front)[-1]) == pytest.approx((0.65, np.mean(ends)))
     assert (behind.get_alpha() or 1) < 0.5 < front.get_linewidth()
     assert behind.get_zorder() < front.get_zorder()
 
@@ -128,27 +125,19 @@ def test_what_is_spent_until_a_round(tmp_path: Path) -> None:
     np.testing.assert_allclose(spent_until(runs, "bytes"), [40, 60, 80])
     np.testing.assert_allclose(spent_until(runs, "samples"), [10, 15, 20])
     np.testing.assert_allclose(spent_until(runs, "seconds"), [4, 8, 12])  # all phases but the evaluation
-    line = axes_of(accuracy_plot(panels_of(tmp_path), make_looks(panels_of(tmp_path)), "bytes"))[0].get_lines()[0]
-    np.testing.assert_allclose(np.asarray(line.get_xdata()), np.array([40, 80]))  # where it was evaluated
-
-
-def test_bytes_and_samples_are_written_with_a_prefix(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", [0.1, 0.2, 0.3], [[0]] * 3)
-    panels = panels_of(tmp_path)
     with style():
-        plot = accuracy_plot(panels, make_looks(panels), "bytes")
-        (ax,) = axes_of(plot)
-        formatted = ax.xaxis.get_major_formatter()
-        assert [formatted(value) for value in (0, 25_700_000, 3e9)] == ["0 B", "25.7 MB", "3 GB"]
+        (ax,) = accuracy_axes(tmp_path, "bytes")
+        written = [ax.xaxis.get_major_formatter()(value) for value in (0, 25_700_000, 3e9)]
+    assert np.asarray(ax.get_lines()[0].get_xdata()).tolist() == [40, 80]  # where it was evaluated
+    assert written == ["0 B", "25.7 MB", "3 GB"]
 
 
 def test_a_single_round_has_a_marker(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(tmp_path, [0.3 + 0.2 * seed], [[0]], seed=seed)
-    panels = panels_of(tmp_path)
-    ax = axes_of(accuracy_plot(panels, make_looks(panels), "rounds"))[0]
+    (ax,) = accuracy_axes(tmp_path)
     (line, *_) = [line for line in ax.get_lines() if line.get_marker() not in ("None", "_")]
-    assert (line.get_marker(), np.asarray(line.get_ydata()).tolist()) == ("o", [0.4])
+    assert (line.get_marker(), drawn(line)) == ("o", [0.4])
     assert line.get_markevery() == (0, 1)
 
 
@@ -159,7 +148,7 @@ def test_panels_and_lines_without_finished_runs_are_left_out(tmp_path: Path) -> 
     panels = panels_of(tmp_path)
     assert [(panel.title, list(panel.lines)) for panel in panels] == [("shards=2", ["random"])]
     assert list(make_looks(panels)) == ["random"]
-    assert len(axes_of(accuracy_plot(panels, make_looks(panels), "rounds"))) == 1
+    assert len(accuracy_axes(tmp_path)) == 1
     assert not list(all_plots([], {}))
 
 
@@ -254,12 +243,9 @@ def test_files_are_as_wide_as_a_column_or_a_page_and_have_truetype_fonts(
 
 
 def test_runs_whose_records_lack_quantities_have_the_figures_of_the_others(tmp_path: Path) -> None:
-    path = write_run(tmp_path, [0.1, 0.2], [[0], [1]])
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    kept = ("round", "selected", "test_accuracy", "participation_ratio", "coverage", "bytes_down", "bytes_up")
-    (path / "metrics.jsonl").write_text("".join(json.dumps({k: line[k] for k in kept}) + "\n" for line in lines))
+    missing = ("train_samples", "forward_samples", *(f"seconds_{phase}" for phase in PHASES))
+    write_run(tmp_path, [0.1, 0.2], [[0], [1]], columns={name: [None, None] for name in missing})
     panels = panels_of(tmp_path)
     names = [plot.name for plot in all_plots(panels, make_looks(panels))]
-    assert names == [
-        *("accuracy_rounds", "accuracy_bytes", "coverage", "participation", "selections", "selections_rounds")
-    ]
+    expected = ["accuracy_rounds", "accuracy_bytes", "coverage", "participation", "selections", "selections_rounds"]
+    assert names == expected

@@ -4,6 +4,7 @@ they are judged. `examine` has the same rules as code; their error rates are sim
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -108,7 +109,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Publication:
-    """A file of published/: the numbers and claims of a paper that are compared with runs of `presets`.
+    """A file of numbers/: the numbers and claims of a paper that are compared with runs of `presets`.
 
     Runs of the presets in `claims_only` have another size than the paper's, so that only claims can be compared.
     `substitutes`: choices of config groups that may replace those of the preset (see `protocol`). `paper`: its short
@@ -125,8 +126,9 @@ class Publication:
     substitutes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def publications() -> list[Publication]:
-    """All publications in published/."""
+@cache
+def publications() -> Sequence[Publication]:
+    """All publications in numbers/."""
     return [_read(path) for path in sorted(FOLDER.glob("*.yaml"))]
 
 

@@ -1,58 +1,84 @@
 """Folders of runs with made-up records, for reports."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+
+from fedsim.partitions.division import Division
+from fedsim.results.groups import Group, Panel, drawn_panels, group_runs, make_panels
+from fedsim.results.runs import Run, read_runs
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
 
 
+def seconds(*each: float) -> dict[str, Sequence[float]]:
+    """Columns in which every phase of a round takes so many seconds."""
+    return {f"seconds_{phase}": each for phase in PHASES}
+
+
 def write_run(
-    folder: Path, accuracies: list[float | None], selected: list[list[int]], *, status: str = "done", **config: Any
+    folder: Path,
+    accuracies: Sequence[float | None],
+    selected: Sequence[Sequence[int]],
+    *,
+    status: str = "done",
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    summary: Mapping[str, Any] | None = None,
+    **config: Any,
 ) -> Path:
-    """A run's folder with made-up records: every upload costs 10 bytes, every phase a second a round."""
-    choices = {"selector": "random", "dataset": "digits", "partition": "iid", "model": "mlp"} | config.pop(
-        "choices", {}
-    )
+    """A run's folder with made-up records: every upload costs 10 bytes, every phase a second a round.
+
+    `columns`: other values of the records, round by round; `summary`: other values of the summary.
+    """
+    own = config.pop("choices", {})
+    choices = {"selector": "random", "dataset": "digits", "partition": "iid", "model": "mlp"} | own
     config = {"seed": 0, "num_clients": 4, "num_rounds": len(accuracies), "lr": 0.1, "name": "x"} | config
     path = folder / f"{'-'.join(choices.values())}-{config['seed']}-{config['lr']}"
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(yaml.safe_dump({**config, "selector": {"_target_": choices["selector"]}}))
+    (path / "config.yaml").write_text(yaml.safe_dump({"selector": {"_target_": choices["selector"]}, **config}))
     seen: set[int] = set()
     lines = []
     for round, (accuracy, ids) in enumerate(zip(accuracies, selected, strict=True), 1):
         seen |= set(ids)
-        record = {
-            "round": round,
-            "test_accuracy": accuracy,
-            "selected": ids,
-            "coverage": len(seen) / 4,
-            "participation_ratio": len(ids) / 4,
-            "bytes_down": 10 * len(ids),
-            "bytes_up": 10 * len(ids),
-            "train_samples": 5 * len(ids),
-            "forward_samples": 0,
-            **{f"seconds_{phase}": 1.0 for phase in PHASES},
-        }
-        lines.append(json.dumps(record))
+        record = {"round": round, "test_accuracy": accuracy, "selected": list(ids), "coverage": len(seen) / 4}
+        record |= {"participation_ratio": len(ids) / 4, "bytes_down": 10 * len(ids), "bytes_up": 10 * len(ids)}
+        record |= {"train_samples": 5 * len(ids), "forward_samples": 0, **{f"seconds_{phase}": 1.0 for phase in PHASES}}
+        lines.append(json.dumps(record | {name: values[round - 1] for name, values in (columns or {}).items()}))
     (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    totals = {"bytes_down": 10.0, "bytes_up": 10.0}
-    (path / "summary.json").write_text(
-        json.dumps({"status": status, "choices": choices, "totals": totals, "environment": {"torch": "1"}})
-    )
+    told = {"status": status, "choices": choices, "totals": {"bytes_down": 10.0, "bytes_up": 10.0}}
+    (path / "summary.json").write_text(json.dumps({**told, "environment": {"torch": "1"}, **(summary or {})}))
     return path
+
+
+def write_partition(folder: Path, histograms: Sequence[Sequence[int]]) -> None:
+    """The partition of a run in which each client holds as many samples of each class."""
+    counts, empty = np.array(histograms), np.empty(0, np.int64)
+    ends = np.cumsum(counts.sum(1))
+    parts = [np.arange(end - size, end) for end, size in zip(ends, counts.sum(1), strict=True)]
+    division = Division(parts, [empty] * len(parts), empty, empty, counts)
+    (folder / "partition.npz").write_bytes(division.to_bytes())
+
+
+def only_run(folder: Path) -> Run:
+    (run,) = read_runs(folder)
+    return run
+
+
+def groups_of(folder: Path) -> list[Group]:
+    return group_runs(read_runs(folder))
+
+
+def panels_of(folder: Path) -> list[Panel]:
+    return drawn_panels(make_panels(groups_of(folder)))
 
 
 def two_methods(folder: Path, seeds: int = 3) -> None:
     for seed in range(seeds):
         for selector, gain in (("random", 0.0), ("gpfl", 0.1)):
-            accuracies: list[float | None] = [0.3 + 0.01 * seed, 0.5 + 0.01 * seed + gain]
-            write_run(
-                folder,
-                accuracies,
-                [[0, 1], [2, 3] if selector == "gpfl" else [0, 1]],
-                seed=seed,
-                choices={"selector": selector},
-            )
+            accuracies = [0.3 + 0.01 * seed, 0.5 + 0.01 * seed + gain]
+            selected = [[0, 1], [2, 3] if selector == "gpfl" else [0, 1]]
+            write_run(folder, accuracies, selected, seed=seed, choices={"selector": selector})

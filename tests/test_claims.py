@@ -1,7 +1,6 @@
-"""What is published is about runs that presets make; the measures that it names, by hand; the presets that judge it."""
+"""What is published is about runs that presets make; and presets that judge it, in detail."""
 
 import itertools
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from fedsim.core.configs import flat
 from fedsim.core.rng import Streams
 from fedsim.engine.data import ClientData
 from fedsim.engine.optimizers import SGD, Constant
@@ -22,11 +22,9 @@ from fedsim.jobs.cli import run as fedsim_run
 from fedsim.papers import published
 from fedsim.papers.protocol import preset_settings
 from fedsim.papers.published import Publication
-from fedsim.partitions.division import Division
 from fedsim.results import measures
 from fedsim.results.groups import group_runs, has_made, is_equal
-from fedsim.results.measures import find_measure
-from fedsim.results.runs import Run, read_runs
+from fedsim.results.runs import read_runs
 from fedsim.running.assembly import build_model
 from tests.engines import reference
 from tests.sweep_words import jobs_of
@@ -35,90 +33,22 @@ from tests.test_presets import plans_of
 PUBLISHED = sorted(published.FOLDER.glob("*.yaml"))
 FORMS = {"at_most", "at_least", "value", "gain", "not_worse_by", "level_with", "grows_with"}
 KEYS = {
-    "id",
-    "where",
-    "text",
-    "about",
-    "measure",
-    "others",
-    "among",
-    "values",
-    "minus",
-    "falls",
-    "any_size",
-    "added_after_runs",
-    "revised_after_runs",
-    "tolerance",
-    "all_pairs",
-    "pooled_over",
-    "note",
+    *(
+        "id",
+        "where",
+        "text",
+        "about",
+        "measure",
+        "others",
+        "among",
+        "values",
+        "minus",
+        "falls",
+        "any_size",
+        "tolerance",
+    ),
+    *("added_after_runs", "revised_after_runs", "all_pairs", "pooled_over", "note"),
 }
-PHASES = ("select", "ask", "train", "aggregate", "evaluate")
-
-
-def write_run(folder: Path, selected: Sequence[Sequence[int]], **config: Any) -> Run:
-    """A finished run of four clients; every phase takes a second a round."""
-    folder.mkdir(parents=True)
-    values = {"seed": 0, "num_clients": 4, "num_rounds": len(selected), **config}
-    (folder / "config.yaml").write_text(yaml.safe_dump(values))
-    (folder / "summary.json").write_text(
-        json.dumps({"status": "done", "choices": {"selector": "x"}, "start_up_rounds": 0})
-    )
-    same = {"test_accuracy": 0.5, "coverage": 1.0, "bytes_down": 0, "bytes_up": 0}
-    same |= {f"seconds_{phase}": 1.0 for phase in PHASES}
-    records = [
-        {"round": t, "selected": list(ids), "participation_ratio": len(ids) / 4, **same}
-        for t, ids in enumerate(selected, 1)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return next(run for run in read_runs(folder) if run.folder == folder)
-
-
-def test_where_the_histogram_of_selections_peaks(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a", [[0, 1, 2], [1, 2], [2, 3]])  # 1, 2, 3 and 1 selections
-    assert run.selections.tolist() == [1, 2, 3, 1]
-    assert find_measure("mean_selections")(run) == 7 / 4
-    assert find_measure("peak_selections")(run) == 1
-    assert find_measure("peak_height")(run) == 2
-    assert find_measure("peak_distance@24")(run) == 23
-    tied = write_run(tmp_path / "b", [[0, 1], [0, 1], [0, 1, 2, 3], [0, 1]])  # 4, 4, 1 and 1
-    assert find_measure("peak_selections")(tied) == 2.5
-
-
-def test_seconds_of_two_hundred_rounds(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a", [[0], [1]])
-    assert measures.seconds_200(run) == 200 * 5
-    assert find_measure("choosing_seconds_200")(run) == 200 * 2  # select and ask
-    assert measures.seconds_200(write_run(tmp_path / "b", [])) is None
-    assert find_measure("choosing_seconds_200")(write_run(tmp_path / "c", [])) is None
-
-
-def test_how_participation_rises(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a", [[0], [1], [0, 1, 2], [0, 1, 2, 3]])
-    assert measures.participation_rise(run) == pytest.approx(7 / 8 - 1 / 4)
-    assert measures.participation_rise(write_run(tmp_path / "b", [[0]])) is None
-
-
-def test_sizes_of_the_clients(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a", [[0]])
-    assert find_measure("samples_mean")(run) is None
-    parts = [np.arange(2), np.arange(2, 8)]
-    empty = np.empty(0, np.int64)
-    division = Division(parts, [empty, empty], empty, empty, np.array([[2, 0], [3, 3]]))
-    (run.folder / "partition.npz").write_bytes(division.to_bytes())
-    (run,) = read_runs(tmp_path)
-    assert find_measure("num_clients")(run) == 2
-    assert find_measure("samples_total")(run) == 8
-    assert find_measure("samples_mean")(run) == 4
-    assert find_measure("samples_deviation")(run) == 2
-
-
-def test_models_of_the_clients_own_are_no_seed_of_the_run(tmp_path: Path) -> None:
-    for name, more in (("a", {}), ("b", {"init_seed": "per_client"}), ("c", {"init_seed": 7})):
-        write_run(tmp_path / name, [[0]], **{"init_seed": None, **more})
-    groups = group_runs(read_runs(tmp_path))
-    assert [group.labels for group in groups] == [{"init_seed": "-"}, {"init_seed": "per_client"}]
-    assert len(groups[0].runs) == 2
 
 
 def measured(name: str) -> bool:
@@ -134,14 +64,7 @@ def runs_of(preset: str) -> list[dict[str, str]]:
     if len(runs) > 1:
         return runs
     (plan,) = plans_of(preset)
-    return [{**flat(plan.config), **plan.choices}]
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, value in config.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": str(value)}
-    return found
+    return [{**{key: str(value) for key, value in flat(plan.config)}, **plan.choices}]
 
 
 def is_run(presets: Sequence[str], about: Mapping[str, str]) -> bool:
@@ -244,6 +167,5 @@ def test_clients_with_models_of_their_own_through_the_command(tmp_path: Path, mo
     common, own = (runs[name].records[0] for name in ("None", "per_client"))
     assert own["test_accuracy"] != common["test_accuracy"]
     assert runs["None"].summary["initial_accuracy"] == runs["per_client"].summary["initial_accuracy"]
-    assert {k: own[k] for k in ("trained", "uploaded", "bytes_up")} == {
-        k: common[k] for k in ("trained", "uploaded", "bytes_up")
-    }
+    assert all(own[key] == common[key] for key in ("trained", "uploaded", "bytes_up"))
+    assert {str(group.labels["init_seed"]) for group in group_runs(runs.values())} == {"-", "per_client"}

@@ -1,4 +1,5 @@
-"""PNCS's feature study: features by hand, planted outcomes found again, and the study through the command."""
+"""PNCS's feature study: features by hand, planted outcomes found again, its claims judged, and the study through the
+command."""
 
 import json
 import sys
@@ -11,7 +12,10 @@ from fedsim.jobs.cli import run
 from fedsim.papers.pair_study import (
     Condition,
     Fold,
+    claims_table,
     fit,
+    judge_conditions,
+    judge_runs,
     labels_of,
     make_tables,
     read_conditions,
@@ -24,22 +28,99 @@ from fedsim.results.runs import Run
 from fedsim.selectors.pair_study import pair_features
 from fedsim.selectors.similarity import similarities
 
+NAMES = ["cos_4", "cos_2", "norm_2 sum"]
+
+
+def conditions(causes: dict[str, float], seeds: int = 5, noise: float = 0.01) -> list[Condition]:
+    """Losses that are a weighted sum of features which are else independent, and some noise."""
+    found = []
+    for seed in range(seeds):
+        for round in range(4):
+            for setting in ("1", "10"):
+                rng = np.random.default_rng((seed, round, int(setting)))
+                features = rng.standard_normal((45, len(NAMES)))
+                losses = features @ [causes.get(name, 0.0) for name in NAMES] + noise * rng.standard_normal(45)
+                found.append(Condition(seed, setting, round, features, losses))
+    return found
+
+
+def verdicts(causes: dict[str, float], seeds: int = 5, noise: float = 0.01) -> dict[str, str]:
+    rows = judge_conditions(NAMES, conditions(causes, seeds, noise))
+    return {row.printed.id.removeprefix("pncs.table1."): row.verdict for row in rows}
+
+
+def test_claims_hold_where_cos_4_alone_decides_and_fail_where_something_else_does() -> None:
+    names = ("negative", "random", "random.1", "random.10", "rank", "best", "power", "wider")
+    every = dict.fromkeys(names, "reproduced")
+    assert verdicts({"cos_4": 1.0}, seeds=8) == {**every, "smaller": "not reproduced"}  # nothing is better than cos_4
+    found = verdicts({"cos_4": -0.5, "norm_2 sum": 1.0}, seeds=12)
+    assert {found[name] for name in ("negative", "random", "rank", "best")} == {"not reproduced"}
+    assert found["power"] == "reproduced"  # better than cos_2, which decides nothing
+    assert found["smaller"] == "reproduced"
+    assert found["wider"] == "not reproduced"  # the pair picked by what decides is good in every round
+    assert verdicts({"cos_2": 1.0})["power"] == "not reproduced"
+    found = verdicts({}, noise=1.0)
+    assert found["negative"] == found["random"] == "undecided"
+
+
+def test_too_few_seeds_and_absent_features_are_told() -> None:
+    (row,) = judge_conditions(NAMES, conditions({"cos_4": 1.0}, seeds=2))
+    assert (row.verdict, row.detail) == ("undecided", "2 seeds")
+    (row,) = judge_conditions(["cos_3", "a", "b"], conditions({}))
+    assert (row.verdict, row.detail) == ("not judged", "cos_4 was not measured")
+    rows = judge_conditions(["cos_4", "a", "b"], conditions({"cos_4": 1.0}))
+    assert {row.printed.id: row.verdict for row in rows}["pncs.table1.power"] == "not judged"
+
+
+def test_a_fold_never_learns_from_the_seed_that_it_is_measured_on() -> None:
+    made = conditions({"cos_4": 1.0}, seeds=3)
+    held = [Condition(c.seed, c.setting, c.round, c.features, -c.losses) if c.seed == 1 else c for c in made]
+    fold, same = (Fold.of(NAMES, some, 1) for some in (held, made))
+    assert fold.alone[0].tolist() == same.alone[0].tolist()
+    assert {c.seed for c in fold.held} == {1}
+    assert fold.relative_losses(fold.held)[0].mean() > 0.95  # on the seed that is the other way round
+
+
+def test_relative_losses_are_those_of_the_picked_pairs() -> None:
+    fold = Fold.of(NAMES, conditions({"cos_4": 1.0, "cos_2": 0.5}, seeds=3), 0)
+    for feature, weights in enumerate(fold.alone):
+        values = [c.features[:, feature] for c in fold.held]
+        picked = [int(v.argmin() if weights[0] < 0 else v.argmax()) for v in values]
+        by_hand = [1 - c.labels[pair] for c, pair in zip(fold.held, picked, strict=True)]
+        assert fold.relative_losses(fold.held)[feature].tolist() == by_hand
+
+
+def test_claims_are_tested_seed_by_seed_and_corrected_together() -> None:
+    judged = judge_conditions(NAMES, conditions({"cos_4": 1.0}))
+    tested = [row.evidence for row in judged if row.evidence is not None]
+    assert len(tested) == len(judged)
+    assert all(one.ours is not None and one.ours.num == 5 for one in tested)
+    assert all(one.holm_for >= one.p_for for one in tested)
+    table, rank = claims_table(judged), judged[4]
+    assert table.rows[4][2] == "holds for 5 of 5 seeds [0.48, 1.00]"
+    assert (rank.detail, rank.verdict) == ("rank 1 to 1 of 3", "undecided")  # five seeds decide no share
+    assert [row[5] for row in table.rows] == [row.verdict for row in judged]
+
 
 def test_features_by_hand() -> None:
     vectors = np.array([[3.0, -4.0], [0.0, 2.0], [1.0, 1.0]])
     found = pair_features(vectors, [1, 2])
     assert all(len(values) == 3 for values in found.values())  # pairs 01, 02, 12
-    assert found["norm_2 sum"] == pytest.approx([7, 5 + 2**0.5, 2 + 2**0.5])
-    assert found["norm_1 difference"] == pytest.approx([5, 5, 0])
-    assert found["norm_inf sum"] == pytest.approx([6, 5, 3])
-    assert found["distance_1"] == pytest.approx([9, 7, 2])
-    assert found["distance_inf"] == pytest.approx([6, 5, 1])
-    assert found["inner product"] == pytest.approx([-8, -1, 2])
-    assert found["cos_2"] == pytest.approx([-0.8, -1 / (5 * 2**0.5), 1 / 2**0.5])
-    assert found["sign agreement"] == pytest.approx([0.25, 0.5, 0.75])  # a zero agrees by half
-    assert found["mean sum"] == pytest.approx([0.5, 0.5, 2])
-    assert found["variance difference"] == pytest.approx([12.25 - 1, 12.25, 1])
-    assert found["sparsity sum"] == pytest.approx([0.5, 0, 0.5])
+    by_hand = {
+        "norm_2 sum": [7, 5 + 2**0.5, 2 + 2**0.5],
+        "norm_1 difference": [5, 5, 0],
+        "norm_inf sum": [6, 5, 3],
+        "distance_1": [9, 7, 2],
+        "distance_inf": [6, 5, 1],
+        "inner product": [-8, -1, 2],
+        "cos_2": [-0.8, -1 / (5 * 2**0.5), 1 / 2**0.5],
+        "sign agreement": [0.25, 0.5, 0.75],  # a zero agrees by half
+        "mean sum": [0.5, 0.5, 2],
+        "variance difference": [12.25 - 1, 12.25, 1],
+        "sparsity sum": [0.5, 0, 0.5],
+    }
+    for name, values in by_hand.items():
+        assert found[name] == pytest.approx(values), name
 
 
 def test_cos_p_is_the_selectors_own_similarity() -> None:
@@ -49,20 +130,8 @@ def test_cos_p_is_the_selectors_own_similarity() -> None:
     table = similarities([torch.as_tensor(vectors)], 4.0)
     assert pair_features(vectors, [4])["cos_4"] == pytest.approx(table[np.triu_indices(4, 1)])
     assert pair_features(vectors * 1e-100, [4])["cos_4"] == pytest.approx(table[np.triu_indices(4, 1)])
-
-
-def test_features_of_equal_zero_and_lonely_vectors_are_finite() -> None:
-    for vectors in (np.zeros((3, 5)), np.ones((3, 5)), np.ones((1, 5))):
-        assert all(np.isfinite(values).all() for values in pair_features(vectors, [1, 4]).values())
-
-
-def planted(seed: int, round: int) -> Condition:
-    """Outcomes that are a client's cos_4 to another and nothing else."""
-    rng = np.random.default_rng((seed, round))
-    vectors = rng.standard_normal((10, 30)) + rng.standard_normal(30)
-    found = pair_features(vectors, [2, 4])
-    features = np.array([found["cos_4"], found["norm_2 sum"], np.zeros(45)]).T
-    return Condition(seed, "1", round, features, features[:, 0])
+    for equal in (np.zeros((3, 5)), np.ones((3, 5)), np.ones((1, 5))):
+        assert all(np.isfinite(values).all() for values in pair_features(equal, [1, 4]).values())
 
 
 def test_features_that_all_runs_have_are_compared(tmp_path: Path) -> None:
@@ -74,31 +143,38 @@ def test_features_that_all_runs_have_are_compared(tmp_path: Path) -> None:
         line = {"round": 1, "pairs": [[0, 1], [0, 2], [1, 2]], "features": features, "loss": [1.0, 2.0, 3.0]}
         (tmp_path / str(seed) / "trace.jsonl").write_text(json.dumps(line) + "\n")
     runs = [Run(tmp_path / str(seed), {"seed": seed}, {}) for seed in (0, 1)]
-    names, conditions = read_conditions(runs)
+    names, found = read_conditions(runs)
     assert names == ["cos_2", "inner product"]
-    assert [condition.features.shape for condition in conditions] == [(3, 2)] * 2
+    assert [condition.features.shape for condition in found] == [(3, 2)] * 2
     table = make_tables(runs)[0]
     assert {row[0] for row in table.rows} == {"cos_2", "inner product", "a random pair"}
     assert "1 conditions for fitting, 1 for testing, split by seed" in table.note
     assert "fitted and tested on the same" in make_tables(runs[:1])[0].note
+    without = [Run(tmp_path, {}, {})]
+    assert (make_tables(without), judge_runs(without)) == ([], [])
 
 
 def test_a_planted_feature_is_found() -> None:
-    conditions = [planted(seed, round) for seed in range(4) for round in range(5)]
-    training, testing = split_by_seed(conditions)
+    made = []
+    for seed in range(4):
+        for round in range(5):
+            features = np.random.default_rng((seed, round)).standard_normal((45, 3)) * [1, 1, 0]
+            made.append(Condition(seed, "1", round, features, features[:, 0]))
+    training, testing = split_by_seed(made)
     assert {c.seed for c in testing} == {3}
     weights = fit(standardised(training, training), labels_of(training))
     assert weights[0] < 0
     assert abs(weights[0]) > 10 * abs(weights[1])
     assert weights[2] == pytest.approx(0, abs=1e-9)  # a constant feature
-    assert Fold(["cos_4", "norm", "0"], testing, training).relative_losses(testing)[0].tolist() == [0] * 5
+    fold = Fold(["cos_4", "norm", "none"], testing, training)
+    assert fold.relative_losses(testing)[0].tolist() == [0] * 5
 
 
 def test_labels_know_nothing_of_scale_and_shift() -> None:
-    one = planted(0, 0)
-    other = Condition(0, "1", 0, one.features, 7 + 3 * one.losses)
+    features, losses = np.zeros((45, 1)), np.random.default_rng(0).standard_normal(45)
+    one, other = Condition(0, "1", 0, features, losses), Condition(0, "1", 0, features, 7 + 3 * losses)
     assert other.labels == pytest.approx(one.labels)
-    assert Condition(0, "1", 0, one.features, np.ones(45)).labels.tolist() == [0.5] * 45
+    assert Condition(0, "1", 0, features, np.ones(45)).labels.tolist() == [0.5] * 45
     assert (one.labels.min(), one.labels.max()) == (0, 1)
 
 
@@ -146,7 +222,3 @@ def test_rounds_that_bring_no_update_leave_no_trace(
     assert len(read_metrics(folder)) == 3
     lines = read_metrics(folder, "trace.jsonl") if (folder / "trace.jsonl").exists() else []
     assert [line["round"] for line in lines] == traced
-
-
-def test_runs_without_a_trace_make_no_table(tmp_path: Path) -> None:
-    assert make_tables([Run(tmp_path, {}, {})]) == []

@@ -1,113 +1,163 @@
-"""The command `fedsim report`, on runs that are made up or made small, and its comparison with an earlier report."""
+"""The command `fedsim report`, what its page holds, and its comparison with an earlier report."""
 
 import csv
 import json
-import sys
+import math
+import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedsim.core.errors import FedsimError
-from fedsim.jobs.cli import run as fedsim_run
 from fedsim.report.__main__ import main
 from fedsim.results.runs import read_runs
-from fedsim.results.table import Table
-from tests.report_toys import two_methods
+from tests.report_toys import two_methods, write_run
 
 
-def test_the_report_command_writes_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    two_methods(tmp_path / "outputs" / "gpfl_table2_fmnist")
-    assert main(["gpfl_table2_fmnist", "--output-dir", str(tmp_path / "outputs")]) == 0
-    target = tmp_path / "outputs" / "gpfl_table2_fmnist" / "report"
+class Page(HTMLParser):
+    """The parts of a page that tests look at: elements by name, with attributes, and texts by the open element."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.open: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        assert not self.open, "elements that are not closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "input", "br", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and self.open:
+            self.texts.append((self.open[-1], data.strip()))
+
+    def values(self, tag: str, attribute: str) -> list[str]:
+        return [value for name, attrs in self.elements if name == tag and (value := attrs.get(attribute)) is not None]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a preset with runs of two methods, and their report."""
+    folder = tmp_path_factory.mktemp("report") / "outputs" / "gpfl_table2_fmnist"
+    two_methods(folder)
+    assert main(["gpfl_table2_fmnist", "--output-dir", str(folder.parent)]) == 0
+    return folder
+
+
+def test_the_command_writes_everything(runs: Path) -> None:
+    target = runs / "report"
     names = {p.name for p in target.iterdir()}
     assert {"report.html", "tables.md", "summary.json", "overview.tex", "overview.csv", "figures"} <= names
-    assert {"accuracy_rounds.png", "accuracy_rounds.pdf", "coverage.png"} <= {
-        p.name for p in (target / "figures").iterdir()
-    }
-    page = (target / "report.html").read_text()
-    assert "data:image/png;base64," in page
-    assert 'src="http' not in page
-    assert str(tmp_path) not in page
+    figures = {p.name for p in (target / "figures").iterdir()}
+    assert {"accuracy_rounds.png", "accuracy_rounds.pdf", "coverage.png"} <= figures
     rows = list(csv.reader((target / "pairs.csv").open()))
     assert rows[1][1:3] == ["gpfl - random", "+0.0500"]  # the mean over both rounds, as the window is longer
     assert json.loads((target / "summary.json").read_text())["groups"][1]["seeds"]["0"]["final_accuracy"] == 0.45
-    assert "gpfl - random" in capsys.readouterr().out
 
 
-def against(folder: Path, earlier: Path) -> tuple[int, list[list[str]]]:
+def test_the_page(runs: Path) -> None:
+    report = runs / "report"
+    page, path = Page(report / "report.html"), report / "report.html"
+    assert {"table-overview", "table-pairs", "table-configs", "table-runs"} <= set(page.values("table", "id"))
+    targets = {element.get("id") for _, element in page.elements}
+    links = page.values("a", "href")
+    for link in links:
+        assert link[1:] in targets if link.startswith("#") else (report / link / "config.yaml").is_file(), link
+    assert sum(not link.startswith("#") for link in links) == 6
+    for address in (*page.values("script", "src"), *page.values("img", "src"), *page.values("link", "href")):
+        assert address.startswith("data:"), "the page needs no network"
+    assert len(page.values("img", "src")) == len(list((report / "figures").glob("*.pdf"))) == 9
+    assert any("plotly.js v" in text for name, text in page.texts if name == "script")
+    assert 4e6 < path.stat().st_size < 7e6
+    assert str(runs.parent) not in path.read_text()
+
+
+def test_a_page_without_figures_is_small_and_sorts_rows_by_the_numbers_of_their_cells(tmp_path: Path) -> None:
+    two_methods(tmp_path)
+    write_run(tmp_path, [0.1], [[0]], choices={"selector": "afl"}, seed=1)
+    assert main([str(tmp_path), "--no-figures"]) == 0
+    path = tmp_path / "report" / "report.html"
+    Page(path)
+    assert path.stat().st_size < 100_000
+    assert "plotly" not in path.read_text()
+    found = re.findall(r'data-sort="([^"]*)"[^>]*>([^<]*)<', path.read_text())
+    by_text = {text: float(value) for value, text in found}
+    assert by_text["10.0 s"] == 10
+    assert by_text["never (0/3)"] == math.inf
+    assert by_text["&lt; .001"] < 0.001
+    assert by_text["0.4100 [0.3852, 0.4348]"] == pytest.approx(0.41)
+    assert not {"random", "-", "", "[+0.1000, +0.1000]"} & by_text.keys()
+
+
+def against(folder: Path, earlier: Any, to: Path) -> tuple[int, list[list[str]]]:
     """The exit code and the rows of the comparison of the runs in `folder` with an earlier summary."""
-    table = folder / "report" / "against.csv"
-    table.unlink(missing_ok=True)
-    code = main([str(folder), "--no-figures", "--against", str(earlier)])
+    (to / "earlier.json").write_text(json.dumps(earlier))
+    code = main([str(folder), "--no-figures", "--to", str(to), "--against", str(to / "earlier.json")])
+    table = to / "against.csv"
     return code, list(csv.reader(table.open()))[1:] if table.is_file() else []
 
 
-def test_a_report_compares_itself_with_an_earlier_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    two_methods(tmp_path / "now")
-    assert main([str(tmp_path / "now"), "--no-figures"]) == 0
-    values = json.loads((tmp_path / "now" / "report" / "summary.json").read_text())
+def test_a_report_compares_itself_with_an_earlier_one(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = json.loads((runs / "report" / "summary.json").read_text())
     values["groups"][1]["seeds"]["1"]["final_accuracy"] -= 0.03
     values["groups"][1]["made_by"]["1"] = {"engine": "batched, 1 thread", "commit": "0123456789abcdef"}
     values["verdicts"]["gone"] = "reproduced"
-    (tmp_path / "earlier.json").write_text(json.dumps(values))
-    capsys.readouterr()
-    code, rows = against(tmp_path / "now", tmp_path / "earlier.json")
-    assert code == 0
+    code, rows = against(runs, values, tmp_path)
     unknown = "not recorded"
-    assert rows[0] == ["random", "3", "+0.0000", "0.0000", *[unknown] * 4]
     engines = f"batched, 1 thread, {unknown}"
+    assert code == 0
+    assert rows[0] == ["random", "3", "+0.0000", "0.0000", *[unknown] * 4]
     assert rows[1] == ["gpfl", "3", "+0.0100", "0.0300", unknown, unknown, engines, f"0123456789, {unknown}"]
     assert "Verdicts that are gone: gone." in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_comparison_of_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    two_methods(tmp_path / "now")
-    assert main([str(tmp_path / "now"), "--no-figures"]) == 0
-    values = json.loads((tmp_path / "now" / "report" / "summary.json").read_text())
-    for change in (other_seeds, other_config):
-        earlier = json.loads(json.dumps(values))
-        for group in earlier["groups"]:
-            change(group)
-        (tmp_path / "earlier.json").write_text(json.dumps(earlier))
-        capsys.readouterr()
-        assert against(tmp_path / "now", tmp_path / "earlier.json") == (3, [])
-        told = capsys.readouterr()
-        assert "--against: nothing to compare" in told.err
-        assert "Verdicts that differ" not in told.out
+@pytest.mark.parametrize("change", [{"seeds": {"10": {"final_accuracy": 0.5}}}, {"config": "0"}])
+def test_a_comparison_of_nothing_is_an_error(
+    change: dict[str, Any], runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = json.loads((runs / "report" / "summary.json").read_text())
+    earlier = {**values, "groups": [{**group, **change} for group in values["groups"]]}
+    assert against(runs, earlier, tmp_path) == (3, [])
+    told = capsys.readouterr()
+    assert "--against: nothing to compare" in told.err
+    assert "Verdicts that differ" not in told.out
 
 
-def other_seeds(group: dict[str, Any]) -> None:
-    group["seeds"] = {f"1{seed}": values for seed, values in group["seeds"].items()}
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [{"dataset": {"path": "/d/a"}}, {"dataset": {"path": "/d/b"}}],
+        [{"engine": {"_target_": "a"}}, {"engine": {"_target_": "b"}}],
+    ],
+    ids=["path", "engine"],
+)
+def test_against_tells_groups_apart_whose_configs_compare_as_equal(changed: list[Any], tmp_path: Path) -> None:
+    folder = tmp_path / "now"
+    for accuracy, more in zip((0.9, 0.3), changed, strict=True):
+        write_run(folder / str(accuracy), [accuracy] * 2, [[0], [1]], **more)
+    assert main([str(folder), "--no-figures"]) == 0
+    code, rows = against(folder, json.loads((folder / "report" / "summary.json").read_text()), tmp_path)
+    assert (code, [row[2:4] for row in rows]) == (0, [["+0.0000", "0.0000"]] * 2)
 
 
-def other_config(group: dict[str, Any]) -> None:
-    group["config"] = "0"
-
-
-def test_a_folder_without_runs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path)]) == 3
-    assert "no finished run" in capsys.readouterr().err
-    two_methods(tmp_path / "runs")
-    assert main([str(tmp_path / "runs"), "--no-figures", "--against", str(tmp_path / "absent.json")]) == 3
-    assert "--against" in capsys.readouterr().err
-    assert main(["nonsense", "--output-dir", str(tmp_path)]) == 3
-    assert "neither a folder nor a preset" in capsys.readouterr().err
+def test_a_folder_without_runs_is_told(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    absent = str(tmp_path / "absent.json")
+    for words, told in (
+        ([str(tmp_path)], "no finished run"),
+        ([str(runs), "--no-figures", "--to", str(tmp_path), "--against", absent], "--against"),
+        (["nonsense", "--output-dir", str(tmp_path)], "neither a folder nor a preset"),
+    ):
+        assert main(words) == 3
+        assert told in capsys.readouterr().err
     with pytest.raises(FedsimError):
         read_runs(tmp_path / "empty")
-
-
-def test_the_report_of_real_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["-m", "selector=random,gpfl", "seed=0,1", "num_rounds=3", "tracker=files_only", "eval_every=2"]
-    monkeypatch.setattr(sys, "argv", ["fedsim", *words])
-    assert fedsim_run(words) == 0
-    assert main(["outputs/default"]) == 0
-    assert (tmp_path / "outputs/default/report/figures/partitions.png").stat().st_size > 1000
-
-
-def test_latex_and_markdown_escape_what_they_must() -> None:
-    table = Table("t", "T", ["a|b", "c_d"], [["50 %", "1 ± 2"]], "note")
-    assert r"| a\|b | c_d |" in table.markdown()
-    assert r"50 \% & 1 $\pm$ 2 \\" in table.latex()
-    assert r"c\_d" in table.latex()

@@ -13,8 +13,11 @@ import yaml
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.jobs.cli import run as fedsim_run
 from fedsim.report.__main__ import main
-from fedsim.results.runs import PLACES, read_archive, read_runs, write_archive
-from tests.report_toys import write_run
+from fedsim.report.page import folder_links
+from fedsim.results import measures
+from fedsim.results.runs import PLACES, TOLD, read_archive, read_runs, write_archive
+from tests.report_toys import groups_of, write_run
+from tests.test_report_measures import LATE, with_clients, write_simulated
 
 
 def published_runs(folder: Path) -> None:
@@ -27,12 +30,10 @@ def published_runs(folder: Path) -> None:
         status, rounds = ("diverged", 0) if number == 4 else ("done", 500)
         selected = [sorted(rng.choice(100, 5, replace=False).tolist()) for _ in range(rounds)]
         accuracies = [float(value) for value in np.round(rng.uniform(0, 1, rounds), 4)]
-        made = write_run(folder / str(number), accuracies, selected, status=status)
-        config = {**plan.config, "num_clients": 100}
-        (made / "config.yaml").write_text(yaml.safe_dump(config))
-        summary = json.loads((made / "summary.json").read_text()) | {"choices": dict(plan.choices)}
-        summary |= {"engine": "native", "revision": {"commit": "abc", "dirty": False}, "start_up_rounds": 0}
-        (made / "summary.json").write_text(json.dumps(summary))
+        told = {"choices": dict(plan.choices), "engine": "native", "start_up_rounds": 0}
+        told |= {"revision": {"commit": "abc", "dirty": False}}
+        made = write_run(folder / str(number), accuracies, selected, status=status, summary=told)
+        (made / "config.yaml").write_text(yaml.safe_dump({**plan.config, "num_clients": 100}))
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -42,23 +43,18 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_table_and_verdict_of_a_preset_comes_from_the_archive(tmp_path: Path) -> None:
-    runs, archive = tmp_path / "gpfl_table2_fmnist", tmp_path / "published" / "runs.parquet"
+    runs, archive = tmp_path / "gpfl_table2_fmnist", tmp_path / "published" / "runs.pq"
     published_runs(runs)
     assert main([str(runs), "--to", str(tmp_path / "first"), "--archive", str(archive), "--no-figures"]) == 0
     shutil.rmtree(runs)
-    assert main([str(archive), "--to", str(tmp_path / "again"), "--no-figures"]) == 0
     copied = tmp_path / "copied.parquet"  # an archive of an archive is the same
-    assert main([str(archive), "--to", str(tmp_path / "third"), "--archive", str(copied), "--no-figures"]) == 0
+    assert main([str(archive), "--to", str(tmp_path / "again"), "--archive", str(copied), "--no-figures"]) == 0
     assert copied.read_bytes() == archive.read_bytes()
     first, again = files_of(tmp_path / "first"), files_of(tmp_path / "again")
     assert {"numbers.csv", "claims.csv", "overview.csv", "selections.csv", "summary.json", "tables.md"} <= set(first)
     assert again == first
-
-
-def test_the_rows_say_what_they_are(tmp_path: Path) -> None:
-    published_runs(tmp_path / "runs")
-    write_archive(read_runs(tmp_path / "runs"), tmp_path / "runs", tmp_path / "a.parquet")
-    table = pq.read_table(tmp_path / "a.parquet")
+    assert 'class="text"><a href' not in (tmp_path / "again" / "report.html").read_text()  # no links to folders
+    table = pq.read_table(archive)
     assert table.num_rows == 5 * 500 + 1
     row = table.slice(500, 1).to_pylist()[0]
     assert (row["run"], row["seed"], row["engine"], row["commit"], row["round"]) == (1, 1, "native", "abc", 1)
@@ -68,18 +64,14 @@ def test_the_rows_say_what_they_are(tmp_path: Path) -> None:
 
 def test_records_of_real_runs_and_their_partitions_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (
-        fedsim_run(["-m", "selector=random,power_of_choice", "num_rounds=3", "tracker=files_only", "eval_every=2"]) == 0
-    )
-    assert all(set(PLACES) <= run.config.keys() for run in read_runs(Path("outputs")))
+    words = ["-m", "selector=random,power_of_choice", "num_rounds=3", "tracker=files_only", "eval_every=2"]
+    assert fedsim_run(words) == 0
     runs = read_runs(Path("outputs"))
     write_archive(runs, Path("outputs"), Path("a.parquet"))
     for before, after in zip(runs, read_archive(Path("a.parquet")), strict=True):
-        assert (after.config, after.summary, after.folder) == (
-            {key: value for key, value in before.config.items() if key not in PLACES},
-            before.summary,
-            before.folder.relative_to("outputs"),
-        )
+        assert set(PLACES) <= before.config.keys()
+        assert after.config == {key: value for key, value in before.config.items() if key not in PLACES}
+        assert (after.summary, after.folder) == (before.summary, before.folder.relative_to("outputs"))
         assert before.histograms is not None
         np.testing.assert_array_equal(after.histograms, before.histograms)
         for one, other in zip(before.records, after.records, strict=True):
@@ -87,9 +79,30 @@ def test_records_of_real_runs_and_their_partitions_are_kept(tmp_path: Path, monk
             for key, value in one.items():
                 rounded = key.endswith(("_loss", "_seconds")) or key.startswith("seconds_")
                 assert other[key] == (pytest.approx(value, rel=1e-6) if rounded and value is not None else value), key
+    assert main(["outputs/default"]) == 0  # of real runs, with figures
+    assert (tmp_path / "outputs/default/report/figures/partitions.png").stat().st_size > 1000
+    assert None not in folder_links(groups_of(Path("outputs")), tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"PAR1", b"", None])
+def test_simulated_times_and_accuracies_of_clients_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_simulated(tmp_path / "runs", [10.1, 20, 30, 40, 50])
+    with_clients(tmp_path / "runs" / "x")
+    runs = read_runs(tmp_path / "runs")
+    write_archive(runs, tmp_path / "runs", tmp_path / "a.parquet")
+    archived = read_archive(tmp_path / "a.parquet")
+    (timed,) = [run for run in archived if measures.is_simulated(run)]
+    assert timed.series("simulated_seconds").tolist() == [10.1, 20, 30, 40, 50]
+    assert [record["late"] for record in timed.records] == LATE
+    for run, again in zip(runs, archived, strict=True):
+        assert (again.client_accuracies is None) == (run.client_accuracies is None)
+        if run.client_accuracies is not None:
+            np.testing.assert_array_equal(again.client_accuracies, run.client_accuracies)
+    monkeypatch.setattr("fedsim.results.runs.TOLD", TOLD[:-1])  # as an earlier version
+    write_archive(runs, tmp_path / "runs", tmp_path / "earlier.parquet")
+    assert [run.client_accuracies for run in read_archive(tmp_path / "earlier.parquet")] == [None] * 4
+
+
+@pytest.mark.parametrize("content", [b"PAR1", None])
 def test_another_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None) -> None:
     path = tmp_path / "a.parquet"
     if content is None:

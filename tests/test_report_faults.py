@@ -1,71 +1,141 @@
-"""Damaged records of runs: they are left out of a report with a line each, and run again; never a traceback."""
+"""Reports of damaged records, which are left out with a line each, and of texts that are rare and yet legal."""
 
+import csv
+import io
 import json
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from rich.console import Console
 
 from fedsim.core.errors import FedsimError
 from fedsim.report.__main__ import main
-from fedsim.results.files import CONFIG, METRICS, SUMMARY, read_metrics, read_summary
+from fedsim.results.files import CLIENTS, CONFIG, METRICS, SUMMARY, read_metrics, read_summary
 from fedsim.results.runs import read_runs
-
-RECORD = {
-    "round": 1,
-    "selected": [0],
-    "test_accuracy": 0.5,
-    "participation_ratio": 0.5,
-    "coverage": 0.5,
-    "bytes_down": 1,
-    "bytes_up": 1,
-}
+from fedsim.results.table import Table
+from fedsim.running.process import tell
+from fedsim.tracking.tables import tell_line
+from tests.report_toys import only_run, write_run
 
 
-def write_run(folder: Path, *, summary: str | None = None, metrics: str | None = None, config: Any = None) -> Path:
-    """A finished run of one round, parts of it replaced."""
-    folder.mkdir(parents=True)
-    sound = {"status": "done", "choices": {"selector": "random"}}
-    (folder / SUMMARY).write_text(json.dumps(sound) if summary is None else summary)
-    (folder / METRICS).write_text(json.dumps(RECORD) + "\n" if metrics is None else metrics)
-    numbers = {"seed": 0, "num_clients": 2, "num_rounds": 1}
-    (folder / CONFIG).write_text(yaml.safe_dump(numbers) if config is None else config)
-    return folder
-
-
-@pytest.mark.parametrize("text", ["{}", '"done"', "[]", "5", "", '{"status": 5}', "{", "[" * 100_000])
+@pytest.mark.parametrize("text", ["{}", '"done"', "", '{"status": 5}', "[" * 100_000])
 def test_a_summary_that_is_none_counts_as_absent(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "sound")
-    damaged = write_run(tmp_path / "damaged", summary=text)
+    write_run(tmp_path / "sound", [0.5], [[0]])
+    damaged = write_run(tmp_path / "damaged", [0.5], [[0]])
+    (damaged / SUMMARY).write_text(text)
     assert read_summary(damaged) is None
-    assert [run.folder.name for run in read_runs(tmp_path)] == ["sound"]
+    assert [run.folder.parent.name for run in read_runs(tmp_path)] == ["sound"]
     assert f"left out {damaged}: summary.json is not that of a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("parts", "reason"),
+    ("file", "text", "reason"),
     [
-        ({"metrics": ""}, r"metrics.jsonl holds 0 of 1 rounds"),
-        ({"metrics": '{"round": 1, "sel'}, r"metrics.jsonl holds 0 of 1 rounds"),
-        ({"metrics": "5\n"}, r"metrics.jsonl holds 0 of 1 rounds"),
-        ({"metrics": '{"round": 1}\n'}, "metrics.jsonl holds lines that are not records of rounds"),
-        ({"config": "- 1"}, "config.yaml is not that of a run"),
-        ({"config": "seed: x"}, "config.yaml is not that of a run"),
-        ({"config": "{"}, "config.yaml cannot be read"),
+        (METRICS, '{"round": 1, "sel', r"metrics.jsonl holds 0 of 1 rounds"),
+        (METRICS, "5\n", r"metrics.jsonl holds 0 of 1 rounds"),
+        (METRICS, '{"round": 1}\n', "metrics.jsonl holds lines that are not records of rounds"),
+        (CONFIG, "- 1", "config.yaml is not that of a run"),
+        (CONFIG, "seed: x", "config.yaml is not that of a run"),
+        (CONFIG, "{", "config.yaml cannot be read"),
     ],
 )
 def test_a_report_over_damaged_runs_alone_is_one_line_each_and_an_error(
-    tmp_path: Path, parts: dict[str, str], reason: str, capsys: pytest.CaptureFixture[str]
+    file: str, text: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_run(tmp_path / "damaged", **parts)
-    with pytest.raises(FedsimError, match="no finished run below it"):
-        read_runs(tmp_path)
+    (write_run(tmp_path, [0.5], [[0]]) / file).write_text(text)
     assert main([str(tmp_path), "--no-figures"]) == 3
-    assert reason in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert reason in told
+    assert "no finished run below it" in " ".join(told.split())
 
 
-def test_a_torn_last_line_is_left_out_and_the_rest_read(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", metrics=json.dumps(RECORD) + '\n{"round": 2, "selec')
+def test_what_is_torn_or_damaged_beside_the_records_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path, [0.5], [[0]])
+    with (folder / METRICS).open("a") as file:
+        file.write('{"round": 2, "selec')
+    (folder / CLIENTS).write_bytes(b"PK damaged")
     assert [record["round"] for record in read_metrics(folder)] == [1]
-    assert len(read_runs(tmp_path)) == 1
+    assert only_run(tmp_path).client_accuracies is None
+    assert CLIENTS in capsys.readouterr().err
+
+
+def test_cells_in_brackets_are_no_markup() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(Table("x", "of [b]", ["run[/b]"], [["path=/[mnist]/v1"], ["a[/b]c"]], "a [note]").rich())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(part in text for part in ("of [b]", "run[/b]", "path=/[mnist]/v1", "a[/b]c", "a [note]"))
+
+
+NASTY = (
+    *("\x1b[31mred\x1b[0m\x07", "two\nlines\r", "\x9b2J\u202ebidi", r"\input{/etc/passwd}", "$x^2$ & ~ # % _"),
+    *("=HYPERLINK(1)", "@SUM(1)", "+1+cmd|' /C calc'!A0", "-2+a", "<script>alert(1)</script>", "![p](http://x)"),
+    r"a\|b | c",
+)
+
+
+def test_nasty_text_is_harmless_in_every_form() -> None:
+    """Each string as title, header, cell and note."""
+    for text in NASTY:
+        table = Table("x", text, [text, "b", "c"], [[text, "c", "d"]], text)
+        console = Console(file=io.StringIO(), width=200, force_terminal=False)
+        console.print(table.rich())
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        for form in (shown, table.markdown(), table.latex(), table.csv()):
+            assert all(c.isprintable() or c == "\n" for c in form), text
+        rows = table.markdown().splitlines()[2:5]
+        assert not re.search(r"<\w|(?<!\\)\]\(", table.markdown())
+        assert [len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows] == [4, 4, 4]
+        cells = list(csv.reader(io.StringIO(table.csv())))
+        assert [len(row) for row in cells] == [3, 3]
+        assert not any(cell[:1] in "=@+-" for row in cells for cell in row)
+        title, begin, *body = table.latex().splitlines()
+        assert (title[:2], begin, len(body)) == ("% ", r"\begin{tabular}{llr}", 6)
+        assert "\\input" not in "".join(body)
+        assert not re.search(r"(?<!\\)[$&%#_^~]", body[3].removesuffix(r" & c & d \\"))
+    signed = Table("x", "t", ["a"], [["+0.1 [-0.2, 0.3]"], ["-1e-5"], ["-"], ["-3 %"], [" =1"]])
+    assert signed.csv() == 'a\n"+0.1 [-0.2, 0.3]"\n-1e-5\n-\n-3 %\n\' =1\n'
+
+
+def test_latex_and_markdown_escape_what_they_must() -> None:
+    table = Table("t", "T", ["a|b", "c_d"], [["50 %", "1 ± 2"]], "note")
+    assert r"| a\|b | c_d |" in table.markdown()
+    assert r"50 \% & 1 $\pm$ 2 \\" in table.latex()
+    assert r"c\_d" in table.latex()
+
+
+def test_empty_columns_are_left_out_but_not_of_files_for_programs() -> None:
+    table = Table("t", "T", ["", "run", "a", "b"], [["", "x", "-", "1"], ["", "y", "", "2"]])
+    assert table.without_empty_columns().header == ["run", "b"]
+    assert "| run | b |" in table.markdown()
+    assert r"run & b \\" in table.latex()
+    assert len(table.rich().columns) == 2
+    assert table.csv().splitlines()[0] == ",run,a,b"
+
+
+def test_nasty_text_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, text in enumerate(NASTY):
+        run = write_run(tmp_path / str(number), [0.5, 0.6], [[0], [1]], choices={"selector": f"s{number}"})
+        summary = json.loads((run / SUMMARY).read_text())
+        summary["choices"]["selector"] = text
+        (run / SUMMARY).write_text(json.dumps(summary))
+    assert main([str(tmp_path), "--no-figures"]) == 0
+    tell(FedsimError("".join(NASTY)))
+    tell_line("".join(NASTY))
+    printed = capsys.readouterr()
+    assert all(c.isprintable() or c == "\n" for c in printed.out + printed.err)
+    assert "<script>alert" not in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_the_report_is_written_though_nobody_reads_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    write_run(tmp_path / "alpha0.1", [0.5, 0.6], [[0], [1]])
+    monkeypatch.setattr("sys.stdout", Closed())
+    main([str(tmp_path / "alpha0.1"), "--no-figures"])
+    text = (tmp_path / "alpha0.1" / "report" / "report.html").read_text()
+    assert "<title>alpha0.1" in text  # the whole name of its folder

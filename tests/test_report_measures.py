@@ -1,80 +1,103 @@
-"""Measures and tables of reports, by hand."""
+"""Measures and tables of reports, by hand: accuracies, costs, selections, clients, the simulated clock."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsim.report import tables as results
-from fedsim.report import tables as times
+from fedsim.report import tables
+from fedsim.report.page import config_differences
 from fedsim.results import measures
-from fedsim.results.groups import group_runs, make_panels
+from fedsim.results.curves import AXES, is_recorded, spent_until
+from fedsim.results.files import CLIENTS
+from fedsim.results.groups import make_panels
+from fedsim.results.measures import find_measure
 from fedsim.results.runs import Run, read_runs
-from tests.report_toys import PHASES, write_run
+from tests.report_toys import groups_of, only_run, seconds, write_partition, write_run
+
+BY_HAND = {
+    "accuracy@0.5": 0.5,
+    "accuracy@0.75": None,  # not evaluated
+    "accuracy@0.1": None,  # before the first round
+    "final_accuracy": 0.3,
+    "fluctuation": 0.2,
+    "steadiness": -0.2,
+    "gain_after@0.5": 0,  # the same window of eleven rounds
+    "rounds_to_cover": 3,
+    "rounds_to_cover@0.5": 1,
+    "rounds_to@0.5": 2,
+    "rounds_to@0.6": None,
+    "bytes_to@0.5": 60,
+    "bytes_to@0.6": None,
+    "participation": 6 / 16,
+    "participation_rise": 3 / 8 - 3 / 8,
+    "mean_selections": 6 / 4,
+    "most_selections": 3,
+    "peak_selections": 1,
+    "peak_height": 3,
+    "peak_distance@24": 23,
+    "speed": None,  # how long it took to start is not recorded
+    "selection_overhead": 2 / 3,
+    "samples_mean": None,  # no partition
+}
 
 
-@pytest.fixture
-def one(tmp_path: Path) -> Run:
+def test_measures_by_hand(tmp_path: Path) -> None:
     write_run(tmp_path, [0.1, 0.5, None, 0.3], [[0, 1], [1], [2, 3], [1]])
-    return read_runs(tmp_path)[0]
-
-
-def test_measures_by_hand(one: Run) -> None:
-    assert measures.accuracy(one, 0.5) == 0.5
-    assert measures.accuracy(one, 0.75) is None  # not evaluated
-    assert measures.accuracy(one, 0.1) is None  # before the first round
+    one = only_run(tmp_path)
+    assert one.selections.tolist() == [1, 3, 1, 1]
+    assert {name: find_measure(name)(one) for name in BY_HAND} == pytest.approx(BY_HAND)
     assert measures.accuracy_around(one, 0.5, 3) == pytest.approx(0.3)
     assert measures.final_accuracy(one, 2) == 0.3
-    assert measures.final_accuracy(one) == pytest.approx(0.3)
-    assert measures.fluctuation(one) == pytest.approx(0.2)
-    assert measures.rounds_to_cover(one) == 3
-    assert measures.rounds_to_cover(one, 0.5) == 1
-    assert measures.rounds_to(one, 0.5) == 2
-    assert measures.rounds_to(one, 0.6) is None
-    assert measures.bytes_to(one, 0.5) == 60
-    assert measures.bytes_to(one, 0.6) is None
-    assert measures.participation(one) == pytest.approx(6 / 16)
-    assert one.selections.tolist() == [1, 3, 1, 1]
-    assert measures.find_measure("most_selections")(one) == 3
     assert measures.total_cost(one, "seconds_train") == 4
-    assert measures.find_measure("steadiness")(one) == pytest.approx(-0.2)
-    assert measures.gain_after(one, 0.5) == pytest.approx(0)  # the same window of eleven rounds
-    assert measures.find_measure("speed")(one) is None  # how long it took to start is not recorded
-    assert measures.selection_overhead(one) == pytest.approx(2 / 3)
+
+
+def test_other_measures_by_hand(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [0.01 * t for t in range(1, 41)], [[0, 1]] * 39 + [[0, 1, 2, 3]])
+    write_partition(path, [[2, 0], [3, 3]])
+    run = only_run(tmp_path / "a")
+    assert measures.gain_after(run, 0.5) == pytest.approx(0.35 - 0.20)
+    assert measures.participation_rise(run) == pytest.approx(0.5 / 20)
+    assert find_measure("peak_selections")(run) == 20.5  # two clients 40 times, two once
+    sizes = {"num_clients": 2, "samples_total": 8, "samples_mean": 4, "samples_deviation": 2}
+    assert {name: find_measure(name)(run) for name in sizes} == sizes
+    write_run(tmp_path / "b", [], [], summary={"start_up_rounds": 0})
+    nothing = only_run(tmp_path / "b")
+    assert [find_measure(name)(nothing) for name in ("seconds_200", "participation_rise", "final_accuracy")] == [
+        None
+    ] * 3
 
 
 def test_start_up_rounds_are_not_scaled(tmp_path: Path) -> None:
-    path = write_run(tmp_path, [0.1] * 5, [[0], [1], [2], [3], [0]])
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    for record, seconds in zip(lines, (10.0, 4.0, 1.0, 2.0, 3.0), strict=True):
-        record |= {f"seconds_{phase}": seconds for phase in PHASES}
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    def run(start_up: int) -> Run:
+        path = tmp_path / str(start_up)
+        told = {"start_up_rounds": start_up}
+        write_run(path, [0.1] * 5, [[0], [1], [2], [3], [0]], columns=seconds(10.0, 4.0, 1.0, 2.0, 3.0), summary=told)
+        return only_run(path)
 
-    def with_start_up(rounds: int) -> Run:
-        summary = json.loads((path / "summary.json").read_text()) | {"start_up_rounds": rounds}
-        (path / "summary.json").write_text(json.dumps(summary))
-        return read_runs(tmp_path)[0]
-
-    assert measures.cost_of_rounds(with_start_up(2), "seconds_train") == 10 + 4 + 198 * 2.0
-    assert measures.cost_of_rounds(with_start_up(0), "seconds_train") == 200 * 4.0
-    assert measures.cost_of_rounds(with_start_up(5), "seconds_train") is None
-    assert measures.cost_of_rounds(with_start_up(5), "seconds_train", rounds=3) == 15  # long enough as it is
-    assert measures.find_measure("speed")(with_start_up(2)) == -5 * (14 + 198 * 2)
+    two, none, all_of_it = run(2), run(0), run(5)
+    assert measures.cost_of_rounds(two, "seconds_train") == 10 + 4 + 198 * 2.0
+    assert measures.cost_of_rounds(none, "seconds_train") == 200 * 4.0
+    assert measures.cost_of_rounds(all_of_it, "seconds_train") is None
+    assert measures.cost_of_rounds(all_of_it, "seconds_train", rounds=3) == 15  # long enough as it is
+    assert find_measure("speed")(two) == -5 * (14 + 198 * 2)
+    assert find_measure("choosing_seconds_200")(two) == 2 * (14 + 198 * 2)
 
 
 def test_costs_are_those_of_the_runs_with_one_time_parts_apart(tmp_path: Path) -> None:
     """A run of 4 rounds of which the first two, the start-up, cost 90 and 50 bytes, and the later two 10 each."""
-    path = write_run(tmp_path, [0.1] * 4, [[0], [1], [2], [3]])
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    for record, volume in zip(lines, (90, 50, 10, 10), strict=True):
-        record |= {"bytes_down": volume - 4, "bytes_up": 4, "train_samples": 600, "forward_samples": 7}
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    columns = {
+        "bytes_down": [86, 46, 6, 6],
+        "bytes_up": [4] * 4,
+        "train_samples": [600] * 4,
+        "forward_samples": [7] * 4,
+    }
 
     def row(start_up: int | None) -> dict[str, str]:
-        summary = json.loads((path / "summary.json").read_text()) | {"start_up_rounds": start_up}
-        (path / "summary.json").write_text(json.dumps(summary))
-        table = times.costs(group_runs(read_runs(tmp_path)))
+        path, told = tmp_path / str(start_up), {"start_up_rounds": start_up}
+        write_run(path, [0.1] * 4, [[0], [1], [2], [3]], columns=columns, summary=told)
+        table = tables.costs(groups_of(path))
         return dict(zip(table.header, table.rows[0], strict=True))
 
     own = {"run": "random", "rounds": "4", "time": "20.0 s", "down": "144 B", "up": "16 B", "samples": "2,428"}
@@ -83,29 +106,28 @@ def test_costs_are_those_of_the_runs_with_one_time_parts_apart(tmp_path: Path) -
     assert row(0) == {**own, "start-up rounds": "0", **parts, "one-time bytes": "0 B", "bytes a round": "40 B"}
     assert row(4) == {**own, "start-up rounds": "4", **dict.fromkeys(parts, "-")}  # ended within its start-up
     assert row(None) == {**own, "start-up rounds": "-", **dict.fromkeys(parts, "-")}
-    (phases,) = times.phases(group_runs(read_runs(tmp_path))).rows
+    (phases,) = tables.phases(groups_of(tmp_path / "2")).rows
     assert phases == ["random", "4", "20.0 s", *["4.0 s"] * 5]
 
 
 def test_the_final_accuracy_is_the_mean_of_the_last_rounds_and_comes_before_the_last_round(tmp_path: Path) -> None:
     """Two methods that the last round ranks otherwise than the mean of the last 11."""
-    for selector, last in (("random", 0.5), ("gpfl", 0.6)):
-        level = 0.55 if selector == "random" else 0.45
-        accuracies: list[float | None] = [*[0.0] * 5, *[level] * 10, last]
-        write_run(tmp_path, accuracies, [[0]] * 16, choices={"selector": selector})
-    groups = group_runs(read_runs(tmp_path))
-    names = ["final accuracy (last 11)", "last round"]
-    for table in (results.overview(groups), results.checkpoints(groups)):
-        positions = [list(table.header).index(name) for name in names]
-        assert positions == sorted(positions)
-        shown = {row[0]: [row[at] for at in positions] for row in table.rows}
+    for selector, level, last in (("random", 0.55, 0.5), ("gpfl", 0.45, 0.6)):
+        write_run(tmp_path, [*[0.0] * 5, *[level] * 10, last], [[0]] * 16, choices={"selector": selector})
+    groups = groups_of(tmp_path)
+    for table in (tables.overview(groups), tables.checkpoints(groups)):
+        final, last_round = (list(table.header).index(name) for name in ("final accuracy (last 11)", "last round"))
+        assert final < last_round
+        shown = {row[0]: [row[final], row[last_round]] for row in table.rows}
         assert shown == {"random": ["0.5455", "0.5000"], "gpfl": ["0.4636", "0.6000"]}
-    assert not results.pairs(make_panels(groups)).rows  # one seed each
+    assert not tables.pairs(make_panels(groups)).rows  # one seed each
 
 
-def test_what_is_gained_after_a_share_of_the_rounds(tmp_path: Path) -> None:
-    write_run(tmp_path, [0.01 * t for t in range(1, 41)], [[0]] * 40)
-    assert measures.gain_after(read_runs(tmp_path)[0], 0.5) == pytest.approx(0.35 - 0.20)
+def test_an_interval_of_an_accuracy_ends_at_one(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.99, 1.0, 0.98, 0.999)):
+        write_run(tmp_path, [accuracy], [[0]], seed=seed)
+    (row,) = tables.overview(groups_of(tmp_path)).rows
+    assert (row[2][:8], row[2][-9:]) == ("0.9922 [", ", 1.0000]")
 
 
 def test_the_gini_coefficient() -> None:
@@ -118,15 +140,96 @@ def test_the_gini_coefficient() -> None:
 def test_the_table_of_selections(tmp_path: Path) -> None:
     write_run(tmp_path, [0.1, 0.2, 0.3], [[0, 1], [1], [1]])
     write_run(tmp_path, [0.1, 0.2, 0.3], [[0, 1], [2, 3], [1]], seed=1)
-    (row,) = results.selections(group_runs(read_runs(tmp_path))).rows
+    (row,) = tables.selections(groups_of(tmp_path)).rows
     assert row == ["random", "2 (1/2)", "1", "0.5", "0.75", "2.5", f"{(10 / 16 + 3 / 20) / 2:.3f}"]
 
 
 def test_times_leave_the_first_round_out_of_the_means_and_in_the_worst(tmp_path: Path) -> None:
-    path = write_run(tmp_path, [0.1, 0.2, 0.3], [[0], [1], [2]])
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    for record, seconds in zip(lines, (5.0, 0.001, 0.003), strict=True):
-        record |= {f"seconds_{phase}": seconds for phase in PHASES}
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
-    (row,) = times.selection_times(group_runs(read_runs(tmp_path))).rows
+    write_run(tmp_path, [0.1, 0.2, 0.3], [[0], [1], [2]], columns=seconds(5.0, 0.001, 0.003))
+    (row,) = tables.selection_times(groups_of(tmp_path)).rows
     assert row == ["random", *["2.0"] * 5, "10.0", "100%", "5000"]
+
+
+def measured(folder: Path, accuracies: list[float], mean: float, **config: Any) -> Path:
+    """A run of two rounds, the first without an evaluation; clients 2 and 3 are never selected."""
+    aggregates = {"mean": mean, "std": 0.1, "worst_tenth": 0.2, "best_tenth": 0.9, "never_selected": None}
+    columns = {f"client_accuracy_{name}": [None, value] for name, value in aggregates.items()}
+    path = write_run(folder, [None, 0.5], [[0], [1]], client_accuracy="labels", columns=columns, **config)
+    np.savez(path / CLIENTS, accuracy=np.array(accuracies))
+    return path
+
+
+def with_clients(folder: Path) -> None:
+    """Random selection with accuracies of its clients at two seeds, and gpfl without."""
+    measured(folder, [0.9, 0.1, 0.5, 0.3], 0.4, seed=0)
+    measured(folder, [0.2, 0.2, np.nan, 0.8], 0.6, seed=1)
+    write_run(folder, [None, 0.5], [[0], [1]], choices={"selector": "gpfl"})
+
+
+def test_accuracies_by_client(tmp_path: Path) -> None:
+    with_clients(tmp_path)
+    table = tables.clients(groups_of(tmp_path))
+    (row,) = (dict(zip(table.header, cells, strict=True)) for cells in table.rows)
+    assert (row["run"], row["seeds"], row["measured on"]) == ("random", "2", "labels")
+    assert row["mean"].startswith("0.5000 [")
+    assert (row["never selected"], row["clients never selected"]) == ("-", "2")
+    runs = {(run.choices["selector"], run.seed): run for run in read_runs(tmp_path)}
+    assert find_measure("client_accuracy_mean")(runs["random", 1]) == 0.6
+    assert find_measure("client_accuracy_never_selected")(runs["random", 1]) is None
+    assert find_measure("client_accuracy_mean")(runs["gpfl", 0]) is None
+
+
+ACCURACIES = [0.2, 0.4, 0.9, 0.9, 0.9]
+LATE = [[1], [], [0, 1], [], []]
+
+
+def write_simulated(folder: Path, spent: list[float], accuracies: list[float] = ACCURACIES, **more: Any) -> Path:
+    """A run of five rounds that take so many simulated seconds, a quarter of them for questions."""
+    columns = {"simulated_seconds": spent, "simulated_time": np.cumsum(spent).tolist(), "late": LATE}
+    columns |= {"simulated_seconds_ask": [one / 4 for one in spent], "wall_seconds": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    columns |= {"simulated_seconds_train": [3 * one / 4 for one in spent]}
+    return write_run(folder, accuracies, [[0, 1]] * 5, columns=columns, **more)
+
+
+def test_the_simulated_clock_by_hand(tmp_path: Path) -> None:
+    write_simulated(tmp_path / "with", [10, 20, 30, 40, 50])
+    write_run(tmp_path / "without", ACCURACIES, [[0]] * 5, seed=1)
+    one, plain = read_runs(tmp_path)
+    assert measures.simulated_seconds_to(one, 0.4) == 30
+    assert find_measure("simulated_seconds_to@0.5")(one) == 60
+    assert measures.simulated_seconds_to(one, 0.95) is None
+    assert measures.simulated_seconds_to(plain, 0.4) is None
+    assert spent_until([one], "simulated") == pytest.approx(np.array([10, 30, 60, 100, 150]) / 60)
+    assert not is_recorded([one, plain], AXES["simulated"].names)
+    assert is_recorded([one], AXES["simulated"].names)
+    (row,) = tables.simulated_phases(groups_of(tmp_path / "with")).rows
+    assert row == ["random", "5", "5.0 s", "2.5 min", "37.5 s", "1.9 min", "30.0 s", "0.60"]
+    groups = groups_of(tmp_path / "without")
+    assert not tables.time_to_accuracy(make_panels(groups)).rows
+    assert not tables.simulated_phases(groups).rows
+
+
+def test_time_to_accuracy_by_hand(tmp_path: Path) -> None:
+    """The reference's final accuracy is (.2 + .4 + 3 x .9) / 5 = .66: it is there after 60 s, the other after 30 or
+    never."""
+    write_simulated(tmp_path, [10, 20, 30, 40, 50])
+    for seed, accuracies in enumerate((ACCURACIES, [0.2, 0.3, 0.3, 0.3, 0.3])):
+        write_simulated(tmp_path, [5, 10, 15, 20, 25], accuracies, seed=seed, choices={"selector": "fast"})
+    table = tables.time_to_accuracy(make_panels(groups_of(tmp_path)))
+    assert table.rows[-2:] == [
+        ["", "random", "0.6600", "100%", "60.0 s", "1.00", "3"],
+        ["", "fast", "0.6600", "100%", "30.0 s (1/2)", "2.00", "3 (1/2)"],
+    ]
+    assert [row[2] for row in table.rows[::2]] == ["0.5940", "0.6270", "0.6600"]
+
+
+def test_runs_from_before_the_clock_are_those_without_one(tmp_path: Path) -> None:
+    """Seeds 0 and 1 of one experiment, of which one was run before there was a group `system`."""
+    write_run(tmp_path, ACCURACIES, [[0]] * 5)
+    write_run(tmp_path, ACCURACIES, [[0]] * 5, seed=1, choices={"system": "none"})
+    (group,) = groups_of(tmp_path)
+    assert len(group.runs) == 2
+    write_simulated(tmp_path, [1, 1, 1, 1, 1], lr=0.3, choices={"system": "tiers"}, system={"latency": 0.1})
+    groups = groups_of(tmp_path)
+    assert [group.labels["system"] for group in groups] == ["none", "tiers"]
+    assert {row[0] for row in config_differences(groups).rows} == {group.name for group in groups}

@@ -2,10 +2,9 @@
 
 import csv
 import json
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -18,34 +17,24 @@ from fedsim.papers.protocol import Cases
 from fedsim.papers.published import Claim, Number, Publication, publications
 from fedsim.report.__main__ import main
 from fedsim.results.files import json_ready
-from fedsim.results.groups import group_runs
 from fedsim.results.runs import read_runs
-
-PHASES = ("select", "ask", "train", "aggregate", "evaluate")
+from tests.report_toys import groups_of, write_run
 
 
 def run_of(folder: Path, *words: str, accuracy: float = 0.5, seeds: int = 5, covered_after: int = 30) -> None:
     """Made-up records of runs whose configs are what the command `words` composes."""
     with search_path():
         (job,) = compose_jobs([*words, "seed=0"], multirun=True)
+    config = json_ready(with_one_amount_of_work(job.config))
+    rounds = config["num_rounds"]
+    coverage = [min(t / covered_after, 1.0) for t in range(1, rounds + 1)]
+    columns = {"coverage": coverage, "participation_ratio": [0.1] * rounds}
+    selected = [[t % 10] for t in range(rounds)]
     for seed in range(seeds):
-        config = json_ready(with_one_amount_of_work(job.config)) | {"seed": seed}
-        path = folder / f"{'-'.join(words).replace('=', '_').replace('/', '_')}-{seed}"
-        path.mkdir(parents=True)
-        (path / "config.yaml").write_text(yaml.safe_dump(config))
-        records = [record(t, accuracy + 0.01 * seed, covered_after) for t in range(1, config["num_rounds"] + 1)]
-        (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-        totals = dict.fromkeys(("bytes_down", "bytes_up"), 1)
-        summary = {"status": "done", "choices": job.choices, "totals": totals, "start_up_rounds": 0}
-        (path / "summary.json").write_text(json.dumps(summary))
-
-
-def record(t: int, accuracy: float, covered_after: int) -> dict[str, Any]:
-    numbers = dict.fromkeys(("bytes_down", "bytes_up", "train_samples", "forward_samples"), 1)
-    seconds = dict.fromkeys((f"seconds_{phase}" for phase in PHASES), 1.0)
-    coverage = min(t / covered_after, 1.0)
-    shares = {"coverage": coverage, "participation_ratio": 0.1}
-    return {"round": t, "test_accuracy": accuracy, "selected": [t % 10], **numbers, **seconds, **shares}
+        path = folder / "-".join(words).replace("=", "_").replace("/", "_")
+        summary = {"choices": job.choices, "start_up_rounds": 0}
+        run = write_run(path, [accuracy + 0.01 * seed] * rounds, selected, seed=seed, columns=columns, summary=summary)
+        (run / "config.yaml").write_text(yaml.safe_dump({**config, "seed": seed}))
 
 
 def judged(folder: Path) -> dict[str, Judged]:
@@ -124,7 +113,7 @@ def test_a_number_that_several_settings_fit_is_not_judged(tmp_path: Path) -> Non
     for rho in (0.5, 1):
         run_of(tmp_path, "preset=gpfl_rho", f"selector.exploration.rho={rho}")
     number = Number("t/x/y", "", {"selector": "gpfl"}, "final_accuracy", 0.5, 0.1)
-    cases = Cases(group_runs(read_runs(tmp_path)), "gpfl_rho")
+    cases = Cases(groups_of(tmp_path), "gpfl_rho")
     (one,) = judge(Publication("x", "t", "s", [], [], [number], []), cases)
     assert (one.verdict, one.detail) == ("not judged", "several runs are of selector=gpfl: rho=0.5, rho=1")
 
@@ -137,7 +126,7 @@ def test_runs_without_a_preset_are_not_about_any_paper(tmp_path: Path) -> None:
 def test_what_cannot_change_a_result_may_differ(tmp_path: Path) -> None:
     free = ("engine=sequential", "device=cpu", "tracker=files_only", "output_dir=elsewhere")
     run_of(tmp_path, *TABLE2, "selector=random", *free, seeds=1)
-    groups = group_runs(read_runs(tmp_path))
+    groups = groups_of(tmp_path)
     assert list(Cases(groups, "gpfl_table2_fmnist").deviations.values()) == [[]]
 
 
@@ -156,17 +145,12 @@ def test_the_report_names_what_was_not_judged(tmp_path: Path, capsys: pytest.Cap
     assert "num_rounds=3 (preset: 500)" in " ".join(capsys.readouterr().out.split())
     verdicts = json.loads((tmp_path / "report" / "summary.json").read_text())["verdicts"]
     assert set(verdicts.values()) == {"not judged"}
+    printed = [one for p in publications() for one in (*p.numbers, *p.claims) if one.id in verdicts]
+    counts = Counter((type(one), one.added_after_runs) for one in printed)
+    after = " (written after runs had been seen)"
+    kinds = {(Number, False): "numbers", (Number, True): "numbers" + after, (Claim, False): "claims"}
+    kinds |= {(Claim, True): "claims" + after}
     rows = list(csv.reader((tmp_path / "report" / "totals.csv").open()))
     assert [row[:3] + row[-1:] for row in rows[1:]] == [
-        ["GPFL", kind, str(num), str(num)] for kind, num in totals(verdicts) if num
+        ["GPFL", name, str(counts[kind]), str(counts[kind])] for kind, name in kinds.items() if counts[kind]
     ]
-
-
-def totals(verdicts: Mapping[str, str]) -> list[tuple[str, int]]:
-    """The kinds of rows of the table of totals, and how many of each the verdicts are about."""
-    printed = [one for p in publications() for one in (*p.numbers, *p.claims) if one.id in verdicts]
-    after = " (written after runs had been seen)"
-    kinds = [(Number, False), (Number, True), (Claim, False), (Claim, True)]
-    names = ["numbers", "numbers" + after, "claims", "claims" + after]
-    counts = [sum(isinstance(o, kind) and o.added_after_runs == added for o in printed) for kind, added in kinds]
-    return list(zip(names, counts, strict=True))

@@ -4,9 +4,11 @@ They are of `drawn_panels`: all lines have finished runs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import matplotlib
 import numpy as np
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -24,14 +26,7 @@ from fedsim.results.table import show_median_reached
 HEIGHT = 2.3
 MARKS = 8
 """About so many markers on a line."""
-CAPTIONS = {
-    "rounds": "Test accuracy against rounds",
-    "bytes": "Test accuracy against bytes sent, both ways",
-    "samples": "Test accuracy against samples that clients trained on or passed forward",
-    "seconds": "Test accuracy against the simulation's computing time, which means something only if runs did not share"
-    " their machine",
-    "simulated": "Test accuracy against the simulated clock of clients' devices",
-}
+CAPTIONS: Mapping[str, str] = yaml.safe_load((Path(__file__).parent / "assets" / "figures.yaml").read_text("utf-8"))
 
 
 def runs_of(panels: Sequence[Panel]) -> list[Run]:
@@ -58,7 +53,7 @@ def accuracy_plot(panels: Sequence[Panel], looks: Mapping[str, Look], axis: str)
     drawn = "means over seeds"
     if smoothing_window(max(run.num_rounds for run in runs_of(panels))) > 1:
         drawn += f" of the last {FINAL_WINDOW} rounds, those of single rounds faintly behind"
-    return Plot(f"accuracy_{axis}", f"{CAPTIONS[axis]}: {drawn}, with the range of seeds.", figure)
+    return Plot(f"accuracy_{axis}", CAPTIONS[f"accuracy_{axis}"].format(drawn=drawn), figure)
 
 
 def _draw(ax: Axes, group: Group, look: Look, number: int, axis: str) -> None:
@@ -83,8 +78,7 @@ def coverage_plot(panels: Sequence[Panel]) -> Plot:
         return show_median_reached(group, measures.rounds_to_cover)
 
     figure = _strips(panels, "coverage", 1.0, "coverage", covered_after, logarithmic=True)
-    caption = "Share of clients selected so far, mean over seeds; right: median round by which all had been."
-    return Plot("coverage", caption, figure)
+    return Plot("coverage", CAPTIONS["coverage"], figure)
 
 
 def participation_plot(panels: Sequence[Panel]) -> Plot:
@@ -97,8 +91,7 @@ def participation_plot(panels: Sequence[Panel]) -> Plot:
     groups = [group for panel in panels for group in panel.lines.values()]
     highest = max(float(_mean_over_seeds(group, "participation_ratio").max()) for group in groups)
     figure = _strips(panels, "participation_ratio", highest, "participation", mean)
-    caption = "Share of clients that upload in a round, mean over seeds; right: mean over all rounds."
-    return Plot("participation", caption, figure)
+    return Plot("participation", CAPTIONS["participation"], figure)
 
 
 def _strips(
@@ -147,11 +140,7 @@ def clients_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot | N
                 low, high = values.min(0), values.max(0)
                 ax.fill_between(share, low, high, color=looks[name].colour, alpha=0.12, linewidth=0)
         ax.set(xlabel="clients, sorted by accuracy [%]", ylabel="accuracy on the client")
-    caption = (
-        "Accuracy of the final model on each client: sorted in each run, then means over seeds rank by rank, with the"
-        " range of seeds."
-    )
-    return Plot("clients", caption, figure)
+    return Plot("clients", CAPTIONS["clients"], figure)
 
 
 def sorted_accuracies(group: Group) -> Floats | None:
@@ -189,7 +178,7 @@ def partitions_plot(panels: Sequence[Panel]) -> Plot | None:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         if histograms.shape[1] <= 10:
             ax.set_yticks(range(histograms.shape[1]))
-    return Plot("partitions", "Training samples of every client by label, at the first seed.", figure)
+    return Plot("partitions", CAPTIONS["partitions"], figure)
 
 
 BINS = 30
@@ -211,11 +200,7 @@ def histogram_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot:
             ax.stairs(tops, edges, baseline=bottom, fill=True, color=looks[name].colour)
         write_beside_rows(ax, [f"{(values == 0).sum(1).mean():.3g} never" for values in counts.values()])
         ax.set(xlabel="selections of a client")
-    caption = (
-        "How often clients were selected: distribution over the clients of all seeds, each row to its own height;"
-        " right: clients that were never selected, mean over seeds."
-    )
-    return Plot("selections", caption, figure)
+    return Plot("selections", CAPTIONS["selections"], figure)
 
 
 def histogram_edges(highest: int) -> Floats:
@@ -232,9 +217,8 @@ def round_plots(panels: Sequence[Panel]) -> Iterator[Plot]:
     """Which client was selected in which round, at the first seed: a figure per panel, a map per method."""
     for number, panel in enumerate(panels, 1):
         title = f" ({panel.title})" if panel.title else ""
-        caption = f"Clients selected in each round at the first seed{title}: share of the rounds in a column."
         name = "selections_rounds" if len(panels) == 1 else f"selections_rounds_{number}"
-        yield Plot(name, caption, _maps(panel))
+        yield Plot(name, CAPTIONS["selections_rounds"].format(title=title), _maps(panel))
 
 
 def _maps(panel: Panel) -> Figure:
@@ -276,20 +260,13 @@ SIMULATED = ("ask", "train")
 
 def phases_plot(panels: Sequence[Panel]) -> Plot:
     """A bar per method, in parts: what the server selects for, what clients are asked, training, and so on."""
-    caption = (
-        "Seconds of whole runs by phase, mean over seeds; they mean something only if runs did not share their machine."
-    )
-    return Plot("phases", caption, _bars(panels, "seconds_", PHASES, "seconds of a run"))
+    return Plot("phases", CAPTIONS["phases"], _bars(panels, "seconds_", PHASES, "seconds of a run"))
 
 
 def simulated_phases_plot(panels: Sequence[Panel]) -> Plot:
     """The same on the simulated clock: questions before the selection, and training."""
-    caption = (
-        "Simulated seconds of whole runs, mean over seeds: questions to clients before the selection (ask), and the"
-        " training of the selected."
-    )
     figure = _bars(panels, "simulated_seconds_", SIMULATED, "simulated seconds of a run")
-    return Plot("simulated_phases", caption, figure)
+    return Plot("simulated_phases", CAPTIONS["simulated_phases"], figure)
 
 
 def _bars(panels: Sequence[Panel], prefix: str, phases: Sequence[str], label: str) -> Figure:

@@ -6,8 +6,10 @@ A column of a table with a row a group is its name and what makes the cell of a 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+import yaml
 
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
 from fedsim.results import measures
@@ -51,9 +53,22 @@ Cells = Callable[[Group], str]
 Columns = Mapping[str, Cells]
 
 
-def _table(name: str, title: str, groups: Sequence[Group], columns: Columns, note: str) -> Table:
+LEVEL_MARGIN = 0.02
+"""Within which methods are told to be level with each other."""
+FILLED = {"window": FINAL_WINDOW, "margin": LEVEL_MARGIN} | {
+    name: half_width_in_sd(num) for name, num in (("three", 3), ("five", 5), ("ten", 10))
+}
+"""The numbers in the texts below tables."""
+TEXTS = yaml.safe_load((Path(__file__).parent / "assets" / "tables.yaml").read_text(encoding="utf-8"))
+
+
+def _table(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return Table(name, TEXTS[name]["title"], header, rows, TEXTS[name]["note"].format(**FILLED))
+
+
+def _by_group(name: str, groups: Sequence[Group], columns: Columns) -> Table:
     rows = [[group.name, *(cell(group) for cell in columns.values())] for group in groups]
-    return Table(name, title, ["run", *columns], rows, note)
+    return _table(name, ["run", *columns], rows)
 
 
 def _accuracy(measure: Measure) -> Cells:
@@ -101,16 +116,8 @@ def clients(groups: Sequence[Group]) -> Table:
         **{name.replace("_", " "): _accuracy(find_measure(f"{KEY}_{name}")) for name in AGGREGATES},
         "clients never selected": _mean(_never_selected, ".3g"),
     }
-    note = (
-        f"Accuracy of the global model on each client, the mean of the last {FINAL_WINDOW} rounds of a run, with its"
-        " 95 % interval over seeds; every client counts once. std: standard deviation over clients. worst and best"
-        " tenth: mean of the tenth of the clients with the lowest and the highest accuracy. never selected: mean of the"
-        " clients that had not been selected by then, in runs that had any. measured on: labels: test accuracy of each"
-        " class, weighted by the client's labels; test: the client's own test samples; holdout, train: its own samples"
-        " of that kind."
-    )
     measured = [group for group in groups if group.complete and group.runs[0].config.get(KEY)]
-    return _table("clients", "Accuracy by client", measured, columns, note)
+    return _by_group("clients", measured, columns)
 
 
 FINAL, LAST = f"final accuracy (last {FINAL_WINDOW})", "last round"
@@ -130,13 +137,7 @@ def overview(groups: Sequence[Group]) -> Table:
         "down": _mean(lambda run: float(run.summary["totals"]["bytes_down"]), show_bytes),
         "up": _mean(lambda run: float(run.summary["totals"]["bytes_up"]), show_bytes),
     }
-    note = (
-        f"Final accuracy: mean of the last {FINAL_WINDOW} rounds of a run, with its 95 % interval over seeds (Student's"
-        " t, cut at 0 and 1); all comparisons use it. last round: a single evaluation. fluct.: largest distance of one"
-        " of those rounds from their mean. covered after: median round by which every client was selected. part.: mean"
-        " share of clients that upload in a round."
-    )
-    return _table("overview", "Overview", groups, columns, note)
+    return _by_group("overview", groups, columns)
 
 
 def checkpoints(groups: Sequence[Group]) -> Table:
@@ -150,8 +151,7 @@ def checkpoints(groups: Sequence[Group]) -> Table:
         FINAL: _accuracy(measures.final_accuracy),
         LAST: _accuracy(measures.last_accuracy),
     }
-    note = "Single rounds are noisy; 'around' is the mean of eleven rounds centred on the checkpoint."
-    return _table("checkpoints", "Accuracy at checkpoints", groups, columns, note)
+    return _by_group("checkpoints", groups, columns)
 
 
 def selections(groups: Sequence[Group]) -> Table:
@@ -164,13 +164,10 @@ def selections(groups: Sequence[Group]) -> Table:
         "max": _mean(lambda run: float(run.selections.max()), ".3g"),
         "Gini": _mean(measures.selection_gini, ".3f"),
     }
-    note = "never: clients that were not selected at all. min to Gini are over clients' numbers of selections."
     finished = [group for group in groups if group.complete]
-    return _table("selections", "How often clients were selected", finished, columns, note)
+    return _by_group("selections", finished, columns)
 
 
-LEVEL_MARGIN = 0.02
-LEVEL_NOTE = f"level: p-value of equivalence within +-{LEVEL_MARGIN} (two one-sided tests, not corrected)."
 P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
 
 
@@ -193,15 +190,7 @@ def pairs(panels: Sequence[Panel]) -> Table:
     if all(difference is None for _, _, difference in compared):  # nothing to pair, as with one seed
         rows = []
     header = ["", "difference of final accuracy", "mean", "95 % interval", "p (sign flips)", *P_HEADER]
-    note = (
-        "Intervals and p: Student's t. Holm: corrected for all comparisons of this table. Sign flips: without"
-        " assumptions, but n pairs cannot give less than 2 / 2^n, so that fewer than six never fall below .05."
-        " detectable: the true difference that as many pairs would show in 80 % of cases; smaller ones cannot be told"
-        f" from none here. With n pairs an interval reaches {half_width_in_sd(3):.1f} (n = 3),"
-        f" {half_width_in_sd(5):.1f} (5) or {half_width_in_sd(10):.1f} (10) standard deviations to each side; fewer"
-        f" than 3 pairs decide nothing. {LEVEL_NOTE}"
-    )
-    return Table("pairs", "Paired differences at equal seeds", header, rows, note)
+    return _table("pairs", header, rows)
 
 
 def _final_by_seed(group: Group, reference: Group) -> dict[Seeds, float]:
@@ -230,12 +219,7 @@ def pooled_pairs(panels: Sequence[Panel]) -> Table:
         for (title, name, difference), after in zip(compared, corrected_p, strict=True)
     ]
     header = ["", "difference of final accuracy", "settings", "mean", "95 % interval", *P_HEADER]
-    note = (
-        "The mean over the settings' differences, each with the same weight, is taken at each seed first: settings of"
-        " one seed are not independent. Intervals and p: Student's t over seeds. Holm: corrected for all rows of this"
-        f" table. {LEVEL_NOTE}"
-    )
-    return Table("pooled", "Paired differences pooled over divisions of the data", header, rows, note)
+    return _table("pooled", header, rows)
 
 
 def _pooled(panels: Sequence[Panel]) -> Iterator[tuple[str, Difference]]:
@@ -267,11 +251,7 @@ def targets(panels: Sequence[Panel]) -> Table:
             volume = show_median_reached(group, partial(measures.bytes_to, target=level.mean), show_bytes)
             rows.append([panel.title, line, number(level.mean, ".4f"), rounds, volume])
     header = ["", "run", "target", "rounds", "bytes both ways"]
-    note = (
-        "Target: the mean final accuracy of the panel's reference. Medians over all finished runs; those that never get"
-        " there count as beyond."
-    )
-    return Table("targets", "To a target accuracy", header, rows, note)
+    return _table("targets", header, rows)
 
 
 LEVELS = (0.9, 0.95, 1.0)
@@ -298,12 +278,7 @@ def time_to_accuracy(panels: Sequence[Panel]) -> Table:
                 aims = number(target, ".4f"), number(share, ".0%")
                 rows.append([panel.title, line, *aims, shown, speed_up, rounds])
     header = ["", "run", "target", "of the reference's final", "simulated time", "times as fast", "rounds"]
-    note = (
-        "Medians over all finished runs; those that never get there count as beyond. times as fast: the reference's"
-        " median time divided by this one. Simulated time is that of clients' devices and network; what the server"
-        " computes takes none."
-    )
-    return Table("time_to_accuracy", "Simulated time to an accuracy", header, rows, note)
+    return _table("time_to_accuracy", header, rows)
 
 
 def simulated_phases(groups: Sequence[Group]) -> Table:
@@ -324,13 +299,8 @@ def simulated_phases(groups: Sequence[Group]) -> Table:
         "a round": _mean_of_all(a_round, show_seconds),
         "late a round": _mean_of_all(late_a_round, ".2f"),
     }
-    note = (
-        "Means over seeds of whole runs. measured: this machine's computing time, all phases. ask: questions before the"
-        " selection; train: from the selection until the server went on; the rest of the simulated time are rounds in"
-        " which no client could be reached. late: selected clients whose updates did not arrive in time."
-    )
     timed = _with_records(groups, ["simulated_seconds"])
-    return _table("simulated_phases", "Simulated time by phase", timed, columns, note)
+    return _by_group("simulated_phases", timed, columns)
 
 
 BYTES = ("bytes_down", "bytes_up")
@@ -351,12 +321,7 @@ def costs(groups: Sequence[Group]) -> Table:
         "bytes a round": _mean_of_all(cost_a_round, show_bytes, *BYTES),
         "time a round": _mean_of_all(cost_a_round, show_seconds, *PHASE_SECONDS),
     }
-    note = (
-        "Means over seeds of whole runs. samples: those that clients trained on or passed forward. one-time: what the"
-        " start-up rounds cost beyond as many later ones. a round: mean of the rounds after the start-up. '-' where a"
-        " run ended within its start-up. Times mean something only if runs did not share their machine."
-    )
-    return _table("costs", "What the runs cost", _with_records(groups, (*SAMPLES, *PHASE_SECONDS)), columns, note)
+    return _by_group("costs", _with_records(groups, (*SAMPLES, *PHASE_SECONDS)), columns)
 
 
 def _show_signed_seconds(value: float) -> str:
@@ -370,8 +335,7 @@ def phases(groups: Sequence[Group]) -> Table:
         "total": _mean_of_all(total_cost, show_seconds, *PHASE_SECONDS),
         **{phase: _mean_of_all(total_cost, show_seconds, f"seconds_{phase}") for phase in PHASES},
     }
-    note = "Means over seeds of whole runs. Times mean something only if runs did not share their machine."
-    return _table("phases", "Time by phase", _with_records(groups, PHASE_SECONDS), columns, note)
+    return _by_group("phases", _with_records(groups, PHASE_SECONDS), columns)
 
 
 def selection_times(groups: Sequence[Group]) -> Table:
@@ -384,13 +348,8 @@ def selection_times(groups: Sequence[Group]) -> Table:
         worst = 1e3 * max(float(run.series("seconds_select").max()) for run in runs)
         shown = [number(value, ".1f") for value in (*spent.values(), sum(spent.values()))]
         rows.append([group.name, *shown, number(share, ".0%"), number(worst, ".0f")])
-    note = (
-        "Means over all rounds but the first. select: what the server computes; ask: what clients compute to answer its"
-        " questions; train: local training, whoever asked for it. worst: the longest selection of a round, the first"
-        " included."
-    )
     header = ["run", *PHASES, "all", "select / train", "worst select"]
-    return Table("selection_times", "Milliseconds a round", header, rows, note)
+    return _table("selection_times", header, rows)
 
 
 def _mean_after_first_round(run: Run, phase: str) -> float:

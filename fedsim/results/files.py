@@ -53,13 +53,7 @@ class Holder:
             write_atomically(path, json.dumps(asdict(self)).encode())
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, for {_duration(time.time() - self.since)}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{max(seconds, 0):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+        return f"process {self.pid} on {self.host}, for {max(time.time() - self.since, 0) / 60:.0f} min"
 
 
 CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
@@ -69,8 +63,6 @@ WANDB_ID = "wandb.id"
 """The id of the run at Weights & Biases."""
 REPLACEMENTS = ".replacements"
 """Beside the runs' folders: what `overwrite=true` makes, until it is complete and takes the place of the old one."""
-
-
 LOOK_SECONDS = 0.5
 """For how long a lock is tried: those that look whether it is free hold it for a moment."""
 
@@ -83,7 +75,7 @@ class HeldError(FedsimError):
     """Another process is running this. `holder`: which, if that is known."""
 
     def __init__(self, folder: Path) -> None:
-        self.holder = Holder.read(_holder_file(folder))
+        self.holder = Holder.read(_beside(folder, "holder.json"))
         super().__init__(f"{folder}: another process is running this now ({self.holder or 'unknown which'})")
 
 
@@ -212,19 +204,19 @@ def owned(folder: Path) -> Iterator[None]:
     The operating system releases the lock when its process ends, in whatever way.
     """
     refuse_link(folder)
-    lock = FileLock(_lock_file(folder))
+    lock = FileLock(_beside(folder, "lock"))
     with _write_errors_explained(folder):
-        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        (folder.parent / LOCKS).mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=LOOK_SECONDS)
         except Timeout:
             raise HeldError(folder) from None
     try:
-        Holder.this_process().write(_holder_file(folder))
+        Holder.this_process().write(_beside(folder, "holder.json"))
         yield
     finally:
         with suppress(OSError):
-            _holder_file(folder).unlink(missing_ok=True)
+            _beside(folder, "holder.json").unlink(missing_ok=True)
         lock.release()
 
 
@@ -236,9 +228,9 @@ def refuse_link(folder: Path) -> None:
 
 def is_free(folder: Path) -> bool:
     """Whether no process holds the lock of a run's folder. Nothing is written."""
-    if not _lock_file(folder).exists():
+    if not _beside(folder, "lock").exists():
         return True
-    lock = FileLock(_lock_file(folder))
+    lock = FileLock(_beside(folder, "lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -249,12 +241,8 @@ def is_free(folder: Path) -> bool:
     return True
 
 
-def _lock_file(folder: Path) -> Path:
-    return folder.parent / LOCKS / f"{folder.name}.lock"
-
-
-def _holder_file(folder: Path) -> Path:
-    return folder.parent / LOCKS / f"{folder.name}.holder.json"
+def _beside(folder: Path, kind: str) -> Path:
+    return folder.parent / LOCKS / f"{folder.name}.{kind}"
 
 
 @contextmanager

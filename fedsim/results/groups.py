@@ -5,10 +5,11 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fedsim.core.configs import IRRELEVANT, SEEDS, by_meaning, flat
-from fedsim.results.runs import Run, complete
+from fedsim.results.runs import Run
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "selector")
 """Config groups whose choices label runs, in this order; parts of a selector and single values come after them."""
@@ -41,9 +42,10 @@ class Group:
     def choices(self) -> Mapping[str, str]:
         return self.runs[0].choices
 
-    @property
+    @cached_property
     def complete(self) -> list[Run]:
-        return complete(self.runs)
+        """The runs that reached their last round."""
+        return [run for run in self.runs if run.status == "done"]
 
     @property
     def num_diverged(self) -> int:

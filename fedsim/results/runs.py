@@ -10,7 +10,7 @@ row alone. What selectors keep of their rounds (trace.jsonl) is not in it.
 import io
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -205,11 +205,6 @@ def _read(folder: Path) -> Run:
     if not all(record.keys() >= RECORDED for record in run.records):
         raise ReportError(f"{METRICS} holds lines that are not records of rounds")
     return run
-
-
-def complete(runs: Iterable[Run]) -> list[Run]:
-    """The runs that reached their last round."""
-    return [run for run in runs if run.status == "done"]
 
 
 META = b"fedsim.runs"

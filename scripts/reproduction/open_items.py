@@ -12,11 +12,11 @@ import numpy as np
 from fedsim.papers.examine import Evidence, holm_corrected, is_number
 from fedsim.papers.judge import Judged, family_of
 from fedsim.papers.published import VERDICTS, Claim, Number, Publication
-from fedsim.papers.seeds import seeds_needed
 from fedsim.results.groups import Group
 from fedsim.results.measures import bounds_of
 from fedsim.results.statistics import UNIT, Estimate, estimate
 from scripts.reproduction.cells import markdown
+from scripts.reproduction.seeds import seeds_needed
 from scripts.reproduction.shipped import RESULTS, Shipped
 
 OPEN = ("undecided", "too wide to tell", "consistent with")

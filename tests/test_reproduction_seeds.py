@@ -6,8 +6,8 @@ import pytest
 
 from fedsim.papers.examine import Evidence
 from fedsim.papers.published import Claim, Number
-from fedsim.papers.seeds import seeds_needed
 from fedsim.results.statistics import Median, Share, differences, estimate
+from scripts.reproduction.seeds import seeds_needed
 
 CLAIM = Claim("a", "", "", {}, "final_accuracy")
 

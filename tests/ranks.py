@@ -12,8 +12,7 @@ from fedsim.config.compose import check_jobs
 from fedsim.distributed.links import Link, Message, Others, packed, unpacked
 from fedsim.jobs.cli import composed, run
 from fedsim.results.files import MODEL, read_metrics, read_summary
-from fedsim.running.rank_worker import Worker
-from fedsim.running.ranks import RANKS
+from fedsim.running.ranks import RANKS, Worker
 
 UNEQUAL = ("started", "wall_seconds", "totals", "environment", "engine")
 """Keys of a summary that measure time, or say how many ranks there were."""

@@ -17,8 +17,7 @@ from fedsim.results.files import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly, experiment
 from fedsim.running.assembly import Experiment, build
-from fedsim.running.endings import UNWATCHED
-from fedsim.running.experiment import execute
+from fedsim.running.experiment import UNWATCHED, execute
 from fedsim.running.outcome import totals_of
 from tests.run_toys import plan_of
 

@@ -19,7 +19,7 @@ from fedsim.partitions.division import Division, divide
 from fedsim.results.files import MODEL, SUMMARY, read_metrics, read_summary
 from fedsim.rounds.availability import Always
 from fedsim.rounds.loop import Simulation
-from fedsim.running.endings import TEXTS, Incidents
+from fedsim.running.experiment import TEXTS, Incidents
 from tests.test_experiment import entry
 
 POPULATION = Population(np.array([4, 4, 0, 4]), cohort_size=3, num_rounds=5)

@@ -111,7 +111,8 @@ def test_ranks_that_have_other_jobs_or_build_something_else_are_named(monkeypatc
         with pytest.raises(FedsimError, match="rank 1: has other jobs; all ranks need the same installation"):
             run(words)
         RANKS.others = Others(LocalLink(2, lambda: check_jobs(composed(words)[0])))
-        monkeypatch.setattr("fedsim.running.rank_worker.built", lambda made: {"engine": "batched"})
+        theirs = iter([{"engine": "batched"}])
+        monkeypatch.setattr("fedsim.running.ranks.built", lambda made: next(theirs, {"engine": "native"}))
         with pytest.raises(FedsimError, match="rank 1 has another engine: 'batched', not 'native'"):
             run(words)
     finally:
@@ -154,7 +155,7 @@ class Dying(LocalLink):
 
 
 @pytest.mark.parametrize(
-    ("messages", "told"), [(4, "there is no checkpoint yet"), (6, "the checkpoint after round 1 stays")]
+    ("messages", "told"), [(4, "there is no checkpoint yet"), (6, "goes on from the last checkpoint")]
 )
 def test_a_rank_that_dies_ends_the_command_and_is_named(
     messages: int, told: str, capsys: pytest.CaptureFixture[str]

@@ -155,7 +155,7 @@ def run_experiment(argv: Sequence[str]) -> Any:
 def _run_over_ranks(place: World, argv: Sequence[str]) -> int:
     from fedsim.config.compose import check_jobs
     from fedsim.jobs.cli import composed, run
-    from fedsim.running.rank_worker import run_over_ranks
+    from fedsim.running.ranks import run_over_ranks
 
     return run_over_ranks(place, lambda: exit_code(lambda: run(argv)), lambda: check_jobs(composed(argv)[0]))
 

@@ -74,14 +74,7 @@ def train_part(backend: Backend, start: Sequence[Params], part: Schedule) -> Tra
     if count >= fewest:
         return backend.train(start, part)
     rows = np.arange(fewest) % count
-    found = backend.train([start[row] for row in rows.tolist()], part.rows(rows))
-    momentum = None if found.momentum is None else {name: value[:count] for name, value in found.momentum.items()}
-    return TrainingResult(
-        {name: value[:count] for name, value in found.delta.items()},
-        found.losses[:count],
-        momentum,
-        None if found.finite is None else found.finite[:count],
-    )
+    return backend.train([start[row] for row in rows.tolist()], part.rows(rows)).rows(slice(count))
 
 
 def _training(start: Sequence[Params], part: Schedule) -> dict[str, Any]:

@@ -71,6 +71,12 @@ class TrainingResult:
     momentum: Stack | None
     finite: NDArray[np.bool_] | None = None
 
+    def rows(self, rows: slice) -> "TrainingResult":
+        """That of some clients, without a copy."""
+        delta = {name: value[rows] for name, value in self.delta.items()}
+        momentum = None if self.momentum is None else {name: value[rows] for name, value in self.momentum.items()}
+        return TrainingResult(delta, self.losses[rows], momentum, None if self.finite is None else self.finite[rows])
+
 
 class Backend(ABC):
     """Local training of many models, and passes of one model over many samples."""

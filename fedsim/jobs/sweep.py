@@ -21,8 +21,7 @@ from fedsim.jobs.narration import Narration, Progress
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import HeldError, is_free
 from fedsim.running.assembly import data_key, is_prepared
-from fedsim.running.endings import Watch
-from fedsim.running.experiment import execute
+from fedsim.running.experiment import Watch, execute
 from fedsim.running.interleaving import InterleavedRun, Lanes, run_interleaved
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP

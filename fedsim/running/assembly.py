@@ -4,7 +4,7 @@ Data as the model sees them are kept for the next run of the process that wants 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Training samples `x` [n, ...] float32, or what makes them on demand, and `y` [n], and the test set. Nobody writes
-    to them.
+    """Training samples `x` [n, ...] float32, or what makes them on demand, `y` [n], and the test set; read only.
 
     `input_shape` is that of the data set, which a model is built for, also where it trains on features. `source`
     identifies the data set's content, for the run's summary: its fingerprint, and the checksum of its files if known.
@@ -178,14 +177,9 @@ def build(plan: Plan) -> Experiment:
     streams = Streams(settings.seed, settings.partition_seed, init_seed)
     data = prepare(plan)
     model = build_model(config["model"], data.input_shape, data.num_classes, streams)
-    division = divide(
-        Labelled(data.y.cpu().numpy(), data.num_classes, data.owners),
-        instantiate(config["partition"], Partition, "partition"),
-        settings.num_clients,
-        streams,
-        plan.server,
-        plan.local.holdout_fraction,
-    )
+    labelled = Labelled(data.y.cpu().numpy(), data.num_classes, data.owners)
+    partition = instantiate(config["partition"], Partition, "partition")
+    division = divide(labelled, partition, settings.num_clients, streams, plan.server, plan.local.holdout_fraction)
     model = model.to(data.device)
     return Experiment(_simulation(plan, data, division, model, streams), division, model, data.source)
 
@@ -193,14 +187,11 @@ def build(plan: Plan) -> Experiment:
 def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams) -> Simulation:
     config, settings, local = plan.config, plan.settings, plan.local
     evaluated = division.train if local.evaluate_on == "train" else division.holdout
-    if isinstance(data.x, SampleSource):
-        clients = ClientData.on_demand(data.x, data.y, division.train, evaluated, data.num_classes)
-    else:
-        clients = ClientData(data.x, data.y, division.train, evaluated, data.num_classes)
+    held = (data.y, division.train, evaluated, data.num_classes)
+    clients = ClientData.on_demand(data.x, *held) if isinstance(data.x, SampleSource) else ClientData(data.x, *held)
     optimizer = instantiate(config["optimizer"], LocalOptimizer, "optimizer")
     work = LocalWork(local.epochs, local.steps, local.batch_size)
-    simulated = None
-    num_selected = settings.cohort_size
+    simulated, num_selected = None, settings.cohort_size
     if config.get("system") is not None:
         system = instantiate(config["system"], System, "system")
         num_selected = system.num_selected(settings.cohort_size, len(division.sizes))
@@ -208,11 +199,10 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
     check(work.too_large(division.sizes, num_selected))
     workload = Workload(model, clients, optimizer, settings.num_rounds * work.median_steps(division.train))
     population = Population(division.sizes, num_selected, settings.num_rounds)
-    params = initial(model)
+    params, trained = initial(model), trained_names(model)
     selector = instantiate(config["selector"], Selector, "selector", population)
-    if unfit := selector.unfit_for(trained_names(model)):
+    if unfit := selector.unfit_for(trained):
         check(unfit.within("selector"))
-    never_trained = frozenset(params) - frozenset(trained_names(model))
     validation = None
     if len(division.validation) and Signal.VALIDATION in selector.needs:
         positions = torch.as_tensor(division.validation, device=data.device)
@@ -222,35 +212,28 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
     if settings.client_accuracy is not None:
         samples = Samples(data.test.y.cpu().numpy(), data.owners, data.test_owners)
         accuracy = client_accuracy(settings.client_accuracy, division, samples)
+
+    def backend(workload: Workload) -> Backend:
+        return instantiate(config["engine"], Backend, "engine", workload)
+
+    def first_model(client: int) -> Params:
+        return initial(
+            build_model(config["model"], data.input_shape, data.num_classes, streams, client).to(data.device)
+        )
+
+    trains = backend(workload) if clients.source is None else OnDemandBackend(workload, backend)
     components = Components(
-        engine=Engine(_backend(config["engine"], workload), workload, work, streams),
+        engine=Engine(trains, workload, work, streams),
         population=population,
         selector=selector,
-        aggregator=instantiate(config["aggregator"], Aggregator, "aggregator", never_trained),
+        aggregator=instantiate(config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained)),
         availability=instantiate(config["availability"], Availability, "availability"),
         server_data=ServerData(test=data.test, validation=validation, public=public),
         streams=streams,
         learning_rate=lambda t: optimizer.lr_at(t, settings.num_rounds),
         eval_every=settings.eval_every,
-        first_model=_first_models(plan, data, streams) if settings.init_seed == "per_client" else None,
+        first_model=first_model if settings.init_seed == "per_client" else None,
         simulated=simulated,
         client_accuracy=accuracy,
     )
     return Simulation(components, params)
-
-
-def _backend(node: Mapping[str, Any], workload: Workload) -> Backend:
-    def build(workload: Workload) -> Backend:
-        return instantiate(node, Backend, "engine", workload)
-
-    return build(workload) if workload.data.source is None else OnDemandBackend(workload, build)
-
-
-def _first_models(plan: Plan, data: PreparedData, streams: Streams) -> Callable[[int], Params]:
-    """The model with which each client begins where every client has its own."""
-
-    def of(client: int) -> Params:
-        model = build_model(plan.config["model"], data.input_shape, data.num_classes, streams, client)
-        return initial(model.to(data.device))
-
-    return of

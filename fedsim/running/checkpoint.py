@@ -83,7 +83,8 @@ class Checkpoints:
     other_code: bool = False
 
     def __post_init__(self) -> None:
-        self._saved_at, self._saved_wall, self._cost = time.monotonic(), 0.0, 0.0
+        self._cost = 0.0
+        self.start(0.0)
 
     def start(self, wall_seconds: float) -> None:
         """The rounds begin, or go on after `wall_seconds` of earlier ones."""
@@ -102,8 +103,8 @@ class Checkpoints:
         start = time.monotonic()
         checkpoint = make()
         self.folder.write_bytes(NEWEST, pack(self.identity, vars(checkpoint), self.dataclasses), keep_as=PREVIOUS)
-        self._saved_at = time.monotonic()
-        self._cost, self._saved_wall = self._saved_at - start, checkpoint.state["wall_seconds"]
+        self.start(checkpoint.state["wall_seconds"])
+        self._cost = self._saved_at - start
 
     def load(self) -> tuple[Checkpoint, list[Record]] | None:
         """The latest checkpoint that is sound, with the records of its rounds; None if there is none: damaged ones are
@@ -129,14 +130,11 @@ class Checkpoints:
                 sys.stderr.write(f"fedsim: {newest}: {what}; going on from the checkpoint before it\n")
                 self.folder.rename(path.name, NEWEST)
             return found
-        self._set_aside(damaged)
-        return None
-
-    def _set_aside(self, damaged: Mapping[Path, str]) -> None:
         for path, what in damaged.items():
             name = path.with_suffix(f".damaged{path.suffix}").name
             self.folder.rename(path.name, name)
             sys.stderr.write(f"fedsim: {path}: {what}; set aside as {name}, the run starts anew\n")
+        return None
 
     def _read(self, path: Path) -> tuple[Checkpoint, list[Record]]:
         header, tensors = unpack(path.read_bytes())
@@ -145,12 +143,12 @@ class Checkpoints:
         if problems := [p for p in found if not (self.other_code and p.key == "code")]:
             raise ConfigError(problems)
         checkpoint = Checkpoint(**decode(header["content"], tensors, self.device, self.dataclasses))
+        until = checkpoint.state["round"]
         if found:
-            until = checkpoint.state["round"]
             checkpoint.earlier_code.append({"code": saved["code"], "until_round": until})
             sys.stderr.write(f"fedsim: {path}: going on with other code of yours than up to round {until}\n")
         records = read_metrics(self.folder.path, end=checkpoint.lengths.get(METRICS, 0))
-        if [r["round"] for r in records] != list(range(1, checkpoint.state["round"] + 1)):
+        if [r["round"] for r in records] != list(range(1, until + 1)):
             raise CheckpointError(f"{METRICS} lacks rounds that it counts on")
         return checkpoint, [Record(**record) for record in records]
 

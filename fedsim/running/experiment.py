@@ -5,7 +5,8 @@ Nothing is written into the run's folder before everything that can refuse has b
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedsim.config.plan import Plan
 from fedsim.core.encoding import dataclasses_known_to, encode
 from fedsim.core.errors import FedsimError
 from fedsim.core.record import Record
+from fedsim.core.types import Population
 from fedsim.results.files import (
     FINAL,
     PARTITION,
@@ -30,10 +32,12 @@ from fedsim.results.files import (
 )
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.checkpoint import START_ANEW, Checkpoint, CheckpointError, Checkpoints, identity_of
-from fedsim.running.endings import UNWATCHED, Ending, Incidents, Watch, ended_by, failed_before_rounds
 from fedsim.running.interleaving import InterleavedRun
 from fedsim.running.outcome import (
+    Ending,
     Outcome,
+    ended_by,
+    failed_before_rounds,
     keep,
     of_clients,
     outcome_in,
@@ -45,7 +49,24 @@ from fedsim.running.outcome import (
 from fedsim.running.process import CODES, STOP
 from fedsim.running.provenance import environment, own_revision
 from fedsim.running.ranks import RANKS
-from fedsim.tracking.base import RunInfo, Tracker, Trackers
+from fedsim.tracking.base import RunInfo, SweepPosition, Tracker, Trackers
+
+
+class Watch:
+    """The one to whom a run is told. This one does nothing. `sweep`: where the run stands in its sweep."""
+
+    sweep: SweepPosition | None = None
+
+    def setting_up(self) -> AbstractContextManager[None]:
+        """Within it, all that the run needs before its first round is made."""
+        return nullcontext()
+
+    def round_ended(self, record: Record) -> str | None:
+        """The record of a round that is in the run's files. Returns why the run is to end here, or None to go on."""
+        return None
+
+
+UNWATCHED = Watch()
 
 
 def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch = UNWATCHED) -> Outcome:
@@ -127,6 +148,50 @@ def record(plan: Plan, experiment: Experiment, place: Path, watch: Watch = UNWAT
     if isinstance(reason, KeyboardInterrupt):
         raise reason
     return Outcome(summary["status"], summary, cause=reason)
+
+
+TEXTS = {
+    "dropped_updates": "updates that hold a nan or infinity are left out of the average",
+    "nonfinite_reports": "clients report losses that are nan or infinity",
+    "rounds_with_too_few_clients": "fewer clients than cohort_size are available; those there take part",
+    "rounds_without_clients": "no client takes part; the model stays as it is",
+    "empty_clients": "clients hold no training samples and never take part",
+}
+
+
+class Incidents:
+    """`adaptive`: the selector decides how many clients take part, so that fewer than K are no incident."""
+
+    def __init__(self, population: Population, adaptive: bool, tell: Callable[[str], None]) -> None:
+        self._expected = 1 if adaptive else min(population.cohort_size, int((population.sizes > 0).sum()))
+        self._empty = int((population.sizes == 0).sum())
+        self._tell = tell
+        self._told: set[str] = set()
+        self._tell_first("before round 1", {"empty_clients": self._empty})
+
+    def see(self, record: Record) -> None:
+        """Tell what `record` is the first to show."""
+        self._tell_first(f"round {record.round}", self._of(record))
+
+    def counts(self, records: Sequence[Record]) -> dict[str, int]:
+        """How much of each kind there was in all `records` of the run."""
+        found = [self._of(record) for record in records]
+        return {name: sum(one.get(name, 0) for one in found) for name in TEXTS} | {"empty_clients": self._empty}
+
+    def _of(self, record: Record) -> dict[str, int]:
+        count = len(record.selected)
+        return {
+            "dropped_updates": record.dropped_updates,
+            "nonfinite_reports": record.nonfinite_reports,
+            "rounds_with_too_few_clients": int(0 < count < self._expected),
+            "rounds_without_clients": int(not count),
+        }
+
+    def _tell_first(self, when: str, found: dict[str, int]) -> None:
+        for name, count in found.items():
+            if count and name not in self._told:
+                self._told.add(name)
+                self._tell(f"{when}: {TEXTS[name]} (counted in summary.json as incidents.{name})")
 
 
 class _Run:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +20,7 @@ from torch import nn
 
 from fedsim.config.plan import Plan
 from fedsim.core.errors import at_least, check
-from fedsim.core.types import Params, Stack
+from fedsim.core.types import Params
 from fedsim.engine.backend import Backend, TrainingResult
 from fedsim.engine.model import traveling
 from fedsim.engine.schedule import Schedule, concatenate_schedules
@@ -53,10 +53,8 @@ class Lanes:
 
 @dataclass(frozen=True)
 class TrainingCall:
-    """The arguments of `Backend.train`, and the backend that they are for.
-
-    `kind`: calls may be trained by one backend only if theirs are equal in it.
-    """
+    """The arguments of `Backend.train`, and the backend that they are for. Calls may be trained by one backend only if
+    they agree in `kind`."""
 
     backend: Backend
     start: Sequence[Params]
@@ -65,13 +63,16 @@ class TrainingCall:
 
 
 class InterleavedRun:
-    """One run as a coroutine: it works between `resume` and its next call for training, and is suspended else."""
+    """One run as a coroutine: it works between `resume` and its next `call` for training, and is suspended else.
+
+    `round`: the one that it is in (from 1); 0 before its first.
+    """
 
     def __init__(self, work: Callable[["InterleavedRun"], object]) -> None:
         self._coroutine = greenlet(lambda: work(self))
         self._seconds, self._since = 0.0, 0.0
-        self._call: TrainingCall | None = None
         self._simulation: Simulation | None = None
+        self.call: Any = None
 
     def join(self, simulation: "Simulation", model: nn.Module) -> None:
         """Let the simulation's training go through this run, and give it the run's clock.
@@ -85,7 +86,7 @@ class InterleavedRun:
 
     def train(self, call: TrainingCall) -> TrainingResult:
         """Suspend the run until somebody has answered `call`. Raises what answering it raised."""
-        self._call = call
+        self.call = call
         assert self._coroutine.parent is not None
         with torch.enable_grad():  # a selector's no_grad is not for the others
             result: TrainingResult = self._coroutine.parent.switch()
@@ -96,14 +97,7 @@ class InterleavedRun:
         return self._seconds + time.perf_counter() - self._since
 
     @property
-    def call(self) -> TrainingCall:
-        """The call that the run waits for."""
-        assert self._call is not None
-        return self._call
-
-    @property
     def round(self) -> int:
-        """The round (1-based) that the run is in; 0 before its first."""
         return 0 if self._simulation is None else self._simulation.round + 1
 
     def resume(self, result: TrainingResult | BaseException | None = None, seconds: float = 0.0) -> bool:
@@ -114,7 +108,7 @@ class InterleavedRun:
         if isinstance(result, BaseException):
             self._coroutine.throw(result)
         else:
-            self._coroutine.switch(*([result] if self._call else []))
+            self._coroutine.switch(*([result] if self.call else []))
         self._seconds += time.perf_counter() - self._since
         return not self._coroutine.dead
 
@@ -149,14 +143,16 @@ def run_interleaved(
     `on_progress` is called with the number of runs that are left and the latest round, whenever some train. What a run
     raises, as on Ctrl-C, interrupts all others, and is raised.
     """
-    runs = [InterleavedRun(work) for work in works]
     waiting: deque[InterleavedRun] = deque()
     try:
-        waiting.extend(run for run in runs if run.resume())
+        waiting.extend(run for run in map(InterleavedRun, works) if run.resume())
         while waiting:
             batch = _next_batch(waiting)
             on_progress(len(waiting), batch[-1].round)
-            _answer(batch, waiting)
+            for run, answer, seconds in _answered(batch):
+                waiting.popleft()
+                if run.resume(answer, seconds):
+                    waiting.append(run)
     except BaseException:
         for run in waiting:
             with suppress(KeyboardInterrupt):
@@ -181,21 +177,20 @@ def _next_batch(waiting: deque[InterleavedRun]) -> list[InterleavedRun]:
     return batch
 
 
-def _answer(batch: Sequence[InterleavedRun], waiting: deque[InterleavedRun]) -> None:
-    """Train what the runs in front of the queue call for, and let each work until it calls again or ends."""
-    calls = [run.call for run in batch]
+def _answered(
+    batch: Sequence[InterleavedRun],
+) -> list[tuple[InterleavedRun, TrainingResult | Exception | SystemExit, float]]:
+    """Train what runs call for: each with the result, or the error, and its share of the seconds, by its samples."""
     start = time.perf_counter()
+    samples = [float(run.call.schedule.samples.sum()) for run in batch]
+    answers: Sequence[TrainingResult | Exception | SystemExit]
     try:
-        answers: Sequence[TrainingResult | Exception | SystemExit] = train_jointly(calls)
+        answers = train_jointly([run.call for run in batch])
     except (Exception, SystemExit) as error:  # of a user's model: each run ends as failed
-        answers = [error] * len(batch)
+        answers, samples = [error] * len(batch), [0.0] * len(batch)
     seconds = time.perf_counter() - start
-    failed = isinstance(answers[0], BaseException)
-    samples = [0.0 if failed else float(call.schedule.samples.sum()) for call in calls]
-    for run, answer, share in zip(batch, answers, samples, strict=True):
-        waiting.popleft()
-        if run.resume(answer, seconds * share / max(sum(samples), 1.0)):
-            waiting.append(run)
+    shares = [seconds * count / max(sum(samples), 1.0) for count in samples]
+    return list(zip(batch, answers, shares, strict=True))
 
 
 def train_jointly(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
@@ -208,9 +203,15 @@ def train_jointly(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
     results: dict[int, TrainingResult] = {}
     for numbers in (part for group in groups.values() for part in _in_room(group, calls, backend.room)):
         some = [calls[number] for number in numbers]
-        schedule = concatenate_schedules([call.schedule for call in some])
-        joint = backend.train([model for call in some for model in call.start], schedule)
-        results |= zip(numbers, _split(joint, [call.schedule for call in some]), strict=True)
+        joint = backend.train(
+            [model for call in some for model in call.start], concatenate_schedules([call.schedule for call in some])
+        )
+        first = 0
+        for number, call in zip(numbers, some, strict=True):
+            count, steps, width = call.schedule.positions.shape
+            own = joint.rows(slice(first, first + count))
+            results[number] = replace(own, losses=own.losses[:, :steps, :width])
+            first += count
     return [results[number] for number in range(len(calls))]
 
 
@@ -229,19 +230,3 @@ def _in_room(numbers: Sequence[int], calls: Sequence[TrainingCall], room: int | 
         parts[-1].append(number)
         held += count
     return parts
-
-
-def _split(joint: TrainingResult, schedules: Sequence[Schedule]) -> Iterator[TrainingResult]:
-    """The part of each schedule, without a copy."""
-    first = 0
-    for schedule in schedules:
-        rows = slice(first, first + len(schedule))
-        first = rows.stop
-        _, steps, width = schedule.positions.shape
-        momentum = None if joint.momentum is None else _rows(joint.momentum, rows)
-        finite = None if joint.finite is None else joint.finite[rows]
-        yield TrainingResult(_rows(joint.delta, rows), joint.losses[rows, :steps, :width], momentum, finite)
-
-
-def _rows(stack: Stack, rows: slice) -> Stack:
-    return {name: value[rows] for name, value in stack.items()}

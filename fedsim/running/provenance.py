@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +46,15 @@ def environment(device: torch.device, compiled: torch.dtype | None = None) -> di
     if compiled is not None:
         found["compiled"] = library_description(compiled)
     if device.type == "cuda":
-        found["gpu"] = {
-            "driver": driver_version(),
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-            **switches(),
-        }
+        versions = {"driver": driver_version(), "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        found["gpu"] = {**versions, **switches()}
     return found
 
 
 def processor() -> str:
     """The name of the processor, with the numbers that tell generations of one name apart where they are known."""
-    try:
-        lines = PROCESSORS.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    text = _content(PROCESSORS).split("\n\n")[0]
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     name = told.get("model name") or platform.processor() or platform.machine()
     known = {"cpu family", "model"} <= set(told)
     return f"{name} (family {told['cpu family']}, model {told['model']})" if known else name
@@ -70,8 +64,8 @@ def torch_blas() -> str:
     """The library of matrix products that torch was built with, such as `mkl 2024.2`."""
     text = torch.__config__.show()
     name = re.search(r"BLAS_INFO=(\w+)", text)
-    version = re.search(r"Math Kernel Library Version ([\d.]+)|OpenBLAS ([\d.]+)", text)
-    return " ".join([name.group(1) if name else "unknown", *([g for g in version.groups() if g] if version else [])])
+    version = re.search(r"(?:Math Kernel Library Version|OpenBLAS) ([\d.]+)", text)
+    return " ".join([name.group(1) if name else "unknown", *([version.group(1)] if version else [])])
 
 
 def numpy_blas() -> str:
@@ -83,11 +77,16 @@ def numpy_blas() -> str:
 
 def driver_version() -> str | None:
     """Of NVIDIA's kernel module, as the kernel tells it; None elsewhere than on Linux."""
-    try:
-        found = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text(encoding="utf-8"))
-    except OSError:
-        return None
+    found = re.search(r"\d+\.\d+(\.\d+)?", _content(DRIVER))
     return found.group() if found else None
+
+
+def _content(path: Path) -> str:
+    """Of a file of the kernel; empty where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 PACKAGE = Path(fedsim.__file__).parent
@@ -104,17 +103,11 @@ def own_revision() -> dict[str, Any] | None:
 
 
 def revision(package: Path) -> dict[str, Any] | None:
-    """The commit that a package folder is checked out at, and whether the checkout differs from it.
+    """The `commit` that the folder of a package is checked out at, and whether any tracked file of the checkout differs
+    from it (`dirty`; None where that comparison fails or takes longer than `TIMEOUT`).
 
-    Args:
-        package: folder with an `__init__.py`.
-
-    Returns:
-        `{"commit": <full hash>, "dirty": <bool or None>}`. `dirty` is true if any tracked file of the checkout differs
-        from the commit, staged or not; untracked files do not count, as in `git describe --dirty`; None if only that
-        comparison fails or takes longer than `TIMEOUT`. None in all if `__init__.py` is not tracked by a git repository
-        (an installed wheel, also one below the working tree of another project), if the repository has no commit, or if
-        git is missing, refuses or takes longer. Never raises.
+    None if its `__init__.py` is not tracked by a git repository (an installed wheel, also one below another project's
+    working tree), if that has no commit, or if git is missing, refuses or takes longer. Never raises.
     """
     try:
         _git(package, "ls-files", "--error-unmatch", "__init__.py")
@@ -127,33 +120,21 @@ def revision(package: Path) -> dict[str, Any] | None:
         return {"commit": commit, "dirty": None}
 
 
-def _trusted(folder: Path) -> list[str]:
-    """Has git read a checkout that is another user's, such as in a container, where the package's own code, which this
-    process runs already, is that user's, too."""
-    root = folder.parent.resolve()
-    own = (root / ".git").stat().st_uid == (folder / "__init__.py").stat().st_uid if (root / ".git").exists() else False
-    return ["-c", f"safe.directory={root}"] if own else []
-
-
 def _git(folder: Path, *words: str) -> str:
     """What `git words` prints in `folder`.
 
     It takes no lock and starts no file monitor. Output goes to a file because a pipe could be held open beyond the
-    timeout by a process that git started.
+    timeout by a process that git started. A checkout may be another user's, as in a container, where the package's own
+    code, which this process runs already, is that user's, too.
     """
+    root = folder.parent.resolve()
+    own = (root / ".git").exists() and (root / ".git").stat().st_uid == (folder / "__init__.py").stat().st_uid
+    trusted = ["-c", f"safe.directory={root}"] if own else []
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *trusted, *words]
     environment = {name: value for name, value in os.environ.items() if name not in LOCATIONS}
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *_trusted(folder), *words]
     with tempfile.TemporaryFile() as output:
-        subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            timeout=TIMEOUT,
-            check=True,
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.DEVNULL}
+        subprocess.run(command, cwd=folder, env=environment, timeout=TIMEOUT, check=True, **streams)
         output.seek(0)
         return output.read().decode(errors="replace").strip()
 
@@ -180,14 +161,9 @@ def _targets(node: Any) -> Iterator[str]:
 def _sources(target: str) -> Iterator[tuple[str, str]]:
     """Names and sources of the user's classes, or function, behind a `_target_`."""
     module, _, name = target.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
+    found: Any = getattr(sys.modules.get(module), name, None)
     for part in inspect.getmro(found) if isinstance(found, type) else [found]:
-        try:
-            if part is not None and _is_users(Path(inspect.getfile(part))):
+        with suppress(OSError, TypeError):  # built in, or made without a file
+            path = Path(inspect.getfile(part))
+            if PACKAGE.resolve() not in path.resolve().parents and not in_installed_folder(path):
                 yield f"{part.__module__}.{part.__qualname__}", inspect.getsource(part)
-        except (OSError, TypeError):  # built in, or made without a file
-            continue
-
-
-def _is_users(path: Path) -> bool:
-    return PACKAGE.resolve() not in path.resolve().parents and not in_installed_folder(path)

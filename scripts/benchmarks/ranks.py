@@ -46,7 +46,7 @@ def run_process(core: int, place: Path, words: Sequence[str]) -> None:
     from fedsim.commands.dispatch import main
     from fedsim.rounds.loop import Simulation
     from fedsim.running.process import world
-    from fedsim.running.rank_worker import Worker
+    from fedsim.running.ranks import Worker
 
     found = {"wall": 0.0, "cpu": 0.0, "rounds": 0}
 

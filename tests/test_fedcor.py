@@ -15,7 +15,6 @@ from fedsim.selectors.gaussian_process import (
     Dense,
     DenseProcess,
     Kernel,
-    LinearProcess,
     LowRank,
     Objective,
     Parameters,
@@ -136,7 +135,7 @@ def test_the_low_rank_form_is_taken_where_it_is_exact_and_agrees_with_the_dense_
     for kernel in ("linear", "linear_normalised"):
         low = make_process(kernel, "mml", 0.2, 1.0, 0.01)
         dense = DenseProcess(0.2, 0.01, kernel=kernel, length=1.0, objective="mml")
-        assert isinstance(low, LinearProcess)
+        assert not isinstance(low, DenseProcess)
         fitted, expected = (p.fit(parameters, residuals, weights, 20) for p in (low, dense))
         for name in parameters:
             np.testing.assert_allclose(fitted[name], expected[name], rtol=1e-7)
@@ -166,7 +165,7 @@ def test_fitting_equals_torchs_adam_and_finds_planted_correlations() -> None:
     residuals = 0.1 * random.standard_normal((200, 6))
     residuals[:, :3] += common
     x = random.standard_normal((4, 6)) / 2
-    process = LinearProcess(0.1, 0.01, normalised=False)
+    process = Process(0.1, 0.01, kernel="linear")
     fitted = process.fit({"embedding": x}, residuals, np.ones(200), 300)["embedding"]
     leaf = torch.tensor(x, requires_grad=True)
     optimizer = torch.optim.Adam([leaf], lr=0.01)

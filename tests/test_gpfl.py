@@ -13,8 +13,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.record import Record
 from fedsim.core.types import Cohort, Evaluation, Ids, Params
 from fedsim.rounds.loop import Simulation
-from fedsim.selectors.exploration import Decreasing, Exploration, Fixed, Linear, Triangular
-from fedsim.selectors.gpfl import GPFL, projections
+from fedsim.selectors.gpfl import GPFL, Decreasing, Exploration, Fixed, Linear, Triangular, projections
 from fedsim.selectors.gpfl_official import GPFLOfficial, reward_sign
 from tests.toys import ToyEngine, picked, toy_clients, toy_cohort, toy_components, toy_params, toy_population
 

@@ -131,20 +131,16 @@ class FedABC(Selector):
 
     def scores(self, losses: Floats, divergences: Floats) -> Floats:
         """The scores S [N] from losses v [N] and divergences d [N, N] of the available clients (Eq. 11, 13)."""
-        size = max(BLOCK_ENTRIES // max(len(losses), 1), 1)
-        starts = range(0, len(losses), size)
-        blocks = [(self._attention(divergences[i : i + size], i) * losses).sum(1) for i in starts]
-        return np.concatenate([np.empty(0), *blocks])
-
-    def _attention(self, divergences: Floats, first: int) -> Floats:
-        """The attention [n, N] of clients from the row `first` on, by their divergences [n, N]."""
-        logits = -divergences
-        if not self.self_term and logits.shape[1] > 1:
-            np.fill_diagonal(logits[:, first:], -np.inf)
-        logits -= logits.max(1, keepdims=True)
-        attention: Floats = exp(logits)
-        attention /= attention.sum(1, keepdims=True)
-        return attention
+        size, found = max(BLOCK_ENTRIES // max(len(losses), 1), 1), [np.empty(0)]
+        for first in range(0, len(losses), size):
+            logits = -divergences[first : first + size]
+            if not self.self_term and len(losses) > 1:
+                np.fill_diagonal(logits[:, first:], -np.inf)
+            logits -= logits.max(1, keepdims=True)
+            attention = exp(logits)
+            attention /= attention.sum(1, keepdims=True)
+            found.append((attention * losses).sum(1))
+        return np.concatenate(found)
 
     def _divergences(self, ids: Ids) -> Floats:
         known = [row for row, i in enumerate(ids) if int(i) in self.predictions]

@@ -35,15 +35,12 @@ class HiCS(Selector):
     the last N mod K clients.) A client whose update did not arrive in time or was not finite, of which the paper says
     nothing, is selected again now and then (`clients_to_try`), else only where there are too few others.
 
-    Switches for deviations of the published code:
-
-    - `ward_on: rows` builds the tree from the rows of the distance matrix as points.
-    - `kept_update`: `latest` (the paper) or `first`, which keeps each client's first update for the whole run (the
-      code, for clients with different Dirichlet concentrations).
-    - `fallback` replaces the picks by clustered sampling on the same tree (Algorithm 2 of Fraboni et al., aggregation
-      weights draws / K): `never` (the paper); `above`, if the variance of the clients' H is at least
-      `fallback_variance` (the last version of the code); `below`, if it is smaller (close to the version before, which
-      took that branch if all clients had the same concentration).
+    Deviations of the published code, by switches: `ward_on: rows` builds the tree from the rows of the distance matrix
+    as points; `kept_update: first` keeps each client's first update for the whole run (for clients with different
+    Dirichlet concentrations); `fallback` replaces the picks by clustered sampling on the same tree (Algorithm 2 of
+    Fraboni et al., aggregation weights draws / K) if the variance of the clients' H is at least `fallback_variance`
+    (`above`, its last version), or smaller (`below`, close to the version before, which took that branch if all clients
+    had the same concentration).
     """
 
     state = ("updates", "products", "entropy", "seen", "last_tried")

@@ -159,11 +159,9 @@ def test_a_singular_covariance_gets_jitter() -> None:
     assert np.isfinite(gradient["embedding"]).all()
 
 
-def test_fitting_equals_torchs_adam_and_finds_planted_correlations() -> None:
+def test_fitting_equals_torchs_adam() -> None:
     random = np.random.default_rng(2)
-    common = random.standard_normal((200, 1))
-    residuals = 0.1 * random.standard_normal((200, 6))
-    residuals[:, :3] += common
+    residuals = random.standard_normal((200, 6))
     x = random.standard_normal((4, 6)) / 2
     process = Process(0.1, 0.01, kernel="linear")
     fitted = process.fit({"embedding": x}, residuals, np.ones(200), 300)["embedding"]
@@ -174,11 +172,6 @@ def test_fitting_equals_torchs_adam_and_finds_planted_correlations() -> None:
         leaf.grad = torch.tensor(gradient["embedding"])
         optimizer.step()
     np.testing.assert_allclose(fitted, leaf.detach().numpy(), rtol=1e-6, atol=1e-8)
-    fitted = process.fit({"embedding": x}, residuals, np.ones(200), 2000)["embedding"]
-    sigma = fitted.T @ fitted
-    correlation = sigma / np.sqrt(np.outer(sigma.diagonal(), sigma.diagonal()))
-    assert correlation[0, 1] > 0.9
-    assert abs(sigma[0, 4]) < 0.1 * sigma[0, 0]
 
 
 def fedcor(n: int, k: int) -> FedCor:

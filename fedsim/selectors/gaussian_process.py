@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fedsim.core.types import Floats, Positions
 
-Parameters = dict[str, Floats]
-"""`embedding` [q, N] and, for kernels that have one, the scalar `amplitude` []."""
+Parameters = dict[str, Floats]  # `embedding` [q, N] and, for kernels that have one, the scalar `amplitude` []
 Kernel = Literal["linear", "linear_normalised", "se"]
 Objective = Literal["mml", "loo"]
 

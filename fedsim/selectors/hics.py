@@ -70,7 +70,8 @@ class HiCS(Selector):
         ids, count = clients.available, self.cohort_size(clients)
         known = ids[self.seen[ids]]
         chosen = rng.permutation(clients_to_try(ids, self.seen, self.last_tried, round))[:count]
-        if not len(chosen) and len(known) and self._uses_fallback(known):
+        flat = len(known) > 0 and self.entropy[known].var() < self.fallback_variance
+        if not len(chosen) and len(known) and self.fallback == ("below" if flat else "above"):
             tree = ward_linkage(self._distances(known), self.ward_on)
             rows = similarity_distributions(tree, client_masses(known, self.population), self.population.cohort_size)
             return draw_one_each(rows, known, rng)
@@ -94,10 +95,6 @@ class HiCS(Selector):
         self.updates = with_latest(self.updates, self.population.num_clients, ids, new)
         self.products = update_inner_products(self.products, self.updates, ids)
         self.seen[ids] = True
-
-    def _uses_fallback(self, ids: Ids) -> bool:
-        flat = bool(self.entropy[ids].var() < self.fallback_variance)
-        return self.fallback == ("below" if flat else "above")
 
     def _draw_clients(self, ids: Ids, count: int, t: int, rng: np.random.Generator) -> Positions:
         labels = self._clusters(ids)

@@ -14,8 +14,7 @@ from fedsim.core.types import Cohort, Floats, Ids, Selection
 from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, leading, weighted_without_replacement
 from fedsim.selectors.tools import clients_to_try
 
-EXPLORATION_POOL = 5
-"""m unseen clients are drawn from the EXPLORATION_POOL * m unseen ones of highest prior."""
+EXPLORATION_POOL = 5  # m unseen clients are drawn from the EXPLORATION_POOL * m unseen ones of highest prior
 
 
 @parameters

@@ -96,8 +96,7 @@ def _cosine(vectors: Floats) -> Floats:
     return table
 
 
-MAX_CLIENTS = 1000
-"""Half a million pairs, each of which is a line of the trace of every round."""
+MAX_CLIENTS = 1000  # half a million pairs, each of which is a line of the trace of every round
 
 
 @parameters

@@ -22,8 +22,7 @@ from fedsim.selectors.tools import (
 )
 
 WITHOUT_NORMS = ("signed_power", "even_power")
-NORM_ORDERS = (0.1, 512.0)
-"""Of p-norms of up to 10^9 numbers whose powers float64 holds."""
+NORM_ORDERS = (0.1, 512.0)  # of p-norms of up to 10^9 numbers whose powers float64 holds
 
 
 @parameters

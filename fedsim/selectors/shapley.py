@@ -22,8 +22,7 @@ from fedsim.core.types import Cohort, Floats, Params, Population, Selection
 from fedsim.selectors.base import Clients, Problem, Selector, Server, Signal, ascending, highest
 from fedsim.selectors.tools import clients_to_try
 
-CoalitionValue = Callable[[frozenset[int]], float]
-"""V(A), the value of a coalition A: a set of positions in the cohort."""
+CoalitionValue = Callable[[frozenset[int]], float]  # V(A), the value of a coalition A: a set of positions in the cohort
 
 MOST_EXACT = 15
 """Clients whose Shapley values are computed exactly, by 2^15 = 32,768 evaluations of a model in every round."""

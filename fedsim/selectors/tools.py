@@ -19,8 +19,7 @@ from fedsim.core.exact import exp
 from fedsim.core.types import Floats, Ids, Population, Positions
 from fedsim.selectors.similarity import inner_products
 
-MAX_BYTES = 16 * 2**30
-"""Of tables [N, N] that a selector holds at once."""
+MAX_BYTES = 16 * 2**30  # of tables [N, N] that a selector holds at once
 REMEDY = "lower num_clients, or take a selector whose cost is linear in it (docs/scale.md)"
 
 
@@ -70,8 +69,7 @@ def cut_tree(tree: Floats, count: int) -> NDArray[np.int64]:
     return fcluster(tree, count, criterion="maxclust").astype(np.int64) - 1
 
 
-LOWEST = -18.420680743952367
-"""The logarithm of 1e-8."""
+LOWEST = -18.420680743952367  # the logarithm of 1e-8
 
 
 def kl_divergences(log_p: Tensor, reduction: str) -> Floats:
@@ -131,10 +129,8 @@ def not_queued(available: Ids, queue: Sequence[int], min_count: int) -> Ids:
 
 
 MAX_SUBSETS = 200_000
-SUBSET_BYTES = 80
-"""Of a subset in an exact search, besides the positions of its items."""
-TOLERANCE = 1e-12
-"""Sums that differ by less count as equal."""
+SUBSET_BYTES = 80  # of a subset in an exact search, besides the positions of its items
+TOLERANCE = 1e-12  # sums that differ by less count as equal
 
 
 def subsets_problem(population: Population, search: str) -> Problem | None:

@@ -14,8 +14,7 @@ import torch
 from fedsim.clients.server import Server
 from fedsim.core.errors import DivergedError
 from fedsim.rounds.loop import Simulation
-from fedsim.selectors.exploration import Linear
-from fedsim.selectors.gpfl import GPFL
+from fedsim.selectors.gpfl import GPFL, Linear
 from tests.clocks import fixed_clock
 from tests.test_gpfl import gpfl, run
 from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population

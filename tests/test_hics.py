@@ -5,11 +5,11 @@ import pytest
 import torch
 from sklearn.cluster import AgglomerativeClustering
 
-from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.errors import FedsimError
 from fedsim.core.types import Cohort
 from fedsim.selectors.base import softmax
 from fedsim.selectors.hics import HiCS, class_updates, entropy, output_layer
-from tests.toys import picked, toy_clients, toy_population
+from tests.toys import toy_clients, toy_population
 
 SERVER: Any = None
 
@@ -49,16 +49,6 @@ def test_the_output_layer_and_both_sources() -> None:
         class_updates(both, ["out.weight"], "bias")
 
 
-def test_everybody_once_then_clusters_of_like_updates() -> None:
-    selector = hics(6, 2)
-    first = [picked(selector, 1, 0)]
-    assert len(first[0]) == 2
-    selector.observe(1, cohort([[1, -1], [1, -1], [1, -1], [0, 0.1], [0, 0.1], [0, 0.1]]), SERVER)
-    labels = selector._clusters(np.arange(6))
-    assert len(set(labels[:3])) == 1
-    assert len(set(labels)) == 2
-
-
 def share_of_the_balanced(selector: HiCS, t: int, num: int = 2000) -> float:
     """How often client 5 is drawn first in round t."""
     return sum(5 in selector._draw_clients(np.arange(6), 1, t, np.random.default_rng(s)) for s in range(num)) / num
@@ -92,14 +82,6 @@ def test_clusters_may_be_more_or_fewer_than_k(num_clusters: int | None, expected
     selector.observe(1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER)
     assert len(set(selector._clusters(np.arange(6)))) == expected
     assert len(set(selector._draw_clients(np.arange(6), 2, 1, np.random.default_rng(0)))) == 2
-
-
-def test_an_entropy_weight_whose_squares_overflow_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"entropy_weight=1e\+200: must be finite in float32"):
-        hics(6, 2, entropy_weight=1e200)
-    selector = hics(6, 2, entropy_weight=1e38, ward_on="rows")
-    selector.observe(1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER)
-    assert len(set(selector._clusters(np.arange(6)))) == 2
 
 
 @pytest.mark.filterwarnings("ignore:The symmetric non-negative hollow observation matrix")

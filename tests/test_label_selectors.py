@@ -2,8 +2,6 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
@@ -32,27 +30,6 @@ def test_qcid_by_hand() -> None:
     assert qcid_with_each(PURE[1:], PURE[0]) == pytest.approx(0, abs=1e-8)
     assert qcid_with_each(np.array([[2.0, 2]]), PURE[0])[0] == pytest.approx(0.125)
     assert qcid_with_each(PURE[:1], np.zeros(2))[0] == pytest.approx(0.5)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(2, 6), st.integers(1, 5), st.integers(0, 10**6))
-def test_qcid_is_the_double_sum(num_classes: int, members: int, seed: int) -> None:
-    counts = np.random.default_rng(seed).integers(1, 20, (members, num_classes)).astype(float)
-    sizes, shares = counts.sum(1), counts / counts.sum(1, keepdims=True)
-    double = sum(sizes[i] * sizes[j] * shares[i] @ shares[j] for i in range(members) for j in range(members))
-    expected = double / sizes.sum() ** 2 - 1 / num_classes
-    assert qcid_with_each(counts[-1:], counts[:-1].sum(0))[0] == pytest.approx(max(expected, 1e-9), abs=1e-12)
-
-
-def test_fedcbs_completes_what_the_first_client_lacks() -> None:
-    labels, complete = [[0, 0], [0, 0], [1, 1], [2, 2], [0, 0]], 0
-    for s in range(200):
-        selector = FedCBS(toy_population([2] * 5, 3), exploration=10.0)
-        ids = chosen_of(selector, labels, 1, s)
-        complete += {2, 3} <= set(ids)
-        assert selector.pulls.sum() == 3
-    # the second pick fails with weight (QCID 1/6 : 2/3)^2 = 16 : 1 for each like client, the third never
-    assert 0.75 < complete / 200 < 1
 
 
 def test_fedcbs_draws_on_where_one_already_picked_would_balance_the_pool() -> None:

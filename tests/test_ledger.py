@@ -62,13 +62,6 @@ def test_a_loss_is_asked_for_once_a_model(question: str, most: int) -> None:
     assert (ledger.bytes_up, ledger.bytes_down) == (6 * 4, (4 + 2) * MODEL)
 
 
-def test_full_and_batch_losses_are_different_numbers() -> None:
-    ledger = Ledger()
-    clients = toy_clients([100], LOSSES, ledger=ledger)
-    assert clients.losses(ids(0)) != clients.batch_losses(ids(0))
-    assert (ledger.bytes_up, ledger.forward_samples) == (2 * 4, 100 + 4)
-
-
 TRAINING = frozenset({Signal.TRAINING})
 
 
@@ -169,14 +162,6 @@ def test_gradients_are_of_training_samples_and_losses_of_those_that_they_are_rep
     positions = np.concatenate(seen[0])
     assert len(set(positions.tolist())) == num
     assert (positions % 2 == odd).all()
-
-
-def test_the_batch_of_a_loss_is_fresh_every_round_and_the_same_within_it() -> None:
-    engine = ToyEngine([100])
-    first, again, later = (
-        toy_clients([100], LOSSES, engine=engine, round=r).batch_losses(ids(0))[0] for r in (1, 1, 2)
-    )
-    assert first == again != later
 
 
 def test_a_phase_inside_another_stops_the_outer_ones_time() -> None:

@@ -244,10 +244,12 @@ def test_a_batch_gradient_is_of_one_batch(grad: Any, samples: int) -> None:
     assert ledger.train_samples == samples
 
 
-def test_weights_and_bias_of_a_layer_are_one_layer() -> None:
+def test_weights_and_bias_of_a_layer_are_one_layer_without_the_layers_inside_it() -> None:
     clients = toy_clients([2] * 3, frozenset())
-    clients.layer_names = lambda layers: ["body.1.weight", "body.1.bias", "head.weight"]  # type: ignore[method-assign]
-    assert pncs(3, 2, layers="each")._groups(clients) == [["body.1.weight", "body.1.bias"], ["head.weight"]]
+    names = ["body.1.weight", "body.1.bias", "attention.in_proj_weight", "attention.out_proj.weight"]
+    clients.layer_names = lambda layers: names  # type: ignore[method-assign]
+    expected = [["body.1.weight", "body.1.bias"], ["attention.in_proj_weight"], ["attention.out_proj.weight"]]
+    assert pncs(3, 2, layers="each")._groups(clients) == expected
 
 
 def test_what_cannot_be_combined_or_held_is_refused() -> None:
@@ -295,35 +297,3 @@ def test_semi_with_an_order_below_one_counts_zero_coordinates_as_nothing() -> No
     assert found[0, 1] == pytest.approx((1 / (first**-0.5 * second) + 1 / (second**-0.5 * first)) / 2)
     assert found.diagonal() == pytest.approx([1, 1, 0])
     assert not found[2].any()
-
-
-class LayerInALayer(ToyEngine):
-    """A layer with a parameter of its own and a layer inside it, such as nn.MultiheadAttention."""
-
-    def __init__(self) -> None:
-        super().__init__([1] * 4)
-        self.trained = ["attention.in_proj_weight", "attention.out_proj.weight"]
-
-    def client_gradients(self, params: Any, positions: Any, names: Any = None) -> Any:
-        for i in range(len(positions)):
-            yield torch.tensor([1.0, 0.0, (-1.0) ** i, 0.0])
-
-
-@pytest.mark.parametrize("layer_agg", ["mean", "params"])
-def test_each_layer_is_compared_without_the_layers_inside_it(layer_agg: Any) -> None:
-    selector = pncs(4, 2, layers="each", layer_agg=layer_agg, p=2.0)
-    params = {"attention.in_proj_weight": torch.zeros(2), "attention.out_proj.weight": torch.zeros(2)}
-    clients = toy_clients([1] * 4, selector.needs, engine=LayerInALayer(), params=params)
-    assert selector._similarities(clients)[0] == pytest.approx([1, 0, 1, 0])
-
-
-def test_int8_keeps_all_similarities_but_the_polar_one() -> None:
-    """Which depends on the vectors' lengths: .45 or .22 for these two, where the second is 100 times as long."""
-    x, y = torch.tensor([2.0, 1, 0, 0.5]), torch.tensor([1.0, -1, 1, 0.25])
-    for kind in ("signed_power", "even_power", "dot_over_norms", "semi", "polar"):
-        whole, sent = [], []
-        for vectors in (torch.stack([x, y]), torch.stack([x, 100 * y])):
-            whole.append(similarities([vectors], 4.0, kind)[0, 1])
-            sent.append(similarities([torch.stack([Int8().compress(v, 0) for v in vectors])], 4.0, kind)[0, 1])
-        assert sent[0] == pytest.approx(sent[1])
-        assert (sent == pytest.approx(whole, abs=0.01)) == (kind != "polar")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fedsim.core.types import Evaluation, Params
 from fedsim.selectors.base import softmax, weighted_without_replacement
-from fedsim.selectors.s_fedavg import SFedAvg
-from fedsim.selectors.shapley import ShapleyBandit, Valuation, average_model, exact_values, sampled_values
+from fedsim.selectors.shapley import SFedAvg, ShapleyBandit, Valuation, average_model, exact_values, sampled_values
 from tests.toys import picked, toy_clients, toy_cohort, toy_population
 
 

@@ -1,7 +1,6 @@
 """Devices, tables of devices, and the group `system` in whole runs."""
 
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import Purpose, Streams
-from fedsim.jobs.cli import run as command
 from fedsim.results.files import read_metrics, read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
@@ -257,20 +255,6 @@ def _stop_after(halved: Plan, rounds: int) -> None:
         patch.setattr(Simulation, "step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             execute(halved)
-
-
-def test_lanes_give_the_same_simulated_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["-m", *FEW, *CLOCK, "selector=oort,tifl"]
-    for more in (["name=alone"], ["name=lanes", "hydra/launcher=lanes"]):
-        monkeypatch.setattr(sys, "argv", ["fedsim", *words, *more])
-        assert command([*words, *more]) == 0
-    alone, lanes = (
-        {p.name: list(map(without_times, read_metrics(p))) for p in (tmp_path / "outputs" / name).glob("digits-*")}
-        for name in ("alone", "lanes")
-    )
-    assert len(alone) == 2
-    assert alone == lanes
 
 
 def test_devices_are_drawn_by_the_seed_and_nothing_else() -> None:

@@ -30,8 +30,7 @@ from fedsim.core.record import QUANTITIES
 from fedsim.core.types import Cohort, Floats, Ids, Params, Work, chosen, sizes_of
 from fedsim.engine.engine import Engine
 
-NUMBER = 4
-"""Bytes of a number that a client sends."""
+NUMBER = 4  # bytes of a number that a client sends
 WHOLE = Identity()
 Amounts = int | NDArray[np.int64]
 

@@ -10,8 +10,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.parameters import Count, parameters
 
 FLOAT_BYTES = 4
-LARGEST_PROJECTION = 2**28
-"""Entries of a Gaussian projection that are worth holding: 1 GiB."""
+LARGEST_PROJECTION = 2**28  # entries of a Gaussian projection that are worth holding: 1 GiB
 
 
 class Compressor(ABC):

@@ -44,8 +44,7 @@ class Signal(StrEnum):
     """Accuracy on the test set: a method that asks for it selects by the data it is judged on."""
 
 
-OF_SYSTEM = frozenset({Signal.RESOURCES, Signal.RESPONSE_TIMES})
-"""Signals that there are only on a simulated clock."""
+OF_SYSTEM = frozenset({Signal.RESOURCES, Signal.RESPONSE_TIMES})  # signals that there are only on a simulated clock
 
 
 class UndeclaredSignalError(FedsimError):

@@ -10,8 +10,7 @@ from torch import Tensor
 from fedsim.core.exact import row_sums
 from fedsim.core.types import Cohort, Floats, Ids, Params
 
-BLOCK_ENTRIES = 2**20
-"""Entries of a block of rows, small enough for the processor's cache."""
+BLOCK_ENTRIES = 2**20  # entries of a block of rows, small enough for the processor's cache
 
 
 class Lent:

@@ -1,8 +1,7 @@
-"""The interface of selectors, and operations that many of them share.
+"""The interface of selectors, and operations that many of them share: all that a selector needs besides NumPy.
 
-To add a selector, write a Python file with a subclass of `Selector` and a YAML file in conf/selector/; no other file is
-edited. The contract tests find it by listing conf/selector/. This module exports everything that a selector needs
-besides NumPy.
+To add one, write a Python file with a subclass of `Selector` and a YAML file in conf/selector/, by which the contract
+tests find it; no other file is edited.
 """
 
 import copy
@@ -57,8 +56,8 @@ class Selector(ABC):
     """Selects the clients of each round.
 
     Hyper-parameters are keyword-only fields of a class with the decorator `parameters`, with their ranges in the
-    annotations and without defaults: their values stand in the YAML file. The constructor must be cheap, because it
-    also runs once when a config is validated before any work is done.
+    annotations and without defaults: their values stand in the YAML file. The constructor must be cheap: it also runs
+    when a config is validated.
     """
 
     population: Population = field(kw_only=False)
@@ -76,10 +75,7 @@ class Selector(ABC):
     """Names of the attributes that persist between rounds: everything that an exact resume has to restore."""
 
     def unfit_for(self, trained: Sequence[str]) -> Problem | None:
-        """What a hyper-parameter asks of the model that it does not have, by the names of its trained parameters.
-
-        Asked once before round 1; the key of the problem is that of the hyper-parameter.
-        """
+        """What a hyper-parameter, the problem's key, asks of the model that its `trained` parameters do not have."""
         return None
 
     @abstractmethod
@@ -91,9 +87,8 @@ class Selector(ABC):
         """
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:  # noqa: B027
-        """Called after aggregation with the cohort's updates, which the server has at no extra cost.
-
-        Not called in a round in which nobody is available or no update arrives in time.
+        """Called after aggregation with the updates that have arrived, which the server has at no extra cost; not
+        called if none has.
 
         `server` computes on the server's own data (validation split, public samples) and holds the new global model.
         """
@@ -109,10 +104,7 @@ class Selector(ABC):
 
     @property
     def trace(self) -> Mapping[str, Any] | None:
-        """Values of the round just observed to record as one line of trace.jsonl (JSON types), or None.
-
-        Read after rounds in which `observe` was called; the others leave no line.
-        """
+        """Values of the round just observed to record as one line of trace.jsonl (JSON types), or None."""
         return None
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,10 +16,8 @@ from fedsim.selectors.tools import WardInput, pairs_problem, ward_linkage
 
 PAIR_BYTES = 20
 """Inner products and distances in float32, as they are for many clients, and halves in float64 for Ward's tree."""
-MASS_TOLERANCE = 1e-9
-"""Rounding tolerance when the mass of a bin or cluster is compared with its capacity 1."""
-CLEARLY = 1e-6
-"""Room beyond which a running sum of masses decides as the exact one does."""
+MASS_TOLERANCE = 1e-9  # rounding tolerance when the mass of a bin or cluster is compared with its capacity 1
+CLEARLY = 1e-6  # room beyond which a running sum of masses decides as the exact one does
 
 
 class ClusteredBySize(Selector):

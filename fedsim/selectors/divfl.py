@@ -13,8 +13,7 @@ from fedsim.selectors.base import Clients, Problems, Selection, Selector, Share,
 from fedsim.selectors.similarity import among, euclidean_distances, update_inner_products
 from fedsim.selectors.tools import pairs_problem
 
-PAIR_BYTES = 12
-"""Inner products and distances in float32, as they are for many clients, and a copy for a checkpoint."""
+PAIR_BYTES = 12  # inner products and distances in float32, as they are for many clients, and a copy for a checkpoint
 
 
 @parameters
@@ -52,7 +51,10 @@ class DivFL(Selector):
         self._query_gradients(fresh, clients)
         assert self.products is not None
         distance = euclidean_distances(among(self.products, ids))
-        picked = self._greedy(distance, self.cohort_size(clients), rng)
+        count = self.cohort_size(clients)
+        some = max(count, floor(self.share * self.population.num_clients)) if self.greedy == "stochastic" else None
+        lazy = self.greedy == "lazy"
+        picked = lazy_greedy(distance, count, rng) if lazy else plain_greedy(distance, count, rng, some)
         order = np.argsort(picked)
         chosen = ids[picked[order]]
         self._query_gradients(np.setdiff1d(chosen, fresh), clients)
@@ -66,12 +68,6 @@ class DivFL(Selector):
             self.known[client] = True
         if len(ids) and self.gradients is not None:
             self.products = update_inner_products(self.products, self.gradients, ids)
-
-    def _greedy(self, distance: Floats, count: int, rng: np.random.Generator) -> Positions:
-        if self.greedy == "lazy":
-            return lazy_greedy(distance, count, rng)
-        some = max(count, floor(self.share * self.population.num_clients)) if self.greedy == "stochastic" else None
-        return plain_greedy(distance, count, rng, some)
 
 
 def plain_greedy(distance: Floats, count: int, rng: np.random.Generator, candidates: int | None = None) -> Positions:

@@ -12,12 +12,10 @@ from fedsim.core.parameters import Count, NonNegative, Positive, Problems, param
 from fedsim.selectors.base import Clients, Cohort, Floats, Ids, Selection, Selector, Server, Signal, rule
 from fedsim.selectors.tools import kl_divergences, pairs_problem
 
-PAIR_BYTES = 36
-"""Divergences in float32 and 64, and the attention with what it is made of."""
+PAIR_BYTES = 36  # divergences in float32 and 64, and the attention with what it is made of
 BLOCK_ENTRIES = 2**18
 """Of attention that is computed at once, so that it stays in the cache: all of it up to 512 clients."""
-TOLERANCE = 1e-9
-"""Rounding tolerance when sums of shares are compared with tau: .1 * 3 > .3 in floating point."""
+TOLERANCE = 1e-9  # rounding tolerance when sums of shares are compared with tau: .1 * 3 > .3 in floating point
 
 
 class Threshold(ABC):
@@ -122,7 +120,9 @@ class FedABC(Selector):
         order = shuffled[np.argsort(-shares[shuffled], kind="stable")]
         count = self.threshold.count(shares[order], round - 1, self.population.num_rounds)
         chosen = np.sort(order[:count])
-        return Selection(ids[chosen], self._weights(ids[chosen], shares[chosen]))
+        sizes = self.population.sizes[ids[chosen]].astype(np.float64)
+        weights = {"score": shares[chosen], "uniform": np.ones(len(chosen)), "by_size": sizes}[self.weights]
+        return Selection(ids[chosen], weights / weights.sum())
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         for client, prediction in zip(cohort.ids, server.predict_public(cohort).cpu(), strict=True):
@@ -131,20 +131,16 @@ class FedABC(Selector):
 
     def scores(self, losses: Floats, divergences: Floats) -> Floats:
         """The scores S [N] from losses v [N] and divergences d [N, N] of the available clients (Eq. 11, 13)."""
-        size = max(BLOCK_ENTRIES // max(len(losses), 1), 1)
-        starts = range(0, len(losses), size)
-        blocks = [(self._attention(divergences[i : i + size], i) * losses).sum(1) for i in starts]
-        return np.concatenate([np.empty(0), *blocks])
-
-    def _attention(self, divergences: Floats, first: int) -> Floats:
-        """The attention [n, N] of clients from the row `first` on, by their divergences [n, N]."""
-        logits = -divergences
-        if not self.self_term and logits.shape[1] > 1:
-            np.fill_diagonal(logits[:, first:], -np.inf)
-        logits -= logits.max(1, keepdims=True)
-        attention: Floats = exp(logits)
-        attention /= attention.sum(1, keepdims=True)
-        return attention
+        size, found = max(BLOCK_ENTRIES // max(len(losses), 1), 1), [np.empty(0)]
+        for first in range(0, len(losses), size):
+            logits = -divergences[first : first + size]
+            if not self.self_term and len(losses) > 1:
+                np.fill_diagonal(logits[:, first:], -np.inf)
+            logits -= logits.max(1, keepdims=True)
+            attention = exp(logits)
+            attention /= attention.sum(1, keepdims=True)
+            found.append((attention * losses).sum(1))
+        return np.concatenate(found)
 
     def _divergences(self, ids: Ids) -> Floats:
         known = [row for row, i in enumerate(ids) if int(i) in self.predictions]
@@ -156,10 +152,6 @@ class FedABC(Selector):
         result = np.zeros((len(ids), len(ids)))
         result[np.ix_(known, known)] = among
         return result
-
-    def _weights(self, ids: Ids, shares: Floats) -> Floats:
-        raw = {"score": shares, "uniform": np.ones(len(ids)), "by_size": self.population.sizes[ids].astype(np.float64)}
-        return raw[self.weights] / raw[self.weights].sum()
 
 
 def finite_losses(losses: Floats) -> Floats:

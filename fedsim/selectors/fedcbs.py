@@ -8,8 +8,7 @@ from fedsim.core.types import Floats
 from fedsim.selectors.base import Clients, NonNegative, Selection, Selector, Signal, ascending, parameters
 from fedsim.selectors.tools import collect_label_counts
 
-MIN_QCID = 1e-9
-"""Lower bound of QCID values: a perfectly balanced pool has QCID 0, which has no inverse."""
+MIN_QCID = 1e-9  # lower bound of QCID values: a perfectly balanced pool has QCID 0, which has no inverse
 
 
 @parameters

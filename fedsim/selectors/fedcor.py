@@ -35,13 +35,11 @@ class FedCor(Selector):
 
     Observations are weighted by `gamma`^age and dropped after `window` rounds. `history: intervals` is the 2022 code:
     fits after the warm-up use only the last ceil((window + 1) / interval) observations, each counted as `interval`
-    rounds older than the next one, whenever it was made. `update_mean` subtracts the weighted mean of the observations
-    before a fit; false fits around 0 (2022). `uniform_shares` sets p_k = 1 in place of n_k / n (GPFL's code).
+    rounds older than the next one, whenever it was made; its fits are around 0 (`update_mean: false`).
 
-    `kernel`: linear (the default of the code; no amplitude), linear_normalised or se (both with a trained amplitude;
-    `length` is fixed). `objective`: marginal likelihood (mml) or leave-one-out likelihood (loo). A fitting step costs
-    O(N q) for linear kernels with mml, O(N^3) otherwise. `epsilon` is the probability that a pick is random;
-    `least_fall` selects fewer than K clients if no other one has so large an expected fall (both unused in the paper).
+    A fitting step costs O(N q) for linear kernels with the marginal likelihood (`mml`), O(N^3) otherwise. `epsilon` is
+    the probability that a pick is random; `least_fall` selects fewer than K clients if no other one has so large an
+    expected fall (both unused in the paper).
 
     Implementation: requests "after round e" are made at the beginning of round e + 1, when the global model is the
     same; a client that answered them and is then selected does not download that model again. Unavailable clients count

@@ -42,13 +42,10 @@ class FedCS(Selector):
         if fraction is not None:
             yield rule(0 < fraction <= 1, "candidate_fraction", fraction, "must lie in (0, 1]", "null asks K clients")
 
-    def __post_init__(self) -> None:
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         fraction, population = self.candidate_fraction, self.population
         wanted = population.cohort_size if fraction is None else ceil(fraction * population.num_clients)
-        self.num_candidates = max(wanted, 1)
-
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        count = min(self.num_candidates, len(clients.available))
+        count = min(max(wanted, 1), len(clients.available))
         candidates = ascending(rng.choice(clients.available, count, replace=False))
         found = clients.resources(candidates)
         if self.uploads == "sequential":

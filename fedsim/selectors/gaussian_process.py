@@ -5,7 +5,6 @@ by Woodbury's identity its inverse is (I - F^T A) / noise^2 with A = (noise^2 I 
 one column of the covariance at a time. Other kernels and objectives use dense matrices and automatic differentiation.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
@@ -15,8 +14,7 @@ from torch import Tensor
 
 from fedsim.core.types import Floats, Positions
 
-Parameters = dict[str, Floats]
-"""`embedding` [q, N] and, for kernels that have one, the scalar `amplitude` []."""
+Parameters = dict[str, Floats]  # `embedding` [q, N] and, for kernels that have one, the scalar `amplitude` []
 Kernel = Literal["linear", "linear_normalised", "se"]
 Objective = Literal["mml", "loo"]
 
@@ -62,27 +60,17 @@ class Dense:
 Covariance = LowRank | Dense
 
 
-class Process(ABC):
-    """A Gaussian process: its covariance for given parameters, and the fit of its parameters to observations.
+class Process:
+    """A Gaussian process with the kernel x_i . x_j, or amplitude^2 cos(x_i, x_j) (`linear_normalised`), fitted by
+    marginal likelihood. `trained` names the parameters that a fit changes."""
 
-    `trained` names the parameters that a fit changes.
-    """
-
-    trained: tuple[str, ...] = ("embedding",)
-
-    def __init__(self, noise: float, lr: float) -> None:
-        self.noise, self.lr = noise, lr
-
-    @abstractmethod
-    def covariance(self, parameters: Parameters) -> Covariance:
-        """The covariance [N, N] of the clients in `parameters`, noise included."""
-
-    @abstractmethod
-    def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
-        """Gradient of the objective with respect to the `trained` parameters; `residuals` [E, N], `weights` [E]."""
+    def __init__(self, noise: float, lr: float, *, kernel: Kernel) -> None:
+        self.noise, self.lr, self.kernel = noise, lr, kernel
+        self.trained = ("embedding",) if kernel == "linear" else ("embedding", "amplitude")
 
     def fit(self, parameters: Parameters, residuals: Floats, weights: Floats, steps: int) -> Parameters:
-        """`parameters` after `steps` steps of Adam, with fresh state, on -sum_e weights_e log p(residuals_e).
+        """`parameters` after `steps` steps of Adam, with fresh state, on -sum_e weights_e log p(residuals_e), with
+        `residuals` [E, N] and `weights` [E].
 
         Stops early and returns the last finite parameters if a gradient is not finite, or if rounding makes the
         covariance singular.
@@ -91,16 +79,8 @@ class Process(ABC):
         fitted = adam(start, lambda p: self.gradient({**parameters, **p}, residuals, weights), self.lr, steps)
         return {**parameters, **fitted}
 
-
-class LinearProcess(Process):
-    """Kernel x_i . x_j, or amplitude^2 cos(x_i, x_j) if `normalised`; fitted by marginal likelihood."""
-
-    def __init__(self, noise: float, lr: float, *, normalised: bool) -> None:
-        super().__init__(noise, lr)
-        self.normalised = normalised
-        self.trained = ("embedding", "amplitude") if normalised else ("embedding",)
-
-    def covariance(self, parameters: Parameters) -> LowRank:
+    def covariance(self, parameters: Parameters) -> Covariance:
+        """The covariance [N, N] of the clients in `parameters`, noise included."""
         return LowRank(self._factor(parameters), self.noise)
 
     def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
@@ -114,7 +94,7 @@ class LinearProcess(Process):
         with np.errstate(invalid="ignore"):  # the caller checks for values that are not finite
             solved = (residuals.T - f.T @ ar) / self.noise**2  # Sigma^-1 r_e, [N, E]
         gradient_: Floats = weights.sum() * a - (ar * weights) @ solved.T
-        if not self.normalised:
+        if self.kernel == "linear":
             return {"embedding": gradient_}
         x, amplitude = parameters["embedding"], parameters["amplitude"]
         unit = f / amplitude
@@ -123,18 +103,17 @@ class LinearProcess(Process):
 
     def _factor(self, parameters: Parameters) -> Floats:
         x = parameters["embedding"]
-        return x / np.linalg.norm(x, axis=0) * parameters["amplitude"] if self.normalised else x
+        return x if self.kernel == "linear" else x / np.linalg.norm(x, axis=0) * parameters["amplitude"]
 
 
 class DenseProcess(Process):
     """Any kernel (`se`: amplitude^2 exp(-|x_i - x_j|^2 / (2 length))); marginal or leave-one-out likelihood."""
 
     def __init__(self, noise: float, lr: float, *, kernel: Kernel, length: float, objective: Objective) -> None:
-        super().__init__(noise, lr)
-        self.kernel, self.length, self.objective = kernel, length, objective
-        self.trained = ("embedding",) if kernel == "linear" else ("embedding", "amplitude")
+        super().__init__(noise, lr, kernel=kernel)
+        self.length, self.objective = length, objective
 
-    def covariance(self, parameters: Parameters) -> Dense:
+    def covariance(self, parameters: Parameters) -> Covariance:
         return Dense(self._matrix({n: torch.as_tensor(p) for n, p in parameters.items()}).numpy())
 
     def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
@@ -178,7 +157,7 @@ def is_dense(kernel: Kernel, objective: Objective) -> bool:
 def make_process(kernel: Kernel, objective: Objective, noise: float, length: float, lr: float) -> Process:
     """The process with this kernel and objective, in its cheapest exact form."""
     if not is_dense(kernel, objective):
-        return LinearProcess(noise, lr, normalised=kernel == "linear_normalised")
+        return Process(noise, lr, kernel=kernel)
     return DenseProcess(noise, lr, kernel=kernel, length=length, objective=objective)
 
 

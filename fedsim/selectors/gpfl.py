@@ -4,6 +4,7 @@ The authors' published code implements a different algorithm: see gpfl_official.
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import numpy as np
@@ -12,14 +13,67 @@ from torch import Tensor
 
 from fedsim.clients.local_results import row_blocks
 from fedsim.core.exact import exp, log, mean_row, row_sums
-from fedsim.core.parameters import Count, Positive, parameters
+from fedsim.core.parameters import Count, NonNegative, Positive, parameters
 from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Selection, Stack
 from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, drop_nonfinite, highest, softmax
-from fedsim.selectors.exploration import Exploration
 
 LocalDirection = Literal["per_lr", "update", "per_step", "momentum_buffer", "full_gradient"]
 REPORTED_DIRECTIONS = {"momentum_buffer": (Signal.TRAINING,), "full_gradient": (Signal.TRAINING, Signal.GRADIENTS)}
 """Local directions that clients send in addition to their update, and the signals that they need."""
+
+
+class Exploration(ABC):
+    """The exploration weight alpha_t in round t (1-based) of T."""
+
+    @abstractmethod
+    def alpha(self, t: int, num_rounds: int) -> float:
+        """alpha_t >= 0 in round `t` (1-based) of `num_rounds`."""
+
+
+@parameters
+class Linear(Exploration):
+    """alpha_t = rho t / T (Eq. 7).
+
+    `reference` replaces T: a number of rounds if it is >= 1, a share of T if it is below 1. GPFL's Fig. 7 ran 800
+    rounds with a reference of 500 (a share of .625), so that alpha reaches 1.6 rho, as the authors' logs show.
+    """
+
+    rho: NonNegative
+    reference: Positive | None
+
+    def alpha(self, t: int, num_rounds: int) -> float:
+        rounds = num_rounds if self.reference is None else self.reference
+        return self.rho * t / (rounds if rounds >= 1 else rounds * num_rounds)
+
+
+@parameters
+class Fixed(Exploration):
+    """A constant alpha (Fig. 7a)."""
+
+    value: NonNegative
+
+    def alpha(self, t: int, num_rounds: int) -> float:
+        return self.value
+
+
+@parameters
+class Decreasing(Exploration):
+    """alpha_t = rho (1 - (t - 1) / T)."""
+
+    rho: NonNegative
+
+    def alpha(self, t: int, num_rounds: int) -> float:
+        return self.rho * (1 - (t - 1) / num_rounds)
+
+
+@parameters
+class Triangular(Exploration):
+    """alpha_t = t / peak before round `peak`, then 2 peak / (t + peak); the authors' code has peak 100 by default."""
+
+    peak: Count
+
+    def alpha(self, t: int, num_rounds: int) -> float:
+        return t / self.peak if t < self.peak else 2 * self.peak / (t + self.peak)
 
 
 @parameters
@@ -39,24 +93,10 @@ class GPFL(Selector):
     decrease of the loss (Eq. 8); by 1 after a round in which nothing arrived. The mean reward is over rounds. Updates,
     directions and rewards that are not finite are dropped for the round; after a global direction of zero, c is kept.
 
-    Switches; the first value of each follows the paper:
-
-    - `init`: all_clients | cover (the authors' code: `cover_rounds` rounds of random clients not selected before) |
-      none (clients never selected rank first).
-    - `init_aggregate`, the models averaged in round 1: topk | all | none (the initial model stays).
-    - `metric`: projection <g_i, g> / |g| | cosine | dot <g_i, g>.
-    - `local_direction`, what g_i is: per_lr (update / lr) | update | per_step (update / (lr steps)) | momentum_buffer
-      (the client's last one, sent in addition) | full_gradient (at the trained model, sent in addition).
-    - `global_direction`, what g is: previous (round) | same_round | server_momentum (accumulated with
-      `server_momentum`).
-    - `per_tensor`: false | true (the mean of one projection per parameter tensor).
-    - `softmax_over`: all | selected.
-    - `reward_average`, the divisor of the reward sum: rounds | pulls (selections) | pulls_plus_one.
-    - `rank_by`: gpcb | gp (sort by c, Algorithm 1 to the letter).
-    - `weights`: aggregator | by_gp (softmax of the selected clients' c: another interpretation of FedAvg(w, S, C)).
-    - `factor`: literal2 | centred (Eq. 8 without the 2, which rewards even a small loss of accuracy).
-    - `tie_sign`: intent | literal (the second branch of Eq. 8 as printed, with the opposite sign).
-    - `reward_eval`: validation | test (the authors' code).
+    The YAML file says what each switch does, and in which ones the authors' code differs. `local_direction` is what g_i
+    is: a momentum buffer (the client's last one) and a full gradient (at the trained model) are sent in addition.
+    `weights: by_gp`, the softmax of the selected clients' c, is another interpretation of FedAvg(w, S, C); `factor:
+    centred` is Eq. 8 without the 2, which rewards even a small loss of accuracy.
     """
 
     needs = frozenset({Signal.VALIDATION})

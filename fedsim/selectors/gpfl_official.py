@@ -8,8 +8,7 @@ from fedsim.core.exact import log
 from fedsim.core.parameters import Count, parameters
 from fedsim.core.types import Floats
 from fedsim.selectors.base import Clients, Cohort, Evaluation, Selection, Selector, Server, Signal, ascending, softmax
-from fedsim.selectors.exploration import Exploration
-from fedsim.selectors.gpfl import projections
+from fedsim.selectors.gpfl import Exploration, projections
 
 BEFORE_ROUND_1 = Evaluation(accuracy=0.0, loss=1e6)
 """The evaluation that round 1 is compared with, because the code does not evaluate the initial model."""

@@ -35,15 +35,12 @@ class HiCS(Selector):
     the last N mod K clients.) A client whose update did not arrive in time or was not finite, of which the paper says
     nothing, is selected again now and then (`clients_to_try`), else only where there are too few others.
 
-    Switches for deviations of the published code:
-
-    - `ward_on: rows` builds the tree from the rows of the distance matrix as points.
-    - `kept_update`: `latest` (the paper) or `first`, which keeps each client's first update for the whole run (the
-      code, for clients with different Dirichlet concentrations).
-    - `fallback` replaces the picks by clustered sampling on the same tree (Algorithm 2 of Fraboni et al., aggregation
-      weights draws / K): `never` (the paper); `above`, if the variance of the clients' H is at least
-      `fallback_variance` (the last version of the code); `below`, if it is smaller (close to the version before, which
-      took that branch if all clients had the same concentration).
+    Deviations of the published code, by switches: `ward_on: rows` builds the tree from the rows of the distance matrix
+    as points; `kept_update: first` keeps each client's first update for the whole run (for clients with different
+    Dirichlet concentrations); `fallback` replaces the picks by clustered sampling on the same tree (Algorithm 2 of
+    Fraboni et al., aggregation weights draws / K) if the variance of the clients' H is at least `fallback_variance`
+    (`above`, its last version), or smaller (`below`, close to the version before, which took that branch if all clients
+    had the same concentration).
     """
 
     state = ("updates", "products", "entropy", "seen", "last_tried")
@@ -73,7 +70,8 @@ class HiCS(Selector):
         ids, count = clients.available, self.cohort_size(clients)
         known = ids[self.seen[ids]]
         chosen = rng.permutation(clients_to_try(ids, self.seen, self.last_tried, round))[:count]
-        if not len(chosen) and len(known) and self._uses_fallback(known):
+        flat = len(known) > 0 and self.entropy[known].var() < self.fallback_variance
+        if not len(chosen) and len(known) and self.fallback == ("below" if flat else "above"):
             tree = ward_linkage(self._distances(known), self.ward_on)
             rows = similarity_distributions(tree, client_masses(known, self.population), self.population.cohort_size)
             return draw_one_each(rows, known, rng)
@@ -97,10 +95,6 @@ class HiCS(Selector):
         self.updates = with_latest(self.updates, self.population.num_clients, ids, new)
         self.products = update_inner_products(self.products, self.updates, ids)
         self.seen[ids] = True
-
-    def _uses_fallback(self, ids: Ids) -> bool:
-        flat = bool(self.entropy[ids].var() < self.fallback_variance)
-        return self.fallback == ("below" if flat else "above")
 
     def _draw_clients(self, ids: Ids, count: int, t: int, rng: np.random.Generator) -> Positions:
         labels = self._clusters(ids)

@@ -11,8 +11,7 @@ from torch import Tensor
 from fedsim.selectors.base import Clients, Floats, Ids, Problems, Selection, Selector, Signal, parameters
 from fedsim.selectors.tools import cut_tree, kl_divergences, pairs_problem, ward_linkage
 
-PAIR_BYTES = 24
-"""Divergences in float32 and 64, and halves in float64 for Ward's tree."""
+PAIR_BYTES = 24  # divergences in float32 and 64, and halves in float64 for Ward's tree
 
 
 @parameters

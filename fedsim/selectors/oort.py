@@ -14,8 +14,7 @@ from fedsim.core.types import Cohort, Floats, Ids, Selection
 from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, leading, weighted_without_replacement
 from fedsim.selectors.tools import clients_to_try
 
-EXPLORATION_POOL = 5
-"""m unseen clients are drawn from the EXPLORATION_POOL * m unseen ones of highest prior."""
+EXPLORATION_POOL = 5  # m unseen clients are drawn from the EXPLORATION_POOL * m unseen ones of highest prior
 
 
 @parameters
@@ -29,12 +28,10 @@ class Oort(Selector):
 
     Exploitation: m = (1 - eps) K clients are drawn with probability proportional to their scores, from all seen clients
     whose score is at least `cutoff` (.95 in the paper, .7 in the code) times the score of rank m (`cutoff_rank: last`,
-    the paper) or m + 1 (`next`, the code).
-
-    Exploration: the other clients are unseen ones, drawn with probability proportional to the `prior` n_k (`size`) or
-    with equal probability (`equal`). If there are too few unseen clients, others are drawn uniformly in their place;
-    once all clients with data have been seen, all K are exploited. eps starts at `exploration` in round 1 and is
-    multiplied by `exploration_decay` every round, but is at least `exploration_floor`.
+    the paper) or m + 1 (`next`, the code). The other clients are unseen ones, drawn by `prior`: n_k (`size`) or equal.
+    If there are too few of them, others are drawn uniformly in their place; once all clients with data have been seen,
+    all K are exploited. eps starts at `exploration` and is multiplied by `exploration_decay` every round, down to
+    `exploration_floor`.
 
     `first_round: prior` explores by prior in the first round in which clients can be reached, too. `random` follows the
     published code, whose driver draws round 1 uniformly and calls the selector from round 2 on; the selector counts

@@ -35,10 +35,8 @@ def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]
     """Features by name, each with one value for each of the N (N - 1) / 2 pairs of `vectors` [N, D] (i < j, row by
     row).
 
-    `powers` are the p of p-norms and of cos_p. Of a pair: norms of the difference, cos_p (the signed-power similarity
-    of selectors.tools.power_norm), inner product, covariance, Pearson correlation, share of equal signs. Of each
-    client, as the sum and the absolute difference over the pair: norms, mean, variance, skewness, excess kurtosis,
-    share of entries near zero.
+    `powers` are the p of p-norms and of cos_p (the signed-power similarity of selectors.similarity). Features of each
+    client enter as the sum and the absolute difference over the pair.
     """
     first, second = np.array(list(itertools.combinations(range(len(vectors)), 2)), dtype=np.int64).reshape(-1, 2).T
     features: dict[str, Floats] = {}
@@ -69,8 +67,11 @@ def _pair_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
     """Features of pairs: one symmetric matrix [N, N] each."""
     centred = vectors - vectors.mean(1, keepdims=True)
     signs = np.sign(vectors)
-    tables = {f"cos_{p:g}": _cosine(np.sign(vectors) * np.abs(_divided_by_largest(vectors)) ** (p / 2)) for p in powers}
-    tables |= {f"distance_{p:g}": _distances(vectors, p) for p in [*powers, np.inf]}
+    size = np.abs(vectors).max(1, keepdims=True, initial=0)
+    scaled = np.abs(vectors / np.where(size > 0, size, 1))  # powers would underflow otherwise
+    tables = {f"cos_{p:g}": _cosine(signs * scaled ** (p / 2)) for p in powers}
+    for p in [*powers, np.inf]:
+        tables[f"distance_{p:g}"] = np.stack([_norm(vectors - vector, p) for vector in vectors])
     return tables | {
         "inner product": vectors @ vectors.T,
         "covariance": centred @ centred.T / max(vectors.shape[1], 1),
@@ -87,16 +88,6 @@ def _norm(vectors: Floats, p: float) -> Floats:
     return scale * ((np.abs(vectors) / scale[:, None]) ** p).sum(1) ** (1 / p)
 
 
-def _distances(vectors: Floats, p: float) -> Floats:
-    return np.stack([_norm(vectors - row, p) for row in vectors]) if len(vectors) else np.zeros((0, 0))
-
-
-def _divided_by_largest(vectors: Floats) -> Floats:
-    """Each vector divided by its largest magnitude, because powers would underflow otherwise."""
-    size = np.abs(vectors).max(1, keepdims=True, initial=0)
-    return vectors / np.where(size > 0, size, 1)
-
-
 def _cosine(vectors: Floats) -> Floats:
     """Cosine similarities [N, N]; 0 if one of the vectors is zero."""
     norms = np.linalg.norm(vectors, axis=1)
@@ -105,8 +96,7 @@ def _cosine(vectors: Floats) -> Floats:
     return table
 
 
-MAX_CLIENTS = 1000
-"""Half a million pairs, each of which is a line of the trace of every round."""
+MAX_CLIENTS = 1000  # half a million pairs, each of which is a line of the trace of every round
 
 
 @parameters

@@ -22,8 +22,7 @@ from fedsim.selectors.tools import (
 )
 
 WITHOUT_NORMS = ("signed_power", "even_power")
-NORM_ORDERS = (0.1, 512.0)
-"""Of p-norms of up to 10^9 numbers whose powers float64 holds."""
+NORM_ORDERS = (0.1, 512.0)  # of p-norms of up to 10^9 numbers whose powers float64 holds
 
 
 @parameters
@@ -31,19 +30,15 @@ class PNCS(Selector):
     """All clients report a gradient; the K clients with the lowest mean pairwise similarity are selected (Eq. 9-11).
 
     Similarity: `similarity` is one of five interpretations of "cosine similarity under the `p`-norm" (see
-    `power_norm.similarities`). A zero gradient has similarity 0 to all others.
+    `similarity.similarities`). A zero gradient has similarity 0 to all others. Clients report a `sketch` of a gradient
+    (`grad`); with `local_update`, w - w_k after local training, one that is then selected does not train again.
 
-    Reports: `grad` is the full gradient (`full`), that of one mini-batch (`batch`), or the update w - w_k after local
-    training (`local_update`; a client that is then selected does not train again). Clients send its `sketch`.
+    Layers: `layers` selects parameters by prefixes of their names, or compares `each` trained layer separately;
+    `layer_agg` averages the similarities of several layers, or compares them as one vector.
 
-    Layers: `layers` selects parameters by prefixes of their names (None: all parameters as one vector; `each`: all
-    parameters, every trained layer compared separately). `layer_agg: mean` averages the similarities of the layers,
-    `params` weights them by their numbers of parameters, `concat` compares the layers as one vector.
-
-    Queue: the last `queue_length` selected clients are not eligible (`queue_unit: clients`), or clients selected in
-    round t are not eligible until t' - t > queue_length (`queue_unit: rounds`; >= with `queue_bound: ge`). If fewer
-    than K clients are eligible, `on_shortage` releases those that have been in the queue longest (`release_oldest`) or
-    random ones (`random`), or selects fewer clients, at least one (`shrink`).
+    Queue: the last `queue_length` selected clients are not eligible, or clients selected in round t are not until
+    t' - t > queue_length (`queue_unit: rounds`; >= with `queue_bound: ge`). If fewer than K clients are eligible,
+    `on_shortage` releases those that have been in the queue longest, or random ones, or selects fewer, at least one.
 
     Search: `exact` enumerates all subsets of size K; `greedy` is followed by up to `swap_passes` best swaps; `auto` is
     exact up to 200,000 subsets. `age_weight` is subtracted from a client's similarities for every round since its last

@@ -1,7 +1,8 @@
 """Shapley values of the clients of a cohort, by the performance of averaged models on the validation split.
 
 Selection by mean Shapley values: greedy (GreedyFed: Singhal, Pandey and Popovski, "Greedy Shapley Client Selection
-for Communication-Efficient Federated Learning", 2024) or as a bandit with an upper confidence bound.
+for Communication-Efficient Federated Learning", 2024) or as a bandit with an upper confidence bound; and S-FedAvg
+(Nagalapatti and Narayanam, "Game of Gradients: Mitigating Irrelevant Clients in Federated Learning", AAAI 2021).
 """
 
 import math
@@ -16,13 +17,12 @@ from annotated_types import Ge, Le
 from fedsim.core.errors import rule
 from fedsim.core.exact import log, weighted_sum
 from fedsim.core.flat import flat_rows, split_flat, to_device
-from fedsim.core.parameters import NonNegative, Problems, parameters
+from fedsim.core.parameters import NonNegative, Problems, Share, parameters
 from fedsim.core.types import Cohort, Floats, Params, Population, Selection
 from fedsim.selectors.base import Clients, Problem, Selector, Server, Signal, ascending, highest
 from fedsim.selectors.tools import clients_to_try
 
-CoalitionValue = Callable[[frozenset[int]], float]
-"""V(A), the value of a coalition A: a set of positions in the cohort."""
+CoalitionValue = Callable[[frozenset[int]], float]  # V(A), the value of a coalition A: a set of positions in the cohort
 
 MOST_EXACT = 15
 """Clients whose Shapley values are computed exactly, by 2^15 = 32,768 evaluations of a model in every round."""
@@ -162,3 +162,40 @@ class ShapleyBandit(Selector):
         usable = np.isfinite(values)
         self.total[cohort.ids[usable]] += values[usable]
         self.times[cohort.ids[usable]] += 1
+
+
+@parameters
+class SFedAvg(Selector):
+    """Draws clients without replacement with probabilities softmax(phi), phi being a running mean of Shapley values.
+
+    phi_k = 1 / N initially; for the clients that took part it becomes `keep` phi_k + (1 - `keep`) SV_k, with SV_k the
+    Shapley value of the round. Shapley values that are not finite are ignored.
+
+    The K clients of the largest keys phi - ln(-ln u) are drawn, u uniform: Efraimidis and Spirakis' (2006) u^(1/w) with
+    w = exp(phi), twice in logarithms, so that no weight becomes 0.
+    """
+
+    needs = frozenset({Signal.VALIDATION})
+    state = ("relevance",)
+
+    valuation: Valuation
+    keep: Share
+
+    def problems(self) -> Problems:
+        yield self.valuation.cost_problem(self.population)
+
+    def __post_init__(self) -> None:
+        self.relevance = np.full(self.population.num_clients, 1 / self.population.num_clients)
+        self._rng = np.random.default_rng(0)
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        ids = clients.available
+        keys = self.relevance[ids] - log(-log(rng.random(len(ids))))
+        drawn = np.argsort(-keys, kind="stable")[: self.cohort_size(clients)]
+        self._rng = rng
+        return Selection(ascending(ids[drawn]))
+
+    def observe(self, round: int, cohort: Cohort, server: Server) -> None:
+        values = self.valuation.values(cohort, server, self._rng)
+        updated = self.keep * self.relevance[cohort.ids] + (1 - self.keep) * values
+        self.relevance[cohort.ids] = np.where(np.isfinite(values), updated, self.relevance[cohort.ids])

@@ -43,7 +43,10 @@ def inner_products(matrices: Sequence[Tensor], left: Transform | None = None, ri
         for start in range(0, num, _block_rows(num)):
             rows, first = slice(start, start + _block_rows(num)), start if right is None else 0
             factors[rows].add_products(out[rows, first:], others[first:])
-    return out if right is not None else _mirror_upper(out)
+    for start in range(0, num if right is None else 0, _block_rows(num)):  # the lower triangle from the upper one
+        stop = min(start + _block_rows(num), num)
+        out[stop:, start:stop] = out[start:stop, stop:].T
+    return out
 
 
 def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) -> Tensor:
@@ -113,15 +116,6 @@ def _block_rows(num: int) -> int:
     return min(BLOCK_ROWS, -(-num // 2))
 
 
-def _mirror_upper(upper: Tensor) -> Tensor:
-    """Fill the lower triangle of a symmetric matrix from its upper block triangle, in place."""
-    num = len(upper)
-    for start in range(0, num, _block_rows(num)):
-        stop = min(start + _block_rows(num), num)
-        upper[stop:, start:stop] = upper[start:stop, stop:].T
-    return upper
-
-
 PowerSimilarity = Literal["signed_power", "polar", "dot_over_norms", "even_power", "semi"]
 
 
@@ -143,7 +137,10 @@ def similarities(matrices: Sequence[Tensor], p: float, similarity: PowerSimilari
     if similarity == "signed_power":
         return _cosines(inner_products(matrices, lambda x: signed_power(x / scale, p / 2))).clip(-1, 1)
     if similarity == "even_power":
-        return _cosines(inner_products(matrices, lambda x: _whole_power(x / scale, int(p // 2))))
+        half = int(p // 2)
+        return _cosines(
+            inner_products(matrices, lambda x: powers((x / scale).abs(), half).mul_(x.sign() if half % 2 else 1))
+        )
     if similarity == "polar":
         scale = scale.max().expand_as(scale)  # one scale for all vectors: polar depends on their relative lengths
     norm = _norms(matrices, scale, p)
@@ -163,11 +160,6 @@ def signed_power(x: Tensor, exponent: float) -> Tensor:
         return x
     raised = x * x.abs() if exponent == 2 else powers(x.abs(), exponent).mul_(x.sign())
     return raised if exponent > 0 else raised.masked_fill_(x == 0, 0.0)
-
-
-def _whole_power(x: Tensor, exponent: int) -> Tensor:
-    raised = powers(x.abs(), exponent)
-    return raised.mul_(x.sign()) if exponent % 2 else raised
 
 
 def _max_magnitudes(matrices: Sequence[Tensor]) -> Tensor:

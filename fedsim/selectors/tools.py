@@ -1,5 +1,5 @@
-"""What several selectors share: limits of what grows as N^2 or N^3, clustering, divergences, label counts, queues, and
-the search for dissimilar clients."""
+"""What several selectors share: limits of what grows as N^2, clustering, divergences, label counts, queues, and the
+search for dissimilar clients."""
 
 import itertools
 import math
@@ -19,26 +19,17 @@ from fedsim.core.exact import exp
 from fedsim.core.types import Floats, Ids, Population, Positions
 from fedsim.selectors.similarity import inner_products
 
-MAX_BYTES = 16 * 2**30
-"""Of tables [N, N] that a selector holds at once."""
+MAX_BYTES = 16 * 2**30  # of tables [N, N] that a selector holds at once
 REMEDY = "lower num_clients, or take a selector whose cost is linear in it (docs/scale.md)"
 
 
 def pairs_problem(population: Population, pair_bytes: int, remedy: str = REMEDY) -> Problem | None:
-    """The problem of a method whose tables [N, N] take so many bytes for each of the N^2 pairs, at their peak, or None.
-
-    Its key is the selector itself.
-    """
-    n = population.num_clients
-    most = math.isqrt(MAX_BYTES // pair_bytes)
-    return rule(
-        n <= most,
-        "",
-        ...,
-        f"compares all pairs of num_clients={n} clients, in tables of {pair_bytes * n**2 / 2**30:,.0f} GiB; must take "
-        f"at most {MAX_BYTES // 2**30} GiB, as they do up to num_clients={most}",
-        remedy,
-    )
+    """The problem of a method whose tables [N, N] take so many bytes for each of the N^2 pairs, at their peak, or None;
+    its key is the selector itself."""
+    n, most = population.num_clients, math.isqrt(MAX_BYTES // pair_bytes)
+    told = f"compares all pairs of num_clients={n} clients, in tables of {pair_bytes * n**2 / 2**30:,.0f} GiB; "
+    told += f"must take at most {MAX_BYTES // 2**30} GiB, as they do up to num_clients={most}"
+    return rule(n <= most, "", ..., told, remedy)
 
 
 def clients_to_try(ids: Ids, known: NDArray[np.bool_], last_tried: NDArray[np.int64], round: int) -> Ids:
@@ -78,8 +69,7 @@ def cut_tree(tree: Floats, count: int) -> NDArray[np.int64]:
     return fcluster(tree, count, criterion="maxclust").astype(np.int64) - 1
 
 
-LOWEST = -18.420680743952367
-"""The logarithm of 1e-8."""
+LOWEST = -18.420680743952367  # the logarithm of 1e-8
 
 
 def kl_divergences(log_p: Tensor, reduction: str) -> Floats:
@@ -122,13 +112,9 @@ def missing_layers(key: str, layers: Sequence[str] | None, trained: Sequence[str
     """
     missing = [layer for layer in layers or () if not any(n == layer or n.startswith(f"{layer}.") for n in trained)]
     known = dict.fromkeys(name.rpartition(".")[0] or name for name in trained)
-    return rule(
-        not missing,
-        key,
-        None if layers is None else list(layers),
-        f"must name layers that the model trains, not {', '.join(missing)}",
-        f"it has {', '.join(known)}; null and each take all of them",
-    )
+    told = f"must name layers that the model trains, not {', '.join(missing)}"
+    remedy = f"it has {', '.join(known)}; null and each take all of them"
+    return rule(not missing, key, layers and list(layers), told, remedy)
 
 
 def not_queued(available: Ids, queue: Sequence[int], min_count: int) -> Ids:
@@ -143,27 +129,19 @@ def not_queued(available: Ids, queue: Sequence[int], min_count: int) -> Ids:
 
 
 MAX_SUBSETS = 200_000
-SUBSET_BYTES = 80
-"""Of a subset in an exact search, besides the positions of its items."""
-TOLERANCE = 1e-12
-"""Sums that differ by less count as equal."""
+SUBSET_BYTES = 80  # of a subset in an exact search, besides the positions of its items
+TOLERANCE = 1e-12  # sums that differ by less count as equal
 
 
 def subsets_problem(population: Population, search: str) -> Problem | None:
-    """The problem of an `exact` search over more subsets of K of N clients than can be held at once, or None.
-
-    Each is held twice, as a tuple and as a row of an array.
-    """
+    """The problem of an `exact` search over more subsets of K of N clients than can be held at once (twice, as a tuple
+    and as a row of an array), or None."""
     n, k = population.num_clients, population.cohort_size
     count = math.comb(n, k) if search == "exact" and 1 < k < n else 0
-    return rule(
-        count * (SUBSET_BYTES + 16 * k) <= MAX_BYTES,
-        "search",
-        search,
-        f"holds all subsets of cohort_size={k} of num_clients={n} clients at once; must take at most "
-        f"{MAX_BYTES // 2**30} GiB",
-        "selector.search=auto, which is greedy beyond 200,000 subsets",
-    )
+    told = f"holds all subsets of cohort_size={k} of num_clients={n} clients at once; must take at most "
+    told += f"{MAX_BYTES // 2**30} GiB"
+    remedy = "selector.search=auto, which is greedy beyond 200,000 subsets"
+    return rule(count * (SUBSET_BYTES + 16 * k) <= MAX_BYTES, "search", search, told, remedy)
 
 
 def least_similar_subset(
@@ -199,18 +177,6 @@ def _argmin(values: Floats, rng: np.random.Generator) -> int:
     return int(rng.choice(np.flatnonzero(flat <= flat.min() + TOLERANCE)))
 
 
-def _lowest_pair(similarity: Floats, rng: np.random.Generator) -> list[int]:
-    """`_argmin` as row and column, by way of the rows' lowest values: without a list of all pairs that are as low."""
-    lowest = similarity.min(1)
-    limit = lowest.min() + TOLERANCE
-    rows = np.flatnonzero(lowest <= limit)
-    ends = np.cumsum([np.count_nonzero(similarity[row] <= limit) for row in rows])
-    drawn = int(rng.choice(int(ends[-1])))
-    place = int(np.searchsorted(ends, drawn, side="right"))
-    in_row = np.flatnonzero(similarity[rows[place]] <= limit)
-    return [int(rows[place]), int(in_row[drawn - ends[place]])]
-
-
 def _enumerate(similarity: Floats, count: int, rng: np.random.Generator) -> Positions:
     subsets = np.array(list(itertools.combinations(range(len(similarity)), count)), dtype=np.int64)
     sums = np.zeros(len(subsets))
@@ -222,7 +188,7 @@ def _enumerate(similarity: Floats, count: int, rng: np.random.Generator) -> Posi
 def _greedy(similarity: Floats, count: int, swap_passes: int, rng: np.random.Generator) -> Positions:
     diagonal = similarity.diagonal().copy()
     np.fill_diagonal(similarity, np.inf)
-    chosen = _lowest_pair(similarity, rng)
+    chosen = list(divmod(_argmin(similarity, rng), len(similarity)))
     np.fill_diagonal(similarity, diagonal)
     sums = similarity[:, chosen[0]] + similarity[:, chosen[1]]
     while len(chosen) < count:

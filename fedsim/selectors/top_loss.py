@@ -26,22 +26,19 @@ class TopLoss(Selector):
     first_round_full: bool
 
     def problems(self) -> Problems:
-        n, rounds, count = self.population.num_clients, self.population.num_rounds, self._fixed_count()
-        yield rule(1 <= count <= n, "count", count, f"must lie in [1, num_clients={n}]", "null: cohort_size")
+        n, rounds, count = self.population.num_clients, self.population.num_rounds, self.count
+        yield rule(count is None or 1 <= count <= n, "count", count, f"must lie in [1, num_clients={n}]")
         told = f"must be the folder of a run with at least num_rounds={rounds} rounds"
         yield rule(self.match is None or len(read_metrics(Path(self.match))) >= rounds, "match", self.match, told)
 
     def __post_init__(self) -> None:
-        metrics = None if self.match is None else read_metrics(Path(self.match))
-        self.counts = None if metrics is None else [r["uploaded"] for r in metrics]
+        fixed = self.population.cohort_size if self.count is None else self.count
+        matched = [] if self.match is None else [r["uploaded"] for r in read_metrics(Path(self.match))]
+        self.counts = matched or [fixed] * self.population.num_rounds
         self.start_up_rounds = int(self.first_round_full)
-
-    def _fixed_count(self) -> int:
-        return self.population.cohort_size if self.count is None else self.count
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         if self.first_round_full and clients.in_first_round:
             return Selection(clients.available)
-        count = self._fixed_count() if self.counts is None else self.counts[round - 1]
         losses = without_infinity(clients.losses(clients.available))
-        return Selection(ascending(clients.available[highest(losses, count, rng)]))
+        return Selection(ascending(clients.available[highest(losses, self.counts[round - 1], rng)]))

@@ -14,6 +14,7 @@ from fedsim.clients.context import Signal
 from fedsim.clients.server import Server
 from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.record import PHASES
+from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import Cohort, Selection, drop_nonfinite
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.checks import SelectionError
@@ -158,3 +159,32 @@ def test_clients_can_begin_round_one_from_models_of_their_own_and_no_later_round
     one.step()
     expected = (before + torch.tensor([[1.0, -1.0], [2.0, -2.0]])) / 2
     assert one.params["w"].tolist() == expected.mean(0).tolist()
+
+
+class Watching(Selector, Availability):
+    """Takes everybody, and keeps what it was handed in each round."""
+
+    def __init__(self, population: Any) -> None:
+        super().__init__(population)
+        self.selects: list[Any] = []
+        self.reaches: list[float] = []
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        self.selects.append((rng.random(), clients.lr, clients.available.tolist()))
+        return Selection(clients.available)
+
+    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+        self.reaches.append(rng.random())
+        return np.ones(num_clients, dtype=bool)
+
+
+def test_every_round_has_streams_and_a_learning_rate_of_its_own_and_clients_without_data_are_not_offered() -> None:
+    engine, population = ToyEngine([2, 0, 2], seed=5), toy_population([2, 0, 2], 2, 3)
+    watching = Watching(population)
+    parts = toy_components(engine, population, watching, availability=watching, learning_rate=lambda t: 1 / t)
+    list(Simulation(parts, toy_params()))
+    drawn = {
+        p: [Streams(5).generator(p, t).random() for t in (1, 2, 3)] for p in (Purpose.SELECT, Purpose.AVAILABILITY)
+    }
+    assert watching.selects == [(u, 1 / t, [0, 2]) for t, u in enumerate(drawn[Purpose.SELECT], 1)]
+    assert watching.reaches == drawn[Purpose.AVAILABILITY]

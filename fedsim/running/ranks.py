@@ -18,7 +18,7 @@ import fedsim
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.distributed.backend import DividedBackend, Holdings
-from fedsim.distributed.links import JOINING, WORKING, LostRankError, Message, Others, TorchLink
+from fedsim.distributed.links import JOINING, WORKING, Link, LostRankError, Message, Others
 from fedsim.results.files import NEWEST, replacement_of
 from fedsim.running.assembly import Experiment
 from fedsim.running.checkpoint import unpack
@@ -30,7 +30,7 @@ NAMES = {"engine": "engine", "partition": "division of the data", "data": "data 
 """What all ranks must have built alike, as messages call it."""
 
 
-def joined(place: World) -> TorchLink:
+def joined(place: World) -> Link:
     """The connections of this process, when all ranks are there. Raises `FedsimError` if they are not.
 
     CPU tensors go by gloo, those of a GPU by NCCL.
@@ -41,7 +41,7 @@ def joined(place: World) -> TorchLink:
         raise FedsimError(f"rank {place.rank} of {place.size} cannot join the others: {error}") from error
     older = dist.distributed_c10d._set_pg_timeout
     getattr(dist, "set_timeout", older)(WORKING)  # after which NCCL ends the process, whatever a single wait is told
-    return TorchLink(place.size)
+    return Link(place.size)
 
 
 def backend_name() -> str:

@@ -14,7 +14,7 @@ format:
 test:
 	uv run pytest
 
-# The long forms: kills, damaged configs, memory, every selector by every backend, Triton's interpreter. An hour of a core.
+# The long forms: kills, damaged configs, memory, every selector by every backend. An hour of a core.
 slow:
 	uv run pytest -m slow
 

@@ -13,17 +13,9 @@ These names are imported at their first use, because they import PyTorch.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedsim.api import (
-        Record,
-        RunFailedError,
-        RunResult,
-        StopRun,
-        SweepResult,
-        compose,
-        load_runs,
-        run_experiment,
-        run_sweep,
-    )
+    from fedsim.api.experiments import StopRun, compose, run_experiment, run_sweep
+    from fedsim.api.results import RunFailedError, RunResult, SweepResult, load_runs
+    from fedsim.core.record import Record
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,9 +34,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import fedsim.api
+    from fedsim.api import experiments, results
 
-    return getattr(fedsim.api, name)
+    return getattr(experiments if hasattr(experiments, name) else results, name)
 
 
 def __dir__() -> list[str]:

@@ -15,9 +15,8 @@ In indented blocks, which may be prose of a list or a note, lines that begin wit
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import dropwhile
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -27,8 +26,7 @@ FENCE = re.compile(r"^```(\w*)(?:\s+title=\"([^\"]+)\")?\s*$")
 LEFT_OUT = "..."
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A block of code: the number of its first line, its language ("" if it is indented), and the file that it is."""
 
     line: int
@@ -41,9 +39,8 @@ class Block:
         return "\n".join(self.lines) + "\n"
 
 
-@dataclass(frozen=True)
-class Command:
-    """The words of a command, the line where it stands, and for a block ``console`` the lines that it prints."""
+class Command(NamedTuple):
+    """The words of a command, the line where its block begins, and for a block ``console`` the lines that it prints."""
 
     line: int
     words: tuple[str, ...]
@@ -77,37 +74,20 @@ def commands(block: Block) -> list[Command]:
     found = []
     all_lines = block.language == "bash" and block.title is None
     variables: dict[str, str] = {}
-    for line, text in _joined(block):
+    for text in map(str.strip, block.text.replace("\\\n", " ").splitlines()):
         if assignment := re.fullmatch(r"(\w+)=\"(.*)\"", text):
             variables[assignment[1]] = assignment[2]
         elif text and not text.startswith("#") and (all_lines or text.split()[0] in PROGRAMS):
             for name, value in variables.items():
                 text = text.replace(f"${name}", value)
-            text = text.replace("<folder>", "path/to/folder")
-            found += [Command(line, words) for words in _parts(text)]
+            found += [Command(block.line, words) for words in _parts(text.replace("<folder>", "path/to/folder"))]
     return found
-
-
-def _joined(block: Block) -> Iterator[tuple[int, str]]:
-    """Lines, with those that a backslash continues made one."""
-    text, first = "", block.line
-    for number, line in enumerate(block.lines, block.line):
-        first = first if text else number
-        text += line.removesuffix("\\")
-        if not line.endswith("\\"):
-            yield first, text.strip()
-            text = ""
 
 
 def _parts(text: str) -> list[tuple[str, ...]]:
     """The commands of a line, which && separates, without comments and a final &."""
-    parts: list[list[str]] = [[]]
-    for word in shlex.split(text, comments=True):
-        if word == "&&":
-            parts.append([])
-        elif word != "&":
-            parts[-1].append(word)
-    return [tuple(words) for words in parts]
+    parts = [shlex.split(part, comments=True) for part in text.removesuffix(" &").split(" && ")]
+    return [tuple(words) for words in parts if words]
 
 
 def _console(block: Block) -> Iterator[Command]:
@@ -118,21 +98,12 @@ def _console(block: Block) -> Iterator[Command]:
 
 
 def program(words: tuple[str, ...]) -> tuple[str, ...]:
-    """A command without what stands before its program: variables, `srun`, `uv run` or `torchrun` with its
-    options, a folder."""
-    rest = list(words)
-    while rest and re.match(r"^[A-Z_]+=", rest[0]):
-        rest.pop(0)
-    if rest[:1] == ["srun"]:
-        rest = list(dropwhile(lambda word: word.startswith("--"), rest[1:]))
-    if rest[:2] == ["uv", "run"]:
-        rest = rest[2:]
-        while rest and rest[0].startswith("--"):
-            rest = rest[2:] if rest[0] in ("--group", "--extra") else rest[1:]
-    rest[:1] = [rest[0].removeprefix(".venv/bin/")] if rest else []
-    if rest[:1] == ["torchrun"]:
-        rest = ["python", *rest[rest.index("-m") :]]
-    return tuple(rest)
+    """A command without what stands before its program: variables, `srun`, `uv run`, `torchrun`, with their options."""
+    names = [word.removeprefix(".venv/bin/") for word in words]
+    if "torchrun" in names:
+        return ("python", *names[names.index("-m") :])
+    start = next((i for i, name in enumerate(names) if name in ("fedsim", "python", "pytest", "make")), 0)
+    return tuple(names[start:])
 
 
 NUMBER = r"(?:[<>] ?)?[+-]?\.?\d[\d.,]*"

@@ -41,7 +41,7 @@ def engines_on(backend: Callable[..., Backend], **defaults: Any) -> Callable[...
 
 batched = engines_on(BatchedBackend, precision="float32", chunk_size="auto", compile=False)
 reference = engines_on(ReferenceBackend, precision="float32", workers=1)
-graph = engines_on(GraphBackend, precision="float32", chunk_size="auto", program="torch")
+graph = engines_on(GraphBackend, precision="float32", chunk_size="auto")
 native = engines_on(NativeBackend, workers=1)
 auto = engines_on(choose_backend, precision="float32", compile="auto")
 

@@ -50,7 +50,7 @@ def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
     """Signals of a process of its own, whose handler is called by hand, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     fresh = StopRequests()
-    for module in ("running.experiment", "jobs.sweep", "jobs.launched", "jobs.cli", "running.process"):
+    for module in ("running.experiment", "jobs.sweep", "jobs.tasks", "jobs.task_worker", "jobs.cli", "running.process"):
         monkeypatch.setattr(f"fedsim.{module}.STOP", fresh)
     return fresh
 

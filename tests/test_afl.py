@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
 
-from fedsim.clients.context import Signal
 from fedsim.clients.ledger import Ledger
 from fedsim.selectors.afl import AFL
-from tests.toys import toy_clients, toy_population
+from tests.toys import picked, toy_population
 
 
 def afl(n: int, k: int, alpha1: float = 0.0, alpha2: float = 0.01, alpha3: float = 0.1, init: str = "equal") -> AFL:
@@ -23,14 +22,11 @@ def test_probabilities_by_hand() -> None:
     assert probabilities([10, 40, 20, 30], alpha1=0.5, alpha2=0.0) == pytest.approx([0, 0.5, 0, 0.5])
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_value_that_is_not_finite_ranks_lowest(value: float) -> None:
-    assert probabilities([value, 1.0], alpha1=0.5).tolist() == [0, 1]
-    p = probabilities([1, 2, 3, value, 4, 5], alpha1=0.75)
-    assert p == pytest.approx([0, 0, 0, 0, 0.4975, 0.5025], abs=1e-5)
-
-
-def test_values_that_are_not_finite_have_no_probability_though_they_are_kept() -> None:
+def test_a_value_that_is_not_finite_ranks_lowest_and_has_no_probability_though_it_is_kept() -> None:
+    for value in (np.nan, np.inf, -np.inf):
+        assert probabilities([value, 1.0], alpha1=0.5).tolist() == [0, 1]
+        p = probabilities([1, 2, 3, value, 4, 5], alpha1=0.75)
+        assert p == pytest.approx([0, 0, 0, 0, 0.4975, 0.5025], abs=1e-5)
     for alpha2 in (0.0, 0.01):
         p = probabilities([np.nan, np.nan, 1.0, 1.0, np.inf, -np.inf], alpha1=0.2, alpha2=alpha2)
         assert p == pytest.approx([0, 0, 0.5, 0.5, 0, 0])
@@ -43,11 +39,10 @@ def test_a_tenth_of_the_cohort_is_uniform(k: int, by_value: int) -> None:
     selector = afl(40, k, alpha1=0.75, alpha2=20.0)
     selector.values = np.arange(40.0)
     top = set(range(40 - by_value, 40))
-    clients = toy_clients([1] * 40, selector.needs, cohort_size=k)
     values, others = selector.values.copy(), set()
     for seed in range(30):
         selector.values = values.copy()
-        chosen = set(selector.select(2, clients, np.random.default_rng(seed)).ids.tolist())
+        chosen = set(picked(selector, 2, seed))
         assert top <= chosen
         others |= chosen - top
     assert min(others) < 30  # also the suppressed ones
@@ -57,25 +52,22 @@ def test_too_few_survivors_are_filled_up_uniformly() -> None:
     """N = 8, K = 4: two candidates for three picks by value."""
     selector = afl(8, 4, alpha1=0.75)
     selector.values = np.arange(8.0)
-    ids = selector.select(2, toy_clients([1] * 8, selector.needs, cohort_size=4), np.random.default_rng(0)).ids
+    ids = picked(selector, 2)
     assert len(ids) == 4
-    assert {6, 7} <= set(ids.tolist())
+    assert {6, 7} <= set(ids)
 
 
 def test_values_are_root_n_times_loss_and_only_the_selected_report() -> None:
     sizes = [4, 9, 16, 25]
     selector = AFL(toy_population(sizes, 2), alpha1=0.0, alpha2=0.01, alpha3=0.1, init="query")
     ledger = Ledger()
-    first = toy_clients(sizes, frozenset({Signal.LOSSES}), ledger=ledger)
-    ids = selector.select(1, first, np.random.default_rng(0)).ids
-    assert ledger.bytes_up == 4 * 4
-    assert ledger.forward_samples == sum(sizes)
-    assert len(ledger.contacted) == 4
+    picked(selector, ledger=ledger)
+    assert (ledger.bytes_up, ledger.forward_samples, len(ledger.contacted)) == (4 * 4, sum(sizes), 4)
     mean_positions = np.array([1.5, 8.0, 20.5, 41.0])  # the toy's losses
     assert selector.values == pytest.approx(np.sqrt(sizes) * mean_positions)
     ledger = Ledger()
-    ids = selector.select(2, toy_clients(sizes, selector.needs, ledger=ledger), np.random.default_rng(1)).ids
-    assert ledger.contacted == set(ids.tolist())
+    ids = picked(selector, 2, 1, ledger=ledger)
+    assert ledger.contacted == set(ids)
     assert ledger.forward_samples == sum(sizes[i] for i in ids)
 
 
@@ -85,9 +77,7 @@ def test_a_client_that_cannot_be_reached_in_round_1_is_asked_when_it_first_can()
     asked = []
     for round, available in enumerate(([0, 1], [2, 3], [0, 1, 2, 3]), 1):
         ledger = Ledger()
-        selector.select(
-            round, toy_clients(sizes, selector.needs, ledger=ledger, available=available), np.random.default_rng(round)
-        )
+        picked(selector, round, round, ledger=ledger, available=available)
         asked.append(ledger.contacted)
     assert asked[:2] == [{0, 1}, {2, 3}]
     assert len(asked[2]) == 1  # the selected one

@@ -41,9 +41,6 @@ def without_seconds(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if "seconds" not in key} for record in records]
 
 
-# --- one experiment ------------------------------------------------------------------------------------------------
-
-
 def test_a_run_is_that_of_the_command_line_to_the_last_bit() -> None:
     words = [*WORDS, "model.dropout=0.3", "selector=oort"]
     command = [sys.executable, "-m", "fedsim.run", *words, "output_dir=shell"]
@@ -63,26 +60,26 @@ def test_a_run_is_that_of_the_command_line_to_the_last_bit() -> None:
     assert again.records == result.records
 
 
-@pytest.mark.parametrize("raises", [True, False])
-def test_a_callback_ends_a_run_and_the_same_call_goes_on(raises: bool) -> None:
+def test_a_callback_ends_a_run_by_its_answer_or_an_exception_and_the_same_call_goes_on() -> None:
     seen: list[int] = []
 
-    def stop_after_2(record: Record) -> bool:
+    def stop_and_fail(record: Record) -> None:
         seen.append(record.round)
-        if raises and record.round == 2:
-            raise StopRun
-        return record.round == 2
+        raise StopRun if record.round == 2 else KeyError("mine")
+
+    def stop(record: Record) -> bool:
+        seen.append(record.round)
+        return True
 
     words = [*WORDS, "selector=oort"]
     whole = run_experiment([*words, "output_dir=whole"])
-    stopped = run_experiment(words, on_round=stop_after_2)
-    assert (stopped.status, stopped.error, len(stopped.records)) == (
-        "interrupted",
-        "ended by on_round after round 2",
-        2,
-    )
-    assert stopped.params is None
-    assert seen == [1, 2]
+    stopped = run_experiment(words, on_round=stop)
+    assert (stopped.status, stopped.error) == ("interrupted", "ended by on_round after round 1")
+    assert (len(stopped.records), stopped.params) == (1, None)
+    assert run_experiment(words, on_round=stop_and_fail).status == "interrupted"
+    with pytest.raises(KeyError, match="mine"):
+        run_experiment(words, on_round=stop_and_fail)
+    assert (read_summary(stopped.folder) or {})["error"] == "ended by on_round (KeyError: 'mine') after round 3"
     gone_on = run_experiment(words, on_round=lambda record: seen.append(record.round))
     assert seen == [1, 2, 3, 4]
     assert gone_on.status == "done"
@@ -90,53 +87,39 @@ def test_a_callback_ends_a_run_and_the_same_call_goes_on(raises: bool) -> None:
     assert all(torch.equal(gone_on.params[name], value) for name, value in (whole.params or {}).items())  # type: ignore[index]
 
 
-def test_what_a_callback_raises_is_raised_and_the_run_is_kept() -> None:
-    def fail(record: Record) -> None:
-        if record.round == 3:
-            raise KeyError("mine")
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "values": (
+        lambda: run_experiment([*WORDS, "cohort_size=99", "optimizer.lr=-1"]),
+        r"cohort_size=99.*\n.*\n?optimizer",
+    ),
+    "several": (lambda: run_experiment([*WORDS, "seed=0,1"]), r"describes 2 experiments\n.*run_sweep"),
+    "a string": (lambda: run_experiment("selector=oort"), "must be a list of words"),
+    "a string of a sweep": (lambda: run_sweep("seed=0,1"), "must be a list of words"),
+    "none": (lambda: run_sweep([]), r"has no experiment\n.*run_experiment\(\)"),
+    "a part": (lambda: run_experiment(compose(WORDS)[0], selector=Random), "has no effect on a composed experiment"),
+    "both": (lambda: run_sweep([*compose(WORDS), *SMALL]), r"not both\n.*\*compose\(overrides\)"),  # type: ignore[list-item]
+    "a plan": (lambda: compose(compose(WORDS)), r"list of words.*\n.*run_experiment runs a Plan"),  # type: ignore[arg-type]
+    "useless": (
+        lambda: compose(["local.epochs=2", "local.steps=3"]),
+        r"local\.epochs='2': has no effect while local\.s",
+    ),
+    "a preset": (
+        lambda: compose(["preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "selector=random", "seed=0", "model=cnn"]),
+        "model='cnn': has no dropout, which preset=gpfl_table2_fmnist sets",
+    ),
+    "data": (lambda: run_experiment([*WORDS, "dataset=parquet", "dataset.path=nowhere", "partition=iid"]), "data_dir"),
+}
 
-    with pytest.raises(KeyError, match="mine"):
-        run_experiment(WORDS, on_round=fail)
-    (folder,) = Path("outputs/default").glob("digits*")
-    assert (read_summary(folder) or {})["error"] == "ended by on_round (KeyError: 'mine') after round 3"
-    rounds: list[int] = []
-    assert run_experiment(WORDS, on_round=lambda record: rounds.append(record.round)).status == "done"
-    assert rounds == [4]
 
-
-def test_an_interrupt_leaves_the_run_to_the_next_call() -> None:
-    def interrupt(record: Record) -> None:
-        if record.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_experiment([*WORDS, "checkpoint.every=1"], on_round=interrupt)
-    assert run_experiment([*WORDS, "checkpoint.every=1"]).status == "done"
-
-
-def test_mistakes_and_failures_are_exceptions() -> None:
-    with pytest.raises(ConfigError, match="cohort_size") as raised:
-        run_experiment([*WORDS, "cohort_size=99", "optimizer.lr=-1"])
-    assert len(raised.value.problems) == 2
-    with pytest.raises(ConfigError, match=r"describes 2 experiments\n.*run_sweep"):
-        run_experiment([*WORDS, "seed=0,1"])
-    with pytest.raises(ConfigError, match=r"must be a list of words"):
-        run_experiment("selector=oort")
-    with pytest.raises(ConfigError, match=r"must be a list of words") as raised:
-        run_sweep("seed=0,1")
-    assert len(raised.value.problems) == 1
-    with pytest.raises(ConfigError, match=r"has no experiment\n.*run_experiment\(\)"):
-        run_sweep([])
-    with pytest.raises(ConfigError, match="has no effect on an experiment that is composed"):
-        run_experiment(compose(WORDS)[0], selector=Random)
-    with pytest.raises(ConfigError, match=r"has 4 overrides beside 1 composed experiments.*\n.*\*compose\(overrides\)"):
-        run_sweep([*compose(WORDS), *SMALL])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match=r"and has a Plan\n.*run_experiment runs a Plan"):
-        compose(compose(WORDS))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="data_dir"):
-        run_experiment([*WORDS, "dataset=parquet", "dataset.path=nowhere", "data_dir=nothing", "partition=iid"])
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_exceptions_before_anything_runs(case: str) -> None:
+    call, told = MISTAKES[case]
+    with pytest.raises(DataError if case == "data" else ConfigError, match=told):
+        call()
     assert not Path("outputs").exists()
 
+
+def test_failures_are_exceptions() -> None:
     class Fails(Random):
         def select(self, *_: Any) -> Any:
             raise KeyError("my own mistake")
@@ -148,14 +131,6 @@ def test_mistakes_and_failures_are_exceptions() -> None:
     (plan,) = compose(WORDS)
     with owned(plan.folder), pytest.raises(HeldError):
         run_experiment(plan)
-
-
-def test_mistakes_are_those_of_the_command_line() -> None:
-    with pytest.raises(ConfigError, match=r"local\.epochs='2': has no effect while local\.steps=3"):
-        compose(["local.epochs=2", "local.steps=3"])
-    words = ["preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "selector=random", "seed=0", "model=cnn"]
-    with pytest.raises(ConfigError, match="model='cnn': has no dropout, which preset=gpfl_table2_fmnist sets"):
-        compose(words)
 
 
 def test_the_process_stays_as_it_was() -> None:
@@ -203,14 +178,7 @@ def test_importing_fedsim_imports_no_torch_before_a_name_is_used() -> None:
     with pytest.raises(AttributeError, match="no attribute 'run_everything'"):
         fedsim.run_everything  # noqa: B018
     assert all(getattr(fedsim, name) is not None for name in fedsim.__all__)
-
-
-def test_the_examples_in_docstrings_hold() -> None:
-    assert doctest.testmod(experiments).attempted > 0
-    assert doctest.testmod(experiments).failed == 0
-
-
-# --- sweeps and frames ---------------------------------------------------------------------------------------------
+    assert doctest.testmod(experiments) == (0, 1)
 
 
 @pytest.mark.parametrize("lanes", [None, 4])
@@ -226,12 +194,8 @@ def test_a_sweep_gives_rows_for_rounds_and_runs(lanes: int | None) -> None:
     assert sorted(seen) == sorted([(0, t) for t in (1, 2, 3, 4)] * 2 + [(1, t) for t in (1, 2)] * 2)
     rounds, runs = sweep.rounds, sweep.summaries
     assert len(rounds) == 12
-    assert runs[["selector", "seed", "summary.status"]].to_numpy().tolist() == [
-        ["random", 0, "done"],
-        ["random", 1, "interrupted"],
-        ["full", 0, "done"],
-        ["full", 1, "interrupted"],
-    ]
+    told = [[name, seed, ("done", "interrupted")[seed]] for name in ("random", "full") for seed in (0, 1)]
+    assert runs[["selector", "seed", "summary.status"]].to_numpy().tolist() == told
     assert rounds.groupby("selector")["uploaded"].first().to_dict() == {"random": 2, "full": 6}
     assert rounds["summary.totals.bytes_up"].iloc[0] == rounds["bytes_up"].iloc[:4].sum()
     assert [len(result) for result in (sweep, sweep[1:])] == [4, 3]
@@ -254,37 +218,26 @@ def test_missing_data_leave_the_other_runs_alone_and_are_looked_for_once_a_sweep
 
 def test_a_callback_that_fails_ends_all_runs_of_a_sweep() -> None:
     def fail(plan: Plan, record: Record) -> None:
-        raise RuntimeError("mine")
-
-    for lanes in (None, 3):
-        with pytest.raises(RuntimeError, match="mine"):
-            run_sweep([*WORDS, "seed=0,1,2", f"output_dir=lanes_{lanes}"], lanes=lanes, on_round=fail)
-    begun = {place: len(list(Path(place).glob("*/*/summary.json"))) for place in ("lanes_None", "lanes_3")}
-    assert begun == {"lanes_None": 1, "lanes_3": 3}
-
-
-def test_a_callback_that_fails_for_one_run_ends_those_beside_it() -> None:
-    def fail(plan: Plan, record: Record) -> None:
         if plan.settings.seed == 1:
             raise RuntimeError("mine")
 
-    with pytest.raises(RuntimeError, match="mine"):
-        run_sweep([*WORDS, "seed=0,1,2"], lanes=3, on_round=fail)
-    ended = [str((read_summary(path) or {})["error"]) for path in sorted(Path("outputs/default").glob("digits*"))]
-    assert [text.partition(" after")[0] for text in ended] == [
-        "ended with another run",
-        "ended by on_round (RuntimeError: mine)",
-        "ended with another run",
-    ]
+    for lanes in (None, 3):
+        with pytest.raises(RuntimeError, match="mine"):
+            run_sweep([*WORDS, "seed=1,2,0", f"output_dir=lanes_{lanes}"], lanes=lanes, on_round=fail)
+    ended = {
+        place: [str((read_summary(path) or {})["error"]) for path in sorted(Path(place).glob("*/digits*"))]
+        for place in ("lanes_None", "lanes_3")
+    }
+    mine, beside = "ended by on_round (RuntimeError: mine) after round 1", "ended with another run after round 1"
+    assert ended == {"lanes_None": [mine], "lanes_3": [beside, mine, beside]}
 
 
 def test_finished_runs_are_read_from_folders_and_archives_alike(tmp_path: Path) -> None:
     sweep = run_sweep([*WORDS, "selector=random,full", "optimizer.lr=0.1,0.2"])
     runs = load_runs("outputs/default")
     assert len(runs) == 16
-    assert {"run", "seed", "selector", "optimizer.lr", "round", "test_accuracy", "summary.smoothed_accuracy"} <= set(
-        runs
-    )
+    columns = {"run", "seed", "selector", "optimizer.lr", "round", "test_accuracy", "summary.smoothed_accuracy"}
+    assert columns <= set(runs)
     assert "num_clients" not in runs  # in which they do not differ
     assert runs["run"].nunique() == 4
     assert sorted(runs["optimizer.lr"].unique()) == [0.1, 0.2]
@@ -296,24 +249,20 @@ def test_finished_runs_are_read_from_folders_and_archives_alike(tmp_path: Path) 
     assert list(archived["optimizer.lr"]) == list(runs["optimizer.lr"])
 
 
-def test_what_holds_no_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FedsimError, match="neither a folder with runs nor an archive"):
-        load_runs(tmp_path / "nowhere")
-    with pytest.raises(FedsimError, match="no finished run below it"):
-        load_runs(tmp_path)
+def test_what_holds_no_runs_is_refused_and_without_pandas_the_error_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "x.parquet").write_text("no")
-    with pytest.raises(FedsimError, match="cannot be read as an archive"):
-        load_runs(tmp_path / "x.parquet")
-
-
-def test_without_pandas_all_else_works_and_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {"nowhere": "neither a folder with runs nor an archive", "": "no finished run below it"}
+    for name, told in (cases | {"x.parquet": "cannot be read as an archive"}).items():
+        with pytest.raises(FedsimError, match=told):
+            load_runs(tmp_path / name)
     monkeypatch.setitem(sys.modules, "pandas", None)
     result = run_experiment(WORDS)
     assert len(result.records) == 4
-    use: list[Callable[[], Any]] = [lambda: result.rounds, lambda: load_runs("outputs")]
-    for one in use:
+    for use in (lambda: result.rounds, lambda: load_runs("outputs")):
         with pytest.raises(ImportError, match=r"fedsim-selection\[pandas\]"):
-            one()
+            use()
 
 
 def test_nothing_is_printed_without_a_tracker_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

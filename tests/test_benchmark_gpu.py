@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import benchmark_gpu
-from scripts.benchmark_gpu import SECTIONS, Bench, run, table_of
+from scripts.benchmarks.gpu import command as benchmark_gpu
+from scripts.benchmarks.gpu.command import SECTIONS, Bench, run, table_of
 from tests.pretended_cuda import PretendedCard
 
 
@@ -16,9 +16,9 @@ def test_the_small_form_leaves_a_line_for_each_figure(tmp_path: Path) -> None:
     assert {row["section"] for row in rows} == set(SECTIONS) - {"native"}
     assert not [row for row in rows if "error" in row]
     by_engine = {row["case"]: row for row in rows if row["section"] == "engines"}
-    assert set(by_engine) == {f"W1, {e}" for e in ("sequential", "batched", "graph, torch", "graph, bf16")}
+    assert set(by_engine) == {f"W1, {e}" for e in ("sequential", "batched", "graph", "graph, bf16")}
     assert all(row["rounds_per_s"] > 0 for row in by_engine.values())
-    assert by_engine["W1, graph, torch"]["difference"] < 1e-4
+    assert by_engine["W1, graph"]["difference"] < 1e-4
     assert table_of(rows).row_count == len(rows)
 
 
@@ -27,10 +27,9 @@ def test_what_is_for_a_gpu_alone_runs_on_a_pretended_one(tmp_path: Path) -> None
     with PretendedCard():
         bench = Bench(tmp_path, "cuda", shrink=300, budget=1000.0, cases=["W1"])
         rows = run(bench, ["environment", "latencies", "engines", "loop"])
-    errors = {row["case"]: row["error"] for row in rows if "error" in row}
-    assert set(errors) == {"W1, graph, triton"}  # which has no kernels for a pretended device
+    assert not [row for row in rows if "error" in row]
     by_engine = {row["case"]: row for row in rows if row["section"] == "engines"}
-    assert by_engine["W1, graph, torch"]["ran"] == "graph, linear layers, CUDA graphs"
+    assert by_engine["W1, graph"]["ran"] == "graph, linear layers, CUDA graphs"
     assert by_engine["W1, graph, tf32"]["difference"] < 1e-4
 
 

@@ -12,14 +12,15 @@ import torch
 from rich.console import Console
 
 from fedsim.core.types import Ids
-from scripts import benchmark, checkpoint_cost
-from scripts.peers import run_fedsim, run_loop, stopwatch, write_data
-from scripts.peers.networks import new_network
-from scripts.peers.stopwatch import Case, Stopwatch
-from scripts.peers.workloads import WORKLOADS, Arrays, Workload, is_written, read_arrays, write_arrays
-from scripts.race import measuring, peers, tables
-from scripts.race.measuring import Result
-from scripts.race.peers import Entry
+from scripts.benchmarks import checkpoints
+from scripts.benchmarks.peers import run_fedsim, run_loop, stopwatch, write_data
+from scripts.benchmarks.peers.networks import new_network
+from scripts.benchmarks.peers.stopwatch import Case, Stopwatch
+from scripts.benchmarks.peers.workloads import WORKLOADS, Arrays, Workload, is_written, read_arrays, write_arrays
+from scripts.benchmarks.race import command as benchmark
+from scripts.benchmarks.race import entries, measuring, tables
+from scripts.benchmarks.race.entries import Entry
+from scripts.benchmarks.race.measuring import Result
 from tests.engines import schedule_of
 
 W1, W2 = WORKLOADS["W1"], WORKLOADS["W2"]
@@ -119,11 +120,11 @@ def test_command_line() -> None:
     words = ["--fedsim", "engine=sequential", "--fedsim", "engine=batched", "engine.precision=bf16"]
     options = benchmark.parse(["run", *words])
     assert (options.workload, options.repeats, options.seconds) == (["W1", "W2"], 3, 20.0)
-    assert len(options.peers) == len(peers.PEERS)
-    entries = measuring.entries_of(["fedsim", "loop"], options.fedsim)
+    assert len(options.peers) == len(entries.PEERS)
+    chosen = measuring.entries_of(["fedsim", "loop"], options.fedsim)
     labels = ["fedsim", "fedsim engine=sequential", "fedsim engine=batched engine.precision=bf16", "PyTorch by hand"]
-    assert [e.label for e in entries] == labels
-    assert [e.precision for e in entries] == ["float32", "float32", "bf16", "float32"]
+    assert [e.label for e in chosen] == labels
+    assert [e.precision for e in chosen] == ["float32", "float32", "bf16", "float32"]
     quick = benchmark.parse(["run", "--quick", "--workload", "W2"])
     assert (quick.workload, quick.repeats) == (["W2"], 1)
     assert benchmark.parse(["install"]).peers == ["jax", "pfl", "pfl2", "fedjax", "flower", "fedlab"]
@@ -138,12 +139,12 @@ def test_command_line() -> None:
 
 
 def test_every_peer_has_a_script_and_its_environment_requirements() -> None:
-    for peer in [*peers.PEERS.values(), peers.CEILING]:
-        assert (peers.ROOT / "scripts" / "peers" / f"{peer.script}.py").is_file()
-        assert peer.environment is None or peers.requirements_of(peer.environment)
-    assert peers.requirements_of("pfl")[1] == f"torch=={torch.__version__.split('+')[0]}"
-    assert measuring.launcher(peers.PEERS["loop"]) == [sys.executable, "-m", "scripts.peers.run_loop"]
-    assert "torch.distributed.run" in measuring.launcher(peers.PEERS["pfl2"])
+    for peer in [*entries.PEERS.values(), entries.CEILING]:
+        assert (entries.ROOT / "scripts" / "benchmarks" / "peers" / f"{peer.script}.py").is_file()
+        assert peer.environment is None or entries.requirements_of(peer.environment)
+    assert entries.requirements_of("pfl")[1] == f"torch=={torch.__version__.split('+')[0]}"
+    assert measuring.launcher(entries.PEERS["loop"]) == [sys.executable, "-m", "scripts.benchmarks.peers.run_loop"]
+    assert "torch.distributed.run" in measuring.launcher(entries.PEERS["pfl2"])
 
 
 def test_a_race_goes_on_past_a_failure_and_turns_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +172,7 @@ def test_a_race_goes_on_past_a_failure_and_turns_round(monkeypatch: pytest.Monke
 def test_who_is_not_installed_is_told_the_command_and_the_processor_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(peers, "FOLDER", tmp_path)
+    monkeypatch.setattr(entries, "FOLDER", tmp_path)
     result = measuring.measure(Entry("pfl2"), W1, benchmark.parse(["run"]))
     assert result == {"error": "not installed: uv run python scripts/benchmark.py install pfl"}
     info = tmp_path / "cpuinfo"
@@ -240,22 +241,22 @@ def test_the_cost_of_checkpoints_is_the_worst_share_of_the_runs_at_the_default_i
         return {"saves": saves, "round_seconds": 10 - save_seconds, **seconds}
 
     results = {"null": [found(0, 0, 20), found(0, 0, 10)], "auto": [found(2, 0.1, 12), found(4, 0.15, 21)]}
-    cost = checkpoint_cost.shares(results)
+    cost = checkpoints.shares(results)
     assert cost == pytest.approx(
         {"saves": 3, "milliseconds": 50, "share": 0.015, "cpu_share": 0.05 / 12, "difference": 16.5 / 15 - 1}
     )
-    assert checkpoint_cost.within_limit({"W1": results})
-    assert not checkpoint_cost.within_limit({"W1": results, "W2": {**results, "auto": [found(1, 0.2, 12)]}})
+    assert checkpoints.within_limit({"W1": results})
+    assert not checkpoints.within_limit({"W1": results, "W2": {**results, "auto": [found(1, 0.2, 12)]}})
     target = Console(file=io.StringIO(), width=120)
-    target.print(checkpoint_cost.table_of({"W1": results}))
+    target.print(checkpoints.table_of({"W1": results}))
     assert "1.50%" in target.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_checkpoints_are_timed_in_runs_of_the_workload_at_both_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(checkpoint_cost, "measure", lambda *case: asked.append(case) or {})
-    options = benchmark.parse(["checkpoints", "--workload", "W1", "--repeats", "2"])
-    checkpoint_cost.compare(options.workload, options.rounds, options.repeats)
+    monkeypatch.setattr(checkpoints, "measure", lambda *case: asked.append(case) or {})
+    options = checkpoints.parse(["--workload", "W1", "--repeats", "2"])
+    checkpoints.compare(options.workload, options.rounds, options.repeats)
     assert asked == [(W1, 500, "null"), (W1, 500, "auto"), (W1, 500, "auto"), (W1, 500, "null")]
-    words = checkpoint_cost.words_of(W1, 500, "auto", Path("there"))
+    words = checkpoints.words_of(W1, 500, "auto", Path("there"))
     assert {"num_rounds=500", "checkpoint.every=auto", "local.steps=30", "output_dir=there"} <= set(words)

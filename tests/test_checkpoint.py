@@ -12,7 +12,7 @@ from fedsim.config.plan import make_plan
 from fedsim.core.errors import ConfigError
 from fedsim.core.record import Record
 from fedsim.jobs.cli import run
-from fedsim.results.files import NEWEST, RunFolder, read_metrics
+from fedsim.results.files import RunFolder, read_metrics
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
 from fedsim.running.checkpoint import Checkpoints
@@ -69,38 +69,27 @@ def test_a_run_that_is_saved_and_built_anew_goes_on_as_if_nothing_had_happened(
     assert all(torch.equal(second.params[name], value) for name, value in whole.params.items())
 
 
-def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(killed: Any, rounds: list[int]) -> None:
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(
+    forgets: bool, killed: Any, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: the same run with a selector whose state is not restored."""
     assert run([*WORDS, "output_dir=whole", EVERY]) == 0
     killed(EVERY, "output_dir=cut")
     folder = folder_in("cut")
     assert len(read_metrics(folder)) == 5
-    assert (folder / NEWEST).exists()
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"round": 6, "te')  # half of a line
     rounds.clear()
+    if forgets:
+        monkeypatch.setattr("fedsim.selectors.oort.Oort.load_state_dict", lambda self, state: None)
     assert run([*WORDS, "output_dir=cut", EVERY]) == 0
     assert rounds == [5, 6, 7, 8]
-    assert result(folder) == result(folder_in("whole"))
+    assert (result(folder) == result(folder_in("whole"))) != forgets
     records = read_metrics(folder)
     assert [r["wall_seconds"] for r in records] == sorted(r["wall_seconds"] for r in records)
     phases = [sum(v for k, v in r.items() if k.startswith("seconds_")) for r in records]
     assert records[-1]["wall_seconds"] == pytest.approx(sum(phases))
-
-
-def test_a_change_that_loses_state_would_be_found(killed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the test above: the same run with a selector whose state is not restored."""
-    assert run([*WORDS, "output_dir=whole", EVERY]) == 0
-    killed(EVERY, "output_dir=cut")
-    monkeypatch.setattr("fedsim.selectors.oort.Oort.load_state_dict", lambda self, state: None)
-    assert run([*WORDS, "output_dir=cut", EVERY]) == 0
-    assert result(folder_in("cut"))[0] != result(folder_in("whole"))[0]
-
-
-def test_overwrite_starts_anew(killed: Any, rounds: list[int]) -> None:
-    killed(EVERY)
-    rounds.clear()
-    assert run([*WORDS, EVERY, "overwrite=true"]) == 0
-    assert rounds == list(range(1, 9))
 
 
 def test_no_checkpoint_is_made_where_none_is_asked_for(killed: Any, rounds: list[int]) -> None:

@@ -76,44 +76,6 @@ def test_what_another_process_finishes_while_this_one_builds_is_not_run_again(
     assert rounds == list(range(1, 9))
 
 
-def test_a_job_that_raises_before_round_1_has_its_traceback_in_its_folder_and_ends_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "raising_lab.py").write_text(RAISING)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "raising_lab", raising=False)
-    for launcher in ("basic", "lanes"):
-        words = ["-m", "selector._target_=raising_lab.Raises,raising_lab.Exits,raising_lab.Late,raising_lab.Fine"]
-        words += [f"hydra/launcher={launcher}", f"output_dir={launcher}"]
-        words.insert(1, "selector=random")
-        assert run([*(w for w in WORDS if "selector" not in w), *words]) == 1
-        statuses = [(read_summary(p.parent) or {}).get("status") for p in Path(launcher).glob("*/*/config.yaml")]
-        assert sorted(map(str, statuses)) == ["None", "None", "done", "failed"]
-        errors = [p.read_text() for p in Path(launcher).glob("*/*/error.txt")]
-        assert sorted(e.splitlines()[-1] for e in errors) == ["KeyError: 'mine'", "SystemExit: 0", "SystemExit: 0"]
-        assert "4 jobs" in capsys.readouterr().out
-
-
-RAISING = """
-from fedsim.selectors.random import Random
-
-class Fine(Random):
-    pass
-
-class Raises(Random):
-    def __init__(self, population, *, mode):
-        raise KeyError("mine")
-
-class Exits(Random):
-    def __init__(self, population, *, mode):
-        raise SystemExit(0)
-
-class Late(Random):
-    def select(self, round, clients, rng):
-        raise SystemExit(0)
-"""
-
-
 # --- what a user's class raises between building it and the first round, or after the last one ---------------------
 
 LAUNCHERS = pytest.mark.parametrize("launcher", ["basic", "lanes"])
@@ -129,6 +91,18 @@ class Fine(Random):
 
 def mine(*_):
     raise ValueError("mine")
+
+class Raises(Fine):
+    def __init__(self, population, *, mode):
+        raise KeyError("mine")
+
+class Exits(Fine):
+    def __init__(self, population, *, mode):
+        raise SystemExit(0)
+
+class Late(Fine):
+    def select(self, round, clients, rng):
+        raise SystemExit(0)
 
 class Warning(Fine):
     warning = property(mine)
@@ -165,15 +139,19 @@ def by_class() -> dict[str, Path]:
 def test_a_selector_that_raises_before_round_1_ends_its_own_job(
     launcher: str, lab: None, rounds: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ["Warning", "Adaptive", "StartUp", "Saves"]
+    names = ["Warning", "Adaptive", "StartUp", "Saves", "Raises", "Exits", "Late"]
     targets = ",".join(f"my_lab.{name}" for name in [*names, "Fine"])
     words = ["-m", "selector=random", f"selector._target_={targets}", f"hydra/launcher={launcher}"]
     assert run([*(w for w in WORDS if "selector" not in w), *words]) == 1
     folders = by_class()
-    assert rounds == list(range(1, 9))
-    assert [(read_summary(folders[name]) or {}).get("status") for name in [*names, "Fine"]] == [None] * 4 + ["done"]
-    assert all("ValueError: mine" in (folders[name] / "error.txt").read_text() for name in names)
-    assert "failed before any round was run: ValueError: mine" in capsys.readouterr().err
+    assert sorted(rounds) == [1, *range(1, 9)]  # the first of `Late`
+    ends = [str((read_summary(folders[name]) or {}).get("status")) for name in [*names, "Fine"]]
+    assert ends == [*["None"] * 6, "failed", "done"]
+    errors = [(folders[name] / "error.txt").read_text().splitlines()[-1] for name in names]
+    assert errors == [*["ValueError: mine"] * 4, "KeyError: 'mine'", *["SystemExit: 0"] * 2]
+    told = capsys.readouterr()
+    assert "failed before any round was run: ValueError: mine" in told.err
+    assert "8 jobs" in told.out
 
 
 @LAUNCHERS

@@ -14,6 +14,7 @@ The toy model has 8 bytes; clients hold 1, 2 and 3 samples and train on them twi
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ import pytest
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
 from fedsim.clients.server import Server
-from fedsim.clients.system import Race
 from fedsim.core.errors import FedsimError
 from fedsim.core.record import Record
 from fedsim.core.rng import Purpose
@@ -110,7 +110,7 @@ def test_each_question_waits_for_the_answers_to_the_one_before() -> None:
         (lambda c: c.update_norms(ALL), 1 + 4 + 36 + 4),
         (lambda c: c.updates(ALL), 1 + 4 + 36 + 8),
         (lambda c: list(c.gradients_after_training(ALL)), 1 + 4 + 36 + 3 * 3 * 2 + 8),
-        (lambda c: list(c.public_labels(ALL)), 1 + 4 + 36 + 3 * 2 + 3 * 2 * 4),  # 3 samples, 2 classes
+        (lambda c: list(c.public_labels(ALL)), 1 + 4 + 36 + 3 * 2 + 3 * 3 * 4),  # 3 samples, 3 classes
         (lambda c: c.momentum_buffers(ALL), 1 + 4 + 36 + 8),
         (lambda c: c.send_numbers(ALL, 5), 1 + 20),
         (lambda c: c.batch_losses(ALL), 1 + 4 + 6 + 4),
@@ -181,7 +181,7 @@ def test_who_is_first_of_clients_that_take_equally_long_is_drawn() -> None:
     clock = fixed_clock(over_selection=1.5, wanted=2)
 
     def arrive(round: int, ids: Ids, wanted: int) -> list[int]:
-        arrived = clock.round(round, 0.0).race(ids, np.full(len(ids), 5.0), 0.0, wanted).arrived
+        arrived, _ = clock.round(round, 0.0).race(ids, np.full(len(ids), 5.0), 0.0, wanted)
         return [int(i) for i in ids[arrived]]
 
     firsts = [arrive(t, ALL, 2) for t in range(1, 61)]
@@ -196,10 +196,7 @@ def test_updates_that_the_server_had_before_it_asked_stay_uploaded() -> None:
     record = first(Asking([0, 1, 2], lambda c: c.collect(ALL)), over_selection=1.5, wanted=2)
     assert record.late is not None
     assert (len(record.late), record.uploaded, record.bytes_up) == (1, 3, 24)
-
-
-def test_without_over_selection_all_of_an_adaptive_selection_are_waited_for() -> None:
-    assert first(Asking([0, 1, 2]), wanted=2).late == []
+    assert first(Asking([0, 1, 2]), wanted=2).late == []  # without over-selection all are waited for
 
 
 def test_weights_of_those_who_arrive_keep_their_sum() -> None:
@@ -242,14 +239,9 @@ def test_presence_goes_on_over_the_end_of_its_period() -> None:
 
 
 def test_availability_and_presence_are_both_needed() -> None:
-    selector = Asking([0, 1, 2])
-    run = simulate(selector, presence=(100, [[[0, 100]], [[0, 100]], [[50, 100]]]))
-
-    class NotZero:
-        def available(self, round: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-            return np.arange(num_clients) > 0
-
-    run.components = replace(run.components, availability=NotZero())  # type: ignore[arg-type]
+    run = simulate(Asking([0, 1, 2]), presence=(100, [[[0, 100]], [[0, 100]], [[50, 100]]]))
+    only = SimpleNamespace(available=lambda round, num_clients, rng: np.arange(num_clients) > 0)
+    run.components = replace(run.components, availability=only)  # type: ignore[arg-type]
     assert run.step().selected == [1]
 
 
@@ -265,24 +257,17 @@ def test_variation_is_a_factor_of_round_and_client_on_all_but_latency() -> None:
     assert one.simulated_seconds != two.simulated_seconds
 
 
-def test_resources_are_seconds_for_download_training_and_upload() -> None:
-    clock = fixed_clock().round(1, 0.0)
-    found = toy_clients(SIZES, QUESTIONS, simulated=clock).resources(ALL)
+def test_resources_and_response_times_are_seconds_of_each_client() -> None:
+    clients = toy_clients(SIZES, QUESTIONS, simulated=fixed_clock().round(1, 0.0))
+    found = clients.resources(ALL)
     assert found.download.tolist() == [1 + 1, 1 + 2, 1 + 4]
     assert found.training.tolist() == [3, 12, 36]
     assert found.upload.tolist() == [2, 4, 8]
-
-
-def test_response_times_are_those_of_training_and_an_answer() -> None:
-    clients = toy_clients(SIZES, QUESTIONS, simulated=fixed_clock().round(1, 0.0))
     assert clients.response_times(ALL).tolist() == [1 + 1 + 3 + 1, 1 + 2 + 12 + 2, 1 + 4 + 36 + 4]
     assert clients.response_times(ALL).tolist() == [2, 3, 5]  # an exchange and a number
-
-
-@pytest.mark.parametrize("ask", [lambda c: c.resources(ALL), lambda c: c.response_times(ALL)])
-def test_without_a_clock_a_question_about_devices_names_the_remedy(ask: Callable[[Clients], object]) -> None:
-    with pytest.raises(FedsimError, match="system=lognormal"):
-        ask(toy_clients(SIZES, QUESTIONS))
+    for question in ("resources", "response_times"):
+        with pytest.raises(FedsimError, match="system=lognormal"):
+            getattr(toy_clients(SIZES, QUESTIONS), question)(ALL)
 
 
 def test_without_a_clock_a_record_has_no_word_of_it() -> None:
@@ -295,12 +280,9 @@ def test_without_a_clock_a_record_has_no_word_of_it() -> None:
 
 
 def test_whoever_is_late_with_an_update_that_the_server_asked_for_has_not_sent_it() -> None:
-    class Two:
-        def race(self, *_: Any) -> Race:
-            return Race(np.array([True, False, False]), 0.25)
-
+    clock: Any = SimpleNamespace(race=lambda *_: (np.array([True, False, False]), 0.25))
     cohort = toy_cohort([3, 4, 5], [1, 1, 1], [[1, 1]] * 3, durations=np.array([0.25, 0.5, 0.0]))
-    found = arrivals(cohort, None, Two(), 0.0, 1)  # type: ignore[arg-type]
+    found = arrivals(cohort, None, clock, 0.0, 1)
     assert (found.late.tolist(), found.unsent.tolist()) == ([4, 5], [4])
     assert found.cohort is not None
     assert found.cohort.ids.tolist() == [3]

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.cluster.hierarchy import ClusterWarning, linkage
 
-from fedsim.core.types import Cohort
 from fedsim.selectors.clustered import (
     ClusteredBySimilarity,
     ClusteredBySize,
@@ -42,7 +41,7 @@ def test_bins_by_hand() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=14), st.integers(1, 8), st.integers(0, 1000))
 def test_both_are_unbiased_by_construction(sizes: list[int], k: int, seed: int) -> None:
-    clients = toy_clients(sizes, frozenset(), cohort_size=k)
+    clients = toy_clients(sizes, frozenset())
     similar = by_similarity(sizes, k)
     rows = np.random.default_rng(seed).standard_normal((len(sizes), 2)).tolist()
     similar.observe(1, toy_cohort(list(range(len(sizes))), sizes, rows), SERVER)
@@ -53,16 +52,6 @@ def test_both_are_unbiased_by_construction(sizes: list[int], k: int, seed: int) 
         selection = selector.select(1, clients, np.random.default_rng(seed))
         assert selection.weights is not None
         assert selection.weights.sum() == pytest.approx(1)
-
-
-def test_like_updates_share_a_distribution() -> None:
-    sizes = [1] * 6
-    selector = by_similarity(sizes, 3)
-    directions = [[1, 0], [0, 1], [-1, 0.1], [1, 0.1], [0.1, 1], [-1, 0]]
-    selector.observe(1, toy_cohort(list(range(6)), sizes, directions), SERVER)
-    rows = selector.distributions(toy_clients(sizes, frozenset(), cohort_size=3))
-    groups = {tuple(np.flatnonzero(row)) for row in rows}
-    assert groups == {(0, 3), (1, 4), (2, 5)}
 
 
 def test_ward_on_rows_takes_the_table_as_points() -> None:
@@ -76,27 +65,27 @@ def test_ward_on_rows_takes_the_table_as_points() -> None:
     assert ward_linkage(table[:1, :1], "rows").shape == ward_linkage(table[:1, :1]).shape == (0, 4)
 
 
+LINE = [[x, 0.0] for x in (0, 6, 10, 13, 20, 21)]
+
+
 @pytest.mark.parametrize(
-    ("ward_on", "groups"), [("distances", {(2, 3, 4), (0, 1, 5)}), ("rows", {(1, 2, 3), (0, 4, 5)})]
+    ("distance", "ward_on", "updates", "groups"),
+    [
+        ("cosine", "distances", [[1, 0], [0, 1], [-1, 0.1], [1, 0.1], [0.1, 1], [-1, 0]], {(0, 3), (1, 4), (2, 5)}),
+        ("l2", "distances", LINE, {(2, 3, 4), (0, 1, 5)}),  # which three are alike depends on the reading
+        ("l2", "rows", LINE, {(1, 2, 3), (0, 4, 5)}),
+    ],
 )
-def test_both_readings_of_the_table_of_distances(ward_on: str, groups: set[tuple[int, ...]]) -> None:
-    """Updates 0, 6, 10, 13, 20 and 21 on a line, two distributions: which three are alike depends on the reading."""
-    selector = by_similarity([1] * 6, 2, "l2", ward_on)
-    selector.observe(1, toy_cohort(list(range(6)), [1] * 6, [[x, 0.0] for x in (0, 6, 10, 13, 20, 21)]), SERVER)
-    rows = selector.distributions(toy_clients([1] * 6, frozenset(), cohort_size=2))
-    assert {tuple(np.flatnonzero(row)) for row in rows} == groups
-
-
-def test_before_any_update_everybody_is_alike_and_nothing_breaks() -> None:
-    sizes = [2] * 9
-    rows = by_similarity(sizes, 3).distributions(toy_clients(sizes, frozenset(), cohort_size=3))
-    np.testing.assert_allclose(rows.sum(0), 1 / 3)
+def test_like_updates_share_a_distribution(distance: str, ward_on: str, updates: Any, groups: set[Any]) -> None:
+    selector, clients = by_similarity([1] * 6, len(groups), distance, ward_on), toy_clients([1] * 6, frozenset())
+    np.testing.assert_allclose(selector.distributions(clients).sum(0), len(groups) / 6)  # before any update
+    selector.observe(1, toy_cohort(list(range(6)), [1] * 6, updates), SERVER)
+    assert {tuple(np.flatnonzero(row)) for row in selector.distributions(clients)} == groups
 
 
 @pytest.mark.parametrize("distance", ["cosine", "l1", "l2"])
 def test_products_kept_row_by_row_equal_those_of_all(distance: Any) -> None:
     sizes = [1] * 8
-    clients = toy_clients(sizes, frozenset(), cohort_size=3)
     selector, random = by_similarity(sizes, 3, distance), np.random.default_rng(0)
     for t in range(6):
         ids = np.sort(random.choice(8, 3, replace=False))
@@ -104,7 +93,7 @@ def test_products_kept_row_by_row_equal_those_of_all(distance: Any) -> None:
     assert selector.updates is not None
     whole = by_similarity(sizes, 3, distance)
     whole.updates, whole.products = selector.updates, inner_products([selector.updates])
-    np.testing.assert_allclose(selector._distances(clients), whole._distances(clients), atol=1e-6)
+    np.testing.assert_allclose(selector._distances(np.arange(8)), whole._distances(np.arange(8)), atol=1e-6)
 
 
 def test_angles() -> None:
@@ -122,10 +111,10 @@ def test_updates_whose_squares_overflow_float32_are_far_and_nothing_breaks(
     selector = by_similarity([1] * 6, 2, distance)
     points = [[1.0, 0], [2.0, 0], [1e20, 0], [1e20, 1e20], [-1e20, 0], [3.0, 0.1]]
     selector.observe(1, toy_cohort(list(range(6)), [1] * 6, points), SERVER)
-    apart = selector._distances(toy_clients([1] * 6, frozenset()))
+    apart = selector._distances(np.arange(6))
     assert np.isfinite(apart).all()
     assert apart[2:5, [0, 1, 5]].min() > apart[np.ix_([0, 1, 5], [0, 1, 5])].max()
-    rows = selector.distributions(toy_clients([1] * 6, frozenset(), cohort_size=2))
+    rows = selector.distributions(toy_clients([1] * 6, frozenset()))
     np.testing.assert_allclose(rows.sum(1), 1)
 
 
@@ -161,11 +150,3 @@ def test_clusters_are_the_largest_within_a_mass_of_one() -> None:
     assert sorted(map(tuple, clusters)) in ([(0, 1), (2,), (3, 4)], [(0, 1), (2, 3), (4,)])
     assert [tuple(c) for c in clusters_within_capacity(tree, np.full(5, 0.2))] == [(0, 1, 2, 3, 4)]
     assert len(set(cut_tree(tree, 2))) == 2
-
-
-def cohort_of_one() -> Cohort:
-    return toy_cohort([0], [1], [[1, 2]])
-
-
-def test_updates_are_flat_over_the_trained_tensors() -> None:
-    assert cohort_of_one().updates.tolist() == [[1, 2]]

@@ -1,22 +1,14 @@
 """What `fedsim list` reads out of conf/ is what Hydra composes and what methods cost."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from fedsim.clients.context import Signal
-from fedsim.commands.catalogue import (
-    INHERITED,
-    Catalogue,
-    comments_of_groups,
-    comments_of_keys,
-    described,
-    head_of,
-    size_of,
-)
+from fedsim.commands.catalogue import GROUP, INHERITED, KEY, Catalogue, comments, head_of
+from fedsim.commands.listing import size_of
 from fedsim.config.compose import search_path
 from fedsim.config.diagnosis import compose_one, options
 from fedsim.config.words import expand, parse, words_of
@@ -43,20 +35,10 @@ def test_groups_are_those_of_conf_and_each_says_what_is_chosen_in_it() -> None:
             group = CATALOGUE.group(name)
             assert group.about, name
             assert sorted(group.choices) == sorted(options(name)), name
-
-
-@pytest.mark.parametrize("group", CATALOGUE.names)
-def test_every_choice_says_in_a_sentence_what_it_is(group: str) -> None:
-    for name, choice in CATALOGUE.group(group).choices.items():
-        assert choice.head.text, name
-        assert 5 < len(choice.idea) < 300, name
-        assert not choice.idea.startswith("#"), name
-
-
-@pytest.mark.parametrize("name", SELECTORS)
-def test_every_method_has_source_questions_and_costs(name: str) -> None:
-    assert METHODS[name].fields.keys() >= {"source", "asks", "bytes", "samples"}
-    assert METHODS[name].fields.keys() <= set(INHERITED)
+            for choice in group.choices.values():
+                assert choice.text, (name, choice.name)
+                assert 5 < len(choice.idea) < 300, choice.name
+                assert not choice.idea.startswith("#"), choice.name
 
 
 WORDS = {
@@ -74,23 +56,22 @@ def _nodes_of_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def node(choice: str) -> dict[str, Any]:
         method = METHODS[choice]
-        groups = {name: CATALOGUE.choice(name, made).values for name, made in method.subgroups.items()}
-        return {**method.values, **{name.rpartition("/")[2]: dict(values) for name, values in groups.items()}}
+        groups = {name: CATALOGUE.group(name).choices[made].file for name, made in method.file.subgroups.items()}
+        return {**method.file.values, **{name.rpartition("/")[2]: dict(file.values) for name, file in groups.items()}}
 
     monkeypatch.setattr("tests.test_selector_contract.composed", node)
 
 
 @pytest.mark.usefixtures("_nodes_of_the_catalogue")
 @pytest.mark.parametrize("name", SELECTORS)
-def test_what_a_method_is_said_to_ask_is_what_it_declares(name: str) -> None:
+def test_every_method_has_source_and_costs_and_asks_what_it_declares(name: str) -> None:
+    fields = METHODS[name].fields
+    assert {"source", "asks", "bytes", "samples"} <= fields.keys() <= set(INHERITED)
     needs = build(name, toy_population([2] * N, K, 12)).needs
-    asked = METHODS[name].fields["asks"]
-    for signal, words in WORDS.items():
-        if signal in needs:
-            assert words in asked
-    of_clients = needs - {Signal.VALIDATION, Signal.TEST}
-    assert asked.startswith("nothing") == (not of_clients)
-    assert (Signal.PUBLIC in needs) == (METHODS[name].fields.get("needs") == "server.public_samples")
+    for signal in needs & WORDS.keys():
+        assert WORDS[signal] in fields["asks"]
+    assert fields["asks"].startswith("nothing") == (not needs - {Signal.VALIDATION, Signal.TEST})
+    assert (Signal.PUBLIC in needs) == (fields.get("needs") == "server.public_samples")
 
 
 def bytes_of(text: str, direction: str, d: int, selected: int = K) -> int:
@@ -104,32 +85,18 @@ def bytes_of(text: str, direction: str, d: int, selected: int = K) -> int:
     return total
 
 
-def test_words_about_bytes_are_read_as_they_are_meant() -> None:
-    assert bytes_of("4 K up; in round 1 (N-K) B down, 4 N up", "up", D) == 12
-    assert bytes_of("4 K up; in round 1 (N-K) B down, 4 N up", "down", D) == 0
-    assert [bytes_of("(d-K) B down and up, 4 d up", to, D) for to in ("down", "up")] == [24, 24 + 24]
-    assert bytes_of("(N-K) B down, 4 N up in the first half; then 0", "down", D) == 0
-
-
 @pytest.mark.usefixtures("_nodes_of_the_catalogue")
 @pytest.mark.parametrize("name", sorted(set(SELECTORS) - set(NOT_BY_ROUND)))
 def test_a_method_costs_the_bytes_that_its_file_says(name: str) -> None:
-    run = simulation(name, [2] * N, K)
-    last = list(run)[-1]
-    d = 10 if name.endswith("d10") else D
+    first, *_, last = list(simulation(name, [2] * N, K))
     text = METHODS[name].fields["bytes"]
     selected = K if name == "full" else len(last.selected)  # FedABC and top_loss_7 decide how many
-    assert last.bytes_down - selected * B == bytes_of(text, "down", d, selected)
-    assert last.bytes_up - selected * B == bytes_of(text, "up", d, selected)
-
-
-@pytest.mark.usefixtures("_nodes_of_the_catalogue")
-@pytest.mark.parametrize("name", [name for name in SELECTORS if "; in round 1 " in METHODS[name].fields["bytes"]])
-def test_a_method_costs_the_bytes_in_round_1_that_its_file_says(name: str) -> None:
-    first = simulation(name, [2] * N, K).step()
-    text = re.sub(r".*; in round 1 ([^;]*).*", r"\1", METHODS[name].fields["bytes"])
-    assert first.bytes_down - K * B == bytes_of(text, "down", D)
-    assert first.bytes_up - K * B == bytes_of(text, "up", D)
+    of_round = [(last, text, 10 if name.endswith("d10") else D, selected)]
+    if "; in round 1 " in text:
+        of_round.append((first, re.sub(r".*; in round 1 ([^;]*).*", r"\1", text), D, K))
+    for record, words, d, number in of_round:
+        assert record.bytes_down - number * B == bytes_of(words, "down", d, number)
+        assert record.bytes_up - number * B == bytes_of(words, "up", d, number)
 
 
 VARIANTS = [
@@ -152,18 +119,17 @@ def test_a_variants_values_are_those_that_hydra_composes(group: str, name: str) 
         config = compose_one([*parent, f"{group}={name}"])
     node: Any = OmegaConf.to_container(OmegaConf.select(config, group.replace("/", ".")))
     choice = CATALOGUE.group(group).choices[name]
-    own_groups = {sub.rpartition("/")[2] for sub in choice.subgroups}
-    assert choice.values == {k: v for k, v in node.items() if k not in own_groups}
-    assert {p.name for p in choice.parameters} == {f"{group.replace('/', '.')}.{k}" for k in choice.values} - {
-        f"{group.replace('/', '.')}._target_"
-    }
+    own_groups = {sub.rpartition("/")[2] for sub in choice.file.subgroups}
+    assert choice.file.values == {k: v for k, v in node.items() if k not in own_groups}
+    package = group.replace("/", ".")
+    assert [key for key, _, _ in choice.values] == [f"{package}.{k}" for k in choice.file.values if k != "_target_"]
 
 
 @pytest.mark.parametrize("name", ["gpfl_settings_code", "fedabc_lambda", "gpfl_fig7b_femnist", "gpfl_table1_fmnist"])
 def test_a_papers_experiment_sweeps_over_what_hydra_sweeps_over(name: str) -> None:
     with search_path():
         params = compose_one([f"preset={name}"]).hydra.sweeper.params
-        sizes = size_of(CATALOGUE.group("preset").choices[name].sweeps)
+        sizes = {k: size_of(str(v)) for k, v in CATALOGUE.group("preset").choices[name].sweeps.items()}
         axes = {word.partition("=")[0]: len(expand(parse([word]))) for word in words_of(params)}
     assert sizes == axes
 
@@ -175,20 +141,7 @@ def test_comments_are_read_with_their_continuations() -> None:
         "  - sub: one            # what sub is\n  - _self_\na: 1                      # the first,\n"
         "                          # in two lines\nb: '#x'\nc: [1, 2]  # third\n"
     )
-    head = head_of(text)
-    assert (head.idea, head.text) == ("One thing.", "One thing. And more of it.")
-    assert head.fields == {"source": "A paper of 2020, its appendix"}
-    assert comments_of_keys(text) == {"defaults": "", "a": "the first, in two lines", "b": "", "c": "third"}
-    assert comments_of_groups(text) == {"model": "not a group of its own", "sub": "what sub is"}
-
-
-def test_a_class_is_read_and_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = 'from os import mkdir\nmkdir("imported")\nclass Mine:\n    """What it does.\n\n    More."""\n'
-    (tmp_path / "my_lab.py").write_text(text + "    needs = frozenset({Signal.LOSSES, Signal.PUBLIC})\n")
-    found = described("my_lab.Mine")
-    assert found is not None
-    assert (found.summary, found.needs) == ("What it does.", ("losses", "public"))
-    assert described("my_lab.Other") is None
-    assert described("nowhere.Mine") is None
-    assert not (tmp_path / "imported").exists()
+    prose, fields = head_of(text)
+    assert (prose, fields) == ("One thing. And more of it.", {"source": "A paper of 2020, its appendix"})
+    assert comments(text, KEY) == {"a": "the first, in two lines", "c": "third"}
+    assert comments(text, GROUP) == {"model": "not a group of its own", "sub": "what sub is"}

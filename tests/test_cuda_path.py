@@ -41,7 +41,7 @@ RAGGED = ("partition=dirichlet_class", "partition.alpha=0.3", "local.epochs=2")
 IMAGES = ("num_rounds=1", "num_clients=3", "cohort_size=2", "local.epochs=null", "local.steps=2", "local.batch_size=8")
 LONG = ("linear chain, one by one", "weight decay", "adam, decoupled", "logistic", "mlp_64", "resnet20, one by one")
 LONG += ("resnet20, group norm", "a model for each client", "evaluation every other round", "by_size", "in chunks")
-GRAPH = ("engine=graph", "engine.program=torch")
+GRAPH = ("engine=graph",)
 CASES: dict[str, Sequence[str]] = {
     "linear chain": (*SMALL, *BATCHED),
     "linear chain, one by one": (*SMALL, *SEQUENTIAL),
@@ -116,11 +116,7 @@ def test_the_cnn_equals_the_cpu(form: str) -> None:
     assert_equal(runs[1], runs[0])
 
 
-HEADS = {
-    "vgg16_head": (),
-    "frozen_features": (),
-    "frozen_features, two layers": ("model.hidden=8",),
-}
+HEADS = {"vgg16_head": (), "frozen_features": (), "frozen_features, two layers": ("model.hidden=8",)}
 
 
 @pytest.mark.slow

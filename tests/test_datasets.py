@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+import socket
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import torch
 import torchvision
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.data import torchvision_sets
+from fedsim.data import femnist, fetch, torchvision_sets
 from fedsim.data.base import LoadedData, Samples
 from tests.dataset_toys import REAL, build, check_sound
 
@@ -90,8 +91,7 @@ def test_mnist_is_read_as_torchvision_reads_it(tmp_path: Path) -> None:
         assert torch.equal(ours.y, theirs.targets)
 
 
-def test_emnist_letters_start_at_zero_and_stand_upright(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(torchvision_sets.EMNIST, "letters", (26, 20, 6))
+def test_emnist_letters_start_at_zero_and_stand_upright(tmp_path: Path) -> None:
     names = ("emnist-letters-train", "emnist-letters-test")
     stored = write_mnist(tmp_path / "EMNIST" / "raw", names, first_label=1)
     data = build("emnist", tmp_path, split="letters").load()
@@ -100,53 +100,33 @@ def test_emnist_letters_start_at_zero_and_stand_upright(tmp_path: Path, monkeypa
     assert data.train.x[3, 0].tolist() == stored[3].T.tolist()
 
 
-def test_emnist_of_another_length_is_refused(tmp_path: Path) -> None:
-    write_mnist(tmp_path / "EMNIST" / "raw", ("emnist-balanced-train", "emnist-balanced-test"))
-    with pytest.raises(DataError, match="expected dimensions 112800x28x28, found 20x28x28"):
-        build("emnist", tmp_path).load()
-
-
 @pytest.mark.usefixtures("any_mnist")
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    "damage",
     [
-        (lambda content: content[:-1], "expected 15696 bytes, found 15695 bytes"),
-        (lambda content: content + b"x", "expected 15696 bytes, found 15697 bytes"),
-        (lambda content: content[:7], "expected at least 16 bytes, found 7 bytes"),
-        (lambda content: b"<html>not found</html>" * 9, "expected first bytes 00000803 .*, found 3c68746d"),
-        (lambda content: b"", "expected first bytes 00000803 .*, found an empty file"),
-        (lambda content: idx(np.zeros((20, 27, 28))), "expected dimensions anyx28x28, found 20x27x28"),
+        lambda content: content[:-1],
+        lambda content: content[:7],
+        lambda content: b"<html>not found</html>" * 9,
+        lambda content: b"",
+        lambda content: idx(np.zeros((20, 27, 28))),
     ],
 )
-def test_a_damaged_file_is_named_with_what_was_expected_and_found(tmp_path: Path, damage: Any, reason: str) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path, damage: Any) -> None:
     write_mnist(tmp_path / "MNIST" / "raw")
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(DataError, match=rf"train-images-idx3-ubyte is damaged: {reason}.*fetch it again"):
-        build("mnist", tmp_path).load()
-
-
-@pytest.mark.usefixtures("any_mnist")
-@pytest.mark.parametrize("labels", [np.arange(20), np.zeros(19), np.zeros(0)])
-def test_labels_that_do_not_fit_the_images_are_refused(tmp_path: Path, labels: np.ndarray) -> None:
-    write_mnist(tmp_path / "MNIST" / "raw")
-    (tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(idx(labels))
-    with pytest.raises(DataError, match=rf"as many labels as images, all in 0\.\.9, found {len(labels)} labels"):
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte is damaged: expected IDX, .* nx28x28; .*fetch it ag"):
         build("mnist", tmp_path).load()
 
 
 @pytest.mark.parametrize(
-    ("choice", "folder", "md5"),
-    [
-        ("mnist", "MNIST", "6bbc9ace898e44ae57da46a324031adb"),
-        ("fashion_mnist", "FashionMNIST", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
-    ],
+    ("choice", "md5"),
+    [("MNIST", "6bbc9ace898e44ae57da46a324031adb"), ("FashionMNIST", "f4a8712d7a061bf5bd6d2ca38dc4d50a")],
 )
-def test_files_of_other_content_fail_their_checksum(tmp_path: Path, choice: str, folder: str, md5: str) -> None:
-    write_mnist(tmp_path / folder / "raw")
-    found = hashlib.md5((tmp_path / folder / "raw" / "train-images-idx3-ubyte").read_bytes()).hexdigest()
-    with pytest.raises(DataError, match=f"expected md5 {md5}, found {found}"):
-        build(choice, tmp_path).load()
+def test_files_of_other_content_fail_their_checksum(tmp_path: Path, choice: str, md5: str) -> None:
+    write_mnist(tmp_path / choice / "raw")
+    with pytest.raises(DataError, match=f"train-images-idx3-ubyte is damaged: expected md5 {md5}; delete it"):
+        build({"MNIST": "mnist", "FashionMNIST": "fashion_mnist"}[choice], tmp_path).load()
 
 
 def test_a_split_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -167,7 +147,6 @@ def test_real_fashion_mnist(tmp_path: Path) -> None:
 # --- fetching ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("message", ["no network\nat all", ""])
 @pytest.mark.parametrize(
     ("choice", "wanted", "folder"),
     [
@@ -177,17 +156,17 @@ def test_real_fashion_mnist(tmp_path: Path) -> None:
         ("cifar100", "train, test", "cifar-100-python"),
     ],
 )
-def test_without_network_the_wanted_files_are_named_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, wanted: str, folder: str, message: str
+def test_without_network_the_wanted_files_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, wanted: str, folder: str
 ) -> None:
     def offline(*_: Any, **__: Any) -> None:
-        raise OSError(message)
+        raise OSError("no network\nat all")
 
     monkeypatch.setattr(torchvision_sets, "_fetch", offline)
-    reason = "no network at all" if message else "OSError"
-    with pytest.raises(DataError, match=rf"data_dir=.*no {wanted}.* in .*{folder}.*\({reason}\).*FEDSIM_DATA"):
+    with pytest.raises(
+        DataError, match=rf"data_dir=.*no {wanted}.* in .*{folder}.*\(no network at all\).*the files there.*FEDSIM_DATA"
+    ):
         build(choice, tmp_path / "new").load()
-    assert not list(tmp_path.iterdir())
 
 
 def test_only_the_files_that_are_missing_are_named_and_the_others_kept(
@@ -196,9 +175,25 @@ def test_only_the_files_that_are_missing_are_named_and_the_others_kept(
     write_mnist(tmp_path / "MNIST" / "raw")
     (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
     monkeypatch.setattr(torchvision_sets, "_fetch", lambda *_: None)
-    with pytest.raises(DataError, match=r"data_dir=\S+: t10k-labels-idx1-ubyte should now be in"):
+    with pytest.raises(DataError, match=r"data_dir=\S+: no t10k-labels-idx1-ubyte in .*they are not there afterwards"):
         build("mnist", tmp_path).load()
     assert len(list((tmp_path / "MNIST" / "raw").iterdir())) == 3
+
+
+@pytest.mark.parametrize("choice", ["mnist", "cifar10"])
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "STALL_SECONDS", 0.3)
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts connections and sends nothing
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [address])
+        monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", address + "cifar-10-python.tar.gz")
+        with pytest.raises(DataError, match=r"sent nothing for 0\.3 s\)"):
+            build(choice, tmp_path / "new").load()
+        monkeypatch.setattr(femnist, "PROTOCOL", "http://")
+        with fetch.stall_bounded(), pytest.raises(TimeoutError):
+            femnist._download(address)
+    assert socket.getdefaulttimeout() is None
 
 
 @pytest.mark.usefixtures("any_mnist")
@@ -218,7 +213,7 @@ def test_of_several_processes_one_fetches_and_the_others_wait(tmp_path: Path, mo
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(load, range(4)))
     assert fetched == ["MNIST"]
-    assert [p.name for p in (tmp_path / "new").iterdir()] == ["MNIST"]
+    assert sorted(p.name for p in (tmp_path / "new").iterdir() if p.name[0] != ".") == ["MNIST"]
 
 
 # --- CIFAR ---------------------------------------------------------------------------------------------------------
@@ -273,10 +268,7 @@ def test_a_pickle_of_another_checksum_is_never_opened(tmp_path: Path) -> None:
     content = pickle.dumps(Hostile())
     for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
         (folder / name).write_bytes(content)
-    found = hashlib.md5(content).hexdigest()
-    with pytest.raises(
-        DataError, match=f"data_batch_1 is damaged: expected md5 c99cafc152244af753f735de768cd75f, found {found}"
-    ):
+    with pytest.raises(DataError, match="data_batch_1 is damaged: expected md5 c99cafc152244af753f735de768cd75f;"):
         build("cifar10", tmp_path).load()
     assert not marker.exists()
     pickle.loads(content)
@@ -286,20 +278,36 @@ def test_a_pickle_of_another_checksum_is_never_opened(tmp_path: Path) -> None:
 # --- labels --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("broken", ["training", "test"])
-@pytest.mark.parametrize("label", [-1, 2])
-def test_a_data_set_whose_labels_are_not_its_classes_is_refused(broken: str, label: int) -> None:
-    x, sound = torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 1])
-    sets = {name: Samples(x, sound) for name in ("training", "test")}
-    sets[broken] = Samples(x, torch.tensor([0, label, 1]))
-    with pytest.raises(DataError, match=rf"labels of the {broken} samples must lie in 0\.\.1, found "):
-        LoadedData(sets["training"], sets["test"], 2, None, None, "x")
+def labelled(x: Any, y: Any, owners: Any = None, broken: str = "training") -> LoadedData:
+    """Two classes; the `broken` split has these samples, labels and owners."""
+    sets = {"training": Samples(torch.zeros(3, 2), torch.tensor([0, 1, 1]))} | {broken: Samples(x, y)}
+    return LoadedData(sets["training"], sets.get("test", sets["training"]), 2, None, None, "x", owners)
 
 
-@pytest.mark.parametrize("part", ["samples", "labels"])
-def test_a_data_set_of_arrays_is_refused_by_what_they_are(part: str) -> None:
-    x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
-    sound = Samples(x, y)
-    broken: Any = Samples(x.numpy(), y) if part == "samples" else Samples(x, y.numpy())  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=f"the test {part} must be a torch tensor, not ndarray; torch.as_tensor makes"):
-        LoadedData(sound, broken, 2, None, None, "x")
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"y": torch.tensor([0, -1, 1])}, r"labels of the training samples must lie in 0\.\.1, found -1\.\.1"),
+        (
+            {"y": torch.tensor([0, 2, 1]), "broken": "test"},
+            r"labels of the test samples must lie in 0\.\.1, found 0\.\.2",
+        ),
+        ({"y": torch.zeros(3)}, "labels of the training samples must be int64, not torch.float32"),
+        (
+            {"x": np.zeros((3, 2)), "broken": "test"},
+            "the test samples must be a torch tensor, not ndarray; torch.as_tens",
+        ),
+        (
+            {"y": np.zeros(3, np.int64)},
+            "the training labels must be a torch tensor, not ndarray; torch.as_tensor makes",
+        ),
+        ({"x": torch.zeros(4, 2)}, "must have one label for each image.*found 4 images, 3 labels"),
+        ({"x": torch.zeros(0, 2), "y": torch.zeros(0, dtype=torch.int64)}, "at least one image; found 0 images"),
+        ({"owners": np.zeros(2, np.int64)}, "found 3 images, 3 labels, 2 owners"),
+    ],
+)
+def test_unsound_data_sets_are_refused(values: dict[str, Any], told: str) -> None:
+    sound = {"x": torch.zeros(3, 2), "y": torch.tensor([0, 1, 1]), "owners": np.zeros(3, np.int64)}
+    assert len(labelled(**sound).train) == 3
+    with pytest.raises(DataError, match=told):
+        labelled(**{**sound, **values})

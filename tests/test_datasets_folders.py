@@ -97,9 +97,9 @@ def test_absent_folders_are_named_without_reading_any(
 
 
 def test_folders_that_are_absent_or_differ_in_their_classes_are_named(tmp_path: Path, folders: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset\.path=nowhere: no folder train/ in .*nowhere or .*nowhere"):
+    with pytest.raises(DataError, match=r"dataset\.path=nowhere: is missing train/ in .*nowhere or .*nowhere"):
         build("image_folder", tmp_path, path="nowhere").load()
-    with pytest.raises(ConfigError, match=r"dataset\.path='': must name a folder"):
+    with pytest.raises(ConfigError, match=r"dataset\.path='': must name a file or folder"):
         build("image_folder", tmp_path, path="")
     (folders / "test" / "cow").mkdir()
     with pytest.raises(DataError, match=r"dataset\.path: Found no valid file for the classes cow"):

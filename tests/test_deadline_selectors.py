@@ -14,15 +14,18 @@ from fedsim.selectors.oort import OortBySpeed
 from fedsim.selectors.tifl import TiFL
 from tests.clocks import fixed_clock
 from tests.test_oort import oort
-from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
+from tests.toys import ToyEngine, picked, toy_components, toy_params, toy_population
 
 SIZES = [1, 2, 3]  # a round of clients 0, 1 and 2 takes 7, 19 and 49 s (tests/test_clock.py)
 
 
-def clients_of(selector: Any, **more: Any) -> Any:
-    sizes = more.pop("sizes", SIZES)
+SIX = [1] * 6
+"""Trained in 1 + 1 + 3 + 1, 1 + 2 + 6 + 2 and 1 + 4 + 12 + 4 s by the three devices, which repeat: three tiers."""
+
+
+def choose(selector: Any, round: int = 1, sizes: list[int] = SIX, seed: int | None = None, **more: Any) -> list[int]:
     clock = fixed_clock(len(sizes)).round(1, 0.0)
-    return toy_clients(sizes, selector.needs, simulated=clock, **more)
+    return picked(selector, round, round if seed is None else seed, simulated=clock, **more)
 
 
 # --- FedCS ------------------------------------------------------------------------------------------------------------
@@ -36,15 +39,14 @@ def fedcs(**more: Any) -> FedCS:
 @pytest.mark.parametrize(("deadline", "chosen"), [(7.0, []), (7.1, [0]), (20, [0, 1]), (49.1, [0, 1, 2])])
 def test_fedcs_takes_whoever_is_done_before_the_deadline(deadline: float, chosen: list[int]) -> None:
     selector, ledger = fedcs(deadline=deadline), Ledger()
-    selection = selector.select(1, clients_of(selector, ledger=ledger), np.random.default_rng(0))
-    assert selection.ids.tolist() == chosen
+    assert choose(selector, sizes=SIZES, ledger=ledger) == chosen
     assert (ledger.bytes_up, ledger.bytes_down) == (3 * 3 * 4, 0)
 
 
 def test_fedcs_asks_a_share_of_all_clients_or_k_of_them() -> None:
     for fraction, count in ((None, 2), (1e-12, 1), (0.1, 1), (0.34, 2), (1.0, 3)):
         selector, ledger = fedcs(candidate_fraction=fraction), Ledger()
-        selector.select(1, clients_of(selector, ledger=ledger), np.random.default_rng(0))
+        choose(selector, sizes=SIZES, ledger=ledger)
         assert ledger.bytes_up == count * 3 * 4
 
 
@@ -56,12 +58,8 @@ def test_sequential_uploads_by_hand() -> None:
     assert one_after_another(found, 15.0).tolist() == [1, 0]  # 3 + 12 is not below it
     assert one_after_another(found, 13.0).tolist() == [1]  # nor is 2 + 11, nor, without client 0, 3 + 7 + 1 + 2
     assert one_after_another(found, 9.0).tolist() == []  # 2 + 7 is not; alone, the others take 10 and 13
-
-
-def test_a_download_that_is_no_slower_than_the_slowest_so_far_counts_nothing() -> None:
-    """Increases 6, 8 and 5.5: client 2, T^d = 5. Then 0 + 5 and 0 + 3: client 1 before client 0."""
     found = Resources(download=np.array([1.0, 5, 5]), training=np.zeros(3), upload=np.array([5.0, 3, 0.5]))
-    assert one_after_another(found, 100.0).tolist() == [2, 1, 0]
+    assert one_after_another(found, 100.0).tolist() == [2, 1, 0]  # 6, 8 and 5.5; then, with T^d = 5, 5 and 3
 
 
 def test_fedcs_goes_through_rounds_in_which_nobody_fits() -> None:
@@ -72,30 +70,12 @@ def test_fedcs_goes_through_rounds_in_which_nobody_fits() -> None:
     assert run.params["w"].tolist() == [0, 0]
 
 
-def test_a_simulation_tells_whether_the_selector_has_observed_the_latest_round() -> None:
-    selector, clock = oort(3, 2, sizes=SIZES), fixed_clock()
-    run = Simulation(toy_components(ToyEngine(SIZES), selector.population, selector, simulated=clock), toy_params())
-    told = []
-    for clock.system.deadline in (100.0, 0.5, 100.0):
-        run.step()
-        told.append(run.observed)
-    assert told == [True, False, True]
-
-
 # --- TiFL -------------------------------------------------------------------------------------------------------------
-
-SIX = [1] * 6  # trained in 6, 11, 21, 6, 11 and 21 s: three tiers of two
-"""Response times: 1 + 1 + 3 + 1, 1 + 2 + 6 + 2 and 1 + 4 + 12 + 4 s of the three devices, which repeat."""
 
 
 def tifl(sizes: list[int] = SIX, k: int = 2, **more: Any) -> TiFL:
     values: dict[str, Any] = {"num_tiers": 3, "interval": 1, "credits": 10.0, "probabilities": [0.0, 1.0, 0.0]}
     return TiFL(toy_population(sizes, k, 10), **(values | more))
-
-
-def choose(selector: TiFL, round: int = 1, sizes: list[int] = SIX, **more: Any) -> list[int]:
-    clients = clients_of(selector, round=round, sizes=sizes, cohort_size=selector.population.cohort_size, **more)
-    return selector.select(round, clients, np.random.default_rng(round)).ids.tolist()
 
 
 def test_tiers_are_cut_by_response_times_and_one_of_them_is_selected_from() -> None:
@@ -127,17 +107,17 @@ def test_probabilities_follow_ranks_of_accuracies_once_a_tier_has_not_become_bet
     selector = tifl(probabilities=None)
     choose(selector)
     assert selector.accuracies == pytest.approx([0.625, 0.35, 0.25])
-    assert selector.probabilities == pytest.approx([1 / 3] * 3)  # nothing to compare with yet
+    assert selector.chances == pytest.approx([1 / 3] * 3)  # nothing to compare with yet
     choose(selector, 2)
-    assert selector.probabilities == pytest.approx([1 / 6, 2 / 6, 3 / 6])
-    selector.credits = np.array([4, 0, 4])
+    assert selector.chances == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    selector.left = np.array([4, 0, 4])
     selector._adapt(np.array([0.6, 0.1, 0.2]))
-    assert selector.probabilities == pytest.approx([1 / 3, 0, 2 / 3])  # tier 1 has no credits, and no rank
+    assert selector.chances == pytest.approx([1 / 3, 0, 2 / 3])  # tier 1 has no credits, and no rank
     better = tifl(probabilities=None)
     choose(better)
     better.accuracies = np.array([0.6, 0.3, 0.2])
     choose(better, 2)
-    assert better.probabilities == pytest.approx([1 / 3] * 3)
+    assert better.chances == pytest.approx([1 / 3] * 3)
 
 
 def test_accuracies_are_asked_for_every_so_many_rounds_and_weigh_samples() -> None:
@@ -160,7 +140,7 @@ def test_a_tier_without_credits_is_not_drawn_until_none_has_any() -> None:
         choose(selector, t)
         drawn.append(selector.current)
     assert sorted(drawn) == [0, 1, 2]
-    assert selector.credits.tolist() == [0, 0, 0]
+    assert selector.left.tolist() == [0, 0, 0]
     assert len(choose(selector, 4)) == 2
 
 
@@ -169,22 +149,15 @@ def test_credits_are_exact_and_never_more_than_there_are_rounds(credits: float, 
     """1.1 x 100 / 10 is 11 (11.000000000000002 in floating point); a checkpoint cannot hold the integer 10^21."""
     population = toy_population([1] * 10, 2, 100)
     selector = TiFL(population, num_tiers=10, interval=1, credits=credits, probabilities=None)
-    assert selector.credits.tolist() == [expected] * 10
-    assert selector.credits.dtype == np.int64
+    assert selector.left.tolist() == [expected] * 10
+    assert selector.left.dtype == np.int64
 
 
-@pytest.mark.parametrize(
-    ("values", "key"),
-    [
-        ({"probabilities": [0.5, 0.5]}, "probabilities"),
-        ({"probabilities": [0.0, 0.0, 0.0]}, "probabilities"),
-        ({"num_tiers": 0}, "num_tiers"),
-        ({"credits": 0.0}, "credits"),
-    ],
-)
-def test_values_out_of_range_are_named(values: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError, match=key):
-        tifl(**values)
+def test_values_out_of_range_are_named() -> None:
+    wrong: list[dict[str, Any]] = [{"probabilities": [0.5, 0.5]}, {"probabilities": [0.0] * 3}]
+    for values in (*wrong, {"num_tiers": 0}, {"num_tiers": 7}, {"credits": 0.0}):
+        with pytest.raises(ConfigError, match=next(iter(values))):
+            tifl(**values)
 
 
 # --- Oort -------------------------------------------------------------------------------------------------------------
@@ -203,14 +176,16 @@ def test_oort_observes_durations_and_scales_the_slow_by_equation_1() -> None:
     assert scores / selector.scores(np.arange(3), 2) == pytest.approx([1, 1, (21 / 53) ** 2])
 
 
-def test_the_late_are_not_learnt_of() -> None:
-    selector = oort(sizes=SIZES, k=3)
-    parts = toy_components(ToyEngine(SIZES), selector.population, selector, simulated=fixed_clock(deadline=30.0))
-    record = Simulation(parts, toy_params()).step()
-    assert record.late == [2]
+def test_the_late_are_not_learnt_of_and_rounds_without_an_update_not_observed() -> None:
+    selector, clock = oort(sizes=SIZES, k=3), fixed_clock(deadline=30.0)
+    run = Simulation(toy_components(ToyEngine(SIZES), selector.population, selector, simulated=clock), toy_params())
+    assert (run.step().late, run.observed) == ([2], True)
     assert selector.durations[:2].tolist() == [8, 21]
     assert np.isnan(selector.durations[2])
     assert selector.last_round.tolist() == [1, 1, 0]
+    clock.system.deadline = 0.5
+    run.step()
+    assert not run.observed
 
 
 def test_oort_by_speed_asks_once_and_explores_the_fast() -> None:
@@ -220,10 +195,8 @@ def test_oort_by_speed_asks_once_and_explores_the_fast() -> None:
     sizes, counts = [1, 1, 1], np.zeros(3)
     for s in range(300):
         selector, ledger = OortBySpeed(toy_population(sizes, 1, 10), **values), Ledger()
-        clients = clients_of(selector, sizes=sizes, ledger=ledger, cohort_size=1)
-        counts[selector.select(1, clients, np.random.default_rng(s)).ids] += 1
-        assert ledger.bytes_up == 3 * 3 * 4
-        selector.select(2, clients, np.random.default_rng(s))
+        counts[choose(selector, 1, sizes, s, ledger=ledger)] += 1
+        choose(selector, 2, sizes, s, ledger=ledger)
         assert ledger.bytes_up == 3 * 3 * 4
     assert selector.expected.tolist() == [1 + 1 + 3 + 2, 1 + 2 + 6 + 4, 1 + 4 + 12 + 8]
     speeds = 1 / selector.expected

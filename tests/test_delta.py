@@ -21,14 +21,6 @@ def test_only_those_that_took_part_share_their_mass_anew() -> None:
     assert selector.probabilities == pytest.approx([0.75 * 0.5, 0.75 * 0.25, 0.75 * 0.25, 0.25])
 
 
-def test_variance_counts_beside_diversity() -> None:
-    selector = delta([1] * 2, 1, diversity=1.0, variance=4.0)
-    selector._ids, selector._spreads = np.array([0, 1]), np.array([1.0, 2.0])
-    selector.observe(1, toy_cohort([0, 1], [1, 1], [[1, 0], [-1, 0]]), SERVER)
-    expected = np.sqrt([1 + 4 * 1, 1 + 4 * 4])
-    assert selector.probabilities == pytest.approx(expected / expected.sum())
-
-
 def test_masses_stay_where_scores_give_none() -> None:
     mass = np.array([0.2, 0.3])
     for scores in ([0.0, 1.0], [np.nan, 1.0]):
@@ -45,15 +37,6 @@ def test_draws_are_unbiased() -> None:
         assert selection.weights is not None
         total[selection.ids] += selection.weights
     assert total / 4000 == pytest.approx(np.array(sizes) / 10, rel=0.08)
-
-
-def test_spreads_are_those_of_mini_batch_gradients() -> None:
-    """The toy's gradient on positions p is (mean p + 1, -(mean p)^2 / 7)."""
-    selector = delta([8, 2], 1)
-    clients = toy_clients([8, 2], selector.needs)
-    spread = clients.gradient_spreads(np.array([0, 1]))
-    assert spread[1] == 0  # one batch
-    assert spread[0] > 0
 
 
 def test_gradients_are_updates_over_lr_and_steps() -> None:

@@ -8,9 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsim.clients.ledger import Ledger
+from fedsim.core.errors import ConfigError
+from fedsim.selectors import divfl as divfl_module
 from fedsim.selectors.divfl import DivFL, cluster_shares, lazy_greedy, plain_greedy
 from fedsim.selectors.similarity import euclidean_distances, inner_products
-from tests.toys import ToyEngine, toy_clients, toy_population
+from tests.toys import ToyEngine, picked, toy_clients, toy_population
 
 Greedy = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 
@@ -24,6 +26,11 @@ LINE = pairwise_distances(torch.tensor([[0.0], [1.0], [5.0], [6.0], [20.0]]))
 
 def g(distances: np.ndarray, chosen: np.ndarray) -> float:
     return float(distances[:, chosen].min(1).sum())
+
+
+def divfl(n: int, k: int, **more: Any) -> DivFL:
+    values: dict[str, Any] = {"mode": "ideal", "greedy": "lazy", "share": 0.1, "weights": "gamma"}
+    return DivFL(toy_population([1] * n, k), **(values | more))
 
 
 def test_points_on_a_line_by_hand() -> None:
@@ -76,7 +83,7 @@ def test_clients_of_one_gradient_are_selected_equally_often(greedy: Literal["pla
 
     n, counts = 6, np.zeros(6)
     for seed in range(300):
-        selector = DivFL(toy_population([1] * n, 2), mode="ideal", greedy=greedy, share=0.1, weights="gamma")
+        selector = divfl(n, 2, greedy=greedy)
         selection = selector.select(
             1, toy_clients([1] * n, selector.needs, engine=OneGradient([1] * n)), np.random.default_rng(seed)
         )
@@ -85,18 +92,6 @@ def test_clients_of_one_gradient_are_selected_equally_often(greedy: Literal["pla
         assert sorted(selection.weights) == [0, 1]  # the one picked first stands for all
     assert counts.sum() == 600
     assert (np.abs(counts - 100) < 40).all()
-
-
-def test_without_overhead_a_newcomer_sends_its_gradient_once() -> None:
-    sizes = [1, 2, 3]
-    selector = DivFL(toy_population(sizes, 3), mode="no_overhead", greedy="plain", share=0.1, weights="gamma")
-    sent = []
-    for round, available in ((1, [0, 1]), (2, [0, 1, 2])):
-        ledger = Ledger()
-        clients = toy_clients(sizes, selector.needs, round=round, available=available, ledger=ledger)
-        selector.select(round, clients, np.random.default_rng(0))
-        sent.append((ledger.bytes_up, ledger.train_samples))
-    assert sent == [(2 * 8, 1 + 2), (3 * 8, 1 + 2 + 3)]
 
 
 def test_stochastic_greedy_looks_at_few_and_returns_as_many() -> None:
@@ -116,7 +111,48 @@ def test_gradients_whose_squares_overflow_float32_leave_a_selection(
             return (table[int(p[0])] for p in positions)
 
     monkeypatch.setattr("fedsim.selectors.similarity.MAX_FLOAT64_PRODUCTS", 0)
-    selector = DivFL(toy_population([1] * 6, 3), mode="ideal", greedy=greedy, share=1.0, weights="gamma")
-    clients = toy_clients([1] * 6, selector.needs, engine=Huge([1] * 6), cohort_size=3)
+    selector = divfl(6, 3, greedy=greedy, share=1.0)
+    clients = toy_clients([1] * 6, selector.needs, engine=Huge([1] * 6))
     selection = selector.select(1, clients, np.random.default_rng(0))
     assert {2, 3} <= set(selection.ids.tolist())  # far from all others
+
+
+@pytest.mark.parametrize("n", range(4, 12))
+def test_a_weight_is_the_share_of_those_nearest_to_its_client(n: int) -> None:
+    """The toy's gradient of client i is (i + 1, -i^2 / 7); whoever was picked first is not the lowest id."""
+    selector = divfl(n, 2)
+    selection = selector.select(1, toy_clients([1] * n, selector.needs), np.random.default_rng(0))
+    vectors = np.array([[i + 1, -i * i / 7] for i in range(n)])
+    apart = np.linalg.norm(vectors[:, None] - vectors[None, selection.ids], axis=2)
+    expected = np.bincount(apart.argmin(1), minlength=2) / n
+    assert selection.weights == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("ideal", [3, 4, 4]), ("no_overhead", [3, 2, 2])])
+def test_who_sends_a_gradient_in_later_rounds(mode: str, expected: list[int]) -> None:
+    """Client 3 can be reached from round 2 on: without overhead it sends its own, and the selected send theirs."""
+    selector, sent = divfl(4, 2, mode=mode), []
+    for t, available in ((1, [0, 1, 2]), (2, range(4)), (3, range(4))):
+        ledger = Ledger()
+        chosen = picked(selector, t, available=available, ledger=ledger)
+        sent.append(ledger.bytes_up // 8)
+        assert ledger.train_samples == sent[-1]
+        if mode == "no_overhead" and t == 2:
+            assert sent[-1] == 2 + (3 not in chosen)
+            sent[-1] = 2
+    assert sent == expected
+
+
+def test_stochastic_greedy_draws_its_share_of_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int | None] = []
+    spy = lambda apart, count, rng, few: (seen.append(few), np.arange(count))[1]
+    monkeypatch.setattr(divfl_module, "plain_greedy", spy)
+    for n, share in ((10, 0.5), (10, 0.1), (100, 0.29)):  # .29 * 100 is 28.999999999999996 in floating point
+        picked(divfl(n, 3, greedy="stochastic", share=share))
+    assert seen == [5, 3, 29]  # never fewer than K
+
+
+def test_a_share_of_all_clients_lies_between_0_and_1() -> None:
+    for share in (-0.1, 1.1):
+        with pytest.raises(ConfigError, match=r"share=.*: must lie in \[0, 1\]"):
+            divfl(10, 3, greedy="stochastic", share=share)

@@ -3,9 +3,7 @@
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from fedsim.api import experiments
 from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import COMMANDS, answer
 from fedsim.config import words as command_line
-from fedsim.config import words as overrides
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.core.errors import FedsimError
 from fedsim.jobs import cli
@@ -26,6 +23,7 @@ from fedsim.results.runs import ReportError
 from fedsim.running.process import tell
 from fedsim.tracking.console import CONSOLE
 from scripts import selector_tables
+from scripts.benchmark import MODULES
 from tests.documentation import DOCS, PAGES, ROOT, Block, Command, blocks, commands, missing_line, program, shape
 from tests.sweep_words import axes_of, diagonal
 
@@ -34,17 +32,11 @@ SHORT = ("num_rounds=10", "tracker.wandb.mode=disabled")
 first of these."""
 NOT_INSTALLED = re.compile(r"\S+: needs the package \w+; install fedsim with its extra '\w+'\n.*")
 """All that may be wrong with a command, which needs an extra that the tests do without."""
-SHELL = {
-    "uv": ("sync", "venv", "pip"),
-    "uvx": ("pre-commit",),
-    "pip": ("install",),
-    "zensical": ("build", "serve"),
-    "export": ("OMP_NUM_THREADS=4", "RAY_AUTH_MODE=token", "RAY_ADDRESS=first-machine:6379"),
-}
-"""Programs of others, and the first words that pages give them."""
+OTHERS = ("uv", "uvx", "pip", "zensical", "export", "source", "git")
+"""Programs of others, whose words are not looked at."""
 WIDTH = 140
 MOST_JOBS = 2
-"""Jobs of a command that are composed by default; all of them are with -m slow."""
+"""Jobs of a command that are composed."""
 
 
 def name(page: Path) -> str:
@@ -61,7 +53,9 @@ def test_a_page_does_what_it_says(
     monkeypatch.setattr(experiments, "compose_jobs", lambda words, **more: compose_jobs([*words, SHORT[0]], **more))
     for block in blocks(page):
         if block.title is not None:
-            write(tmp_path / block.title, block.text)
+            path = tmp_path / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text((path.read_text() if path.exists() else "") + block.text)
     names: dict[str, object] = {}
     for block in blocks(page):
         if block.language == "python" and block.title is None:
@@ -70,48 +64,57 @@ def test_a_page_does_what_it_says(
             do(page, command, capsys)
 
 
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
-
-
 def do(page: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     """Compose or run a command of a page; fails with its line."""
     where = f"{name(page)}:{command.line}: {' '.join(command.words)}"
     words = program(command.words)
-    check, rest = checker(words)
     if command.printed is None:
         try:
-            check(rest)
+            check(words)
         except (FedsimError, ValueError, SystemExit) as error:
             if not NOT_INSTALLED.fullmatch(str(error)):
                 pytest.fail(f"{where}\n{error}")
         return
     capsys.readouterr()
-    run(check, rest)
+    run(words)
     out, err = capsys.readouterr()
     line = missing_line(command.printed, out + err)
     assert line is None, f"{where} does not print\n{line}\nits shape: {shape(line)}\nit printed\n{out}{err}"
 
 
-def checker(words: tuple[str, ...]) -> tuple[Callable[[tuple[str, ...]], None], tuple[str, ...]]:
-    """What checks a command, and the words for it. Raises `ValueError` if nobody knows the program."""
-    if words[:2] == ("fedsim", "report"):
-        return read_report_words, words[2:]
-    if words[0] == "fedsim" and (len(words) < 2 or words[1] in COMMANDS or words[1] in ("--help", "--version")):
-        return know_command if len(words) > 1 else compose, words[1:]
-    if words[0] == "fedsim" or words[:3] == ("python", "-m", "fedsim.run"):
-        return compose, words[1:] if words[0] == "fedsim" else words[3:]
-    if words[:3] == ("python", "-m", "fedsim.report"):
-        return read_report_words, words[3:]
-    if words[0] == "python":
-        return find_script, words[1:]
-    if words[0] in ("pytest", "make", "source"):
-        return {"pytest": find_tests, "make": find_target, "source": lambda rest: None}[words[0]], words[1:]
-    if words[0] in SHELL:
-        return lambda rest: require(rest[0] in SHELL[words[0]], rest[0]), words[1:]
-    return lambda rest: require(not rest and "." in words[0], words[0]), words[1:]
+def check(words: tuple[str, ...]) -> None:
+    """Compose a command, or look for what it names. Raises `ValueError` for what is not there, or nobody knows."""
+    first, rest = words[0], words[1:]
+    if words[:3] == ("python", "-m", "fedsim.run"):
+        compose(words[3:])
+    elif first == "fedsim":
+        check_fedsim(words[1:])
+    elif words[:2] == ("python", "-m"):
+        require(importlib.util.find_spec(words[2]) is not None, words[2])
+    elif first == "python":
+        script, *flags = [word for word in rest if word != "-P"]
+        path = ROOT / script
+        if script == "scripts/benchmark.py" and flags:
+            path = ROOT / "scripts" / "benchmarks" / f"{MODULES.get(flags[0], 'no').replace('.', '/')}.py"
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        require(bool(text) and all(f'"{flag}"' in text for flag in flags if flag.startswith("--")), rest)
+    elif first == "pytest":
+        require(all((ROOT / word).is_file() for word in rest if word.endswith(".py")), rest)
+    elif first == "make":
+        require(f"\n{rest[0]}:" in (ROOT / "Makefile").read_text(encoding="utf-8"), rest[0])
+    elif first not in OTHERS:
+        require(not rest and "." in first, first)
+
+
+def check_fedsim(words: tuple[str, ...]) -> None:
+    """`words` follow `fedsim`: those about jobs are composed."""
+    first = words[0] if words else ""
+    if first == "report":
+        read_report_words(words[1:])
+    elif first in ("list", "--help", "--version"):
+        assert answer(words) == 0
+    elif first not in COMMANDS or first in ("show", "doctor"):
+        compose(words[1:] if first in COMMANDS else words)
 
 
 def require(holds: bool, what: object) -> None:
@@ -119,22 +122,19 @@ def require(holds: bool, what: object) -> None:
         raise ValueError(f"{what}: no such thing")
 
 
-def compose(argv: tuple[str, ...], expand: Callable[..., list[list[str]]] | None = None) -> None:
-    """Compose and check jobs of a command line: all of those that `expand` makes of its overrides, else `few_jobs`.
-
-    What a preset sweeps over, and seeds, have their first value in `few_jobs`.
-    """
+def compose(argv: tuple[str, ...]) -> None:
+    """Compose and check `MOST_JOBS` of the jobs of a command line in which each value of each key that it sets occurs;
+    what a preset sweeps over, and seeds, have their first value."""
     args = command_line.read(argv)
+
+    def few_jobs(found: Sequence[Override]) -> list[list[str]]:
+        jobs = diagonal([words if key in keys else words[:1] for key, words in axes_of(found).items()])
+        return jobs[:: math.ceil(len(jobs) / MOST_JOBS)]
+
     with pytest.MonkeyPatch.context() as patch, search_path(args.config_dir, args.config_path):
-        keys = {o.get_key_element() for o in overrides.parse(args.overrides)} - {"seed"}
-        patch.setattr("fedsim.config.compose.expand", expand or partial(few_jobs, keys))
+        keys = {o.get_key_element() for o in command_line.parse(args.overrides)} - {"seed"}
+        patch.setattr("fedsim.config.compose.expand", few_jobs)
         check_jobs(compose_jobs(args.overrides, multirun=args.multirun))
-
-
-def few_jobs(keys: set[str], found: Sequence[Override]) -> list[list[str]]:
-    """`MOST_JOBS` of those in which each value of each of `keys` occurs; other keys have their first value."""
-    jobs = diagonal([words if key in keys else words[:1] for key, words in axes_of(found).items()])
-    return jobs[:: math.ceil(len(jobs) / MOST_JOBS)]
 
 
 def read_report_words(argv: tuple[str, ...]) -> None:
@@ -148,70 +148,25 @@ def read_report_words(argv: tuple[str, ...]) -> None:
         assert make_report(argv) == 3
 
 
-def run(check: Callable[[tuple[str, ...]], None], argv: tuple[str, ...]) -> None:
+def run(words: tuple[str, ...]) -> None:
     """Run a command of fedsim for a few rounds, or a report without figures; errors are told as on the terminal."""
-    if check is read_report_words:
-        assert make_report([*argv, "--no-figures"]) == 0
+    assert words[0] == "fedsim", "only commands of fedsim have their output shown"
+    if words[1:2] == ("report",):
+        assert make_report([*words[2:], "--no-figures"]) == 0
         return
-    assert check is compose, "only commands of fedsim have their output shown"
     try:
-        cli.run([*argv, *SHORT])
+        cli.run([*words[1:], *SHORT])
     except FedsimError as error:
         tell(error)
 
 
-def know_command(words: tuple[str, ...]) -> None:
-    """`words` follow `fedsim`, the first of them a command other than `report`: composed where it is about jobs."""
-    if words[0] in ("show", "doctor"):
-        compose(words[1:])
-    elif words[0] == "list":
-        assert answer(words) == 0
-    else:
-        require(all(word.partition("=")[0] for word in words), words)
-
-
-def find_script(words: tuple[str, ...]) -> None:
-    """`words` follow `python`: a module that can be imported, or a script that knows its options."""
-    words = words[1:] if words[0] == "-P" else words
-    if words[0] == "-m":
-        require(importlib.util.find_spec(words[1]) is not None, words[1])
-        return
-    require((ROOT / words[0]).is_file(), words[0])
-    text = (ROOT / words[0]).read_text(encoding="utf-8")
-    for word in words[1:]:
-        require(not word.startswith("--") or f'"{word}"' in text, f"{words[0]} {word}")
-
-
-def find_tests(words: tuple[str, ...]) -> None:
-    for word in words:
-        require(not word.endswith(".py") or (ROOT / word).is_file(), word)
-
-
-def find_target(words: tuple[str, ...]) -> None:
-    require(bool(re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)), words[0])
-
-
-def on_pages() -> list[list[str]]:
-    """The command lines of fedsim on all pages, but those with files of the page."""
-    words = {program(c.words) for page in PAGES for block in blocks(page) for c in commands(block)}
-    return sorted(argv for name, *argv in words if name == "fedsim" and "my_conf" not in argv)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("argv", on_pages(), ids=" ".join)
-def test_all_jobs_of_all_commands_compose(argv: list[str]) -> None:
-    if "selector=power_of_choise" not in argv:
-        compose(tuple(argv), overrides.expand)
-
-
 def test_a_wrong_command_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     """The negative control of all above."""
-    for line in ("fedsim selector=randon", "uv run python scripts/no.py", "make no", "python -m fedsim.no", "rm x"):
+    wrong = ("fedsim selector=randon", "python scripts/no.py", "make no", "python -m fedsim.no", "rm x", "pytest no.py")
+    for line in (*wrong, "fedsim report default --no-such"):
         (command,) = commands(Block(1, "bash", None, (line,)))
         with pytest.raises(pytest.fail.Exception, match=re.escape(line)):
             do(ROOT / "README.md", command, capsys)
-    with pytest.raises(pytest.fail.Exception):
-        do(ROOT / "README.md", Command(1, ("python", "-m", "fedsim.report", "default", "--no-such")), capsys)
 
 
 def test_an_output_is_compared_by_its_shape() -> None:
@@ -247,14 +202,11 @@ def test_every_choice_of_a_group_is_documented(group: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/selectors.md"])
-def test_selectors_that_a_table_names_exist(page: str) -> None:
-    rows = [line for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    cell = 1 if page == "docs/selectors.md" else 2
-    named = {word for row in rows for word in re.findall(r"`(\w+)`", row.split("|")[cell])}
+def test_selectors_that_the_table_of_the_readme_names_exist() -> None:
+    rows = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    named = {word for row in rows for word in re.findall(r"`(\w+)`", row.split("|")[2])}
     assert len(named) > 20
-    choices = {p.stem for p in (ROOT / "conf/selector").glob("*.yaml")}
-    assert named - choices == set()
+    assert named <= {p.stem for p in (ROOT / "conf/selector").glob("*.yaml")}
 
 
 def test_the_tables_of_selectors_are_the_heads_of_their_files() -> None:
@@ -264,14 +216,6 @@ def test_the_tables_of_selectors_are_the_heads_of_their_files() -> None:
     named = [name for found in selector_tables.TABLE.findall(page) for name in found[1].split(", ")]
     methods = [choice.name for choice in Catalogue().group("selector").choices.values() if choice.base is None]
     assert sorted(named) == methods
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_an_empty_line_ends_every_table(page: Path) -> None:
-    """The site takes a line directly below a table for a row of it, also a heading."""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    below = [line for row, line in pairwise(lines) if row.startswith("| ")]
-    assert [line for line in below if line.strip() and not line.startswith("|")] == []
 
 
 def test_the_reference_has_every_selector() -> None:
@@ -286,10 +230,7 @@ def test_the_map_of_the_design_has_all_rooms() -> None:
     text = (DOCS / "design.md").read_text(encoding="utf-8")
     files = {p.name for p in (ROOT / "fedsim").glob("*.py")} - {"__init__.py", "__main__.py"}
     folders = {f"{p.parent.name}/" for p in (ROOT / "fedsim").glob("*/__init__.py")}
-    assert [name for name in sorted(files | folders) if f"\n  {name} " not in text] == []
-    assert [
-        name for name in re.findall(r"^  (\w+(?:\.py|/)) ", text, re.MULTILINE) if not (ROOT / "fedsim" / name).exists()
-    ] == []
+    assert set(re.findall(r"^  (\w+(?:\.py|/)) ", text, re.MULTILINE)) == files | folders
 
 
 def slug(heading: str) -> str:
@@ -298,8 +239,10 @@ def slug(heading: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+def test_links_within_the_repository_lead_somewhere_and_an_empty_line_ends_every_table(page: Path) -> None:
+    """The site takes a line directly below a table for a row of it, also a heading."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^\| .*\n(?!\||\s*$).+", text, re.MULTILINE)
     for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", text):
         path, _, anchor = "".join(target).partition("#")
         if "://" in path:

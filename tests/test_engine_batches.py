@@ -37,23 +37,12 @@ def test_each_epoch_passes_every_sample_once(size: int, epochs: int, width: int)
     assert all(sorted(one) == list(range(100, 100 + size)) for one in passes.tolist())
 
 
-def test_epochs_are_shuffled_anew() -> None:
-    passes = np.array(sum(seen(schedule([20], LocalWork(3, None, 20))), [])).reshape(3, 20)
-    assert len({tuple(one) for one in passes.tolist()}) == 3
-
-
 @given(size=st.integers(1, 30), steps=st.integers(1, 20), width=st.integers(1, 40))
 @settings(max_examples=50, deadline=None)
 def test_a_number_of_steps_is_the_beginning_of_enough_epochs(size: int, steps: int, width: int) -> None:
     some, many = schedule([size], LocalWork(None, steps, width)), schedule([size], LocalWork(steps, None, width))
     assert seen(some) == seen(many)[:steps]
     assert some.samples.tolist() == [LocalWork(None, steps, width).num_samples(size)]
-
-
-def test_a_client_without_samples_makes_no_steps() -> None:
-    assert schedule([0, 3], LocalWork(None, 5, 4)).steps.tolist() == [0, 5]
-    assert schedule([0], LocalWork(None, 5, 4)).positions.size == 0
-    assert LocalWork(None, 5, 4).num_samples(0) == 0
 
 
 def test_batches_depend_on_seed_round_and_client() -> None:
@@ -64,6 +53,8 @@ def test_batches_depend_on_seed_round_and_client() -> None:
         for client in range(2)
     }
     assert len(orders) == 8
+    passes = np.array(sum(seen(schedule([20], LocalWork(3, None, 20))), [])).reshape(3, 20)
+    assert len({tuple(one) for one in passes.tolist()}) == 3
 
 
 def test_a_client_is_scheduled_the_same_whoever_trains_beside_it() -> None:
@@ -84,21 +75,20 @@ def test_who_has_fewer_steps_is_masked() -> None:
     assert made.steps.tolist() == [1, 3, 0, 2]
     assert made.mask.sum((1, 2)).tolist() == [3, 9, 0, 5]
     assert made.widths == (4, 4, 1)
+    none = schedule([0], LocalWork(None, 5, 4))
+    assert (none.positions.size, none.steps.tolist(), LocalWork(None, 5, 4).num_samples(0)) == (0, [0], 0)
 
 
-def test_rows_are_cut_to_the_steps_and_batches_that_they_use() -> None:
+def test_rows_are_cut_to_what_they_use_and_joined_row_by_row() -> None:
     made = schedule([3, 9, 0, 5], LocalWork(1, None, 4))
     some = made.rows(np.array([3, 0]))
     assert some.positions.shape == (2, 2, 4)
     assert [seen(some, 0), seen(some, 1)] == [seen(made, 3), seen(made, 0)]
     assert made.rows(slice(0, 1)).positions.shape == (1, 1, 3)
-
-
-def test_schedules_are_joined_row_by_row() -> None:
-    small, large = schedule([3], LocalWork(1, None, 4)), schedule([9, 2], LocalWork(1, None, 4))
-    joint = concatenate_schedules([small, large])
-    assert [seen(joint, row) for row in range(3)] == [seen(small), seen(large, 0), seen(large, 1)]
+    joint = concatenate_schedules([made.rows(slice(0, 1)), some])
+    assert [seen(joint, row) for row in range(3)] == [seen(made, row) for row in (0, 3, 0)]
     assert joint.lr == 0.1
+    assert schedule([3, 7], LocalWork(1, None, 64)).positions.shape == (2, 1, 7)  # no wider than the largest batch
 
 
 def test_padding_repeats_a_sample_of_the_same_client() -> None:
@@ -107,7 +97,3 @@ def test_padding_repeats_a_sample_of_the_same_client() -> None:
     assert set(made.positions[0].ravel()) <= set(range(100, 109))
     assert set(made.positions[1, :2].ravel()) <= set(range(200, 205))
     assert set(made.positions[2, 0].ravel()) <= {300, 301}
-
-
-def test_a_schedule_is_no_wider_than_the_largest_batch() -> None:
-    assert schedule([3, 7], LocalWork(1, None, 64)).positions.shape == (2, 1, 7)

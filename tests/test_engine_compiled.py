@@ -37,6 +37,8 @@ def test_compiling_is_chosen_by_the_steps_of_the_run() -> None:
     assert engine(tanh(), WORTH_STEPS // 2, "auto").description == "batched, compiled"
     assert engine(model_of("mlp"), WORTH_STEPS, "auto").description == "batched"  # a chain, which is written out
     assert engine(tanh(), WORTH_STEPS, False).description == "batched"
+    assert engine(tanh(), 1, True).backend.max_joint_clients == 1  # several runs are not trained jointly
+    assert engine(tanh(), 1, False).backend.max_joint_clients > 1
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -81,8 +83,3 @@ def test_running_out_of_memory_is_not_taken_for_a_failure(monkeypatch: pytest.Mo
     with pytest.raises(torch.OutOfMemoryError):
         function(1)
     assert function.failure is None
-
-
-def test_clients_of_several_runs_are_not_trained_jointly_where_steps_are_compiled() -> None:
-    assert engine(tanh(), 1, True).backend.max_joint_clients == 1
-    assert engine(tanh(), 1, False).backend.max_joint_clients > 1

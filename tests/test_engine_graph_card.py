@@ -10,23 +10,20 @@ import torch
 from torch import nn
 
 from fedsim.core.rng import Streams
-from fedsim.core.types import Cohort, Params
+from fedsim.core.types import Cohort
 from fedsim.engine import torch_backend
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.graph import recorder
-from fedsim.engine.graph import steps as linear
-from fedsim.engine.graph.backend import GraphBackend
+from fedsim.engine.graph import steps as graph_steps
 from fedsim.engine.model import initial
-from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.engine.schedule import LocalWork
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
 from fedsim.models.resnet20 import ResNet20
-from tests.engines import graph, schedule_of
+from tests.engines import graph
 from tests.pretended_cuda import PretendedCard, held
-from tests.tape import TapeRecorder
-from tests.test_engine import OPTIMIZERS
+from tests.test_engine import OPTIMIZERS, taped
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Case:
     shape: tuple[int, ...]
     sizes: list[int]
     work: LocalWork
-    optimizer: LocalOptimizer
+    optimizer: str
 
     def engine(self, device: str) -> Engine:
         total = sum(self.sizes)
@@ -47,39 +44,32 @@ class Case:
             x, y = torch.randn(total, *self.shape), torch.randint(10, (total,))
         positions = np.split(np.arange(total), np.cumsum(self.sizes)[:-1])
         data = ClientData(x.to(device), y.to(device), positions, positions, 10)
-        engine = graph(model.to(device), data, self.work, self.optimizer, Streams(0))
-        assert isinstance(engine.backend, GraphBackend)
-        if device == "cpu":
-            engine.backend.recorder = TapeRecorder()
-        return engine
+        build = taped if device == "cpu" else graph
+        return build(model.to(device), data, self.work, OPTIMIZERS[self.optimizer], Streams(0))
 
 
-def train(engine: Engine, round: int, params: Params | None = None) -> Cohort:
-    params = initial(engine.workload.model) if params is None else params
-    return engine.train(params, np.arange(len(engine.data.train)), round, 0.1 / round)
+def train(engine: Engine, round: int) -> Cohort:
+    return engine.train(initial(engine.workload.model), np.arange(len(engine.data.train)), round, 0.1 / round)
 
 
-W1 = Case(
-    lambda: MLP((1, 4, 4), 10, hidden=[8, 6], dropout=0.0),
-    (1, 4, 4),
-    [4] * 10,
-    LocalWork(None, 30, 4),
-    OPTIMIZERS["decay"],
-)
-W2 = Case(lambda: CNN((1, 18, 18), 10), (1, 18, 18), [2] * 5, LocalWork(None, 40, 2), OPTIMIZERS["decay"])
-RESNET = Case(
-    lambda: ResNet20((1, 4, 4), 10, shortcut="pad", norm="batch", groups=4),
-    (1, 4, 4), [2, 3, 4, 5, 6, 7, 8, 8, 8, 9], LocalWork(1, None, 2), OPTIMIZERS["adam"],
-)  # fmt: skip
-SMALL_RESNET = Case(RESNET.model, RESNET.shape, [2, 5], RESNET.work, RESNET.optimizer)
-DROPOUT = Case(
-    lambda: MLP((1, 4, 4), 10, hidden=[8], dropout=0.5),
-    (1, 4, 4),
-    [3, 0, 9],
-    LocalWork(2, None, 4),
-    OPTIMIZERS["nesterov"],
-)
-SMALL_CNN = Case(W2.model, W2.shape, [3, 2], LocalWork(1, None, 2), OPTIMIZERS["momentum"])
+def mlp(hidden: list[int], dropout: float) -> Callable[[], nn.Module]:
+    return lambda: MLP((1, 4, 4), 10, hidden=hidden, dropout=dropout)
+
+
+def cnn() -> nn.Module:
+    return CNN((1, 18, 18), 10)
+
+
+def resnet() -> nn.Module:
+    return ResNet20((1, 4, 4), 10, shortcut="pad", norm="batch", groups=4)
+
+
+W1 = Case(mlp([8, 6], 0.0), (1, 4, 4), [4] * 10, LocalWork(None, 30, 4), "decay")
+W2 = Case(cnn, (1, 18, 18), [2] * 5, LocalWork(None, 40, 2), "decay")
+RESNET = Case(resnet, (1, 4, 4), [2, 3, 4, 5, 6, 7, 8, 8, 8, 9], LocalWork(1, None, 2), "adam")
+SMALL_RESNET = Case(resnet, (1, 4, 4), [2, 5], LocalWork(1, None, 2), "adam")
+DROPOUT = Case(mlp([8], 0.5), (1, 4, 4), [3, 0, 9], LocalWork(2, None, 4), "nesterov")
+SMALL_CNN = Case(cnn, (1, 18, 18), [3, 2], LocalWork(1, None, 2), "momentum")
 
 
 @pytest.mark.parametrize("case", [DROPOUT, SMALL_CNN, SMALL_RESNET], ids=["dropout", "convolutions", "batch norm"])
@@ -98,24 +88,20 @@ def test_replays_on_the_card_equal_those_on_the_cpu_to_the_last_bit(
             np.testing.assert_array_equal(got.loss, want.loss)
 
 
-@pytest.mark.parametrize(
-    ("case", "launches"),
-    [
-        (W1, 12),
-        pytest.param(W2, 20, marks=pytest.mark.slow),
-        (SMALL_RESNET, 40),
-        pytest.param(RESNET, 60, marks=pytest.mark.slow),
-    ],
-    ids=["W1", "W2", "two ResNets", "ResNet-20"],
-)
-def test_what_a_trained_cohort_costs_the_host(case: Case, launches: int) -> None:
+COSTS = {"W1": (W1, 12), "W2": (W2, 20), "two ResNets": (SMALL_RESNET, 40), "ResNet-20": (RESNET, 60)}
+LONG = ("W2", "ResNet-20")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in COSTS])
+def test_what_a_trained_cohort_costs_the_host(name: str) -> None:
     """Number of clients and steps as in the workloads of docs/performance.md; their sizes do not matter here."""
+    case, launches = COSTS[name]
     with PretendedCard() as card:
         engine = case.engine("cuda")
         params = initial(engine.workload.model)
-        train(engine, 1, params)
+        train(engine, 1)
         card.counts.reset()
-        train(engine, 2, params)
+        engine.train(params, np.arange(len(engine.data.train)), 2, 0.1)
         totals = card.counts.totals()
     assert totals["launches"] <= launches, card.counts.table("launches")
     assert totals["waits"] <= 1, card.counts.table("waits")
@@ -131,8 +117,8 @@ def test_a_step_that_waits_for_the_device_is_not_recorded_and_breaks_the_budget(
         assert not batch.x.isnan().any().item()
         return batch
 
-    gathered = linear.gathered
-    monkeypatch.setattr(linear, "gathered", waiting)
+    gathered = graph_steps.gathered
+    monkeypatch.setattr(graph_steps, "gathered", waiting)
     with PretendedCard() as card:
         engine = DROPOUT.engine("cuda")
         train(engine, 1)
@@ -163,27 +149,7 @@ def test_what_is_replayed_side_by_side_is_recorded_on_streams_of_its_own(monkeyp
     assert len({id(stream) for stream in streams}) == 2  # clients
 
 
-def test_graphs_of_libraries_are_for_torch_versions_that_keep_their_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_for_torch_versions_that_keep_their_libraries_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "FIRST_WITH_OWN_WORKSPACES", "99.1")
     found = recorder.recorder_for(torch.device("cuda"))
     assert found.description == "step by step (CUDA graphs of libraries need torch 99.1)"
-    with PretendedCard():
-        monkeypatch.setattr(recorder, "FIRST_WITH_OWN_WORKSPACES", "99.1")
-        assert recorder.recorder_for(torch.device("cuda"), of_libraries=False).description == "CUDA graphs"
-
-
-def test_the_next_tables_are_written_without_waiting_for_the_last_to_arrive() -> None:
-    with PretendedCard() as card:
-        engine = SMALL_CNN.engine("cuda")
-        train(engine, 1)
-        (trainer,) = engine.backend._trainers.values()  # type: ignore[attr-defined]
-        tables = trainer.tables
-        card.counts.reset()
-        schedule = schedule_of(engine, np.arange(2), 2)
-        tables.fill(schedule, trainer.optimizer.scalars(0.1, schedule.counts.shape[1]), [0, 0])
-        first = tables._staging[tables._turn].clone()
-        tables.fill(schedule, trainer.optimizer.scalars(0.2, schedule.counts.shape[1]), [0, 0])
-        assert torch.equal(tables._staging[1 - tables._turn], first)
-        assert card.counts.totals()["waits"] == 0
-        tables.fill(schedule, trainer.optimizer.scalars(0.2, schedule.counts.shape[1]), [0, 0])
-        assert card.counts.totals()["waits"] == 1

@@ -47,20 +47,21 @@ def test_the_mixer_is_splitmix64() -> None:
     assert [int(z) % 2**64 for z in mix(states)] == first
 
 
-def test_dropout_drops_the_right_share_and_keeps_the_mean() -> None:
+def test_dropout_is_a_function_of_key_layer_and_element_with_the_right_share_and_mean() -> None:
     y = dropout(0.3, 12345)(torch.ones(200, 500))
     assert float((y == 0).double().mean()) == pytest.approx(0.3, abs=0.01)
     assert float(y.mean()) == pytest.approx(1, abs=0.01)
     assert y.unique().tolist() == pytest.approx([0, 1 / 0.7])
-
-
-def test_dropout_is_a_function_of_key_layer_and_element() -> None:
-    x = torch.ones(100, 100)
-    expected = dropout(0.5, 1)(x) == 0
+    x, layer = torch.ones(100, 100), dropout(0.5, 1)
+    expected = layer(x) == 0
     assert torch.equal(dropout(0.5, 1)(x) == 0, expected)
     assert torch.equal(dropout(0.5, 1)(x[:7]) == 0, expected[:7])  # padding does not matter
-    for other in (dropout(0.5, 2), dropout(0.5, 1, layer=1)):
+    for other in (dropout(0.5, 2), dropout(0.5, 1, layer=1), layer):  # another key, another layer, applied twice
         assert 0.45 < float(((other(x) == 0) == expected).double().mean()) < 0.55
+    x = torch.arange(4.0)
+    assert dropout(1.0, 1)(x).tolist() == [0, 0, 0, 0]
+    assert torch.equal(dropout(0.0, 1)(x), x)
+    assert torch.equal(dropout(0.5, 1).eval()(x), x)
 
 
 def test_dropout_keys_differ_by_seed_round_client_and_step_and_not_by_who_trains_beside() -> None:
@@ -76,19 +77,6 @@ def test_dropout_keys_differ_by_seed_round_client_and_step_and_not_by_who_trains
     assert len({int(k) for made in keys.values() for k in made.ravel()}) == 2 * 2 * 2 * 3
     assert np.array_equal(keys_of(1, 0, [5], 2)[0], keys[1, 0][1, :2])
     assert all((made >= 0).all() for made in keys.values())
-
-
-def test_a_layer_applied_twice_draws_twice() -> None:
-    layer = dropout(0.5, 1)
-    first, second = (layer(torch.ones(100, 100)) == 0 for _ in range(2))
-    assert 0.45 < float((first == second).double().mean()) < 0.55
-
-
-def test_dropout_of_everything_of_nothing_and_in_eval_mode() -> None:
-    x = torch.arange(4.0)
-    assert dropout(1.0, 1)(x).tolist() == [0, 0, 0, 0]
-    assert torch.equal(dropout(0.0, 1)(x), x)
-    assert torch.equal(dropout(0.5, 1).eval()(x), x)
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (5, 3, 2), (5, 3, 2, 2), (1, 3, 2, 2), (1, 3)])
@@ -211,8 +199,7 @@ def test_buffers_that_do_not_travel_are_each_clients_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "model",
-    [mlp(nn.BatchNorm1d(3, momentum=None)), mlp(nn.BatchNorm1d(3, track_running_stats=False)), Recurrent(0.0)],
+    "model", [mlp(nn.BatchNorm1d(3, momentum=None)), mlp(nn.BatchNorm1d(3, track_running_stats=False)), Recurrent(0.0)]
 )
 def test_layers_that_cannot_run_batched_are_named_with_the_engine_that_runs_them(model: nn.Module) -> None:
     with pytest.raises(ConfigError, match=r"model (\w+): layer '(1|cell)' \((\w+)\) cannot run.*\n.*engine=sequential"):
@@ -238,25 +225,14 @@ def test_recurrent_layers_are_in_training_mode_where_a_gradient_is_taken() -> No
 
 
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("model", [mlp(nn.Dropout1d(0.5)), mlp(nn.AlphaDropout(0.5)), Recurrent(0.5)])
-def test_layers_of_hidden_randomness_are_named_with_what_to_use(kind: Any, model: nn.Module) -> None:
-    with pytest.raises(ConfigError, match=r"layer '(1|cell)' .* global generator\n.*nn.Dropout has masks keyed"):
-        build(kind, model)
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_randomness_inside_a_forward_pass_is_found_out_and_undone(kind: Any) -> None:
-    model = Functional()
-    before = torch.get_rng_state()
+def test_hidden_randomness_is_named_with_what_to_use_and_undone(kind: Any) -> None:
+    for model in (mlp(nn.Dropout1d(0.5)), mlp(nn.AlphaDropout(0.5)), Recurrent(0.5)):
+        with pytest.raises(ConfigError, match=r"layer '(1|cell)' .* global generator\n.*nn.Dropout has masks keyed"):
+            build(kind, model)
+    model, before = Functional(), torch.get_rng_state()
     with pytest.raises(ConfigError, match="model Functional draws from torch's global generator"):
         build(kind, model)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_what_only_vmap_finds_out_is_a_config_error_too() -> None:
-    with pytest.raises(ConfigError, match=r"model Branching cannot run for several clients.*\n.*engine=sequential"):
-        build(batched, Branching())
-    build(reference, Branching())
 
 
 class Mixing(Named):
@@ -265,20 +241,23 @@ class Mixing(Named):
         return out - out.mean(0)
 
 
-@pytest.mark.parametrize("kind", [batched, graph])
-def test_a_pass_that_mixes_samples_is_refused_where_batches_are_padded(kind: Any) -> None:
-    with pytest.raises(ConfigError, match=r"model Mixing mixes the samples of a batch.*\n.*engine=sequential"):
-        build(kind, Mixing())
-    assert "sequential (auto: model Mixing mixes" in build(auto, Mixing()).description
+@pytest.mark.parametrize(
+    ("kind", "model", "text"),
+    [
+        (batched, Branching(), "Branching cannot run for several clients"),
+        (batched, Mixing(), "Mixing mixes the samples of a batch"),
+        (graph, Mixing(), "Mixing mixes the samples of a batch"),
+    ],
+)
+def test_what_is_found_out_by_a_pass_is_told_with_the_engine_that_runs_it(kind: Any, model: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model {text}.*\n.*engine=sequential"):
+        build(kind, model)
+    assert f"sequential (auto: model {text}" in build(auto, model).description
 
 
-def test_auto_runs_what_only_sequential_can_and_refuses_what_neither_can() -> None:
-    assert "sequential (auto: model Branching cannot run" in build(auto, Branching()).description
+def test_auto_refuses_what_neither_can_and_all_unfit_layers_are_told_at_once() -> None:
     with pytest.raises(ConfigError, match="global generator"):
         build(auto, Functional())
-
-
-def test_all_unfit_layers_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         build(batched, nn.Sequential(nn.Dropout1d(0.5), nn.BatchNorm1d(4, momentum=None)))
     assert ["layer '0'" in str(caught.value), "layer '1'" in str(caught.value)] == [True, True]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,65 +10,31 @@ from torch import nn
 
 from fedsim.core.errors import DataError
 from fedsim.core.rng import Streams
-from fedsim.engine.batched import BatchedBackend, Differentiated, LinearChain
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.model import initial
-from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.schedule import LocalWork
-from tests import engines
-from tests.test_engine import OPTIMIZERS
+from tests.engines import reference
+from tests.test_engine import BACKENDS, OPTIMIZERS
 
+pytestmark = pytest.mark.usefixtures("compiled")
 ONE_STEP = LocalWork(None, 1, 4)
-
-Build = Callable[[nn.Module, ClientData, LocalWork], Engine]
-
-
-def native(model: nn.Module, data: ClientData, work: LocalWork) -> Engine:
-    try:
-        library(data.x.dtype)
-    except NotCompiledError as error:
-        pytest.skip(str(error))
-    return engines.native(model, data, work, OPTIMIZERS["sgd"], Streams(3), workers=2)
-
-
-def batched(model: nn.Module, data: ClientData, work: LocalWork) -> Engine:
-    return engines.batched(model, data, work, OPTIMIZERS["sgd"], Streams(3))
-
-
-def differentiated(model: nn.Module, data: ClientData, work: LocalWork) -> Engine:
-    """Batched, with chains of linear layers not written out."""
-    engine = batched(model, data, work)
-    assert isinstance(engine.backend, BatchedBackend)
-    engine.backend.chain = None
-    return engine
-
-
-def sequential(model: nn.Module, data: ClientData, work: LocalWork) -> Engine:
-    return engines.reference(model, data, work, OPTIMIZERS["sgd"], Streams(3))
-
-
-ENGINES: dict[str, Build] = {
-    "native": native,
-    "batched": batched,
-    "differentiated": differentiated,
-    "sequential": sequential,
-}
+ENGINES = {name: BACKENDS[name] for name in ("native", "batched", "differentiated")} | {"sequential": reference}
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), *last(5)),
-    "dropout": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 7), nn.Dropout(0.5), nn.ReLU(), *last(7)),
-    "convolution": lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), *last(48)),
-    "pooling": lambda: nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), *last(27)),
-    "pooling first": lambda: nn.Sequential(nn.Conv2d(1, 3, 1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), *last(27)),
+    "linear": lambda: nn.Sequential(
+        *(nn.Flatten(), nn.Linear(36, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
+    ),
+    "dropout": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 7), nn.Dropout(0.5), nn.ReLU(), nn.Linear(7, 3)),
+    "convolution": lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)),
+    "pooling": lambda: nn.Sequential(*(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3))),
+    "pooling first": lambda: nn.Sequential(
+        *(nn.Conv2d(1, 3, 1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3))
+    ),
     "two convolutions": lambda: nn.Sequential(
         *(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Flatten(), *last(16)),
+        *(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)),
     ),
 }
-
-
-def last(inputs: int) -> list[nn.Module]:
-    return [nn.Linear(inputs, 3)]
 
 
 def model_of(name: str) -> nn.Module:
@@ -86,8 +51,13 @@ def problem() -> ClientData:
     return ClientData(x, torch.arange(7) % 3, positions, positions, 3)
 
 
+def engine_of(name: str, model: nn.Module, data: ClientData, work: LocalWork = ONE_STEP) -> Engine:
+    return ENGINES[name](model, data, work, OPTIMIZERS["sgd"], Streams(3))
+
+
 def answers(engine: Engine, params: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Everything that an engine says of a model, by name."""
+    """Everything that an engine says of a model, by name. Of updates, whether a client's has a NaN: NaN times a mask of
+    0 is NaN or 0, by the order of operations."""
     data, ids = engine.data, np.arange(2)
     trained, evaluation = engine.train(params, ids, 1, 0.1), engine.evaluate(params, data.x, data.y)
     return {
@@ -97,20 +67,15 @@ def answers(engine: Engine, params: dict[str, torch.Tensor]) -> dict[str, np.nda
         "evaluation": np.array([evaluation.loss]),
         "gradients": torch.stack(list(engine.client_gradients(params, data.train, None))).numpy(),
         "training losses": np.stack([trained.loss, trained.rms_loss]),
-        **{f"delta of {name} broken": _broken(value) for name, value in trained.delta.items()},
+        **{name: value.flatten(1).isnan().any(1).numpy() for name, value in trained.delta.items()},
     }
 
 
-def _broken(stack: torch.Tensor) -> np.ndarray:
-    """Per client whether anything is NaN: NaN times a mask of 0 is NaN or 0, by the order of operations."""
-    return stack.flatten(1).isnan().any(1).numpy()
-
-
-def assert_as_plain_torch(build: Build, model: nn.Module, data: ClientData, params: dict[str, torch.Tensor]) -> None:
+def assert_as_plain_torch(name: str, model: nn.Module, data: ClientData, params: dict[str, torch.Tensor]) -> None:
     """Equal, with NaN in the same places, and there are some."""
-    found, wanted = (answers(b(model, data, ONE_STEP), params) for b in (build, sequential))
-    for name in found:
-        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-9, atol=1e-12, err_msg=name)
+    found, wanted = (answers(engine_of(e, model, data), params) for e in (name, "sequential"))
+    for key in found:
+        np.testing.assert_allclose(found[key], wanted[key], rtol=1e-9, atol=1e-12, err_msg=key)
     assert np.isnan(found["losses"]).any()
     assert np.isnan(found["evaluation"]).all()
     assert np.isnan(found["training losses"]).any(1).all()
@@ -118,23 +83,17 @@ def assert_as_plain_torch(build: Build, model: nn.Module, data: ClientData, para
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_weight_that_is_nan_makes_every_loss_nan(engine: str, model: str) -> None:
-    module = model_of(model)
+def test_a_weight_or_a_sample_that_is_nan_makes_the_losses_nan(engine: str, model: str) -> None:
+    module, data = model_of(model), problem()
     for name, value in initial(module).items():
         broken = {**initial(module), name: value.clone()}
         broken[name].view(-1)[-1] = torch.nan
-        assert_as_plain_torch(ENGINES[engine], module, problem(), broken)
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_sample_that_is_nan_makes_its_clients_loss_nan_and_no_other(engine: str, model: str) -> None:
-    module, data = model_of(model), problem()
+        assert_as_plain_torch(engine, module, data, broken)
     for pixel in [(0, 0), (0, 1), (1, 0), (1, 1)]:  # each place of a window of the pooling
-        broken = replace(data, x=data.x.clone())
-        broken.x[(5, 0, *pixel)] = torch.nan
-        assert_as_plain_torch(ENGINES[engine], module, broken, initial(module))
-        found = ENGINES[engine](module, broken, ONE_STEP)
+        dirty = replace(data, x=data.x.clone())
+        dirty.x[(5, 0, *pixel)] = torch.nan
+        assert_as_plain_torch(engine, module, dirty, initial(module))
+        found = engine_of(engine, module, dirty)
         trained = found.train(initial(module), np.arange(2), 1, 0.1)
         assert np.isnan(found.losses(initial(module), data.train)).tolist() == [False, True]
         assert np.isnan(trained.loss).tolist() == [False, True]
@@ -143,34 +102,19 @@ def test_a_sample_that_is_nan_makes_its_clients_loss_nan_and_no_other(engine: st
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_training_goes_on_from_nan_to_nan(engine: str) -> None:
-    module, data = model_of("two convolutions"), problem()
+    module = model_of("two convolutions")
     params = {name: value.clone() for name, value in initial(module).items()}
     params["0.weight"][0, 0, 1, 1] = torch.nan
-    trained = ENGINES[engine](module, data, LocalWork(3, None, 2)).train(params, np.arange(2), 1, 0.1)
+    trained = engine_of(engine, module, problem(), LocalWork(3, None, 2)).train(params, np.arange(2), 1, 0.1)
     assert np.isnan(trained.loss).all()
     assert all(delta.isnan().any() for delta in trained.delta.values())
 
 
-def test_the_kinds_of_program_are_those_that_are_meant() -> None:
-    """The written-out chain and the differentiated one are both tested above."""
-    model, data = model_of("linear"), problem()
-    stack: Any = {name: torch.stack([value] * 2) for name, value in initial(model).items()}
-    backends: list[Any] = [build(model, data, ONE_STEP).backend for build in (batched, differentiated)]
-    assert [type(backend._program(stack, 0.1)) for backend in backends] == [LinearChain, Differentiated]
-
-
-# --- labels, which are indexes -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("label", "found"), [(-1, "-1..2"), (-100, "-100..2"), (3, "0..3"), (10**9, "0..1000000000")])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_label_that_is_no_class_never_reaches_an_engine(engine: str, label: int, found: str) -> None:
+@pytest.mark.parametrize(("label", "found"), [(-1, "-1..2"), (3, "0..3"), (10**9, "0..1000000000")])
+def test_a_label_that_is_no_class_never_reaches_an_engine(label: int, found: str) -> None:
     y = torch.arange(7) % 3
     y[4] = label
     with pytest.raises(DataError, match=rf"labels of the training samples must lie in 0\.\.2, found {found}"):
-        ENGINES[engine](model_of("linear"), replace(problem(), y=y), ONE_STEP)
-
-
-def test_labels_of_another_type_never_reach_an_engine() -> None:
+        replace(problem(), y=y)
     with pytest.raises(DataError, match=r"must be int64, not torch\.int32"):
         replace(problem(), y=torch.arange(7, dtype=torch.int32) % 3)

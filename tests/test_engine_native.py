@@ -1,4 +1,7 @@
-"""Local training in C equals plain PyTorch, client by client, and stands aside where it cannot run."""
+"""Local training in C: what is special to it, and that it stands aside where it cannot run.
+
+That it equals plain PyTorch for chains of all kinds is in tests/test_engine.py and tests/test_engine_chain.py.
+"""
 
 import re
 from collections.abc import Iterator
@@ -21,9 +24,7 @@ from fedsim.engine.engine import Engine, mean_losses
 from fedsim.engine.model import initial
 from fedsim.engine.native import backend as native_backend
 from fedsim.engine.native import library as native_library
-from fedsim.engine.native.backend import PRODUCT_ROWS
 from fedsim.engine.native.library import library
-from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.engine.schedule import LocalWork
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
@@ -37,19 +38,10 @@ SGDS = ["sgd", "decay", "momentum", "nesterov"]
 
 
 def pair(
-    model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, workers: int = 2
+    model: nn.Module, data: ClientData, work: LocalWork = WORKS["epochs"], optimizer: str = "sgd", workers: int = 2
 ) -> tuple[Engine, Engine]:
-    common = (model, data, work, optimizer, Streams(3))
+    common = (model, data, work, OPTIMIZERS[optimizer], Streams(3))
     return native(*common, workers=workers), reference(*common)
-
-
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("optimizer", SGDS)
-@pytest.mark.parametrize("name", CHAINS)
-def test_native_equals_sequential(name: str, optimizer: str, sizes: str) -> None:
-    model: Any = CHAINS[name]().double()
-    for work in WORKS.values():
-        assert_equal(*pair(model, problem(SIZES[sizes]), work, OPTIMIZERS[optimizer]), np.arange(len(SIZES[sizes])))
 
 
 @pytest.mark.parametrize("optimizer", SGDS)
@@ -61,7 +53,7 @@ def test_layers_wider_and_deeper_than_a_tile(hidden: list[int], dropout: float, 
     x = torch.randn(40, 1, 1, 600, generator=generator, dtype=torch.float64)
     data = ClientData(x, torch.randint(11, (40,), generator=generator), *[[np.arange(3, 40)]] * 2, 11)
     model: Any = MLP((1, 1, 600), 11, hidden=hidden, dropout=dropout).double()
-    assert_equal(*pair(model, data, LocalWork(2, None, 17), OPTIMIZERS[optimizer]), np.arange(1))
+    assert_equal(*pair(model, data, LocalWork(2, None, 17), optimizer), np.arange(1))
 
 
 def padded() -> nn.Module:
@@ -98,13 +90,12 @@ def images(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Cl
 @pytest.mark.parametrize("name", IMAGES)
 def test_convolutions_equal_those_of_the_plain_engine(name: str, optimizer: str) -> None:
     model, data = images(name)
-    fast, plain = pair(model, data, LocalWork(2, None, 5), OPTIMIZERS[optimizer])
+    fast, plain = pair(model, data, LocalWork(2, None, 5), optimizer)
     assert_equal(fast, plain, np.arange(3))
     params = initial(model)
     np.testing.assert_allclose(fast.losses(params, data.train), plain.losses(params, data.train), rtol=1e-10)
     torch.testing.assert_close(fast.predict(params, data.x), plain.predict(params, data.x), rtol=1e-10, atol=1e-10)
-    gradients = [list(e.client_gradients(params, data.train, None)) for e in (fast, plain)]
-    for a, b in zip(*gradients, strict=True):
+    for a, b in zip(*(e.client_gradients(params, data.train) for e in (fast, plain)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
@@ -112,16 +103,7 @@ def test_convolutions_equal_those_of_the_plain_engine(name: str, optimizer: str)
 def test_convolutions_in_single_precision(name: str) -> None:
     """Two steps: in more, roundings tip the scales between pixels of a pool that are nearly equal."""
     model, data = images(name, torch.float32)
-    assert_equal(*pair(model, data, LocalWork(None, 2, 5), OPTIMIZERS["decay"]), np.arange(3), tolerance=2e-5)
-
-
-@pytest.mark.parametrize("name", ["mlp", "dropout"])
-def test_single_precision_too(name: str) -> None:
-    data = problem(SIZES["ragged"], torch.float32)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model: Any = CHAINS[name]()
-    assert_equal(*pair(model, data, WORKS["epochs"], OPTIMIZERS["momentum"]), np.arange(5), tolerance=2e-5)
+    assert_equal(*pair(model, data, LocalWork(None, 2, 5), "decay"), np.arange(3), tolerance=2e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["decay", "momentum"])
@@ -129,8 +111,7 @@ def test_single_precision_too(name: str) -> None:
 def test_a_client_is_the_same_to_the_last_bit_in_any_company(dtype: torch.dtype, optimizer: str) -> None:
     model: Any = CHAINS["dropout"]().to(dtype)
     data = problem(SIZES["ragged"], dtype)
-    alone, _ = pair(model, data, WORKS["epochs"], OPTIMIZERS[optimizer], workers=1)
-    several, _ = pair(model, data, WORKS["epochs"], OPTIMIZERS[optimizer], workers=3)
+    alone, several = (pair(model, data, WORKS["epochs"], optimizer, workers)[0] for workers in (1, 3))
     params = initial(model)
     cohorts = [[4, 0, 2], [3], [1, 2]]
     schedules = [schedule_of(several, np.array(ids), 2) for ids in cohorts]
@@ -140,8 +121,7 @@ def test_a_client_is_the_same_to_the_last_bit_in_any_company(dtype: torch.dtype,
         for row, client in enumerate(ids):
             single = alone.train(params, np.array([client]), 2, 0.1)
             assert all(torch.equal(single.delta[n][0], result.delta[n][row]) for n in params)
-            assert single.loss[0] == loss[row]
-            assert single.rms_loss[0] == rms_loss[row]
+            assert (single.loss[0], single.rms_loss[0]) == (loss[row], rms_loss[row])
 
 
 @pytest.mark.parametrize("optimizer", ["decay", "nesterov"])
@@ -149,14 +129,12 @@ def test_a_client_is_the_same_to_the_last_bit_in_any_company(dtype: torch.dtype,
 def test_cores_that_share_a_client_change_no_bit(name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_backend, "num_cores", lambda: 12)
     if name == "mlp":
-        data = problem([70, 3, 41])
         model: Any = MLP((1, 4, 4), 3, hidden=[20, 9], dropout=0.3).double()
+        data = problem([70, 3, 41])
     else:
         model, data = images(name)
     params = initial(model)
-    expected, *found = (
-        pair(model, data, LocalWork(3, None, 9), OPTIMIZERS[optimizer], workers)[0] for workers in (1, 2, 3, 5, 12)
-    )
+    expected, *found = (pair(model, data, LocalWork(3, None, 9), optimizer, n)[0] for n in (1, 2, 3, 5, 12))
     for ids in ([0], [2, 1], [0, 1, 2]):
         alone = expected.train(params, np.array(ids), 2, 0.1)
         for engine in found:
@@ -166,82 +144,41 @@ def test_cores_that_share_a_client_change_no_bit(name: str, optimizer: str, monk
             np.testing.assert_array_equal(alone.rms_loss, shared.rms_loss)
 
 
-@pytest.mark.parametrize("name", CHAINS)
-def test_questions_equal_those_of_the_plain_engine(name: str) -> None:
-    sizes = [5, 0, 2 * PRODUCT_ROWS + 7]
-    model: Any = CHAINS[name]().double()
-    data = problem(sizes)
-    fast, plain = pair(model, data, WORKS["epochs"], OPTIMIZERS["sgd"])
-    params, last = initial(model), list(initial(model))[-2:]
-    np.testing.assert_allclose(fast.losses(params, data.train), plain.losses(params, data.train), rtol=1e-10)
-    np.testing.assert_allclose(
-        fast.losses(params, data.train[:1]), plain.losses(params, data.train[:1]), rtol=1e-10
-    )  # few: gathered by the plain engine
-    one, other = (e.evaluate(params, data.x, data.y) for e in (fast, plain))
-    assert one.accuracy == other.accuracy
-    assert one.loss == pytest.approx(other.loss, rel=1e-10)
-    torch.testing.assert_close(fast.predict(params, data.x), plain.predict(params, data.x), rtol=1e-10, atol=1e-10)
-    for names in (None, last):
-        gradients = [list(e.client_gradients(params, data.train, names)) for e in (fast, plain)]
-        for a, b in zip(*gradients, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
-def test_samples_that_do_not_lie_in_a_row() -> None:
-    data = problem([6, 6])
+def test_samples_that_do_not_lie_in_a_row_and_more_outputs_than_classes() -> None:
+    data = problem(SIZES["ragged"])
     apart = replace(data, x=data.x.repeat_interleave(2, dim=3)[..., ::2])
     assert not apart.x.is_contiguous()
-    fast, _ = pair(model_of("mlp"), apart, WORKS["epochs"], OPTIMIZERS["sgd"])
-    _, plain = pair(model_of("mlp"), data, WORKS["epochs"], OPTIMIZERS["sgd"])
-    assert_equal(fast, plain, np.arange(2))
-    params = initial(fast.workload.model)
-    torch.testing.assert_close(fast.predict(params, apart.x), plain.predict(params, data.x), rtol=1e-10, atol=1e-10)
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).double()
+    for model, samples in ((model_of("mlp"), apart), (wide, data)):
+        fast, plain = pair(model, samples)[0], pair(model, data)[1]
+        assert_equal(fast, plain, np.arange(5))
+        found, wanted = fast.predict(initial(model), samples.x), plain.predict(initial(model), data.x)
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("model", "optimizer", "rule"),
-    [("batch norm 2d", "sgd", "runs chains of plain convolutions"), ("mlp", "adam", "optimizer=sgd alone, not Adam")],
-)
-def test_what_it_cannot_train_is_refused(model: str, optimizer: str, rule: str) -> None:
-    with pytest.raises(ConfigError, match=rf"(?s){rule}.*engine=auto"):
-        pair(model_of(model), problem([4]), WORKS["epochs"], OPTIMIZERS[optimizer])
+REFUSED: list[tuple[nn.Module, dict[str, Any], str]] = [
+    (model_of("batch norm 2d"), {}, r"(?s)runs chains of plain convolutions.*engine=auto"),
+    (model_of("mlp"), {"optimizer": "adam"}, r"(?s)optimizer=sgd alone, not Adam.*engine=auto"),
+    (model_of("mlp"), {"workers": 0}, "workers=0"),
+    (nn.Sequential(nn.Flatten(), nn.Linear(15, 3)), {}, "1.weight is for 15 inputs, not for 16"),
+    (nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)), {}, "0.weight is for 2 inputs"),
+    (nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(9, 3)), {}, "3.weight is for 9 inputs"),
+    (nn.Sequential(nn.Conv2d(1, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)), {}, "3.weight .* of 0 x 0 pixels"),
+    (nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), {}, "output for each of 3 classes, not 2"),
+]
 
 
-@pytest.mark.parametrize(
-    ("model", "rule"),
-    [
-        (nn.Sequential(nn.Flatten(), nn.Linear(15, 3)), "1.weight is for 15 inputs, not for 16"),
-        (nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)), "0.weight is for 2 inputs"),
-        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(9, 3)), "3.weight is for 9 inputs"),
-        (nn.Sequential(nn.Conv2d(1, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)), "3.weight .* of 0 x 0 pixels"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), "output for each of 3 classes, not 2"),
-    ],
-)
-def test_models_that_do_not_fit_the_data_never_reach_c(model: nn.Module, rule: str) -> None:
+@pytest.mark.parametrize(("model", "more", "rule"), REFUSED, ids=range(len(REFUSED)))
+def test_what_it_cannot_train_never_reaches_c(model: nn.Module, more: dict[str, Any], rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
-        pair(model.double(), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"])
+        pair(model.double(), problem([4]), **more)
 
 
 def test_other_samples_never_reach_c() -> None:
-    fast, _ = pair(model_of("mlp"), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"])
-    params = initial(fast.workload.model)
+    fast, _ = pair(model_of("mlp"), problem([4]))
     for x in (torch.zeros(2, 1, 4, 3).double(), torch.zeros(2, 1, 4, 4)):
         with pytest.raises(ValueError, match="samples are"):
-            fast.predict(params, x)
-
-
-def test_more_outputs_than_classes() -> None:
-    model: Any = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).double()
-    data = problem(SIZES["ragged"])
-    fast, plain = pair(model, data, WORKS["epochs"], OPTIMIZERS["sgd"])
-    assert_equal(fast, plain, np.arange(5))
-    params = initial(model)
-    torch.testing.assert_close(fast.predict(params, data.x), plain.predict(params, data.x), rtol=1e-10, atol=1e-10)
-
-
-def test_no_workers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="workers=0"):
-        pair(model_of("mlp"), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"], workers=0)
+            fast.predict(initial(fast.workload.model), x)
 
 
 # --- compiling ---------------------------------------------------------------------------------------------------
@@ -257,41 +194,30 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     library.cache_clear()
 
 
-def chosen(optimizer: str = "sgd", name: str = "mlp", compile: Any = True, num_rounds: int = 1) -> Engine:
+def chosen(name: str = "mlp", optimizer: str = "sgd", compile: Any = True, rounds: int = 1) -> str:
+    """Of runs in which the middling client makes two steps a round."""
     task = (model_of(name), problem(SIZES["ragged"]), LocalWork(2, None, 4), OPTIMIZERS[optimizer], Streams(3))
-    return auto(*task, rounds=num_rounds, compile=compile)
+    return auto(*task, rounds=rounds, compile=compile).description
 
 
-def test_auto_takes_it_for_what_it_can_train_in_long_runs() -> None:
-    expected = "native (auto: no convolutions)" if torch.get_num_threads() == 1 else "native, "
-    assert chosen().description.startswith(expected)
-    assert chosen(compile="auto", num_rounds=WORTH_STEPS["linear"] // 2).description.startswith(expected)
-    assert chosen(compile="auto", num_rounds=WORTH_STEPS["linear"] // 2 - 1).description.startswith("batched")
-    assert chosen(compile=False, num_rounds=10**6).description.startswith("batched")
-    assert chosen("adam").description.startswith("batched")
-    assert chosen(name="batch norm 1d", compile="auto", num_rounds=10**6).description.startswith("batched")
-    assert chosen(name="conv").description.startswith("native")
-    assert chosen(name="conv", compile="auto").description.startswith("sequential")
-    few = WORTH_STEPS["convolutional"] // 2
-    assert chosen(name="conv", compile="auto", num_rounds=few).description.startswith("native")
-    assert chosen(name="conv", compile=False, num_rounds=10**6).description.startswith("sequential")
-    assert chosen(name="batch norm 2d", num_rounds=10**6).description.startswith("sequential")
-
-
-def test_auto_trains_and_answers_as_the_plain_engine() -> None:
-    engine = chosen()
-    _, plain = pair(model_of("mlp"), engine.data, engine.work, OPTIMIZERS["sgd"])
-    assert_equal(engine, plain, np.arange(5))
-    params = initial(engine.workload.model)
-    np.testing.assert_allclose(
-        engine.losses(params, engine.data.train), plain.losses(params, engine.data.train), rtol=1e-10
-    )
-    torch.testing.assert_close(
-        engine.predict(params, engine.data.x), plain.predict(params, engine.data.x), rtol=1e-10, atol=1e-10
-    )
-    gradients = [list(e.client_gradients(params, engine.data.train, None)) for e in (engine, plain)]
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+def test_auto_takes_it_for_what_it_can_train_in_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen().startswith("native (auto: no convolutions)" if torch.get_num_threads() == 1 else "native, ")
+    linear, convolutional = (WORTH_STEPS[kind] // 2 for kind in ("linear", "convolutional"))
+    for kind, values in (
+        ("native", {"compile": "auto", "rounds": linear}),
+        ("batched", {"compile": "auto", "rounds": linear - 1}),
+        ("batched", {"compile": False, "rounds": 10**6}),
+        ("batched", {"optimizer": "adam"}),
+        ("batched", {"name": "batch norm 1d", "compile": "auto", "rounds": 10**6}),
+        ("native", {"name": "conv"}),
+        ("sequential", {"name": "conv", "compile": "auto"}),
+        ("native", {"name": "conv", "compile": "auto", "rounds": convolutional}),
+        ("sequential", {"name": "conv", "compile": False, "rounds": 10**6}),
+        ("sequential", {"name": "batch norm 2d", "rounds": 10**6}),
+    ):
+        assert chosen(**values).startswith(kind), values  # type: ignore[arg-type]
+    monkeypatch.setattr(choose, "library", lambda _: pytest.fail("a short run asks for no compiler"))
+    assert chosen(compile="auto").startswith("batched")
 
 
 def test_it_is_compiled_once_a_machine(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,51 +234,34 @@ def test_it_is_compiled_once_a_machine(fresh: Path, monkeypatch: pytest.MonkeyPa
     assert made == set(fresh.iterdir())
 
 
-def no_compiler(monkeypatch: pytest.MonkeyPatch, _: Path) -> str:
-    monkeypatch.setitem(native_library.ENVIRONMENT, "PATH", "")
-    monkeypatch.delitem(native_library.ENVIRONMENT, "CC", raising=False)
-    return "there is no C compiler"
+BROKEN = {
+    "": "there is no C compiler",
+    "{folder}/broken": "it is broken",
+    "{folder}/nowhere": "No such file",
+    "gcc '-O2": "No closing quotation",
+    "no library": "native-.*.so",
+}
+"""CC, and what is said of it."""
 
 
-def failing_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
-    folder.mkdir()
-    script = folder / "broken"
+@pytest.mark.parametrize("cc", BROKEN)
+def test_without_a_compiler_auto_goes_on_and_says_so_once(
+    cc: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fresh.mkdir()
+    script = fresh / "broken"
     script.write_text("#!/bin/sh\necho 'it is broken' >&2\necho more >&2\nexit 3\n")
     script.chmod(0o755)
-    monkeypatch.setitem(native_library.ENVIRONMENT, "CC", str(script))
-    return "it is broken"
-
-
-def missing_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
-    monkeypatch.setitem(native_library.ENVIRONMENT, "CC", str(folder / "nowhere"))
-    return "No such file"
-
-
-def open_quote(monkeypatch: pytest.MonkeyPatch, _: Path) -> str:
-    monkeypatch.setitem(native_library.ENVIRONMENT, "CC", "gcc '-O2")
-    return "No closing quotation"
-
-
-def not_a_library(monkeypatch: pytest.MonkeyPatch, _: Path) -> str:
-    monkeypatch.setattr(native_library, "_build", lambda _, path: path.write_text("nothing"))
-    return "native-.*.so"
-
-
-@pytest.mark.parametrize("broken", [no_compiler, failing_compiler, missing_compiler, open_quote, not_a_library])
-def test_without_a_compiler_auto_goes_on_and_says_so_once(
-    broken: Any, fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reason = broken(monkeypatch, fresh)
+    if cc == "no library":
+        monkeypatch.setattr(native_library, "_build", lambda _, path: path.write_text("nothing"))
+    else:
+        monkeypatch.setitem(native_library.ENVIRONMENT, "CC", cc.format(folder=fresh))
+        monkeypatch.setitem(native_library.ENVIRONMENT, "PATH", "")
     for _ in range(2):
-        engine = chosen()
-        assert engine.description.startswith("batched (auto: no convolutions, not compiled: ")
-        assert re.search(reason, engine.description)
-        assert "\n" not in engine.description
+        told = chosen()
+        assert told.startswith("batched (auto: no convolutions, not compiled: ")
+        assert re.search(BROKEN[cc], told)
+        assert "\n" not in told
     assert capsys.readouterr().err.count("engine.compile: not compiled") == 1
-    with pytest.raises(ConfigError, match=rf"(?s){reason}.*engine=batched"):
-        pair(model_of("mlp"), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"])
-
-
-def test_short_runs_do_not_ask_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "library", lambda _: pytest.fail("asked"))
-    assert chosen(compile="auto").description.startswith("batched")
+    with pytest.raises(ConfigError, match=rf"(?s){BROKEN[cc]}.*engine=batched"):
+        pair(model_of("mlp"), problem([4]))

@@ -16,7 +16,8 @@ from fedsim.engine.native.calls import ChainCalls, Rule, Work, cross_entropies
 
 pytestmark = pytest.mark.usefixtures("compiled")
 NUM_SAMPLES, CLASSES, STEPS, WIDTH = 20, 3, 2, 5
-THREADS = (1, 2, 3, 4, 5, 8)
+THREADS = (1, 2, 3, 4, 5, 8, 10**6)
+"""The last is far beyond what any machine has: neither an error nor another result."""
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Dropout(0.3), nn.ReLU(), nn.Linear(20, 3)),
     "one convolution": lambda: nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 3)),
@@ -52,9 +53,6 @@ class Calls:
     def zeros(self) -> Params:
         return {key: torch.zeros_like(value) for key, value in self.calls.params.items()}
 
-    def logits(self, work: Work) -> Tensor:
-        return torch.zeros(int(work.counts.sum()), CLASSES, dtype=torch.float64)
-
 
 def train(calls: Calls, work: Work) -> list[Any]:
     delta, velocity = calls.zeros(), calls.zeros()
@@ -75,7 +73,7 @@ def gradient(calls: Calls, work: Work) -> list[Any]:
 
 
 def outputs(calls: Calls, work: Work) -> list[Any]:
-    result = calls.logits(work)
+    result = torch.zeros(int(work.counts.sum()), CLASSES, dtype=torch.float64)
     calls.calls.outputs(work, result)
     return [result]
 
@@ -83,48 +81,25 @@ def outputs(calls: Calls, work: Work) -> list[Any]:
 WITH_LABELS = [train, train_without_momentum, gradient]
 ALL = [*WITH_LABELS, outputs]
 Call = Callable[[Calls, Work], list[Any]]
+WRONG: list[tuple[str, int, str]] = [
+    *(("y", label, rf"labels must lie in 0\.\.2, found {min(label, 0)}..") for label in (-1, 3, 2**62, -100)),
+    *(("positions", p, rf"positions must lie in 0\.\.19, found .*{p}") for p in (-1, NUM_SAMPLES, 2**62, -(2**62))),
+    ("counts", -1, r"counts must lie in 0\.\.5, found -1..5"),
+    ("counts", WIDTH + 1, r"counts must lie in 0\.\.5, found 5..6"),
+]
 
 
-def with_value(array: Any, index: Any, value: int) -> Any:
-    """A copy that differs in one element."""
-    copied = array.clone() if isinstance(array, Tensor) else array.copy()
-    copied[index] = value
-    return copied
-
-
-# --- values out of range ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("call", WITH_LABELS)
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("label", "found"), [(-1, "-1..2"), (3, "0..3"), (2**62, f"0..{2**62}"), (-100, "-100..2")])
-def test_labels_of_no_output_are_refused(label: int, found: str, model: str, call: Call) -> None:
+@pytest.mark.parametrize(("name", "value", "rule"), WRONG)
+def test_values_out_of_range_are_refused_and_nothing_is_trained(name: str, value: int, rule: str, model: str) -> None:
     calls = Calls(model)
-    assert calls.work.y is not None
-    y = with_value(calls.work.y, int(calls.work.positions[1, 2]), label)
-    with pytest.raises(ValueError, match=rf"labels must lie in 0\.\.2, found {found}"):
-        call(calls, replace(calls.work, y=y))
-    assert not calls.work.losses.any()  # nothing was trained
-
-
-@pytest.mark.parametrize("call", ALL)
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("position", [-1, NUM_SAMPLES, 2**62, -(2**62)])
-def test_positions_of_no_sample_are_refused(position: int, model: str, call: Call) -> None:
-    calls = Calls(model)
-    positions = with_value(calls.work.positions, (1, 2), position)
-    with pytest.raises(ValueError, match=rf"positions must lie in 0\.\.19, found .*{position}"):
-        call(calls, replace(calls.work, positions=positions))
-    assert not calls.work.losses.any()
-
-
-@pytest.mark.parametrize("call", ALL)
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("count", "found"), [(-1, "-1..5"), (WIDTH + 1, "5..6")])
-def test_counts_beyond_a_batch_are_refused(count: int, found: str, model: str, call: Call) -> None:
-    calls = Calls(model)
-    with pytest.raises(ValueError, match=rf"counts must lie in 0\.\.5, found {found}"):
-        call(calls, replace(calls.work, counts=with_value(calls.work.counts, 1, count)))
+    work = calls.work
+    array: Any = {"y": work.y, "positions": work.positions, "counts": work.counts}[name]
+    array[{"y": int(work.positions[1, 2]), "positions": (1, 2), "counts": 1}[name]] = value
+    for call in WITH_LABELS if name == "y" else ALL:
+        with pytest.raises(ValueError, match=rule):
+            call(calls, work)
+    assert not work.losses.any()
 
 
 @pytest.mark.parametrize("threads", [0, -1])
@@ -135,24 +110,16 @@ def test_no_threads_are_refused(threads: int) -> None:
 
 def test_what_no_batch_uses_is_not_read() -> None:
     calls = Calls()
-    unused = sorted(set(range(NUM_SAMPLES)) - {int(p) for p in calls.work.positions[np.arange(5) < [[5], [3]]]})
-    assert calls.work.y is not None
-    y, positions = calls.work.y.clone(), calls.work.positions.copy()
+    work = calls.work
+    assert work.y is not None
+    unused = sorted(set(range(NUM_SAMPLES)) - {int(p) for p in work.positions[np.arange(5) < [[5], [3]]]})
+    y, positions = work.y.clone(), work.positions.copy()
     y[unused], positions[1, 3:] = -100, -100
-    expected = train(calls, calls.work)
-    found = train(calls, replace(calls.work, y=y, positions=positions, losses=np.zeros((STEPS, WIDTH))))
-    for a, b in zip(expected, found, strict=True):
+    expected, logits = train(calls, work), outputs(calls, work)
+    found = train(calls, replace(work, y=y, positions=positions, losses=np.zeros((STEPS, WIDTH))))
+    without_labels = outputs(calls, replace(work, y=None))
+    for a, b in zip([*expected, *logits], [*found, *without_labels], strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_labels_are_not_needed_for_outputs() -> None:
-    calls = Calls()
-    (expected,) = outputs(calls, calls.work)
-    (found,) = outputs(calls, replace(calls.work, y=None))
-    assert torch.equal(expected, found)
-
-
-# --- shapes and types ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,15 +129,15 @@ def test_labels_are_not_needed_for_outputs() -> None:
         ({"x": torch.zeros(20, 1, 8, 8)}, "samples are torch.float32"),
         ({"x": torch.zeros(20, 1, 8, 16).double()[..., ::2]}, "x must be .* not contiguous"),
         ({"y": torch.zeros(19, dtype=torch.int64)}, r"y must be .* \(20,\) on the CPU, not torch.int64 \(19,\)"),
-        ({"y": torch.zeros(20, dtype=torch.int32)}, "y must be a contiguous torch.int64 tensor"),
-        ({"positions": np.zeros((2, 5), np.int32)}, "positions must be a contiguous int64 array"),
+        ({"y": torch.zeros(20, dtype=torch.int32)}, "y must be contiguous, of torch.int64"),
+        ({"positions": np.zeros((2, 5), np.int32)}, "positions must be contiguous, of .*int64"),
         ({"positions": np.zeros((2, 10), np.int64)[:, ::2]}, "positions must be .* not contiguous"),
         ({"positions": np.zeros(10, np.int64)}, r"positions must be \[steps, width\]"),
-        ({"positions": np.zeros((3, 5), np.int64)}, r"counts must be .* \(3,\), not int64 \(2,\)"),
-        ({"counts": np.zeros(2)}, "counts must be a contiguous int64 array"),
-        ({"losses": np.zeros((2, 4))}, r"losses must be .* \(2, 5\), not float64 \(2, 4\)"),
-        ({"losses": np.zeros((2, 5), np.float32)}, "losses must be a contiguous float64 array"),
-        ({"keys": np.zeros(1, np.int64)}, r"keys must be .* \(2,\), not int64 \(1,\)"),
+        ({"positions": np.zeros((3, 5), np.int64)}, r"counts must be .* \(3,\) on the CPU, not int64 \(2,\)"),
+        ({"counts": np.zeros(2)}, "counts must be contiguous, of .*int64"),
+        ({"losses": np.zeros((2, 4))}, r"losses must be .* \(2, 5\) on the CPU, not float64 \(2, 4\)"),
+        ({"losses": np.zeros((2, 5), np.float32)}, "losses must be contiguous, of float64"),
+        ({"keys": np.zeros(1, np.int64)}, r"keys must be .* \(2,\) on the CPU, not int64 \(1,\)"),
     ],
 )
 def test_arrays_of_other_shapes_or_types_are_refused(changes: dict[str, Any], rule: str) -> None:
@@ -184,7 +151,7 @@ def test_arrays_of_other_shapes_or_types_are_refused(changes: dict[str, Any], ru
     ("wrong", "rule"),
     [
         (torch.zeros(20, 63).double(), r"1.weight must be .* \(20, 64\) on the CPU, not torch.float64 \(20, 63\)"),
-        (torch.zeros(20, 64), "1.weight must be a contiguous torch.float64 tensor"),
+        (torch.zeros(20, 64), "1.weight must be contiguous, of torch.float64"),
         (torch.zeros(64, 20).double().T, "1.weight must be .* not contiguous"),
     ],
 )
@@ -230,29 +197,17 @@ def test_parameters_that_do_not_fit_are_refused(name: str, value: Tensor, rule: 
         ChainCalls(chain, params, (1, 8, 8))
 
 
-# --- threads ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("call", ALL)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("counts", [(20, 13, 6), (1, 2, 3), (0, 4, 0)])
 def test_the_number_of_threads_changes_no_bit(counts: tuple[int, ...], model: str, call: Call) -> None:
+    all_calls = [Calls(model, counts, width=20) for _ in THREADS]
     expected, *found = (
-        call(calls, replace(calls.work, threads=threads))
-        for threads in THREADS
-        for calls in [Calls(model, counts, width=20)]
+        call(calls, replace(calls.work, threads=threads)) for calls, threads in zip(all_calls, THREADS, strict=True)
     )
     for results in found:
         for a, b in zip(expected, results, strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-def test_a_call_from_many_threads_uses_no_more_than_it_may() -> None:
-    """A number far beyond what any machine has is neither an error nor another result."""
-    calls = Calls("convolutions")
-    expected, found = (gradient(calls, replace(calls.work, threads=threads)) for threads in (1, 10**6))
-    for a, b in zip(expected, found, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_losses_of_logits() -> None:

@@ -20,14 +20,6 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
-def test_every_script_is_tested() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {
-        "compare_selectors.py",
-        "finished_runs.py",
-        "own_selector.py",
-    }
-
-
 def test_a_sweep_and_its_finished_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("compare_selectors.py", monkeypatch, *TINY)
     told = capsys.readouterr().out

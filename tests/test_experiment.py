@@ -16,10 +16,9 @@ from fedsim.data.digits import Digits
 from fedsim.results.files import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly, experiment
-from fedsim.running import assembly as prepared_data
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.endings import UNWATCHED
-from fedsim.running.experiment import Outcome, execute
+from fedsim.running.experiment import execute
 from fedsim.running.outcome import totals_of
 from tests.run_toys import plan_of
 
@@ -109,29 +108,31 @@ def test_running_statistics_are_no_parameters_for_the_aggregator() -> None:
     model = Normed((1, 8, 8), 10)
     streams = assembly.Streams(0)
     made = build(given)
-    simulation = assembly._simulation(given, prepared_data.prepare(given), made.division, model, streams)
+    simulation = assembly._simulation(given, assembly.prepare(given), made.division, model, streams)
     assert simulation.components.aggregator.buffers == {"1.running_mean", "1.running_var"}
 
 
-def test_samples_are_kept_for_runs_that_have_the_same_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_kept_for_runs_that_have_the_same_and_a_model_is_built_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loaded: list[Any] = []
-    load = prepared_data._load
-    monkeypatch.setattr(prepared_data, "_load", lambda p, device: (loaded.append(p), load(p, device))[1])
-    prepared_data._latest.clear()
+    load = assembly._load
+    built: list[Any] = []
+    build_model = assembly.build_model
+    monkeypatch.setattr(assembly, "build_model", lambda *a: (built.append(a[0]), build_model(*a))[1])
+    monkeypatch.setattr(assembly, "_load", lambda p, device: (loaded.append(p), load(p, device))[1])
+    assembly._latest.clear()
     first, model, mean, folder = [], ["model=logistic"], ["dataset.mean=[0.5]"], ["data_dir=elsewhere"]
     for words in (first, ["seed=1", "selector=md"], model, [*model, *mean], [*model, *mean, *folder]):
-        prepared_data.prepare(plan(*words))
+        assembly.prepare(plan(*words))
     assert len(loaded) == 4
     assert [p.config["dataset"]["mean"] for p in loaded] == [[0.3053], [0.3053], [0.5], [0.5]]
     monkeypatch.chdir("/")  # paths in a config may be relative
-    prepared_data.prepare(plan(*model, *mean, *folder))
+    assembly.prepare(plan(*model, *mean, *folder))
     assert len(loaded) == 5
-    prepared_data._latest.clear()
-
-
-def test_samples_belong_to_one_config_of_a_model_which_may_prepare_them_by_it() -> None:
-    given, alike, other = plan(), plan("seed=1"), plan("model.hidden=[7]")
-    assert prepared_data.data_key(given) == prepared_data.data_key(alike) != prepared_data.data_key(other)
+    assert not built
+    build(plan())
+    assert len(built) == 1
 
 
 # --- records -------------------------------------------------------------------------------------------------------
@@ -168,22 +169,6 @@ def test_results_are_those_of_the_rounds() -> None:
     assert (nothing["rounds"], nothing["final_accuracy"], nothing["coverage"]) == (0, None, 0.0)
 
 
-@pytest.mark.parametrize(("status", "again"), [("done", 0), ("diverged", 0), ("failed", 1), ("interrupted", 1)])
-def test_what_has_an_end_is_not_run_again_unless_asked(
-    here: Path, monkeypatch: pytest.MonkeyPatch, status: str, again: int
-) -> None:
-    ran: list[Plan] = []
-    monkeypatch.setattr(experiment, "outcome_on_file", lambda p: Outcome(status, {"x": 1}))
-    monkeypatch.setattr(experiment, "build", lambda p: ran.append(p))
-    monkeypatch.setattr(experiment, "record", lambda *_, **__: Outcome("done", {}))
-    monkeypatch.setattr(experiment, "replace_folder", lambda folder: None)
-    found = execute(plan())
-    assert (len(ran), found.skipped) == (again, not again)
-    assert again or (found.status, found.summary) == (status, {"x": 1})
-    execute(plan("overwrite=true"))
-    assert len(ran) == again + 1
-
-
 def test_evaluations_come_as_often_as_asked_and_the_first_is_before_training(here: Path) -> None:
     given = plan("num_rounds=5", "eval_every=3")
     before = build(given).simulation.evaluate().accuracy
@@ -193,7 +178,9 @@ def test_evaluations_come_as_often_as_asked_and_the_first_is_before_training(her
     assert ['"test_accuracy": null' in line for line in lines] == [True, True, False, True, False]
 
 
-def test_a_failure_is_in_the_summary_with_its_reason(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_in_the_summary_with_its_reason_and_is_run_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = Simulation.step
 
     def broken(self: Simulation) -> Record:
@@ -201,23 +188,19 @@ def test_a_failure_is_in_the_summary_with_its_reason(here: Path, monkeypatch: py
             raise KeyError("mine")
         return step(self)
 
-    monkeypatch.setattr(Simulation, "step", broken)
     given = plan("seed=3")
-    assert execute(given).status == "failed"
-    summary = read_summary(given.folder)
-    assert summary is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "step", broken)
+        assert execute(given).status == "failed"
+    summary = read_summary(given.folder) or {}
     assert (summary["status"], summary["rounds"], summary["seed"]) == ("failed", 1, 3)
     assert summary["error"] == "KeyError: 'mine'"
+    assert [execute(given).skipped, execute(given).skipped, execute(plan("seed=3", "overwrite=true")).skipped] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_trackers_are_told_the_runs_own_seed(here: Path) -> None:
-    assert experiment._run_info(plan("seed=7"), here, UNWATCHED, True).seed == 7
-
-
-def test_a_model_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[Any] = []
-    build_model = assembly.build_model
-    monkeypatch.setattr(assembly, "build_model", lambda *a: (built.append(a[0]), build_model(*a))[1])
-    prepared_data._latest.clear()
-    build(plan())
-    assert len(built) == 1
+    assert experiment.run_info(plan("seed=7"), here, UNWATCHED, True).seed == 7

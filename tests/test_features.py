@@ -1,8 +1,17 @@
+"""Frozen networks as feature extractors, and the heads that are trained on their features.
+
+Where timm is not installed, a stand-in with the same calls takes its place, and the tests on its own networks are
+skipped.
+"""
+
 import hashlib
 import pickle
 import re
+import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,16 +19,17 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 from torch import nn
-from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fedsim.core.errors import DataError
+from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.plan import hash_config
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import features
 from fedsim.data.base import LoadedData, Samples
 from fedsim.data.features import TrainsOnFeatures, extract
-from fedsim.models import backbone as weights_module
-from fedsim.models import heads as efficientnet_head
-from fedsim.models.backbone import TorchvisionExtractor, TruncatedNetwork, last_linear
+from fedsim.models import backbone as backbones
+from fedsim.models import heads
+from fedsim.models.backbone import LibraryExtractor, TruncatedNetwork, measure
 from tests.test_models import build
 
 TINY = "mnasnet0_5"
@@ -38,8 +48,12 @@ def head(**values: Any) -> Any:
     return build("frozen_features", (3, 32, 32), 6, **given)
 
 
-def extractor(folder: Path, weights: str = "random", seed: int = 0, size: int = 32) -> TorchvisionExtractor:
-    return TorchvisionExtractor(TINY, last_linear(TINY, size)[0], weights, seed, size, folder)
+def timm_head(**values: Any) -> Any:
+    return head(**{"library": "timm", "backbone": "tiny", **values})
+
+
+def extractor(folder: Path, weights: str = "random", seed: int = 0, size: int = 32) -> LibraryExtractor:
+    return LibraryExtractor(TINY, measure(TINY, size, is_timm=False)[0], weights, seed, size, folder)
 
 
 def network(seed: int) -> nn.Module:
@@ -68,10 +82,16 @@ def run(model: Any, folder: Path) -> LoadedData:
     return extract(images(), model, folder, folder / "cache", CPU)
 
 
+def saved(folder: Path, state: Any, suffix: str = "pth") -> Path:
+    file = folder / f"w.{suffix}"
+    save_file(state, file) if suffix == "safetensors" else torch.save(state, file)
+    return file
+
+
 @torch.no_grad()
 def test_features_are_what_enters_the_last_linear_layer(tmp_path: Path) -> None:
     x = images().train.x
-    path, width = last_linear(TINY, 32)
+    path, width = measure(TINY, 32, is_timm=False)
     found = extractor(tmp_path, seed=3).load().eval()(x)
     assert found.shape == (6, width)
     whole = network(3).eval()
@@ -95,7 +115,7 @@ def test_features_are_computed_once_without_loading_the_backbone_again(
     first = run(head(), tmp_path)
     assert sum(passes) == 8
     assert (first.mean, first.std, first.input_shape, first.train.x.dtype) == (None, None, (1280,), torch.float32)
-    monkeypatch.setattr(TorchvisionExtractor, "load", None)
+    monkeypatch.setattr(LibraryExtractor, "load", None)
     again = run(head(hidden=5), tmp_path)
     assert torch.equal(first.train.x, again.train.x)
     assert torch.equal(first.test.x, again.test.x)
@@ -112,16 +132,6 @@ def test_another_backbone_has_features_of_its_own(tmp_path: Path, passes: list[i
     assert not torch.equal(first.train.x, other.train.x)
 
 
-def test_a_damaged_cache_is_computed_again(tmp_path: Path, passes: list[int]) -> None:
-    first = run(head(), tmp_path)
-    (file,) = (tmp_path / "cache").glob("*.safetensors")
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 1
-    file.write_bytes(content)
-    assert torch.equal(run(head(), tmp_path).train.x, first.train.x)
-    assert sum(passes) == 16
-
-
 def test_batches_do_not_show_in_the_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(head(), tmp_path / "a")
     monkeypatch.setattr(features, "BATCH", 4)
@@ -136,9 +146,6 @@ def test_long_work_is_announced_with_an_estimate(
     monkeypatch.setattr(features, "ANNOUNCED_SECONDS", 0)
     run(head(), tmp_path / "slow")
     assert "features of 6 train images on cpu: about 0 min" in capsys.readouterr().err
-    monkeypatch.setattr(features, "LONG_SECONDS", 0)
-    run(head(), tmp_path / "very_slow")
-    assert "model.input_size" in capsys.readouterr().err
 
 
 def test_random_weights_depend_on_their_own_seed_alone(tmp_path: Path) -> None:
@@ -159,31 +166,21 @@ def test_a_head_is_all_that_is_trained() -> None:
     assert sum(p.numel() for p in model.parameters()) == 1280 * 5 + 5 + 5 * 6 + 6
 
 
-@pytest.mark.parametrize(("choice", "width"), [("frozen_features", 512), ("vgg16_head", 4096)])
-def test_gradients_of_stacked_heads_equal_those_of_each(choice: str, width: int) -> None:
-    models = [build(choice, (3, 32, 32), 3, backbone_seed=s).double() for s in (0, 1)]
-    with torch.no_grad():
-        for p in models[1].parameters():
-            p.mul_(1.5)
-    states = [dict(m.named_parameters()) for m in models]
-    stack = {n: torch.stack([s[n].detach() for s in states]) for n in states[0]}
-    x = torch.randn(2, 4, width, dtype=torch.float64)
+def test_images_that_are_numbers_already_are_refused(tmp_path: Path) -> None:
+    data = images()
+    scaled = Samples(data.train.x / 255, data.train.y)
+    with pytest.raises(DataError, match=r"needs images of type uint8; the data set has torch\.float32"):
+        extract(LoadedData(scaled, scaled, 6, None, None, "scaled"), head(), tmp_path, tmp_path, CPU)
 
-    def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return functional_call(models[0], params, (x,)).square().mean()
 
-    together = vmap(grad(loss))(stack, x)
-    for row, model in enumerate(models):
-        alone = torch.autograd.grad(model(x[row]).square().mean(), list(model.parameters()))
-        for name, expected in zip(states[0], alone, strict=True):
-            torch.testing.assert_close(together[name][row], expected, rtol=1e-8, atol=1e-10)
+# --- files of weights ----------------------------------------------------------------------------------------------
 
 
 def imagenet_file(folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Path:
     """A stand-in for torchvision's file, named by its checksum as theirs are."""
     torch.save(network(seed).state_dict(), folder / "w.pth")
     digits = hashlib.sha256((folder / "w.pth").read_bytes()).hexdigest()[:8]
-    monkeypatch.setattr(weights_module, "_url", lambda name: f"http://localhost/{name}-{digits}.pth")
+    monkeypatch.setattr(backbones, "_url", lambda name: f"http://localhost/{name}-{digits}.pth")
     return (folder / "w.pth").rename(folder / f"{TINY}-{digits}.pth")
 
 
@@ -197,11 +194,13 @@ def test_imagenet_weights_are_found_on_disk_and_checked(tmp_path: Path, monkeypa
     assert extractor(tmp_path, "imagenet").fingerprint != seeded.fingerprint
     file.write_text("<html>try again later</html>")
     digits = file.stem[-8:]
-    with pytest.raises(DataError, match=rf"{re.escape(str(file))} is damaged: expected SHA-256 {digits}.*found"):
+    with pytest.raises(
+        DataError, match=rf"{re.escape(str(file))} is damaged: its SHA-256 does not begin with {digits}"
+    ):
         extractor(tmp_path, "imagenet").load()
 
 
-def test_imagenet_weights_are_fetched_once_where_there_is_a_network(
+def test_imagenet_weights_are_fetched_once_or_named_with_their_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = imagenet_file(tmp_path, monkeypatch, 5)
@@ -216,33 +215,40 @@ def test_imagenet_weights_are_fetched_once_where_there_is_a_network(
         extractor(tmp_path / "data", "imagenet").load()
     assert fetched == [f"http://localhost/{source.name}"]
 
-
-def test_imagenet_weights_without_a_network_are_named_with_their_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def offline(*_: Any, **__: Any) -> Any:
         raise OSError("no network")
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     folder = re.escape(str(tmp_path / "weights"))
-    with pytest.raises(DataError, match=rf"model\.weights=imagenet: .*mnasnet0\.5_.*\.pth in {folder}.*no network"):
+    with pytest.raises(DataError, match=rf"model\.weights=imagenet: .*mnasnet0_5-.*\.pth in {folder}.*no network"):
         run(head(weights="imagenet"), tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 def test_weights_from_a_file(tmp_path: Path, suffix: str) -> None:
-    file = tmp_path / f"w.{suffix}"
-    state = network(5).state_dict()
-    torch.save(state, file) if suffix == "pth" else save_file(state, file)
+    file = saved(tmp_path, network(5).state_dict(), suffix)
     given, seeded = extractor(tmp_path, str(file)), extractor(tmp_path, seed=5)
     x = images().train.x
     assert torch.equal(given.load().eval()(x), seeded.load().eval()(x))
     before = given.fingerprint
-    torch.save(network(6).state_dict(), file)
+    saved(tmp_path, network(6).state_dict(), suffix)
     assert len({before, given.fingerprint, seeded.fingerprint}) == 3
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrapped", [None, "state_dict"])
+def test_a_file_trained_on_other_classes_gives_the_same_features(tmp_path: Path, wrapped: str | None) -> None:
+    whole = network(5)
+    other = whole.state_dict() | {"classifier.1.weight": torch.zeros(3, 1280), "classifier.1.bias": torch.zeros(3)}
+    file = saved(tmp_path, other if wrapped is None else {wrapped: other, "epoch": 3})
+    x = images().train.x
+    assert torch.equal(extractor(tmp_path, str(file)).load().eval()(x), extractor(tmp_path, seed=5).load().eval()(x))
+
+
+def test_a_file_without_a_layer_before_the_cut_or_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    state = network(5).state_dict()
+    state.pop("layers.0.weight")
+    with pytest.raises(DataError, match=rf"does not hold the weights of {TINY} .*layers\.0\.weight"):
+        extractor(tmp_path, str(saved(tmp_path, state))).load()
     with pytest.raises(DataError, match=r"model\.weights=nowhere\.pth: no such file; give imagenet, random, or"):
         run(head(weights="nowhere.pth"), tmp_path)
 
@@ -257,33 +263,168 @@ class Hostile:
         return Path.touch, (self.marker,)
 
 
-@pytest.mark.parametrize("kind", ["html", "truncated", "other", "list", "hostile"])
-@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_a_damaged_foreign_or_hostile_file_is_refused(tmp_path: Path, kind: str, suffix: str) -> None:
-    file, marker = tmp_path / f"w.{suffix}", tmp_path / "marker"
-    state = network(5).state_dict() if kind == "truncated" else {"weight": torch.zeros(2)}
-    torch.save(state, file) if suffix == "pth" else save_file(state, file)
-    if kind == "truncated":
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+@pytest.mark.parametrize("kind", ["html.pth", "html.safetensors", "truncated.pth", "other.safetensors", "list.pth"])
+def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path, kind: str, library: str) -> None:
+    what, suffix = kind.split(".")
+    state = network(5).state_dict() if what == "truncated" else {"weight": torch.zeros(2)}
+    file = saved(tmp_path, [state] if what == "list" else state, suffix)
+    if what == "truncated":
         file.write_bytes(file.read_bytes()[:-1000])
-    elif kind == "html":
+    elif what == "html":
         file.write_text("<html>not found</html>")
-    elif kind == "list":
-        torch.save([torch.zeros(2)], file)
-    elif kind == "hostile":
-        file.write_bytes(pickle.dumps(Hostile(marker), protocol=2))
-    with pytest.raises(DataError, match=rf"model\.weights={re.escape(str(file))}: .*does not hold .*{TINY}"):
+    name = {"torchvision": TINY, "timm": "tiny"}[library]
+    with pytest.raises(DataError, match=rf"model\.weights={re.escape(str(file))}: .*does not hold .*{name}"):
+        run(head(library=library, backbone=name, weights=str(file)), tmp_path)
+
+
+def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
+    file, marker = tmp_path / "w.pth", tmp_path / "marker"
+    file.write_bytes(pickle.dumps(Hostile(marker), protocol=2))
+    with pytest.raises(DataError, match=rf"does not hold .*{TINY}"):
         run(head(weights=str(file)), tmp_path)
     assert not marker.exists()
-    if kind == "hostile":
-        pickle.loads(file.read_bytes())
-        assert marker.exists(), "the file would have done harm"
+    pickle.loads(file.read_bytes())
+    assert marker.exists(), "the file would have done harm"
 
 
-def test_images_that_are_numbers_already_are_refused(tmp_path: Path) -> None:
-    data = images()
-    scaled = Samples(data.train.x / 255, data.train.y)
-    with pytest.raises(DataError, match=r"needs images of type uint8; the data set has torch\.float32"):
-        extract(LoadedData(scaled, scaled, 6, None, None, "scaled"), head(), tmp_path, tmp_path, CPU)
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(("library", "backbone"), [(None, TINY), ("timm", "tiny")])
+def test_the_checksum_of_a_file_is_compared_before_it_is_read(
+    library: str | None, backbone: str, tmp_path: Path
+) -> None:
+    file = saved(tmp_path, network(5).state_dict() if library is None else TinyNet(1000).state_dict())
+    values = {"library": library, "backbone": backbone, "weights": str(file)}
+    run(head(**values, sha256=hashlib.sha256(file.read_bytes()).hexdigest()), tmp_path)
+    file.write_bytes(file.read_bytes() + b"\0")
+    with pytest.raises(DataError, match=r"model\.sha256=.* has [0-9a-f]{64}; it is damaged or another file"):
+        run(head(**values, sha256="0" * 64), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"library": "torchvision", "backbone": TINY, "sha256": "12"}, "sha256='12': must be null or 64"),
+        ({"library": "torchvision", "backbone": TINY, "sha256": "0" * 64}, "is for a file that model.weights names"),
+        ({"weights": "imagenet"}, "weights='imagenet': is for library=torchvision; files of timm are not fetched"),
+        ({"library": "keras"}, "model.library='keras': must be one of torchvision, timm or null"),
+        ({"backbone": "resnet19"}, "backbone='resnet19': must be a model of timm"),
+    ],
+)
+@pytest.mark.usefixtures("stand_in")
+def test_mistakes_in_the_keys(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        timm_head(**values)
+    assert text in str(caught.value)
+
+
+def test_folders_of_earlier_configs_keep_their_names() -> None:
+    with search_path():
+        (job,) = compose_jobs(["model=frozen_features"], multirun=False)
+    earlier = {k: v for k, v in job.config["model"].items() if k not in ("library", "sha256")}
+    assert hash_config({**job.config, "model": earlier}) == hash_config(job.config)
+    assert hash_config({**job.config, "model": {**earlier, "library": "timm"}}) != hash_config(job.config)
+
+
+# --- timm ----------------------------------------------------------------------------------------------------------
+
+
+class TinyNet(nn.Module):
+    """A network as timm makes them: a stem, a mean, and a classifier `head.fc`, which `num_classes=0` leaves out."""
+
+    pretrained_cfg: dict[str, Any] = {  # noqa: RUF012
+        "classifier": "head.fc",
+        "mean": (0.1, 0.2, 0.3),
+        "std": (0.5, 0.6, 0.7),
+        "input_size": (3, 48, 48),
+    }
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 5, 16)
+        self.head = nn.Sequential()
+        self.head.add_module("fc", nn.Linear(5, num_classes) if num_classes else nn.Identity())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.head(self.stem(x).mean((2, 3)))
+        return output
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_model(name: str, *, pretrained: bool, num_classes: int) -> nn.Module:
+        assert not pretrained
+        return TinyNet(num_classes)
+
+    module = SimpleNamespace(__version__="0", is_model=lambda name: name == "tiny", create_model=create_model)
+    monkeypatch.setitem(sys.modules, "timm", module)  # type: ignore[arg-type]
+
+
+def test_timm_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match=r"model\.library='timm': needs the package timm; .*extra 'timm'\n.*torchvision"
+    ):
+        timm_head()
+
+
+@pytest.mark.usefixtures("stand_in")
+@torch.no_grad()
+def test_features_of_timm_are_what_enters_the_classifier(tmp_path: Path) -> None:
+    file = saved(tmp_path, TinyNet(1000).state_dict())
+    model = timm_head(weights=str(file), input_size=40)
+    assert model.head.in_features == 5
+    x = images().train.x
+    data = run(model, tmp_path)
+    whole = TinyNet(1000)
+    whole.load_state_dict(torch.load(file, weights_only=True))
+    scaled = nn.functional.interpolate(x.float() / 255, (40, 40), mode="bilinear", antialias=True)
+    mean, std = (torch.tensor(whole.pretrained_cfg[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    torch.testing.assert_close(data.train.x, whole.stem((scaled - mean) / std).mean((2, 3)))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_timms_features_are_known_by_network_weights_and_size(tmp_path: Path) -> None:
+    files = [tmp_path / str(n) for n in range(2)]
+    for file in files:
+        torch.save(TinyNet(10).state_dict(), file)
+    cases: list[dict[str, Any]] = [{}, {"backbone_seed": 1}, {"input_size": 40}]
+    made = [timm_head(**values).extractor(tmp_path) for values in [*cases, *({"weights": str(file)} for file in files)]]
+    assert len({one.fingerprint for one in made}) == 5
+    before = torch.random.get_rng_state()
+    first, again, other = (one.load().network.stem.weight for one in (made[0], made[0], made[1]))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_images_that_cannot_pass_are_told_the_networks_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TinyNet, "forward", lambda self, x: self.stem(x[..., :8, :8]))
+    with pytest.raises(ConfigError, match=r"input_size=32: images of this size cannot pass tiny .*\n.*48 fits"):
+        timm_head()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "efficientnet_lite0"])
+@torch.no_grad()
+def test_networks_of_timm(name: str, tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    own = timm.create_model(name, pretrained=False, num_classes=7).eval()
+    model = timm_head(backbone=name, weights=str(saved(tmp_path, own.state_dict(), "safetensors")), input_size=64)
+    x = images().test.x
+    backbone = model.extractor(tmp_path).load().eval()
+    classifier = own.get_submodule(own.pretrained_cfg["classifier"])
+    assert model.head.in_features == classifier.in_features
+    entered: list[Sequence[torch.Tensor]] = []
+    classifier.register_forward_pre_hook(lambda layer, inputs: entered.append(inputs))
+    scaled = nn.functional.interpolate(x.float() / 255, (64, 64), mode="bilinear", antialias=True)
+    mean, std = (torch.tensor(own.pretrained_cfg[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    own((scaled - mean) / std)
+    torch.testing.assert_close(backbone(x), entered[0][0].flatten(1))
+
+
+# --- VGG16 and EfficientNet-Lite0 ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("layers", "names"), [("one", ["6"]), ("two", ["3", "6"])])
@@ -331,6 +472,6 @@ def test_a_missing_package_of_features_is_told(tmp_path: Path, monkeypatch: pyte
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(efficientnet_head, "version", absent)
+    monkeypatch.setattr(heads, "version", absent)
     with pytest.raises(DataError, match="extra 'features'"):
         build("efficientnet_head", (3, 32, 32)).extractor(tmp_path).fingerprint  # noqa: B018

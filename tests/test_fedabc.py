@@ -12,7 +12,7 @@ from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, finite_losses, k
 from fedsim.selectors.top_loss import TopLoss
 from tests.test_selector_contract import composed
 from tests.test_selectors import FixedLosses
-from tests.toys import toy_clients, toy_cohort, toy_population
+from tests.toys import picked, toy_clients, toy_cohort, toy_population
 
 CONF = Path(__file__).parents[1] / "conf" / "selector" / "threshold"
 LOG_P = torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.2, 0.8]]], dtype=torch.float64).log()
@@ -34,6 +34,11 @@ def test_divergences_by_hand() -> None:
     assert kl_divergences(LOG_P, "sum") == pytest.approx(2 * d)
     assert (d >= 0).all()
     assert d[0, 2] != pytest.approx(d[2, 0], abs=1e-3)
+    log_p = torch.randn(4, 7, 5, dtype=torch.float64).log_softmax(2)  # of many samples: their mean
+    expected = (log_p[1].exp() * (log_p[1] - log_p[3])).sum() / 7 / 5
+    assert kl_divergences(log_p, "mean")[1, 3] == pytest.approx(float(expected))
+    p = torch.tensor([[[0.5, 0.5]], [[1.0, 0.0]]], dtype=torch.float64)  # a probability of zero counts as 1e-8
+    assert kl_divergences(p.log(), "sum")[0, 1] == pytest.approx(0.5 * np.log(0.5 / 1e-8) + 0.5 * np.log(0.5))
 
 
 def test_scores_by_hand() -> None:
@@ -48,13 +53,6 @@ def test_identical_models_share_the_mean_loss_and_without_the_self_term_the_othe
     assert fedabc().scores(V, np.zeros((3, 3))) == pytest.approx([2, 2, 2])
     assert fedabc(self_term=False).scores(V, np.zeros((3, 3))) == pytest.approx([2.5, 2, 1.5])
     assert fedabc(self_term=False).scores(V[:1], np.zeros((1, 1))) == V[:1]  # who is alone has itself
-
-
-def test_the_divergence_of_many_samples_is_their_mean() -> None:
-    log_p = torch.randn(4, 7, 5, dtype=torch.float64).log_softmax(2)
-    d = kl_divergences(log_p, "mean")
-    expected = (log_p[1].exp() * (log_p[1] - log_p[3])).sum() / 7 / 5
-    assert d[1, 3] == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize(("tau", "count"), [(0.2, 1), (0.5, 2), (0.7, 3)])
@@ -124,20 +122,15 @@ class FixedPredictions:
         return self.log_p
 
 
-def test_predictions_of_one_client_that_are_nan_leave_the_scores_of_the_others() -> None:
+def test_predictions_that_are_nan_are_not_kept_and_leave_the_scores_of_the_others() -> None:
     """An update may be finite and the model so far off that its outputs are not; client 2 has no earlier ones."""
-    selector = fedabc()
-    broken = LOG_P.clone()
+    selector, cohort, broken = fedabc(), toy_cohort([0, 1, 2], [1] * 3, [[0, 0]] * 3), LOG_P.clone()
     broken[2] = torch.nan
-    selector.observe(1, toy_cohort([0, 1, 2], [1] * 3, [[0, 0]] * 3), FixedPredictions(broken))  # type: ignore[arg-type]
+    selector.observe(1, cohort, FixedPredictions(broken))  # type: ignore[arg-type]
     found = selector._divergences(np.arange(3))
     assert found[:2, :2] == pytest.approx(kl_divergences(LOG_P[:2], "mean"))
     assert not found[2].any()
     assert not found[:, 2].any()
-
-
-def test_predictions_that_are_nan_do_not_replace_earlier_ones() -> None:
-    selector, cohort = fedabc(), toy_cohort([0, 1, 2], [1] * 3, [[0, 0]] * 3)
     for log_p in (LOG_P, LOG_P * torch.nan):
         selector.observe(1, cohort, FixedPredictions(log_p))  # type: ignore[arg-type]
     assert selector._divergences(np.arange(3)) == pytest.approx(kl_divergences(LOG_P, "mean"))
@@ -158,12 +151,14 @@ def top_loss(**more: Any) -> TopLoss:
     return TopLoss(toy_population([1] * 4, 2, 3), **values)
 
 
-def test_top_loss_is_full_at_first_and_then_takes_the_highest() -> None:
-    selector = top_loss()
-    engine = FixedLosses([0.5, 2.0, 1.0, 2.0])
-    for t, expected in ((1, [0, 1, 2, 3]), (2, [1, 3])):
-        clients = toy_clients([1] * 4, selector.needs, engine=engine, round=t)
-        assert selector.select(t, clients, np.random.default_rng(0)).ids.tolist() == expected
+def picked_by_loss(selector: TopLoss, losses: list[float], rounds: int) -> list[list[int]]:
+    engine = FixedLosses(losses)
+    return [picked(selector, t, engine=engine) for t in range(1, rounds + 1)]
+
+
+def test_top_loss_takes_the_highest_and_those_that_are_not_finite_last() -> None:
+    assert picked_by_loss(top_loss(), [0.5, 2.0, 1.0, 2.0], 2) == [[0, 1, 2, 3], [1, 3]]  # full at first
+    assert picked_by_loss(top_loss(first_round_full=False), [np.inf, 1.0, np.nan, 2.0], 1) == [[1, 3]]
 
 
 def test_top_loss_takes_one_client_at_least_and_all_at_most() -> None:
@@ -174,17 +169,9 @@ def test_top_loss_takes_one_client_at_least_and_all_at_most() -> None:
             top_loss(count=count)
 
 
-def test_top_loss_takes_an_infinite_loss_last() -> None:
-    selector = top_loss(first_round_full=False)
-    clients = toy_clients([1] * 4, selector.needs, engine=FixedLosses([np.inf, 1.0, np.nan, 2.0]))
-    assert selector.select(1, clients, np.random.default_rng(0)).ids.tolist() == [1, 3]
-
-
 def test_top_loss_can_match_another_runs_participation(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"uploaded": n}) + "\n" for n in (4, 3, 1)))
-    selector = top_loss(match=str(tmp_path), first_round_full=False)
-    clients = toy_clients([1] * 4, selector.needs, engine=FixedLosses([0.5, 2.0, 1.0, 3.0]))
-    picked = [selector.select(t, clients, np.random.default_rng(0)).ids.tolist() for t in (1, 2, 3)]
-    assert picked == [[0, 1, 2, 3], [1, 2, 3], [3]]
+    selector = top_loss(match=str(tmp_path), first_round_full=False)  # of exactly as many rounds
+    assert picked_by_loss(selector, [0.5, 2.0, 1.0, 3.0], 3) == [[0, 1, 2, 3], [1, 2, 3], [3]]
     with pytest.raises(ValueError, match=r"match='nowhere': must be the folder of a run with at least num_rounds=3"):
         top_loss(match="nowhere")

@@ -31,9 +31,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def dense_falls(
-    sigma: np.ndarray, shares: np.ndarray, discounts: np.ndarray, count: int
-) -> tuple[list[int], list[np.ndarray]]:
+def dense_falls(sigma: Any, shares: Any, discounts: Any, count: int) -> tuple[list[int], list[np.ndarray]]:
     """The selection rule written out on the whole covariance, lowest position first among ties."""
     c, chosen, gains = sigma.copy(), [], []
     for _ in range(count):
@@ -51,22 +49,29 @@ SIGMA = np.array([[1, 0.9, 0, 0], [0.9, 1, 0, 0], [0, 0, 1, 0.2], [0, 0, 0.2, 1]
 FACTOR = np.linalg.cholesky(SIGMA - 1e-6 * np.eye(4)).T
 
 
+def pick(discounts: Any = (1, 1, 1, 1), seed: int = 0, **more: Any) -> list[int]:
+    random = np.random.default_rng(seed)
+    return greedy_selection(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.array(discounts), 2, random, **more).tolist()
+
+
 def test_the_rule_by_hand_never_takes_a_correlated_pair() -> None:
     _, gains = dense_falls(SIGMA, np.full(4, 0.25), np.ones(4), 2)
     assert gains[0] == pytest.approx([0.475, 0.475, 0.3, 0.3])
     assert gains[1][1:] == pytest.approx([0.10897, 0.3, 0.3], abs=1e-5)
     for seed in range(20):
-        picked = greedy_selection(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, np.random.default_rng(seed))
-        assert len(set(picked) & {0, 1}) == 1
-        assert len(set(picked) & {2, 3}) == 1
-
-
-def test_discounts_by_hand() -> None:
-    discounts = np.array([0.5, 0.5, 1, 1])
-    _, gains = dense_falls(SIGMA, np.full(4, 0.25), discounts, 2)
+        first, second = pick(seed=seed)
+        assert first in (0, 1)
+        assert second in (2, 3)
+    discounts = [0.5, 0.5, 1, 1]
+    _, gains = dense_falls(SIGMA, np.full(4, 0.25), np.array(discounts), 2)
     assert gains[0] == pytest.approx([0.2375, 0.2375, 0.3, 0.3])
     assert gains[1][3] == pytest.approx(0.24495, abs=1e-5)
-    assert greedy_selection(LowRank(FACTOR, 1e-3), np.full(4, 0.25), discounts, 2, rng()).tolist() == [2, 3]
+    assert pick(discounts) == [2, 3]
+
+
+def test_random_picks_and_an_early_stop() -> None:
+    assert len({tuple(pick(seed=s, epsilon=1.0)) for s in range(40)}) == 6  # any pair
+    assert [len(pick(min_fall=fall)) for fall in (0.2, 0.4, 9.0)] == [2, 1, 1]
 
 
 @settings(max_examples=40, deadline=None)
@@ -155,20 +160,6 @@ def test_a_singular_covariance_gets_jitter() -> None:
     assert np.isfinite(gradient["embedding"]).all()
 
 
-def test_random_picks_and_an_early_stop() -> None:
-    every = [greedy_selection(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, rng(), epsilon=1.0)]
-    every += [
-        greedy_selection(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, np.random.default_rng(s), epsilon=1.0)
-        for s in range(40)
-    ]
-    assert len({tuple(e) for e in every}) == 6  # any pair
-    for fall, expected in ((0.2, 2), (0.4, 1), (9.0, 1)):
-        assert (
-            len(greedy_selection(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.ones(4), 2, rng(), min_fall=fall))
-            == expected
-        )
-
-
 def test_fitting_equals_torchs_adam_and_finds_planted_correlations() -> None:
     random = np.random.default_rng(2)
     common = random.standard_normal((200, 1))
@@ -180,9 +171,8 @@ def test_fitting_equals_torchs_adam_and_finds_planted_correlations() -> None:
     leaf = torch.tensor(x, requires_grad=True)
     optimizer = torch.optim.Adam([leaf], lr=0.01)
     for _ in range(300):
-        leaf.grad = torch.tensor(
-            process.gradient({"embedding": leaf.detach().numpy()}, residuals, np.ones(200))["embedding"]
-        )
+        gradient = process.gradient({"embedding": leaf.detach().numpy()}, residuals, np.ones(200))
+        leaf.grad = torch.tensor(gradient["embedding"])
         optimizer.step()
     np.testing.assert_allclose(fitted, leaf.detach().numpy(), rtol=1e-6, atol=1e-8)
     fitted = process.fit({"embedding": x}, residuals, np.ones(200), 2000)["embedding"]
@@ -193,57 +183,32 @@ def test_fitting_equals_torchs_adam_and_finds_planted_correlations() -> None:
 
 
 def fedcor(n: int, k: int) -> FedCor:
-    return FedCor(
-        toy_population([2] * n, k, 30),
-        dimension=3,
-        noise=0.01,
-        kernel="linear",
-        length=1.0,
-        objective="mml",
-        epsilon=0.0,
-        least_fall=None,
-        warmup=2,
-        interval=3,
-        window=100,
-        history="rounds",
-        gamma=0.9,
-        beta=0.5,
-        first_steps=30,
-        refit_steps=10,
-        warmup_steps=0,
-        fit_lr=0.01,
-        update_mean=True,
-        uniform_shares=False,
-    )
+    values: dict[str, Any] = {
+        **{"dimension": 3, "noise": 0.01, "kernel": "linear", "length": 1.0, "objective": "mml", "epsilon": 0.0},
+        **{"least_fall": None, "warmup": 2, "interval": 3, "window": 100, "history": "rounds", "gamma": 0.9},
+        **{"beta": 0.5, "first_steps": 30, "refit_steps": 10, "warmup_steps": 0, "fit_lr": 0.01},
+    }
+    return FedCor(toy_population([2] * n, k, 30), **values, update_mean=True, uniform_shares=False)
 
 
-def test_each_kind_of_round_costs_what_it_must() -> None:
+def test_each_kind_of_round_costs_what_it_must_and_discounts_start_again_after_a_virtual_one() -> None:
     n, k, model = 8, 2, 8
-    selector = fedcor(n, k)
-    costs = []
+    selector, costs = fedcor(n, k), []
     for t in range(1, 9):
         ledger = Ledger()
-        clients = toy_clients([2] * n, selector.needs, ledger=ledger, round=t, cohort_size=k)
-        clients.collect(selector.select(t, clients, np.random.default_rng(t)).ids)
-        costs.append((ledger.bytes_down // model, ledger.bytes_up, ledger.forward_samples))
-    asked = (n, k * model + n * 4, 2 * n)
-    assert costs[:4] == [asked] * 4  # rounds 0..W report before, and once more after round W
-    assert costs[5:6] == [(k, k * model, 0)]
-    for virtual in (costs[4], costs[7]):  # what follows rounds e = 3 and 6, divisible by the interval
-        assert virtual[0] == 2 * n
-        assert virtual[2] == 2 * 2 * n
-        assert k * model + 2 * n * 4 <= virtual[1] <= 2 * k * model + 2 * n * 4
-
-
-def test_discounts_multiply_and_start_again_after_a_virtual_round() -> None:
-    selector = fedcor(8, 2)
-    for t in range(1, 9):
-        clients = toy_clients([2] * 8, selector.needs, round=t, cohort_size=2)
+        clients = toy_clients([2] * n, selector.needs, ledger=ledger, round=t)
         ids = selector.select(t, clients, np.random.default_rng(t)).ids
-        e = t - 1
-        if e in (4, 7):  # right after a virtual round all others are back at 1
+        clients.collect(ids)
+        costs.append((ledger.bytes_down // model, ledger.bytes_up, ledger.forward_samples))
+        if t in (5, 8):  # what follows rounds e = 3 and 6, divisible by the interval
             assert (np.delete(selector.discounts, ids) == 1).all()
             assert selector.discounts[ids].tolist() == [0.5, 0.5]
+            down, up, forward = costs[-1]
+            assert (down, forward) == (2 * n, 2 * 2 * n)
+            assert k * model + 2 * n * 4 <= up <= 2 * k * model + 2 * n * 4
+    asked = (n, k * model + n * 4, 2 * n)
+    assert costs[:4] == [asked] * 4  # rounds 0..W report before, and once more after round W
+    assert costs[5] == (k, k * model, 0)
     assert len(selector.changes) == 3 + 2
 
 
@@ -278,7 +243,7 @@ def fits_of(preset: str, n: int, num_rounds: int) -> list[tuple[np.ndarray, np.n
     selector.process = fits  # type: ignore[assignment]
     engine = TableOfLosses([2] * n)
     for engine.round in range(1, num_rounds + 1):
-        clients = toy_clients([2] * n, selector.needs, engine=engine, round=engine.round, cohort_size=2)
+        clients = toy_clients([2] * n, selector.needs, engine=engine, round=engine.round)
         selector.select(engine.round, clients, np.random.default_rng(engine.round))
     return fits.calls
 

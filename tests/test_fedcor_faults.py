@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedsim.config.build import instantiate
-from fedsim.core.errors import ConfigError
 from fedsim.core.types import Params
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.loop import Simulation
@@ -20,8 +18,7 @@ from fedsim.selectors import fedcor as module
 from fedsim.selectors.fedcor import FedCor
 from fedsim.selectors.gaussian_process import Dense, LowRank, greedy_selection, make_process
 from tests.test_fedcor import fedcor
-from tests.test_selector_contract import composed
-from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
+from tests.toys import ToyEngine, picked, toy_clients, toy_components, toy_params
 
 
 class NobodyIn(Availability):
@@ -82,22 +79,18 @@ def rounds_of(
     ids=["always somebody", "first round", "warm-up", "late start", "first fit", "virtual rounds", "two of them"],
 )
 def test_what_was_due_while_nobody_was_there_is_done_in_the_next_round(
-    absent: set[int],
-    fits: list[tuple[int, int, int]],
-    greedy: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    absent: set[int], fits: list[tuple[int, int, int]], greedy: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert rounds_of(fedcor(8, 2), absent, 9, monkeypatch) == (fits, greedy)
 
 
-def test_no_virtual_round_follows_the_last_round_of_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Round e = 3 is that one now, and divisible by the interval; the first virtual round follows e = 6."""
+def test_a_virtual_round_follows_neither_the_warm_up_nor_one_that_was_due_earlier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Round e = 3 is the last of the warm-up, and divisible by the interval; the first virtual round follows e = 6."""
     selector = fedcor(8, 2)
     selector.warmup = 3
     assert rounds_of(selector, set(), 8, monkeypatch) == ([(5, 4, 30), (8, 5, 10)], [5, 6, 7, 8])
-
-
-def test_discounts_start_again_after_a_virtual_round_that_was_due_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
     selector = fedcor(8, 2)
     rounds_of(selector, {8}, 9, monkeypatch)
     assert sorted(selector.discounts.tolist()) == [0.5] * 2 + [1.0] * 6  # those of round 9 alone
@@ -110,24 +103,20 @@ def virtual_round(broken: set[int]) -> tuple[FedCor, list[int]]:
     engine = LossOfModel([2] * 8)
     for t in range(1, 6):
         engine.broken = broken if t == 5 else set()
-        clients = toy_clients([2] * 8, selector.needs, engine=engine, round=t, cohort_size=8)
+        clients = toy_clients([2] * 8, selector.needs, engine=engine, round=t)
         selector.select(t, clients, np.random.default_rng(t))
     return selector, steps
 
 
-def test_a_broken_update_of_a_virtual_round_is_left_out_of_its_model() -> None:
+def test_broken_updates_of_a_virtual_round_are_left_out_of_its_model() -> None:
     """The virtual model's first number is the mean of i / 2 over the others, 25 / 14; the model's is 0."""
     selector, steps = virtual_round({3})
     assert selector.changes[-1] == pytest.approx(25 / 14 * np.arange(8))
     selector._add_observation(np.array([1.0, np.nan, np.inf, -np.inf]), 9)
     assert selector.changes[-1].tolist() == [1, 0, 0, 0]
     assert steps == [30, 10]
-
-
-def test_a_virtual_round_without_any_finite_update_is_no_observation() -> None:
-    selector, steps = virtual_round(set(range(8)))
-    assert len(selector.changes) == 3
-    assert steps == [30]
+    selector, steps = virtual_round(set(range(8)))  # without any finite one there is no observation
+    assert (len(selector.changes), steps) == (3, [30])
 
 
 @pytest.mark.parametrize("noise", [1e-8, 1e-12])
@@ -146,9 +135,3 @@ def test_a_fit_whose_covariance_rounding_makes_singular_keeps_its_last_parameter
     for kernel in ("linear", "linear_normalised"):
         fitted = make_process(kernel, "mml", 1e-9, 1.0, 0.01).fit(start, np.ones((1, 2)), np.ones(1), 50)
         assert all(np.isfinite(value).all() for value in fitted.values())
-
-
-def test_a_noise_whose_square_is_no_number_is_refused() -> None:
-    node = {**composed("fedcor"), "noise": 1e300}
-    with pytest.raises(ConfigError, match=r"selector\.noise=1e\+300: must be finite in float32"):
-        instantiate(node, FedCor, "selector", toy_population([2] * 8, 2))

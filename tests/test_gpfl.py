@@ -16,7 +16,7 @@ from fedsim.rounds.loop import Simulation
 from fedsim.selectors.exploration import Decreasing, Exploration, Fixed, Linear, Triangular
 from fedsim.selectors.gpfl import GPFL, projections
 from fedsim.selectors.gpfl_official import GPFLOfficial, reward_sign
-from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population
+from tests.toys import ToyEngine, picked, toy_clients, toy_cohort, toy_components, toy_params, toy_population
 
 DELTA = {"w": torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0]])}
 G = {"w": torch.tensor([4 / 3, 2 / 3])}
@@ -35,13 +35,8 @@ def gpfl(n: int = 3, k: int = 1, exploration: Exploration | None = None, **more:
 def test_projections_by_hand() -> None:
     c = projections(DELTA, G, "projection", False)
     assert c == pytest.approx([4.47214, 0.89443, -0.89443], abs=1e-5)
-    shares = np.exp(c) / np.exp(c).sum()
-    assert shares == pytest.approx([0.96842, 0.02706, 0.00452], abs=1e-5)
-
-
-def test_projections_ignore_the_scale_of_g_and_are_linear_in_g_i() -> None:
-    c = projections(DELTA, G, "projection", False)
-    assert projections(DELTA, {"w": 7 * G["w"]}, "projection", False) == pytest.approx(c)
+    assert np.exp(c) / np.exp(c).sum() == pytest.approx([0.96842, 0.02706, 0.00452], abs=1e-5)
+    assert projections(DELTA, {"w": 7 * G["w"]}, "projection", False) == pytest.approx(c)  # the scale of g is ignored
     assert projections({"w": 3 * DELTA["w"]}, G, "projection", False) == pytest.approx(3 * c)
     cosine = projections(DELTA, G, "cosine", False)
     assert projections({"w": 3 * DELTA["w"]}, G, "cosine", False) == pytest.approx(cosine)
@@ -49,20 +44,14 @@ def test_projections_ignore_the_scale_of_g_and_are_linear_in_g_i() -> None:
     assert projections(DELTA, G, "dot", False) == pytest.approx([20 / 3, 4 / 3, -4 / 3])
 
 
-def test_several_tensors_are_one_vector() -> None:
+def test_several_tensors_are_one_vector_or_averaged_and_zero_directions_give_zero() -> None:
     delta = {"a": torch.tensor([[3.0], [6.0]]), "b": torch.tensor([[0.0, 4.0], [0.0, 8.0]])}
     g = {"a": torch.tensor([1.0]), "b": torch.tensor([1.0, 1.0])}
     assert projections(delta, g, "dot", False) == pytest.approx([7, 14])
     assert projections(delta, g, "projection", False) == pytest.approx(np.array([7, 14]) / math.sqrt(3))
     assert projections(delta, g, "cosine", False) == pytest.approx([7 / math.sqrt(75)] * 2)
-
-
-def test_per_tensor_is_the_mean_over_tensors_and_zero_directions_give_zero() -> None:
-    delta = {"a": torch.tensor([[2.0]]), "b": torch.tensor([[0.0, 3.0]])}
-    direction = {"a": torch.tensor([-1.0]), "b": torch.tensor([0.0, 5.0])}
-    assert projections(delta, direction, "projection", True) == pytest.approx([(-2 + 3) / 2])
-    zero = {n: torch.zeros_like(d) for n, d in direction.items()}
-    assert projections(delta, zero, "projection", False) == pytest.approx([0])
+    assert projections(delta, g, "projection", True) == pytest.approx((np.array([1, 2]) * (3 + 4 / math.sqrt(2))) / 2)
+    assert not projections(delta, {n: torch.zeros_like(d) for n, d in g.items()}, "projection", False).any()
 
 
 def test_the_bonus_by_hand() -> None:
@@ -72,21 +61,20 @@ def test_the_bonus_by_hand() -> None:
     assert selector.gpcb(2)[:3] == pytest.approx([0.60697, 0.30349, 0.20232], abs=1e-5)
 
 
-@pytest.mark.parametrize(("gain", "factor"), [(0.02, 2.04040), (-0.05, 1.90246)])
-def test_the_reward_factor_by_hand(gain: float, factor: float) -> None:
-    selector = gpfl()
-    selector.previous, selector.last = Evaluation(0.5, 1.0), Evaluation(0.5 + gain, 1.0)
+@pytest.mark.parametrize(
+    ("switches", "after", "factor"),
+    [
+        ({}, (0.52, 1.0), 2.04040),
+        ({}, (0.45, 1.0), 1.90246),
+        ({"factor": "centred"}, (0.52, 1.0), 1.02020),
+        ({"tie_sign": "intent"}, (0.5, 0.7), np.exp(0.3)),  # with equal accuracy a falling loss is a reward
+        ({"tie_sign": "literal"}, (0.5, 0.7), np.exp(-0.3)),
+    ],
+)
+def test_the_reward_factor_by_hand(switches: dict[str, Any], after: tuple[float, float], factor: float) -> None:
+    selector = gpfl(**switches)
+    selector.previous, selector.last = Evaluation(0.5, 1.0), Evaluation(*after)
     assert selector.reward_factor() == pytest.approx(factor, abs=1e-5)
-    centred = gpfl(factor="centred")
-    centred.previous, centred.last = selector.previous, selector.last
-    assert centred.reward_factor() == pytest.approx(factor / 2, abs=1e-5)
-
-
-def test_with_equal_accuracy_a_falling_loss_is_a_reward_unless_read_to_the_letter() -> None:
-    for sign, expected in (("intent", np.exp(0.3)), ("literal", np.exp(-0.3))):
-        selector = gpfl(tie_sign=sign)
-        selector.previous, selector.last = Evaluation(0.5, 1.0), Evaluation(0.5, 0.7)
-        assert selector.reward_factor() == pytest.approx(expected)
 
 
 def test_rewards_are_softmax_shares_of_all_times_the_factor_for_the_selected() -> None:
@@ -98,14 +86,20 @@ def test_rewards_are_softmax_shares_of_all_times_the_factor_for_the_selected() -
     assert selector.reward_sum == pytest.approx([0.96842, 0.02706, 0.00452 * 2.0404], abs=1e-5)
 
 
-def test_exploration_schedules() -> None:
-    assert Linear(rho=2.0, reference=None).alpha(50, 100) == 1.0
-    assert Linear(rho=1.0, reference=500).alpha(800, 800) == 1.6
-    assert Linear(rho=1.0, reference=0.625).alpha(800, 800) == 1.6  # a share of the rounds
-    assert Linear(rho=0.5, reference=0.625).alpha(50, 160) == 0.25
-    assert Linear(rho=0.5, reference=1.0).alpha(4, 160) == 2.0  # a number of rounds
-    assert Decreasing(rho=1.0).alpha(1, 100) == 1.0
-    assert [Triangular(peak=100).alpha(t, 500) for t in (50, 100, 300)] == [0.5, 1.0, 0.5]
+@pytest.mark.parametrize(
+    ("schedule", "num_rounds", "expected"),
+    [
+        (Linear(rho=2.0, reference=None), 100, {1: 0.02, 50: 1.0, 100: 2.0}),
+        (Linear(rho=1.0, reference=500), 800, {800: 1.6}),  # a number of rounds
+        (Linear(rho=1.0, reference=0.625), 800, {800: 1.6}),  # a share of them
+        (Linear(rho=0.5, reference=1.0), 160, {4: 2.0}),
+        (Decreasing(rho=2.0), 4, {1: 2.0, 2: 1.5, 4: 0.5}),
+        (Triangular(peak=100), 500, {50: 0.5, 100: 1.0, 300: 0.5}),
+        (Triangular(peak=4), 99, {1: 0.25, 3: 0.75, 4: 1.0, 12: 0.5}),
+    ],
+)
+def test_exploration_schedules(schedule: Exploration, num_rounds: int, expected: dict[int, float]) -> None:
+    assert {t: schedule.alpha(t, num_rounds) for t in expected} == pytest.approx(expected)
 
 
 def test_a_large_alpha_is_a_round_robin_and_gp_ranks_by_projection_alone() -> None:
@@ -119,40 +113,27 @@ def test_a_large_alpha_is_a_round_robin_and_gp_ranks_by_projection_alone() -> No
 # --- the authors' code
 
 
-def official(n: int = 10, k: int = 3, warmup: int = 4) -> GPFLOfficial:
-    return GPFLOfficial(
-        toy_population([2] * n, k, 100),
-        warmup=warmup,
-        exploration=Triangular(peak=100),
-        reward_eval="test",
-        average=None,
-    )
+def official(sizes: list[int], k: int = 3, warmup: int = 4, average: Any = None, peak: int = 100) -> GPFLOfficial:
+    values: dict[str, Any] = {"warmup": warmup, "exploration": Triangular(peak=peak), "reward_eval": "test"}
+    return GPFLOfficial(toy_population(sizes, k, 100), **values, average=average)
 
 
 def test_coverage_takes_exactly_the_warm_up() -> None:
-    selector = official()
-    picked = []
-    for t in range(1, 5):
-        clients = toy_clients([2] * 10, selector.needs, round=t, cohort_size=3)
-        picked.append(selector.select(t, clients, np.random.default_rng(t)).ids.tolist())
-    assert [len(p) for p in picked] == [3, 3, 3, 1]
-    assert sorted(sum(picked, [])) == list(range(10))
-    assert selector.warning is not None
+    selector = official([2] * 10)
+    found = [picked(selector, t, t) for t in range(1, 5)]
+    assert [len(p) for p in found] == [3, 3, 3, 1]
+    assert sorted(sum(found, [])) == list(range(10))
+    assert "test set" in str(selector.warning)
 
 
-def test_scores_divide_by_selections_plus_one() -> None:
+def test_scores_divide_by_selections_plus_one_and_ties_go_to_the_higher_id() -> None:
     """Rewards +.2 and -.2 give 0, +.2 once gives .1."""
-    selector = official(4)
-    selector.pulls = np.array([2.0, 1.0, 1.0, 1.0])
-    selector.reward_sum = np.array([0.0, 0.2, 0.0, 0.0])
+    selector = official([2] * 4)
+    selector.pulls, selector.reward_sum = np.array([2.0, 1.0, 1.0, 1.0]), np.array([0.0, 0.2, 0.0, 0.0])
     assert selector.index(2)[:2] == pytest.approx([0, 0.1])  # ln 1 = 0: no bonus
-
-
-def test_ties_go_to_the_higher_id() -> None:
-    selector = official(5, 2)
+    selector = official([2] * 5, 2)
     selector.pulls[:] = 1
-    clients = toy_clients([2] * 5, selector.needs, round=9, cohort_size=2)
-    assert selector.select(9, clients, np.random.default_rng(0)).ids.tolist() == [3, 4]
+    assert picked(selector, 9) == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -160,17 +141,14 @@ def test_ties_go_to_the_higher_id() -> None:
 )
 def test_the_verdict(accuracy: float, loss: float, expected: float) -> None:
     assert reward_sign(Evaluation(0.5, 1.0), Evaluation(accuracy, loss)) == expected
-
-
-@pytest.mark.parametrize(("before", "after"), [(2.0, np.nan), (np.nan, 2.0), (np.inf, np.inf), (np.nan, np.nan)])
-def test_a_loss_that_cannot_be_compared_gives_no_reward(before: float, after: float) -> None:
-    assert reward_sign(Evaluation(0.5, before), Evaluation(0.5, after)) == 0
+    for before, after in ((2.0, np.nan), (np.nan, 2.0), (np.inf, np.inf), (np.nan, np.nan)):  # not to be compared
+        assert reward_sign(Evaluation(0.5, before), Evaluation(0.5, after)) == 0
     assert reward_sign(Evaluation(0.5, np.inf), Evaluation(0.5, 2.0)) == 0.5
 
 
 def test_round_1_is_compared_with_nothing_and_costs_one_pass() -> None:
     """The initial model (accuracy .9 here) is not evaluated: the first reward is positive whatever the accuracy is."""
-    selector, server = official(2, 2, 1), FixedScores([(0.1, 2.3)])
+    selector, server = official([2, 2], 2, 1), FixedScores([(0.1, 2.3)])
     server.params = {"w": torch.tensor([0.5, 0.5])}
     selector.pulls[:] = 1
     selector.observe(1, toy_cohort([0, 1], [2, 2], [[1, 0], [0, 1]]), server)  # type: ignore[arg-type]
@@ -226,15 +204,8 @@ class PublishedRule:
 def test_models_are_averaged_by_size_or_as_all_others_are() -> None:
     """Clients of 1, 2 and 5 samples, all of them selected in round 1."""
     for average, weights in ((None, [0.125, 0.25, 0.625]), ("aggregator", None)):
-        selector = GPFLOfficial(
-            toy_population([1, 2, 5], 3, 10),
-            warmup=1,
-            exploration=Triangular(peak=10),
-            reward_eval="test",
-            average=average,
-        )
-        clients = toy_clients([1, 2, 5], selector.needs, round=1, cohort_size=3)
-        found = selector.select(1, clients, np.random.default_rng(0)).weights
+        selector = official([1, 2, 5], 3, 1, average, 10)
+        found = selector.select(1, toy_clients([1, 2, 5], selector.needs), np.random.default_rng(0)).weights
         assert (None if found is None else found.tolist()) == weights
 
 
@@ -247,13 +218,11 @@ def test_selections_of_200_rounds_equal_those_of_the_published_rule(exploration:
     population, random = toy_population([2] * n, k, num_rounds), np.random.default_rng(7)
     selector = GPFLOfficial(population, warmup=warmup, exploration=schedule, reward_eval="test", average=None)
     rule, drift = PublishedRule(n, k, alpha), random.normal(0, 1, (n, 11))  # each client's own direction
-    scores = [
-        (a / 10, float(loss)) for a, loss in zip(random.integers(5, 9, num_rounds), random.random(200), strict=True)
-    ]
+    accuracies, losses = random.integers(5, 9, num_rounds) / 10, random.random(200).tolist()
+    scores = list(zip(accuracies.tolist(), losses, strict=True))
     server = FixedScores(scores)
     for t in range(1, num_rounds + 1):
-        clients = toy_clients([2] * n, selector.needs, round=t, cohort_size=k)
-        ids = selector.select(t, clients, np.random.default_rng(t)).ids
+        ids = np.array(picked(selector, t, t))
         if t > warmup:
             assert ids.tolist() == rule.choice(), t
         else:
@@ -286,14 +255,11 @@ def run(num_rounds: int = 6, sizes: list[int] | None = None, k: int = 2, **switc
     return selector, list(Simulation(parts, toy_params()))
 
 
-def test_without_init_those_never_selected_come_first_and_nobody_trains_in_vain() -> None:
+def test_round_1_without_everybody_covers_new_clients_by_index_or_in_random_blocks() -> None:
     selector, records = run(init="none")
     assert records[0].trained == 2
     assert sorted(sum((r.selected for r in records[:4]), [])) == list(range(8))
     assert selector.pulls.sum() == 6 * 2
-
-
-def test_covering_takes_random_blocks_of_new_clients() -> None:
     selector, records = run(init="cover", cover_rounds=3)
     assert [len(r.selected) for r in records] == [3, 3, 2, 2, 2, 2]
     assert sorted(sum((r.selected for r in records[:3]), [])) == list(range(8))
@@ -301,26 +267,19 @@ def test_covering_takes_random_blocks_of_new_clients() -> None:
 
 
 def test_round_1_may_average_everybody_or_nobody() -> None:
-    _, all_of_them = run(init_aggregate="all")
-    assert all_of_them[0].selected == list(range(8))
-    assert all_of_them[0].uploaded == 8
-    selector, nobody = run(init_aggregate="none", num_rounds=1)
-    assert nobody[0].selected == []
-    assert nobody[0].uploaded == 8
-    assert selector.pulls.tolist() == [1] * 8
+    for init_aggregate, selected in (("all", list(range(8))), ("none", [])):
+        selector, records = run(init_aggregate=init_aggregate, num_rounds=1)
+        assert (records[0].selected, records[0].uploaded) == (selected, 8)
+        assert selector.pulls.tolist() == [1] * 8
     assert run(init_aggregate="none")[1][-1].coverage > 0
 
 
 def test_models_may_weigh_by_gp() -> None:
-    selector = gpfl(weights="by_gp", k=2)
-    selector.projections = projections(DELTA, G, "projection", False)
-    selector.previous = selector.last = Evaluation(0.5, 1.0)
-    selection = selector.select(2, toy_clients([1] * 3, selector.needs, round=2), np.random.default_rng(0))
-    c = selector.projections[selection.ids]
-    assert selection.weights == pytest.approx(np.exp(c) / np.exp(c).sum())
-    for weights in ("by_gp", "aggregator"):
+    for t, weights in ((1, "by_gp"), (2, "by_gp"), (1, "aggregator")):
         selector = gpfl(weights=weights, k=2)
-        selection = selector.select(1, toy_clients([1] * 3, selector.needs), np.random.default_rng(0))
+        selector.projections = projections(DELTA, G, "projection", False)
+        selector.previous = selector.last = Evaluation(0.5, 1.0)
+        selection = selector.select(t, toy_clients([1] * 3, selector.needs, round=t), np.random.default_rng(0))
         c = selector.projections[selection.ids]
         assert selection.weights == (None if weights == "aggregator" else pytest.approx(np.exp(c) / np.exp(c).sum()))
 

@@ -9,7 +9,7 @@ from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.types import Cohort
 from fedsim.selectors.base import softmax
 from fedsim.selectors.hics import HiCS, class_updates, entropy, output_layer
-from tests.toys import toy_clients, toy_population
+from tests.toys import picked, toy_clients, toy_population
 
 SERVER: Any = None
 
@@ -51,7 +51,7 @@ def test_the_output_layer_and_both_sources() -> None:
 
 def test_everybody_once_then_clusters_of_like_updates() -> None:
     selector = hics(6, 2)
-    first = [selector.select(1, toy_clients([1] * 6, frozenset()), np.random.default_rng(0)).ids.tolist()]
+    first = [picked(selector, 1, 0)]
     assert len(first[0]) == 2
     selector.observe(1, cohort([[1, -1], [1, -1], [1, -1], [0, 0.1], [0, 0.1], [0, 0.1]]), SERVER)
     labels = selector._clusters(np.arange(6))
@@ -59,43 +59,31 @@ def test_everybody_once_then_clusters_of_like_updates() -> None:
     assert len(set(labels)) == 2
 
 
-def test_without_gamma_clusters_are_equally_likely_and_with_it_balanced_ones_come_first() -> None:
-    selector = hics(6, 2, gamma=0.0, temperature=0.1)
-    selector.observe(1, cohort([[1, -1]] * 5 + [[0.01, 0.01]]), SERVER)
-    taken = sum(5 in selector._draw_clients(np.arange(6), 1, 2, np.random.default_rng(s)) for s in range(400)) / 400
-    assert taken == pytest.approx(0.5, abs=0.08)
-    selector.gamma = 4.0
-    preferred = sum(5 in selector._draw_clients(np.arange(6), 1, 2, np.random.default_rng(s)) for s in range(400)) / 400
-    odds = np.exp(4 * (1 - 1 / 100) * (np.log(2) - selector.entropy[0]))
-    assert preferred == pytest.approx(odds / (1 + odds), abs=0.08)
+def share_of_the_balanced(selector: HiCS, t: int, num: int = 2000) -> float:
+    """How often client 5 is drawn first in round t."""
+    return sum(5 in selector._draw_clients(np.arange(6), 1, t, np.random.default_rng(s)) for s in range(num)) / num
 
 
-def test_picks_are_different_clients_even_from_small_clusters() -> None:
-    selector = hics(6, 4)
-    selector.observe(1, cohort([[1, -1]] * 5 + [[0.01, 0.01]]), SERVER)
-    for s in range(30):
-        assert len(set(selector._draw_clients(np.arange(6), 4, 1, np.random.default_rng(s)))) == 4
-
-
-def test_a_preference_beyond_the_exponents_range_is_for_the_most_balanced_that_are_left() -> None:
-    """e^(-2000 ln 2) is 0: one balanced client, and then the others, whose weights are 0 beside it."""
-    selector = hics(6, 4, gamma=2000.0, temperature=0.1)
-    selector.observe(1, cohort([[1, -1]] * 5 + [[0.01, 0.01]]), SERVER)
-    picks = selector._draw_clients(np.arange(6), 4, 1, np.random.default_rng(0))
-    assert picks[0] == 5
-    assert len(set(picks)) == 4
-
-
-def test_gamma_is_whole_in_round_1_and_still_there_in_the_last() -> None:
+@pytest.mark.parametrize(("gamma", "t", "expected"), [(0.0, 2, 0.0), (4.0, 1, 4.0), (4.0, 2, 2.0)])
+def test_balanced_clusters_come_first_by_gamma_which_falls_but_is_still_there_in_the_last_round(
+    gamma: float, t: int, expected: float
+) -> None:
     """T = 2: gamma_1 = 4, gamma_2 = 2; entropies ln 2 and about 0, one cluster each."""
-    selector = hics(6, 2, num_rounds=2, temperature=0.1)
+    selector = hics(6, 2, num_rounds=2, temperature=0.1, gamma=gamma)
     selector.observe(1, cohort([[1, -1]] * 5 + [[0, 0]]), SERVER)
     gap = np.log(2) - selector.entropy[0]
-    for t, gamma in ((1, 4), (2, 2)):
-        preferred = (
-            sum(5 in selector._draw_clients(np.arange(6), 1, t, np.random.default_rng(s)) for s in range(2000)) / 2000
-        )
-        assert preferred == pytest.approx(1 / (1 + np.exp(-gamma * gap)), abs=0.03)
+    assert share_of_the_balanced(selector, t) == pytest.approx(1 / (1 + np.exp(-expected * gap)), abs=0.03)
+
+
+def test_picks_are_different_clients_and_begin_with_the_most_balanced_whatever_the_preference() -> None:
+    """e^(-2000 ln 2) is 0: one balanced client, and then the others, whose weights are 0 beside it."""
+    for gamma in (4.0, 2000.0):
+        selector = hics(6, 4, gamma=gamma, temperature=0.1)
+        selector.observe(1, cohort([[1, -1]] * 5 + [[0.01, 0.01]]), SERVER)
+        for s in range(30):
+            picks = selector._draw_clients(np.arange(6), 4, 1, np.random.default_rng(s))
+            assert len(set(picks)) == 4
+            assert picks[0] == 5 or gamma == 4.0
 
 
 @pytest.mark.parametrize(("num_clusters", "expected"), [(None, 2), (1, 1), (3, 3)])

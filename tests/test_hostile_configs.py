@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
 
-from fedsim.config import hydra_node
 from fedsim.config.build import resolve
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.hydra_node import SecretError, check_node, check_search_path, check_words, environment_variable
@@ -141,25 +138,6 @@ def test_a_primary_config_imports_no_packages(refused: Refused, tmp_path: Path) 
     (tmp_path / "planted_package" / "__init__.py").write_text("open('marker', 'w')")
     folder = write(tmp_path, "mine.yaml", "defaults: [config]\nhydra: {searchpath: ['pkg://planted_package']}\n")
     assert "hydra.searchpath" in refused("--config-dir", folder, "-cn", "mine")
-
-
-def test_launchers_of_others_take_their_own_defaults_and_plain_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Cluster:
-        pass
-
-    name = f"{Cluster.__module__}.{Cluster.__qualname__}"
-    defaults = {"_target_": name, "folder": "${hydra.sweep.dir}/.jobs", "n_jobs": -1, "setup": None, "partition": None}
-    monkeypatch.setattr(Plugins, "discover", lambda self, kind: [Cluster])
-    ConfigStore.instance().store(group="hydra/launcher", name="planted", node=defaults)
-    try:
-        for good in ({}, {"n_jobs": 4}, {"partition": "gpu-a100"}, {"folder": "${hydra.sweep.dir}/.jobs"}):
-            assert not hydra_node._launcher({**defaults, **good})
-        for bad in ({"setup": ["touch marker"]}, {"folder": "/tmp"}, {"x": {"_target_": "os.system"}}, {"_args_": []}):
-            (problem,) = hydra_node._launcher({**defaults, **bad})
-            assert problem is not None
-            assert problem.key == f"launcher.{next(iter(bad))}"
-    finally:
-        ConfigStore.instance().repo["hydra"]["launcher"].pop("planted.yaml")
 
 
 # --- targets --------------------------------------------------------------------------------------------------------

@@ -30,36 +30,24 @@ RECORDS = [
 ]
 
 
-def watched(adaptive: bool = False) -> tuple[Incidents, list[str]]:
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_each_kind_is_told_once_and_counted_over_all_rounds(adaptive: bool) -> None:
+    """A selector that decides how many take part may take few."""
     told: list[str] = []
     incidents = Incidents(POPULATION, adaptive, told.append)
     for record in RECORDS:
         incidents.see(record)
-    return incidents, told
-
-
-def test_each_kind_is_told_once_and_counted_over_all_rounds() -> None:
-    incidents, told = watched()
     assert [(line.partition(":")[0], line.rpartition(".")[2].rstrip(")")) for line in told] == [
         ("before round 1", "empty_clients"),
         ("round 2", "dropped_updates"),
         ("round 2", "nonfinite_reports"),
-        ("round 3", "rounds_with_too_few_clients"),
+        *([] if adaptive else [("round 3", "rounds_with_too_few_clients")]),
         ("round 4", "rounds_without_clients"),
     ]
-    assert incidents.counts(RECORDS) == {
-        "dropped_updates": 3,
-        "nonfinite_reports": 1,
-        "rounds_with_too_few_clients": 2,
-        "rounds_without_clients": 1,
-        "empty_clients": 1,
-    }
-
-
-def test_a_selector_that_decides_how_many_take_part_may_take_few() -> None:
-    incidents, told = watched(adaptive=True)
-    assert not any("rounds_with_too_few_clients" in line for line in told)
-    assert incidents.counts(RECORDS)["rounds_with_too_few_clients"] == 0
+    counts = incidents.counts(RECORDS)
+    assert counts.pop("rounds_with_too_few_clients") == (0 if adaptive else 2)
+    rest = {"dropped_updates": 3, "nonfinite_reports": 1, "rounds_without_clients": 1, "empty_clients": 1}
+    assert counts == rest
 
 
 # --- whole runs ----------------------------------------------------------------------------------------------------
@@ -75,10 +63,6 @@ EXPECTED = {
     "rounds_without_clients": 1,
     "empty_clients": 1,
 }
-
-
-class Killed(BaseException):
-    """In place of SIGKILL: nothing catches it."""
 
 
 @pytest.fixture
@@ -148,36 +132,19 @@ def told(text: str) -> dict[str, int]:
 
 @pytest.mark.usefixtures("scarce")
 def test_a_run_tells_each_kind_once_and_its_summary_counts_all_of_them(
-    broken: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    broken: Any, killed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In one process, and in two of which the first dies in round 6: counted once, told by the process that sees it."""
     broken(2, 6)
     assert run([*WORDS, "output_dir=whole"]) == 0
     assert incidents_in("whole") == EXPECTED
     assert told(capsys.readouterr().out) == dict.fromkeys(TEXTS, 1)
-    step = Simulation.step
-
-    def dying(self: Simulation) -> Record:
-        if self.round == 6:
-            raise Killed
-        return step(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "step", dying)
-        with pytest.raises(Killed):
-            run([*WORDS, "output_dir=cut", "checkpoint.every=3"])  # goes on from round 3, with 4 to 6 once more
+    killed(*WORDS, "output_dir=cut", "checkpoint.every=3", before=7)
     assert told(capsys.readouterr().out) == dict.fromkeys(TEXTS, 1)
     assert run([*WORDS, "output_dir=cut", "checkpoint.every=3"]) == 0
     assert incidents_in("cut") == EXPECTED
     again = told(capsys.readouterr().out)
     assert again == dict.fromkeys(TEXTS, 0) | {"empty_clients": 1}
-
-
-def test_an_undisturbed_run_tells_nothing_and_counts_nothing(broken: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    broken()
-    assert run([*WORDS]) == 0
-    assert set(incidents_in("outputs").values()) == {0}
-    assert told(capsys.readouterr().out) == dict.fromkeys(TEXTS, 0)
 
 
 def test_fewer_clients_than_are_over_selected_are_enough_from_cohort_size_on(

@@ -15,7 +15,7 @@ from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.model import initial, trained_names
 from fedsim.engine.schedule import LocalWork
-from fedsim.engine.stacked import JointGradients, padded
+from fedsim.engine.stacked import joint_gradients, padded
 from fedsim.models.mlp import MLP
 from tests.card_workloads import W1, counts_of_a_round
 from tests.engines import batched, graph, reference
@@ -66,20 +66,22 @@ def gradients(engine: Engine, names: Sequence[str] | None = None) -> Tensor:
     return torch.stack([held(gradient).clone() for gradient in found])
 
 
+def joint(model: nn.Module, data: ClientData, names: Sequence[str], most_samples: int = 1000) -> Tensor:
+    return joint_gradients(model.eval(), data, "float32", initial(model), OWN, names, most_samples)
+
+
 @pytest.mark.parametrize("most_samples", [1000, 3])
 @pytest.mark.parametrize("kind", [None, BatchNorms])
 def test_equals_one_client_after_another_in_float64(kind: type[nn.Module] | None, most_samples: int) -> None:
     model, x, y = made(kind)
-    model, x = model.double(), x.double()
+    model, data = model.double(), ClientData(x.double(), y, OWN, OWN, CLASSES)
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point():
             buffer.add_(0.3 if name.endswith("mean") else 0.5)
-    one_by_one = reference(model, ClientData(x, y, OWN, OWN, CLASSES), LocalWork(1, None, 4), OPTIMIZERS["decay"],
-                           Streams(0))  # fmt: skip
-    joint = JointGradients(model.eval(), one_by_one.data, "float32", most_samples)
+    one_by_one = reference(model, data, LocalWork(1, None, 4), OPTIMIZERS["decay"], Streams(0))
     for names in (trained_names(model), trained_names(model)[-1:]):
         wanted = torch.stack(list(one_by_one.client_gradients(initial(model), OWN, names)))
-        found = joint(initial(model), OWN, names)
+        found = joint(model, data, names, most_samples)
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
         assert not found[2].any()
         assert found[[0, 1, 3]].any(1).all()
@@ -107,13 +109,11 @@ def test_a_chunk_is_computed_when_its_first_gradient_is_asked_for() -> None:
 
 def test_a_sample_that_is_not_finite_stays_with_its_client() -> None:
     model, x, y = made()
-    joint = JointGradients(model.eval(), ClientData(x, y, OWN, OWN, CLASSES), "float32", 1000)
-    sound = joint(initial(model), OWN, trained_names(model))
+    sound = joint(model, ClientData(x, y, OWN, OWN, CLASSES), trained_names(model))
     for client in (0, 3):
         broken = x.clone()
         broken[OWN[client]] = torch.nan
-        joint = JointGradients(model, ClientData(broken, y, OWN, OWN, CLASSES), "float32", 1000)
-        found = joint(initial(model), OWN, trained_names(model))
+        found = joint(model, ClientData(broken, y, OWN, OWN, CLASSES), trained_names(model))
         others = np.arange(len(OWN)) != client
         assert found[client].isnan().any()
         assert torch.equal(found[others], sound[others])
@@ -166,10 +166,10 @@ def test_no_padding_where_a_model_need_not_take_it_nor_for_convolutions() -> Non
         assert engine("cuda", graph, Convolutions).backend._lists_that_fit(OWN) == 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("selector", "launches", "waits"), [("grad_norm", 105, 4), ("divfl", 120, 4)])
+@pytest.mark.parametrize(("selector", "launches", "waits"), [("grad_norm", 105, 4), ("divfl", 122, 4)])
 def test_a_round_of_a_selector_of_gradients_keeps_its_budget(selector: str, launches: int, waits: int) -> None:
     words = [word for word in W1 if not word.startswith(("selector=", "local.steps", "num_clients"))]
-    more = (f"selector={selector}", "local.steps=2", "num_clients=20", "engine=graph", "engine.program=torch")
+    more = (f"selector={selector}", "local.steps=2", "num_clients=20", "engine=graph")
     counts = counts_of_a_round((*words, *more), 2, 300)  # one client after another: 690 and 23, 716 and 6
     assert counts.launches.total() <= launches, counts.table("launches")
     assert counts.waits.total() <= waits, counts.table("waits")

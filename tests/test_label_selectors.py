@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,19 +11,21 @@ from fedsim.clients.ledger import Ledger
 from fedsim.selectors.entropy_greedy import EntropyGreedy, entropies
 from fedsim.selectors.fedcbs import FedCBS, qcid_with_each
 from fedsim.selectors.tools import collect_label_counts
-from tests.toys import ToyEngine, toy_clients, toy_population
+from tests.toys import ToyEngine, picked, toy_clients, toy_population
 
 PURE = np.array([[4.0, 0], [0, 4]])
 
 
-def door_of(
-    labels: list[list[int]], k: int, *, available: list[int] | None = None, ledger: Ledger | None = None
-) -> Clients:
+def door_of(labels: list[list[int]], *, available: list[int] | None = None, ledger: Ledger | None = None) -> Clients:
     sizes = [len(x) for x in labels]
     engine = ToyEngine(sizes)
     engine.data.y[:] = engine.data.y.new_tensor(sum(labels, []))
     needs = frozenset({Signal.LABEL_COUNTS})
-    return toy_clients(sizes, needs, engine=engine, cohort_size=k, available=available, ledger=ledger)
+    return toy_clients(sizes, needs, engine=engine, available=available, ledger=ledger)
+
+
+def chosen_of(selector: FedCBS | EntropyGreedy, labels: list[list[int]], round: int = 1, seed: int = 0) -> list[int]:
+    return selector.select(round, door_of(labels), np.random.default_rng(seed)).ids.tolist()
 
 
 def test_qcid_by_hand() -> None:
@@ -44,8 +48,8 @@ def test_fedcbs_completes_what_the_first_client_lacks() -> None:
     labels, complete = [[0, 0], [0, 0], [1, 1], [2, 2], [0, 0]], 0
     for s in range(200):
         selector = FedCBS(toy_population([2] * 5, 3), exploration=10.0)
-        ids = selector.select(1, door_of(labels, 3), np.random.default_rng(s)).ids
-        complete += {2, 3} <= set(ids.tolist())
+        ids = chosen_of(selector, labels, 1, s)
+        complete += {2, 3} <= set(ids)
         assert selector.pulls.sum() == 3
     # the second pick fails with weight (QCID 1/6 : 2/3)^2 = 16 : 1 for each like client, the third never
     assert 0.75 < complete / 200 < 1
@@ -55,24 +59,14 @@ def test_fedcbs_draws_on_where_one_already_picked_would_balance_the_pool() -> No
     """After 102 picks only class 0 is left; one more of class 1 or 2 would be better by a factor beyond e^709."""
     labels = [[0]] * 40 + [[1]] * 34 + [[2]] * 33
     selector = FedCBS(toy_population([1] * 107, 105), exploration=10.0)
-    assert len(selector.select(1, door_of(labels, 105), np.random.default_rng(0)).ids) == 105
-
-
-def test_fedcbs_explores_clients_selected_seldom() -> None:
-    labels = [[0, 1, 2]] * 3
-    firsts = np.zeros(3)
-    for s in range(300):
-        selector = FedCBS(toy_population([3] * 3, 1), exploration=1e12)
-        selector.pulls[:] = [100, 100, 1]
-        firsts[selector.select(50, door_of(labels, 1), np.random.default_rng(s)).ids] += 1
-    assert firsts[2] / firsts[:2].mean() == pytest.approx(10, rel=0.4)
+    assert len(chosen_of(selector, labels, 1, 0)) == 105
 
 
 def test_entropy_by_hand_and_greedy_completion() -> None:
     assert entropies(np.array([[1.0, 1], [3, 0]])) == pytest.approx([np.log(2), 0])
     labels = [[0, 0, 1], [2, 2, 2], [0, 1, 1], [0, 0, 0]]
     selector = EntropyGreedy(toy_population([3] * 4, 2), queue_length=0)
-    ids = selector.select(1, door_of(labels, 2), np.random.default_rng(0)).ids.tolist()
+    ids = chosen_of(selector, labels, 1, 0)
     assert 1 in ids
     assert ids != [1, 3]
 
@@ -81,23 +75,25 @@ def test_entropy_greedy_rotates_by_its_queue() -> None:
     labels = [[0, 1, 2]] * 6
     selector, picked = EntropyGreedy(toy_population([3] * 6, 2), queue_length=4), []
     for t in range(6):
-        picked.append(set(selector.select(t + 1, door_of(labels, 2), np.random.default_rng(t)).ids.tolist()))
-    assert all(not (a & b) for a, b in zip(picked, picked[1:], strict=False))  # noqa: RUF007
+        picked.append(set(chosen_of(selector, labels, t + 1, t)))
+    assert all(not (a & b) for a, b in itertools.pairwise(picked))
     assert len(picked[0] | picked[1] | picked[2]) == 6
+    selector = EntropyGreedy(toy_population([3] * 6, 2), queue_length=3)
+    first, second = chosen_of(selector, labels, 1, 1), chosen_of(selector, labels, 2, 2)
+    assert set(selector.queue[1:]) == set(second)
+    assert selector.queue[0] in first
 
 
-@pytest.mark.parametrize("kind", [FedCBS, EntropyGreedy])
-def test_what_clients_give_away_is_said_before_the_run(kind: type[FedCBS | EntropyGreedy]) -> None:
-    switch = {"exploration": 1.0} if kind is FedCBS else {"queue_length": 0}
-    assert "how many samples of each class" in str(kind(toy_population([2] * 3, 1), **switch).warning)  # type: ignore[arg-type]
+def test_what_clients_give_away_is_said_before_the_run() -> None:
+    assert "how many samples of each class" in str(FedCBS(toy_population([2] * 3, 1), exploration=1.0).warning)
 
 
 def test_counts_are_asked_for_once_without_a_model() -> None:
     labels, counts, ledger = [[0, 0, 2], [1, 1, 1], [2, 0, 0]], np.empty((3, 0), np.int64), Ledger()
-    counts = collect_label_counts(counts, door_of(labels, 1, available=[0, 2], ledger=ledger))
+    counts = collect_label_counts(counts, door_of(labels, available=[0, 2], ledger=ledger))
     assert counts.tolist() == [[2, 0, 1], [-1, -1, -1], [2, 0, 1]]
     assert (ledger.bytes_up, ledger.bytes_down, len(ledger.contacted)) == (2 * 3 * 4, 0, 0)
-    counts = collect_label_counts(counts, door_of(labels, 1, ledger=ledger))
+    counts = collect_label_counts(counts, door_of(labels, ledger=ledger))
     assert counts[1].tolist() == [0, 3, 0]
     assert ledger.bytes_up == 3 * 3 * 4
 
@@ -125,7 +121,7 @@ def test_fedcbs_draws_by_its_three_weights_in_turn() -> None:
 
     selector, watched = FedCBS(toy_population([4] * 5, 3), exploration=0.5), Watched()
     selector.pulls[:] = [0, 3, 1, 2, 5]
-    selection = selector.select(7, door_of(labels, 3), watched)  # type: ignore[arg-type]
+    selection = selector.select(7, door_of(labels), watched)  # type: ignore[arg-type]
     pulls = np.array([1, 3, 1, 2, 5])
     first = [1 / qcid([k]) for k in range(5)] + 0.5 * np.sqrt(3 * np.log(7) / (2 * pulls))
     assert watched.chances[0] == pytest.approx(first / first.sum())
@@ -143,17 +139,9 @@ def test_entropy_greedy_pools_what_it_has_picked_and_keeps_half_of_all_waiting()
     labels = [[0, 1, 2, 0, 1, 2, 0, 1], [0, 1, 0, 1, 0, 1, 0, 1], [0] * 8, [2, 2, 2, 2, 2, 2, 2, 1]]
     for seed in range(5):
         selector = EntropyGreedy(toy_population([8] * 4, 2), queue_length=None)
-        ids = selector.select(1, door_of(labels, 2), np.random.default_rng(seed)).ids
-        assert ids.tolist() == [0, 3]
+        ids = chosen_of(selector, labels, 1, seed)
+        assert ids == [0, 3]
         assert selector.queue == [0, 3]
         assert selector.longest == 2
     long = EntropyGreedy(toy_population([2] * 9, 3), queue_length=None)
     assert long.longest == 4
-
-
-def test_entropy_greedy_keeps_those_that_were_selected_last() -> None:
-    labels = [[0, 1, 2]] * 6
-    selector = EntropyGreedy(toy_population([3] * 6, 2), queue_length=3)
-    first, second = (selector.select(t, door_of(labels, 2), np.random.default_rng(t)).ids.tolist() for t in (1, 2))
-    assert set(selector.queue[1:]) == set(second)
-    assert selector.queue[0] in first

@@ -1,15 +1,13 @@
 """Runs side by side are, bit for bit, the runs that they are alone."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedsim.core.errors import ConfigError
 from fedsim.core.rng import Streams
 from fedsim.engine.backend import TrainingResult
 from fedsim.engine.batched import BatchedBackend
@@ -17,28 +15,15 @@ from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.model import initial
 from fedsim.engine.schedule import LocalWork, Schedule
-from fedsim.jobs.cli import run
 from fedsim.models.mlp import MLP
 from fedsim.results.files import read_metrics, read_summary
+from fedsim.running import interleaving
 from fedsim.running.interleaving import InterleavedRun, TrainingCall, run_interleaved, train_jointly
 from tests.engines import batched, schedule_of
+from tests.run_toys import Run
 from tests.test_engine import MODELS, OPTIMIZERS, SIZES, WORKS, engines, model_of, problem
 
-Run = Callable[..., int]
 LANES = "hydra/launcher=lanes"
-QUICK = ("num_rounds=4", "local.epochs=1", "tracker=files_only")
-
-
-@pytest.fixture
-def fedsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: str) -> int:
-        argv = ["-m", *QUICK, *words]
-        monkeypatch.setattr(sys, "argv", ["fedsim", *argv])
-        return run(argv)
-
-    return call
 
 
 def results(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -67,8 +52,8 @@ def test_lanes_are_the_runs_that_they_are_alone(fedsim: Run, tmp_path: Path, swe
     words = SWEEPS[sweep]
     if sweep == "a model that is differentiated":
         words = ["model._target_=tests.test_lanes.Tanh", *words[1:]]
-    assert fedsim(*words, "name=alone") == 0
-    assert fedsim(*words, "name=lanes", LANES) == 0
+    assert fedsim("-m", *words, "name=alone") == 0
+    assert fedsim("-m", *words, "name=lanes", LANES) == 0
     alone, together = (results(tmp_path / "outputs" / name) for name in ("alone", "lanes"))
     assert len(alone) >= 2
     assert alone == together
@@ -99,8 +84,8 @@ class FrozenLayer(torch.nn.Sequential):
 @pytest.mark.parametrize("engine", ["batched", "sequential"])
 def test_runs_whose_untrained_layers_differ_keep_their_own(fedsim: Run, tmp_path: Path, engine: str) -> None:
     words = ["model=logistic", "model._target_=tests.test_lanes.FrozenLayer", f"engine={engine}", "seed=0,1"]
-    assert fedsim(*words, "name=alone") == 0
-    assert fedsim(*words, "name=lanes", LANES) == 0
+    assert fedsim("-m", *words, "name=alone") == 0
+    assert fedsim("-m", *words, "name=lanes", LANES) == 0
     assert results(tmp_path / "outputs" / "alone") == results(tmp_path / "outputs" / "lanes")
 
 
@@ -115,39 +100,18 @@ def test_runs_side_by_side_are_trained_in_one_call(
         return train_chunk(self, start, schedule)
 
     monkeypatch.setattr(BatchedBackend, "_train_chunk", watched)
-    assert fedsim("seed=0,1,2", "partition=iid", "num_clients=8", "hydra.launcher.max_lanes=2", LANES) == 0
-    assert trained == [10] * 4 + [5] * 4
+    assert fedsim("-m", "seed=0,1,2", "partition=iid", "num_clients=8", "hydra.launcher.max_lanes=2", LANES) == 0
+    assert trained == [10] * 3 + [5] * 3
 
 
 def test_progress_counts_the_runs_that_are_left(fedsim: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedsim("seed=0,1", LANES) == 0
+    assert fedsim("-m", "seed=0", LANES) == 0  # one job runs as if alone
+    assert fedsim("-m", "seed=0,1", LANES) == 0
     assert "2 runs side by side" in capsys.readouterr().out
     progress: list[tuple[int, int]] = []
     call = call_of(_engine("equal"), [0, 1], 7)
     run_interleaved([lambda run: run.train(call)] * 3, lambda left, round: progress.append((left, round)))
     assert progress == [(3, 0)]
-
-
-def test_what_is_finished_is_not_run_again_and_the_time_is_divided(fedsim: Run, tmp_path: Path) -> None:
-    assert fedsim("seed=0,1", LANES) == 0
-    summaries = [read_summary(p.parent) for p in sorted(tmp_path.glob("outputs/default/*/summary.json"))]
-    assert all(s is not None and s["totals"]["seconds_train"] > 0 for s in summaries)
-    before = {p: p.read_bytes() for p in tmp_path.glob("outputs/default/*/summary.json")}
-    assert fedsim("seed=0,1,2", LANES) == 0
-    assert {p: p.read_bytes() for p in before} == before
-    assert len(list(tmp_path.glob("outputs/default/*/summary.json"))) == 3
-
-
-def test_a_run_that_fails_leaves_the_others_alone(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsim.selectors.round_robin import RoundRobin
-
-    def fails(*_: Any) -> Any:
-        raise KeyError("mine")
-
-    monkeypatch.setattr(RoundRobin, "select", fails)
-    assert fedsim("selector=random,round_robin", LANES) == 1
-    status = {p.parent.name.split("-")[3]: read_summary(p.parent) for p in tmp_path.glob("outputs/*/*/summary.json")}
-    assert {k: v and v["status"] for k, v in status.items()} == {"random": "done", "round_robin": "failed"}
 
 
 def test_ctrl_c_stops_all_runs_and_is_recorded(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,10 +126,10 @@ def test_ctrl_c_stops_all_runs_and_is_recorded(fedsim: Run, tmp_path: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr(BatchedBackend, "train", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            fedsim("partition=iid", "num_clients=8", "seed=0,1", LANES)
+            fedsim("-m", "partition=iid", "num_clients=8", "seed=0,1", LANES)
     summaries = [read_summary(p.parent) for p in tmp_path.glob("outputs/*/*/summary.json")]
     assert [(s["status"], s["rounds"]) for s in summaries if s] == [("interrupted", 2)] * 2
-    assert fedsim("partition=iid", "num_clients=8", "seed=0,1", LANES) == 0
+    assert fedsim("-m", "partition=iid", "num_clients=8", "seed=0,1", LANES) == 0
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
@@ -222,16 +186,6 @@ def test_a_selectors_no_grad_stays_its_own() -> None:
 
     run_interleaved([careful, careful], lambda *_: seen.append(torch.is_grad_enabled()))
     assert seen == [True, False, True, False]
-
-
-def test_a_sweep_of_one_job_runs_as_if_alone(fedsim: Run, tmp_path: Path) -> None:
-    assert fedsim("seed=0", LANES) == 0  # Hydra cannot launch with this launcher
-    assert len(results(tmp_path / "outputs" / "default")) == 1
-
-
-def test_max_lanes_is_checked(fedsim: Run) -> None:
-    with pytest.raises(ConfigError, match=r"hydra\.launcher\.max_lanes"):
-        fedsim("seed=0,1", LANES, "hydra.launcher.max_lanes=0")
 
 
 def _engine(sizes: str) -> Engine:
@@ -292,3 +246,59 @@ def _assert_exact(engine: Engine) -> None:
         for one, other in ((joint.delta, alone.delta), (joint.momentum or {}, alone.momentum or {})):
             assert all(torch.equal(one[n], other[n]) for n in other)
         assert np.array_equal(joint.losses[call.schedule.mask], alone.losses[call.schedule.mask])
+
+
+# --- whose time it is when runs train together -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, as runs side by side see it."""
+    found = [100.0]
+    monkeypatch.setattr(interleaving, "time", SimpleNamespace(perf_counter=lambda: found[0]))
+    return found
+
+
+def common(seconds: float, now: list[float], samples: int) -> TrainingCall:
+    """One client's single step by a backend that takes so long for those of several runs, which it trains at once."""
+
+    def train(start: Any, schedule: Schedule) -> TrainingResult:
+        now[0] += seconds
+        return TrainingResult({}, np.zeros(schedule.positions.shape), None)
+
+    backend: Any = SimpleNamespace(max_joint_clients=10, room=None, joint_key=lambda schedule: 0, train=train)
+    schedule = Schedule(np.zeros((1, 1, samples), np.int64), np.full((1, 1), samples), None, 0.1)
+    return TrainingCall(backend, [{}], schedule)
+
+
+def test_runs_pay_for_their_samples_of_the_common_training(now: list[float]) -> None:
+    """Two runs that work 1 and 2 seconds, train 30 and 10 samples together in 8 s, and work 3 and 4 seconds more."""
+    times: dict[str, list[float]] = {"a": [], "b": []}
+
+    def work(name: str, before: float, samples: int, after: float) -> Any:
+        def run(own: InterleavedRun) -> None:
+            start = own.now()
+            now[0] += before
+            times[name].append(own.now() - start)
+            assert own.train(common(8, now, samples)).losses.shape == (1, 1, samples)
+            times[name].append(own.now() - start)
+            now[0] += after
+            times[name].append(own.now() - start)
+
+        return run
+
+    run_interleaved([work("a", 1, 30, 3), work("b", 2, 10, 4)], lambda *_: None)
+    assert times == {"a": [1, 1 + 6, 1 + 6 + 3], "b": [2, 2 + 2, 2 + 2 + 4]}
+
+
+def test_time_until_the_second_training_is_kept(now: list[float]) -> None:
+    seen = []
+
+    def work(own: InterleavedRun) -> None:
+        for _ in range(3):
+            now[0] += 1
+            own.train(common(5, now, 4))
+            seen.append(own.now())
+
+    run_interleaved([work], lambda *_: None)
+    assert seen == [6, 12, 18]

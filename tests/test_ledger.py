@@ -24,18 +24,15 @@ def ids(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
-def test_opening_the_door_costs_nothing() -> None:
+def test_nothing_is_charged_but_training_with_models_both_ways_and_every_sample_of_every_epoch() -> None:
     ledger = Ledger()
-    toy_clients(SIZES, LOSSES, ledger=ledger)
+    clients = toy_clients(SIZES, frozenset(), ledger=ledger)
+    with pytest.raises(UndeclaredSignalError, match=r"Signal\.LOSSES"):
+        clients.losses(ids(0))
     assert ledger == Ledger()
-
-
-def test_training_charges_models_both_ways_and_every_sample_of_every_epoch() -> None:
-    ledger = Ledger()
-    toy_clients(SIZES, frozenset(), ledger=ledger).collect(ids(1, 4))
+    clients.collect(ids(1, 4))
     assert (ledger.bytes_down, ledger.bytes_up) == (2 * MODEL, 2 * MODEL)
-    assert ledger.train_samples == 2 * (2 + 5)
-    assert ledger.forward_samples == 0
+    assert (ledger.train_samples, ledger.forward_samples) == (2 * (2 + 5), 0)
     assert ledger.contacted == ledger.trained == ledger.uploaded == {1, 4}
 
 
@@ -67,7 +64,7 @@ def test_a_loss_is_asked_for_once_a_model(question: str, most: int) -> None:
 
 def test_full_and_batch_losses_are_different_numbers() -> None:
     ledger = Ledger()
-    clients = toy_clients([100], LOSSES, ledger=ledger, cohort_size=1)
+    clients = toy_clients([100], LOSSES, ledger=ledger)
     assert clients.losses(ids(0)) != clients.batch_losses(ids(0))
     assert (ledger.bytes_up, ledger.forward_samples) == (2 * 4, 100 + 4)
 
@@ -120,19 +117,15 @@ def test_after_some_layers_the_others_are_sent() -> None:
     assert ledger.bytes_up == (3 * 2 + 1 + (1 + 3) + 3 + 6) * 4
 
 
-def test_a_training_loss_comes_with_the_collected_update() -> None:
+def test_a_declared_training_loss_comes_with_the_collected_update_as_one_number() -> None:
     ledger = Ledger()
     clients = toy_clients(SIZES, TRAINING | {Signal.TRAINING_LOSS}, ledger=ledger)
     clients.updates(ids(1, 4))
-    clients.collect(ids(1))
-    assert ledger.bytes_up == 2 * MODEL + 4
-
-
-def test_a_batch_loss_passes_one_batch_at_most() -> None:
-    ledger = Ledger()
-    toy_clients(SIZES, LOSSES, ledger=ledger).batch_losses(ids(0, 5))
-    assert ledger.forward_samples == 1 + 4
-    assert ledger.bytes_up == 2 * 4
+    for _ in range(2):
+        clients.collect(ids(1))
+        assert ledger.bytes_up == 2 * MODEL + 4
+    clients.collect(ids(2))
+    assert ledger.bytes_up == 3 * MODEL + 2 * 4
 
 
 def split_engine() -> ToyEngine:
@@ -155,52 +148,35 @@ def asked(monkeypatch: pytest.MonkeyPatch, engine: ToyEngine, question: str) -> 
     return seen
 
 
-@pytest.mark.parametrize("batch", [False, True])
-def test_a_gradient_is_of_training_samples_alone(batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = split_engine()
-    seen = asked(monkeypatch, engine, "client_gradients")
-    list(toy_clients([200], frozenset({Signal.GRADIENTS}), engine=engine).gradients(ids(0), batch=batch))
-    ((positions,),) = seen
-    assert len(positions) == (4 if batch else 100)
-    assert not (positions % 2).any()
-
-
-@pytest.mark.parametrize("question", ["losses", "batch_losses"])
-def test_a_loss_is_of_the_samples_that_losses_are_reported_on(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = split_engine()
-    seen = asked(monkeypatch, engine, "losses")
-    getattr(toy_clients([200], LOSSES, engine=engine), question)(ids(0))
-    ((positions,),) = seen
-    assert len(positions) == (4 if question == "batch_losses" else 100)
-    assert (positions % 2).all()
+@pytest.mark.parametrize(
+    ("question", "values", "num", "odd"),
+    [
+        ("gradients", {}, 100, 0),
+        ("gradients", {"batch": True}, 4, 0),
+        ("gradient_norms", {}, 100, 0),
+        ("gradient_spreads", {}, 100, 0),
+        ("gradients_after_training", {}, 100, 0),
+        ("losses", {}, 100, 1),
+        ("batch_losses", {}, 4, 1),
+    ],
+)
+def test_gradients_are_of_training_samples_and_losses_of_those_that_they_are_reported_on(
+    question: str, values: dict[str, Any], num: int, odd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, needs = split_engine(), LOSSES | TRAINING | {Signal.GRADIENTS}
+    seen = asked(monkeypatch, engine, "losses" if odd else "client_gradients")
+    list(getattr(toy_clients([200], needs, engine=engine), question)(ids(0), **values))
+    positions = np.concatenate(seen[0])
+    assert len(set(positions.tolist())) == num
+    assert (positions % 2 == odd).all()
 
 
 def test_the_batch_of_a_loss_is_fresh_every_round_and_the_same_within_it() -> None:
     engine = ToyEngine([100])
     first, again, later = (
-        toy_clients([100], LOSSES, engine=engine, round=r, cohort_size=1).batch_losses(ids(0))[0] for r in (1, 1, 2)
+        toy_clients([100], LOSSES, engine=engine, round=r).batch_losses(ids(0))[0] for r in (1, 1, 2)
     )
     assert first == again != later
-
-
-def test_a_declared_training_loss_costs_one_number_per_upload() -> None:
-    ledger = Ledger()
-    toy_clients(SIZES, frozenset({Signal.TRAINING_LOSS}), ledger=ledger).collect(ids(1, 4))
-    assert ledger.bytes_up == 2 * MODEL + 2 * 4
-
-
-def test_an_undeclared_question_raises_and_names_the_remedy() -> None:
-    ledger = Ledger()
-    with pytest.raises(UndeclaredSignalError, match=r"Signal\.LOSSES"):
-        toy_clients(SIZES, frozenset(), ledger=ledger).losses(ids(0))
-    assert ledger == Ledger()
-
-
-def test_losses_that_are_not_finite_are_counted() -> None:
-    ledger = Ledger()
-    losses = toy_clients([0, 3], LOSSES, ledger=ledger).losses(ids(0, 1))
-    assert np.isnan(losses[0])
-    assert ledger.nonfinite_reports == 1
 
 
 def test_a_phase_inside_another_stops_the_outer_ones_time() -> None:
@@ -232,49 +208,30 @@ class Stopwatch:
         return slowly
 
 
-def test_questions_and_training_are_charged_to_the_clients_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, engine = Stopwatch(), ToyEngine([2, 2])
-    for name, seconds in (("losses", 3.0), ("train", 5.0)):
-        monkeypatch.setattr(engine, name, watch.slow(getattr(engine, name), seconds))
-    clock = Clock(torch.device("cpu"), watch.now)
-    clients = toy_clients([2, 2], frozenset({Signal.LOSSES, Signal.TRAINING}), engine=engine, clock=clock)
-    with clock("select"):
-        watch.time += 1
-        clients.losses(clients.available)
-        clients.train(clients.available)
-    assert clock.seconds == {"select": 1, "ask": 3, "train": 5, "aggregate": 0, "evaluate": 0}
-
-
-@pytest.mark.parametrize("question", ["gradient_norms", "gradient_spreads"])
-def test_what_clients_compute_of_their_gradients_is_their_time(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Stopwatch()
-    monkeypatch.setattr(clients_module, "length", watch.slow(clients_module.length, 3.0))
-    monkeypatch.setattr(clients_module, "_spread", watch.slow(clients_module._spread, 3.0))
-    clock = Clock(torch.device("cpu"), watch.now)
-    clients = toy_clients([2, 2], frozenset({Signal.GRADIENTS}), clock=clock)
-    with clock("select"):
-        watch.time += 1
-        getattr(clients, question)(clients.available)
-    assert clock.seconds == {"select": 1, "ask": 6, "train": 0, "aggregate": 0, "evaluate": 0}
-
-
 @pytest.mark.parametrize(
-    "ask",
+    ("ask", "spent"),
     [
-        lambda clients, sketch: clients.update_norms(clients.available),
-        lambda clients, sketch: clients.updates(clients.available, compressor=sketch),
-        lambda clients, sketch: list(clients.gradients(clients.available, compressor=sketch)),
+        (lambda clients, sketch: (clients.losses(clients.available), clients.train(clients.available)), (3, 5)),
+        (lambda clients, sketch: clients.gradient_norms(clients.available), (6, 0)),
+        (lambda clients, sketch: clients.gradient_spreads(clients.available), (6, 0)),
+        (lambda clients, sketch: clients.update_norms(clients.available), (6, 5)),
+        (lambda clients, sketch: clients.updates(clients.available, compressor=sketch), (6, 5)),
+        (lambda clients, sketch: list(clients.gradients(clients.available, compressor=sketch)), (6, 0)),
     ],
-    ids=["update_norms", "updates", "gradients"],
+    ids=["losses and training", "norms", "spreads", "update norms", "updates", "gradients"],
 )
-def test_norms_and_sketches_are_made_in_the_clients_time(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Stopwatch()
-    monkeypatch.setattr(clients_module, "row_norms", watch.slow(clients_module.row_norms, 6.0))
-    sketch = TopK(size=1)
-    monkeypatch.setattr(sketch, "compress", watch.slow(sketch.compress, 3.0))
-    clock = Clock(torch.device("cpu"), watch.now)
-    clients = toy_clients([2, 2], frozenset({Signal.GRADIENTS, Signal.TRAINING}), clock=clock)
+def test_what_clients_compute_is_charged_to_their_time(
+    ask: Any, spent: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, engine, sketch = Stopwatch(), ToyEngine([2, 2]), TopK(size=1)
+    slow = [(engine, "losses", 3.0), (engine, "train", 5.0), (sketch, "compress", 3.0)]
+    slow += [(clients_module, "length", 3.0), (clients_module, "_spread", 3.0), (clients_module, "row_norms", 6.0)]
+    for owner, name, seconds in slow:
+        monkeypatch.setattr(owner, name, watch.slow(getattr(owner, name), seconds))
+    clock, needs = Clock(torch.device("cpu"), watch.now), LOSSES | TRAINING | {Signal.GRADIENTS}
+    clients = toy_clients([2, 2], needs, engine=engine, clock=clock)
     with clock("select"):
         watch.time += 1
         ask(clients, sketch)
-    assert clock.seconds == {"select": 1, "ask": 6, "train": 0, "aggregate": 0, "evaluate": 0}
+    asking, training = spent
+    assert clock.seconds == {"select": 1, "ask": asking, "train": training, "aggregate": 0, "evaluate": 0}

@@ -8,7 +8,7 @@ from fedsim.clients.ledger import Ledger
 from fedsim.selectors import lefl as lefl_module
 from fedsim.selectors.lefl import LEFL
 from fedsim.selectors.tools import ward_linkage
-from tests.toys import toy_clients, toy_population
+from tests.toys import picked, toy_clients, toy_population
 
 
 def lefl(sizes: list[int], k: int, weights: Any = "aggregator") -> LEFL:
@@ -19,37 +19,24 @@ def lefl(sizes: list[int], k: int, weights: Any = "aggregator") -> LEFL:
     return selector
 
 
-def test_one_client_of_each_stratum() -> None:
-    sizes = [1] * 9
-    for s in range(20):
-        selector = lefl(sizes, 3)
-        ids = selector.select(2, toy_clients(sizes, selector.needs, cohort_size=3), np.random.default_rng(s)).ids
-        assert sorted(ids % 3) == [0, 1, 2]
-
-
-def test_a_stratum_without_anybody_is_filled_up_from_the_others() -> None:
-    selector = lefl([1] * 9, 3)
-    clients = toy_clients([1] * 9, selector.needs, cohort_size=3, available=[0, 3, 6, 1])
-    ids = selector.select(2, clients, np.random.default_rng(0)).ids
-    assert 1 in ids
-    assert len(ids) == 3
-
-
-def test_weights_by_stratum_share_its_data() -> None:
-    sizes = [1, 2, 3, 1, 2, 3]
-    selector = lefl(sizes, 3, "strata")
-    selection = selector.select(2, toy_clients(sizes, selector.needs, cohort_size=3), np.random.default_rng(0))
-    assert selection.weights is not None
-    expected = {0: 2 / 12, 1: 4 / 12, 2: 6 / 12}
-    assert selection.weights == pytest.approx([expected[i % 3] for i in selection.ids])
+def test_one_client_of_each_stratum_whose_data_may_weigh() -> None:
+    sizes = [1, 2, 3] * 3
+    for seed in range(20):
+        assert sorted(i % 3 for i in picked(lefl(sizes, 3), 2, seed)) == [0, 1, 2]
+    assert 1 in picked(lefl(sizes, 3), 2, available=[0, 3, 6, 1])  # filled up from others: strata 1 and 2 are one each
+    assert len(picked(lefl(sizes, 3), 2, available=[0, 3, 6, 1])) == 3
+    for weights, given in (("aggregator", False), ("strata", True)):
+        selector = lefl(sizes, 3, weights)
+        selection = selector.select(2, toy_clients(sizes, selector.needs), np.random.default_rng(0))
+        expected = pytest.approx([(1 + i % 3) / 6 for i in selection.ids])
+        assert selection.weights == (expected if given else None)
 
 
 def test_newcomers_are_asked_when_they_appear() -> None:
     selector, ledger = LEFL(toy_population([2] * 6, 2), weights="aggregator"), Ledger()
     for available, asked_now in (([0, 1, 2], 3), ([0, 1, 2], 0), ([0, 5], 1)):
         before = ledger.forward_samples
-        clients = toy_clients([2] * 6, selector.needs, available=available, ledger=ledger)
-        selector.select(1, clients, np.random.default_rng(0))
+        picked(selector, available=available, ledger=ledger)
         assert ledger.forward_samples - before == 3 * asked_now
 
 
@@ -76,11 +63,3 @@ def test_strata_are_as_many_as_the_cohort_and_of_distances_in_both_directions(mo
     p = np.array([[0.9, 0.1], [0.1, 0.9], [0.5, 0.5]])
     both_ways = [[(a * np.log(a / b)).sum() + (b * np.log(b / a)).sum() for b in p] for a in p]
     assert tables[0][:3, :3] == pytest.approx(np.array(both_ways) / 2, abs=1e-6)
-
-
-def test_only_weights_by_strata_are_the_selectors_own() -> None:
-    sizes = [1] * 6
-    for weights, given in (("aggregator", False), ("strata", True)):
-        selector = lefl(sizes, 3, weights)
-        selection = selector.select(2, toy_clients(sizes, selector.needs, cohort_size=3), np.random.default_rng(0))
-        assert (selection.weights is not None) == given

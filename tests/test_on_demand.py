@@ -51,7 +51,7 @@ SMALL: dict[str, Any] = {
 BACKENDS: dict[str, Callable[[Workload], Backend]] = {
     "reference": lambda w: ReferenceBackend(w, precision="float32", workers=1),
     "batched": lambda w: BatchedBackend(w, precision="float32", chunk_size="auto", compile=False),
-    "graph": lambda w: GraphBackend(w, precision="float32", chunk_size="auto", program="torch"),
+    "graph": lambda w: GraphBackend(w, precision="float32", chunk_size="auto"),
     "native": lambda w: NativeBackend(w, workers=1),
 }
 
@@ -135,12 +135,11 @@ def test_the_test_set_has_equally_many_of_each_owner(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"num_owners": 0}, "num_owners=0: must be >= 1"),
-        ({"num_classes": 1}, "num_classes=1: must be >= 2"),
+        ({"num_owners": 0}, r"num_owners=0: must lie in \[1, 1e\+06\]"),
+        ({"num_classes": 1}, r"num_classes=1: must lie in \[2, 1e\+07\]"),
         ({"samples_per_owner": 1e8, "num_owners": 2}, "samples_per_owner=100000000.0: must be at most 50000000"),
-        ({"beta": -1.0}, "beta=-1.0: must be >= 0"),
-        ({"alpha": 1e308}, r"alpha=1e\+308: must be at most 1000000"),
-        ({"beta": 1e39}, r"beta=1e\+39: must be at most 1000000"),
+        ({"beta": -1.0}, r"beta=-1.0: must lie in \[0, 1e\+06\]"),
+        ({"alpha": 1e308}, r"alpha=1e\+308: must lie in \[0, 1e\+06\]"),
     ],
 )
 def test_values_that_cannot_be_are_refused(tmp_path: Path, values: dict[str, Any], text: str) -> None:

@@ -3,11 +3,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.clients.server import Server
+from fedsim.core.errors import ConfigError
 from fedsim.selectors.oort import Oort
-from tests.toys import toy_clients, toy_cohort, toy_population
+from tests.toys import picked, toy_cohort, toy_population
 
-SERVER: Server = None  # type: ignore[assignment]
+SERVER: Any = None
 
 
 def oort(n: int = 10, k: int = 4, sizes: list[int] | None = None, **more: Any) -> Oort:
@@ -24,12 +24,12 @@ def seen(selector: Oort, utility: list[float], last: list[int]) -> None:
     selector.last_round[:] = last
 
 
-@pytest.mark.parametrize(("losses", "expected"), [((1, 1, 1, 1), 4), ((2, 0, 0, 0), 4), ((2, 2), 4)])
-def test_utility_by_hand(losses: tuple[float, ...], expected: float) -> None:
+def test_utility_by_hand() -> None:
     selector = oort()
-    rms = np.sqrt(np.mean(np.square(losses)))
-    selector.observe(1, toy_cohort([3], [len(losses)], [[0, 0]], rms_loss=np.array([rms])), SERVER)
-    assert selector.utility[3] == pytest.approx(expected)
+    for losses in ((1, 1, 1, 1), (2, 0, 0, 0), (2, 2)):
+        rms = np.sqrt(np.mean(np.square(losses)))
+        selector.observe(1, toy_cohort([3], [len(losses)], [[0, 0]], rms_loss=np.array([rms])), SERVER)
+        assert selector.utility[3] == pytest.approx(4)
     assert selector.last_round[3] == 1
 
 
@@ -43,33 +43,21 @@ def test_the_bonus_of_the_stale_by_hand() -> None:
     assert late == pytest.approx(np.sqrt(0.1 * np.log(9) / np.array([1, 5, 9])))
 
 
-def test_utilities_are_clipped_but_scaled_by_the_unclipped_maximum() -> None:
+def test_utilities_are_clipped_and_scaled_by_hand() -> None:
     """Positive values 1, 2, 50, 100: clipped at that of rank 3, l = .999, u = 100; a utility of 0 comes out below 0."""
     selector = oort(5, 1, clip=0.5)
     seen(selector, [0, 1, 2, 50, 100], [1] * 5)
     expected = (np.array([0, 1, 2, 50, 50]) - 0.999) / (100 - 0.999)
     assert selector.normalised(np.arange(5)) == pytest.approx(expected)
-
-
-def test_the_rank_of_the_clip_is_not_lost_to_floating_point() -> None:
-    """.29 of 100 values is rank 29 + 1, although the product is 28.999999999999996."""
-    selector = oort(100, 1, clip=0.29)
+    selector = oort(100, 1, clip=0.29)  # .29 of 100 is rank 29 + 1, although the product is 28.999999999999996
     seen(selector, [float(u) for u in range(1, 101)], [1] * 100)
     assert selector.normalised(np.arange(100)).max() == pytest.approx((30 - 0.999) / (100 - 0.999))
-
-
-def test_an_outlier_leaves_the_weight_of_utility_small_against_that_of_staleness() -> None:
-    """19 utilities from 1 to 2 and one of 100: scaled by 99, they differ by about .01, and the stale come first."""
-    selector = oort(20, 1, clip=0.9)
-    seen(selector, [1 + i / 18 for i in range(19)] + [100.0], [*range(1, 20), 19])  # the lower, the longer ago
-    top = np.argsort(-selector.scores(np.arange(20), 20))[:10]
-    assert set(top.tolist()) == set(range(10))
-
-
-def test_unseen_clients_count_with_their_prior_in_the_scale() -> None:
-    selector = oort(sizes=[10, 10, 1000], k=1)
+    selector = oort(sizes=[10, 10, 1000], k=1)  # the third is unseen, and counts with its prior
     seen(selector, [5, 20, 0], [1, 1, 0])
     assert selector.normalised(np.arange(3)) == pytest.approx((np.array([5, 20]) - 4.995) / (1000 - 4.995))
+    selector = oort(20, 1, clip=0.9)  # by an outlier of 100 utilities from 1 to 2 count little: the stale come first
+    seen(selector, [1 + i / 18 for i in range(19)] + [100.0], [*range(1, 20), 19])  # the lower, the longer ago
+    assert set(np.argsort(-selector.scores(np.arange(20), 20))[:10].tolist()) == set(range(10))
 
 
 @pytest.mark.parametrize("first_round", ["prior", "random"])
@@ -79,9 +67,8 @@ def test_scores_equal_those_of_the_published_rule(first_round: str) -> None:
     for t in range(2, 60):
         n = int(random.integers(2, 30))
         sizes = random.integers(1, 50, n)
-        selector = oort(
-            sizes=sizes.tolist(), k=1, clip=float(random.choice([0.5, 0.95, 0.98])), first_round=first_round
-        )
+        clip = float(random.choice([0.5, 0.95, 0.98]))
+        selector = oort(sizes=sizes.tolist(), k=1, clip=clip, first_round=first_round)
         utility, last = random.exponential(20, n), random.integers(0, t, n)
         seen(selector, utility.tolist(), last.tolist())
         rewards = sorted(float(u) if at else float(size) for u, at, size in zip(utility, last, sizes, strict=True))
@@ -106,23 +93,34 @@ def test_slow_clients_are_punished_only_where_durations_differ() -> None:
     assert selector.scores(np.arange(3), 10) / base == pytest.approx([1, 0.25, 1])
 
 
-def test_round_1_explores_only_and_prefers_large_clients() -> None:
-    sizes = [1] * 50 + [100] * 10
-    counts = np.zeros(60)
-    for s in range(200):
-        selector = oort(k=2, sizes=sizes)
-        counts[selector.select(1, toy_clients(sizes, selector.needs, cohort_size=2), np.random.default_rng(s)).ids] += 1
-    assert counts[50:].sum() == 400  # the pool is the ten of highest prior
-    assert (counts[50:] > 0).all()
+def counted(num_seeds: int, make: Any, round: int = 1) -> np.ndarray:
+    """How often each client is selected by what `make` makes, over seeds."""
+    counts = np.zeros(make().population.num_clients)
+    for seed in range(num_seeds):
+        counts[picked(make(), round, seed)] += 1
+    return counts
+
+
+def seen_before(utility: list[float], **values: Any) -> Oort:
+    """Clients of a positive utility have been seen in round 1."""
+    selector = oort(len(utility), **values)
+    seen(selector, utility, [int(u > 0) for u in utility])
+    return selector
+
+
+@pytest.mark.parametrize("first_round", ["prior", "random"])
+def test_round_1_prefers_large_clients_or_is_uniform_as_that_of_the_published_driver(first_round: str) -> None:
+    counts = counted(300, lambda: oort(k=2, sizes=[1] * 50 + [100] * 10, first_round=first_round))
+    if first_round == "prior":
+        assert counts[50:].sum() == 600  # the pool is the ten of highest prior
+        assert (counts[50:] > 0).all()
+    else:
+        assert counts[50:].sum() == pytest.approx(100, abs=40)  # 10 of 60
 
 
 def test_exploitation_takes_whoever_is_near_the_border_in_proportion_to_score() -> None:
-    counts = np.zeros(10)
-    for s in range(300):
-        selector = oort(k=2, exploration=0.0, exploration_floor=0.0, cutoff=0.5)
-        seen(selector, [10, 9, 6, 5.9, 1, 0, 0, 0, 0, 0], [1] * 10)
-        clients = toy_clients([1] * 10, selector.needs, cohort_size=2)
-        counts[selector.select(1, clients, np.random.default_rng(s)).ids] += 1
+    utility = [10.0, 9, 6, 5.9, 1, 1e-9, 1e-9, 1e-9, 1e-9, 1e-9]
+    counts = counted(300, lambda: seen_before(utility, k=2, exploration=0.0, exploration_floor=0.0, cutoff=0.5))
     assert counts[4:].sum() == 0
     assert counts[0] > counts[3] > 0
 
@@ -131,56 +129,122 @@ def test_exploitation_takes_whoever_is_near_the_border_in_proportion_to_score() 
 def test_the_cutoff_is_the_score_of_the_last_exploited_or_of_the_one_after_it(
     cutoff_rank: str, drawn: list[int]
 ) -> None:
-    found: set[int] = set()
-    for s in range(50):
-        selector = oort(k=2, cutoff=1.0, cutoff_rank=cutoff_rank)
-        seen(selector, [10, 9, 8, 5, 4, 3, 3, 3, 3, 3], [1] * 10)
-        ids = selector.select(1, toy_clients([1] * 10, selector.needs, cohort_size=2), np.random.default_rng(s)).ids
-        found |= set(ids.tolist())
-    assert sorted(found) == drawn
+    utility = [10.0, 9, 8, 5, 4, 3, 3, 3, 3, 3]
+    counts = counted(50, lambda: seen_before(utility, k=2, cutoff=1.0, cutoff_rank=cutoff_rank))
+    assert np.flatnonzero(counts).tolist() == drawn
 
 
-def test_round_1_of_the_published_driver_is_uniform() -> None:
-    sizes = [1] * 50 + [100] * 10
-    counts = np.zeros(60)
-    for s in range(300):
-        selector = oort(k=2, sizes=sizes, first_round="random")
-        counts[selector.select(1, toy_clients(sizes, selector.needs, cohort_size=2), np.random.default_rng(s)).ids] += 1
-    assert counts[50:].sum() == pytest.approx(100, abs=40)  # 10 of 60
+@pytest.mark.parametrize(
+    ("utility", "sizes", "always", "possible"),
+    [
+        ([1.0] * 6 + [90] * 4, [1] * 10, [6, 7, 8, 9], 4),  # everybody has been seen: all are exploited
+        ([1.0] * 5 + [90] * 4 + [0], [1] * 9 + [0], [5, 6, 7, 8], 4),  # a client without data is not waited for
+        ([1.0] * 7 + [90] * 2 + [0], [1] * 10, [7, 8, 9], 10),  # two exploited, the only new one, and one of the others
+    ],
+)
+def test_exploration_goes_on_while_there_are_unseen_clients(
+    utility: list[float], sizes: list[int], always: list[int], possible: int
+) -> None:
+    found = []
+    for seed in range(80):
+        selector = seen_before(utility, k=4, sizes=sizes, exploration=0.5, exploration_floor=0.5)
+        found.append(set(picked(selector, 2, seed)))
+    assert set.intersection(*found) == set(always)
+    assert len(set.union(*found)) == possible
 
 
-def test_once_everybody_has_been_seen_all_are_exploited() -> None:
-    for s in range(50):
-        selector = oort(k=4, exploration=0.5, exploration_floor=0.5)
-        seen(selector, [1, 1, 1, 1, 1, 1, 90, 90, 90, 90], [1] * 10)
-        ids = selector.select(2, toy_clients([1] * 10, selector.needs, cohort_size=4), np.random.default_rng(s)).ids
-        assert ids.tolist() == [6, 7, 8, 9]
-        assert selector.exploited.shape == (4,)
+def test_the_share_of_the_new_falls_by_the_decay_from_round_2_on_down_to_the_floor() -> None:
+    """Shares .9, .45, .225, .2 of ten leave 1, 5, 7 and 8 to exploit, while anybody is left to explore."""
+    selector = oort(20, 10, exploration_decay=0.5)
+    everybody, nobody = np.arange(20), np.arange(0)
+    assert [selector._num_exploited(t, 10, everybody) for t in (1, 2, 3, 4, 50)] == [1, 5, 7, 8, 8]
+    selector.last_round[:] = 1
+    assert selector._num_exploited(1, 10, nobody) == 10
 
 
-def test_a_client_without_data_does_not_keep_exploration_going() -> None:
-    selector = oort(sizes=[1] * 9 + [0], k=4)
-    seen(selector, [1] * 5 + [90] * 4 + [0], [1] * 9 + [0])
-    clients = toy_clients([1] * 9 + [0], selector.needs, cohort_size=4)
-    assert selector.select(2, clients, np.random.default_rng(0)).ids.tolist() == [5, 6, 7, 8]
+@pytest.mark.parametrize(
+    ("gained", "window", "moved"),
+    [
+        *(
+            ([10.0, now], 1, moved)
+            for now, moved in ((10.9, 10), (9.1, 10), (11.5, 0), (8.5, 0), (55.0, 0), (61.0, -10))
+        ),
+        *(([5.0, 5.0], 2, 0), ([5.0, 5.0, 5.0], 2, 0), ([5.0, 5.0, 4.0, 6.0], 2, 10)),  # it looks once a window
+    ],
+)
+def test_the_pacer_moves_where_gains_stand_still_or_leap(gained: list[float], window: int, moved: float) -> None:
+    """After a window that gained 10: within a tenth of it one step up, five times as much away one step down."""
+    selector = oort(pacer_window=window)
+    selector.gained, selector.gain = gained[:-1], gained[-1]
+    selector._pace()
+    assert selector.percentile == 50 + moved
+    assert (selector.gained, selector.gain) == (gained, 0)
 
 
-def test_while_some_are_unseen_the_share_that_cannot_be_explored_is_uniform() -> None:
-    """K = 4, eps = .5: two exploited, the last new client, and one of the others, whatever its score."""
-    found: set[int] = set()
-    for s in range(80):
-        selector = oort(k=4, exploration=0.5, exploration_floor=0.5)
-        seen(selector, [1, 1, 1, 1, 1, 1, 1, 90, 90, 0], [1] * 9 + [0])
-        ids = selector.select(2, toy_clients([1] * 10, selector.needs, cohort_size=4), np.random.default_rng(s)).ids
-        assert {7, 8, 9} <= set(ids.tolist())
-        found |= set(ids.tolist())
-    assert found == set(range(10))
+def percentiles(selector: Oort, num_rounds: int, late: tuple[int, ...] = (), away: tuple[int, ...] = ()) -> list[float]:
+    """Those by which the clients of rounds 1 to `num_rounds` were selected; every utility is that of five samples with
+    losses of 1, nothing arrives in the rounds `late`, and nobody can be asked in the rounds `away`."""
+    sizes, found = selector.population.sizes.tolist(), []
+    for t in range(1, num_rounds + 1):
+        if t in away:
+            continue
+        ids = picked(selector, t, t)
+        found.append(selector.percentile)
+        if t not in late:
+            selector.observe(t, toy_cohort(ids, [sizes[i] for i in ids], [[0, 0]] * len(ids)), SERVER)
+    return found
 
 
-@pytest.mark.parametrize(("now", "expected"), [(1.0, 60), (1.5, 50), (6.0, 40)])
-def test_the_pacer(now: float, expected: float) -> None:
-    selector = oort()
-    selector.gained = [1.0, 1.0, now, now]
-    assert selector._paced_percentile() == expected
-    selector.gained = [1.0, 1.0, now]
-    assert selector._paced_percentile() == 50
+@pytest.mark.parametrize("first_round", ["prior", "random"])
+def test_the_pacer_sees_that_utility_is_flat_while_ever_more_clients_are_exploited(first_round: str) -> None:
+    """Nobody is exploited in round 1: a mean of 0, and of 5 ever after. After 40 rounds 95 is compared with 100."""
+    values: dict[str, Any] = {"pacer_window": 20, "percentile": 30.0, "first_round": first_round}
+    found = percentiles(oort(1000, 10, sizes=[5] * 1000, **values), 121)
+    assert (found[39], *found[40::20]) == (30, 40, 50, 60, 70, 80)
+
+
+def test_a_round_in_which_nothing_arrives_gains_nothing_and_counts() -> None:
+    """Windows of two rounds: gains 0 and 5, then 5 and 5; a second time without those of rounds 2 and 3."""
+    values: dict[str, Any] = {"exploration": 0.5, "exploration_floor": 0.5, "pacer_window": 2}
+    for late, gained, now in (((), [0, 5, 5, 5], 50), ((2, 3), [0, 0, 0, 5], 40)):
+        selector = oort(40, 4, sizes=[5] * 40, **values)
+        assert percentiles(selector, 5, late)[3:] == [50, now]
+        assert selector.gained == gained
+    assert selector.gain == 5
+    assert {"gained", "gain"} <= set(selector.state)
+
+
+@pytest.mark.parametrize("away", [(2, 3), (1, 2, 3)])
+def test_a_round_in_which_nobody_can_be_reached_gains_nothing_and_counts(away: tuple[int, ...]) -> None:
+    """As above; the second window ends with round 4, whenever the first client was there."""
+    values: dict[str, Any] = {"exploration": 0.5, "exploration_floor": 0.5, "pacer_window": 2}
+    selector = oort(40, 4, sizes=[5] * 40, **values)
+    found = percentiles(selector, 6, away=away)
+    if len(away) == 2:  # gains 0 and 0, then 0 and 5
+        assert selector.gained == [0, 0, 0, 5, 5]
+        assert found[-2:] == [40, 40]
+    else:  # nobody had been seen when round 4 came
+        assert selector.gained == [0, 0, 0, 0, 5]
+        assert found[-2:] == [60, 60]
+
+
+def test_values_out_of_their_range_are_refused() -> None:
+    selector = oort(6, 2, pacer_step=100.0, pacer_window=1, penalty=0.0)
+    selector.gained, selector.gain = [1.0], 10.0
+    selector._pace()
+    assert selector.percentile == 100  # a leap sets it to the step
+    wrong: dict[str, tuple[Any, ...]] = {"pacer_window": (0,), "penalty": (-0.5,), "pacer_step": (0.0, 100.5)}
+    wrong |= {"percentile": (-0.5, 100.5)}
+    wrong |= dict.fromkeys(("exploration", "exploration_decay", "exploration_floor", "cutoff", "clip"), (-0.5, 1.5))
+    for key, values in wrong.items():
+        for value in values:
+            with pytest.raises(ConfigError, match=f"{key}={value}: must"):
+                oort(**{key: value})
+
+
+def test_the_pool_reaches_a_share_of_the_last_utility_that_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    selector = oort(4, 2, cutoff=0.95, cutoff_rank="last")
+    selector.last_round[:] = 1
+    monkeypatch.setattr(selector, "scores", lambda ids, t: np.array([10.0, 6.0, 5.8, 5.6]))  # .95 x 6 = 5.7
+    picked = [selector._exploit(np.arange(4), 2, 2, np.random.default_rng(seed)) for seed in range(40)]
+    assert set(np.concatenate(picked).tolist()) == {0, 1, 2}

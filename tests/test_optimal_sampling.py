@@ -1,12 +1,15 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fedsim.clients.ledger import Ledger
 from fedsim.selectors import optimal_sampling
 from fedsim.selectors.optimal_sampling import OptimalSampling, aggregated_probabilities, exact_probabilities
 from tests.clocks import fixed_clock
-from tests.toys import toy_clients, toy_population
+from tests.toys import picked, toy_clients, toy_population
 
 
 @pytest.mark.parametrize(
@@ -30,10 +33,23 @@ def test_equal_scores_at_the_border_are_all_below_it_or_all_above() -> None:
         assert chances == pytest.approx([0.5] * 100 + [1.0] * 1000)
 
 
-def test_exchanges_are_counted_until_nothing_is_left_to_rescale() -> None:
-    assert aggregated_probabilities(np.array([1.0, 2, 3, 4]), 2, 4)[1] == 1
-    assert aggregated_probabilities(np.array([1.0, 1, 1, 7]), 2, 4)[1] == 2
-    assert aggregated_probabilities(np.array([1.0, 2, 4, 8, 16, 32]), 3, 1)[1] == 1
+@pytest.mark.parametrize(
+    ("u", "m", "iterations", "exchanges"),
+    [
+        ((1, 2, 3, 4), 2, 4, 1),
+        ((1, 1, 1, 7), 2, 4, 2),
+        ((1, 2, 4, 8, 16, 32), 3, 1, 1),
+        ((10, 1, 1), 2, 1, 1),  # 2 u / sum u is capped at 1 for the first; the others share what is left of 2
+        ((10, 1, 1), 2, 2, 2),  # a second exchange finds nothing more to do
+        ((10, 1, 1), 2, 9, 2),
+    ],
+)
+def test_exchanges_are_counted_until_nothing_is_left_to_rescale(
+    u: Any, m: int, iterations: int, exchanges: int
+) -> None:
+    chances, asked = aggregated_probabilities(np.array(u, float), m, iterations)
+    assert asked == exchanges
+    assert u[0] != 10 or chances == pytest.approx([1, 0.5, 0.5])
 
 
 def test_exchanges_follow_one_another_on_the_simulated_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +58,7 @@ def test_exchanges_follow_one_another_on_the_simulated_clock(monkeypatch: pytest
     monkeypatch.setattr(optimal_sampling, "aggregated_probabilities", lambda *_: answers)
     selector = OptimalSampling(toy_population([1, 2, 3], 1), probabilities="aggregated", iterations=4)
     clock = fixed_clock().round(1, 0.0)
-    selector.select(1, toy_clients([1, 2, 3], selector.needs, simulated=clock), np.random.default_rng(0))
+    picked(selector, simulated=clock)
     assert clock.asked == 45 + 3 * 9
 
 
@@ -79,7 +95,7 @@ def test_weights_make_the_average_unbiased() -> None:
     selector = OptimalSampling(toy_population(sizes, m), probabilities="exact", iterations=4)
     total, uploads = np.zeros(4), []
     for s in range(4000):
-        clients = toy_clients(sizes, selector.needs, cohort_size=m)
+        clients = toy_clients(sizes, selector.needs)
         selection = selector.select(1, clients, np.random.default_rng(s))
         assert selection.weights is not None
         total[selection.ids] += selection.weights
@@ -88,3 +104,28 @@ def test_weights_make_the_average_unbiased() -> None:
     assert total[1:] / 4000 == pytest.approx(np.array(sizes[1:]) / 10, abs=0.02)
     assert np.mean(uploads) == pytest.approx(m, abs=0.05)
     assert len(set(uploads)) > 1
+
+
+def test_chances_grow_with_the_share_of_data_times_the_norm_of_the_update() -> None:
+    """Updates of clients 1 and 2 are as 1 to 2, their shares 1/4 and 3/4: chances 1/7 and 6/7, weights p / chance."""
+    sizes = [1, 1, 3]
+    selector = OptimalSampling(toy_population(sizes, 1), probabilities="exact", iterations=1)
+    found: dict[int, set[float]] = {1: set(), 2: set()}
+    for seed in range(40):
+        clients = toy_clients(sizes, selector.needs, available=[1, 2])
+        selection = selector.select(1, clients, np.random.default_rng(seed))
+        assert selection.weights is not None
+        for client, weight in zip(selection.ids, selection.weights, strict=True):
+            found[int(client)].add(round(float(weight), 6))
+    assert found == {1: {1.75}, 2: {0.875}}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_exchange_is_two_numbers_of_everybody(count: int) -> None:
+    sizes, ledger = [1, 1, 3, 1, 40], Ledger()
+    selector = OptimalSampling(toy_population(sizes, count), probabilities="aggregated", iterations=4)
+    picked(selector, ledger=ledger)
+    shares, norms = np.array(sizes) / sum(sizes), np.arange(5) / np.sqrt(2)
+    _, exchanges = aggregated_probabilities(shares * norms, count, 4)
+    assert exchanges >= 1
+    assert ledger.bytes_up == 5 * 4 * (1 + 2 * exchanges)

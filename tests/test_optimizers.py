@@ -1,5 +1,7 @@
-"""Stacked optimisers equal torch.optim's, row by row."""
+"""Stacked optimisers equal torch.optim's, row by row; learning-rate schedules over rounds."""
 
+import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,14 @@ from torch import Tensor, nn
 
 from fedsim.config.build import instantiate
 from fedsim.core.errors import ConfigError
-from fedsim.engine.optimizers import SGD, Adam, Constant, LocalOptimizer, Schedule, Step
+from fedsim.engine.optimizers import SGD, Adam, Constant, Cosine, Exponential, LocalOptimizer, Schedule, Step
 
 CONF = Path(__file__).parents[1] / "conf"
 
 
 def sgd(**values: Any) -> SGD:
-    return SGD(
-        **({"lr": 0.1, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "schedule": Constant()} | values)
-    )
+    plain = {"lr": 0.1, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "schedule": Constant()}
+    return SGD(**(plain | values))
 
 
 def adam(**values: Any) -> Adam:
@@ -80,21 +81,14 @@ def one_weight(optimizer: LocalOptimizer, *slopes: float) -> float:
     return float(stack["w"])
 
 
-def test_sgd_by_hand() -> None:
+def test_steps_by_hand() -> None:
     assert one_weight(sgd(), 2.0, 1.0) == pytest.approx(1 - 0.2 - 0.1)
     assert one_weight(sgd(weight_decay=0.5), 2.0) == pytest.approx(1 - 0.1 * 2.5)
     assert one_weight(sgd(momentum=0.5), 2.0, 1.0) == pytest.approx(1 - 0.2 - 0.1 * (0.5 * 2 + 1))
     assert one_weight(sgd(momentum=0.5, nesterov=True), 2.0) == pytest.approx(1 - 0.1 * (2 + 0.5 * 2))
-
-
-def test_first_step_of_adam_is_the_learning_rate_whatever_the_slope() -> None:
-    assert one_weight(adam(), 1e-3) == pytest.approx(0.9, abs=1e-5)
+    assert one_weight(adam(), 1e-3) == pytest.approx(0.9, abs=1e-5)  # the learning rate, whatever the slope
     assert one_weight(adam(), -50.0) == pytest.approx(1.1, abs=1e-5)
-
-
-def test_a_new_state_remembers_nothing() -> None:
-    optimizer = adam()
-    assert one_weight(optimizer, 3.0, 1.0) == one_weight(optimizer, 3.0, 1.0)
+    assert one_weight(adam(), 3.0, 1.0) == one_weight(adam(), 3.0, 1.0)
 
 
 def test_a_row_of_nan_leaves_its_neighbours_alone() -> None:
@@ -114,6 +108,10 @@ def test_a_row_of_nan_leaves_its_neighbours_alone() -> None:
         (sgd, {"weight_decay": -1.0}, ["weight_decay=-1.0: must be >= 0"]),
         (adam, {"beta1": -0.1, "beta2": 1.0}, ["beta1=-0.1: must lie in [0, 1)", "beta2=1.0: must lie in [0, 1)"]),
         (adam, {"eps": 0.0, "lr": -1.0}, ["eps=0.0: must be > 0", "lr=-1.0: must be > 0"]),
+        *((Step, {"milestones": m, "factor": 0.5}, ["must be ascending rounds >= 1"]) for m in ([0], [5, 3], [3, 3])),
+        (Step, {"milestones": [], "factor": 0.0}, ["factor="]),
+        (Exponential, {"gamma": -1.0}, ["gamma="]),
+        (Cosine, {"final": float("inf")}, ["final="]),
     ],
 )
 def test_values_out_of_range_are_told_together(build: Any, values: dict[str, Any], messages: list[str]) -> None:
@@ -129,20 +127,37 @@ def configured(*overrides: str) -> LocalOptimizer:
     return instantiate(config["optimizer"], LocalOptimizer, "optimizer")
 
 
-@pytest.mark.parametrize("file", sorted((CONF / "optimizer").glob("*.yaml")), ids=lambda f: f.stem)
-def test_every_optimizer_file_builds(file: Path) -> None:
-    assert configured(f"optimizer={file.stem}").lr > 0
-
-
-def test_a_schedule_is_chosen_inside_any_optimizer() -> None:
-    for name in ("sgd", "adam"):
-        optimizer = configured(f"optimizer={name}", "optimizer/schedule=step", "optimizer.schedule.milestones=[2]")
-        assert isinstance(optimizer.schedule, Step)
+def test_every_file_builds_and_a_schedule_is_chosen_inside_any_optimizer() -> None:
+    for file in sorted((CONF / "optimizer").glob("*.yaml")):
+        words = (f"optimizer={file.stem}", "optimizer/schedule=step", "optimizer.schedule.milestones=[2]")
+        optimizer = configured(*words)
         assert optimizer.lr_at(3, 10) == pytest.approx(optimizer.lr / 2)
+    for file in sorted((CONF / "optimizer/schedule").glob("*.yaml")):
+        assert configured(f"optimizer/schedule={file.stem}").schedule.factor(1, 500) == 1
 
 
-@pytest.mark.parametrize("file", sorted((CONF / "optimizer/schedule").glob("*.yaml")), ids=lambda f: f.stem)
-def test_every_schedule_file_builds_and_starts_at_the_base_rate(file: Path) -> None:
-    schedule = configured(f"optimizer/schedule={file.stem}").schedule
-    assert isinstance(schedule, Schedule)
-    assert schedule.factor(1, 500) == 1
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+
+def factors(schedule: Schedule, num_rounds: int) -> list[float]:
+    return [schedule.factor(t, num_rounds) for t in range(1, num_rounds + 1)]
+
+
+def test_factors_by_hand() -> None:
+    """A step takes effect in the round after its milestone."""
+    assert factors(Constant(), 4) == [1, 1, 1, 1]
+    assert factors(Step(milestones=[3, 5], factor=0.5), 7) == [1, 1, 1, 0.5, 0.5, 0.25, 0.25]
+    assert factors(Step(milestones=[1], factor=0.1), 2) == [1, 0.1]
+    assert factors(Step(milestones=[], factor=0.1), 2) == [1, 1]
+    assert factors(Exponential(gamma=0.5), 4) == [1, 0.5, 0.25, 0.125]
+    cosine = [1, 0.6 + 0.4 * math.sqrt(0.5), 0.6, 0.6 - 0.4 * math.sqrt(0.5), 0.2]
+    assert factors(Cosine(final=0.2), 5) == pytest.approx(cosine)
+    assert factors(Cosine(final=0.2), 1) == [1]
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(factors(Cosine(final=0.01), 60)))
+    halved = sgd(lr=0.4, schedule=Step(milestones=[1], factor=0.5))
+    assert [halved.lr_at(t, 3) for t in (1, 2, 3)] == [0.4, 0.2, 0.2]
+
+
+def test_fedcors_schedule_halves_after_rounds_150_and_300_as_its_code_which_counts_from_0() -> None:
+    published = [0.5 ** ((e >= 150) + (e >= 300)) for e in range(500)]
+    assert factors(Step(milestones=[150, 300], factor=0.5), 500) == published

@@ -13,14 +13,12 @@ from fedsim.commands.show import run as show
 from fedsim.core.errors import DataError
 from fedsim.core.record import Record
 from fedsim.jobs.cli import run
-from fedsim.jobs.overwriting import Overwriting, taken
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import run_jobs
-from fedsim.jobs.tasks import LostTaskError, Tasks, job_of, outcome_of
 from fedsim.results.files import owned
 from fedsim.rounds.loop import Simulation
 from fedsim.running.process import Preempted, StopRequests
-from tests.test_ray import plans_of
+from tests.launcher_toys import plans_of, sent
 
 WORDS = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
 SWEEP, AGAIN = (*WORDS, "-m", "seed=0,1"), (*WORDS, "-m", "seed=0,1", "overwrite=true")
@@ -73,11 +71,12 @@ def stamps(seed: int) -> dict[Path, int]:
 
 
 def notes() -> list[Path]:
-    return list(Path().rglob("overwrite-*.json"))
+    return list(Path().rglob("overwrite-*"))
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["finished_before", "new"])
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Preempted)])
+@pytest.mark.parametrize(
+    ("there", "number", "error"), [(True, signal.SIGINT, KeyboardInterrupt), (False, signal.SIGTERM, Preempted)]
+)
 def test_the_same_command_goes_on_with_what_is_not_replaced_and_once_more_starts_anew(
     there: bool, number: int, error: Any, steps: Steps, broken_off: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,17 +103,6 @@ def test_the_same_command_goes_on_with_what_is_not_replaced_and_once_more_starts
     assert {path.name for path in Path("outputs/default").iterdir() if path.name.startswith(".")} == {".locks"}
 
 
-def test_a_single_run_that_is_to_be_replaced_is_told_to_go_on(
-    broken_off: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = (*WORDS, "seed=1")
-    assert run(words) == 0
-    capsys.readouterr()
-    broken_off(*words, "overwrite=true")
-    assert "the same command goes on: fedsim" in capsys.readouterr().out
-    assert not notes()
-
-
 def test_it_holds_for_its_own_jobs_in_any_order_and_for_no_others(steps: Steps, broken_off: Any) -> None:
     assert run(SWEEP) == 0
     broken_off(*AGAIN)
@@ -127,9 +115,6 @@ def test_it_holds_for_its_own_jobs_in_any_order_and_for_no_others(steps: Steps, 
     steps.clear()
     assert run([*WORDS, "-m", "seed=1,0", "overwrite=true"]) == 0
     assert steps == rounds_of(1, 3)
-
-
-def test_it_holds_in_any_order_where_jobs_are_in_several_folders(steps: Steps, broken_off: Any) -> None:
     broken_off(*AGAIN, "name=a,b")
     steps.clear()
     assert run([*WORDS, "-m", "name=b,a", "seed=1,0", "overwrite=true"]) == 0
@@ -193,73 +178,29 @@ def test_a_task_that_is_started_again_does_not_run_again_what_it_has_replaced(nu
     plans = plans_of("seed=range(2)", "num_rounds=4", "overwrite=true")[:number]
     for plan in plans[:1]:
         Attempts().run(plan)
-    jobs = json.loads(json.dumps([job_of(plan) for plan in plans]))
+    jobs = [sent(plan) for plan in plans]
     for skipped in (False, True):
         steps.clear()
-        assert [(report["status"], report["skipped"]) for report in run_jobs(jobs)] == [("done", skipped)] * number
+        assert [(one.status, one.skipped) for one in run_jobs(jobs)] == [("done", skipped)] * number
         assert len(steps) == (0 if skipped else 4 * number)
-    assert not taken(plans[0]).settings.overwrite
 
 
-def test_what_a_failed_attempt_has_left_beside_the_old_result_is_told(
-    stop: StopRequests, monkeypatch: pytest.MonkeyPatch
+def test_what_another_process_finishes_while_this_one_waits_for_it_is_not_run_again(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(self: Simulation) -> Record:
-        raise ZeroDivisionError("mine")
-
-    (plan,) = plans_of("seed=0", "overwrite=true")
-    Attempts().run(plan)
-    monkeypatch.setattr(Simulation, "step", failing)
-    (report,) = run_jobs([job_of(plan)])
-    outcome, refusal = outcome_of(plan, report, None)
-    assert (outcome.status, outcome.summary["error"], refusal) == ("failed", "ZeroDivisionError: mine", None)
-
-
-def test_jobs_that_another_process_has_are_taken_where_it_works_at_the_same_and_else_replaced(
-    steps: Steps, broken_off: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process with the same command finishes the job with seed 1 while this one waits for it."""
+    """It was written since the overwriting began."""
     assert run(SWEEP) == 0
-    broken_off(*AGAIN)
+    first = stamps(0), stamps(1)
     (plan,) = plans_of("seed=1", "num_rounds=4", "overwrite=true")
+    holder = owned(plan.folder)
+    holder.__enter__()
 
-    def wait_for(words: tuple[str, ...]) -> None:
-        holder = owned(plan.folder)
-        holder.__enter__()
+    def end(_: float) -> None:
+        holder.__exit__(None, None, None)
+        Attempts().run(plan)
+        steps.clear()
 
-        def end(_: float) -> None:
-            holder.__exit__(None, None, None)
-            Attempts().run(plan)
-            steps.clear()
-
-        with monkeypatch.context() as patch:
-            patch.setattr("fedsim.jobs.sweep.time.sleep", end)
-            assert run(words) == 0
-
-    wait_for(AGAIN)
+    monkeypatch.setattr("fedsim.jobs.sweep.time.sleep", end)
+    assert run(AGAIN) == 0
     assert steps == []
-    wait_for(AGAIN)
-    assert steps == rounds_of(1)
-
-
-def test_a_lost_task_counts_as_done_where_its_job_is_replaced(stop: StopRequests) -> None:
-    class Lost(Tasks):
-        how = "as tasks that are lost when they have replaced their jobs"
-
-        def begin(self, groups: Any) -> Any:
-            Attempts().run(self.plans[0])
-            return [0]
-
-        def ended(self, running: Any) -> Any:
-            return running
-
-        def reports(self, task: Any) -> Any:
-            raise LostTaskError("its task was killed")
-
-        def ask_to_end(self, running: Any) -> None:
-            pass
-
-    plans = plans_of("seed=0,1", "overwrite=true")
-    tasks = Lost(Attempts(overwriting=Overwriting(plans)), plans, jobs_per_task=2, max_in_flight=1)
-    tasks.run()
-    assert [tasks.attempts.ended[plan.folder].status for plan in plans] == ["done", "failed"]
+    assert all(stamps(seed) != first[seed] for seed in (0, 1))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedsim.papers.pair_study import Condition, Fold, claims_table, judge_conditions, judge_runs, pick
+from fedsim.papers.pair_study import Condition, Fold, claims_table, judge_conditions, judge_runs
 from fedsim.results.runs import Run
 
 NAMES = ["cos_4", "cos_2", "norm_2 sum"]
@@ -80,7 +80,11 @@ def test_a_fold_never_learns_from_the_seed_that_it_is_measured_on() -> None:
 
 def test_relative_losses_are_those_of_the_picked_pairs() -> None:
     fold = Fold.of(NAMES, conditions({"cos_4": 1.0, "cos_2": 0.5}, seeds=3), 0)
-    by_hand = [[c.relative_loss(pick(c, f, w[0])) for c in fold.held] for f, w in enumerate(fold.alone)]
+    picked = [
+        [c.features[:, f].argmin() if w[0] < 0 else c.features[:, f].argmax() for c in fold.held]
+        for f, w in enumerate(fold.alone)
+    ]
+    by_hand = [[1 - c.labels[pair] for c, pair in zip(fold.held, pairs, strict=True)] for pairs in picked]
     assert fold.relative_losses(fold.held).tolist() == by_hand
 
 

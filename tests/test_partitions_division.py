@@ -72,12 +72,7 @@ def test_a_server_that_wants_everything_is_refused() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.floats(0, 0.5),
-    st.integers(0, 200),
-    st.booleans(),
-    st.floats(0, 0.99),
-    st.integers(1, 40),
-    st.integers(0, 99),
+    st.floats(0, 0.5), st.integers(0, 200), st.booleans(), st.floats(0, 0.99), st.integers(1, 40), st.integers(0, 99)
 )
 def test_every_sample_has_one_place_whatever_is_taken_out(
     validation: float, public: int, stratified: bool, holdout: float, num_clients: int, seed: int

@@ -11,20 +11,16 @@ from numpy.typing import NDArray
 from fedsim.clients.compression import Identity, Int8, TopK
 from fedsim.clients.ledger import Ledger
 from fedsim.core.errors import ConfigError
+from fedsim.selectors import pncs as pncs_module
 from fedsim.selectors import tools as all_pairs
 from fedsim.selectors.pncs import NORM_ORDERS, PNCS
 from fedsim.selectors.similarity import PowerSimilarity, similarities
-from fedsim.selectors.tools import least_similar_subset
-from tests.toys import ToyEngine, toy_clients, toy_population
+from fedsim.selectors.tools import least_similar_subset, moved_to_front
+from tests.toys import ToyEngine, picked, toy_clients, toy_population
 
 
 def table(*vectors: tuple[float, ...], p: float = 4.0) -> np.ndarray:
     return similarities([torch.tensor(vectors)], p)
-
-
-@pytest.mark.parametrize(("p", "expected"), [(1, 0.138071), (2, 0.258199), (3, 0.351881), (4, 0.420084)])
-def test_similarities_by_hand(p: float, expected: float) -> None:
-    assert table((2.0, 1, 0), (1.0, -1, 1), p=p)[0, 1] == pytest.approx(expected, abs=1e-6)
 
 
 X, Y = (2.0, 1.0, 0.0), (1.0, -1.0, 1.0)
@@ -71,12 +67,6 @@ def test_opposites_scales_zeros_and_tiny_numbers() -> None:
     assert s[3, 6] == pytest.approx(-1)
 
 
-def test_two_is_the_cosine() -> None:
-    x = torch.randn(5, 9)
-    expected = torch.nn.functional.cosine_similarity(x[:, None].double(), x[None].double(), dim=2)
-    np.testing.assert_allclose(similarities([x[:, :4], x[:, 4:]], 2.0), expected, atol=1e-12)
-
-
 def symmetric(seed: int, size: int) -> np.ndarray:
     values = np.random.default_rng(seed).uniform(-1, 1, (size, size))
     return (values + values.T) / 2
@@ -117,9 +107,26 @@ def test_swaps_only_ever_help() -> None:
         assert with_swaps <= without + 1e-12
 
 
-def test_one_client_is_the_least_alike_on_average() -> None:
-    s = table((1.0, 0.1), (1.0, 0.2), (-1.0, 0.1), (1.0, 0))
-    assert least_similar_subset(s, 1, "auto", 0, np.random.default_rng(0)).tolist() == [2]
+def test_one_client_is_the_least_alike_on_average_not_counting_its_likeness_to_itself() -> None:
+    for s, expected in (
+        (table((1.0, 0.1), (1.0, 0.2), (-1.0, 0.1), (1.0, 0)), 2),
+        (np.array([[5.0, 0, 1], [0, 0, 2], [1, 2, 0]]), 0),
+    ):
+        assert least_similar_subset(s, 1, "auto", 0, np.random.default_rng(0)).tolist() == [expected]
+
+
+def test_of_several_lowest_pairs_each_is_begun_with() -> None:
+    similarity = np.ones((5, 5))
+    for i, j in ((0, 3), (1, 4), (1, 2)):
+        similarity[i, j] = similarity[j, i] = -1.0
+    drawn = (least_similar_subset(similarity.copy(), 2, "greedy", 0, np.random.default_rng(s)) for s in range(40))
+    assert {tuple(sorted(pair.tolist())) for pair in drawn} == {(0, 3), (1, 4), (1, 2)}
+
+
+def test_what_may_be_selected_is_moved_to_the_front_of_its_table() -> None:
+    similarity, rows = np.random.default_rng(0).random((9, 9)), np.array([0, 2, 3, 7])
+    wanted = similarity[np.ix_(rows, rows)]
+    assert np.array_equal(moved_to_front(similarity, rows), wanted)
 
 
 def pncs(n: int, k: int, **more: Any) -> PNCS:
@@ -131,45 +138,53 @@ def pncs(n: int, k: int, **more: Any) -> PNCS:
     return PNCS(toy_population([2] * n, k), **(values | more))
 
 
-def history(selector: PNCS, n: int, k: int, rounds: int = 12) -> list[set[int]]:
-    result = []
-    for t in range(1, rounds + 1):
-        clients = toy_clients([2] * n, selector.needs, round=t, cohort_size=k)
-        result.append(set(selector.select(t, clients, np.random.default_rng(t)).ids.tolist()))
-    return result
+def history(k: int = 2, rounds: int = 12, **values: Any) -> list[set[int]]:
+    selector = pncs(10, k, **values)
+    return [set(picked(selector, t, t)) for t in range(1, rounds + 1)]
 
 
-def test_a_queue_of_four_clients_bars_two_rounds_of_two() -> None:
-    picked = history(pncs(10, 2), 10, 2)
-    assert all(not (a & b) and not (a & c) for a, b, c in zip(picked, picked[1:], picked[2:], strict=False))
+def test_a_queue_bars_those_that_were_selected_last() -> None:
+    for values in ({}, {"queue_length": 2, "queue_unit": "rounds"}):  # four clients are two rounds of two
+        found = history(**values)
+        assert all(not (a & b) and not (a & c) for a, b, c in zip(found, found[1:], found[2:], strict=False))
+    assert len(set(map(frozenset, history(queue_length=0)))) == 1
+    found = history(queue_length=3, queue_unit="rounds")
+    assert all(len(set().union(*found[i : i + 4])) == 8 for i in range(9))
+    found = history(queue_length=2, queue_unit="rounds", queue_bound="ge")
+    assert all(not (a & b) for a, b in itertools.pairwise(found))
+    assert any(a & c for a, c in zip(found, found[2:], strict=False))
 
 
-def test_without_a_queue_the_same_pair_comes_again() -> None:
-    assert len(set(map(frozenset, history(pncs(10, 2, queue_length=0), 10, 2)))) == 1
-
-
-def test_a_queue_in_rounds_bars_all_of_them() -> None:
-    picked = history(pncs(10, 2, queue_length=3, queue_unit="rounds"), 10, 2)
-    for window in zip(picked, picked[1:], picked[2:], picked[3:], strict=False):
-        assert len(set().union(*window)) == 8
-
-
-def test_the_longest_waiting_are_released_when_too_few_are_left() -> None:
-    selector = pncs(5, 2, queue_length=4)
-    selector.queue = [[0], [1], [2], [3]]
-    assert selector.eligible(np.arange(5), 2, np.random.default_rng(0)).tolist() == [0, 4]
-    assert selector.eligible(np.array([2, 3]), 2, np.random.default_rng(0)).tolist() == [2, 3]
+def test_if_too_few_are_left_the_longest_waiting_or_any_are_released_or_fewer_selected() -> None:
+    rng, waiting = np.random.default_rng(0), [[0], [1], [2], [3]]
+    longest, any_of, fewer = (pncs(5, 2, on_shortage=how) for how in ("release_oldest", "random", "shrink"))
+    longest.queue, any_of.queue, fewer.queue = waiting, waiting, waiting
+    assert longest.eligible(np.arange(5), 2, rng).tolist() == [0, 4]
+    assert longest.eligible(np.array([2, 3]), 2, rng).tolist() == [2, 3]
+    assert {any_of.eligible(np.arange(5), 2, rng).tolist()[0] for _ in range(40)} == {0, 1, 2, 3}
+    assert fewer.adaptive
+    assert fewer.eligible(np.arange(5), 2, rng).tolist() == [4]
+    assert len(fewer.eligible(np.arange(4), 2, rng)) == 1
 
 
 def test_age_brings_back_those_who_have_waited() -> None:
-    never = history(pncs(10, 2, queue_length=0, age_weight=5.0), 10, 2, rounds=5)
-    assert len(set().union(*never)) == 10
+    assert len(set().union(*history(rounds=5, queue_length=0, age_weight=5.0))) == 10
 
 
-def test_a_queue_in_rounds_with_ge_bars_one_round_less() -> None:
-    picked = history(pncs(10, 2, queue_length=2, queue_unit="rounds", queue_bound="ge"), 10, 2)
-    assert all(not (a & b) for a, b in itertools.pairwise(picked))
-    assert any(a & c for a, c in zip(picked, picked[2:], strict=False))
+def test_age_counts_by_the_mean_of_a_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: list[np.ndarray] = []
+
+    def watched(similarity: np.ndarray, count: int, *_: Any) -> np.ndarray:
+        tables.append(similarity)
+        return np.arange(count)
+
+    monkeypatch.setattr(pncs_module, "least_similar_subset", watched)
+    for weight in (0.0, 0.5):
+        selector = pncs(3, 2, age_weight=weight, queue_length=0)
+        selector.last_round[:] = [4, 1, 0]
+        picked(selector, 5)
+    ages = np.array([1, 4, 5])
+    assert tables[0] - tables[1] == pytest.approx(0.5 * (ages[:, None] + ages[None, :]) / 2)
 
 
 @pytest.mark.parametrize(("bound", "barred"), [("gt", [1, 2, 3]), ("ge", [1, 2])])
@@ -177,10 +192,8 @@ def test_a_queue_in_rounds_counts_those_in_which_nobody_can_be_reached(bound: An
     """Selected in round t = 1, a client is eligible again when t' - 1 exceeds (gt), or is (ge), 3."""
     for t in range(2, 7):
         selector = pncs(10, 2, queue_length=3, queue_unit="rounds", queue_bound=bound)
-        clients = {r: toy_clients([2] * 10, selector.needs, round=r, cohort_size=2) for r in (1, t)}
-        first = selector.select(1, clients[1], np.random.default_rng(1)).ids
-        again = selector.select(t, clients[t], np.random.default_rng(1)).ids
-        assert bool(np.isin(first, again).any()) == (t - 1 not in barred)
+        first, again = (set(picked(selector, round, 1)) for round in (1, t))
+        assert bool(first & again) == (t - 1 not in barred)
 
 
 @pytest.mark.parametrize("k", [1, 2])
@@ -189,21 +202,8 @@ def test_a_queue_of_clients_holds_as_many_whatever_the_number_of_rounds(k: int) 
     selector = pncs(6, k, queue_length=2 * k)
     for t in range(1, 13):
         who = np.arange(k) + (k if t > 1 else 0)
-        clients = toy_clients([2] * 6, selector.needs, round=t, cohort_size=k, available=who.tolist())
-        assert selector.select(t, clients, np.random.default_rng(t)).ids.tolist() == who.tolist()
+        assert picked(selector, t, t, available=who.tolist()) == who.tolist()
     assert selector.eligible(np.arange(6), k, np.random.default_rng(0)).tolist() == list(range(2 * k, 6))
-
-
-def test_shortage_may_release_any_or_select_fewer() -> None:
-    rng = np.random.default_rng(0)
-    any_of = pncs(5, 2, on_shortage="random")
-    any_of.queue = [[0], [1], [2], [3]]
-    assert {any_of.eligible(np.arange(5), 2, rng).tolist()[0] for _ in range(40)} == {0, 1, 2, 3}
-    fewer = pncs(5, 2, on_shortage="shrink")
-    fewer.queue = [[0], [1], [2], [3]]
-    assert fewer.adaptive
-    assert fewer.eligible(np.arange(5), 2, rng).tolist() == [4]
-    assert len(fewer.eligible(np.arange(4), 2, rng)) == 1
 
 
 class TwoLayers(ToyEngine):
@@ -219,59 +219,52 @@ class TwoLayers(ToyEngine):
             yield torch.tensor([v for name in names or layers for v in layers[name]])
 
 
+def layer_tables(layers: Any, how: str, ledger: Ledger | None = None) -> np.ndarray:
+    selector = pncs(4, 2, layers=layers, layer_agg=how, p=2.0)
+    params = {"a": torch.zeros(2), "b": torch.zeros(1)}
+    clients = toy_clients([2] * 4, selector.needs, engine=TwoLayers(4), ledger=ledger, params=params)
+    return selector._similarities(clients)
+
+
 def test_layers_are_averaged_weighted_or_joined_and_asked_for_once() -> None:
-    n, tables = 4, {}
     ledger = Ledger()
-    for how in ("mean", "params", "concat"):
-        selector = pncs(n, 2, layers=["a", "b"], layer_agg=how, p=2.0)
-        params = {"a": torch.zeros(2), "b": torch.zeros(1)}
-        clients = toy_clients([2] * n, selector.needs, engine=TwoLayers(n), ledger=ledger, params=params)
-        tables[how] = selector._similarities(clients)[1]
+    tables = {how: layer_tables(["a", "b"], how, ledger)[1] for how in ("mean", "params", "concat")}
     assert tables["mean"][2:].tolist() == pytest.approx([(-1 + 1) / 2, 1])
     assert tables["params"][2] == pytest.approx((2 * -1 + 1) / 3)
     assert tables["concat"][2] == pytest.approx((-1 + 2) / np.sqrt(2 * 5))
-    assert ledger.train_samples == 3 * 2 * n
-    assert ledger.bytes_up == 3 * n * 3 * 4
+    assert (ledger.train_samples, ledger.bytes_up) == (3 * 2 * 4, 3 * 4 * 3 * 4)
+    for how in ("mean", "params"):  # each layer by itself is every layer that the model trains
+        assert layer_tables("each", how).tolist() == layer_tables(["a", "b"], how).tolist()
 
 
-def test_each_layer_by_itself_is_every_layer_that_the_model_trains() -> None:
-    n = 4
-    for how in ("mean", "params"):
-        tables = []
-        for layers in ("each", ["a", "b"]):
-            selector = pncs(n, 2, layers=layers, layer_agg=how, p=2.0)
-            params = {"a": torch.zeros(2), "b": torch.zeros(1)}
-            clients = toy_clients([2] * n, selector.needs, engine=TwoLayers(n), params=params)
-            tables.append(selector._similarities(clients))
-        assert tables[0].tolist() == tables[1].tolist()
+@pytest.mark.parametrize(("grad", "samples"), [("full", 2 * 6), ("batch", 2 * 4)])
+def test_a_batch_gradient_is_of_one_batch(grad: Any, samples: int) -> None:
+    ledger, selector = Ledger(), pncs(2, 1, grad=grad)
+    selector.select(1, toy_clients([6, 6], selector.needs, ledger=ledger), np.random.default_rng(0))
+    assert ledger.train_samples == samples
 
 
 def test_weights_and_bias_of_a_layer_are_one_layer() -> None:
     clients = toy_clients([2] * 3, frozenset())
     clients.layer_names = lambda layers: ["body.1.weight", "body.1.bias", "head.weight"]  # type: ignore[method-assign]
-    assert pncs(3, 2, layers="each")._layers(clients) == ["body.1", "head"]
+    assert pncs(3, 2, layers="each")._groups(clients) == [["body.1.weight", "body.1.bias"], ["head.weight"]]
 
 
-def test_a_search_of_all_subsets_that_cannot_be_held_is_refused() -> None:
+def test_what_cannot_be_combined_or_held_is_refused() -> None:
     """C(100, 10) is 1.7 10^13; C(100, 5), 75 million, take 11 GiB."""
-    with pytest.raises(ConfigError, match=r"search='exact': holds all 17,310,309,456,440 subsets of cohort_size=10"):
-        pncs(100, 10, search="exact")
-    with pytest.raises(ConfigError, match=r"holds all \(more than 10\^15\) subsets of cohort_size=7000"):
-        pncs(20_000, 7_000, search="exact")  # of more digits than Python writes
+    for n, k, values, message in (
+        (5, 2, {"p": 3.0, "similarity": "even_power"}, r"p=3\.0: must be even for similarity=even_power"),
+        (5, 2, {"layers": ["a", "b"], "sketch": TopK(size=3)}, r"layer_agg='mean': must be concat where a sketch"),
+        (5, 2, {"layers": "each", "sketch": TopK(size=3)}, r"layer_agg='mean': must be concat where a sketch"),
+        (5, 2, {"layers": []}, "layers=.*: must be null or name at least one layer"),
+        (5, 2, {"similarity": "polar", "sketch": Int8()}, "similarity='polar': depends on the lengths of the vectors"),
+        (100, 10, {"search": "exact"}, "search='exact': holds all subsets of cohort_size=10"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            pncs(n, k, **values)
+    pncs(5, 2, layers=["a"], sketch=TopK(size=3))
     for k, search in ((5, "exact"), (10, "auto"), (10, "greedy"), (1, "exact"), (100, "exact")):
         pncs(100, k, search=search)
-
-
-def test_what_cannot_be_combined_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"p=3\.0: must be even for similarity=even_power"):
-        pncs(5, 2, p=3.0, similarity="even_power")
-    with pytest.raises(ConfigError, match=r"layer_agg='?mean'?: must be concat where a sketch"):
-        pncs(5, 2, layers=["a", "b"], sketch=TopK(size=3))
-    with pytest.raises(ConfigError, match=r"layer_agg='?mean'?: must be concat where a sketch"):
-        pncs(5, 2, layers="each", sketch=TopK(size=3))
-    pncs(5, 2, layers=["a"], sketch=TopK(size=3))
-    with pytest.raises(ConfigError, match=r"similarity='polar': depends on the lengths of the vectors"):
-        pncs(5, 2, similarity="polar", sketch=Int8())
 
 
 def test_similarities_that_need_more_tables_are_refused_earlier(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,6 @@ from fedsim.config.plan import hash_config, make_plan
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.engine import choose
 from fedsim.engine.device import Precision, autocast, prepare, switches
-from fedsim.engine.graph import triton_chain
-from fedsim.engine.graph.steps import LinearProgram
 from fedsim.running import assembly as prepared_data
 from fedsim.running.provenance import environment
 from tests.card_runs import BATCHED, composed, run, run_on_card, simulation
@@ -99,24 +97,6 @@ def test_an_average_is_float32s_though_training_is_not() -> None:
     run_on_card((*SMALL, *BATCHED, "engine.precision=tf32"), PretendedCard(refuses=watch))
     assert watch.seen["baddbmm"] == {"tf32"}
     assert watch.seen["mm"] == {"ieee"}
-
-
-@pytest.mark.parametrize(("precision", "products"), [("float32", "tf32x3"), ("tf32", "tf32")])
-def test_tritons_kernels_are_built_for_the_precision_that_is_said(
-    precision: str, products: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pretended device has no memory that Triton could read: torch's products stand in for the kernels."""
-    built: list[str] = []
-
-    def chain(*parts: Any, products: str) -> LinearProgram:
-        built.append(products)
-        return LinearProgram(*parts)
-
-    monkeypatch.setattr(triton_chain, "unfit", lambda workload: None)
-    monkeypatch.setattr(triton_chain, "TritonChain", chain)
-    found = run_on_card((*SMALL, "engine=graph", f"engine.precision={precision}", "num_rounds=1"))
-    assert found.simulation.components.engine.description.startswith("graph, Triton kernels")
-    assert set(built) == {products}
 
 
 @pytest.mark.parametrize("engine", ["auto", "batched", "sequential"])

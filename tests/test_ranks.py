@@ -118,36 +118,15 @@ def test_ranks_that_have_other_jobs_or_build_something_else_are_named(monkeypatc
         RANKS.others, RANKS.plans = None, ()
 
 
-def test_what_another_rank_raises_ends_the_job_alone_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("raising", [0, 1])
+def test_what_a_rank_raises_ends_the_job_alone_and_is_kept(raising: int, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["-m", *WORDS, "engine=native", "num_rounds=2", "seed=0,1"]
-
-    def train(*args: Any) -> Any:
-        raise ZeroDivisionError("in a rank")
-
-    with ranks(2, words) as link:
-        failing = iter([train])
-        answer = link.workers[1]._answer
-        answers = lambda request: next(failing, lambda: None)() if request.kind == "train" else answer(request)
-        monkeypatch.setattr(link.workers[1], "_answer", lambda r: answers(r) or answer(r))
-        assert run(words) == 1
-    summaries = {s["seed"]: s for s in (read_summary(p.parent) or {} for p in Path("outputs").glob("*/*/summary.json"))}
-    assert summaries[0]["status"] == "failed"
-    assert "rank 1 has raised" in summaries[0]["error"]
-    assert summaries[1]["status"] == "done"
-    (error,) = Path("outputs").glob("*/*/error.txt")
-    assert "ZeroDivisionError: in a rank" in error.read_text()
-
-
-def test_what_rank_0_raises_ends_the_job_alone_even_if_it_is_systemexit(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["-m", *WORDS, "engine=native", "num_rounds=2", "seed=0,1"]
-    parts = iter([SystemExit("enough")])
-
+    errors: list[BaseException] = [SystemExit("enough"), ZeroDivisionError("in a rank")][raising : raising + 1]
     compute = Holdings.compute
 
     def failing(self: Holdings, kind: str, content: Any) -> Any:
-        if kind == "train" and self is not link.workers[1]._held:
-            for error in parts:
-                raise error
+        if errors and kind == "train" and (self is link.workers[1]._held) == bool(raising):
+            raise errors.pop()
         return compute(self, kind, content)
 
     monkeypatch.setattr(Holdings, "compute", failing)
@@ -156,8 +135,10 @@ def test_what_rank_0_raises_ends_the_job_alone_even_if_it_is_systemexit(monkeypa
         assert RANKS.others is not None
         assert RANKS.others.in_step
     summaries = {s["seed"]: s for s in (read_summary(p.parent) or {} for p in Path("outputs").glob("*/*/summary.json"))}
-    assert (summaries[0]["status"], summaries[0]["error"]) == ("failed", "SystemExit: enough")
-    assert summaries[1]["status"] == "done"
+    assert [summaries[seed]["status"] for seed in (0, 1)] == ["failed", "done"]
+    assert ("rank 1 has raised" if raising else "SystemExit: enough") in summaries[0]["error"]
+    (error,) = Path("outputs").glob("*/*/error.txt")
+    assert ("ZeroDivisionError: in a rank" if raising else "SystemExit: enough") in error.read_text()
 
 
 class Dying(LocalLink):

@@ -13,7 +13,7 @@ from fedsim.jobs.cli import run as fedsim_run
 from fedsim.report.__main__ import main
 from fedsim.results.runs import read_runs
 from fedsim.results.table import Table
-from tests.report_toys import two_methods, write_run
+from tests.report_toys import two_methods
 
 
 def test_the_report_command_writes_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +65,7 @@ def test_a_comparison_of_nothing_is_an_error(tmp_path: Path, capsys: pytest.Capt
     two_methods(tmp_path / "now")
     assert main([str(tmp_path / "now"), "--no-figures"]) == 0
     values = json.loads((tmp_path / "now" / "report" / "summary.json").read_text())
-    for change in (other_seeds, other_config, other_choice_in_an_old_file):
+    for change in (other_seeds, other_config):
         earlier = json.loads(json.dumps(values))
         for group in earlier["groups"]:
             change(group)
@@ -83,25 +83,6 @@ def other_seeds(group: dict[str, Any]) -> None:
 
 def other_config(group: dict[str, Any]) -> None:
     group["config"] = "0"
-
-
-def other_choice_in_an_old_file(group: dict[str, Any]) -> None:
-    del group["config"]
-    group["choices"]["dataset"] = "mnist"
-
-
-def test_an_old_summary_without_configs_is_matched_where_its_labels_leave_no_doubt(tmp_path: Path) -> None:
-    two_methods(tmp_path / "now")
-    assert main([str(tmp_path / "now"), "--no-figures"]) == 0
-    values = json.loads((tmp_path / "now" / "report" / "summary.json").read_text())
-    for group in values["groups"]:
-        del group["config"], group["choices"], group["made_by"]
-    (tmp_path / "earlier.json").write_text(json.dumps(values))
-    code, rows = against(tmp_path / "now", tmp_path / "earlier.json")
-    assert (code, [row[:2] for row in rows]) == (0, [["random", "3"], ["gpfl", "3"]])
-    write_run(tmp_path / "now", [0.1, 0.2], [[0], [1]], lr=0.5)  # random at another learning rate: which one was it?
-    code, rows = against(tmp_path / "now", tmp_path / "earlier.json")
-    assert (code, [row[:2] for row in rows]) == (0, [["random lr=0.1", "0"], ["random lr=0.5", "0"], ["gpfl", "3"]])
 
 
 def test_a_folder_without_runs_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

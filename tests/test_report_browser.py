@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.report.page import Content, html_page
+from fedsim.report.page import html_page
 from fedsim.report.plot import make_looks
 from fedsim.report.tables import overview
 from fedsim.results.groups import drawn_panels, group_runs, make_panels
@@ -89,7 +89,7 @@ def test_curves_and_tables_of_thirty_methods_can_be_worked_with(tmp_path: Path) 
     groups = group_runs(read_runs(tmp_path))
     panels = drawn_panels(make_panels(groups))
     looks = make_looks(panels)
-    text = html_page(Content("t", groups, panels, looks, [overview(groups)], [], []), tmp_path)
+    text = html_page("t", groups, [overview(groups)], tmp_path, panels=panels, looks=looks)
     (tmp_path / "page.html").write_text(text.replace("<body>", f"<body><script>{USER}</script>"))
     found = in_browser(tmp_path / "page.html")
     assert found["errors"] == []

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsim.papers import published
 from fedsim.papers.judge import judge
+from fedsim.papers.protocol import Cases
 from fedsim.papers.published import Claim, Publication
 from fedsim.report import tables as results
 from fedsim.results.groups import group_runs, make_panels
@@ -42,7 +43,7 @@ def test_claims_among_values_that_are_numbers(tmp_path: Path) -> None:
 def verdicts(folder: Path, *claims: Claim) -> dict[str, str]:
     """The verdicts on claims, each as if it were the only one of its paper."""
     groups = group_runs(read_runs(folder))
-    judged = [one for claim in claims for one in judge(Publication("x", "t", "s", [], [], [], [claim]), groups, None)]
+    judged = [one for claim in claims for one in judge(Publication("x", "t", "s", [], [], [], [claim]), Cases(groups))]
     return {one.printed.id: one.verdict for one in judged}
 
 
@@ -97,9 +98,9 @@ def test_a_gain_over_several_settings_is_their_mean(tmp_path: Path) -> None:
         Claim("any two", "", "", about, "final_accuracy", level_with=0.01, others=["full"], all_pairs=True, **over),
         Claim(
             "any of three", "", "", about, "final_accuracy", level_with=0.01, others=["full", "top_loss_7"],
-            all_pairs=True, **over,
+            all_pairs=True, **over
         ),
-        Claim("missing", "", "", about, "final_accuracy", gain=0.03, others=["full"], pooled_over="lr", values=["5"]),
+        Claim("missing", "", "", about, "final_accuracy", gain=0.03, others=["full"], pooled_over="lr", values=["5"])
     ]  # fmt: skip
     assert verdicts(tmp_path, *claims) == {
         "mean": "reproduced",
@@ -121,10 +122,10 @@ def test_rows_that_were_added_after_runs_do_not_change_the_others(tmp_path: Path
     first = next(tmp_path.glob("gpfl-*-1-*/metrics.jsonl"))  # one difference of .09 in place of .05
     first.write_text(first.read_text().replace("0.61", "0.69"))
     claim = Claim("a", "", "", {"selector": "gpfl"}, "final_accuracy", gain=0.0, others=["random"])
-    alone = judge(Publication("x", "t", "s", [], [], [], [claim]), group_runs(read_runs(tmp_path)), None)
+    alone = judge(Publication("x", "t", "s", [], [], [], [claim]), Cases(group_runs(read_runs(tmp_path))))
     for after in (True, False):
         more = [replace(claim, id=str(i), added_after_runs=after) for i in range(9)]
-        found = judge(Publication("x", "t", "s", [], [], [], [claim, *more]), group_runs(read_runs(tmp_path)), None)
+        found = judge(Publication("x", "t", "s", [], [], [], [claim, *more]), Cases(group_runs(read_runs(tmp_path))))
         assert (found[0].evidence == alone[0].evidence) is after
     assert alone[0].verdict == "reproduced"
     assert found[0].verdict == "undecided"
@@ -197,7 +198,7 @@ def test_tests_are_corrected_within_what_a_paper_says_in_one_place_of_one_quanti
     claim = Claim("a", "Fig. 1", "", {"selector": "gpfl"}, "final_accuracy", gain=0.0, others=["random"])
     places = [("Fig. 2", "final_accuracy"), ("Fig. 1", "mean_accuracy")] * 5
     more = [replace(claim, id=f"{i}", where=where, measure=name) for i, (where, name) in enumerate(places)]
-    found = judge(Publication("x", "t", "s", [], [], [], [claim, *more]), group_runs(read_runs(tmp_path)), None)
+    found = judge(Publication("x", "t", "s", [], [], [], [claim, *more]), Cases(group_runs(read_runs(tmp_path))))
     assert (found[0].tests, found[0].verdict, found[0].over_paper) == (1, "reproduced", "undecided")
     assert (found[1].tests, found[1].verdict) == (5, "undecided")
 

@@ -113,7 +113,7 @@ def test_a_rival_that_is_picked_on_the_same_data_is_too_often_too_good() -> None
     def naive(rng: np.random.Generator) -> bool:
         own, others = rng.normal(PRINTED, 0.5**0.5, 20), rng.normal(0, 0.5**0.5, (4, 20))
         found = differences(own - others[np.argmax(others.mean(1))])  # type: ignore[arg-type]
-        return found is not None and found.high < PRINTED
+        return found is not None and found.interval[1] < PRINTED
 
     rng = np.random.default_rng(0)
     false = sum(naive(rng) for _ in range(TRIALS))
@@ -127,7 +127,7 @@ def test_an_interval_of_our_mean_is_none_of_one_more_run() -> None:
     for _ in range(TRIALS):
         ours = estimate(rng.normal(0, 1, 20))  # type: ignore[arg-type]
         assert ours is not None
-        false += not ours.low <= rng.normal(0, 1) <= ours.high
+        false += not ours.interval[0] <= rng.normal(0, 1) <= ours.interval[1]
     assert false / TRIALS > 0.5
     assert not not_above(false, TRIALS, 0.05)
 

@@ -26,7 +26,7 @@ from fedsim.report.figures import (
     partitions_plot,
     round_plots,
 )
-from fedsim.report.plot import COLOURS, Plot, make_looks, spread, style
+from fedsim.report.plot import COLOURS, Plot, make_looks, style
 from fedsim.results.curves import accuracy_curve, smooth, spent_until
 from fedsim.results.groups import Panel, drawn_panels, group_runs, make_panels
 from fedsim.results.runs import read_runs
@@ -75,8 +75,6 @@ def test_a_curve_has_the_colour_of_its_name_in_every_panel_and_figure(tmp_path: 
     for plot in plots:
         for ax, values in zip(axes_of(plot), wanted, strict=True):
             assert main_lines(ax) == pytest.approx({looks[name].colour: value for name, value in values.items()})
-            names = {text.get_text(): text.get_color() for text in ax.texts}
-            assert names == {name: looks[name].colour for name in values}  # written at the ends of the lines
     histogram = axes_of(histogram_plot(panels, looks))[1]
     colours = [to_hex(patch.get_facecolor(), keep_alpha=False).upper() for patch in histogram.patches]
     assert [label.get_text() for label in histogram.get_yticklabels()] == list(panels[1].lines)
@@ -272,18 +270,6 @@ def test_files_are_as_wide_as_a_column_or_a_page_and_have_truetype_fonts(
     assert preview.startswith(b"\x89PNG")
 
 
-def test_labels_keep_apart_and_near_to_what_they_name() -> None:
-    def spread_out(*wanted: float) -> list[float]:
-        return [round(value, 6) for value in spread(np.array(wanted), 1.0, 0.0, 10.0)]
-
-    assert spread_out(1, 5, 9) == [1, 5, 9]
-    assert spread_out(5, 5) == [4.5, 5.5]
-    assert spread_out(5, 5, 5.5, 9) == [4.166667, 5.166667, 6.166667, 9]
-    assert spread_out(0, 0, 0) == [0, 1, 2]
-    assert spread_out(10, 10) == [9, 10]
-    assert spread_out(*[5.0] * 13) == list(range(13))  # more than there is room for
-
-
 def test_runs_whose_records_lack_quantities_have_the_figures_of_the_others(tmp_path: Path) -> None:
     path = write_run(tmp_path, [0.1, 0.2], [[0], [1]])
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -292,5 +278,5 @@ def test_runs_whose_records_lack_quantities_have_the_figures_of_the_others(tmp_p
     panels = panels_of(tmp_path)
     names = [plot.name for plot in all_plots(panels, make_looks(panels))]
     assert names == [
-        *("accuracy_rounds", "accuracy_bytes", "coverage", "participation", "selections", "selections_rounds"),
+        *("accuracy_rounds", "accuracy_bytes", "coverage", "participation", "selections", "selections_rounds")
     ]

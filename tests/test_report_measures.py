@@ -59,7 +59,7 @@ def test_start_up_rounds_are_not_scaled(tmp_path: Path) -> None:
     assert measures.cost_of_rounds(with_start_up(2), "seconds_train") == 10 + 4 + 198 * 2.0
     assert measures.cost_of_rounds(with_start_up(0), "seconds_train") == 200 * 4.0
     assert measures.cost_of_rounds(with_start_up(5), "seconds_train") is None
-    assert measures.cost_of_rounds(with_start_up(5), "seconds_train", 3) == 15  # long enough as it is
+    assert measures.cost_of_rounds(with_start_up(5), "seconds_train", rounds=3) == 15  # long enough as it is
     assert measures.find_measure("speed")(with_start_up(2)) == -5 * (14 + 198 * 2)
 
 

@@ -12,7 +12,6 @@ import pytest
 from fedsim.report.__main__ import main
 from fedsim.report.page import (
     MAX_POINTS,
-    Content,
     config_differences,
     curves_data,
     folder_links,
@@ -112,7 +111,7 @@ def test_texts_of_runs_cannot_end_the_scripts_or_become_elements(tmp_path: Path)
     write_run(tmp_path / "b", [0.1], [[0]], choices={"selector": "x"}, note="other")
     groups = group_runs(read_runs(tmp_path))
     panels = drawn_panels(make_panels(groups))
-    text = html_page(Content(name, groups, panels, make_looks(panels), [], [], []), tmp_path)
+    text = html_page(name, groups, [], tmp_path, panels=panels, looks=make_looks(panels))
     page = Page(text)
     assert "b" not in {tag for tag, _ in page.elements}
     data = re.search(r'<script type="application/json" id="curves-data">(.*?)</script>', text, re.DOTALL)

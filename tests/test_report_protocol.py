@@ -14,7 +14,7 @@ from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import with_one_amount_of_work
 from fedsim.papers.examine import Evidence
 from fedsim.papers.judge import Judged, judge, judge_all, verdicts_by_id
-from fedsim.papers.protocol import protocol_of
+from fedsim.papers.protocol import Cases
 from fedsim.papers.published import Claim, Number, Publication, publications
 from fedsim.report.__main__ import main
 from fedsim.results.files import json_ready
@@ -124,8 +124,8 @@ def test_a_number_that_several_settings_fit_is_not_judged(tmp_path: Path) -> Non
     for rho in (0.5, 1):
         run_of(tmp_path, "preset=gpfl_rho", f"selector.exploration.rho={rho}")
     number = Number("t/x/y", "", {"selector": "gpfl"}, "final_accuracy", 0.5, 0.1)
-    protocol = protocol_of("gpfl_rho", "full")
-    (one,) = judge(Publication("x", "t", "s", [], [], [number], []), group_runs(read_runs(tmp_path)), protocol)
+    cases = Cases(group_runs(read_runs(tmp_path)), "gpfl_rho")
+    (one,) = judge(Publication("x", "t", "s", [], [], [number], []), cases)
     assert (one.verdict, one.detail) == ("not judged", "several runs are of selector=gpfl: rho=0.5, rho=1")
 
 
@@ -137,10 +137,8 @@ def test_runs_without_a_preset_are_not_about_any_paper(tmp_path: Path) -> None:
 def test_what_cannot_change_a_result_may_differ(tmp_path: Path) -> None:
     free = ("engine=sequential", "device=cpu", "tracker=files_only", "output_dir=elsewhere")
     run_of(tmp_path, *TABLE2, "selector=random", *free, seeds=1)
-    protocol = protocol_of("gpfl_table2_fmnist", "full")
-    assert protocol is not None
-    (group,) = group_runs(read_runs(tmp_path))
-    assert protocol.deviations(group) == []
+    groups = group_runs(read_runs(tmp_path))
+    assert list(Cases(groups, "gpfl_table2_fmnist").deviations.values()) == [[]]
 
 
 def test_a_data_set_in_another_form_is_told(tmp_path: Path) -> None:
@@ -150,11 +148,6 @@ def test_a_data_set_in_another_form_is_told(tmp_path: Path) -> None:
     found = judged(tmp_path)["pncs.k4.best.1"]
     assert found.verdict == "reproduced"
     assert "dataset=parquet" in found.detail
-
-
-def test_there_is_no_protocol_without_a_preset() -> None:
-    assert protocol_of("nonsense", "full") is None
-    assert protocol_of("gpfl_table2_fmnist", "nonsense") is None
 
 
 def test_the_report_names_what_was_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,8 +44,8 @@ TEN = (0.50, 0.52, 0.54, 0.56, 0.58, 0.60, 0.62, 0.64, 0.66, 0.68)
 
 def test_a_number_is_one_draw() -> None:
     ours = runs(*TEN)
-    assert ours.next_high == pytest.approx(0.7337, abs=1e-3)
-    assert ours.standardised_error(ours.next_high) == pytest.approx(1.96, abs=1e-3)
+    assert ours.next_interval[1] == pytest.approx(0.7337, abs=1e-3)
+    assert ours.standardised_error(ours.next_interval[1]) == pytest.approx(1.96, abs=1e-3)
     assert verdict(is_number(0.73, ours, 0.04)) == "too wide to tell"  # inside, far from our mean
     assert verdict(is_number(0.74, ours, 0.04)) == "not reproduced"
     assert verdict(is_number(0.59, ours, 0.04)) == "reproduced"

@@ -43,8 +43,8 @@ def test_measures_by_hand(tmp_path: Path) -> None:
     assert measures.simulated_seconds_to(one, 0.95) is None
     assert measures.simulated_seconds_to(plain, 0.4) is None
     assert spent_until([one], "simulated") == pytest.approx(np.array([10, 30, 60, 100, 150]) / 60)
-    assert not is_recorded([one, plain], AXES["simulated"].needs)
-    assert is_recorded([one], AXES["simulated"].needs)
+    assert not is_recorded([one, plain], AXES["simulated"].names)
+    assert is_recorded([one], AXES["simulated"].names)
 
 
 def test_time_to_accuracy_by_hand(tmp_path: Path) -> None:

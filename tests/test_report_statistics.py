@@ -26,17 +26,17 @@ def test_an_estimate_by_hand() -> None:
     assert found is not None
     assert found.mean == pytest.approx(0.3)
     reach = 12.7062 * math.sqrt(0.02)  # t of one degree of freedom times the standard deviation
-    assert found.high - found.mean == pytest.approx(reach / math.sqrt(2), rel=1e-4)
-    assert found.next_high - found.mean == pytest.approx(reach * math.sqrt(1.5), rel=1e-4)
-    assert found.p_next(found.next_high) == pytest.approx(0.05)
-    assert found.p_next(found.next_high + 0.1, tolerance=0.1) == pytest.approx(0.05)
+    assert found.interval[1] - found.mean == pytest.approx(reach / math.sqrt(2), rel=1e-4)
+    assert found.next_interval[1] - found.mean == pytest.approx(reach * math.sqrt(1.5), rel=1e-4)
+    assert found.p_next(found.next_interval[1]) == pytest.approx(0.05)
+    assert found.p_next(found.next_interval[1] + 0.1, tolerance=0.1) == pytest.approx(0.05)
     assert found.p_next(0.3) == pytest.approx(1)
-    assert found.standardised_error(found.next_high) == pytest.approx(1.96, abs=1e-3)
-    assert found.standardised_error(found.next_low) == pytest.approx(-1.96, abs=1e-3)
+    assert found.standardised_error(found.next_interval[1]) == pytest.approx(1.96, abs=1e-3)
+    assert found.standardised_error(found.next_interval[0]) == pytest.approx(-1.96, abs=1e-3)
     assert estimate([]) is None
     lonely = estimate([0.5])
     assert lonely is not None
-    assert math.isnan(lonely.low)
+    assert math.isnan(lonely.interval[0])
     assert math.isnan(lonely.p_next(0.4))
     assert math.isnan(lonely.standardised_error(0.4))
 
@@ -45,8 +45,8 @@ def test_equivalence_is_the_90_percent_interval_inside_the_margin() -> None:
     found = estimate([0.5, 0.52, 0.54])
     assert found is not None
     reach = 2.9200 * 0.02 / math.sqrt(3)  # one-sided 95 % quantile of t with two degrees of freedom
-    assert found.p_equivalent(0.51, 0.01 + reach) == pytest.approx(0.05, abs=1e-4)
-    assert found.p_equivalent(0.53, 0.01 + reach) == pytest.approx(0.05, abs=1e-4)
+    assert found.p_equivalent(0.01 + reach, 0.51) == pytest.approx(0.05, abs=1e-4)
+    assert found.p_equivalent(0.01 + reach, 0.53) == pytest.approx(0.05, abs=1e-4)
 
 
 def test_paired_differences_use_common_seeds_alone() -> None:
@@ -54,7 +54,7 @@ def test_paired_differences_use_common_seeds_alone() -> None:
     assert found is not None
     assert found.mean == pytest.approx(0.15)
     assert found.num == 2
-    assert found.p_flips == 0.5  # 2 of 4 sign patterns
+    assert sign_flip_test(found.values) == 0.5  # 2 of 4 sign patterns
     assert found.p_value == pytest.approx(0.2048, abs=1e-4)  # t = .15 / (.0707 / sqrt 2) = 3, one degree of freedom
     assert paired({0: 1.0}, {0: 0.5}) is None
 
@@ -64,7 +64,7 @@ def test_the_interval_and_the_p_value_say_the_same() -> None:
     for _ in range(200):
         found = differences(list(rng.normal(0.5, 1, 5)))
         assert found is not None
-        assert (found.p_value < 0.05) == (not found.low <= 0 <= found.high)
+        assert (found.p_value < 0.05) == (not found.interval[0] <= 0 <= found.interval[1])
         assert found.p_above(0) + found.p_below(0) == pytest.approx(1)
         assert min(found.p_above(0), found.p_below(0)) * 2 == pytest.approx(found.p_value)
 
@@ -96,11 +96,16 @@ def test_intervals_are_cut_where_the_quantity_ends() -> None:
     plain, cut = estimate(values), estimate(values, UNIT)
     assert plain is not None
     assert cut is not None
-    assert plain.high > 1 > cut.low
-    assert (cut.high, cut.next_high) == (1.0, 1.0)
-    assert (cut.low, cut.next_low, cut.mean, cut.sd) == (plain.low, plain.next_low, plain.mean, plain.sd)
-    assert cut.next_half_width == plain.next_half_width == pytest.approx((plain.next_high - plain.next_low) / 2)
-    assert cut.p_equivalent(0.99, 0.02) == plain.p_equivalent(0.99, 0.02)
+    assert plain.interval[1] > 1 > cut.interval[0]
+    assert (cut.interval[1], cut.next_interval[1]) == (1.0, 1.0)
+    assert (cut.interval[0], cut.next_interval[0]) == (plain.interval[0], plain.next_interval[0])
+    assert (cut.mean, cut.sd) == (plain.mean, plain.sd)
+    assert (
+        cut.next_half_width
+        == plain.next_half_width
+        == pytest.approx((plain.next_interval[1] - plain.next_interval[0]) / 2)
+    )
+    assert cut.p_equivalent(0.02, 0.99) == plain.p_equivalent(0.02, 0.99)
 
 
 def test_the_sign_flip_test() -> None:
@@ -148,7 +153,7 @@ def test_95_percent_intervals_cover_95_percent(num: int, draw: str) -> None:
     rng = np.random.default_rng(num)
     values = getattr(rng, draw)(size=(TRIALS, num)) - (0.5 if draw == "uniform" else 0.0)
     found = [differences(list(row)) for row in values]
-    covered = np.mean([d.low <= 0 <= d.high for d in found if d is not None])
+    covered = np.mean([d.interval[0] <= 0 <= d.interval[1] for d in found if d is not None])
     tolerance = 4 * math.sqrt(0.05 * 0.95 / TRIALS)  # of the simulation; exact for normal differences alone
     assert 0.95 - tolerance - (0.02 if draw == "uniform" else 0) <= covered
     assert covered <= 0.95 + tolerance + (0.03 if draw == "laplace" else 0)
@@ -161,7 +166,7 @@ def test_a_prediction_interval_holds_one_more_run_in_95_percent() -> None:
         *runs, another = rng.normal(0.6, 0.03, 6)
         found = estimate(runs)
         assert found is not None
-        inside += found.next_low <= another <= found.next_high
+        inside += found.next_interval[0] <= another <= found.next_interval[1]
     assert inside / TRIALS == pytest.approx(0.95, abs=4 * math.sqrt(0.05 * 0.95 / TRIALS))
 
 

@@ -13,8 +13,10 @@ from fedsim.papers.published import publications_about
 from fedsim.report.__main__ import main as report
 from fedsim.results.groups import group_runs
 from fedsim.results.runs import Run, read_archive, read_runs
-from scripts import reproduction, reproduction_tables, ship_results
-from scripts.shipped import RESULTS, Shipped
+from scripts.reproduction import pages as reproduction
+from scripts.reproduction import ship as ship_results
+from scripts.reproduction import tables as reproduction_tables
+from scripts.reproduction.shipped import RESULTS, Shipped
 from tests.test_report_archive import published_runs
 
 ROOT = Path(__file__).parents[1]
@@ -98,7 +100,11 @@ def test_tables_that_pages_link_to_are_made_and_written_as_csv() -> None:
 def test_the_pages_are_up_to_date() -> None:
     """Some minutes of a core: all presets with results are composed and judged."""
     made = subprocess.run(
-        [sys.executable, "-m", "scripts.reproduction", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "scripts.reproduction.pages", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (made.returncode, made.stdout) == (0, "")
 

@@ -1,6 +1,5 @@
 """The command line, end to end, on the embedded digits."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +7,10 @@ import numpy as np
 import pytest
 import yaml
 
+from fedsim.core.record import TOTALS
 from fedsim.partitions.division import Division
 from fedsim.results.files import read_metrics, read_summary
 from tests.run_toys import ROOT, Run, folders, without_seconds
-
-FIELDS = {
-    *("round", "test_accuracy", "test_loss", "train_loss", "participation_ratio", "contacted", "trained", "uploaded"),
-    *("bytes_down", "bytes_up", "forward_samples", "train_samples", "selected", "coverage"),
-    *("seconds_select", "seconds_ask", "seconds_train", "seconds_aggregate", "seconds_evaluate"),
-}
 
 
 def test_a_run_leaves_config_metrics_summary_and_partition(fedsim: Run, tmp_path: Path) -> None:
@@ -33,7 +27,7 @@ def test_a_run_leaves_config_metrics_summary_and_partition(fedsim: Run, tmp_path
     }
     records, summary = read_metrics(folder), read_summary(folder)
     assert [r["round"] for r in records] == [1, 2, 3]
-    assert all(set(r) >= FIELDS for r in records)
+    assert all(set(r) >= {"test_accuracy", "test_loss", "train_loss", "selected", "coverage", *TOTALS} for r in records)
     assert summary is not None
     assert summary["status"] == "done"
     assert summary["final_accuracy"] == records[-1]["test_accuracy"]
@@ -64,16 +58,6 @@ def test_a_repeated_run_is_identical_and_a_finished_one_is_skipped(
     assert without_seconds(folder) == first
 
 
-def test_an_unfinished_run_is_run_again(fedsim: Run, tmp_path: Path) -> None:
-    fedsim()
-    (folder,) = folders(tmp_path)
-    whole = without_seconds(folder)
-    (folder / "summary.json").unlink()
-    (folder / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text()[:300])
-    fedsim()
-    assert without_seconds(folder) == whole
-
-
 def test_a_job_of_a_sweep_equals_the_same_job_alone(
     fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,22 +73,16 @@ def test_a_job_of_a_sweep_equals_the_same_job_alone(
         assert without_seconds(folder) == without_seconds(tmp_path / "outputs" / "sweep" / folder.name)
 
 
-def test_selectors_are_paired_at_a_seed(fedsim: Run, tmp_path: Path) -> None:
-    """Same division, same initial model: all that differs is who is chosen."""
-    fedsim("-m", "selector=random,full,md")
-    summaries = [read_summary(f) for f in folders(tmp_path)]
-    assert len({s["partition_hash"] for s in summaries if s}) == 1
-    assert len({s["initial_accuracy"] for s in summaries if s}) == 1
-    assert len({s["config_hash"] for s in summaries if s}) == 3
-
-
-def test_partition_and_initial_model_can_be_kept_over_seeds(fedsim: Run, tmp_path: Path) -> None:
-    fedsim("-m", "seed=0,1", "partition_seed=7", "init_seed=7")
-    one, other = (read_summary(f) for f in folders(tmp_path))
-    assert one is not None
-    assert other is not None
-    assert (one["partition_hash"], one["initial_accuracy"]) == (other["partition_hash"], other["initial_accuracy"])
-    assert one["final_accuracy"] != other["final_accuracy"]
+def test_selectors_are_paired_at_a_seed_and_seeds_where_partition_and_model_are_kept(
+    fedsim: Run, tmp_path: Path
+) -> None:
+    """Same division, same initial model: all that differs is who is chosen, or how clients train."""
+    fedsim("-m", "selector=random,full,md", "name=selectors")
+    fedsim("-m", "seed=0,1", "partition_seed=7", "init_seed=7", "name=seeds")
+    for name, count in (("selectors", 3), ("seeds", 2)):
+        summaries = [read_summary(f) or {} for f in folders(tmp_path) if f.parent.name == name]
+        assert len({s["config_hash"] for s in summaries}) == len({s["final_accuracy"] for s in summaries}) == count
+        assert len({(s["partition_hash"], s["initial_accuracy"]) for s in summaries}) == 1
 
 
 def test_engines_agree_through_the_whole_run(fedsim: Run, tmp_path: Path) -> None:
@@ -169,15 +147,6 @@ def test_every_choice_of_a_selectors_own_groups_runs(fedsim: Run, group: str, se
     assert fedsim("-m", *words, "tracker=files_only") == 0
 
 
-def test_a_run_that_diverges_keeps_its_curve_and_says_so(fedsim: Run, tmp_path: Path) -> None:
-    assert fedsim("optimizer.lr=1e30") == 4
-    (folder,) = folders(tmp_path)
-    summary = read_summary(folder)
-    assert summary is not None
-    assert summary["status"] == "diverged"
-    assert "optimizer.lr" in summary["error"]
-
-
 def test_ctrl_c_is_recorded_and_the_same_command_runs_it_again(
     fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,10 +168,3 @@ def test_ctrl_c_is_recorded_and_the_same_command_runs_it_again(
     assert summary is not None
     assert (summary["status"], summary["rounds"]) == ("interrupted", 1)
     assert fedsim() == 0
-
-
-def test_metrics_are_one_json_object_a_line(fedsim: Run, tmp_path: Path) -> None:
-    fedsim()
-    (folder,) = folders(tmp_path)
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]

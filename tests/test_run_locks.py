@@ -2,11 +2,10 @@
 
 import errno
 import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -26,24 +25,18 @@ with owned(Path(sys.argv[1])):
 """
 
 
-def holder(folder: Path) -> "subprocess.Popen[str]":
-    """A process that holds the lock of `folder`."""
+def test_the_lock_of_a_process_that_is_killed_is_taken_over(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", HOLD, str(folder)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def test_the_lock_of_a_process_that_is_killed_is_taken_over(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = holder(folder)
     try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
         with pytest.raises(HeldError, match="another process is running this"), owned(folder):
             pass
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.communicate()
     with owned(folder):
         pass
@@ -62,40 +55,23 @@ def test_a_lock_file_that_nobody_holds_is_none(content: str, tmp_path: Path, mon
     assert run([*words, "output_dir=second"]) == 0
 
 
-@pytest.fixture
-def without_flock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int, str], None]:
-    """A file system without flock, on which a file with number and host of its process is the lock; writes one."""
-    fcntl = pytest.importorskip("fcntl")
+@pytest.mark.filterwarnings("ignore:flock not supported")
+@pytest.mark.parametrize("who", ["dead", "alive", "of another host"])
+def test_without_flock_the_lock_of_a_dead_process_is_taken_over_and_any_other_respected(
+    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a file with number and host of its process is the lock. Of another host it cannot be known whether the
+    process lives."""
 
     def missing(*_: object) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(fcntl, "flock", missing)
-
-    def write(folder: Path, number: int, host: str) -> None:
-        (folder.parent / LOCKS).mkdir()
-        (folder.parent / LOCKS / f"{folder.name}.lock").write_text(f"{number}\n{host}\n")
-
-    return write
-
-
-@pytest.mark.filterwarnings("ignore:flock not supported")
-def test_without_flock_the_lock_of_a_dead_process_is_taken_over(
-    tmp_path: Path, without_flock: Callable[[Path, int, str], None]
-) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    without_flock(tmp_path / "run", dead.pid, socket.gethostname())
-    with owned(tmp_path / "run"):
-        pass
-
-
-@pytest.mark.filterwarnings("ignore:flock not supported")
-@pytest.mark.parametrize("host", ["another-host", socket.gethostname()])
-def test_without_flock_the_lock_of_a_live_process_or_of_another_host_is_respected(
-    host: str, tmp_path: Path, without_flock: Callable[[Path, int, str], None]
-) -> None:
-    """Whether a process of another host lives cannot be known from here."""
-    without_flock(tmp_path / "run", os.getppid(), host)
-    with pytest.raises(HeldError, match="another process is running this"), owned(tmp_path / "run"):
+    monkeypatch.setattr(pytest.importorskip("fcntl"), "flock", missing)
+    (tmp_path / LOCKS).mkdir()
+    host = "another-host" if who == "of another host" else socket.gethostname()
+    (tmp_path / LOCKS / "run.lock").write_text(f"{os.getppid() if who == 'alive' else dead.pid}\n{host}\n")
+    taken = nullcontext() if who == "dead" else pytest.raises(HeldError, match="another process is running this")
+    with taken, owned(tmp_path / "run"):
         pass

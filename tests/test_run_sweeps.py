@@ -1,6 +1,5 @@
 """Jobs of a sweep by the command line: composed once, each for itself, under any launcher."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +9,10 @@ from hydra import compose
 
 from fedsim.config.plan import make_plan
 from fedsim.results.files import read_metrics, read_summary
-from tests.run_toys import QUICK, Run, folders, shell, without_seconds
+from tests.run_toys import QUICK, Run, folders, shell
 
-
-def test_a_failing_job_leaves_its_siblings_alone_and_is_named(
-    fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "my_lab.py").write_text(FAILING_SELECTOR)
-    sys.path.insert(0, str(tmp_path))
-    try:
-        code = fedsim("-m", "selector._target_=fedsim.selectors.full.Full,my_lab.Fails", "~selector.mode")
-    finally:
-        sys.path.remove(str(tmp_path))
-    assert code == 1
-    statuses = {read_summary(f)["status"]: f for f in folders(tmp_path)}  # type: ignore[index]
-    assert set(statuses) == {"done", "failed"}
-    assert "my own mistake" in (statuses["failed"] / "error.txt").read_text()
-    assert "failed" in capsys.readouterr().out
-
-
-FAILING_SELECTOR = """
+LAB = """
+from torch import nn
 from fedsim.selectors.full import Full
 
 class Fails(Full):
@@ -37,10 +20,32 @@ class Fails(Full):
         if round == 2:
             raise KeyError("my own mistake")
         return super().select(round, clients, rng)
+
+class Broken(nn.Module):
+    def __init__(self, shape, num_classes):
+        raise KeyError("cannot be built")
 """
 
 
-# --- as a user's shell sees it -------------------------------------------------------------------------------------
+def test_a_failing_job_leaves_its_siblings_alone_and_is_named(
+    fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_lab.py").write_text(LAB)
+    (tmp_path / "my_conf" / "model").mkdir(parents=True)
+    (tmp_path / "my_conf" / "model" / "broken.yaml").write_text("_target_: my_lab.Broken\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    targets = "selector._target_=fedsim.selectors.full.Full,my_lab.Fails"
+    assert fedsim("-m", targets, "~selector.mode", "model=logistic,broken", "--config-dir", "my_conf") == 1
+    statuses = {read_summary(f)["status"]: f for f in folders(tmp_path)}  # type: ignore[index]
+    assert set(statuses) == {"done", "failed"}
+    assert "my own mistake" in (statuses["failed"] / "error.txt").read_text()
+    assert {folder.name.split("-")[2] for folder in folders(tmp_path)} == {"logistic"}
+    printed = capsys.readouterr()
+    assert "failed" in printed.out
+    assert "4 jobs" in printed.out
+    assert "cannot be built" in printed.err
+    assert fedsim("model=broken", "--config-dir", "my_conf") == 1
+
 
 OUTSIDE = """
 from pathlib import Path
@@ -109,53 +114,6 @@ def test_jobs_are_composed_and_planned_once_also_those_of_a_preset(
     assert sorted(planned) == ["gpfl", "gpfl", "random", "random"]
     assert len(composed) == 1 + 4  # what is common to all first: it says what is swept over
     assert {folder.parent.name for folder in folders(tmp_path)} == {"mine"}
-    assert fedsim("cohort_size=4") == 0
-    assert (len(planned), len(composed)) == (5, 6)
-
-
-OTHER_LAUNCHER = "_target_: hydra._internal.core_plugins.basic_launcher.BasicLauncher\n"
-
-
-def test_another_launcher_runs_the_jobs_that_were_checked(fedsim: Run, tmp_path: Path) -> None:
-    (tmp_path / "my_conf" / "hydra" / "launcher").mkdir(parents=True)
-    (tmp_path / "my_conf" / "hydra" / "launcher" / "other.yaml").write_text(OTHER_LAUNCHER)
-    (tmp_path / "my_conf" / "preset").mkdir()
-    (tmp_path / "my_conf" / "preset" / "mine.yaml").write_text(PRESET + "small:\n  cohort_size: 3\n  seed: 5,6\n")
-    words = ("preset=mine", "scale=small", "--config-dir", "my_conf")
-    assert fedsim(*words, "output_dir=here") == 0
-    assert fedsim(*words, "output_dir=there", "hydra/launcher=other") == 0
-    here, there = (sorted((tmp_path / place / "mine_small").glob("digits*")) for place in ("here", "there"))
-    assert [f.name for f in here] == [f.name for f in there]
-    assert [f.name.split("-")[3] + f.name.split("-")[4] for f in here] == ["gpfls5", "gpfls6", "randoms5", "randoms6"]
-    for one, other in zip(here, there, strict=True):
-        assert without_seconds(one) == without_seconds(other)
-    assert (tmp_path / "there" / "mine_small" / "multirun.yaml").exists()  # Hydra's
-    assert not (tmp_path / "here" / "mine_small" / "multirun.yaml").exists()
-    assert fedsim("seed=8", "hydra/launcher=other", "--config-dir", "my_conf") == 0
-
-
-BROKEN_MODEL = """
-from torch import nn
-
-class Broken(nn.Module):
-    def __init__(self, shape, num_classes):
-        raise KeyError("my own mistake")
-"""
-
-
-def test_a_job_that_cannot_be_built_leaves_its_siblings_alone(
-    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "broken_lab.py").write_text(BROKEN_MODEL)
-    (tmp_path / "my_conf" / "model").mkdir(parents=True)
-    (tmp_path / "my_conf" / "model" / "broken.yaml").write_text("_target_: broken_lab.Broken\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert fedsim("-m", "model=broken,logistic", "--config-dir", "my_conf") == 1
-    printed = capsys.readouterr()
-    assert "my own mistake" in printed.err
-    assert "2 jobs" in printed.out
-    assert [folder.name.split("-")[2] for folder in folders(tmp_path)] == ["logistic"]
-    assert fedsim("model=broken", "--config-dir", "my_conf") == 1
 
 
 def test_ctrl_c_ends_a_sweep(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

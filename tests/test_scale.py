@@ -14,7 +14,7 @@ from fedsim.data.femnist_generated import FemnistGenerated, _Handwriting
 from fedsim.partitions.base import Labelled, Partition
 from fedsim.partitions.iid import IID, Natural, QuantitySkew
 from fedsim.running.assembly import build
-from scripts import scale
+from scripts.benchmarks import clients as scale
 
 FASHION_MNIST = Labelled(np.repeat(np.arange(10), 6_000), 10)
 """As many labels as Fashion-MNIST has training samples."""

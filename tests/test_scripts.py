@@ -1,21 +1,14 @@
 """The scripts' arithmetic, and that they run."""
 
-import pytest
-
-from scripts import growth, selection_scale
+from scripts.benchmarks import growth, selection
 
 
-@pytest.mark.parametrize("choice", ["random", "pncs", "gpfl", "divfl_no_overhead", "fedabc"])
-def test_selection_is_timed_without_the_synthetic_engine(choice: str) -> None:
-    result = selection_scale.measure(choice, 12)
+def test_selection_is_timed_without_the_synthetic_engine_and_growth_is_its_exponent() -> None:
+    result = selection.measure("divfl_no_overhead", 12)
     assert 0 < result["median_seconds"] <= result["worst_seconds"]
     assert result["peak_gib"] > 0
-
-
-def test_growth_is_the_exponent_between_the_two_largest() -> None:
     found = {n: {"median_seconds": (n / 100) ** 2} for n in (10, 100, 1000)}
-    assert selection_scale._growth(found, [10, 100, 1000]) == "N^2.0"
-    assert selection_scale._growth({100: {"median_seconds": 1.0}}, [10, 100]) == "-"
+    assert selection._growth(found, [10, 100, 1000]) == "N^2.0"
 
 
 def test_a_case_of_growth_is_measured_apart() -> None:

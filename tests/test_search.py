@@ -14,12 +14,10 @@ pytest.importorskip("optuna")
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from fedsim.commands.dispatch import answer
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.words import parse
 from fedsim.core.errors import ConfigError
 from fedsim.jobs import cli
-from fedsim.results.files import OutputError
 from fedsim.rounds.loop import Simulation
 from fedsim.running.process import StopRequests
 from fedsim.search import command
@@ -52,14 +50,11 @@ def test_the_space_is_in_hydras_syntax_of_sweeps_and_seeds_are_no_part_of_it() -
     }
     assert space.words_of({"a": 0.01, "d": "x"}) == ["e=1", "seed=0,1", "a=0.01", "d=x"]
     assert len(space.corners()) == 5
-    with pytest.raises(ConfigError, match="has nothing to search in"):
-        space_of(parse(["seed=0,1"]))
-
-
-def test_a_logarithmic_scale_searches_in_no_values_that_a_range_leaves_out() -> None:
     assert space_of(parse(["a=tag(log,range(1,100))"])).axes == {"a": IntDistribution(1, 99, log=True)}
     with pytest.raises(ConfigError, match=r"a='tag\(log,range\(10,100,10\)\)': a logarithmic scale is for"):
         space_of(parse(["a=tag(log,range(10,100,10))"]))
+    with pytest.raises(ConfigError, match="has nothing to search in"):
+        space_of(parse(["seed=0,1"]))
 
 
 @pytest.mark.parametrize(("warmup", "spared"), [(3, 3), (0, 0), (None, 2)])
@@ -68,72 +63,34 @@ def test_rounds_up_to_the_warm_up_are_not_pruned(warmup: int | None, spared: int
     study = optuna.create_study(direction="maximize", pruner=_pruner(Settings(startup=1, warmup=warmup), num_rounds=8))
     study.add_trial(optuna.create_trial(value=0.9, intermediate_values=dict.fromkeys(range(1, 9), 0.9)))
     rounds = Rounds(study.ask())
-    kept = [round for round in range(1, 9) if rounds.see(round, 0.1) is None]
-    assert kept == list(range(1, spared + 1))
+    for round in range(1, 9):
+        assert (rounds.see(round, 0.1) is None) == (round <= spared)
+        assert rounds.see(1, 0.9) is None  # one that a killed run repeats counts once
+        assert rounds.seen == round
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["optimizer.lr=interval(-1,0.3)", "selector=random,gpffl", "trials=0"], ["trials"]),
-        (["optimizer.lr=interval(-1,0.3)", "selector=random,gpffl"], ["optimizer.lr", "selector"]),
-        (["optimizer.lr=interval(0.1,0.3)", "preset=gpfl_table1_fmnist", "seed=0"], ["preset"]),
+        ("optimizer.lr=interval(-1,0.3) selector=random,gpffl trials=0", {"trials": "must be >= 1"}),
+        (
+            "optimizer.lr=interval(-1,0.3) selector=random,gpffl",
+            {"optimizer.lr": "must be", "selector": "is not a choice"},
+        ),
+        ("optimizer.lr=interval(0.1,0.3) trails=2", {"trails": "keys of the search itself: trials"}),
+        ("optimizer.lr=interval(0.1,0.3) preset=gpfl_table1_fmnist seed=0", {"preset": "sweep over more than seeds"}),
+        ("optimizer.lr=interval(0.1,0.3) trials=1,2", {"trials": "one value"}),
+        ("optimizer.lr=interval(0.1,0.3) hydra/launcher=lanes", {"hydra/launcher": "must be basic"}),
+        ("optimizer.lr=interval(0.1,0.3) seed=interval(0,5)", {"seed": "single values"}),
     ],
 )
-def test_mistakes_in_any_corner_are_told_before_a_run(words: list[str], told: list[str]) -> None:
+def test_mistakes_in_any_corner_are_told_before_a_run(words: str, told: dict[str, str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        command.run(words)
-    assert sorted({p.key for p in caught.value.problems}) == told
+        command.run(words.split())
+    found = {problem.key: str(problem) for problem in caught.value.problems}
+    assert found.keys() == told.keys()
+    assert all(text in found[key] for key, text in told.items())
     assert not list(Path().iterdir())
-
-
-@pytest.mark.parametrize(
-    ("word", "remedy"),
-    [
-        ("trails=2", "did you mean trials?"),
-        ("+trails=2", "did you mean trials?"),
-        ("warm_up=3", "did you mean warmup?"),
-        ("serch_seed=1", "did you mean search_seed or seed?"),
-        ("start=1", "did you mean startup or selector.threshold.start (selector=fedabc)?"),
-        ("num_round=3", "did you mean num_rounds?"),  # of a run, and not of the search
-        ("seeds=3", "did you mean seed?"),
-        ("local.trials=2", "known here: batch_size, epochs, evaluate_on, holdout_fraction, steps"),
-    ],
-)
-def test_a_misspelt_key_of_the_search_is_told_with_the_one_that_was_meant(
-    word: str, remedy: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    beside = [] if word.startswith("+") else ["modl=cnn"]  # what is added is judged once all words are known
-    assert answer(["search", "optimizer.lr=interval(0.1,0.3)", word, *beside]) == 2
-    told = capsys.readouterr().err.splitlines()
-    key = word.lstrip("+").partition("=")[0]
-    assert told.count(f"  {key}: is not a known key") == 1
-    assert told[told.index(f"  {key}: is not a known key") + 1] == f"    {remedy}"
-    assert ("    did you mean model?" in told) == bool(beside)
-    assert not list(Path().iterdir())
-
-
-@pytest.mark.parametrize(
-    ("word", "told"),
-    [
-        ("trials=1,2", ("trials", "1,2", "one value")),
-        ("hydra/launcher=lanes", ("hydra/launcher", "lanes", "must be basic")),
-        ("seed=interval(0,5)", ("seed", "interval(0,5)", "single values")),
-    ],
-)
-def test_what_a_search_cannot_use_is_refused(word: str, told: tuple[str, str, str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        command.run(["optimizer.lr=interval(0.1,0.3)", "num_rounds=1", word])
-    (problem,) = caught.value.problems
-    assert (problem.key, problem.value) == told[:2]
-    assert told[2] in problem.rule
-    assert "search" not in problem.remedy or word.startswith("hydra")
-    assert not list(Path().iterdir())
-
-
-def test_the_launcher_of_a_search_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.search.study.search", lambda *_: 0)
-    assert command.run(["optimizer.lr=interval(0.1,0.3)", *FEW, "hydra/launcher=basic"]) == 0
 
 
 class Pruner:
@@ -182,23 +139,13 @@ def test_a_pruned_trial_is_saved_after_its_round_stays_pruned_and_can_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(Simulation, "step", no_step)
         assert run_trial(plans("seed=0,1"), Pruner(2)) == pruned
+    assert cli.run([*FEW, "seed=0"]) == 0  # an ordinary command
+    assert [(s["status"], s["rounds"]) for s in summaries()] == [("done", 4)]
     assert run_trial(plans("seed=0,1"), judge := Pruner(99)).status == "done"
     assert judge.reported == [1, 2, 3, 4]
     assert [(s["status"], s["rounds"]) for s in summaries()] == [("done", 4)] * 2
     whole = run_trial(plans("seed=0", "output_dir=whole"), Pruner(99)).accuracy
     assert whole == summaries()[0]["smoothed_accuracy"]
-
-
-def test_rounds_that_a_killed_run_repeats_count_once() -> None:
-    rounds = Rounds(judge := Pruner(4))
-    assert [rounds.see(round, 0.5) for round in (1, 2, 3, 2, 3, 4, 5)] == [None] * 5 + ["pruned"] * 2
-    assert judge.reported == [1, 2, 3, 4, 5]
-
-
-def test_a_pruned_run_goes_on_by_an_ordinary_command(plans: Any) -> None:
-    run_trial(plans("seed=0"), Pruner(2))
-    assert cli.run([*FEW, "seed=0"]) == 0
-    assert [(s["status"], s["rounds"]) for s in summaries()] == [("done", 4)]
 
 
 def test_a_signal_while_a_trial_is_pruned_ends_the_search(plans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +168,10 @@ def test_a_signal_while_a_trial_is_pruned_ends_the_search(plans: Any, monkeypatc
 def test_the_same_search_makes_the_same_trials_from_its_folders(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["optimizer.lr=tag(log,interval(0.001,0.5))", "selector=random,full", "trials=5", "startup=2", *FEW]
+    Path("mine/selector").mkdir(parents=True)
+    Path("mine/selector/own.yaml").write_text("_target_: fedsim.selectors.full.Full\n")
+    words = ["--config-dir", "mine", "optimizer.lr=tag(log,interval(0.001,0.5))", "selector=random,own", "trials=5"]
+    words += ["startup=2", "hydra/launcher=basic", *FEW]
     assert command.run(words) == 0
     first = capsys.readouterr().out
     monkeypatch.setattr(Simulation, "step", no_step)
@@ -230,19 +180,9 @@ def test_the_same_search_makes_the_same_trials_from_its_folders(
     keep = lambda text: [line for line in text.splitlines() if not line.startswith("already ")]
     assert keep(again) == keep(first)
     assert "trial 5: " in again
-    assert "the best one: fedsim -m " in again
+    best = " ".join(again.split()).partition("the best one: fedsim ")[2]
+    assert cli.composed(shlex.split(best))[0][0].choices["selector"] in ("random", "own")
     assert {s["status"] for s in summaries()} <= {"done", "interrupted"}
-
-
-def test_the_command_of_the_best_trial_has_the_folder_of_own_choices(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    Path("mine/selector").mkdir(parents=True)
-    Path("mine/selector/own.yaml").write_text("_target_: fedsim.selectors.random.Random\nmode: uniform\n")
-    words = ["--config-dir", "mine", "selector=own", "optimizer.lr=interval(0.1,0.2)", "trials=1", *FEW]
-    assert command.run(words) == 0
-    told = " ".join(capsys.readouterr().out.split()).partition("the best one: fedsim ")[2]
-    assert cli.composed(shlex.split(told))[0][0].choices["selector"] == "own"
 
 
 FAILING = """
@@ -253,10 +193,6 @@ class Fails(Random):
         if round == 3:
             raise KeyError("mine")
         return super().select(round, clients, rng)
-
-class FailsAtOnce(Random):
-    def __init__(self, population, *, mode):
-        raise KeyError("mine")
 """
 
 
@@ -266,23 +202,12 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-@pytest.mark.parametrize(("name", "rounds"), [("Fails", 2), ("FailsAtOnce", 0)])
-def test_a_run_that_fails_is_no_result_of_its_trial(lab: None, plans: Any, name: str, rounds: int) -> None:
-    words = ("selector=random", f"selector._target_=my_lab.{name}", "seed=0,1")
+def test_a_run_that_fails_is_no_result_of_its_trial(lab: None, plans: Any) -> None:
+    words = ("selector=random", "selector._target_=my_lab.Fails", "seed=0,1")
     found = run_trial(plans(*words), Pruner(99))
-    assert (found.status, found.accuracy, found.rounds) == ("failed", None, rounds)
+    assert (found.status, found.accuracy, found.rounds) == ("failed", None, 2)
     assert found.reason == f"{plans(*words)[0].folder}: KeyError: 'mine'"
     assert len(list(Path("outputs").glob("*/*/error.txt"))) == 1  # the second seed is not run
-
-
-def test_a_run_that_fails_in_the_round_after_which_it_was_to_be_pruned_has_failed(
-    plans: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_room(*_: Any) -> None:
-        raise OutputError("output_dir: cannot write")
-
-    monkeypatch.setattr("fedsim.running.checkpoint.Checkpoints.save", no_room)
-    assert run_trial(plans("seed=0"), Pruner(2)).status == "failed"
 
 
 def test_a_search_goes_on_after_a_trial_that_has_failed_and_ends_with_1(
@@ -293,6 +218,4 @@ def test_a_search_goes_on_after_a_trial_that_has_failed_and_ends_with_1(
     out = " ".join(capsys.readouterr().out.split())
     assert "failed, outputs/default/" in out
     assert re.search(r"(\d) of 6 trials to the end, 0 pruned, [1-5] failed", out)
-    assert "the best one: fedsim -m" in out
-    assert "_target_=fedsim.selectors.random.Random" in out.partition("the best one: ")[2]
-    assert out.count("trial 6: ") == 1
+    assert "_target_=fedsim.selectors.random.Random" in out.partition("the best one: fedsim -m")[2]

@@ -49,11 +49,8 @@ class Killed(Random):
 def forms(secret: str) -> set[bytes]:
     """A secret as it is, in hexadecimal, and in base64 wherever it may begin in a group of three bytes."""
     plain = secret.encode()
-    found = {plain, plain[::-1], plain.hex().encode()}
-    for shift in range(3):
-        whole = base64.b64encode(b"\0" * shift + plain)
-        found.add(whole[4 if shift else 0 : -4])  # without the groups that its neighbours share
-    return found
+    encoded = [base64.b64encode(b"\0" * shift + plain)[4 if shift else 0 : -4] for shift in range(3)]
+    return {plain, plain[::-1], plain.hex().encode(), *encoded}  # without the groups that its neighbours share
 
 
 def contents(path: Path) -> Iterator[bytes]:
@@ -63,10 +60,8 @@ def contents(path: Path) -> Iterator[bytes]:
     yield b"".join(content[start + 7 : start + 32768] for start in range(0, len(content), 32768))
     with suppress(zipfile.BadZipFile, NotImplementedError), zipfile.ZipFile(io.BytesIO(content)) as archive:
         yield from (archive.read(name) for name in archive.namelist())
-    for magic, unpack in ((b"\x1f\x8b", gzip.decompress), (b"x\x9c", zlib.decompress)):
-        with suppress(OSError, EOFError, zlib.error):
-            if content.startswith(magic):
-                yield unpack(content)
+    with suppress(zlib.error):
+        yield zlib.decompress(content, 47)  # of zlib or gzip, as its head says
 
 
 def found_in(folder: Path, secret: str) -> set[str]:

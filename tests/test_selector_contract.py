@@ -145,7 +145,7 @@ def test_absent_clients_are_not_selected(choice: str, present: list[int]) -> Non
     population = toy_population(UNEQUAL, 3)
     selector = build(choice, population)
     clock = fixed_clock(len(UNEQUAL)).round(1, 0.0)
-    clients = toy_clients(UNEQUAL, selector.needs, available=present, cohort_size=3, simulated=clock)
+    clients = toy_clients(UNEQUAL, selector.needs, available=present, simulated=clock)
     selection = selector.select(1, clients, np.random.default_rng(0))
     expected = None if selector.adaptive else min(3, len(present))
     assert selection_fault(selection, np.array(present), expected) is None

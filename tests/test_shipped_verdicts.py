@@ -15,7 +15,7 @@ RESULTS = ROOT / "docs" / "results"
 def test_no_shipped_verdict_differs() -> None:
     """A minute of a core: the configs of all presets with results are composed."""
     made = subprocess.run(
-        [sys.executable, "-m", "scripts.verdicts"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "scripts.reproduction.verdicts"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert [line for line in made.stdout.splitlines() if ", now " in line or "no claims any more" in line] == []
 

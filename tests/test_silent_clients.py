@@ -10,7 +10,7 @@ from fedsim.rounds.loop import Simulation
 from fedsim.selectors.tools import clients_to_try
 from tests.clocks import THREE, fixed_clock
 from tests.test_selector_contract import KINDS, build
-from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
+from tests.toys import ToyEngine, toy_components, toy_params, toy_population
 
 OORT = ("oort", "oort_by_speed", "oort_code")
 WARMING_UP = ("greedy_shapley", "hics", "hics_code", "rpow_d", "ucb_shapley")
@@ -93,21 +93,3 @@ def test_whom_to_try_by_hand() -> None:
     assert tried([True, False, False], [1, 2, 3], 4) == [1]
     assert tried([True, False, False], [1, 4, 3], 6, ids=[0, 2]) == [2]
     assert tried([True, True], [1, 1], 9) == []
-
-
-def test_a_client_that_is_late_once_is_tried_again() -> None:
-    """Its update arrives the second time; from then on it is one of those that the method knows."""
-    population = toy_population([1] * 6, 2, 100)
-    selector: Any = build("greedy_shapley", population)
-    ids = []
-    for t in range(1, 9):
-        clients = toy_clients([1] * 6, selector.needs, round=t)
-        chosen = selector.select(t, clients, np.random.default_rng(t)).ids
-        ids.append(chosen.tolist())
-        arrived = chosen if t > 3 else np.setdiff1d(chosen, 4)
-        selector.total[arrived], selector.times[arrived] = -arrived, selector.times[arrived] + 1
-    first = next(t for t, selected in enumerate(ids, 1) if 4 in selected)
-    again = [t for t, selected in enumerate(ids, 1) if 4 in selected and t > 3]
-    assert sorted(sum(ids[:3], [])) == list(range(6))
-    assert again == [max(4, 2 * first)]
-    assert ids[-1] == [0, 1]

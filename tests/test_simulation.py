@@ -143,7 +143,7 @@ def test_dropping_keeps_the_sum_of_the_selectors_weights() -> None:
 
 def test_a_selector_cannot_validate_without_declaring_it() -> None:
     run = simulate([[0, 1]])
-    server = Server(run.components.engine, run.components.server_data, frozenset(), None, run.params)  # type: ignore[arg-type]
+    server = Server(run.components.engine, run.components.server_data, run._context(1), run.params)
     with pytest.raises(FedsimError, match=r"Signal\.VALIDATION"):
         server.validate(run.params)
 

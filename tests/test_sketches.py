@@ -8,7 +8,6 @@ from fedsim.clients.compression import Compressor, Coordinates, CountSketch, Gau
 from fedsim.clients.context import Signal
 from fedsim.clients.ledger import Ledger
 from fedsim.core.errors import ConfigError, FedsimError
-from fedsim.selectors.similarity import similarities
 from tests.toys import toy_clients
 
 X = torch.tensor([3.0, -1.0, 0.5, -4.0, 0.0])
@@ -48,16 +47,6 @@ def test_coordinates_keep_every_power_sum_on_average() -> None:
     x = torch.randn(40, generator=torch.Generator().manual_seed(0)).double()
     sums = [float((Coordinates(size=10).compress(x, s) ** 4).sum()) * 4 for s in range(4000)]
     assert abs(np.mean(sums) - float((x**4).sum())) < 4 * np.std(sums) / np.sqrt(len(sums))
-
-
-def test_topk_keeps_a_fourth_power_similarity_that_a_projection_destroys() -> None:
-    random = np.random.default_rng(0)
-    x = torch.tensor(random.standard_t(3, (6, 2000)))
-    exact = similarities([x], 4.0)
-    kept = similarities([torch.stack([TopK(size=200).compress(v, 0) for v in x])], 4.0)
-    projected = similarities([torch.stack([Gaussian(size=200).compress(v, 0) for v in x])], 4.0)
-    assert np.abs(kept - exact).max() < 0.05
-    assert np.abs(projected - exact).max() > np.abs(kept - exact).max()
 
 
 def test_the_door_charges_the_sketch_in_place_of_the_vector() -> None:

@@ -27,15 +27,11 @@ def test_methods_that_ask_everybody_once_start_up_in_one_round(choice: str) -> N
     assert first != second
 
 
-def test_fedcor_starts_up_until_the_losses_after_its_warm_up_are_in() -> None:
+def test_longer_start_ups() -> None:
     start_up, spent = bytes_by_round("fedcor")  # warm-up of rounds 0 to 3 here, virtual rounds every other one
     assert start_up == 5
     assert len(set(spent[:5])) == 1
     assert min(spent[5:]) < spent[0] < max(spent[5:])
-
-
-def test_adapow_d_changes_at_half_time() -> None:
-    start_up, spent = bytes_by_round("adapow_d")
-    assert start_up == 6
-    assert len(set(spent[:6])) == len(set(spent[6:])) == 1
+    start_up, spent = bytes_by_round("adapow_d")  # which changes at half time
+    assert (start_up, len(set(spent[:6])), len(set(spent[6:]))) == (6, 1, 1)
     assert spent[6] < spent[5]

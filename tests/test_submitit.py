@@ -1,7 +1,10 @@
-"""The launchers `submitit_local` and `submitit_slurm`: their config, and what they tell submitit and Slurm."""
+"""The launchers `submitit_local` and `submitit_slurm`: what they tell submitit and Slurm; requeued tasks."""
 
 import os
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,25 @@ from fedsim.config import hydra_node
 from fedsim.config.words import plugins
 from fedsim.core.errors import ConfigError
 from fedsim.jobs.cli import run
-from fedsim.jobs.submitit_launcher import LocalJobs, SlurmJobs, SubmititJobs, _last_of_trace, launcher_of
-from tests.test_ray import WORDS
+from fedsim.jobs.submitit_launcher import SlurmJobs, _last_of_trace, launcher_of
+from fedsim.jobs.task_worker import SubmittedTask, this_place
+from fedsim.results.files import read_metrics, read_summary
+from tests import slurm_stand_in
+from tests.launcher_toys import (
+    HANG,
+    LAB,
+    WORDS,
+    Sweep,
+    folders,
+    none_left,
+    pid_of_job,
+    plans_of,
+    result,
+    sent,
+    statuses,
+)
 
-pytest.importorskip("submitit")
+submitit = pytest.importorskip("submitit")
 
 
 def node_of(name: str, /, **given: Any) -> dict[str, Any]:
@@ -38,46 +56,6 @@ def test_commands_paths_and_words_that_are_not_plain_are_refused(name: str) -> N
         assert problem.key == f"launcher.{key}"
 
 
-@pytest.mark.parametrize(
-    ("cls", "given", "expected"),
-    [
-        (LocalJobs, {"jobs_per_task": 0}, "hydra.launcher.jobs_per_task=0: must be >= 1"),
-        (LocalJobs, {"max_in_flight": 0}, "hydra.launcher.max_in_flight=0: must be >= 1"),
-        (LocalJobs, {"nodes": 2}, "hydra.launcher.nodes=2: must be 1"),
-        (LocalJobs, {"jobs_per_task": "many"}, "hydra.launcher.jobs_per_task='many': must be an integer"),
-        (SlurmJobs, {"tasks_per_node": 2}, "hydra.launcher.tasks_per_node=2: must be 1"),
-        (SlurmJobs, {"max_num_timeout": -1}, "hydra.launcher.max_num_timeout=-1: must be >= 0"),
-        (SlurmJobs, {"timeout_min": 2}, "hydra.launcher.signal_delay_s=120: must be < timeout_min, which is 120 s"),
-    ],
-)
-def test_values_are_checked(cls: type[SubmititJobs], given: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        launcher_of(node_of(f"submitit_{cls.cluster}", **given), cls)
-    assert expected in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("hydra/launcher=submitit_local", "hydra.launcher.gpus_per_node=1"), "gpus_per_node=1: needs a GPU"),
-        (("hydra/launcher=submitit_local", "hydra.launcher.gpus_per_node=1", "device=cuda"), "device='cuda': needs a"),
-        (("hydra/launcher=submitit_slurm", "device=cuda"), "must be > 0 for device=cuda"),
-        (("hydra/launcher=submitit_slurm", "hydra.launcher.gres=gpu:2"), "gpus_per_node=1: needs a GPU"),
-        (("hydra/launcher=submitit_slurm", "hydra.launcher.gres=gpu:2", "device=cuda"), "on a slurm cluster?"),
-    ],
-)
-def test_what_is_missing_is_told_before_anything_is_submitted(
-    words: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError) as error:
-        run(["-m", "seed=0,1", *WORDS, *words])
-    assert expected in str(error.value)
-    assert not (tmp_path / "outputs").exists()
-
-
 def test_what_sbatch_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("srun", "sbatch"):
@@ -88,61 +66,156 @@ def test_what_sbatch_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: p
         run(["-m", "seed=0,1", *WORDS, "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpi"])
 
 
-def test_parameters_of_the_plugin_go_to_submitit_and_ours_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "srun").touch(mode=0o755)  # which submitit looks for
-    monkeypatch.setenv("PATH", str(tmp_path))
-    given = {"mem_gb": 16, "partition": "gpu", "mem_per_gpu": "8G", "max_num_timeout": 7, "jobs_per_task": 8}
-    launcher = launcher_of(node_of("submitit_slurm", **given), SlurmJobs)
-    executor = launcher._executor(tmp_path)._executor
-    assert executor.max_num_timeout == 7
-    assert executor.parameters["mem"] == "16GB"
-    assert {k: executor.parameters[k] for k in ("partition", "mem_per_gpu", "job_name", "time", "nodes")} == {
-        "partition": "gpu",
-        "mem_per_gpu": "8G",
-        "job_name": "fedsim",
-        "time": 60,
-        "nodes": 1,
-    }
-
-
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """The lines of the script that submitit makes of parameters."""
+def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """submitit's, made of parameters."""
     (tmp_path / "srun").touch(mode=0o755)  # which submitit looks for
     monkeypatch.setenv("PATH", str(tmp_path))
-
-    def lines(**given: Any) -> list[str]:
-        executor = launcher_of(node_of("submitit_slurm", **given), SlurmJobs)._executor(tmp_path)._executor
-        text: str = executor._make_submission_file_text("python", "")
-        return text.splitlines()
-
-    return lines
+    return lambda **given: launcher_of(node_of("submitit_slurm", **given), SlurmJobs).executor(tmp_path)._executor
 
 
-@pytest.mark.parametrize(("cores", "told"), [(4, True), (None, False)])
-def test_srun_is_told_the_cores_of_a_task(cores: int | None, told: bool, script: Callable[..., list[str]]) -> None:
-    """Since Slurm 22.05 it does not take them from `sbatch`: the threads of a task would share one core."""
-    (line,) = (line for line in script(cpus_per_task=cores) if line.startswith("srun "))
-    assert ("--cpus-per-task=4" in line.split()) == told
-    assert line.endswith(" python")
+def test_parameters_of_the_plugin_go_to_submitit_and_ours_do_not(executor: Callable[..., Any]) -> None:
+    made = executor(mem_gb=16, partition="gpu", mem_per_gpu="8G", max_num_timeout=7, jobs_per_task=8)
+    assert made.max_num_timeout == 7
+    expected = {"mem": "16GB", "partition": "gpu", "mem_per_gpu": "8G", "job_name": "fedsim", "time": 60, "nodes": 1}
+    assert {key: made.parameters[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "hidden"),
-    [({}, True), ({"gpus_per_node": 1}, False), ({"gpus_per_task": 1}, False), ({"gres": "gpu:a100:1"}, False)],
+    ("given", "told", "hidden"),
+    [
+        ({"cpus_per_task": 4}, True, True),
+        ({"gpus_per_node": 1}, False, False),
+        ({"gpus_per_task": 1}, False, False),
+        ({"gres": "gpu:a100:1"}, False, False),
+    ],
 )
-def test_gpus_are_hidden_from_a_task_of_slurm_that_asks_for_none(
-    given: dict[str, Any], hidden: bool, script: Callable[..., list[str]]
+def test_srun_is_told_the_cores_of_a_task_and_gpus_are_hidden_from_one_that_asks_for_none(
+    given: dict[str, Any], told: bool, hidden: bool, executor: Callable[..., Any]
 ) -> None:
-    """Else device=auto, checked on a machine without one, would be another device on a node with one."""
-    lines = script(**given)
-    (srun,) = (number for number, line in enumerate(lines) if line.startswith("srun "))
-    assert ("export CUDA_VISIBLE_DEVICES=" in lines[:srun]) == hidden
+    """Else its threads would share a core (Slurm 22.05), and device=auto would be another device than was checked."""
+    lines: list[str] = executor(**given)._make_submission_file_text("python", "").splitlines()
+    (number,) = (number for number, line in enumerate(lines) if line.startswith("srun "))
+    assert ("--cpus-per-task=4" in lines[number].split()) == told
+    assert lines[number].endswith(" python")
+    assert ("export CUDA_VISIBLE_DEVICES=" in lines[:number]) == hidden
 
 
 def test_of_a_traceback_the_last_line_is_told() -> None:
     line = "-" * 22
     assert _last_of_trace(f"Job failed:\n{line}\nTraceback\n  File x\nValueError: y\n\n{line}\nlogs") == "ValueError: y"
     assert _last_of_trace("no result") == "no result"
+
+
+# --- tasks that are requeued -----------------------------------------------------------------------------------------
+
+
+def wait_for_rounds(places: list[Path], rounds: int, job: Any) -> None:
+    """Until each of the runs has so many."""
+    while any(len(read_metrics(folder)) < rounds for folder in places):
+        assert not job.paths.result_pickle.exists(), job.stderr()
+        time.sleep(0.1)
+
+
+def test_a_preempted_task_is_requeued_and_ends_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By submitit's own signal, in a process that submitit starts; two jobs in lanes, saved on request alone."""
+    (tmp_path / "my_lab.py").write_text(LAB)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ("num_rounds=30", "checkpoint.every=null", "selector._target_=my_lab.Slow")
+    plans = plans_of(*words, "seed=0,1")
+    places = [plan.folder for plan in plans]
+    executor = submitit.LocalExecutor(tmp_path / "submitit", max_num_timeout=0)
+    executor.update_parameters(timeout_min=60)  # within its first 48 minutes the signal is taken for a preemption
+    (tmp_path / "slow").touch()
+    task = executor.submit(SubmittedTask(this_place({}), [sent(plan) for plan in plans]))
+    first = second = 0
+    try:
+        wait_for_rounds(places, 4, task)
+        first = pid_of_job(places[0])
+        os.kill(first, signal.SIGUSR2)
+        while "Requeued job" not in (task.stdout() or "") + (task.stderr() or ""):
+            assert not task.paths.result_pickle.exists(), task.result()
+            time.sleep(0.1)
+        saved = [len(read_metrics(folder)) for folder in places]
+        assert {(read_summary(folder) or {})["status"] for folder in places} == {"preempted"}
+        wait_for_rounds(places, max(saved) + 2, task)
+        second = pid_of_job(places[0])
+        (tmp_path / "slow").unlink()
+        outcomes = task.result()
+    finally:
+        task._process.kill()
+    assert first != second
+    assert [(outcome.status, outcome.skipped) for outcome in outcomes] == [("done", False)] * 2
+    assert run(["-m", "seed=0,1", *WORDS, *words, "output_dir=whole"]) == 0
+    assert [result(f) for f in folders(tmp_path / "outputs")] == [result(f) for f in folders(tmp_path / "whole")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR2, 0), (signal.SIGTERM, 75)])
+def test_a_task_is_requeued_where_nothing_but_the_announcement_has_asked_it_to_end(
+    number: int, code: int, tmp_path: Path
+) -> None:
+    sweep = Sweep(tmp_path, "num_rounds=60", "seed=0,1", "selector._target_=my_lab.Slow", launcher="submitit_local")
+    sweep.launcher.append("hydra.launcher.max_in_flight=2")
+    process = sweep.start()
+    try:
+        sweep.wait_for(2, process)
+        os.kill(pid_of_job(folders(tmp_path / "outputs")[0]), number)
+        time.sleep(1)  # the round ends
+        (tmp_path / "slow").unlink()
+        output, errors = process.communicate(timeout=HANG)
+    finally:
+        process.kill()
+    assert process.returncode == code, output + errors
+    assert none_left(process.pid)
+    assert statuses(tmp_path) == ({"done": 2} if code == 0 else {"done": 1, "preempted": 1})
+    sweep.again(*sweep.launcher)
+    sweep.check_equal()
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[Path]:
+    """Commands in place of Slurm's; their tasks are killed in the end."""
+    place = tmp_path / "slurm"
+    slurm_stand_in.install(place)
+    yield place
+    for file in place.glob("*.pid"):
+        with suppress(OSError):
+            os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_an_array_of_lanes_is_requeued_by_slurm_and_killed_and_repeated(tmp_path: Path, slurm: Path) -> None:
+    """By commands that take the place of Slurm's (tests/slurm_stand_in.py)."""
+    words = ("num_rounds=60", "seed=0,1,2,3,4,5", "selector._target_=my_lab.Slow")
+    sweep = Sweep(tmp_path, *words, launcher="submitit_slurm")
+    sweep.launcher += ["hydra.launcher.jobs_per_task=2", "hydra.launcher.array_parallelism=2"]
+    sweep.environment["PATH"] = f"{slurm}:{os.environ['PATH']}"
+    process = sweep.start()
+    try:
+        sweep.wait_for(4, process)
+        first, second = (int((slurm / f"{task}.pid").read_text()) for task in ("1_0", "1_1"))
+        os.kill(first, signal.SIGTERM)  # which Slurm sends before a preemption
+        os.kill(first, signal.SIGUSR2)
+        os.kill(second, signal.SIGKILL)
+        while not slurm_stand_in.requeues(slurm):
+            time.sleep(0.1)
+        assert statuses(tmp_path)["preempted"] == 2
+        (tmp_path / "slow").unlink()
+        output, errors = process.communicate(timeout=HANG)
+    finally:
+        process.kill()
+    assert "#SBATCH --array=0-2%2" in (slurm / "1.script").read_text()
+    assert "#SBATCH --signal=USR2@120" in (slurm / "1.script").read_text()
+    assert slurm_stand_in.requeues(slurm) == ["1_0"]
+    assert slurm_stand_in.states_in_the_end(slurm) == {"1_0": "COMPLETED", "1_1": "FAILED", "1_2": "COMPLETED"}
+    assert process.returncode == 1, output + errors
+    assert output.count("its task 1_1 has ended without a report (FAILED;") >= 2
+    assert statuses(tmp_path) == {"done": 4, "None": 2}
+    sweep.again(*sweep.launcher)
+    assert slurm_stand_in.states_in_the_end(slurm)["2"] == "COMPLETED"  # one task of two lanes
+    sweep.check_equal()

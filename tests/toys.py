@@ -77,17 +77,8 @@ class ToyEngine(Engine):
         sizes = np.array([len(self.data.train[i]) for i in ids])
         steps = np.array([self.work.num_steps(int(s)) for s in sizes])
         stacks = {"delta": {"w": delta}, "momentum": {"w": delta * 10}}
-        return Cohort(
-            ids,
-            sizes,
-            params,
-            **stacks,
-            loss=loss,
-            rms_loss=loss + 1,
-            steps=steps,
-            trained=self.trained,
-            samples=2 * sizes,
-        )
+        losses = {"loss": loss, "rms_loss": loss + 1}
+        return Cohort(ids, sizes, params, **stacks, **losses, steps=steps, trained=self.trained, samples=2 * sizes)
 
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         return np.array([np.nan if self._silent(p) else p.mean() for p in positions])
@@ -177,6 +168,13 @@ def toy_clients(
         simulated=simulated,
     )
     return Clients(engine or ToyEngine(sizes), context, toy_params() if params is None else params)
+
+
+def picked(selector: Selector, round: int = 1, seed: int = 0, **more: Any) -> list[int]:
+    """The clients that it selects; `more` is for `toy_clients`."""
+    population = selector.population
+    clients = toy_clients(population.sizes.tolist(), selector.needs, round=round, **more)
+    return selector.select(round, clients, np.random.default_rng(seed)).ids.tolist()
 
 
 def toy_cohort(ids: Sequence[int], sizes: Sequence[int], delta: Sequence[Sequence[float]], **more: Any) -> Cohort:

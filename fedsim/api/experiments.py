@@ -49,19 +49,13 @@ def compose(overrides: Words = (), *, config_dir: str | Path | None = None, **pa
     >>> [plan.settings.seed for plan in compose(["selector=oort", "seed=0,1"])]
     [0, 1]
     """
-    _require_list("overrides", overrides)
-    strange = dict.fromkeys(type(word).__name__ for word in overrides if not isinstance(word, str))
-    told = f"must be words such as 'selector=oort', and has a {', a '.join(strange)}"
-    check(rule(not strange, "overrides", ..., told, "run_experiment runs a Plan, and run_sweep a list of them"))
+    told, remedy = "must be a list of words such as 'selector=oort'", "run_experiment runs a Plan, run_sweep a list"
+    words = not isinstance(overrides, str) and all(isinstance(word, str) for word in overrides)
+    check(rule(words, "overrides", ..., told, remedy))
     with _hydra_left_as_it_is(), search_path(None if config_dir is None else str(config_dir)):
-        refused = words_without_effect(overrides, parts)
-        try:
-            jobs = compose_jobs([word for word in overrides if word not in refused], multirun=True)
-            plans = check_jobs([with_parts(job, parts) for job in jobs])
-        except ConfigError as error:
-            raise ConfigError([*refused.values(), *error.problems]) from error
-        check(*refused.values())
-        return list({plan.folder: plan for plan in plans}.values()) if parts else plans
+        check(*words_without_effect(overrides, parts))
+        plans = check_jobs([with_parts(job, parts) for job in compose_jobs(list(overrides), multirun=True)])
+    return list({plan.folder: plan for plan in plans}.values()) if parts else plans
 
 
 def run_experiment(
@@ -85,19 +79,14 @@ def run_experiment(
         result = run_experiment(["selector=oort", "num_rounds=20", "tracker=files_only"])
         result.final_accuracy, result.rounds
     """
-    if isinstance(experiment, Plan):
-        _refuse_parts(parts, config_dir)
-        plans = [experiment]
-    else:
-        plans = compose(experiment, config_dir=config_dir, **parts)
-        if len(plans) > 1:
-            told = f"describes {len(plans)} experiments"
-            raise ConfigError([Problem("overrides", list(experiment), told, "run_sweep runs several")])
+    plans = _composed([experiment] if isinstance(experiment, Plan) else experiment, config_dir, parts)
+    if len(plans) > 1:
+        raise ConfigError([Problem("overrides", ..., f"describes {len(plans)} experiments", "run_sweep runs several")])
     ((plan, place),) = _made_ready(plans, keep)
     callback = _Callback(None if on_round is None else lambda _, record: on_round(record), plan)
     outcome = execute(plan, watch=callback)
     callback.raise_error()
-    result = RunResult.of(plan, outcome, place)
+    result = RunResult(plan, outcome.status, outcome.summary, outcome.skipped, place)
     if outcome.status == "failed":
         raise RunFailedError(result) from outcome.cause
     return result
@@ -121,8 +110,9 @@ def run_sweep(
         sweep = run_sweep(["selector=random,oort", "seed=0,1,2", "tracker=files_only"])
         sweep.summaries[["selector", "seed", "summary.smoothed_accuracy"]]
     """
-    plans = _composed(experiments, config_dir, parts)
-    placed = _made_ready(plans, keep)
+    if not (experiments or parts):
+        raise ConfigError([Problem("experiments", [], "has no experiment", "run_experiment() runs the default one")])
+    placed = _made_ready(_composed(experiments, config_dir, parts), keep)
     plans = [plan for plan, _ in placed]
     callback = _Callback(on_round)
     progress = Progress(plans)
@@ -137,23 +127,19 @@ def run_sweep(
         attempts.run_in_lanes(Lanes(max_lanes=lanes), plans)
     callback.raise_error()
     attempts.run_held(attempts.run_in_turn)
-    outcomes = [attempts.ended.get(plan.folder) or outcome_on_file(plan) for plan in plans]
-    return SweepResult([RunResult.of(plan, one, place) for (plan, place), one in zip(placed, outcomes, strict=True)])
+    found = [(plan, attempts.ended.get(plan.folder) or outcome_on_file(plan), place) for plan, place in placed]
+    return SweepResult([RunResult(plan, one.status, one.summary, one.skipped, place) for plan, one, place in found])
 
 
-def _composed(experiments: Sequence[Plan] | Words, config_dir: str | Path | None, parts: dict[str, Part]) -> list[Plan]:
-    """The experiments of a sweep: as they are, or composed of overrides."""
-    _require_list("experiments", experiments)
-    given = list(experiments)
-    if not (given or parts):
-        raise ConfigError([Problem("experiments", given, "has no experiment", "run_experiment() runs the default one")])
+def _composed(given: Sequence[Plan] | Words, config_dir: str | Path | None, parts: dict[str, Part]) -> list[Plan]:
+    """Experiments as they are, or composed of overrides."""
     plans = [one for one in given if isinstance(one, Plan)]
     if not plans:
-        return compose(cast(list[str], given), config_dir=config_dir, **parts)
-    others = len(given) - len(plans)
-    told = f"has {others} overrides beside {len(plans)} composed experiments; it must be one or the other"
-    check(rule(not others, "experiments", ..., told, "compose the overrides, too: [*plans, *compose(overrides)]"))
-    _refuse_parts(parts, config_dir)
+        return compose(cast(Words, given), config_dir=config_dir, **parts)
+    told, remedy = "must be overrides or composed experiments, not both", "[*plans, *compose(overrides)]"
+    unused = [*parts, *(["config_dir"] if config_dir is not None else [])]
+    no_effect = [Problem(name, ..., "has no effect on a composed experiment", "give it to compose") for name in unused]
+    check(rule(len(plans) == len(given), "experiments", ..., told, remedy), *no_effect)
     return plans
 
 
@@ -204,18 +190,6 @@ def _made_ready(plans: Sequence[Plan], keep: bool | None) -> list[tuple[Plan, Te
     if any(plan.settings.overwrite for plan in plans):
         forget()
     return placed
-
-
-def _require_list(name: str, words: Sequence[object]) -> None:
-    """Refuse a string, whose letters would each be taken for a word."""
-    check(rule(not isinstance(words, str), name, words, "must be a list of words", f"pass [{words!r}]"))
-
-
-def _refuse_parts(parts: dict[str, Part], config_dir: str | Path | None) -> None:
-    given = [*parts, *(["config_dir"] if config_dir is not None else [])]
-    if given:
-        told = "has no effect on an experiment that is composed"
-        raise ConfigError([Problem(name, ..., told, "give it to compose") for name in given])
 
 
 @contextmanager

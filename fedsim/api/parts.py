@@ -5,7 +5,6 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from fedsim.api import session
 from fedsim.config.compose import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.typecheck import not_imported
-from fedsim.config.words import key_of, parse_one, typed_in
+from fedsim.config.words import key_of, parse, typed_in
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.data.base import Dataset
 from fedsim.engine.optimizers import LocalOptimizer
@@ -58,26 +57,19 @@ def with_parts(job: Composed, parts: Mapping[str, Part]) -> Composed:
     return replace(job, config=new, choices=chosen)
 
 
-def words_without_effect(words: Sequence[str], parts: Mapping[str, Part]) -> dict[str, Problem]:
-    """Those of `words` that are of a group in `parts`: the choice of a file, or a value of one; each with its problem.
+def words_without_effect(words: Sequence[str], parts: Mapping[str, Part]) -> list[Problem]:
+    """The problems of those of `words` that are of a group in `parts`: the choice of a file, or a value of one.
 
-    To be called inside `fedsim.config.compose.search_path`. A word that is no override is left out.
+    To be called inside `fedsim.config.compose.search_path`, as it parses them.
     """
-    found: dict[str, Problem] = {}
-    for word in words:
-        with suppress(ConfigError):
-            override = parse_one(word)
-            key = key_of(override)
-            if (group := re.split(r"[./@]", key)[0]) in parts:
-                rule = f"has no effect: the class {_name(parts[group])} takes the place of all of {group}"
-                remedy = f"give its values with it: {group}=functools.partial({_name(parts[group])}, ...)"
-                found[word] = Problem(key, typed_in(override) or ..., rule, remedy)
+    found = []
+    for override in parse(words) if parts else []:
+        group = re.split(r"[./@]", key_of(override))[0]
+        if group in parts:
+            told = f"has no effect: a class takes the place of all of {group}"
+            remedy = f"give its values with it: {group}=functools.partial(..., key=value)"
+            found.append(Problem(key_of(override), typed_in(override) or ..., told, remedy))
     return found
-
-
-def _name(part: Part) -> str:
-    made = part.func if isinstance(part, functools.partial) else part
-    return getattr(made, "__name__", type(made).__name__)
 
 
 def _node_of(group: str, part: Part) -> tuple[dict[str, Any], str]:
@@ -85,10 +77,8 @@ def _node_of(group: str, part: Part) -> tuple[dict[str, Any], str]:
     values: dict[str, Any] = {}
     made: Any = part
     if isinstance(part, functools.partial):
-        if part.args:
-            raise ConfigError([Problem(group, part, "has values without names", "give them by keyword")])
-        made, values = part.func, {key: _plain(value) for key, value in part.keywords.items()}
-        check(*(_strange(f"{group}.{key}", value) for key, value in values.items()))
+        check(rule(not part.args, group, part, "has values without names", "give them by keyword"))
+        made, values = part.func, {key: _plain(f"{group}.{key}", value) for key, value in part.keywords.items()}
     name = getattr(made, "__name__", None)
     if name is None or not callable(made):
         remedy = f"pass the class, or functools.partial({type(part).__name__}, key=value): it is built for each run"
@@ -101,27 +91,22 @@ def _node_of(group: str, part: Part) -> tuple[dict[str, Any], str]:
     return {"_target_": f"{session.__name__}.{free}", **values}, name
 
 
-def _plain(value: Any) -> Any:
-    """`value` with Python's numbers, truth values and strings in place of NumPy's scalars, in lists and dicts, too."""
+def _plain(key: str, value: Any) -> Any:
+    """`value` with Python's numbers, truth values and strings in place of NumPy's scalars, in lists and dicts, too.
+
+    Raises `ConfigError` for what a config cannot hold. A run's folder is named after its values as text: that of two
+    arrays may be the same, and that of an object is another one in every process.
+    """
     if isinstance(value, np.integer | np.floating | np.bool_ | np.str_):
         return value.item()
     if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
-    return {_plain(k): _plain(v) for k, v in value.items()} if type(value) is dict else value
-
-
-def _strange(key: str, value: Any) -> Problem | None:
-    """None if a config can hold `value`, else the problem.
-
-    A run's folder is named after its values as text: that of two arrays may be the same, and that of an object is
-    another one in every process.
-    """
-    if type(value) in (list, tuple, dict):
-        inner = value.items() if type(value) is dict else enumerate(value)
-        return next(filter(None, (_strange(f"{key}.{name}", own) for name, own in inner)), None)
+        return type(value)(_plain(f"{key}.{number}", one) for number, one in enumerate(value))
+    if type(value) is dict:
+        return {_plain(key, name): _plain(f"{key}.{name}", one) for name, one in value.items()}
     told = f"is a {type(value).__name__}; must be made of numbers, strings, truth values, None, paths, lists and dicts"
     remedy = "an array as array.tolist(), an object as {'_target_': 'module.Class', ...} with its values"
-    return rule(type(value) in PLAIN or isinstance(value, Path), key, value, told, remedy)
+    check(rule(type(value) in PLAIN or isinstance(value, Path), key, value, told, remedy))
+    return value
 
 
 def is_importable(made: Any) -> bool:

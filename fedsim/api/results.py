@@ -19,7 +19,6 @@ from fedsim.core.configs import IRRELEVANT, flat
 from fedsim.core.errors import FedsimError
 from fedsim.results.files import MODEL, read_metrics
 from fedsim.results.runs import Run, read_archive, read_runs
-from fedsim.running.outcome import Outcome
 from fedsim.tracking.tables import show_share
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ class RunResult:
 
     `status` is `done`, `diverged` (updates were nan or infinite), `interrupted` (a callback has ended it; the same
     call goes on), or in a sweep also `failed`, `data` and `config` (refused before round 1; `error` says why).
-    `summary` is what summary.json holds. `skipped`: an earlier run with the same config had done it. The files in
-    `folder` of a run that is not kept are deleted with this object.
+    `summary` is what summary.json holds. `skipped`: an earlier run with the same config had done it. `kept`: whether
+    its files stay; those of other runs are deleted with this object.
     """
 
     plan: Plan
@@ -49,10 +48,6 @@ class RunResult:
     summary: Mapping[str, Any]
     skipped: bool = False
     place: TemporaryFolder | None = field(default=None, repr=False)
-
-    @classmethod
-    def of(cls, plan: Plan, outcome: Outcome, place: TemporaryFolder | None = None) -> "RunResult":
-        return cls(plan, outcome.status, outcome.summary, outcome.skipped, place)
 
     @property
     def folder(self) -> Path:
@@ -100,10 +95,7 @@ class RunResult:
 
 
 class RunFailedError(FedsimError):
-    """A run has failed in one of its rounds, or while it was built; `result` is what there is of it.
-
-    The exception that ended it is its `__cause__`.
-    """
+    """A run has failed, by the exception that is its `__cause__`; `result` is what there is of the run."""
 
     def __init__(self, result: RunResult) -> None:
         super().__init__(f"{result.folder}: {result.error}")
@@ -124,10 +116,6 @@ class SweepResult(tuple[RunResult, ...]):
     def summaries(self) -> "DataFrame":
         """A row for each run: its choices and its summary; columns as in `load_runs`."""
         return runs_frame([result.run for result in self])
-
-
-SUMMARY = "summary."
-"""How the names of columns begin that come from summary.json."""
 
 
 class PandasMissingError(FedsimError, ImportError):
@@ -153,24 +141,16 @@ def load_runs(source: "str | PathLike[str]") -> "DataFrame":
     """
     path = Path(source)
     _pandas()
-    if path.is_file():
-        return rounds_frame(read_archive(path))
-    if not path.is_dir():
+    if not path.exists():
         raise FedsimError(f"{path}: neither a folder with runs nor an archive of them (.parquet)")
-    return rounds_frame(read_runs(path))
+    return rounds_frame(read_archive(path) if path.is_file() else read_runs(path))
 
 
 def rounds_frame(runs: Sequence[Run]) -> "DataFrame":
     """A row for each round of `runs`; the columns are those of `load_runs`."""
-    pd, frames = _pandas(), []
-    for run, leading, trailing in _told(runs):
-        frame = pd.DataFrame(run.records)
-        left, right = (
-            pd.DataFrame({name: [value] * len(frame) for name, value in part.items()}, index=frame.index)
-            for part in (leading, trailing)
-        )
-        if len(frame):
-            frames.append(pd.concat([left, frame, right], axis=1))
+    pd = _pandas()
+    rows = ([{**leading, **record, **trailing} for record in run.records] for run, leading, trailing in _told(runs))
+    frames = [pd.DataFrame(of_run) for of_run in rows if of_run]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
@@ -185,16 +165,14 @@ def _told(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any], dict[str, 
     ignored = (*IRRELEVANT, "seed")  # cannot change a result, or has a column of its own
     configs = [flat({key: value for key, value in run.config.items() if key not in ignored}) for run in runs]
     values = [{key: value for key, value in config if not key.endswith("_target_")} for config in configs]
-    keys = [
-        key
-        for key in dict.fromkeys(key for one in values for key in one)
-        if len({json.dumps(one.get(key), default=str) for one in values}) > 1
-    ]
+    texts = {
+        key: {json.dumps(one.get(key), default=str) for one in values} for key in {k: 0 for v in values for k in v}
+    }
     for run, own in zip(runs, values, strict=True):
         choices = {group: run.choices.get(group) for group in groups}
-        given = {key: own.get(key) for key in keys}
-        outcome = {key: value for key, value in run.summary.items() if key not in ("choices", "seed")}
-        summary = {SUMMARY + key: value for key, value in flat(outcome) if not isinstance(value, list)}
+        given = {key: own.get(key) for key, found in texts.items() if len(found) > 1}
+        outcome = flat({key: value for key, value in run.summary.items() if key not in ("choices", "seed")})
+        summary = {f"summary.{key}": value for key, value in outcome if not isinstance(value, list)}
         yield run, {"run": run.folder.name, "seed": run.seed, **choices, **given}, summary
 
 

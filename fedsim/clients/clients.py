@@ -8,9 +8,10 @@ and a tensor of an update is charged once, whether `updates` or `collect` asks f
 which the selector does not declare raises. Neither data set, engine nor config is reachable.
 
 Each question is one exchange, whose clients work side by side. Where there is a simulated clock it takes as long as the
-slowest of them, and the next question follows it.
+slowest of them, and the next question follows it. Answers that come client after client are charged at the question.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -21,13 +22,18 @@ from torch import Tensor
 
 from fedsim.clients.compression import Compressor, Identity
 from fedsim.clients.context import RoundContext, Signal
-from fedsim.clients.ledger import Exchange, Resources, Transfers, resources_of
 from fedsim.clients.local_results import Lent, LentCopy, LocalResults, row_norms
+from fedsim.clients.system import Resources
 from fedsim.core.errors import FedsimError
 from fedsim.core.exact import length, mean_row, row_sums
-from fedsim.core.record import Quantity
-from fedsim.core.types import Cohort, Ids, Params, chosen, sizes_of
+from fedsim.core.record import QUANTITIES
+from fedsim.core.types import Cohort, Floats, Ids, Params, Work, chosen, sizes_of
 from fedsim.engine.engine import Engine
+
+NUMBER = 4
+"""Bytes of a number that a client sends."""
+WHOLE = Identity()
+Amounts = int | NDArray[np.int64]
 
 
 class Clients:
@@ -43,18 +49,17 @@ class Clients:
     ) -> None:
         """`first_model`: the model from which each client trains in place of `params` (it downloads `params` all the
         same)."""
-        self._engine = engine
-        self._context = context
-        self._params = params
-        self._first_model = first_model
+        self._engine, self._context, self._params, self._first_model = engine, context, params, first_model
         self._own = Lent(params)  # which a cohort's `start` is
         self._copy = LentCopy(params)
-        self._ledger = context.ledger
-        self._clock = context.clock
+        self._ledger, self._clock = context.ledger, context.clock
         self._losses: dict[int, float] = {}
         self._batch_losses: dict[int, float] = {}
-        self._results = LocalResults()
-        self._transfers = Transfers(context.ledger, params, context.simulated)
+        num = len(engine.data.train)
+        self._results = LocalResults(num)
+        self._bytes = {name: t.numel() * t.element_size() for name, t in params.items()}
+        self._has_model, self._collected = np.zeros((2, num), bool)
+        self._has_sent = defaultdict[str, NDArray[np.bool_]](lambda: np.zeros(num, bool))  # by tensor of the update
 
     @property
     def available(self) -> Ids:
@@ -90,19 +95,19 @@ class Clients:
         """The same clients at another model in the same round (a virtual round), with the same ledger."""
         return Clients(self._engine, self._context, params)
 
-    def losses(self, ids: Ids) -> NDArray[np.float64]:
+    def losses(self, ids: Ids) -> Floats:
         """Mean cross-entropy of the current model on all local (evaluation) samples of each client [len(ids)].
 
         Asking a client again at the same model is free.
         """
         return self._report_losses(ids, self._losses, lambda new: chosen(self._engine.data.evaluate, new))
 
-    def batch_losses(self, ids: Ids) -> NDArray[np.float64]:
+    def batch_losses(self, ids: Ids) -> Floats:
         """The same on one random mini-batch of the local batch size per client, drawn afresh every round [len(ids)]."""
         own = self._engine.data.evaluate
         return self._report_losses(ids, self._batch_losses, lambda new: [self._batch(own, i) for i in new])
 
-    def accuracies(self, ids: Ids) -> NDArray[np.float64]:
+    def accuracies(self, ids: Ids) -> Floats:
         """Share of its local (evaluation) samples that the current model classifies rightly, of each client [len(ids)].
 
         nan for a client without any. One number up and one forward pass each.
@@ -111,7 +116,7 @@ class Clients:
         positions = chosen(self._engine.data.evaluate, ids)
         with self._clock("ask"):
             accuracies = self._engine.accuracies(self._params, positions)
-        self._report(ids, "forward_samples", positions.sizes)
+        self._exchange(ids, forward=positions.sizes, up=NUMBER)
         return accuracies
 
     def label_counts(self, ids: Ids) -> NDArray[np.int64]:
@@ -123,8 +128,7 @@ class Clients:
         with self._clock("ask"):
             for row, i in enumerate(ids):
                 counts[row] = np.bincount(known[data.train[i]], minlength=data.num_classes)
-        with self._transfers.open() as exchange:
-            self._transfers.upload_numbers(exchange, ids, data.num_classes)
+        self._exchange(ids, model=False, up=NUMBER * data.num_classes)
         return counts
 
     def gradients(
@@ -133,7 +137,7 @@ class Clients:
         *,
         batch: bool = False,
         layers: Sequence[str] | None = None,
-        compressor: Compressor | None = None,
+        compressor: Compressor = WHOLE,
     ) -> Iterator[Tensor]:
         """The gradient of each client's mean training loss at the current model, flat [D], client after client.
 
@@ -145,34 +149,31 @@ class Clients:
         own = self._engine.data.train
         positions = [self._batch(own, i) if batch else own[i] for i in ids]
         names = None if layers is None else self.layer_names(layers)
-        answers = self._timed(self._engine.client_gradients(self._params, positions, names))
-        with self._transfers.open() as exchange:
-            self._transfers.download(exchange, ids)
-            for client, gradient, used in zip(ids, answers, positions, strict=True):
-                exchange.charge("train_samples", [client], len(used))
-                with self._clock("ask"):
-                    sent = self._upload_vector(exchange, client, gradient, compressor)
-                yield sent
+        gradients = self._engine.client_gradients(self._params, positions, names)
+        numbers = sum(self._params[name].numel() for name in names or self._engine.trained)
+        self._exchange(ids, train=sizes_of(positions), up=compressor.num_bytes(numbers))
+        return self._timed(compressor.compress(one, self._context.compression_seed) for one in gradients)
 
-    def gradient_norms(self, ids: Ids) -> NDArray[np.float64]:
+    def gradient_norms(self, ids: Ids) -> Floats:
         """Euclidean norm of each client's full gradient [len(ids)]: one number up and one training pass each."""
         self._context.require(Signal.GRADIENTS)
         positions = [self._engine.data.train[i] for i in ids]
-        gradients = self._engine.client_gradients(self._params, positions, None)
-        norms = self._fetched(map(length, gradients))
-        self._report(ids, "train_samples", map(len, positions))
+        norms = self._fetched(map(length, self._engine.client_gradients(self._params, positions, None)))
+        self._exchange(ids, train=sizes_of(positions), up=NUMBER)
         return norms
 
-    def gradient_spreads(self, ids: Ids) -> NDArray[np.float64]:
+    def gradient_spreads(self, ids: Ids) -> Floats:
         """Each client's root mean square distance of its mini-batch gradients from their mean [len(ids)].
 
         One pass over its data in mini-batches of the local batch size, fresh every round; one number up each.
         """
         self._context.require(Signal.GRADIENTS)
-        batches = [self._batches(i) for i in ids]
-        reports = (self._engine.client_gradients(self._params, b, None) for b in batches)
-        spreads = self._fetched(_spread(torch.stack(list(r)).double()) for r in reports)
-        self._report(ids, "train_samples", (sum(map(len, some)) for some in batches))
+        own, size = self._engine.data.train, self._engine.work.batch_size
+        shuffled = [self._context.shuffled(own[i], i) for i in ids]
+        batches = ([one[start : start + size] for start in range(0, len(one), size)] for one in shuffled)
+        reports = (self._engine.client_gradients(self._params, some, None) for some in batches)
+        spreads = self._fetched(_spread(torch.stack(list(report)).double()) for report in reports)
+        self._exchange(ids, train=sizes_of(shuffled), up=NUMBER)
         return spreads
 
     def train(self, ids: Ids) -> None:
@@ -181,20 +182,17 @@ class Clients:
         Nothing is reported, so that nothing is waited for: on a simulated clock, it delays their next answer.
         """
         self._context.require(Signal.TRAINING)
-        with self._transfers.open(answered=False) as exchange:
-            self._train(ids, exchange)
+        self._exchange(ids, train=self._train(ids), answered=False)
 
-    def update_norms(self, ids: Ids) -> NDArray[np.float64]:
+    def update_norms(self, ids: Ids) -> Floats:
         """Euclidean norm of the update of each client, after training [len(ids)]: one number up each."""
         self._context.require(Signal.TRAINING)
-        with self._transfers.open() as exchange:
-            self._train(ids, exchange)
-            self._transfers.upload_numbers(exchange, ids, 1)
+        self._exchange(ids, train=self._train(ids), up=NUMBER)
         with self._clock("ask"):
-            return row_norms(self._matrices(ids, self.layer_names(None))) if len(ids) else np.empty(0)
+            return row_norms(self._matrices(ids, self._engine.trained)) if len(ids) else np.empty(0)
 
     def updates(
-        self, ids: Ids, *, layers: Sequence[str] | None = None, compressor: Compressor | None = None
+        self, ids: Ids, *, layers: Sequence[str] | None = None, compressor: Compressor = WHOLE
     ) -> dict[str, Tensor]:
         """w_k - w of each client after training, of the `layers` named, as matrices [len(ids), d] by tensor.
 
@@ -202,17 +200,15 @@ class Clients:
         "sketch" of compressed updates, which are charged by their size; collecting an update then sends all of it.
         """
         self._context.require(Signal.TRAINING)
-        with self._transfers.open() as exchange:
-            self._train(ids, exchange)
-            names = self.layer_names(layers)
-            matrices = self._matrices(ids, names)
-            if compressor is None or isinstance(compressor, Identity):
-                self._transfers.upload_tensors(exchange, ids, names)
-                return matrices
-            rows = (torch.cat([m[row] for m in matrices.values()]) for row in range(len(ids)))
-            with self._clock("ask"):
-                sent = [self._upload_vector(exchange, i, row, compressor) for i, row in zip(ids, rows, strict=True)]
-            return {"sketch": torch.stack(sent)}
+        names, train = self.layer_names(layers), self._train(ids)
+        matrices = self._matrices(ids, names)
+        if isinstance(compressor, Identity):
+            self._exchange(ids, train=train, up=self._tensors_to_send(ids, names))
+            return matrices
+        self._exchange(ids, train=train, up=compressor.num_bytes(sum(m.shape[1] for m in matrices.values())))
+        rows = (torch.cat([m[row] for m in matrices.values()]) for row in range(len(ids)))
+        with self._clock("ask"):
+            return {"sketch": torch.stack([compressor.compress(row, self._context.compression_seed) for row in rows])}
 
     def gradients_after_training(self, ids: Ids) -> Iterator[Tensor]:
         """The gradient of each client's mean training loss at the model it has trained, flat [D].
@@ -221,14 +217,13 @@ class Clients:
         """
         self._context.require(Signal.GRADIENTS)
         self._context.require(Signal.TRAINING)
-        with self._transfers.open() as exchange:
-            self._train(ids, exchange)
-            for i in ids:
-                positions = self._engine.data.train[i]
-                model = self._trained_model(i)
-                (gradient,) = self._timed(self._engine.client_gradients(model, [positions], None))
-                exchange.charge("train_samples", [i], len(positions))
-                yield self._upload_vector(exchange, i, gradient, None)
+        positions = [self._engine.data.train[i] for i in ids]
+        numbers = sum(self._params[name].numel() for name in self._engine.trained)
+        self._exchange(ids, train=self._train(ids) + sizes_of(positions), up=NUMBER * numbers)
+        return self._timed(
+            next(self._engine.client_gradients(self._trained_model(i), [own], None))
+            for i, own in zip(ids, positions, strict=True)
+        )
 
     def public_labels(self, ids: Ids) -> Iterator[Tensor]:
         """Log-probabilities of each client's trained model on the public samples, float64 [M, C], client after client.
@@ -240,14 +235,9 @@ class Clients:
         self._context.require(Signal.TRAINING)
         if (public := self._context.public) is None:
             raise FedsimError("this selector needs public samples: set server.public_samples")
-        with self._transfers.open() as exchange:
-            self._train(ids, exchange)
-            for i in ids:
-                with self._clock("ask"):
-                    labels = self._engine.predict(self._trained_model(i), public)
-                exchange.charge("forward_samples", [i], len(labels))
-                self._transfers.upload_numbers(exchange, [i], labels.numel())
-                yield labels
+        numbers = len(public) * self._engine.data.num_classes
+        self._exchange(ids, train=self._train(ids), forward=len(public), up=NUMBER * numbers)
+        return self._timed(self._engine.predict(self._trained_model(i), public) for i in ids)
 
     def momentum_buffers(self, ids: Ids) -> dict[str, Tensor]:
         """The momentum buffer each client ended its training with, per parameter [len(ids), ...]: P numbers up each.
@@ -255,15 +245,14 @@ class Clients:
         Raises `FedsimError` where the optimiser has none.
         """
         self._context.require(Signal.TRAINING)
-        with self._transfers.open() as exchange:
-            self._train(ids, exchange)
-            buffers = self._results.of(ids).momentum
-            if buffers is None:
-                raise FedsimError(
-                    "this selector needs the momentum buffers of local training, and the optimiser has none: set "
-                    "optimizer=sgd optimizer.momentum=0.9, say"
-                )
-            self._transfers.upload_numbers(exchange, ids, sum(b[0].numel() for b in buffers.values()))
+        train = self._train(ids)
+        buffers = self._results.of(ids).momentum
+        if buffers is None:
+            raise FedsimError(
+                "this selector needs the momentum buffers of local training, and the optimiser has none: set "
+                "optimizer=sgd optimizer.momentum=0.9, say"
+            )
+        self._exchange(ids, train=train, up=NUMBER * sum(b[0].numel() for b in buffers.values()))
         return buffers
 
     def resources(self, ids: Ids) -> Resources:
@@ -272,27 +261,25 @@ class Clients:
         Three numbers up each, without any model (FedCS's resource request). Raises `FedsimError` without a `system`.
         """
         self._context.require(Signal.RESOURCES)
-        clock = self._transfers.clock
-        with self._transfers.open() as exchange:
-            self._transfers.upload_numbers(exchange, ids, 3)
+        clock = self._context.simulated_clock
+        self._exchange(ids, model=False, up=3 * NUMBER)
         samples = np.array([self._engine.work.num_samples(len(self._engine.data.train[i])) for i in ids], np.int64)
-        return resources_of(clock, ids, samples, self._transfers.model_bytes)
+        return clock.resources(ids, samples, sum(self._bytes.values()))
 
-    def response_times(self, ids: Ids) -> NDArray[np.float64]:
+    def response_times(self, ids: Ids) -> Floats:
         """Seconds from the request until each client has trained and said so [len(ids)]: one number up each.
 
         Their models stay with them; whoever has trained already just answers. Raises `FedsimError` without a `system`.
         """
         self._context.require(Signal.RESPONSE_TIMES)
-        with self._transfers.open() as exchange:
-            self._train(ids, exchange)
-            self._transfers.upload_numbers(exchange, ids, 1)
-        return self._transfers.seconds(exchange, ids)
+        assert self._context.simulated_clock
+        seconds = self._exchange(ids, train=self._train(ids), up=NUMBER)
+        assert seconds is not None
+        return seconds
 
     def send_numbers(self, ids: Ids, count: int) -> None:
         """Charge `count` numbers up from each of `ids`: terms of a sum that only the sum of matters to the server."""
-        with self._transfers.open() as exchange:
-            self._transfers.upload_numbers(exchange, ids, count)
+        self._exchange(ids, model=False, up=NUMBER * count)
 
     def collect(self, ids: Ids) -> Cohort:
         """Train whoever of `ids` has not trained on this model yet, and receive all their updates.
@@ -301,11 +288,12 @@ class Clients:
         before, cost nothing.
         """
         extra = len({Signal.TRAINING_LOSS, Signal.SQUARED_LOSS} & self._context.needs)
-        with self._transfers.open() as exchange:
-            self._train(ids, exchange)
-            self._transfers.upload_updates(exchange, ids, extra)
-        durations = None if self._context.simulated is None else self._transfers.seconds(exchange, ids)
-        return replace(self._results.of(ids), ids=ids, durations=durations, samples=None, momentum=None)
+        train = self._train(ids)
+        up = self._tensors_to_send(ids, self._bytes) + NUMBER * extra * ~self._collected[ids]
+        self._collected[ids] = True
+        self._ledger.uploaded.update(ids.tolist())
+        seconds = self._exchange(ids, train=train, up=up)
+        return replace(self._results.of(ids), ids=ids, durations=seconds, samples=None, momentum=None)
 
     def layer_names(self, layers: Sequence[str] | None) -> list[str]:
         """The trained parameters whose names begin with one of `layers` (None: all), in the model's order."""
@@ -318,16 +306,45 @@ class Clients:
             )
         return names
 
-    def _report(self, ids: Ids, quantity: Quantity, samples: Iterable[int]) -> None:
-        """One exchange in which each of `ids` passes so many samples through the model and sends one number."""
-        with self._transfers.open() as exchange:
-            self._transfers.download(exchange, ids)
-            exchange.charge(quantity, ids, samples)
-            self._transfers.upload_numbers(exchange, ids, 1)
+    def _exchange(
+        self,
+        ids: Ids,
+        *,
+        model: bool = True,
+        forward: Amounts = 0,
+        train: Amounts = 0,
+        up: Amounts = 0,
+        answered: bool = True,
+    ) -> Floats | None:
+        """One request to `ids` and their answers: whoever lacks the `model` downloads it, passes so many samples, and
+        sends so many bytes.
+
+        Seconds [n] that it took each on the simulated clock, 0 where there was nothing to do; None without one.
+        """
+        new = ~self._has_model[ids] & model
+        self._has_model[ids[new]] = True
+        self._ledger.contacted.update(ids[new].tolist())
+        amounts = [np.full(len(ids), each) for each in (sum(self._bytes.values()) * new, forward, train, up)]
+        for quantity, each in zip(QUANTITIES, amounts, strict=True):
+            setattr(self._ledger, quantity, getattr(self._ledger, quantity) + int(each.sum()))
+        if self._context.simulated is None:
+            return None
+        busy, seconds = np.any(amounts, axis=0), np.zeros(len(ids))
+        work = Work(ids[busy], *(each[busy] for each in amounts))
+        seconds[busy] = self._context.simulated.spend(work, answered=answered)
+        return seconds
+
+    def _tensors_to_send(self, ids: Ids, names: Iterable[str]) -> NDArray[np.int64]:
+        """Bytes [n] of the tensors `names` of the clients' updates, but for those sent before."""
+        total = np.zeros(len(ids), np.int64)
+        for name in names:
+            total += self._bytes[name] * ~self._has_sent[name][ids]
+            self._has_sent[name][ids] = True
+        return total
 
     def _report_losses(
         self, ids: Ids, known: dict[int, float], samples: Callable[[Ids], Sequence[NDArray[np.int64]]]
-    ) -> NDArray[np.float64]:
+    ) -> Floats:
         """Losses [len(ids)] on the `samples` of each client; only those not `known` are asked for, and charged."""
         self._context.require(Signal.LOSSES)
         new = np.array([i for i in ids if int(i) not in known], np.int64)
@@ -335,23 +352,23 @@ class Clients:
             positions = samples(new)
             with self._clock("ask"):
                 losses = self._engine.losses(self._params, positions)
-            self._report(new, "forward_samples", sizes_of(positions))
+            self._exchange(new, forward=sizes_of(positions), up=NUMBER)
             self._ledger.nonfinite_reports += int((~np.isfinite(losses)).sum())
             known.update(zip(new.tolist(), losses.tolist(), strict=True))
         return np.array([known[int(i)] for i in ids], dtype=np.float64)
 
-    def _train(self, ids: Ids, exchange: Exchange) -> None:
-        """Local training of those of `ids` who have not trained on this model yet."""
-        new, context = self._results.missing(ids), self._context
-        self._transfers.download(exchange, new)
-        if len(new):
-            self._ledger.trained.update(map(int, new))
+    def _train(self, ids: Ids) -> NDArray[np.int64]:
+        """Local training of those of `ids` who have not trained on this model yet; the samples [n] that it takes."""
+        new, samples, context = ~self._results.known(ids), np.zeros(len(ids), np.int64), self._context
+        if new.any():
+            self._ledger.trained.update(ids[new].tolist())
             with self._clock("train"):
-                start = None if self._first_model is None else [self._first_model(int(i)) for i in new]
-                trained = self._engine.train(self._params, new, context.round, context.lr, start)
-                assert trained.samples is not None
-                exchange.charge("train_samples", new, trained.samples)
-                self._results.add(trained)
+                start = None if self._first_model is None else [self._first_model(int(i)) for i in ids[new]]
+                trained = self._engine.train(self._params, ids[new], context.round, context.lr, start)
+            assert trained.samples is not None
+            samples[new] = trained.samples
+            self._results.add(trained)
+        return samples
 
     def _matrices(self, ids: Ids, names: Sequence[str]) -> dict[str, Tensor]:
         """Updates as one matrix [len(ids), d] for each tensor of `names`."""
@@ -359,14 +376,8 @@ class Clients:
         return {name: delta[name].flatten(1) for name in names}
 
     def _trained_model(self, client: int) -> Params:
-        delta = self._results.of([client]).delta
+        delta = self._results.of(np.array([client])).delta
         return {name: value + delta[name][0] for name, value in self._params.items()}
-
-    def _upload_vector(self, exchange: Exchange, client: int, vector: Tensor, compressor: Compressor | None) -> Tensor:
-        """What arrives at the server of a client's flat `vector` [D]."""
-        used = compressor or Identity()
-        exchange.charge("bytes_up", [client], used.num_bytes(len(vector)))
-        return vector if compressor is None else compressor.compress(vector, self._context.compression_seed)
 
     def _timed(self, answers: Iterator[Tensor]) -> Iterator[Tensor]:
         """The same, with the time of each answer charged to the clients."""
@@ -377,7 +388,7 @@ class Clients:
                 return
             yield answer
 
-    def _fetched(self, answers: Iterator[Tensor]) -> NDArray[np.float64]:
+    def _fetched(self, answers: Iterator[Tensor]) -> Floats:
         """Answers of one number each, in one copy from a GPU; their time is charged to the clients."""
         with self._clock("ask"):
             numbers = list(answers)
@@ -386,10 +397,6 @@ class Clients:
     def _batch(self, samples: Sequence[NDArray[np.int64]], client: int) -> NDArray[np.int64]:
         """One mini-batch of a client's `samples`, fresh every round."""
         return self._context.shuffled(samples[client], client)[: self._engine.work.batch_size]
-
-    def _batches(self, client: int) -> list[NDArray[np.int64]]:
-        shuffled, size = self._context.shuffled(self._engine.data.train[client], client), self._engine.work.batch_size
-        return [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
 
 
 def _spread(vectors: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedsim.core.errors import FedsimError, at_least, check
+from fedsim.core.errors import FedsimError
+from fedsim.core.parameters import Count, parameters
 
 FLOAT_BYTES = 4
 LARGEST_PROJECTION = 2**28
@@ -35,14 +36,13 @@ class Identity(Compressor):
         return FLOAT_BYTES * length
 
 
+@parameters
 class _Sized(Compressor):
     """Compression to `size` m numbers; no more bytes are sent than the whole vector has."""
 
     bytes_per_entry = FLOAT_BYTES
 
-    def __init__(self, *, size: int) -> None:
-        check(at_least("size", size, 1))
-        self.size = size
+    size: Count
 
     def num_bytes(self, length: int) -> int:
         return min(self.bytes_per_entry * self.size, FLOAT_BYTES * length)

@@ -52,14 +52,6 @@ class UndeclaredSignalError(FedsimError):
     """A selector asked for a signal that is not in its `needs`."""
 
 
-def require(signal: Signal, needs: frozenset[Signal]) -> None:
-    """Raise unless `signal` is declared."""
-    if signal not in needs:
-        raise UndeclaredSignalError(
-            f"the selector asked for '{signal}' without declaring it; add Signal.{signal.name} to its `needs`"
-        )
-
-
 @dataclass(frozen=True)
 class RoundContext:
     """The round's number (1-based), its local learning rate, the clients that can be reached, the signals that the
@@ -81,11 +73,21 @@ class RoundContext:
 
     def require(self, signal: Signal) -> None:
         """Raise `UndeclaredSignalError` unless the selector declares `signal`."""
-        require(signal, self.needs)
+        if signal not in self.needs:
+            raise UndeclaredSignalError(
+                f"the selector asked for '{signal}' without declaring it; add Signal.{signal.name} to its `needs`"
+            )
 
     def shuffled(self, positions: NDArray[np.int64], client: int) -> NDArray[np.int64]:
         """A client's `positions` in a random order of this round, from which mini-batches are cut."""
         return self.streams.generator(Purpose.LOSS_BATCH, self.round, int(client)).permutation(positions)
+
+    @property
+    def simulated_clock(self) -> RoundClock:
+        """The simulated clock. Raises `FedsimError` where there is none."""
+        if self.simulated is None:
+            raise FedsimError("this selector needs a simulated clock: set system=lognormal, say")
+        return self.simulated
 
     @cached_property
     def compression_seed(self) -> int:

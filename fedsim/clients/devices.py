@@ -16,21 +16,30 @@ Scale", ICML 2022). A list is written `0;3600` or `[0, 3600]` (which CSV wants i
 """
 
 import csv
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
 
-from fedsim.core.errors import ConfigError, Problem, check, positive, rule
+from fedsim.core.errors import ConfigError, Problem, rule
 from fedsim.core.exact import exp
+from fedsim.core.parameters import Positive, Problems, parameters
+from fedsim.core.types import Floats, Ids
 from fedsim.partitions.base import largest_remainder
+
+BYTES_PER_KILOBIT = 125.0
+SPEEDS = {"ms_per_sample": "computation", "down_kbps": "communication", "up_kbps": "communication"}
+"""What a device has of its own, and FedScale's names for it."""
+PRESENCE = ("active", "inactive", "finish_time")
+MOST_TOLD = 5
+Sigma = Annotated[float, Interval(ge=0, le=10)]
 
 
 @dataclass(frozen=True)
@@ -65,170 +74,6 @@ def _remaining(intervals: NDArray[np.float64], period: float, now: float) -> flo
     return np.inf if first >= period else rest + first
 
 
-ALIASES = {"ms_per_sample": "computation", "down_kbps": "communication", "up_kbps": "communication"}
-PRESENCE = ("active", "inactive", "finish_time")
-MOST_TOLD = 5
-REMEDY = "docs/system.md has the columns"
-
-
-@dataclass(frozen=True)
-class DeviceTable:
-    """M devices: `ms_per_sample`, `down_kbps`, `up_kbps` [M], and of tables that have them ids [M] and presence."""
-
-    ms_per_sample: NDArray[np.float64]
-    down_kbps: NDArray[np.float64]
-    up_kbps: NDArray[np.float64]
-    client_ids: NDArray[np.int64] | None
-    presence: Presence | None
-
-
-class RowError(ValueError):
-    """What is wrong with a cell."""
-
-
-def read_table(path: Path) -> DeviceTable:
-    """The devices in a CSV file. Raises `ConfigError` with the rows and columns at fault."""
-    try:
-        state = path.stat()
-    except OSError as error:
-        raise _error(path, f"cannot be read ({error.strerror or error})") from error
-    return _read(path, state.st_mtime_ns, state.st_size)
-
-
-@lru_cache(maxsize=4)  # a sweep checks the same file once a job
-def _read(path: Path, _modified: int, _size: int) -> DeviceTable:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            names = [name.strip() for name in reader.fieldnames or []]
-            reader.fieldnames = names
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _error(path, f"is not a CSV file that can be read ({error})") from error
-    columns = _columns(path, names)
-    if not rows:
-        raise _error(path, "has no row below its header")
-    return _table(path, rows, columns)
-
-
-def _columns(path: Path, names: list[str]) -> dict[str, str]:
-    """The name in the file of each column that is read."""
-    if len(set(names)) < len(names):
-        raise _error(path, f"has a column twice: {', '.join(names)}")
-    found = {key: key if key in names else other for key, other in ALIASES.items()}
-    missing = [f"{key} (or {ALIASES[key]})" for key, name in found.items() if name not in names]
-    some = [name for name in PRESENCE if name in names]
-    if some and len(some) < len(PRESENCE):
-        missing += [name for name in PRESENCE if name not in names]
-    if missing:
-        raise _error(path, f"lacks the column {', '.join(missing)}; it has {', '.join(names) or 'none'}")
-    optional = {name: name for name in ("client_id", *some) if name in names}
-    return found | optional
-
-
-def _table(path: Path, rows: list[tuple[int, dict[str, str | None]]], columns: Mapping[str, str]) -> DeviceTable:
-    problems: list[str] = []
-    values: dict[str, list[float]] = {key: [] for key in ALIASES}
-    ids: dict[int, int] = {}
-    intervals: list[NDArray[np.float64]] = []
-    periods: list[float] = []
-    for line, row in rows:
-        try:
-            _check_length(row)
-            for key in ALIASES:
-                values[key].append(_positive(row, columns[key]))
-            if "client_id" in columns:
-                _add_id(ids, _id(row), line)
-            if "active" in columns:
-                period = _positive(row, "finish_time")
-                intervals.append(_intervals(row, period))
-                periods.append(period)
-        except RowError as error:
-            problems.append(f"line {line}: {error}")
-    if problems:
-        more = f" (and {len(problems) - MOST_TOLD} more lines)" if len(problems) > MOST_TOLD else ""
-        raise _error(path, "; ".join(problems[:MOST_TOLD]) + more)
-    return DeviceTable(
-        ms_per_sample=np.array(values["ms_per_sample"]),
-        down_kbps=np.array(values["down_kbps"]),
-        up_kbps=np.array(values["up_kbps"]),
-        client_ids=np.array(list(ids), dtype=np.int64) if "client_id" in columns else None,
-        presence=Presence(intervals, np.array(periods)) if "active" in columns else None,
-    )
-
-
-def _check_length(row: Mapping[Any, Any]) -> None:
-    """Raise `RowError` for a row that is longer than the header, whose cells are likely to be in wrong columns."""
-    cells, beyond = len(row) - 1, row.get(None, [])
-    if any(cell.strip() for cell in beyond):
-        text = f"has {cells + len(beyond)} cells, and the header {cells}"
-        raise RowError(f"{text} (a comma inside a cell needs quotes)")
-
-
-def _cell(row: Mapping[str, str | None], name: str) -> str:
-    value = row.get(name)  # None where the row is too short
-    if value is None or not value.strip():
-        raise RowError(f"{name} is empty")
-    return value.strip()
-
-
-def _number(text: str, name: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise RowError(f"{name}={text!r} must be a number") from None
-    if not math.isfinite(value):
-        raise RowError(f"{name}={text!r} must be finite")
-    return value
-
-
-def _positive(row: Mapping[str, str | None], name: str) -> float:
-    value = _number(_cell(row, name), name)
-    if value <= 0:
-        raise RowError(f"{name}={value:g} must be > 0")
-    return value
-
-
-def _id(row: Mapping[str, str | None]) -> int:
-    text = _cell(row, "client_id")
-    if not re.fullmatch(r"\d{1,18}", text):
-        raise RowError(f"client_id={text!r} must be an integer >= 0")
-    return int(text)
-
-
-def _add_id(ids: dict[int, int], client: int, line: int) -> None:
-    if client in ids:
-        raise RowError(f"client_id={client} is that of line {ids[client]}, too")
-    ids[client] = line
-
-
-def _intervals(row: Mapping[str, str | None], period: float) -> NDArray[np.float64]:
-    starts, ends = _list(row, "active"), _list(row, "inactive")
-    if len(starts) != len(ends):
-        raise RowError(f"active has {len(starts)} numbers and inactive {len(ends)}; each interval needs both")
-    pairs = np.stack([starts, ends], 1)
-    times = pairs.ravel()
-    if (np.diff(times) <= 0).any() or times[0] < 0 or times[-1] > period:
-        raise RowError(
-            f"active={starts.tolist()} inactive={ends.tolist()} must rise strictly, one interval after another, within "
-            f"[0, finish_time={period:g}]"
-        )
-    return pairs
-
-
-def _list(row: Mapping[str, str | None], name: str) -> NDArray[np.float64]:
-    parts = re.split(r"[;,\s]+", _cell(row, name).strip("[]() "))
-    return np.array([_number(part, name) for part in parts])
-
-
-def _error(path: Path, reason: str) -> ConfigError:
-    return ConfigError([Problem("path", str(path), reason, REMEDY)])
-
-
-Floats = NDArray[np.float64]
-BYTES_PER_KILOBIT = 125.0
-
-
 @dataclass(frozen=True)
 class Devices:
     """Of N clients [N]: `forward` seconds to pass a sample through the model, `down` and `up` in bytes per second.
@@ -240,6 +85,105 @@ class Devices:
     down: Floats
     up: Floats
     presence: Presence | None = None
+
+    def of(self, rows: NDArray[np.int64]) -> "Devices":
+        """Those of `rows`, in this order; a row may come several times."""
+        presence = None if self.presence is None else self.presence.of(rows)
+        return Devices(self.forward[rows], self.down[rows], self.up[rows], presence)
+
+
+def devices_of(ms_per_sample: Floats, down_kbps: Floats, up_kbps: Floats, presence: Presence | None = None) -> Devices:
+    """Devices from arrays [N] in the units of configs."""
+    return Devices(ms_per_sample / 1000, down_kbps * BYTES_PER_KILOBIT, up_kbps * BYTES_PER_KILOBIT, presence)
+
+
+def read_table(path: Path) -> tuple[Devices, Ids | None]:
+    """The devices in a CSV file, and whose they are. Raises `ConfigError` with the rows and columns at fault."""
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise _error(path, f"cannot be read as a CSV file ({error})") from error
+
+
+@lru_cache(maxsize=4)  # a sweep checks the same file once a job
+def _read(path: Path, _modified: int) -> tuple[Devices, Ids | None]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        reader.fieldnames = names = [name.strip() for name in reader.fieldnames or []]
+        rows: list[tuple[int, dict[Any, Any]]] = [(reader.line_num, row) for row in reader]
+    columns = _columns(path, names)
+    problems: list[str] = []
+    speeds: list[list[float]] = []
+    ids: dict[int, int] = {}
+    presences: list[tuple[NDArray[np.float64], float]] = []
+    for line, row in rows:
+        try:
+            if any(row.get(None, [])):
+                raise ValueError(f"has more cells than the header, {len(names)} (a comma inside a cell needs quotes)")
+            speeds.append([_positive(row, column) for column in columns])
+            if "client_id" in names and ids.setdefault(client := _id(row), line) != line:
+                raise ValueError(f"client_id={client} is that of line {ids[client]}, too")
+            if "active" in names:
+                presences.append(_intervals(row, _positive(row, "finish_time")))
+        except ValueError as error:
+            problems.append(f"line {line}: {error}")
+    if problems or not rows:
+        more = f" (and {len(problems) - MOST_TOLD} more lines)" if len(problems) > MOST_TOLD else ""
+        raise _error(path, "; ".join(problems[:MOST_TOLD]) + more or "has no row below its header")
+    presence = None
+    if presences:
+        presence = Presence([own for own, _ in presences], np.array([period for _, period in presences]))
+    forward, down, up = np.array(speeds).T
+    return devices_of(forward, down, up, presence), np.array(list(ids)) if ids else None
+
+
+def _columns(path: Path, names: list[str]) -> list[str]:
+    """The names in the file of the columns of `SPEEDS`."""
+    found = [key if key in names else other for key, other in SPEEDS.items()]
+    missing = [f"{key} (or {SPEEDS[key]})" for key, name in zip(SPEEDS, found, strict=True) if name not in names]
+    if any(name in names for name in PRESENCE):
+        missing += [name for name in PRESENCE if name not in names]
+    if missing or len(set(names)) < len(names):
+        fault = f"lacks the column {', '.join(missing)}" if missing else "has a column twice"
+        raise _error(path, f"{fault}; it has {', '.join(names) or 'none'}")
+    return found
+
+
+def _positive(row: Mapping[str, Any], name: str) -> float:
+    text = (row[name] or "").strip()  # None where the row is too short
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if not 0 < value < np.inf:
+        raise ValueError(f"{name}={text!r} must be a finite number > 0")
+    return value
+
+
+def _id(row: Mapping[str, Any]) -> int:
+    text = (row["client_id"] or "").strip()
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise ValueError(f"client_id={text!r} must be an integer >= 0")
+    return int(text)
+
+
+def _intervals(row: Mapping[str, Any], period: float) -> tuple[NDArray[np.float64], float]:
+    lists = [re.split(r"[;,\s]+", (row[name] or "").strip("[]() ")) for name in PRESENCE[:2]]
+    starts, ends = (np.array(found, dtype=np.float64) for found in lists)
+    if len(starts) != len(ends):
+        raise ValueError(f"active has {len(starts)} numbers and inactive {len(ends)}; each interval needs both")
+    pairs = np.stack([starts, ends], 1)
+    times = pairs.ravel()
+    if not ((np.diff(times) > 0).all() and times[0] >= 0 and times[-1] <= period):
+        raise ValueError(
+            f"active={starts.tolist()} inactive={ends.tolist()} must rise strictly, one interval after another, within "
+            f"[0, finish_time={period:g}]"
+        )
+    return pairs, period
+
+
+def _error(path: Path, reason: str) -> ConfigError:
+    return ConfigError([Problem("path", str(path), reason, "docs/system.md has the columns")])
 
 
 class DeviceModel(ABC):
@@ -254,90 +198,72 @@ class DeviceModel(ABC):
         """The devices of the clients 0 to `num_clients` - 1; `rng` is a random stream of the run."""
 
 
-def devices_of(ms_per_sample: Floats, down_kbps: Floats, up_kbps: Floats, presence: Presence | None = None) -> Devices:
-    """Devices from arrays [N] in the units of configs."""
-    return Devices(ms_per_sample / 1000, down_kbps * BYTES_PER_KILOBIT, up_kbps * BYTES_PER_KILOBIT, presence)
-
-
+@parameters
 class Uniform(DeviceModel):
     """Each of the three values of a device is drawn uniformly between two bounds; two equal bounds make all devices
     equal in it."""
 
-    def __init__(
-        self, *, ms_per_sample: tuple[float, float], down_kbps: tuple[float, float], up_kbps: tuple[float, float]
-    ) -> None:
-        self._bounds = {"ms_per_sample": ms_per_sample, "down_kbps": down_kbps, "up_kbps": up_kbps}
-        told = "must be two positive numbers, the lower one first"
-        check(*(rule(0 < low <= high < np.inf, key, [low, high], told) for key, (low, high) in self._bounds.items()))
+    ms_per_sample: tuple[float, float]
+    down_kbps: tuple[float, float]
+    up_kbps: tuple[float, float]
+
+    def problems(self) -> Problems:
+        for key in SPEEDS:
+            low, high = getattr(self, key)
+            told = "must be two positive numbers, the lower one first"
+            yield rule(0 < low <= high < np.inf, key, [low, high], told)
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
         shares = rng.random((num_clients, 3))  # client by client: they do not depend on how many there are
-        low, high = np.array(list(self._bounds.values()), dtype=np.float64).T
+        low, high = np.array([self.ms_per_sample, self.down_kbps, self.up_kbps], dtype=np.float64).T
         return devices_of(*(low + (high - low) * shares).T)
 
 
+@parameters
 class LogNormal(DeviceModel):
     """Each of the three values is log-normal: its `median` times exp(`sigma` z), with z standard normal.
 
     The three are independent of each other.
     """
 
-    def __init__(
-        self,
-        *,
-        ms_per_sample_median: float,
-        ms_per_sample_sigma: float,
-        down_kbps_median: float,
-        down_kbps_sigma: float,
-        up_kbps_median: float,
-        up_kbps_sigma: float,
-    ) -> None:
-        medians = {
-            "ms_per_sample_median": ms_per_sample_median,
-            "down_kbps_median": down_kbps_median,
-            "up_kbps_median": up_kbps_median,
-        }
-        sigmas = {
-            "ms_per_sample_sigma": ms_per_sample_sigma,
-            "down_kbps_sigma": down_kbps_sigma,
-            "up_kbps_sigma": up_kbps_sigma,
-        }
-        check(
-            *(positive(key, value) for key, value in medians.items()),
-            *(rule(0 <= value <= 10, key, value, "must lie in [0, 10]") for key, value in sigmas.items()),
-        )
-        self._medians, self._sigmas = np.array(list(medians.values())), np.array(list(sigmas.values()))
+    ms_per_sample_median: Positive
+    ms_per_sample_sigma: Sigma
+    down_kbps_median: Positive
+    down_kbps_sigma: Sigma
+    up_kbps_median: Positive
+    up_kbps_sigma: Sigma
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
-        values = self._medians * exp(self._sigmas * rng.standard_normal((num_clients, 3)))
-        return devices_of(*values.T)
+        medians = np.array([self.ms_per_sample_median, self.down_kbps_median, self.up_kbps_median])
+        sigmas = np.array([self.ms_per_sample_sigma, self.down_kbps_sigma, self.up_kbps_sigma])
+        return devices_of(*(medians * exp(sigmas * rng.standard_normal((num_clients, 3)))).T)
 
 
+@parameters
 class Tiers(DeviceModel):
     """A few kinds of devices; clients are put into tiers of the given `shares` at random (by largest remainder)."""
 
-    def __init__(
-        self, *, shares: list[float], ms_per_sample: list[float], down_kbps: list[float], up_kbps: list[float]
-    ) -> None:
-        columns = {"ms_per_sample": ms_per_sample, "down_kbps": down_kbps, "up_kbps": up_kbps}
-        count = len(shares)
-        check(
-            rule(count > 0 and min(shares) >= 0 and 0 < sum(shares) < np.inf, "shares", shares, "must be numbers >= 0"),
-            *(
-                rule(len(v) == count, key, v, f"must have one value for each of the {count} shares")
-                or rule(all(0 < x < np.inf for x in v), key, v, "must be positive numbers")
-                for key, v in columns.items()
-            ),
-        )
-        self._shares = np.array(shares) / sum(shares)
-        self._columns = [np.array(values) for values in columns.values()]
+    shares: list[float]
+    ms_per_sample: list[float]
+    down_kbps: list[float]
+    up_kbps: list[float]
+
+    def problems(self) -> Problems:
+        shares, count = self.shares, len(self.shares)
+        possible = count > 0 and min(shares) >= 0 and 0 < sum(shares) < np.inf
+        yield rule(possible, "shares", shares, "must be numbers >= 0")
+        for key in SPEEDS:
+            values = getattr(self, key)
+            yield rule(len(values) == count, key, values, f"must have one value for each of the {count} shares")
+            yield rule(all(0 < x < np.inf for x in values), key, values, "must be positive numbers")
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
-        counts = largest_remainder(self._shares, num_clients)
+        counts = largest_remainder(np.array(self.shares) / sum(self.shares), num_clients)
         tiers = rng.permutation(np.repeat(np.arange(len(counts)), counts))
-        return devices_of(*(column[tiers] for column in self._columns))
+        return devices_of(*(np.array(column)[tiers] for column in (self.ms_per_sample, self.down_kbps, self.up_kbps)))
 
 
+@parameters
 class Trace(DeviceModel):
     """The devices in the rows of a CSV file (`fedsim.clients.devices` has its columns).
 
@@ -345,31 +271,23 @@ class Trace(DeviceModel):
     for each client, with replacement.
     """
 
-    def __init__(self, *, path: Path, assign: Literal["id", "random"]) -> None:
-        check(rule(path != Path(), "path", "", "must be the path of a CSV file", "docs/system.md has its columns"))
-        self.path, self.assign = path, assign
-        self._table = read_table(path)
-        if assign == "id" and self._table.client_ids is None:
-            raise ConfigError([Problem("assign", assign, f"{path} has no column client_id", "use assign=random")])
+    path: Path
+    assign: Literal["id", "random"]
+
+    def problems(self) -> Problems:
+        if self.path == Path():
+            yield Problem("path", "", "must be the path of a CSV file", "docs/system.md has its columns")
+        elif read_table(self.path)[1] is None and self.assign == "id":
+            yield Problem("assign", self.assign, f"{self.path} has no column client_id", "use assign=random")
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
-        table = self._table
-        rows = (
-            self._rows(num_clients) if self.assign == "id" else rng.integers(len(table.ms_per_sample), size=num_clients)
-        )
-        presence = None if table.presence is None else table.presence.of(rows)
-        return devices_of(table.ms_per_sample[rows], table.down_kbps[rows], table.up_kbps[rows], presence)
-
-    def _rows(self, num_clients: int) -> NDArray[np.int64]:
-        assert self._table.client_ids is not None
-        places = {int(client): row for row, client in enumerate(self._table.client_ids)}
-        missing = [client for client in range(num_clients) if client not in places]
-        if missing:
-            some = ", ".join(map(str, missing[:5])) + (" and more" if len(missing) > 5 else "")
-            reason = (
-                f"has no row for client {some}; num_clients={num_clients} needs the client_ids 0 to {num_clients - 1}"
-            )
+        table, ids = read_table(self.path)
+        if self.assign == "random" or ids is None:
+            return table.of(rng.integers(len(table.forward), size=num_clients))
+        if len(missing := np.setdiff1d(np.arange(num_clients), ids)):
+            some = ", ".join(map(str, missing[:MOST_TOLD])) + (" and more" if len(missing) > MOST_TOLD else "")
+            reason = f"has no row for client {some}; needs the client_ids 0 to num_clients - 1 = {num_clients - 1}"
             raise ConfigError(
                 [Problem("system.devices.path", str(self.path), reason, "use system.devices.assign=random")]
             )
-        return np.array([places[client] for client in range(num_clients)], dtype=np.int64)
+        return table.of(np.argsort(ids)[np.searchsorted(np.sort(ids), np.arange(num_clients))])

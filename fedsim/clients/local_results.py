@@ -1,6 +1,6 @@
 """Updates of the clients that have trained on one version of the model in this round."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.exact import row_sums
-from fedsim.core.types import Cohort, Ids, Params
+from fedsim.core.types import Cohort, Floats, Ids, Params
 
 BLOCK_ENTRIES = 2**20
 """Entries of a block of rows, small enough for the processor's cache."""
@@ -55,18 +55,18 @@ class LentCopy:
 class LocalResults:
     """A client trains once on a version of the model: its update is kept, and given as often as it is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_clients: int) -> None:
         self._parts: list[Cohort] = []
         self._lent: list[Lent] = []
-        self._places: dict[int, tuple[int, int]] = {}  # client -> part and row
+        self._part, self._row = np.full((2, num_clients), -1)  # where the update of each client is
 
-    def missing(self, ids: Iterable[int]) -> Ids:
-        """Those of `ids` that have not trained yet."""
-        return np.array([i for i in ids if int(i) not in self._places], dtype=np.int64)
+    def known(self, ids: Ids) -> NDArray[np.bool_]:
+        """Which of `ids` have trained."""
+        return self._part[ids] >= 0
 
     def add(self, part: Cohort) -> None:
         """The updates of clients that have just trained."""
-        self._places |= {int(i): (len(self._parts), row) for row, i in enumerate(part.ids)}
+        self._part[part.ids], self._row[part.ids] = len(self._parts), np.arange(len(part.ids))
         self._parts.append(part)
         self._lent.append(Lent(part.delta))
 
@@ -75,18 +75,16 @@ class LocalResults:
         """Names of tensors of updates that somebody has modified in place since they were trained."""
         return list(dict.fromkeys(name for lent in self._lent for name in lent.modified))
 
-    def of(self, ids: Iterable[int]) -> Cohort:
+    def of(self, ids: Ids) -> Cohort:
         """The updates of `ids`, in this order; without a copy if these are all that were trained in one call."""
-        places = [self._places[int(i)] for i in ids]
-        if len({part for part, _ in places}) > 1:
+        if len(set(self._part[ids].tolist())) > 1:
             self._parts, parts = [], self._parts
             self.add(Cohort.concat(parts))
-            return self.of(ids)
-        part, rows = self._parts[places[0][0]], np.array([row for _, row in places], dtype=np.int64)
+        part, rows = self._parts[self._part[ids[0]]], self._row[ids]
         return part if np.array_equal(rows, np.arange(len(part.ids))) else part.rows(rows)
 
 
-def row_norms(matrices: Mapping[str, Tensor]) -> NDArray[np.float64]:
+def row_norms(matrices: Mapping[str, Tensor]) -> Floats:
     """Euclidean norm over all `matrices` [n, d], row by row [n], in float64."""
     first = next(iter(matrices.values()))
     squares = torch.zeros(len(first), dtype=torch.float64, device=first.device)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.clients.context import Signal, require
-from fedsim.clients.ledger import Ledger
+from fedsim.clients.context import RoundContext, Signal
 from fedsim.clients.local_results import LentCopy
 from fedsim.core.errors import FedsimError
 from fedsim.core.types import Cohort, Evaluation, Params
@@ -36,14 +35,8 @@ class ServerData:
 class Server:
     """The server's own samples, as a selector sees them in one round: every use is declared and counted."""
 
-    def __init__(
-        self, engine: Engine, data: ServerData, needs: frozenset[Signal], ledger: Ledger, params: Params
-    ) -> None:
-        self._engine = engine
-        self._data = data
-        self._needs = needs
-        self._ledger = ledger
-        self._copy = LentCopy(params)
+    def __init__(self, engine: Engine, data: ServerData, context: RoundContext, params: Params) -> None:
+        self._engine, self._data, self._context, self._copy = engine, data, context, LentCopy(params)
 
     @property
     def params(self) -> Params:
@@ -57,26 +50,26 @@ class Server:
 
     def validate(self, params: Params) -> Evaluation:
         """Accuracy and loss of `params` on the server's validation split (never the test set)."""
-        require(Signal.VALIDATION, self._needs)
+        self._context.require(Signal.VALIDATION)
         if self._data.validation is None:
             raise FedsimError("this selector needs a validation split at the server: set server.validation_fraction")
         return self._evaluate(params, self._data.validation)
 
     def test(self, params: Params) -> Evaluation:
         """Accuracy and loss of `params` on the test set, for replications of codes that select by it."""
-        require(Signal.TEST, self._needs)
+        self._context.require(Signal.TEST)
         return self._evaluate(params, self._data.test)
 
     def predict_public(self, cohort: Cohort) -> Tensor:
         """Log-probabilities of each uploaded model on the public samples, float64 [K, M, C]."""
-        require(Signal.PUBLIC, self._needs)
+        self._context.require(Signal.PUBLIC)
         public = self._data.public
         if public is None:
             raise FedsimError("this selector needs public samples at the server: set server.public_samples")
-        self._ledger.server_forward_samples += len(cohort.ids) * len(public)
+        self._context.ledger.server_forward_samples += len(cohort.ids) * len(public)
         models = ({n: w + cohort.delta[n][row] for n, w in cohort.start.items()} for row in range(len(cohort.ids)))
         return torch.stack([self._engine.predict(model, public) for model in models])
 
     def _evaluate(self, params: Params, held: LabelledSamples) -> Evaluation:
-        self._ledger.server_forward_samples += len(held.y)
+        self._context.ledger.server_forward_samples += len(held.y)
         return self._engine.evaluate(params, held.x, held.y)

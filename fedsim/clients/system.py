@@ -10,19 +10,21 @@ one asks; the server waits for the slowest client of each. What the server compu
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Interval
 from numpy.typing import NDArray
 
-from fedsim.clients.devices import DeviceModel, Devices
-from fedsim.core.errors import at_least, between, ceil, check, positive, rule
+from fedsim.clients.devices import DeviceModel, Devices, Sigma
+from fedsim.core.errors import ceil
 from fedsim.core.exact import exp
+from fedsim.core.parameters import NonNegative, Positive, parameters
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import Ids, Work
-
-LARGEST_OVER_SELECTION = 1000.0
+from fedsim.core.types import Floats, Ids, Work
 
 
+@parameters
 class System:
     """Devices, network and deadline of a run whose rounds get a simulated duration.
 
@@ -34,50 +36,29 @@ class System:
     which no client can be reached.
     """
 
-    def __init__(
-        self,
-        *,
-        devices: DeviceModel,
-        training_factor: float,
-        latency: float,
-        variation: float,
-        deadline: float | None,
-        over_selection: float,
-        idle_seconds: float,
-    ) -> None:
-        check(
-            at_least("training_factor", training_factor, 1),
-            at_least("latency", latency, 0),
-            between("variation", variation, 0, 10),
-            None if deadline is None else positive("deadline", deadline, "null waits for everybody"),
-            rule(
-                1 <= over_selection <= LARGEST_OVER_SELECTION,
-                "over_selection",
-                over_selection,
-                f"must lie in [1, {LARGEST_OVER_SELECTION:g}]",
-                "1.3 selects 30 % more clients than cohort_size",
-            ),
-            positive("idle_seconds", idle_seconds),
-        )
-        self.devices = devices
-        self.training_factor, self.latency, self.variation = training_factor, latency, variation
-        self.deadline, self.over_selection, self.idle_seconds = deadline, over_selection, idle_seconds
+    devices: DeviceModel
+    training_factor: Annotated[float, Ge(1)]
+    latency: NonNegative
+    variation: Sigma
+    deadline: Positive | None
+    over_selection: Annotated[float, Interval(ge=1, le=1000)]
+    idle_seconds: Positive
 
     def num_selected(self, cohort_size: int, num_clients: int) -> int:
         """K' = ceil(over_selection K), the clients to select where `cohort_size` K are to arrive; at most N."""
         return min(ceil(self.over_selection * cohort_size), num_clients)
 
 
-Floats = NDArray[np.float64]
-
-
 @dataclass(frozen=True)
-class Race:
-    """What becomes of the updates of the selected: whose `arrived` in time [n], and the `seconds` until the server
-    went on."""
+class Resources:
+    """Seconds of n clients [n]: to be reached and download the model, to train locally, to upload the update.
 
-    arrived: NDArray[np.bool_]
-    seconds: float
+    Those of a device as it is on most days, without the variation of the round.
+    """
+
+    download: Floats
+    training: Floats
+    upload: Floats
 
 
 class RoundClock:
@@ -99,9 +80,8 @@ class RoundClock:
         """
         seconds = self.nominal(work, self._factors(work.ids))
         if not answered:
-            self._waiting |= {
-                int(i): self._waiting.get(int(i), 0.0) + float(s) for i, s in zip(work.ids, seconds, strict=True)
-            }
+            for client, more in zip(work.ids.tolist(), seconds.tolist(), strict=True):
+                self._waiting[client] = self._waiting.get(client, 0.0) + more
             return seconds
         seconds = seconds + self._system.latency + [self._waiting.pop(int(i), 0.0) for i in work.ids]
         self.asked += float(seconds.max(initial=0.0))
@@ -114,13 +94,18 @@ class RoundClock:
         transfers = work.bytes_down / devices.down[ids] + work.bytes_up / devices.up[ids]
         return (transfers + samples * devices.forward[ids]) * factors
 
-    @property
-    def latency(self) -> float:
-        """Seconds of an exchange besides transfers and computations."""
-        return self._system.latency
+    def resources(self, ids: Ids, samples: NDArray[np.int64], model_bytes: int) -> Resources:
+        """Those of clients `ids` who train on `samples` [n] in a round, all passes counted."""
+        nothing, model = np.zeros(len(ids), np.int64), np.full(len(ids), model_bytes)
+        return Resources(
+            download=self._system.latency + self.nominal(Work(ids, model, nothing, nothing, nothing)),
+            training=self.nominal(Work(ids, nothing, nothing, samples, nothing)),
+            upload=self.nominal(Work(ids, nothing, nothing, nothing, model)),
+        )
 
-    def race(self, ids: Ids, seconds: Floats, begun: float, wanted: int) -> Race:
-        """Whose updates arrive in time, of clients `ids` that take `seconds` [n] from `begun` seconds of the round on.
+    def race(self, ids: Ids, seconds: Floats, begun: float, wanted: int) -> tuple[NDArray[np.bool_], float]:
+        """Whose updates arrive in time [n], of clients `ids` that take `seconds` [n] from `begun` seconds of the round
+        on, and the seconds until the server goes on.
 
         A client that leaves before it has finished is lost. With over-selection the `wanted` first count; who is first
         of several that take equally long is drawn by round and client. The server goes on with the last of these, or
@@ -129,18 +114,16 @@ class RoundClock:
         leaving = np.full(len(ids), np.inf)
         if self._devices.presence is not None:
             leaving = self._devices.presence.of(ids).remaining(self._start + begun)
-        deadline = np.inf if self._system.deadline is None else self._system.deadline
+        deadline = self._system.deadline or np.inf
         arrived = (seconds <= leaving) & (seconds <= deadline)
         until = float(np.minimum(seconds, leaving).max(initial=0.0))
         if self._system.over_selection > 1 and np.count_nonzero(arrived) >= wanted:
-            first = np.lexsort((self._draws(ids), np.where(arrived, seconds, np.inf)))[:wanted]
+            streams = [self._streams.generator(Purpose.ARRIVAL_ORDER, self._round, int(i)) for i in ids]
+            draws = np.array([stream.random() for stream in streams])  # the same whoever else is selected
+            first = np.lexsort((draws, np.where(arrived, seconds, np.inf)))[:wanted]
             arrived = np.isin(np.arange(len(ids)), first)
             until = float(seconds[first].max(initial=0.0))
-        return Race(arrived, min(until, float(deadline)))
-
-    def _draws(self, ids: Ids) -> Floats:
-        """A uniform draw [n] for each client of this round, the same whoever else is selected."""
-        return np.array([self._streams.generator(Purpose.ARRIVAL_ORDER, self._round, int(i)).random() for i in ids])
+        return arrived, min(until, deadline)
 
     def _factors(self, ids: Ids) -> Floats | float:
         if not self._system.variation:
@@ -154,10 +137,8 @@ class SimulatedClock:
 
     def __init__(self, system: System, num_clients: int, wanted: int, streams: Streams) -> None:
         """`wanted`: K, the updates that a round waits for where more clients are selected."""
-        self.system = system
-        self.wanted = wanted
+        self.system, self.wanted, self._streams = system, wanted, streams
         self.devices = system.devices.draw(num_clients, streams.generator(Purpose.DEVICES))
-        self._streams = streams
 
     def present(self, now: float) -> NDArray[np.bool_] | None:
         """Which clients can be reached at `now` seconds of the run [N]; None: all of them, always."""

@@ -1,7 +1,6 @@
 """The first word of the command line: a command, or the beginning of an experiment's `key=value`s.
 
-What commands do is imported when one is called, so that help and lists are there at once. Their text is no wider than
-the terminal, and words are never broken.
+What commands do is imported when one is called, so that help and lists are there at once.
 """
 
 import shlex
@@ -13,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import fedsim
@@ -51,14 +49,6 @@ def entries(rows: Iterable[tuple[str, str]], indent: int = 2, widest: int = 26) 
     rows = list(rows)
     column = min(max((len(name) for name, _ in rows), default=0) + indent + 2, widest)
     return "\n".join(entry(name, text, indent, column) for name, text in rows)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Columns as wide as their widest cell, two spaces apart; those numbered in `right` are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [header, ["-" * width for width in widths], *rows]
-    aligned = [f"{{:{'>' if i in right else '<'}{width}}}" for i, width in enumerate(widths)]
-    return "\n".join("  ".join(aligned).format(*cells).rstrip() for cells in lines)
 
 
 @dataclass(frozen=True)
@@ -108,14 +98,9 @@ OPTIONS = (
 )
 
 
-def show_help() -> int:
-    """Print the page; returns the exit code."""
+def help_page() -> str:
     catalogue = Catalogue()
     groups = [(name, catalogue.about(name)) for name in catalogue.names if "/" not in name]
-    root = Path(fedsim.__file__).parents[1]
-    docs = "README.md and docs/ of the repository; every value is explained in the files of conf/ (fedsim list)"
-    if (root / "docs").is_dir() and (root / "README.md").is_file():
-        docs = f"README.md and docs/ in {root}"
     parts = [
         wrap(f"fedsim {fedsim.__version__} {ABOUT}"),
         "Usage\n" + entries(USAGE),
@@ -123,10 +108,9 @@ def show_help() -> int:
         "Commands\n" + entries((name, command.about) for name, command in COMMANDS.items()),
         "Groups: choose by GROUP=CHOICE; `fedsim list GROUP` has the choices\n" + entries(groups),
         "Options\n" + entries(OPTIONS),
-        wrap(f"Docs: {docs}"),
+        wrap("Docs: README.md and docs/ of the repository; conf/ explains every value"),
     ]
-    print("\n\n".join(parts))
-    return 0
+    return "\n\n".join(parts)
 
 
 MISTAKE = 2
@@ -134,7 +118,6 @@ MISTAKE = 2
 
 
 def main() -> None:
-    """Do what the command line asks for, and exit with its code."""
     argv = sys.argv[1:]
     if world().rank and asks(argv):  # of several processes of torchrun, the first answers
         sys.exit(0)
@@ -144,7 +127,7 @@ def main() -> None:
 
 def asks(argv: Sequence[str]) -> bool:
     """Whether it is a command, help or the version, and no experiment's."""
-    return bool(argv and argv[0] in (*COMMANDS, "help")) or _asks(argv, "--help", "-h", "--version")
+    return bool(argv and argv[0] in (*COMMANDS, "help")) or not {"--help", "-h", "--version"}.isdisjoint(argv)
 
 
 def answer(argv: Sequence[str]) -> int | None:
@@ -163,8 +146,9 @@ def run_experiment(argv: Sequence[str]) -> Any:
         code: Any = exit_code(partial(run, argv) if place.size == 1 else partial(_run_over_ranks, place, argv))
     except SystemExit as end:  # of argparse, or of Hydra
         code = end.code
-    if code == MISTAKE and not place.rank and (meant := suggestion(argv)):
-        print(f"  did you mean `{meant}`?", file=sys.stderr)
+    near = nearest(argv[0], COMMANDS) if argv and "=" not in argv[0] and not argv[0].startswith("-") else None
+    if code == MISTAKE and near and not place.rank:
+        print(f"  did you mean `{shlex.join(['fedsim', near, *argv[1:]])}`?", file=sys.stderr)
     return code
 
 
@@ -188,29 +172,13 @@ def _answer(argv: Sequence[str]) -> int | None:
             module.arguments(parser)
             words = parser.parse_args(words)
         code = module.run(words)
-    elif first == "help" or _asks(argv, "--help", "-h"):
-        code = show_help()
-    elif _asks(argv, "--version"):
+    elif first == "help" or "--help" in argv or "-h" in argv:
+        print(help_page())
+        code = 0
+    elif "--version" in argv:
         print(f"fedsim {fedsim.__version__}")
         code = 0
     else:
         return None
     sys.stdout.flush()  # here, where a closed pipe is no error
     return code
-
-
-def suggestion(argv: Sequence[str]) -> str | None:
-    """The command line that may have been meant where a word that is neither a flag nor `key=value` is a command that
-    should come first, or is like one; None if there is no such word."""
-    plain = [word for word in argv if "=" not in word and not word.startswith(("-", "~", "+"))]
-    commands = [word for word in plain if word in COMMANDS]
-    for word in commands or plain:
-        name = word if word in COMMANDS else nearest(word, COMMANDS)
-        if name is not None:
-            position = list(argv).index(word)
-            return shlex.join(["fedsim", name, *argv[:position], *argv[position + 1 :]])
-    return None
-
-
-def _asks(argv: Sequence[str], *flags: str) -> bool:
-    return any(word in flags for word in argv)

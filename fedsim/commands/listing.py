@@ -1,13 +1,13 @@
 """`fedsim list`: what can be chosen, with idea, source, cost and what a method asks of clients."""
 
 import json
+import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.commands.catalogue import GROUP as LAUNCHERS
-from fedsim.commands.catalogue import Catalogue, Choice, Group, size_of
+from fedsim.commands.catalogue import LAUNCHERS, Catalogue, Choice, Group, launchers_not_installed
 from fedsim.commands.dispatch import entries, entry, wrap
 from fedsim.core.errors import FedsimError, nearest
 
@@ -17,7 +17,7 @@ SYMBOLS = (
     "authors."
 )
 """What the fields of selectors are about."""
-ABOUT_COSTS = ("asks", "bytes", "samples")
+ABOUT_COSTS = {"asks", "bytes", "samples"}
 
 
 class UnknownNameError(FedsimError):
@@ -36,18 +36,15 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     catalogue = Catalogue(options.config_dir)
     if options.group is None:
-        found = [catalogue.group(name, plugins=options.json) for name in catalogue.names]
-        if options.json:
-            _print_json({g.name: {"about": g.about, "choices": list(g.choices)} for g in found})
-        else:
-            print(groups_text(found))
-        return 0
-    group = catalogue.group(find_group(options.group, catalogue.names))
-    chosen = [find_choice(name, group) for name in options.choice]
-    if options.json:
-        _print_json({c.name: as_json(c) for c in chosen or group.choices.values()})
+        groups = [catalogue.group(name, plugins=options.json) for name in catalogue.names]
+        found = {group.name: {"about": group.about, "choices": list(group.choices)} for group in groups}
+        page = groups_text(groups)
     else:
-        print("\n\n".join(details(c, group) for c in chosen) if chosen else group_text(group))
+        group = catalogue.group(find_group(options.group, catalogue.names))
+        chosen = [find_choice(name, group) for name in options.choice]
+        found = {choice.name: as_json(choice) for choice in chosen or group.choices.values()}
+        page = "\n\n".join(details(choice, group) for choice in chosen) or group_text(group)
+    print(json.dumps(found, indent=1, ensure_ascii=False, default=str) if options.json else page)
     return 0
 
 
@@ -55,10 +52,8 @@ def find_group(word: str, names: Iterable[str]) -> str:
     """The group that `word` names: as it is, in the plural, or by the last part of its name."""
     spoken: dict[str, str] = {}
     for name in sorted(names, key=lambda name: name.count("/"), reverse=True):
-        for singular in (name, name.rpartition("/")[2]):
-            spoken |= dict.fromkeys(
-                (singular, f"{singular}s", f"{singular}es", f"{singular.removesuffix('y')}ies"), name
-            )
+        for one in (name, name.rpartition("/")[2]):
+            spoken |= dict.fromkeys((one, f"{one}s", f"{one}es", f"{one.removesuffix('y')}ies"), name)
     if word not in spoken:
         close = nearest(word, spoken)
         hint = f"did you mean {spoken[close]}?" if close else f"there are {', '.join(sorted(set(spoken.values())))}"
@@ -67,13 +62,17 @@ def find_group(word: str, names: Iterable[str]) -> str:
 
 
 def find_choice(word: str, group: Group) -> Choice:
-    if word in group.with_extra and word not in group.choices:
-        raise UnknownNameError(f"{word} is not installed; {_install(group.with_extra[word])}")
+    if (remedy := _not_installed(group).get(word)) and word not in group.choices:
+        raise UnknownNameError(f"{word} is not installed; {remedy}")
     if word not in group.choices:
         close = nearest(word, group.choices)
         hint = f"did you mean {close}?" if close else f"`fedsim list {group.name}` has them all"
         raise UnknownNameError(f"{word} is not a choice of {group.name}; {hint}")
     return group.choices[word]
+
+
+def _not_installed(group: Group) -> Mapping[str, str]:
+    return launchers_not_installed(group.choices) if group.name == LAUNCHERS else {}
 
 
 def groups_text(groups: Sequence[Group]) -> str:
@@ -85,7 +84,7 @@ def groups_text(groups: Sequence[Group]) -> str:
 
 def group_text(group: Group) -> str:
     """All choices of a group; where they have costs, those that build on another one are only named below it."""
-    costs = any(choice.fields.keys() & set(ABOUT_COSTS) for choice in group.choices.values())
+    costs = any(choice.fields.keys() & ABOUT_COSTS for choice in group.choices.values())
     shown = [choice for choice in group.choices.values() if choice.base is None or not costs]
     column = min(max((len(choice.name) for choice in shown), default=0) + 4, 26)
     lines = []
@@ -94,87 +93,63 @@ def group_text(group: Group) -> str:
         if costs:
             also = ", ".join(variant.name for variant in group.builds_on(choice.name))
             lines += [wrap(text, 6) for text in (_facts(choice), also and f"also {also}") if text]
-        elif runs := _runs(choice):
-            lines.append(wrap(runs, column))
-    title = f"{group.name}: {group.about}" if group.about else group.name
-    hint = f"Choose by {group.name}=NAME. `fedsim list {group.name} NAME` has all about one, its values too."
-    missing: dict[str, list[str]] = {}
-    for name, extra in group.with_extra.items():
-        missing.setdefault(extra, []).append(name)
-    listed = ", ".join(f"{', '.join(names)} ({_install(extra)})" for extra, names in missing.items())
-    more = [wrap(text) for text in (SYMBOLS if costs else "", listed and f"Not installed: {listed}") if text]
-    return "\n\n".join([wrap(title), "\n".join(lines), *more, wrap(hint)])
-
-
-def _install(extra: str) -> str:
-    from fedsim.config.suggestions import install  # takes time: it imports Hydra
-
-    return install(extra)
-
-
-def _runs(choice: Choice) -> str:
-    """The runs that a choice sweeps over by itself."""
-    sizes = {key: size for key, size in size_of(choice.sweeps).items() if size > 1}
-    if not choice.sweeps:
-        return ""
-    runs = " x ".join(f"{size} {key.rpartition('.')[2]}" for key, size in sizes.items()) or "1 run"
-    rounds = choice.values.get("num_rounds")
-    return runs if rounds is None else f"{runs}, {rounds} {'round' if rounds == 1 else 'rounds'}"
+        elif choice.sweeps:
+            lines.append(wrap(_runs(choice), column))
+    listed = ", ".join(f"{name} ({remedy})" for name, remedy in _not_installed(group).items())
+    parts = [
+        wrap(f"{group.name}: {group.about}" if group.about else group.name),
+        "\n".join(lines),
+        wrap(SYMBOLS) if costs else "",
+        wrap(f"Not installed: {listed}") if listed else "",
+        wrap(f"Choose by {group.name}=NAME. `fedsim list {group.name} NAME` has all about one, its values too."),
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
 def _facts(choice: Choice) -> str:
     """Source, questions to clients and cost in one line."""
-    fields = choice.fields
-    source = fields.get("source", "")
-    adds = f"adds {fields['bytes']}" if "bytes" in fields else ""
-    parts = ["" if source.startswith("none") else source, _asked(choice), adds]
-    return " · ".join([*filter(None, parts), *([f"needs {fields['needs']}"] if "needs" in fields else [])])
+    fields = {"source": "", **choice.fields}
+    words = {"asks": "asks ", "bytes": "adds ", "needs": "needs "}
+    source = [] if fields["source"].startswith("none") else [fields["source"]]
+    return " · ".join(filter(None, [*source, *(f"{word}{fields[k]}" for k, word in words.items() if k in fields)]))
 
 
-def _asked(choice: Choice) -> str:
-    """What it asks of clients: what its file says, else what its class declares."""
-    if "asks" in choice.fields:
-        return f"asks {choice.fields['asks']}"
-    if choice.group == "selector" and choice.code is not None and choice.code.needs is not None:
-        return "asks " + (", ".join(need.replace("_", " ") for need in choice.code.needs) or "nothing")
-    return ""
+def _runs(choice: Choice) -> str:
+    """The runs that a choice sweeps over by itself: `2 selector x 5 seed, 500 rounds`."""
+    sizes = {key.rpartition(".")[2]: size_of(str(value)) for key, value in choice.sweeps.items()}
+    runs = " x ".join(f"{size} {key}" for key, size in sizes.items() if size > 1) or "1 run"
+    rounds = choice.file.values.get("num_rounds")
+    return runs if rounds is None else f"{runs}, {rounds} {'round' if rounds == 1 else 'rounds'}"
+
+
+def size_of(values: str) -> int:
+    """How many values a sweep has: 5 in `range(5)`, 2 in `random,gpfl`."""
+    if found := re.fullmatch(r"range\(([-\d, ]+)\)", values):
+        return len(range(*map(int, found[1].split(","))))
+    return len(re.findall(r",(?![^(\[{]*[)\]}])", values)) + 1  # a comma in brackets is inside of a value
 
 
 def details(choice: Choice, group: Group) -> str:
     """All that is known of a choice."""
-    parts = [f"{choice.group}={choice.name}\n" + wrap(choice.head.text or choice.idea, 2)]
-    fields = list(choice.fields.items())
-    if "asks" not in choice.fields and (asked := _asked(choice)):
-        fields.append(("asks", asked.removeprefix("asks ")))
-    if fields:
-        parts.append(entries(fields))
-    if choice.parameters:
-        rows = ((f"{p.name}={_shown(p.value)}", p.comment) for p in choice.parameters)
+    parts = [f"{group.name}={choice.name}\n" + wrap(choice.text or choice.idea, 2)]
+    if choice.fields:
+        parts.append(entries(choice.fields.items()))
+    if values := choice.values:
+        rows = [(f"{name}={_shown(value)}", comment) for name, value, comment in values]
         parts.append("Values\n" + entries(rows, widest=40))
-    for title, values in (("Choices", choice.subgroups), ("Sweeps over", choice.sweeps), ("scale=small", choice.small)):
-        if values:
-            parts.append(f"{title}\n" + entries(((f"{k}={_shown(v)}", "") for k, v in values.items())))
+    made = {"Choices": choice.file.subgroups, "Sweeps over": choice.sweeps, "scale=small": choice.small}
+    parts += [
+        f"{title}\n" + entries((f"{k}={_shown(v)}", "") for k, v in kv.items()) for title, kv in made.items() if kv
+    ]
     if variants := group.builds_on(choice.name):
         parts.append("Others that build on it\n" + entries((c.name, c.idea) for c in variants))
-    if choice.code is not None and choice.code.docstring:
-        parts.append(f"{choice.target}\n" + _indented(choice.code.docstring))
-    if set(ABOUT_COSTS) & choice.fields.keys():
+    if choice.docstring:
+        paragraphs = re.split(r"(\n\n|\n(?=- ))", choice.docstring)  # and items of lists, each filled anew
+        filled = [p if p.isspace() else wrap(" ".join(p.split()), 2, 4 if p.startswith("-") else 2) for p in paragraphs]
+        parts.append(f"{choice.target}\n" + "".join(filled))
+    if ABOUT_COSTS & choice.fields.keys():
         parts.append(wrap(SYMBOLS))
     return "\n\n".join(parts)
-
-
-def _indented(docstring: str) -> str:
-    """A docstring by paragraphs and items of lists, each filled anew."""
-    blocks: list[str] = []
-    for paragraph in docstring.split("\n\n"):
-        items: list[str] = []
-        for line in paragraph.splitlines():
-            if line.startswith("- ") or not items:
-                items.append(line.strip())
-            else:
-                items[-1] += f" {line.strip()}"
-        blocks.append("\n".join(wrap(item, 2, 4 if item.startswith("- ") else 2) for item in items))
-    return "\n\n".join(blocks)
 
 
 def _shown(value: Any) -> str:
@@ -186,18 +161,13 @@ def as_json(choice: Choice) -> dict[str, Any]:
     """All that is known of a choice, as JSON types."""
     return {
         "idea": choice.idea,
-        "text": choice.head.text,
+        "text": choice.text,
         "fields": dict(choice.fields),
         "builds_on": choice.base.name if choice.base else None,
         "class": choice.target,
-        "needs": list(choice.code.needs) if choice.code and choice.code.needs is not None else None,
-        "docstring": choice.code.docstring if choice.code else None,
-        "values": {p.name: {"value": p.value, "comment": p.comment} for p in choice.parameters},
-        "choices": dict(choice.subgroups),
+        "docstring": choice.docstring or None,
+        "values": {name: {"value": value, "comment": comment} for name, value, comment in choice.values},
+        "choices": dict(choice.file.subgroups),
         "sweeps": dict(choice.sweeps),
         "small": dict(choice.small),
     }
-
-
-def _print_json(content: Any) -> None:
-    print(json.dumps(content, indent=1, ensure_ascii=False, default=str))

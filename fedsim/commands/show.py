@@ -1,8 +1,7 @@
 """`fedsim show`: a dry run. All jobs that a command line would run, what is there of them, and what they would cost.
 
 Nothing is written, no lock is kept. Costs are estimated by the mean of a round of finished runs with the same config
-but for seed and number of rounds. Where there is none, bytes are those of K models down and K up, which every method
-pays, and seconds are not known: a rate would depend on the machine, the engine and what else runs on it.
+but for seed and number of rounds; where there is none, they are not known.
 """
 
 import json
@@ -11,37 +10,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 import yaml
-from torch import nn
 
 from fedsim.commands.catalogue import Catalogue
-from fedsim.commands.dispatch import entries, table, wrap
-from fedsim.config.build import instantiate
+from fedsim.commands.dispatch import entries, wrap
 from fedsim.config.compose import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.words import read_words
 from fedsim.core.configs import IRRELEVANT, SEEDS
-from fedsim.data.base import Dataset
-from fedsim.engine.model import initial
 from fedsim.jobs.prepare import compose_words, prepare
-from fedsim.results.files import (
-    CONFIG,
-    FINAL,
-    NEWEST,
-    PREVIOUS,
-    SUMMARY,
-    HeldError,
-    is_free,
-    json_ready,
-    read_metrics,
-    read_summary,
-    replacement_of,
-)
+from fedsim.results import files
+from fedsim.results.files import FINAL, is_free, json_ready, read_summary
 from fedsim.running.checkpoint import unpack
 from fedsim.running.outcome import outcome_on_file
 from fedsim.tracking.tables import show_bytes, show_seconds
@@ -59,29 +42,20 @@ class JobStatus:
     round: int
     note: str = ""
 
-    @property
-    def ended(self) -> bool:
-        return self.state in FINAL
-
 
 def status_of(plan: Plan) -> JobStatus:
     """Look at the folder of a job."""
     found = outcome_on_file(plan)
-    replacement = read_summary(replacement_of(plan.folder)) or {}
     if not is_free(plan.folder):
-        return JobStatus("running", 0, str(HeldError(plan.folder).holder or "another process"))
-    if replacement.get("status") in FINAL:  # complete, but for being put into its place
-        return JobStatus(str(replacement["status"]), plan.settings.num_rounds)
+        return JobStatus("running", 0, str(files.HeldError(plan.folder).holder or "another process"))
     if found.final and not plan.settings.overwrite:
-        return JobStatus(found.status, int(found.summary.get("rounds", plan.settings.num_rounds)))
-    place = replacement_of(plan.folder) if found.final else plan.folder
-    round = next(filter(None, (_round_of(place / name, plan) for name in (NEWEST, PREVIOUS))), 0)
-    if round:
+        return JobStatus(found.status, int(found.summary["rounds"]))
+    place = files.replacement_of(plan.folder) if found.final else plan.folder
+    if round := next(filter(None, (_round_of(place / name, plan) for name in (files.NEWEST, files.PREVIOUS))), 0):
         return JobStatus("partial", round)
-    if found.final:
-        return JobStatus("again", 0)
-    summary = read_summary(plan.folder)
-    return JobStatus("new" if summary is None else str(summary["status"]), 0, str((summary or {}).get("error") or ""))
+    if found.final or not found.summary:
+        return JobStatus("again" if found.final else "new", 0)
+    return JobStatus(found.status, 0, str(found.summary.get("error") or ""))
 
 
 def _round_of(path: Path, plan: Plan) -> int:
@@ -100,60 +74,45 @@ NOT_COMPARED = (*IRRELEVANT, *SEEDS, "num_rounds")
 MOST_READ = 20
 """Finished runs that are looked at, of each data set, partition, model and selector."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+COSTS = ("bytes_down", "bytes_up", "seconds")
+Estimate = dict[str, float]
+"""`COSTS` of the rounds of a job that are still to come."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What a job would still take, or the mean of a round; None where that is not known.
-
-    `measured`: by finished runs; else bytes are K models both ways.
-    """
-
-    bytes_down: float | None
-    bytes_up: float | None
-    seconds: float | None
-    measured: bool
-
-    def times(self, rounds: int) -> "Estimate":
-        down, up, seconds = (
-            None if one is None else rounds * one for one in (self.bytes_down, self.bytes_up, self.seconds)
-        )
-        return Estimate(down, up, seconds, self.measured)
-
-
-def estimates(plans: Sequence[Plan], status: Sequence[JobStatus]) -> list[Estimate]:
-    """One for each job, of the rounds that are still to come."""
+def estimates(plans: Sequence[Plan], status: Sequence[JobStatus]) -> list[Estimate | None]:
+    """One for each job; None where no run of its config has finished."""
     pairs = list(zip(plans, status, strict=True))
-    known = _rates_on_file([plan for plan, found in pairs if not found.ended])
-
-    def estimate(plan: Plan, found: JobStatus) -> Estimate:
-        if found.ended:
-            return Estimate(0.0, 0.0, 0.0, True)
-        rate = known.get(_likeness(json_ready(plan.config))) or _rate_so_far(plan) or _least_rate(plan)
-        return rate.times(plan.settings.num_rounds - found.round)
-
-    return [estimate(plan, found) for plan, found in pairs]
+    known = _rates_on_file([plan for plan, found in pairs if found.state not in FINAL])
+    return [_estimate(plan, found, known.get(_likeness(json_ready(plan.config)))) for plan, found in pairs]
 
 
-def _rates_on_file(plans: Iterable[Plan]) -> dict[str, Estimate]:
-    """The means over the finished runs beside `plans`, by what they have in common with other runs."""
+def _estimate(plan: Plan, found: JobStatus, rates: Sequence[Sequence[float]] | None) -> Estimate | None:
+    if found.state in FINAL:
+        return dict.fromkeys(COSTS, 0.0)
+    if rates is None:
+        return None
+    left = plan.settings.num_rounds - found.round
+    return dict(zip(COSTS, (np.mean(rates, axis=0) * left).tolist(), strict=True))
+
+
+def _rates_on_file(plans: Iterable[Plan]) -> dict[str, list[list[float]]]:
+    """`COSTS` of a round of each finished run beside `plans`, by what it has in common with other runs."""
     kinds = {(plan.folder.parent, _kind(plan.folder.name)) for plan in plans}
-    places = [p for parent in {parent for parent, _ in kinds} for p in sorted(parent.glob(f"*/{SUMMARY}"))]
     read: Counter[tuple[Path, str]] = Counter()
-    found: dict[str, list[Estimate]] = {}
-    for folder in (place.parent for place in places):
+    found: dict[str, list[list[float]]] = {}
+    paths = [path for parent in {parent for parent, _ in kinds} for path in sorted(parent.glob(f"*/{files.SUMMARY}"))]
+    for folder in (path.parent for path in paths):
         kind = (folder.parent, _kind(folder.name))
         read[kind] += 1
         if kind not in kinds or read[kind] > MOST_READ:
             continue
         with suppress(Exception):  # whatever a damaged record is like, it is no reason not to estimate
-            config = yaml.load((folder / CONFIG).read_text(encoding="utf-8"), LOADER)
+            config = yaml.load((folder / files.CONFIG).read_text(encoding="utf-8"), LOADER)
             summary = read_summary(folder) or {}
-            if summary.get("status") == "done" and (rounds := summary.get("rounds")):
-                down, up = (summary["totals"][name] / rounds for name in ("bytes_down", "bytes_up"))
-                rate = Estimate(down, up, summary["wall_seconds"] / rounds, True)
-                found.setdefault(_likeness(config), []).append(rate)
-    return {key: _mean(rates) for key, rates in found.items()}
+            if summary["status"] == "done":
+                spent = [summary["totals"]["bytes_down"], summary["totals"]["bytes_up"], summary["wall_seconds"]]
+                found.setdefault(_likeness(config), []).append([one / summary["rounds"] for one in spent])
+    return found
 
 
 def _kind(name: str) -> str:
@@ -163,43 +122,6 @@ def _kind(name: str) -> str:
 
 def _likeness(config: Mapping[str, Any]) -> str:
     return json.dumps({k: v for k, v in config.items() if k not in NOT_COMPARED}, sort_keys=True, default=str)
-
-
-def _rate_so_far(plan: Plan) -> Estimate | None:
-    """Of the rounds that the job itself has run before it was interrupted."""
-    with suppress(Exception):
-        records = read_metrics(plan.folder)
-        down, up = (sum(r[name] for r in records) / len(records) for name in ("bytes_down", "bytes_up"))
-        return Estimate(down, up, records[-1]["wall_seconds"] / len(records), True)
-    return None
-
-
-def _mean(rates: Sequence[Estimate]) -> Estimate:
-    names = ("bytes_down", "bytes_up", "seconds")
-    down, up, seconds = (sum(getattr(rate, name) for rate in rates) / len(rates) for name in names)
-    return Estimate(down, up, seconds, True)
-
-
-def _least_rate(plan: Plan) -> Estimate:
-    """K models down and up a round, where the size of the model is known without reading data."""
-    key = json.dumps([plan.config["dataset"], plan.config["model"]], sort_keys=True, default=str)
-    size = _model_bytes(key)
-    selected = min(plan.settings.cohort_size, plan.settings.num_clients)
-    total = None if size is None else size * selected
-    return Estimate(total, total, None, False)
-
-
-@cache
-def _model_bytes(key: str) -> int | None:
-    """Bytes of the model's parameters, without memory for them; None if its shape depends on files of the data set."""
-    dataset_node, model_node = json.loads(key)
-    with suppress(Exception):  # a user's class may raise anything
-        form = instantiate(dataset_node, Dataset, "dataset", Path(), Path()).form()
-        if form is not None:
-            with torch.device("meta"):
-                model = instantiate(model_node, nn.Module, "model", *form)
-            return sum(t.numel() * t.element_size() for t in initial(model).values())
-    return None
 
 
 MOST_SHOWN = 120
@@ -218,12 +140,8 @@ def run(words: Sequence[str]) -> int:
     if options.json:
         found = [
             {
-                "folder": plan.folder,
-                "overrides": list(job.overrides),
-                "state": now.state,
-                "round": now.round,
-                "num_rounds": plan.settings.num_rounds,
-                "estimate": vars(cost),
+                **{"folder": plan.folder, "overrides": list(job.overrides), "state": now.state, "round": now.round},
+                **{"num_rounds": plan.settings.num_rounds, "estimate": cost or dict.fromkeys(COSTS)},
             }
             for job, plan, now, cost in zip(jobs, plans, status, costs, strict=True)
         ]
@@ -257,66 +175,43 @@ def _preset(jobs: Sequence[Composed], own: Path | None) -> str:
         return ""
     choice = Catalogue(own).group("preset").choices[name]
     facts = [(key, choice.fields[key]) for key in ("cost", "data", "small") if key in choice.fields]
-    return "\n".join([f"preset={name}", wrap(choice.head.text, 2), *([entries(facts)] if facts else [])])
+    return "\n".join([f"preset={name}", wrap(choice.text, 2), *([entries(facts)] if facts else [])])
 
 
-def _jobs(jobs: Sequence[Composed], plans: Sequence[Plan], found: Sequence[JobStatus], shown: int) -> str:
+def _jobs(jobs: Sequence[Composed], plans: Sequence[Plan], status: Sequence[JobStatus], shown: int) -> str:
     """One row a job: how far it is, and its folder; before them, where that changes, what the name does not show."""
-    all_of_them = list(zip(jobs, plans, found, strict=True))
+    everywhere = set.intersection(*(set(job.overrides) for job in jobs))
     lines: list[str] = []
-    for parent in dict.fromkeys(plan.folder.parent for plan in plans):
-        inside = [one for one in all_of_them if one[1].folder.parent == parent]
-        lines.append(wrap(f"{len(inside)} job{'s' if len(inside) > 1 else ''} in {parent}"))
-        rows = [[p.state, f"{p.round}/{plan.settings.num_rounds}", plan.folder.name] for _, plan, p in inside[:shown]]
-        head, rule, *body = table(["state", "rounds", "folder"], rows, right=[1]).splitlines()
-        lines += [head, rule]
-        before = ""
-        for (job, _, status), line in zip(inside, body, strict=False):
-            words = ", ".join(_hidden(job, jobs))
-            lines += [wrap(words)] if words != before else []
-            lines += [line, *([wrap(status.note, 4)] if status.note else [])]
-            before = words
-        lines += [f"and {len(inside) - shown} more (--all shows them)"] if len(inside) > shown else []
-    return "\n".join(lines)
+    before: tuple[Path | None, str] = (None, "")
+    for job, plan, now in list(zip(jobs, plans, status, strict=True))[:shown]:
+        own = [word for word in job.overrides if word not in everywhere and word.partition("=")[0] not in IN_FOLDER]
+        place = plan.folder.parent, wrap(", ".join(own))
+        if place[0] != before[0]:
+            lines.append(wrap(f"in {place[0]}"))
+        if place != before and own:
+            lines.append(place[1])
+        lines.append(f"{now.state:<11}  {f'{now.round}/{plan.settings.num_rounds}':>9}  {plan.folder.name}")
+        lines += [wrap(now.note, 4)] if now.note else []
+        before = place
+    return "\n".join(lines + ([f"and {len(jobs) - shown} more (--all shows them)"] if len(jobs) > shown else []))
 
 
-def _hidden(job: Composed, jobs: Sequence[Composed]) -> list[str]:
-    """Words of a job that differ among the jobs and that its folder's name does not show."""
-    common = set.intersection(*(set(other.overrides) for other in jobs))
-    return [word for word in job.overrides if word not in common and word.partition("=")[0] not in IN_FOLDER]
-
-
-def _totals(plans: Sequence[Plan], found: Sequence[JobStatus], costs: Sequence[Estimate]) -> str:
+def _totals(plans: Sequence[Plan], status: Sequence[JobStatus], costs: Sequence[Estimate | None]) -> str:
     rounds = [plan.settings.num_rounds for plan in plans]
-    to_come = sum(n - min(p.round, n) for n, p in zip(rounds, found, strict=True))
-    states = Counter(status.state for status in found)
-    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    to_come = sum(n - min(now.round, n) for n, now in zip(rounds, status, strict=True))
+    counts = ", ".join(f"{count} {state}" for state, count in Counter(now.state for now in status).items())
     rows = [("jobs", f"{len(plans)}: {counts}"), ("rounds", f"{to_come:,} to run of {sum(rounds):,}")]
-    if any(not status.ended for status in found):
-        rows += [("bytes", _bytes(costs)), ("time", _seconds(costs))]
+    if any(now.state not in FINAL for now in status):
+        rows.append(("cost", _cost(costs)))
     return entries(rows, indent=0)
 
 
-def _bytes(costs: Sequence[Estimate]) -> str:
-    known = [cost for cost in costs if cost.bytes_down is not None]
-    down, up = sum(c.bytes_down or 0 for c in known), sum(c.bytes_up or 0 for c in known)
-    text = f"about {show_bytes(down)} down, {show_bytes(up)} up"
-    guessed = sum(not cost.measured for cost in known)
-    if len(known) < len(costs):
-        unknown = f"{len(costs) - len(known)} jobs whose model's size is known only from their data"
-        return f"{text}, without {unknown}" if known else f"not known before {unknown} have begun"
-    if not guessed:
-        return f"{text}, by finished rounds of the same configs"
-    return (
-        f"{text}: K models down and up a round for {guessed} job{'s' if guessed > 1 else ''}; what a selector asks of "
-        "clients is not in it (fedsim list selectors)"
-    )
-
-
-def _seconds(costs: Sequence[Estimate]) -> str:
-    known = [cost.seconds for cost in costs if cost.seconds is not None]
-    missing = len(costs) - len(known)
-    if missing == len([cost for cost in costs if cost.seconds != 0.0]):
+def _cost(costs: Sequence[Estimate | None]) -> str:
+    known = [cost for cost in costs if cost is not None]
+    unknown = len(costs) - len(known)
+    down, up, seconds = (sum(cost[name] for cost in known) for name in COSTS)
+    if unknown and not down:
         return "not known until a run of each config has finished"
-    text = f"about {show_seconds(sum(known))} one after another, at the speed of finished rounds of the same configs"
-    return f"{text}, and {missing} jobs of configs of which none has run" if missing else text
+    text = f"about {show_bytes(down)} down, {show_bytes(up)} up, and {show_seconds(seconds)} one after another"
+    text += ", by finished rounds of the same configs"
+    return f"{text}; without {unknown} jobs of configs of which no run has finished" if unknown else text

@@ -26,17 +26,10 @@ OFFLINE = "offline-run-*"
 """W&B's records of a run that it has not been sent."""
 HANG = 300.0
 """Seconds after which the process that sends a run is given up."""
-REMEDY = "`wandb login`, or the variable WANDB_API_KEY, gives W&B a key"
 
 
-class NoKeyError(FedsimError):
-    """W&B finds no API key."""
-
-    exit_code = 2
-
-
-class NoFolderError(FedsimError):
-    """A folder that there is not."""
+class SyncError(FedsimError):
+    """W&B finds no API key, or there is no such folder."""
 
     exit_code = 2
 
@@ -51,38 +44,30 @@ def run(options: Namespace) -> int:
     """Send what waits, or (`again`) all runs that have ended; 0 if all of it could be sent, 1 if not, 2 without a key
     or a folder."""
     folders = options.folder or [Path("outputs")]
-    missing = [folder for folder in options.folder if not folder.is_dir()]
-    if missing:
-        raise NoFolderError(f"{', '.join(map(str, missing))}: no such folder; give that of a run, or one above it")
+    if missing := [str(folder) for folder in options.folder if not folder.is_dir()]:
+        raise SyncError(f"{', '.join(missing)}: no such folder; give that of a run, or one above it")
     found = ended(folders) if options.again else waiting(folders)
-    where, state = ", ".join(map(str, folders)), "has ended" if options.again else "waits for W&B"
-    if not found:
-        print(wrap(f"no run below {where} {state}"))
-        return 0
-    if len(found) > 1:
-        state = "have ended" if options.again else "wait for W&B"
-    print(wrap(f"{len(found)} run{'s' if len(found) > 1 else ''} below {where} {state}"))
+    number = f"{len(found)} run{'' if len(found) == 1 else 's'}" if found else "no run"
+    state = "ended" if options.again else "not on W&B yet"
+    print(wrap(f"{number} below {', '.join(map(str, folders))} {state}"))
     if options.dry_run:
-        print("\n".join(f"  {folder}" for folder in found))
+        print("".join(f"  {folder}\n" for folder in found), end="")
         return 0
+    sent = 0
     with STOP.working():  # a signal also ends the process that sends them
-        sent = 0
         for folder, reason in send(found):
             sent += reason == "done"
             told = f"  sent      {folder}" if reason == "done" else f"  not sent  {folder}\n{wrap(reason, 12)}"
             print(told, flush=True)
-    print(f"{sent} of {len(found)} sent")
+    if found:
+        print(f"{sent} of {len(found)} sent")
     return int(sent < len(found))
 
 
 def waiting(folders: Iterable[Path]) -> list[Path]:
     """Folders of runs below `folders` that have ended and are not on W&B's server, though they were to be."""
-    return [
-        folder
-        for folder in ended(folders)
-        if not (folder / WANDB / SENT).exists()
-        and (_is_offline(folder) or (folder / UNSENT).exists() or _mirror_failed(folder))
-    ]
+    found = [folder for folder in ended(folders) if not (folder / WANDB / SENT).exists()]
+    return [f for f in found if _is_offline(f) or (f / UNSENT).exists() or _mirror_failed(f)]
 
 
 def ended(folders: Iterable[Path]) -> list[Path]:
@@ -94,15 +79,12 @@ def ended(folders: Iterable[Path]) -> list[Path]:
 
 def _mirror_failed(folder: Path) -> bool:
     """Whether W&B's tracker is among the trackers that could not do all of their work."""
-    degraded = (read_summary(folder) or {}).get("trackers")
-    if not isinstance(degraded, dict) or not degraded:
-        return False
     try:
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        degraded = (read_summary(folder) or {}).get("trackers") or {}
+        return any(name in degraded and node.get("mode") != "disabled" for name, node in mirrors_in(config).items())
+    except (OSError, ValueError, AttributeError, TypeError, yaml.YAMLError):  # files that are not as a run leaves them
         return False
-    mirrors = mirrors_in(config) if isinstance(config, dict) else {}
-    return any(mirrors[name].get("mode") != "disabled" for name in degraded if name in mirrors)
 
 
 def _is_offline(folder: Path) -> bool:
@@ -112,32 +94,30 @@ def _is_offline(folder: Path) -> bool:
 def send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     """Send runs one after another; yields each with `done` or the reason why it is not there.
 
-    A run that is sent is locked, so that no process runs it at the same time. Raises `NoKeyError` if there is no key.
+    A run that is sent is locked, so that no process runs it at the same time. Raises `SyncError` if there is no key.
     """
     for folder in folders:
         try:
             with owned(folder):
                 (folder / UNSENT).write_text("fedsim sync sends this run to W&B\n", encoding="utf-8")
                 report = _send(folder.absolute())
-        except NoKeyError:
+        except SyncError:
             raise
-        except FedsimError as error:
+        except (FedsimError, OSError) as error:
             report = str(error)
-        except OSError as error:
-            report = f"its folder cannot be written ({error.strerror or error})"
         yield folder, report
 
 
 def _send(folder: Path) -> str:
     process = start_process(str(folder), stdin=subprocess.DEVNULL, without=["WANDB_MODE"])  # it would keep it offline
+    report = ""
     try:
-        report = process.communicate(timeout=HANG)[0].strip()
-    except subprocess.TimeoutExpired:
-        report = ""
+        with suppress(subprocess.TimeoutExpired):
+            report = process.communicate(timeout=HANG)[0].strip()
     finally:
         kill_with_children(process)
     if report.startswith(NO_KEY):
-        raise NoKeyError(f"W&B has no API key; {REMEDY}")
+        raise SyncError("W&B has no API key; `wandb login`, or the variable WANDB_API_KEY, gives it one")
     if report == "done":
         return _confirmed(folder)
     return report or f"its process has ended, or said nothing for {HANG:.0f} s"

@@ -1,7 +1,7 @@
 """`fedsim verify`: runs some of the runs of a folder or archive again, and compares them round by round."""
 
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import count, zip_longest
 from os import environ
@@ -14,11 +14,12 @@ import yaml
 
 from fedsim.config.build import unknown
 from fedsim.config.plan import Plan, make_plan
+from fedsim.core.configs import flat, has_key, merged, placed
 from fedsim.core.errors import ConfigError, DataError, FedsimError, printable
 from fedsim.core.record import Record
 from fedsim.report.command import find_source
 from fedsim.results.files import FINAL
-from fedsim.results.runs import ArchivedRun, ReportError, Run, read_archive, read_runs
+from fedsim.results.runs import ReportError, Run, read_archive, read_runs
 from fedsim.running.experiment import execute
 from fedsim.running.process import CODES, STOP
 
@@ -38,6 +39,8 @@ class VerifyError(FedsimError):
 def run(words: Sequence[str]) -> int:
     """Compare runs with their repetitions; 0 if all are equal, 1 if one differs, that of a signal that ends it."""
     options = _parser().parse_intermixed_args(words)
+    if options.runs < 1:
+        raise VerifyError(f"--runs {options.runs}: must be at least 1")
     runs = _read(options.folder, options.output_dir)
     chosen = runs if options.all else spread(runs, options.runs)
     with TemporaryDirectory(prefix="fedsim-verify-") as place, STOP.working():
@@ -72,16 +75,10 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("folder", help="a folder with runs below it, the name of a preset, or an archive")
     parser.add_argument("words", nargs="*", help="values of the config to change: dataset.path=..., where its data are")
-    parser.add_argument("--runs", type=_positive, default=3, metavar="N", help="how many (3)")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="how many (3)")
     parser.add_argument("--all", action="store_true", help="all of them")
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="where presets' folders are (outputs)")
     return parser
-
-
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
 
 
 def _read(name: str, output_dir: Path) -> list[Run]:
@@ -110,29 +107,16 @@ def plan_of(run: Run, words: Sequence[str], place: str) -> Plan:
     Raises `ConfigError`.
     """
     config: dict[str, Any] = {**{key: environ.get(name) for key, name in PLACES.items()}, **run.config}
-    if _environment(run).get("device") == "cpu":
+    if (run.summary.get("environment") or {}).get("device") == "cpu":
         config["device"] = "cpu"
-    config |= {
-        "output_dir": place,
-        "overwrite": False,
-        "tracker": {},
-        "checkpoint": {"every": None, "other_code": False},
-    }
-    for word in words:
-        config = _changed(config, *word.partition("=")[::2])
+    config |= {"output_dir": place, "overwrite": False, "tracker": {}}
+    config["checkpoint"] = {"every": None, "other_code": False}
+    for key, _, value in (word.partition("=") for word in words):
+        if not has_key(config, key):
+            raise ConfigError([unknown(key, dict(flat(config)))])
+        above, _, last = key.rpartition(".")
+        config = merged(config, placed({last: yaml.safe_load(value)}, above))
     return make_plan(config, run.choices)
-
-
-def _changed(config: Mapping[str, Any], key: str, value: str, above: str = "") -> dict[str, Any]:
-    """`config` with the YAML `value` at the dotted `key`, which must be there."""
-    first, _, rest = key.partition(".")
-    node = config.get(first)
-    if first not in config or (rest and not isinstance(node, Mapping)):
-        raise ConfigError([unknown(first, config, above)])
-    if rest:
-        assert isinstance(node, Mapping)
-        return {**config, first: _changed(node, rest, value, f"{above}.{first}" if above else first)}
-    return {**config, first: yaml.safe_load(value)}
 
 
 def differences(run: Run, again: Run) -> list[str]:
@@ -141,50 +125,39 @@ def differences(run: Run, again: Run) -> list[str]:
     if found is None:
         return []
     before, now = _circumstances(run), _circumstances(again)
-    told = [
-        f"{key}: {before.get(key, 'not recorded')}, now {now.get(key, 'not recorded')}"
-        for key in [*now, *(key for key in before if key not in now)]
-        if before.get(key) != now.get(key)
-    ]
+    pairs = [(key, before.get(key), now.get(key)) for key in {**now, **before}]
+    told = [f"{key}: {was}, now {is_now}" for key, was, is_now in pairs if was != is_now]
     return [found, *(told or ["nothing that is recorded of the environment differs"])]
 
 
 def _first_difference(run: Run, again: Run) -> str | None:
-    if again.status != run.status and not again.records:
-        return f"{run.status}, now {again.status}: {again.summary.get('error')}"
-    initial = run.summary.get("initial_accuracy"), again.summary.get("initial_accuracy")
-    if initial[0] != initial[1]:
-        return f"differs before round 1: initial_accuracy {initial[0]}, now {initial[1]}"
-    single = isinstance(run, ArchivedRun)  # which keeps losses in single precision
-    for number, (was, now) in enumerate(zip_longest(run.records, again.records), 1):
-        if was is None or now is None:
-            return f"differs from round {number} on: it is {'not recorded' if was is None else 'missing now'}"
+    ended = None if run.status == again.status else f"{run.status}, now {again.status}: {again.summary.get('error')}"
+    if ended and not again.records:
+        return ended
+    was, now = (one.summary.get("initial_accuracy") for one in (run, again))
+    if was != now:
+        return f"differs before round 1: initial_accuracy {was}, now {now}"
+    single = bool(run.archived)  # which keeps losses in single precision
+    for number, (one, other) in enumerate(zip_longest(run.records, again.records), 1):
+        if one is None or other is None:
+            return f"differs from round {number} on: it is {'not recorded' if one is None else 'missing now'}"
         found = [
-            name if isinstance(was.get(name), list) else f"{name} {was.get(name)}, now {now.get(name)}"
+            name if isinstance(one.get(name), list) else f"{name} {one.get(name)}, now {other.get(name)}"
             for name in COMPARED
-            if not _same(was.get(name), now.get(name), single=single and name.endswith("_loss"))
+            if not _same(one.get(name), other.get(name), single=single and name.endswith("_loss"))
         ]
         if found:
             return f"differs from round {number} on: {'; '.join(found)}"
-    return None if run.status == again.status else f"{run.status}, now {again.status}: {again.summary.get('error')}"
+    return ended
 
 
 def _same(was: Any, now: Any, *, single: bool) -> bool:
     return bool(np.float32(was) == np.float32(now) if single and None not in (was, now) else was == now)
 
 
-def _environment(run: Run) -> Mapping[str, Any]:
-    found = run.summary.get("environment")
-    return found if isinstance(found, Mapping) else {}
-
-
 def _circumstances(run: Run) -> dict[str, Any]:
     """What the rounds of a run depend on besides its config, by name."""
-    found: dict[str, Any] = {}
-    for key, value in _environment(run).items():
-        found |= {f"{key} of {part}": v for part, v in value.items()} if isinstance(value, Mapping) else {key: value}
-    data = run.summary.get("data") or {}
     told = {"engine": "engine", "division of the data": "partition_hash"}
-    found |= {name: run.summary.get(key) for name, key in told.items()}
-    found |= {"data": data.get("fingerprint"), "revision": run.commit}
-    return {key: value for key, value in found.items() if value is not None}
+    found = {name: run.summary.get(key) for name, key in told.items()}
+    found |= {"data": (run.summary.get("data") or {}).get("fingerprint"), "revision": run.commit}
+    return {**dict(flat(run.summary.get("environment") or {})), **found}

@@ -24,14 +24,10 @@ from fedsim.config.mistakes import find
 from fedsim.config.sources import CheckedFolder, hidden_files
 from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import (
-    LAUNCHERS,
-    as_hydra_reads,
     expand,
     key_of,
-    options,
     parse,
     plugins,
-    without_choice,
     without_sweeps,
     words_of,
 )
@@ -40,9 +36,6 @@ from fedsim.core.errors import ConfigError, Problem, check, rule
 
 if TYPE_CHECKING:
     from fedsim.config.plan import Plan
-
-OUR_LAUNCHERS = ("basic", "lanes", "ray", *LAUNCHERS)
-"""Choices of hydra/launcher whose jobs are run from their plans, without Hydra."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,7 @@ class Composed:
     """One job's config as plain containers, the choice made in each group, and how jobs are launched.
 
     `overrides`: the words that it was composed of. `typed`: the keys of those that are on the command line; a preset
-    adds others. `launcher`: the node hydra.launcher. `through_hydra`: it has to be launched by Hydra.
+    adds others. `launcher`: the node hydra.launcher.
     """
 
     config: dict[str, Any]
@@ -67,7 +60,6 @@ class Composed:
     overrides: tuple[str, ...]
     typed: frozenset[str]
     launcher: dict[str, Any]
-    through_hydra: bool
     place: Place
 
 
@@ -166,10 +158,9 @@ def _compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str)
     return [_composed(_compose_job(words, config_name), words, parsed, config_name) for words in jobs]
 
 
-def implied(overrides: Sequence[str], config_name: str = "config", *, sweeps: bool = True) -> list[str]:
-    """The overrides that a command line implies, and that Hydra does not know of: the name, and what `scale` changes.
-
-    Without `sweeps` only those of one value. Must be called inside `search_path`.
+def implied(overrides: Sequence[str], config_name: str = "config") -> list[str]:
+    """The overrides that a command line implies, and that Hydra does not know of: the name, and what `scale` changes,
+    as far as it is one value. Must be called inside `search_path`.
     """
     try:
         parsed = parse(overrides)
@@ -179,35 +170,7 @@ def implied(overrides: Sequence[str], config_name: str = "config", *, sweeps: bo
         problems = find(overrides, config_name, (), multirun=True)
         raise ConfigError(problems or error.problems) from error
     name = [f"name={run_name(choices_of(base))}"] if base.get("name", "") is None else []
-    return [*(more if sweeps else without_sweeps(more)), *name]
-
-
-def given_to_hydra(overrides: Sequence[str], jobs: Sequence[Composed]) -> list[str]:
-    """The overrides as Hydra takes them, which has no `group=null`. Must be called inside `search_path`.
-
-    Raises `ConfigError` where it is one of several values in a sweep that Hydra launches.
-    """
-    parsed, words = parse(overrides), []
-    swept = [o for o in parsed if o.is_sweep_override() and options(o.key_or_group)]
-    check(
-        *(
-            Problem(o.key_or_group, None, "is no value of a sweep by this launcher of Hydra", "give it a command alone")
-            for o in swept
-            if jobs and any(job.choices.get(o.key_or_group) is None for job in jobs)
-        )
-    )
-    for override in parsed:
-        words.append(as_hydra_reads(override))
-        if without_choice(override) and jobs and _sweeps_over(override.key_or_group, overrides, jobs[0].place):
-            words.append(f"~hydra.sweeper.params.{override.key_or_group}")
-    return words
-
-
-def _sweeps_over(group: str, overrides: Sequence[str], place: Place) -> bool:
-    """Whether a preset sweeps over the choices of `group`."""
-    single = [o for o in parse(overrides) if not o.is_sweep_override()]
-    params = compose_one([o.input_line or "" for o in single], place.config_name).hydra.sweeper.get("params")
-    return group in (params or {})
+    return [*without_sweeps(more), *name]
 
 
 def check_question(overrides: Sequence[str]) -> None:
@@ -236,13 +199,12 @@ def _composed(config: DictConfig, words: Sequence[str], given: Sequence[Override
     node = config.hydra
     sweeper = str(node.runtime.choices["hydra/sweeper"])
     check(rule(sweeper == "basic", "hydra/sweeper", sweeper, "is not supported", "sweep over values: seed=0,1,2"))
-    ours = node.runtime.choices["hydra/launcher"] in OUR_LAUNCHERS and not node.callbacks and not node.job.env_set
     choices = choices_of(config)
     launcher: Any = OmegaConf.to_container(node.launcher)
     folder = None if ConfigDir.folder is None else str(ConfigDir.folder)
     place = Place(folder, ConfigDir.primary, config_name)
     typed = frozenset(map(key_of, given))
-    return Composed(plain(config, choices), choices, tuple(words), typed, launcher, not ours, place)
+    return Composed(plain(config, choices), choices, tuple(words), typed, launcher, place)
 
 
 def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":

@@ -21,11 +21,10 @@ import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
-from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
-from fedsim.config.words import LAUNCHERS, plugins, typed_in
+from fedsim.config.words import LAUNCHERS, typed_in
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 VARIABLES = ("HOME", "LOGNAME", "SCRATCH", "TMPDIR", "USER", "WORK")
@@ -157,10 +156,12 @@ FOLDERS = {
 }
 """Where Hydra would keep its own files: as conf/config.yaml has it, and with Hydra's defaults, with which a primary
 config is left that says nothing of folders."""
-OURS = {"fedsim.running.interleaving.Lanes", "fedsim.jobs.ray_launcher.RayJobs"}
-"""Launchers of this package, whose parameters are checked when they are built."""
-OF_PLUGIN = frozenset(LAUNCHERS.values())
-"""Launchers of this package that take the parameters of a plugin, which are checked as those of others."""
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+OURS = (
+    *("fedsim.running.interleaving.Lanes", "fedsim.jobs.joblib_launcher.JoblibJobs"),
+    *("fedsim.jobs.ray_launcher.RayJobs", BASIC),
+)
+"""Launchers whose parameters are checked when they are built, and Hydra's own, which has none."""
 WORDS = (
     *("account", "backend", "comment", "constraint", "exclude", "gres", "mem_per_cpu", "mem_per_gpu", "name"),
     *("nodelist", "partition", "prefer", "qos"),
@@ -263,14 +264,13 @@ def _swept(sweeper: Mapping[str, Any]) -> list[Problem | None]:
 
 
 def _launcher(node: Mapping[str, Any]) -> list[Problem | None]:
-    """An installed launcher, with numbers, its own defaults and plain words as parameters: no commands, no objects."""
-    target = node.get("_target_")
+    """A known launcher; for submitit with numbers, defaults and plain words as parameters: no commands, no objects."""
+    target = str(node.get("_target_"))
     if target in OURS:
         return []
-    classes = {f"{cls.__module__}.{cls.__qualname__}" for cls in plugins().discover(Launcher)} | OF_PLUGIN
-    if target not in classes:
-        text = "must be the class of an installed launcher of Hydra"
-        return [Problem("launcher._target_", target, text, f"known here: {', '.join(sorted({*classes, *OURS}))}")]
+    if target not in LAUNCHERS.values():
+        text = "must be the class of a launcher of fedsim"
+        return [Problem("launcher._target_", target, text, f"known: {', '.join((*OURS, *LAUNCHERS.values()))}")]
     defaults = _defaults_of(target)
     return [
         Problem(

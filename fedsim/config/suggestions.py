@@ -20,7 +20,7 @@ from fedsim.core.errors import Problem, nearest
 NAME = re.compile(r"[\w.-]{1,60}")
 """Choices whose files may be looked for: no folders or patterns, and no longer than file systems take."""
 UNKNOWN_KEY = "is not a known key"
-LAUNCHERS = {"joblib": "joblib", "ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
+LAUNCHERS = {"ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
 """Launchers that are installed with an extra of this package, and its name."""
 
 

@@ -47,6 +47,9 @@ class ConfigError(FedsimError, ValueError):
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
+    def __reduce__(self) -> tuple[Any, ...]:  # as it is sent from a process of a launcher
+        return ConfigError, (self.problems,)
+
 
 class DataError(FedsimError):
     """A data set is missing, damaged or cannot be partitioned as configured (exit code 3)."""

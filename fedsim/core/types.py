@@ -15,6 +15,7 @@ from torch import Tensor
 from fedsim.core.errors import DivergedError
 from fedsim.core.flat import to_device
 
+Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 """Client ids: unique and ascending."""
 Params = dict[str, Tensor]

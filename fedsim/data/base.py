@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import DataError, Problem, at_least, at_most, rule
+from fedsim.core.errors import DataError, Problem, rule
+from fedsim.core.exact import exp
 
 
 class SampleSource(ABC):
@@ -83,9 +84,8 @@ class LoadedData:
     `owners` [n_train] is the natural client of each training sample (writer, user), or None if the source does not say;
     `test_owners` [n_test] that of each test sample, by the same numbers, and -1 for one without training samples.
     `fingerprint` identifies the content; caches of anything computed from the data use it as their key. `sha256` is the
-    checksum of the source files where it was computed. Raises `DataError` if samples or labels are no tensors, a label
-    is not one of 0..num_classes - 1, a token not one of 0..vocabulary - 1, if a split is empty, or if its samples,
-    labels and owners differ in number.
+    checksum of the source files where it was computed. Raises `DataError` if samples or labels are no tensors, labels
+    or tokens out of range, a split empty, or if its samples, labels and owners differ in number.
     """
 
     train: Samples
@@ -100,30 +100,28 @@ class LoadedData:
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
-        splits = [("training", self.train, self.owners), ("test", self.test, self.test_owners)]
-        for split, samples, _ in splits:
-            _check_tensors(samples, split)
-        for split, samples, owners in splits:
-            _check_counts(samples, split, owners)
-        for split, samples, _ in splits:
+        for split, samples, owners in (("training", self.train, self.owners), ("test", self.test, self.test_owners)):
+            _check_form(samples, split, owners)
             check_labels(samples.y, self.num_classes, split)
             if self.vocabulary is not None:
-                _check_tokens(samples.tensor, self.vocabulary, split)
+                x = samples.tensor
+                if x.dim() != 2 or not x.shape[1]:
+                    raise DataError(f"the {split} texts must be [n, length], length >= 1, not {tuple(x.shape)}")
+                _check_numbers(x, self.vocabulary, f"tokens of the {split} texts", "vocabulary")
 
     @classmethod
     def of(
         cls,
         tensors: Mapping[str, Tensor],
         num_classes: int,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
-        fingerprint: str,
-        **others: Any,
+        mean: Sequence[float],
+        std: Sequence[float],
+        *others: Any,
+        **named: Any,
     ) -> "LoadedData":
         """Of the tensors `train_x`, `train_y`, `test_x` and `test_y`."""
         train, test = (Samples(tensors[f"{split}_x"], tensors[f"{split}_y"]) for split in ("train", "test"))
-        mean, std = None if mean is None else tuple(mean), None if std is None else tuple(std)
-        return cls(train, test, num_classes, mean, std, fingerprint, **others)
+        return cls(train, test, num_classes, tuple(mean), tuple(std), *others, **named)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -145,14 +143,13 @@ class LoadedData:
         return x.div_(255).sub_(x.new_tensor(self.mean).view(shape)).div_(x.new_tensor(self.std).view(shape))
 
 
-def _check_tensors(samples: Samples, split: str) -> None:
-    for what, value in {"samples": samples.x, "labels": samples.y}.items():
-        if not isinstance(value, Tensor) and not (what == "samples" and isinstance(value, SampleSource)):
-            rule = f"the {split} {what} must be a torch tensor, not {type(value).__name__}"
-            raise DataError(f"{rule}; torch.as_tensor makes one of an array")
-
-
-def _check_counts(samples: Samples, split: str, owners: NDArray[np.int64] | None) -> None:
+def _check_form(samples: Samples, split: str, owners: NDArray[np.int64] | None) -> None:
+    for what, value, kinds in (("samples", samples.x, (Tensor, SampleSource)), ("labels", samples.y, (Tensor,))):
+        if not isinstance(value, kinds):
+            raise DataError(
+                f"the {split} {what} must be a torch tensor, not {type(value).__name__}; torch.as_tensor makes one of "
+                "an array"
+            )
     counts = {"images": len(samples.x), "labels": len(samples.y)}
     counts |= {} if owners is None else {"owners": len(owners)}
     if len(set(counts.values())) > 1 or not len(samples):
@@ -162,61 +159,42 @@ def _check_counts(samples: Samples, split: str, owners: NDArray[np.int64] | None
 
 def check_labels(y: Tensor, num_classes: int, split: str) -> None:
     """Raise `DataError` unless the labels `y` [n] of the `split` are int64 in 0..num_classes - 1."""
-    if y.dtype != torch.int64:
-        raise DataError(f"the labels of the {split} samples must be int64, not {y.dtype}")
-    low, high = map(int, y.aminmax()) if len(y) else (0, 0)
-    if low < 0 or high >= num_classes:
-        raise DataError(
-            f"the labels of the {split} samples must lie in 0..{num_classes - 1}, found {low}..{high}; correct the "
-            "data set, or its number of classes"
-        )
+    _check_numbers(y, num_classes, f"labels of the {split} samples", "number of classes")
 
 
-def _check_tokens(x: Tensor, vocabulary: int, split: str) -> None:
-    if x.dtype != torch.int64 or x.dim() != 2 or not x.shape[1]:
-        raise DataError(f"the {split} texts must be int64 [n, length], length >= 1, not {x.dtype} {tuple(x.shape)}")
-    low, high = map(int, x.aminmax())
-    if low < 0 or high >= vocabulary:
-        raise DataError(
-            f"the tokens of the {split} texts must lie in 0..{vocabulary - 1}, found {low}..{high}; correct the data "
-            "set, or its vocabulary"
-        )
+def _check_numbers(values: Tensor, count: int, what: str, source: str) -> None:
+    if values.dtype != torch.int64:
+        raise DataError(f"the {what} must be int64, not {values.dtype}")
+    low, high = map(int, values.aminmax()) if len(values) else (0, 0)
+    if low < 0 or high >= count:
+        remedy = f"correct the data set, or its {source}"
+        raise DataError(f"the {what} must lie in 0..{count - 1}, found {low}..{high}; {remedy}")
 
 
 @dataclass(eq=False)
 class Dataset(ABC):
-    """A source of labelled samples: images, features or texts.
+    """A source of labelled samples: images, features or texts, with keyword-only hyper-parameters.
 
-    `data_dir`: where source files are and are downloaded to; `cache_dir`: where decoded tensors are stored. Subclasses
-    take their hyper-parameters keyword-only, with type annotations and without defaults.
+    `data_dir`: where source files are and are downloaded to; `cache_dir`: where decoded tensors are stored.
     """
 
     data_dir: Path
     cache_dir: Path
 
     def source_problem(self) -> Problem | None:
-        """A problem with `data_dir` that `load` would meet, as far as it shows before files are read; None by default.
-
-        It is asked of all jobs of a sweep before the first one starts.
-        """
+        """A problem with `data_dir` that shows before files are read, asked of all jobs before the first one starts."""
         return None
 
     def form(self) -> tuple[tuple[int, ...], int] | None:
-        """The shape of an input and the number of classes, where they are known before files are read; None by default.
-
-        Costs of a run are estimated from it before there is any data.
-        """
+        """The shape of an input and the number of classes, where they are known before files are read."""
         return None
 
     def missing(self) -> list[str]:
-        """Names of source files that are not there, and that `load` would fetch; none by default."""
+        """Names of source files that are not there, and that `load` would fetch."""
         return []
 
     def absent(self) -> list[str]:
-        """What is not on disk, and `load` needs and would not fetch: `train/ in /data/insects`; none by default.
-
-        Nothing is read or downloaded: `fedsim doctor` asks for it.
-        """
+        """What is not on disk, and `load` needs and would not fetch: `train/ in /data/insects`. Nothing is read."""
         return []
 
     @abstractmethod
@@ -224,13 +202,16 @@ class Dataset(ABC):
         """Read, check and decode the data. Raises `DataError` naming the file, what was expected and the remedy."""
 
 
-def limits(dataset: Dataset, **ranges: tuple[float, float]) -> list[Problem | None]:
-    """Problems with values of a data set that lie outside the ranges of their keys."""
-    found = []
-    for key, (low, high) in ranges.items():
-        value = getattr(dataset, key)
-        found += [at_least(key, value, low), at_most(key, value, high)]
-    return found
+def log_normal_sizes(mean: float, deviation: float, normal: NDArray[np.float64]) -> NDArray[np.int64]:
+    """How many samples owners have, `mean` on average and at least one: log-normal, with the standard `deviation` of
+    the logarithm, from standard normal numbers."""
+    return np.maximum(np.round(mean * exp(deviation * normal - deviation**2 / 2)).astype(np.int64), 1)
+
+
+def numbers_in(known: NDArray[Any], values: NDArray[Any]) -> NDArray[np.int64]:
+    """The position of each value in the sorted array `known`; -1 of those that are not in it."""
+    places = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return np.where(known[places] == values, places, -1).astype(np.int64)
 
 
 def normalisation_problems(
@@ -241,10 +222,8 @@ def normalisation_problems(
         return [rule(mean is std, "std", std, "must be null exactly where mean is")]
     count = channels or len(mean)
     return [
-        *(
-            rule(len(values) == count, key, values, f"must have {count} values, one for each channel")
-            for key, values in (("mean", mean), ("std", std))
-        ),
+        rule(len(mean) == count, "mean", mean, f"must have {count} values, one for each channel"),
+        rule(len(std) == count, "std", std, f"must have {count} values, one for each channel"),
         rule(all(map(math.isfinite, mean)), "mean", mean, "must be finite"),
         rule(all(math.isfinite(v) and v > 0 for v in std), "std", std, "must be finite and > 0"),
     ]

@@ -6,8 +6,6 @@ Cached files are verified at every read and rebuilt if damaged.
 import hashlib
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -28,45 +26,58 @@ def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[st
     """The tensors stored in `path`; if there are none, those returned by `build`, which are then stored there.
 
     One process builds while others wait for it. A file that is damaged or of another format is rebuilt. A valid file
-    can be read from a folder that is not writable. Raises `DataError` if a file cannot be written there: before
-    anything is built where the folder takes no file, and else with the bytes that are needed and free.
+    can be read from a folder that is not writable. Raises `DataError` if a file cannot be written there.
     """
     if (cached := _read(path)) is not None:
         return cached
-    need = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
-            tensors = _read(path)
-            if tensors is None:
-                with tempfile.TemporaryFile(dir=path.parent) as file:
-                    file.write(b"\0")
+            if (tensors := _read(path)) is None:
                 tensors = build()
-                need = sum(t.nbytes for t in tensors.values())
                 _write(path, tensors)
             return tensors
     except (OSError, SafetensorError) as error:
-        raise DataError(
-            f"cache_dir: cannot write {path} ({getattr(error, 'strerror', None) or error}{_room(path, need)}); choose "
-            "another folder with cache_dir or FEDSIM_CACHE"
-        ) from error
+        remedy = "make room there, or choose another folder with cache_dir or FEDSIM_CACHE"
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"cache_dir: cannot write {path} ({reason}); {remedy}") from error
 
 
-def _room(path: Path, need: int) -> str:
-    """The bytes needed, where known, and free, in words."""
-    try:
-        free = shutil.disk_usage(path.parent).free
-    except OSError:
-        return ""
-    return f"; need {need / 1e6:.1f} MB, free {free / 1e6:.1f} MB" if need else f"; free {free / 1e6:.1f} MB"
+def load_or_generate(
+    dataset: Any, name: str, version: int, build: Callable[[], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """The tensors of generated data, which are functions of the generator's version and `parameters_key`."""
+    key = digest({"key": parameters_key(version, dataset)})
+    return load_or_build(dataset.cache_dir / f"{name}-{key[:32]}.safetensors", build)
 
 
-def parameters_key(generator_version: int, dataset: Any, *without: str) -> Tensor:
+def parameters_key(version: int, dataset: Any) -> Tensor:
     """The bytes [b] uint8 that tell generated data apart: the generator's version and the keyword-only fields of the
-    data set, `without` those that do not determine the data."""
-    names = sorted(f.name for f in fields(dataset) if f.kw_only and f.name not in without)
-    text = json.dumps([generator_version, *((name, getattr(dataset, name)) for name in names)])
+    data set, except those that do not determine the data."""
+    names = sorted(f.name for f in fields(dataset) if f.kw_only and f.name not in ("mean", "std", "hold"))
+    text = json.dumps([version, *((name, getattr(dataset, name)) for name in names)])
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def load_or_decode(
+    prefix: Path, root: Path, files: Sequence[Path], facts: object, decode: Callable[[], dict[str, Tensor]]
+) -> tuple[dict[str, Tensor], str]:
+    """What `decode` makes of the files below `root`, stored in a file whose name begins with `prefix`; and the files'
+    checksum (see `sha256_of_files`).
+
+    They are decoded again if the path, size or modification time of a file changes, which is much cheaper to find out
+    than their checksum. Links are followed: what is told by the place of a link itself (its name, a class, a split)
+    must be among the `facts`.
+    """
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
+
+    def build() -> dict[str, Tensor]:
+        content = list(bytes.fromhex(sha256_of_files(root, files)))
+        return {**decode(), "content": torch.tensor(content, dtype=torch.uint8)}
+
+    tensors = load_or_build(prefix.with_name(f"{prefix.name}-{key[:32]}.safetensors"), build)
+    return tensors, tensors.pop("content").numpy().tobytes().hex()
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
@@ -78,25 +89,6 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return sha.hexdigest()
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 (hexadecimal) of a file. Raises `DataError` if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
-
-
-def modification_key(files: Iterable[Path], *facts: object) -> str:
-    """A cache key that changes with the path, size or modification time of any of `files`, and with `facts`.
-
-    Much cheaper than checksums of the contents. Links are followed: what is told by the place of a link itself (its
-    name, a class, a split) must be among the facts.
-    """
-    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
-
-
 def _read(path: Path) -> dict[str, Tensor] | None:
     if not path.is_file():
         return None
@@ -106,37 +98,27 @@ def _read(path: Path) -> dict[str, Tensor] | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError):
         return None
-    cached = metadata.get("format") == FORMAT and metadata.get("sha256") == digest(tensors)
-    return tensors if cached else None
+    return tensors if metadata == {"format": FORMAT, "sha256": digest(tensors)} else None
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     temporary = path.with_name(f"{path.name}.tmp")  # one writer at a time; a file left by a killed one is deleted
     temporary.unlink(missing_ok=True)
     try:
-        save_file(
-            {n: t.contiguous() for n, t in tensors.items()},
-            temporary,
-            metadata={"format": FORMAT, "sha256": digest(tensors)},
-        )
+        metadata = {"format": FORMAT, "sha256": digest(tensors)}
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-CONTENT = "sha256 of files"
-"""Part of the keys of caches with a `content_tensor`: what that holds."""
-
-
-def require_regular(paths: Iterable[Path]) -> None:
-    """Raise `DataError` for a path that is no regular file, nor a link to one.
-
-    Reading from a named pipe or a device may never end.
-    """
-    for path in paths:
-        if not path.is_file():
-            kind = "a link to nothing" if path.is_symlink() and not path.exists() else "no regular file"
-            raise DataError(f"{path} is {kind}; remove it, or put the file itself there")
+def file_sha256(path: Path) -> str:
+    """SHA-256 (hexadecimal) of a file. Raises `DataError` if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
 
 
 def sha256_of_files(root: Path, files: Sequence[Path]) -> str:
@@ -153,13 +135,8 @@ def sums_of_files(root: Path, files: Sequence[Path]) -> dict[str, str]:
     return {file.name if file == root else file.relative_to(root).as_posix(): file_sha256(file) for file in files}
 
 
-def content_tensor(root: Path, files: Sequence[Path]) -> Tensor:
-    """The same as uint8 [32], to be stored beside what is decoded from the files."""
-    return torch.tensor(list(bytes.fromhex(sha256_of_files(root, files))), dtype=torch.uint8)
-
-
 def sha256_of_list(sums: Mapping[str, str]) -> str:
-    """The same from the SHA-256 of each file by its relative path."""
+    """The same as `sha256_of_files`, from `sums_of_files`."""
     if len(sums) == 1:
         return next(iter(sums.values()))
     lines = "".join(f"{found}  {name}\n" for name, found in sorted(sums.items()))
@@ -180,3 +157,11 @@ def require_sha256(expected: str | None, found: str, where: str) -> None:
             f"dataset.sha256={expected}: the files of {where} have {found}; they are damaged or of another version: "
             "fetch them again, or give this checksum if they are meant to be these"
         )
+
+
+def require_regular(paths: Iterable[Path]) -> None:
+    """Raise `DataError` for a path that is no regular file, nor a link to one: to read a named pipe may never end."""
+    for path in paths:
+        if not path.is_file():
+            kind = "a link to nothing" if path.is_symlink() and not path.exists() else "no regular file"
+            raise DataError(f"{path} is {kind}; remove it, or put the file itself there")

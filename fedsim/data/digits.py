@@ -1,26 +1,24 @@
 """scikit-learn's handwritten digits: real data that come with the package and need no download."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
-from fedsim.core.errors import check
+from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import Dataset, LoadedData, normalisation_problems
 from fedsim.data.cache import digest
 
 TEST_SHARE = 0.2
 
 
-@dataclass(eq=False, kw_only=True)
+@parameters
 class Digits(Dataset):
     """1,797 images of 8x8 pixels, 10 classes; a fixed fifth of each class is the test set."""
 
     mean: list[float]
     std: list[float]
 
-    def __post_init__(self) -> None:
-        check(*normalisation_problems(self.mean, self.std, 1))
+    def problems(self) -> Problems:
+        return normalisation_problems(self.mean, self.std, 1)
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (1, 8, 8), 10

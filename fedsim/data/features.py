@@ -17,8 +17,8 @@ from fedsim.data.base import LoadedData, Samples
 from fedsim.data.cache import load_or_build
 
 BATCH = 64
-ANNOUNCED_SECONDS, LONG_SECONDS = 10, 1800
-"""Expected seconds from which the work is announced to the user, and from which it is said how to shorten it."""
+ANNOUNCED_SECONDS = 10
+"""Expected seconds from which the work is announced to the user."""
 
 
 class Extractor(ABC):
@@ -77,13 +77,8 @@ def _extract_split(backbone: nn.Module, images: Tensor, device: torch.device, sp
     estimate = (time.perf_counter() - start) * len(rest)
     console = Console(stderr=True)
     if estimate >= ANNOUNCED_SECONDS:
-        console.print(_announcement(len(images), split, device, estimate), soft_wrap=True)
+        minutes = f"about {estimate / 60:.0f} min, kept for later runs; a smaller model.input_size is faster"
+        console.print(f"features of {len(images)} {split} images on {device}: {minutes}", soft_wrap=True)
     for batch in track(rest, f"{split} features", console=console, disable=estimate < ANNOUNCED_SECONDS):
         batches.append(backbone(batch.to(device)).float().cpu())
     return torch.cat(batches)
-
-
-def _announcement(count: int, split: str, device: torch.device, seconds: float) -> str:
-    expected = f"{seconds / 60:.0f} min" if seconds < LONG_SECONDS else f"{seconds / 3600:.1f} h"
-    text = f"features of {count} {split} images on {device}: about {expected}, kept for later runs"
-    return text if seconds < LONG_SECONDS else f"{text}; a smaller model.input_size or device=cuda is faster"

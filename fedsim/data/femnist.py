@@ -4,7 +4,7 @@ import json
 import shutil
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,18 +13,10 @@ import torch
 from torch import Tensor
 
 from fedsim.core.disk import reading_problem
-from fedsim.core.errors import DataError, Problem, between, check
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
-from fedsim.data.cache import (
-    CONTENT,
-    content_tensor,
-    digest,
-    load_or_build,
-    modification_key,
-    require_regular,
-    require_sha256,
-    sha256_problem,
-)
+from fedsim.core.errors import DataError, Problem, between
+from fedsim.core.parameters import Problems, parameters
+from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems, numbers_in
+from fedsim.data.cache import digest, load_or_decode, require_regular, require_sha256, sha256_problem
 from fedsim.data.fetch import require_files, source_problem
 from fedsim.data.parquet import Parquet
 
@@ -37,7 +29,7 @@ NUM_CLASSES, NUM_DIGITS = 62, 10
 """Labels: first the digits, then the capital letters, then the lower-case letters."""
 
 
-@dataclass(eq=False, kw_only=True)
+@parameters
 class Femnist(Dataset):
     """Handwritten characters, grey, 28x28 pixels; owners are the writers.
 
@@ -58,12 +50,10 @@ class Femnist(Dataset):
     std: list[float]
     sha256: str | None = None
 
-    def __post_init__(self) -> None:
-        check(
-            between("test_fraction", self.test_fraction, 0, 1, open_high=True),
-            *normalisation_problems(self.mean, self.std, 1),
-            sha256_problem(self.sha256),
-        )
+    def problems(self) -> Problems:
+        yield between("test_fraction", self.test_fraction, 0, 1, open_high=True)
+        yield from normalisation_problems(self.mean, self.std, 1)
+        yield sha256_problem(self.sha256)
 
     @property
     def _folder(self) -> Path:
@@ -108,22 +98,18 @@ class Femnist(Dataset):
     def _load_leaf(self) -> LoadedData:
         root = self._folder
         train, test = _leaf_files(root / "train"), _leaf_files(root / "test")
-        files = [*train, *test]
-        key = modification_key(files, CONTENT, "names", [[file.name for file in split] for split in (train, test)])
-        tensors = load_or_build(
-            self.cache_dir / f"leaf-{key[:32]}.safetensors",
-            lambda: {
-                **read_leaf_split(train, "train"),
-                **read_leaf_split(test, "test"),
-                "content": content_tensor(root, files),
-            },
+        facts = [[file.name for file in split] for split in (train, test)]
+        tensors, sha256 = load_or_decode(
+            self.cache_dir / "leaf",
+            root,
+            [*train, *test],
+            facts,
+            lambda: {**read_leaf_split(train, "train"), **read_leaf_split(test, "test")},
         )
-        sha256 = tensors.pop("content").numpy().tobytes().hex()
         names, test_names = (json.loads(tensors.pop(f"{split}_names").numpy().tobytes()) for split in ("train", "test"))
-        number_of = {name: number for number, name in enumerate(names)}
-        numbers = np.array([number_of.get(name, -1) for name in test_names], dtype=np.int64)
         require_sha256(self.sha256, sha256, f"dataset.source=leaf in {root}")
-        owners = {"owners": tensors["train_owners"].numpy(), "test_owners": numbers[tensors["test_owners"].numpy()]}
+        test_owners = numbers_in(np.array(names), np.array(test_names))[tensors["test_owners"].numpy()]
+        owners = {"owners": tensors["train_owners"].numpy(), "test_owners": test_owners}
         fingerprint = f"femnist leaf {digest(tensors)}"
         return LoadedData.of(tensors, NUM_CLASSES, self.mean, self.std, fingerprint, sha256=sha256, **owners)
 
@@ -164,7 +150,7 @@ def read_leaf_split(files: Sequence[Path], split: str) -> dict[str, Tensor]:
 
 
 def _leaf_samples(samples: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarray]:
-    """The images, uint8 [n, 1, 28, 28], and labels, int64 [n], of one writer."""
+    """The images [n, 1, 28, 28] and labels [n] of one writer."""
     x = np.asarray(samples["x"], dtype=np.float32).reshape(-1, 1, 28, 28)
     y = np.asarray(samples["y"], dtype=np.int64)
     if len(x) != len(y):
@@ -191,16 +177,12 @@ def _fetch_hub(data_dir: Path) -> None:
     """Download the Hub's parquet files into <data_dir>/femnist/hub, which is created only when all are complete."""
     partial = data_dir / ".femnist.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        urls = json.loads(_download(HUB_LISTING_URL))
-        for number, url in enumerate(urls):
-            name = f"train-{number:05d}-of-{len(urls):05d}.parquet"
-            (partial / name).write_bytes(_download(url))
-        (data_dir / "femnist").mkdir(exist_ok=True)
-        partial.rename(data_dir / "femnist" / "hub")
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    urls = json.loads(_download(HUB_LISTING_URL))
+    for number, url in enumerate(urls):
+        (partial / f"train-{number:05d}-of-{len(urls):05d}.parquet").write_bytes(_download(url))
+    (data_dir / "femnist").mkdir(exist_ok=True)
+    partial.rename(data_dir / "femnist" / "hub")
 
 
 def _download(url: str) -> bytes:

@@ -1,22 +1,24 @@
 """Synthetic handwriting in the format of FEMNIST, for use without FEMNIST. Results on it are not results on FEMNIST."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import at_least, at_most, between, check, positive, rule
+from fedsim.core.errors import at_most
 from fedsim.core.exact import exp
-from fedsim.data.base import Dataset, LoadedData, limits, normalisation_problems
-from fedsim.data.cache import digest, load_or_build, parameters_key
+from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, Share, parameters
+from fedsim.data.base import Dataset, LoadedData, log_normal_sizes, normalisation_problems
+from fedsim.data.cache import digest, load_or_generate
 
 SIDE, NUM_CONTROLS, NUM_POINTS = 28, 6, 40
 """Pixels per side; control points of a glyph's curve, and points at which the curve is drawn."""
 CHUNK = 512
 """Images drawn per batch."""
-MAX_CLASSES = 100_000
 MAX_GLYPHS = 10_000_000
 """Writers times classes: 480 MB of control points."""
 MAX_IMAGES = 10_000_000
@@ -27,7 +29,7 @@ GENERATOR_VERSION = 3
 Floats = NDArray[np.float32]
 
 
-@dataclass(eq=False, kw_only=True)
+@parameters
 class FemnistGenerated(Dataset):
     """Synthetic characters, grey, 28x28 pixels, dark on light; owners are simulated writers.
 
@@ -39,44 +41,29 @@ class FemnistGenerated(Dataset):
     parameters, including `seed`, which is not the seed of a run.
     """
 
-    num_classes: int
-    num_writers: int
-    samples_per_writer: float
-    size_deviation: float
-    classes_per_writer: int
-    test_samples: int
-    style: float
-    noise: float
-    seed: int
+    num_classes: Annotated[int, Interval(ge=2, le=100_000)]
+    num_writers: Count
+    samples_per_writer: Positive
+    size_deviation: Annotated[float, Interval(ge=0, le=3)]
+    classes_per_writer: Count
+    test_samples: Annotated[int, Interval(ge=1, le=MAX_IMAGES)]
+    style: Annotated[float, Interval(ge=0, le=10)]
+    noise: Share
+    seed: CountOrZero
     mean: list[float]
     std: list[float]
 
-    def __post_init__(self) -> None:
-        num_classes, most = self.num_classes, max(self.num_classes, 1)
-        check(
-            *limits(self, num_classes=(2, MAX_CLASSES), num_writers=(1, MAX_GLYPHS // min(most, MAX_CLASSES))),
-            positive("samples_per_writer", self.samples_per_writer),
-            at_most("samples_per_writer", self.samples_per_writer, MAX_IMAGES // max(self.num_writers, 1)),
-            *limits(self, size_deviation=(0, 3)),
-            rule(
-                1 <= self.classes_per_writer <= most,
-                "classes_per_writer",
-                self.classes_per_writer,
-                f"must lie in [1, num_classes={num_classes}]",
-            ),
-            *limits(self, test_samples=(1, MAX_IMAGES), style=(0, 10)),
-            between("noise", self.noise, 0, 1),
-            at_least("seed", self.seed, 0),
-            *normalisation_problems(self.mean, self.std, 1),
-        )
+    def problems(self) -> Problems:
+        yield at_most("num_writers", self.num_writers, MAX_GLYPHS // max(self.num_classes, 1))
+        yield at_most("samples_per_writer", self.samples_per_writer, MAX_IMAGES // max(self.num_writers, 1))
+        yield at_most("classes_per_writer", self.classes_per_writer, self.num_classes, "raise num_classes")
+        yield from normalisation_problems(self.mean, self.std, 1)
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (1, SIDE, SIDE), self.num_classes
 
     def load(self) -> LoadedData:
-        key = parameters_key(GENERATOR_VERSION, self, "mean", "std")
-        cache = self.cache_dir / f"femnist_generated-{digest({'key': key})[:32]}.safetensors"
-        tensors = load_or_build(cache, self._build)
+        tensors = load_or_generate(self, "femnist_generated", GENERATOR_VERSION, self._build)
         owners = {"test_owners": tensors.pop("test_owners").numpy(), "owners": tensors["train_owners"].numpy()}
         fingerprint = f"femnist_generated {digest(tensors)}"
         return LoadedData.of(tensors, self.num_classes, self.mean, self.std, fingerprint, **owners)
@@ -98,9 +85,8 @@ class FemnistGenerated(Dataset):
         }
 
     def _training_labels(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        deviation = self.size_deviation
-        sizes = self.samples_per_writer * exp(deviation * rng.standard_normal(self.num_writers) - deviation**2 / 2)
-        counts = np.maximum(np.round(sizes).astype(np.int64), 1)
+        normal = rng.standard_normal(self.num_writers)
+        counts = log_normal_sizes(self.samples_per_writer, self.size_deviation, normal)
         known_classes = [rng.permutation(self.num_classes)[: self.classes_per_writer] for _ in counts]
         labels = np.concatenate(
             [rng.choice(classes, count) for classes, count in zip(known_classes, counts, strict=True)]

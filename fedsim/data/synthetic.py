@@ -1,28 +1,26 @@
 """Synthetic(alpha, beta) of Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx, MLSys 2020), 5.1:
 every client has a generator of its own, so that its samples can be made whenever they are asked for."""
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import at_most, check, positive
-from fedsim.data.base import Dataset, LoadedData, Samples, SampleSource, limits
-from fedsim.data.cache import digest, load_or_build, parameters_key
+from fedsim.core.errors import at_most
+from fedsim.core.parameters import Count, Positive, Problems, parameters
+from fedsim.data.base import Dataset, LoadedData, Samples, SampleSource, log_normal_sizes
+from fedsim.data.cache import digest, load_or_generate, parameters_key
 
-MAX_OWNERS = 1_000_000
 MAX_SAMPLES = 100_000_000
 """In either split, on average: labels and owners take 16 bytes each."""
 MAX_NUMBERS = 2_000_000_000
 """Features of all samples that are held in memory, or of the test set: 8 GB."""
 MAX_WEIGHTS = 10_000_000
 """Features times classes: the model that labels an owner's samples."""
-MAX_SPREAD = 1_000_000
-"""Of owners' models and means; products of far larger ones are infinite."""
 GENERATOR_VERSION = 1
 """To be increased whenever a change of the code gives other data for the same parameters."""
 BLOCK_NUMBERS = 2**18
@@ -31,9 +29,11 @@ MODEL, TRAIN, TEST = range(3)
 """What an owner's generator is for; each draws from a stream of its own."""
 
 Floats = NDArray[np.float32]
+Spread = Annotated[float, Interval(ge=0, le=1_000_000)]
+"""Of owners' models and means; products of far larger ones are infinite."""
 
 
-@dataclass(eq=False, kw_only=True)
+@parameters
 class Synthetic(Dataset):
     """Classes that a linear model of the owner's own gives to features around the owner's own mean.
 
@@ -48,47 +48,31 @@ class Synthetic(Dataset):
     function of these parameters, including `seed`, which is not the seed of a run.
     """
 
-    num_owners: int
-    samples_per_owner: float
-    size_deviation: float
-    num_features: int
-    num_classes: int
-    alpha: float
-    beta: float
-    test_samples: int
+    num_owners: Annotated[int, Interval(ge=1, le=1_000_000)]
+    samples_per_owner: Positive
+    size_deviation: Annotated[float, Interval(ge=0, le=3)]
+    num_features: Annotated[int, Interval(ge=1, le=MAX_WEIGHTS)]
+    num_classes: Annotated[int, Interval(ge=2, le=MAX_WEIGHTS)]
+    alpha: Spread
+    beta: Spread
+    test_samples: Count
     hold: Literal["on_demand", "memory"]
-    seed: int
+    seed: Annotated[int, Interval(ge=0, le=2**63 - 1)]
 
-    def __post_init__(self) -> None:
-        on_demand, features = self.hold == "on_demand", max(self.num_features, 1)
-        most = MAX_SAMPLES if on_demand else min(MAX_SAMPLES, MAX_NUMBERS // features)
-        check(
-            *limits(self, num_owners=(1, MAX_OWNERS)),
-            positive("samples_per_owner", self.samples_per_owner),
-            at_most(
-                "samples_per_owner",
-                self.samples_per_owner,
-                most // max(self.num_owners, 1),
-                "lower num_owners" if on_demand else "dataset.hold=on_demand need not hold all in memory",
-            ),
-            *limits(
-                self,
-                size_deviation=(0, 3),
-                num_features=(1, MAX_WEIGHTS),
-                num_classes=(2, MAX_WEIGHTS // features),
-                alpha=(0, MAX_SPREAD),
-                beta=(0, MAX_SPREAD),
-                test_samples=(1, MAX_NUMBERS // features),
-                seed=(0, 2**63 - 1),
-            ),
-        )
+    def problems(self) -> Problems:
+        features, remedy, most = max(self.num_features, 1), "lower num_owners", MAX_SAMPLES
+        if self.hold == "memory":
+            remedy, most = "dataset.hold=on_demand need not hold all in memory", min(most, MAX_NUMBERS // features)
+        yield at_most("samples_per_owner", self.samples_per_owner, most // max(self.num_owners, 1), remedy)
+        yield at_most("num_classes", self.num_classes, MAX_WEIGHTS // features, "lower num_features")
+        yield at_most("test_samples", self.test_samples, MAX_NUMBERS // features, "lower num_features")
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (self.num_features,), self.num_classes
 
     def load(self) -> LoadedData:
-        key = parameters_key(GENERATOR_VERSION, self, "hold")
-        tensors = load_or_build(self.cache_dir / f"synthetic-{digest({'key': key})[:32]}.safetensors", self._build)
+        tensors = load_or_generate(self, "synthetic", GENERATOR_VERSION, self._build)
+        fingerprint = f"synthetic {digest({'key': parameters_key(GENERATOR_VERSION, self), **tensors})}"
         source = OwnerSamples(self)
         return LoadedData(
             train=Samples(source if self.hold == "on_demand" else source.everything(), tensors["train_y"]),
@@ -96,7 +80,7 @@ class Synthetic(Dataset):
             num_classes=self.num_classes,
             mean=None,
             std=None,
-            fingerprint=f"synthetic {digest({'key': key, **tensors})}",
+            fingerprint=fingerprint,
             owners=np.repeat(np.arange(self.num_owners), self.counts),
             test_owners=np.repeat(np.arange(self.num_owners), self.test_counts),
         )
@@ -105,9 +89,7 @@ class Synthetic(Dataset):
     def counts(self) -> NDArray[np.int64]:
         """Training samples of each owner [num_owners], at least one."""
         normal = np.random.default_rng(self.seed).standard_normal(self.num_owners)
-        deviation = self.size_deviation
-        sizes = self.samples_per_owner * np.exp(deviation * normal - deviation**2 / 2)
-        return np.maximum(np.round(sizes).astype(np.int64), 1)
+        return log_normal_sizes(self.samples_per_owner, self.size_deviation, normal)
 
     @cached_property
     def test_counts(self) -> NDArray[np.int64]:
@@ -130,11 +112,8 @@ class Synthetic(Dataset):
             tested = slice(test_ends[first] - counts[0], test_ends[owners[-1]])
             test_x[tested] = self._around(means, owners, counts, TEST)
             test_y[tested] = _labels(models, test_x[tested], counts)
-        return {
-            "train_y": torch.as_tensor(train_y),
-            "test_x": torch.as_tensor(test_x),
-            "test_y": torch.as_tensor(test_y),
-        }
+        made = {"train_y": train_y, "test_x": test_x, "test_y": test_y}
+        return {name: torch.as_tensor(values) for name, values in made.items()}
 
     def features(self, owners: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """The means [n, d] of some owners' features, and the first `counts` [n] training samples of each, one owner

@@ -2,33 +2,32 @@
 language."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import at_least, at_most, check, positive
+from fedsim.core.errors import at_most
 from fedsim.core.exact import exp
-from fedsim.data.base import Dataset, LoadedData, limits
-from fedsim.data.cache import digest, load_or_build, parameters_key
+from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, parameters
+from fedsim.data.base import Dataset, LoadedData, Samples, log_normal_sizes
+from fedsim.data.cache import digest, load_or_generate
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 """Tokens and classes, by their numbers."""
 VOWELS = "aeiou"
 CONSONANTS = "bcdfghjklmnpqrstvwxyz"
 MOST_SYLLABLES = 3
-MAX_WORDS = 5_000
-MAX_SPEAKERS = 100_000
-MAX_LENGTH = 10_000
 MAX_CHARACTERS = 1_000_000_000
 """Samples times their length, of the training set on average and of the test set."""
 GENERATOR_VERSION = 1
 """To be increased whenever a change of the code gives other texts for the same parameters."""
 
 
-@dataclass(eq=False, kw_only=True)
+@parameters
 class TextGenerated(Dataset):
     """Texts of `length` characters and the character that follows, out of speakers' streams of words; owners are the
     speakers.
@@ -41,50 +40,43 @@ class TextGenerated(Dataset):
     is not the seed of a run.
     """
 
-    num_speakers: int
-    samples_per_speaker: float
-    size_deviation: float
-    num_words: int
-    style: float
-    length: int
-    test_samples: int
-    seed: int
+    num_speakers: Annotated[int, Interval(ge=1, le=100_000)]
+    samples_per_speaker: Positive
+    size_deviation: Annotated[float, Interval(ge=0, le=3)]
+    num_words: Annotated[int, Interval(ge=1, le=5_000)]
+    style: Annotated[float, Interval(ge=0, le=10)]
+    length: Annotated[int, Interval(ge=1, le=10_000)]
+    test_samples: Count
+    seed: CountOrZero
 
-    def __post_init__(self) -> None:
+    def problems(self) -> Problems:
         most = MAX_CHARACTERS // max(self.length, 1)
-        check(
-            *limits(self, num_speakers=(1, MAX_SPEAKERS)),
-            positive("samples_per_speaker", self.samples_per_speaker),
-            at_most("samples_per_speaker", self.samples_per_speaker, most // max(self.num_speakers, 1)),
-            *limits(
-                self,
-                size_deviation=(0, 3),
-                num_words=(1, MAX_WORDS),
-                style=(0, 10),
-                length=(1, MAX_LENGTH),
-                test_samples=(1, most),
-            ),
-            at_least("seed", self.seed, 0),
-        )
+        yield at_most("samples_per_speaker", self.samples_per_speaker, most // max(self.num_speakers, 1))
+        yield at_most("test_samples", self.test_samples, most)
 
     def load(self) -> LoadedData:
-        key = parameters_key(GENERATOR_VERSION, self)
-        cache = self.cache_dir / f"text_generated-{digest({'key': key})[:32]}.safetensors"
-        tensors = load_or_build(cache, self._build)
-        fingerprint = f"text_generated {digest(tensors)}"
-        tensors |= {"train_x": tensors["train_x"].long(), "test_x": tensors["test_x"].long()}
-        owners = {"owners": tensors["train_owners"].numpy(), "test_owners": tensors["test_owners"].numpy()}
-        return LoadedData.of(tensors, len(ALPHABET), None, None, fingerprint, **owners, vocabulary=len(ALPHABET))
+        tensors = load_or_generate(self, "text_generated", GENERATOR_VERSION, self._build)
+        train, test = (Samples(tensors[f"{split}_x"].long(), tensors[f"{split}_y"]) for split in ("train", "test"))
+        return LoadedData(
+            train,
+            test,
+            num_classes=len(ALPHABET),
+            mean=None,
+            std=None,
+            fingerprint=f"text_generated {digest(tensors)}",
+            owners=tensors["train_owners"].numpy(),
+            test_owners=tensors["test_owners"].numpy(),
+            vocabulary=len(ALPHABET),
+        )
 
     def _build(self) -> dict[str, Tensor]:
         """Texts, next characters and speakers of both splits, ordered by speaker."""
         rng = np.random.default_rng(self.seed)
         words = made_up_words(self.num_words, rng)
         speech = list(self._speech(rng))
-        deviation = self.size_deviation
-        sizes = self.samples_per_speaker * exp(deviation * rng.standard_normal(self.num_speakers) - deviation**2 / 2)
+        normal = rng.standard_normal(self.num_speakers)
         counts = {
-            "train": np.maximum(np.round(sizes).astype(np.int64), 1),
+            "train": log_normal_sizes(self.samples_per_speaker, self.size_deviation, normal),
             "test": np.bincount(np.arange(self.test_samples) % self.num_speakers, minlength=self.num_speakers),
         }
         tensors: dict[str, Tensor] = {}

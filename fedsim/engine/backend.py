@@ -53,6 +53,10 @@ class Workload:
         several_axes = shape[1:].numel() != shape[-1]
         return None if chain is not None and chain.flattens_late and several_axes else chain
 
+    def linear_chain(self, precision: str) -> Chain | None:
+        """The chain, if it is one of linear layers alone: its passes are written out, though not in bfloat16."""
+        return self.chain if self.chain is not None and self.chain.is_linear and precision != "bf16" else None
+
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -129,39 +133,3 @@ class Backend(ABC):
         other shapes may be summed in another order.
         """
         return (schedule.lr, schedule.widths) if len(schedule) > 1 else object()
-
-
-class WrappedBackend(Backend):
-    """Answers all questions as `backend` does; a subclass answers some of them otherwise."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend, self.reason, self.exact, self.room = backend, backend.reason, backend.exact, backend.room
-        self.pass_size, self.fewest_clients = backend.pass_size, backend.fewest_clients
-
-    @property
-    def description(self) -> str:
-        return self.backend.description
-
-    @property
-    def max_joint_clients(self) -> int:
-        return self.backend.max_joint_clients
-
-    def joint_key(self, schedule: Schedule) -> Hashable:
-        return self.backend.joint_key(schedule)
-
-    def passed_in_order(self, count: int, x: Tensor) -> int:
-        return self.backend.passed_in_order(count, x)
-
-    def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        return self.backend.train(start, schedule)
-
-    def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
-        return self.backend.forward(params, x, positions)
-
-    def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self.backend.cross_entropies(logits, labels)
-
-    def gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
-    ) -> Iterator[Tensor]:
-        return self.backend.gradients(params, positions, names)

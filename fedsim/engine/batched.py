@@ -11,100 +11,12 @@ from torch import Tensor
 from fedsim.core.flat import as_columns, real_dtype
 from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import TrainingResult, Workload
-from fedsim.engine.chain import Chain
 from fedsim.engine.device import Compile, Precision, worth_compiling
-from fedsim.engine.engine import concatenate_results, fetched
+from fedsim.engine.engine import fetched
 from fedsim.engine.model import refuse_hidden_randomness
-from fedsim.engine.optimizers import SGD, LocalOptimizer
 from fedsim.engine.schedule import Schedule
-from fedsim.engine.stacked import (
-    StackedBatch,
-    StackedChain,
-    StackedGradients,
-    StackedLayer,
-    gradients_into,
-    layers_of,
-    sgd_update,
-    stacked_batches,
-)
+from fedsim.engine.stacked import Differentiated, LinearChain, StackedGradients, stacked_batches
 from fedsim.engine.torch_backend import TorchBackend
-
-
-class Differentiated:
-    """Local steps of R clients from models `start` [R, ...], which are not modified: any model and optimiser, through
-    `StackedGradients`."""
-
-    def __init__(self, gradients: StackedGradients, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
-        self.gradients, self.optimizer, self.start, self.lr = gradients, optimizer, start, lr
-        self.stack = {name: value.clone(memory_format=torch.contiguous_format) for name, value in start.items()}
-        self.state = optimizer.init({name: self.stack[name] for name in gradients.trained})
-
-    def step(self, batch: StackedBatch) -> Tensor:
-        """One step of the leading rows, as many as the batch has; its samples' losses before the step [rows, B]."""
-        live = {name: value[: len(batch.x)] for name, value in self.stack.items()}
-        grads, losses = self.gradients(live, batch)
-        trained = {name: live[name] for name in self.gradients.trained}
-        self.optimizer.step(trained, grads, self.state, self.lr)
-        return losses
-
-    def row(self, row: int) -> list[Tensor]:
-        """The parameters and momentum buffers of one client; share memory with the program's."""
-        return [value[row] for value in (*self.stack.values(), *(self.momentum() or {}).values())]
-
-    def delta(self) -> Stack:
-        """w_k - w of all rows, in place of the models."""
-        for name, value in self.stack.items():
-            value.sub_(self.start[name])
-        return self.stack
-
-    def momentum(self) -> Stack | None:
-        return self.optimizer.momentum_buffers(self.state)
-
-
-class LinearChain:
-    """As `Differentiated`, of a chain of linear layers, through `StackedChain`; the step of plain SGD is part of the
-    matrix products."""
-
-    def __init__(self, chain: Chain, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
-        self.start, self.optimizer, self.lr = start, optimizer, lr
-        self.models = StackedChain(chain, [layer.copy() for layer in layers_of(chain, start)])
-        self.tensors = _by_number(self.models.layers)
-        self.decay = optimizer.weight_decay if type(optimizer) is SGD and not optimizer.momentum else None
-        self.state = None if self.decay is not None else optimizer.init(self.tensors)
-
-    @torch.no_grad()
-    def step(self, batch: StackedBatch) -> Tensor:
-        if self.decay is not None:
-            return self.models.step(batch, sgd_update(self.lr, self.decay))
-        gradients: Stack = {}
-        losses = self.models.step(batch, gradients_into(gradients))
-        rows = len(batch.x)
-        live = {name: self.tensors[name][:rows] for name in gradients}
-        self.optimizer.step(live, gradients, self.state, self.lr)
-        return losses
-
-    def row(self, row: int) -> list[Tensor]:
-        return [value[row] for value in (*self.tensors.values(), *(self._buffers() or {}).values())]
-
-    def delta(self) -> Stack:
-        stack = self.models.named(self.models.layers)
-        return {name: (stack[name] - value).contiguous() for name, value in self.start.items()}
-
-    def momentum(self) -> Stack | None:
-        buffers = self._buffers()
-        if buffers is None:
-            return None
-        numbers = range(len(self.models.layers))
-        layers = [StackedLayer(buffers[f"{n}.weight"], buffers.get(f"{n}.bias")) for n in numbers]
-        return {name: value.contiguous() for name, value in self.models.named(layers).items()}
-
-    def _buffers(self) -> Stack | None:
-        return None if self.state is None else self.optimizer.momentum_buffers(self.state)
-
-
-def _by_number(layers: list[StackedLayer]) -> Stack:
-    weights = {f"{number}.weight": layer.weight for number, layer in enumerate(layers)}
-    return weights | {f"{number}.bias": layer.bias for number, layer in enumerate(layers) if layer.bias is not None}
 
 
 class BatchedBackend(TorchBackend):
@@ -129,8 +41,7 @@ class BatchedBackend(TorchBackend):
         super().__init__(workload, precision, deterministic, chunk_size)
         model, x = workload.model, workload.data.x
         self.gradients_of_stack = StackedGradients(model, x.device, precision)
-        chain = workload.chain if precision != "bf16" else None
-        self.chain = chain if chain is not None and chain.is_linear else None
+        self.chain = workload.linear_chain(precision)
         if len(x) and self.chain is None:  # a chain's passes are written out, and its layers known
             refuse_hidden_randomness(model, x)
             self.gradients_of_stack.try_out(x, workload.data.y)
@@ -150,14 +61,6 @@ class BatchedBackend(TorchBackend):
         if self.gradients_of_stack.compiled:  # which may add in another order for other shapes
             return 1
         return super().max_joint_clients
-
-    def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        size = self._clients_that_fit(schedule)
-        if len(schedule) <= size:
-            found = self._if_it_fits(lambda: self._train_chunk(start, schedule), len(schedule))
-            return self.train(start, schedule) if found is None else found
-        cuts = [slice(first, first + size) for first in range(0, len(schedule), size)]
-        return concatenate_results([self.train(start[cut], schedule.rows(cut)) for cut in cuts], schedule)
 
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """Rows of the stack are clients by falling number of steps."""

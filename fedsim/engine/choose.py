@@ -19,27 +19,53 @@ from fedsim.engine.schedule import Schedule
 WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
 """Local steps of a run, one client's, from which on C pays: compiling takes 2 s, once a machine; a step of ten MLPs of
 workload W1 on two cores is some .8 ms shorter, one of a client of W2 some 5 ms of a core (docs/performance.md)."""
+TOLERANCE = {"float32": 0.02, "tf32": 0.05, "bf16": 0.2}
+"""Of the first losses and changes, relative to their size: rounding is far below, and a wrong kernel far above."""
 
 
 def choose_backend(
     workload: Workload, *, precision: Precision, compile: Compile, deterministic: bool | None = None
 ) -> Backend:
-    """On a GPU, `graph` for what it can train. On a CPU, `native` for what it can train, in runs long enough to compile
-    for. Else `sequential` for convolutional models, as grouped convolutions are slow on CPUs and GPUs, and for models
-    that cannot run batched; `batched` otherwise."""
-    if workload.data.x.is_cuda:
-        return _on_gpu(workload, precision, compile, deterministic)
-    convolutional = is_convolutional(workload.model)
-    reason = "convolutions on a CPU" if convolutional else "no convolutions"
-    try:
-        if _native_pays(workload, precision, compile, WORTH_STEPS["convolutional" if convolutional else "linear"]):
-            return _because(reason, NativeBackend(workload, workers="auto"))
-    except NotCompiledError as error:
-        warn_not_compiled(str(error))
-        reason += f", not compiled: {error}"
-    if convolutional:
-        return _because(reason, _one_by_one(workload, precision, deterministic))
-    return _batched_if_it_can(workload, precision, compile, deterministic, reason)
+    """On a GPU, `graph` for what it can train, where its first steps agree with those of the engine that would train
+    otherwise: recorded steps are the fewest launches. On a CPU, `native` for what it can train, in runs long enough to
+    compile for. Else `sequential` for convolutional models, as grouped convolutions are slow on CPUs and GPUs, and for
+    models that cannot run batched; `batched` otherwise."""
+    convolutional, on_gpu = is_convolutional(workload.model), workload.data.x.is_cuda
+    reason = ("convolutions on a GPU" if on_gpu else "convolutions on a CPU") if convolutional else "no convolutions"
+    if on_gpu:
+        with suppress(ConfigError):
+            graph = GraphBackend(workload, precision=precision, chunk_size="auto", deterministic=deterministic)
+            problem = _disagreement(graph, _in_torch(workload, precision, False, deterministic, reason), precision)
+            if problem is None:
+                return _because("a GPU", graph)
+            tell(f"engine=auto: not engine=graph, {problem}")
+    elif precision == "float32" and not unfit(workload):
+        enough = WORTH_STEPS["convolutional" if convolutional else "linear"]
+        try:
+            if worth_compiling(compile, workload.total_steps, enough):
+                library(workload.data.x.dtype)
+                return _because(reason, NativeBackend(workload, workers="auto"))
+        except NotCompiledError as error:
+            warn_not_compiled(str(error))
+            reason += f", not compiled: {error}"
+    return _in_torch(workload, precision, compile, deterministic, reason)
+
+
+def _in_torch(
+    workload: Workload, precision: Precision, compile: Compile, deterministic: bool | None, reason: str
+) -> Backend:
+    """Batched where that can be and there are no convolutions."""
+    check(precision_problem(precision, workload.data.x.device))
+    if not is_convolutional(workload.model):
+        try:
+            batched = BatchedBackend(
+                workload, precision=precision, chunk_size="auto", compile=compile, deterministic=deterministic
+            )
+            return _because(reason, batched)
+        except ConfigError as error:
+            reason = error.problems[0].rule
+    one_by_one = ReferenceBackend(workload, precision=precision, workers="auto", deterministic=deterministic)
+    return _because(reason, one_by_one)
 
 
 def _because(reason: str, backend: Backend) -> Backend:
@@ -47,45 +73,16 @@ def _because(reason: str, backend: Backend) -> Backend:
     return backend
 
 
-def _one_by_one(workload: Workload, precision: Precision, deterministic: bool | None) -> Backend:
-    return ReferenceBackend(workload, precision=precision, workers="auto", deterministic=deterministic)
-
-
-def _on_gpu(workload: Workload, precision: Precision, compile: Compile, deterministic: bool | None) -> Backend:
-    """Recorded steps, the fewest launches as counted in docs/performance.md, where model and optimiser allow it, and
-    where the first ones agree with those of the engine that would train otherwise. Of the others, one client's
-    convolutions after another are fewer and larger kernels than those of torch.func's vmap, which become grouped."""
-
-    def without_graphs(compile: Compile) -> Backend:
-        if is_convolutional(workload.model):
-            return _because("convolutions on a GPU", _one_by_one(workload, precision, deterministic))
-        return _batched_if_it_can(workload, precision, compile, deterministic, "no convolutions")
-
-    with suppress(ConfigError):
-        graph = GraphBackend(
-            workload, precision=precision, chunk_size="auto", program="auto", deterministic=deterministic
-        )
-        problem = _disagreement(graph, without_graphs(False), workload, precision)
-        if problem is None:
-            return _because("a GPU", graph)
-        tell(f"engine=auto: not engine=graph, {problem}")
-    return without_graphs(compile)
-
-
-TOLERANCE = {"float32": 0.02, "tf32": 0.05, "bf16": 0.2}
-"""Of the first losses and changes, relative to their size: rounding is far below, and a wrong kernel far above."""
-
-
-def _disagreement(graph: Backend, other: Backend, workload: Workload, precision: Precision) -> str | None:
+def _disagreement(graph: GraphBackend, other: Backend, precision: Precision) -> str | None:
     """Why recorded steps are not to be trusted on this machine: None where two short steps of two clients give what
     `other` gives, up to rounding. Nothing is said where that is not finite."""
-    x = workload.data.x
+    x, model = graph.data.x, graph.model
     if not len(x):
         return None
     positions = np.arange(16).reshape(2, 2, 4) % len(x)
-    keys = np.arange(4).reshape(2, 2) if has_dropout(workload.model) else None
+    keys = np.arange(4).reshape(2, 2) if has_dropout(model) else None
     schedule = Schedule(positions, np.array([[4, 4], [4, 3]]), keys, lr=0.01)
-    start = [{name: value.to(x.device) for name, value in initial(workload.model).items()}] * 2
+    start = [initial(model)] * 2
     wanted = other.train(start, schedule)
     try:
         found = graph.train(start, schedule)
@@ -98,24 +95,3 @@ def _disagreement(graph: Backend, other: Backend, workload: Workload, precision:
         if right.isfinite().all() and not (right - own).norm() <= TOLERANCE[precision] * right.norm():
             return "whose first steps on this machine differ from those of the other engines"
     return None
-
-
-def _native_pays(workload: Workload, precision: Precision, compile: Compile, enough: int) -> bool:
-    """Raises `NotCompiledError` where it would pay and cannot be compiled."""
-    if precision != "float32" or unfit(workload) or not worth_compiling(compile, workload.total_steps, enough):
-        return False
-    library(workload.data.x.dtype)
-    return True
-
-
-def _batched_if_it_can(
-    workload: Workload, precision: Precision, compile: Compile, deterministic: bool | None, reason: str
-) -> Backend:
-    check(precision_problem(precision, workload.data.x.device))
-    try:
-        batched = BatchedBackend(
-            workload, precision=precision, chunk_size="auto", compile=compile, deterministic=deterministic
-        )
-        return _because(reason, batched)
-    except ConfigError as error:
-        return _because(error.problems[0].rule, _one_by_one(workload, precision, deterministic))

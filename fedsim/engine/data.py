@@ -36,10 +36,6 @@ class ClientData:
     def __post_init__(self) -> None:
         check_labels(self.y, self.num_classes, "training")
 
-    def samples(self, where: Tensor) -> Tensor:
-        """Those at the positions `where` [R, B]: [R, B, ...], in new memory."""
-        return self.x.index_select(0, where.reshape(-1)).view(*where.shape, *self.x.shape[1:])
-
     @classmethod
     def on_demand(
         cls,

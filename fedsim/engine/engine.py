@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import Problem, check
+from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.exact import log_softmax, row_sums
 from fedsim.core.flat import flat_rows, to_device
 from fedsim.core.rng import Streams
@@ -48,24 +48,17 @@ def concatenate_results(parts: Sequence[TrainingResult], schedule: Schedule) -> 
         rows, steps, width = part.losses.shape
         losses[first : first + rows, :steps, :width] = part.losses
         first += rows
-    momenta = [part.momentum for part in parts if part.momentum is not None]
+    known = [part.finite for part in parts if part.finite is not None]
     return TrainingResult(
-        concatenate_stacks([part.delta for part in parts]),
+        _joined([part.delta for part in parts]),
         losses,
-        concatenate_stacks(momenta) if momenta else None,
-        concatenate_flags([part.finite for part in parts]),
+        _joined([part.momentum for part in parts if part.momentum is not None]) or None,
+        np.concatenate(known) if len(known) == len(parts) else None,
     )
 
 
-def concatenate_flags(flags: Sequence[NDArray[np.bool_] | None]) -> NDArray[np.bool_] | None:
-    """`finite` of all parts in order; None where a part does not know it."""
-    known = [part for part in flags if part is not None]
-    return np.concatenate(known) if len(known) == len(flags) else None
-
-
-def concatenate_stacks(stacks: Sequence[Stack]) -> Stack:
-    """All models of `stacks` in order."""
-    return {name: torch.cat([s[name] for s in stacks]) for name in stacks[0]}
+def _joined(stacks: Sequence[Stack]) -> Stack:
+    return {name: torch.cat([stack[name] for stack in stacks]) for name in (stacks[0] if stacks else ())}
 
 
 class Engine:
@@ -126,10 +119,7 @@ class Engine:
         return self._means(params, positions, _hits)
 
     def _means(
-        self,
-        params: Params,
-        positions: Sequence[NDArray[np.int64]],
-        values: Callable[[Tensor, Tensor], Tensor],
+        self, params: Params, positions: Sequence[NDArray[np.int64]], values: Callable[[Tensor, Tensor], Tensor]
     ) -> NDArray[np.float64]:
         """The mean over each list of positions of the `values` [n] of logits [n, C] and labels [n]; of none, nan."""
         own = ByClient.of(positions)
@@ -161,20 +151,16 @@ class Engine:
         """As `evaluate`, and which of the samples are classified correctly [n], on the device. Raises `ConfigError` for
         a model whose output is not logits."""
         output = self.backend.forward(params, x)
-        check(self._output_problem(output, len(x)))
+        classes, shape = self.data.num_classes, list(output.shape)
+        if len(shape) != 2 or shape[0] != len(x) or shape[1] < classes:
+            text = f"must return logits [batch, num_classes={classes}], not {shape} for {len(x)} samples"
+            raise ConfigError([Problem("model", type(self.workload.model).__name__, text)])
         hits = _hits(output, y)
         correct = hits.sum()
         losses = self.backend.cross_entropies(output, y)
         loss = row_sums(losses[None])[0] if self.backend.exact else losses.sum()
         found = torch.stack([correct.double(), loss]).tolist()  # one copy from a GPU
         return Evaluation(found[0] / len(y), found[1] / len(y)), hits
-
-    def _output_problem(self, output: Tensor, count: int) -> Problem | None:
-        classes, shape = self.data.num_classes, list(output.shape)
-        if len(shape) == 2 and shape[0] == count and shape[1] >= classes:
-            return None
-        rule = f"must return logits [batch, num_classes={classes}], not {shape} for {count} samples"
-        return Problem("model", type(self.workload.model).__name__, rule)
 
     def hits(self, params: Params, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the samples at these positions in `data` are classified correctly by `params` in eval mode."""

@@ -1,7 +1,7 @@
 """Any backend on samples that are made on demand: those of one call are put where it expects them."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.core.flat import to_device
 from fedsim.core.types import Params
-from fedsim.engine.backend import Backend, TrainingResult, Workload, WrappedBackend
+from fedsim.engine.backend import Backend, TrainingResult, Workload
 from fedsim.engine.data import ROOM_BYTES, ClientData
 from fedsim.engine.engine import concatenate_results
 from fedsim.engine.schedule import Schedule
@@ -20,7 +20,7 @@ from fedsim.engine.torch_backend import EVALUATION_BATCH, MOST
 Positions = NDArray[np.int64]
 
 
-class OnDemandBackend(WrappedBackend):
+class OnDemandBackend(Backend):
     """A backend that finds in a tensor of fixed size, `data.x`, the samples that the present call needs.
 
     Calls whose samples do not fit are taken in parts. Training gives the same bits as with all samples in memory where
@@ -36,9 +36,9 @@ class OnDemandBackend(WrappedBackend):
         self.labels = torch.zeros(len(data.x), dtype=torch.int64, device=data.y.device)
         self._place(np.arange(min(len(data.x), EVALUATION_BATCH)))  # on which a backend may try out its model
         held = ClientData(self.x, self.labels, (), (), data.num_classes)
-        super().__init__(build(replace(workload, data=held)))
-        self.room = len(self.x)
-        unit = self.backend.pass_size
+        self.backend = own = build(replace(workload, data=held))
+        self.reason, self.exact, self.fewest_clients, self.room = own.reason, own.exact, own.fewest_clients, len(self.x)
+        unit = own.pass_size
         self._placed_at_once = len(self.x) // unit * unit or len(self.x)
         cut_within_passes = self._placed_at_once % unit and len(self.x) < len(self.source)
         self.pass_size = math.lcm(self._placed_at_once, unit) if cut_within_passes else unit
@@ -46,6 +46,16 @@ class OnDemandBackend(WrappedBackend):
     @property
     def description(self) -> str:
         return f"{self.backend.description}, samples made on demand"
+
+    @property
+    def max_joint_clients(self) -> int:
+        return self.backend.max_joint_clients
+
+    def joint_key(self, schedule: Schedule) -> Hashable:
+        return self.backend.joint_key(schedule)
+
+    def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.backend.cross_entropies(logits, labels)
 
     def passed_in_order(self, count: int, x: Tensor) -> int:
         if x is not self.x:

@@ -5,8 +5,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from annotated_types import Interval
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.core.errors import check, positive, rule
@@ -97,14 +99,35 @@ class SGD(LocalOptimizer):
         torch._foreach_add_(steps, velocity, alpha=self.momentum)
         return steps
 
+    @property
+    def num_buffers(self) -> int:
+        """Of the state of `recorded_step`, each as the parameters; the first is the momentum."""
+        return 1 if self.momentum else 0
+
+    def scalars(self, lr: float, steps: int) -> NDArray[np.float64]:
+        """The numbers of each of so many steps [steps, 2] for `recorded_step`: lr, 1 - lr * weight_decay."""
+        return np.tile([lr, 1 - lr * self.weight_decay], (steps, 1))
+
+    def recorded_step(
+        self, values: Tensor, grads: Tensor, buffers: list[Tensor], live: Tensor, scalars: Tensor
+    ) -> None:
+        """As `step`, of parameters `values` [R, P], with all that changes from call to call in tensors: `scalars` [C],
+        and `buffers`, zero before a first step. Rows that are not `live` [R, 1] stay as they are."""
+        lr, keep = scalars[0], scalars[1]
+        if not buffers:
+            kept = values * keep if self.weight_decay else values
+            _keep_where(live, kept - grads.mul_(lr), values)
+            return
+        if self.weight_decay:
+            grads.add_(values, alpha=self.weight_decay)
+        velocity = (buffers[0] * self.momentum).add_(grads)
+        along = grads.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
+        _keep_where(live, values - along * lr, values)
+        _keep_where(live, velocity, buffers[0])
+
     def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         return torch.optim.SGD(
-            params,
-            lr=lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-            fused=True,
+            params, lr=lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay, fused=True
         )
 
 
@@ -152,9 +175,37 @@ class Adam(LocalOptimizer):
         torch._foreach_add_(scale, self.eps)
         torch._foreach_addcdiv_(values, first, scale, -lr / (1 - self.beta1**state.steps))
 
+    num_buffers = 2
+
+    def scalars(self, lr: float, steps: int) -> NDArray[np.float64]:
+        """The numbers of steps t = 1, 2, ... [steps, 3] for `recorded_step`: lr / (1 - beta1^t), 1 - beta2^t,
+        1 - lr * weight_decay. All clients start at t = 1; for one that has finished the state no longer matters."""
+        t = np.arange(1, steps + 1)
+        keep = np.full(steps, 1 - lr * self.weight_decay)
+        return np.stack([lr / (1 - self.beta1**t), 1 - self.beta2**t, keep], axis=1)
+
+    def recorded_step(
+        self, values: Tensor, grads: Tensor, buffers: list[Tensor], live: Tensor, scalars: Tensor
+    ) -> None:
+        """See `SGD.recorded_step`."""
+        rate, correction, keep = scalars[0], scalars[1], scalars[2]
+        kept = values * keep if self.decoupled else values
+        if self.weight_decay and not self.decoupled:
+            grads.add_(values, alpha=self.weight_decay)
+        first, second = buffers
+        first.lerp_(grads, 1 - self.beta1)
+        second.mul_(self.beta2).addcmul_(grads, grads, value=1 - self.beta2)
+        scale = (second / correction).sqrt_().add_(self.eps)
+        _keep_where(live, kept - (first / scale).mul_(rate), values)
+
     def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         return kind(params, lr=lr, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay)
+
+
+def _keep_where(live: Tensor, new: Tensor, old: Tensor) -> None:
+    """`old` becomes `new` in the rows that are `live`: by choice and not by arithmetic, so that no nan spreads."""
+    torch.where(live, new, old, out=old)
 
 
 class Constant(Schedule):

@@ -149,8 +149,9 @@ def make_schedule(
     batches = np.zeros((*shape, min(work.batch_size, int(own.sizes.max(initial=0)))), np.int64)
     busy = np.flatnonzero(steps)
     generators = streams.generators(Purpose.TRAIN, round, last=ids[busy])
+    each = list(own)
     for row, rng in zip(busy.tolist(), generators, strict=True):
-        _fill(batches[row, : steps[row]], own[row], rng)
+        _fill(batches[row, : steps[row]], each[row], rng)
     keys = dropout_keys(streams.keys(Purpose.DROPOUT, round, last=ids), shape[1]) if dropout else None
     return Schedule(batches, _counts(own.sizes, steps, work.batch_size), keys, lr)
 

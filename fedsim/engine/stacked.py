@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedsim.core.flat import real_dtype, to_device
 from fedsim.core.types import Params, Stack
-from fedsim.engine.chain import Chain, Link
+from fedsim.engine.chain import Chain
 from fedsim.engine.data import ClientData
 from fedsim.engine.device import Compiled, Precision, autocast
 from fedsim.engine.model import (
@@ -27,6 +27,7 @@ from fedsim.engine.model import (
     refused_if_it_fails,
     trained_names,
 )
+from fedsim.engine.optimizers import SGD, LocalOptimizer
 from fedsim.engine.schedule import Schedule, mean_weights
 
 
@@ -57,24 +58,22 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
     labels = data.y[positions]
     for step, width in enumerate(schedule.widths):
         counts = schedule.counts[:, step]
-        rows = np.arange(np.count_nonzero(counts))
-        repeats_last = len(rows) == 1 < len(schedule)
-        valid = counts[rows if not repeats_last else np.zeros(2, np.int64)]
+        count = int(np.count_nonzero(counts))
+        where, y = positions[:count, step, :width], labels[:count, step, :width]
+        own = None if keys is None else keys[:count, step]
+        valid, repeats_last = counts[:count], count == 1 < len(schedule)
+        if repeats_last:
+            valid, where, y = valid.repeat(2), where.expand(2, -1), y.expand(2, -1)
+            own = None if own is None else own.expand(2)
         weights: Tensor | None = None
         if valid.min() < width:
             weights = to_device(torch.as_tensor(mean_weights(valid, width), dtype=real_dtype(data.x)), device)
-        where = _first(positions[:, step, :width], len(rows), repeats_last)
-        yield StackedBatch(
-            data.samples(where),
-            _first(labels[:, step, :width], len(rows), repeats_last),
-            weights,
-            None if keys is None else _first(keys[:, step], len(rows), repeats_last),
-            repeats_last,
-        )
+        yield StackedBatch(samples_at(data.x, where), y, weights, own, repeats_last)
 
 
-def _first(values: Tensor, count: int, repeats: bool) -> Tensor:
-    return values[:1].expand(2, *values.shape[1:]) if repeats else values[:count]
+def samples_at(x: Tensor, where: Tensor) -> Tensor:
+    """Those of `x` [n, ...] at the positions `where` [R, B]: [R, B, ...], in new memory."""
+    return x.index_select(0, where.reshape(-1)).view(*where.shape, *x.shape[1:])
 
 
 def side_inputs(keys: Sequence[str], masks: Sequence[str], batch: StackedBatch) -> Stack:
@@ -154,44 +153,39 @@ class StackedGradients:
         return vmap(lambda trained, rest, x, y: per_row(trained, rest, x, y, None)), vmap(per_row)
 
 
-@dataclass(frozen=True)
-class JointGradients:
-    """Gradients of one model in eval mode on the samples of many clients at once, for a GPU. At most `most_samples` of
-    each list of positions in `data` pass at once."""
+@torch.no_grad()
+def joint_gradients(
+    model: nn.Module,
+    data: ClientData,
+    precision: Precision,
+    params: Params,
+    positions: Sequence[NDArray[np.int64]],
+    names: Sequence[str],
+    most_samples: int,
+) -> Tensor:
+    """The gradients of the mean cross-entropy of `model` in eval mode over each list of positions, in the parameters
+    `names` [K, D]; zeros for an empty list. At most `most_samples` of each list pass at once."""
+    wanted = {name: params[name] for name in names}
+    rest = {name: value for name, value in params.items() if name not in wanted}
+    x, device = data.x, data.x.device
 
-    model: nn.Module
-    data: ClientData
-    precision: Precision
-    most_samples: int
+    def loss(wanted: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        with autocast(precision, device):
+            output = functional_call(model, {**wanted, **rest}, (x,)).to(real_dtype(x))
+        return (F.cross_entropy(output, y, reduction="none") * weights).sum()
 
-    def __call__(self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]) -> Tensor:
-        """The gradients of the mean cross-entropy over each list of positions, in the parameters `names` [K, D]; zeros
-        for an empty list."""
-        wanted = {name: params[name] for name in names}
-        rest = {name: value for name, value in params.items() if name not in wanted}
-
-        def loss(wanted: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-            with autocast(self.precision, self.data.x.device):
-                output = functional_call(self.model, {**wanted, **rest}, (x,)).to(real_dtype(x))
-            return (F.cross_entropy(output, y, reduction="none") * weights).sum()
-
-        gradients = vmap(grad(loss), in_dims=(None, 0, 0, 0))
-        x, y, device = self.data.x, self.data.y, self.data.x.device
-        where, weights = padded(positions)
-        total: Tensor | None = None
-        for part, shares in zip(
-            to_device(torch.as_tensor(where), device).split(self.most_samples, dim=1),
-            to_device(torch.as_tensor(weights, dtype=real_dtype(x)), device).split(self.most_samples, dim=1),
-            strict=True,
-        ):
-            found = gradients(wanted, self.data.samples(part), y[part], shares)
-            flat = torch.cat([found[name].flatten(1) for name in names], dim=1)
-            total = flat if total is None else total.add_(flat)
-        assert total is not None
-        filled = np.array([len(own) > 0 for own in positions])
-        if filled.all():
-            return total
-        return torch.where(to_device(torch.as_tensor(filled), device).unsqueeze(1), total, 0)
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0, 0))
+    where, weights = padded(positions)
+    parts = to_device(torch.as_tensor(where), device).split(most_samples, dim=1)
+    shares = to_device(torch.as_tensor(weights, dtype=real_dtype(x)), device).split(most_samples, dim=1)
+    total: Tensor | None = None
+    for part, share in zip(parts, shares, strict=True):
+        found = gradients(wanted, samples_at(x, part), data.y[part], share)
+        flat = torch.cat([found[name].flatten(1) for name in names], dim=1)
+        total = flat if total is None else total.add_(flat)
+    assert total is not None
+    filled = torch.as_tensor([[len(own) > 0] for own in positions])
+    return torch.where(to_device(filled, device), total, 0)
 
 
 def padded(positions: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -205,127 +199,129 @@ def padded(positions: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], N
     return where, mean_weights(lengths, where.shape[1])
 
 
-@dataclass
-class StackedLayer:
-    """Weight [R, in, out] and bias [R, 1, out] of R clients."""
+class Differentiated:
+    """Local steps of R clients from models `start` [R, ...], which are not modified: any model and optimiser, through
+    `StackedGradients`."""
 
-    weight: Tensor
-    bias: Tensor | None
+    def __init__(self, gradients: StackedGradients, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
+        self.gradients, self.optimizer, self.start, self.lr = gradients, optimizer, start, lr
+        self.stack = {name: value.clone(memory_format=torch.contiguous_format) for name, value in start.items()}
+        self.state = optimizer.init({name: self.stack[name] for name in gradients.trained})
 
-    def rows(self, count: int) -> "StackedLayer":
-        """The first `count` clients; shares memory."""
-        if count == len(self.weight):
-            return self
-        return StackedLayer(self.weight[:count], None if self.bias is None else self.bias[:count])
-
-    def copy(self) -> "StackedLayer":
-        weight = self.weight.clone(memory_format=torch.contiguous_format)
-        bias = self.bias
-        return StackedLayer(weight, None if bias is None else bias.clone(memory_format=torch.contiguous_format))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.bias is None:
-            return torch.bmm(x, self.weight)
-        return torch.baddbmm(self.bias, x, self.weight)
-
-
-Update = Callable[[int, StackedLayer, Tensor, Tensor], None]
-"""Called with a layer's number, the layer, its input [R, B, in] and the gradient at its output [R, B, out]."""
-
-
-class StackedChain:
-    """R models of a chain of linear layers, which are trained in place.
-
-    The same mathematics as automatic differentiation, in fewer and larger operations. Weights are stored transposed
-    [R, in, out], so that no product needs a transposed weight.
-    """
-
-    def __init__(self, chain: Chain, layers: list[StackedLayer]) -> None:
-        self.chain, self.layers = chain, layers
-        self.minus_one = -torch.ones_like(self.layers[0].weight[:1, :1, :1])
-
-    @torch.no_grad()
-    def step(self, batch: StackedBatch, update: Update) -> Tensor:
-        """Forward and backward of the batch's leading rows; `update` is called from the last layer to the first, each
-        time after the layer's weights were needed for the last time. Returns the samples' losses [rows, width]."""
-        layers = [layer.rows(len(batch.x)) for layer in self.layers]
-        inputs = [batch.x.flatten(2)]
-        for layer, link in zip(layers[:-1], self.chain.links, strict=False):
-            inputs.append(_activate(layer.forward(inputs[-1]), link, batch.keys))
-        losses, grad = self._cross_entropy(layers[-1].forward(inputs[-1]), batch)
-        for number in range(len(layers) - 1, -1, -1):
-            layer, given = layers[number], inputs[number]
-            below = self._below(number, layer, given, grad)
-            update(number, layer, given, grad)
-            grad = below
+    def step(self, batch: StackedBatch) -> Tensor:
+        """One step of the leading rows, as many as the batch has; its samples' losses before the step [rows, B]."""
+        live = {name: value[: len(batch.x)] for name, value in self.stack.items()}
+        grads, losses = self.gradients(live, batch)
+        trained = {name: live[name] for name in self.gradients.trained}
+        self.optimizer.step(trained, grads, self.state, self.lr)
         return losses
 
-    def _cross_entropy(self, output: Tensor, batch: StackedBatch) -> tuple[Tensor, Tensor]:
-        """The samples' losses [rows, width], and the gradient of their weighted sum at the logits [rows, width, C].
-        Overwrites `output`.
+    def row(self, row: int) -> list[Tensor]:
+        """The parameters and momentum buffers of one client; share memory with the program's."""
+        return [value[row] for value in (*self.stack.values(), *(self.momentum() or {}).values())]
 
-        Written out, because torch's softmax over a short last axis takes twice as long.
-        """
-        index = batch.y.unsqueeze(2)
-        output.sub_(output.amax(2, keepdim=True))
-        chosen = output.gather(2, index)
-        powers = output.exp_()
-        total = powers.sum(2, keepdim=True)
-        grad = powers.div_(total).scatter_add_(2, index, self.minus_one.expand(index.shape))
-        grad.mul_(1 / batch.y.shape[1] if batch.weights is None else batch.weights.unsqueeze(2))
-        return total.log_().sub_(chosen).squeeze(2), grad
+    def delta(self) -> Stack:
+        """w_k - w of all rows, in place of the models."""
+        for name, value in self.stack.items():
+            value.sub_(self.start[name])
+        return self.stack
 
-    def _below(self, number: int, layer: StackedLayer, given: Tensor, grad: Tensor) -> Tensor:
-        """The gradient at the output of the layer below; where an input is positive, its dropout has kept and scaled
-        it."""
-        if not number:
-            return grad
-        below: Tensor = torch.ops.aten.threshold_backward(torch.bmm(grad, layer.weight.transpose(1, 2)), given, 0)
-        link = self.chain.links[number - 1]
-        return below.mul_(link.scale) if link.rate else below
-
-    def named(self, values: list[StackedLayer]) -> Stack:
-        """Values that lie as `layers` do, by name and in the layout of `torch.nn.Linear`."""
-        result: Stack = {}
-        for link, layer in zip(self.chain.links, values, strict=True):
-            result[link.weight] = layer.weight.transpose(1, 2)
-            if link.bias is not None and layer.bias is not None:
-                result[link.bias] = layer.bias.squeeze(1)
-        return result
+    def momentum(self) -> Stack | None:
+        return self.optimizer.momentum_buffers(self.state)
 
 
-def layers_of(chain: Chain, stack: Stack) -> list[StackedLayer]:
+Layer = tuple[Tensor, Tensor | None]
+"""Weight [R, in, out], so that no product needs a transposed one, and bias [R, 1, out] of R clients."""
+
+
+def layers_of(chain: Chain, stack: Stack) -> list[Layer]:
     """The chain's layers as views of `stack`."""
     return [
-        StackedLayer(stack[k.weight].transpose(1, 2), None if k.bias is None else stack[k.bias].unsqueeze(1))
-        for k in chain.links
+        (stack[k.weight].transpose(1, 2), None if k.bias is None else stack[k.bias].unsqueeze(1)) for k in chain.links
     ]
 
 
-def sgd_update(lr: float, decay: float) -> Update:
-    """Plain SGD in place: w <- (1 - lr decay) w - lr gradient, in one product, so that no gradient is stored."""
-    keep = 1 - lr * decay
+@torch.no_grad()
+def passes(chain: Chain, layers: Sequence[Layer], batch: StackedBatch) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Forward and backward pass of as many clients as the batch has, those of `layers`: their samples' losses
+    [R, width], and each layer's input [R, width, in] and the gradient at its output [R, width, out].
 
-    def update(number: int, layer: StackedLayer, x: Tensor, grad: Tensor) -> None:
-        layer.weight.baddbmm_(x.transpose(1, 2), grad, beta=keep, alpha=-lr)
-        if layer.bias is not None:
-            layer.bias.mul_(keep).sub_(grad.sum(1, keepdim=True), alpha=lr)
+    The same mathematics as automatic differentiation, in fewer and larger operations.
+    """
+    inputs = [batch.x.flatten(2)]
+    for (weight, bias), link in zip(layers, chain.links, strict=True):
+        output = torch.bmm(inputs[-1], weight) if bias is None else torch.baddbmm(bias, inputs[-1], weight)
+        if len(inputs) < len(layers):
+            if link.rate and batch.keys is not None:
+                mask = dropout_mask(batch.keys, link.dropout, 0, output.shape[1:], link.rate)
+                output.mul_(mask.to(output.dtype)).mul_(link.scale)
+            inputs.append(output.relu_())
+    # The cross-entropy written out, because torch's softmax over a short last axis takes twice as long.
+    index = batch.y.unsqueeze(2)
+    output.sub_(output.amax(2, keepdim=True))
+    chosen = output.gather(2, index)
+    powers = output.exp_()
+    total = powers.sum(2, keepdim=True)
+    slope = powers.div_(total).scatter_(2, index, -1.0, reduce="add")
+    slope.mul_(1 / batch.y.shape[1] if batch.weights is None else batch.weights.unsqueeze(2))
+    slopes = [slope]
+    for number in range(len(layers) - 1, 0, -1):
+        weight, link = layers[number][0], chain.links[number - 1]
+        below = torch.bmm(slopes[0], weight.transpose(1, 2))  # where an input is positive, its dropout has kept it
+        below = torch.ops.aten.threshold_backward(below, inputs[number], 0)
+        slopes.insert(0, below.mul_(link.scale) if link.rate else below)
+    return total.log_().sub_(chosen).squeeze(2), inputs, slopes
 
-    return update
 
+class LinearChain:
+    """As `Differentiated`, of a chain of linear layers; the step of plain SGD is part of the matrix products."""
 
-def gradients_into(found: Stack) -> Update:
-    """Gradients by the numbers of their layers, laid out as the layers are."""
+    def __init__(self, chain: Chain, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
+        self.chain, self.optimizer, self.start, self.lr = chain, optimizer, start, lr
+        views = self._by_name(layers_of(chain, start))
+        own = {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
+        self.layers: list[Layer] = [(own[k.weight], None if k.bias is None else own[k.bias]) for k in chain.links]
+        self.tensors = own
+        self.decay = optimizer.weight_decay if type(optimizer) is SGD and not optimizer.momentum else None
+        self.state = None if self.decay is not None else optimizer.init(self.tensors)
 
-    def update(number: int, layer: StackedLayer, x: Tensor, grad: Tensor) -> None:
-        found[f"{number}.weight"] = torch.bmm(x.transpose(1, 2), grad)
-        if layer.bias is not None:
-            found[f"{number}.bias"] = grad.sum(1, keepdim=True)
+    def _by_name(self, layers: Sequence[Layer]) -> Stack:
+        named = zip(self.chain.links, layers, strict=True)
+        pairs = [pair for link, (weight, bias) in named for pair in ((link.weight, weight), (link.bias, bias))]
+        return {name: value for name, value in pairs if name is not None and value is not None}
 
-    return update
+    @torch.no_grad()
+    def step(self, batch: StackedBatch) -> Tensor:
+        rows = len(batch.x)
+        live = [(weight[:rows], None if bias is None else bias[:rows]) for weight, bias in self.layers]
+        losses, inputs, slopes = passes(self.chain, live, batch)
+        passed = list(zip(inputs, slopes, strict=True))
+        if self.decay is None:
+            found = [(torch.bmm(x.transpose(1, 2), slope), slope.sum(1, keepdim=True)) for x, slope in passed]
+            self.optimizer.step(self._by_name(live), self._by_name(found), self.state, self.lr)
+            return losses
+        keep = 1 - self.lr * self.decay
+        for (weight, bias), (x, slope) in zip(live, passed, strict=True):
+            weight.baddbmm_(x.transpose(1, 2), slope, beta=keep, alpha=-self.lr)
+            if bias is not None:
+                bias.mul_(keep).sub_(slope.sum(1, keepdim=True), alpha=self.lr)
+        return losses
 
+    def row(self, row: int) -> list[Tensor]:
+        return [value[row] for value in (*self.tensors.values(), *(self._buffers() or {}).values())]
 
-def _activate(x: Tensor, link: Link, keys: Tensor | None) -> Tensor:
-    if link.rate and keys is not None:
-        x.mul_(dropout_mask(keys, link.dropout, 0, x.shape[1:], link.rate).to(x.dtype)).mul_(link.scale)
-    return x.relu_()
+    def delta(self) -> Stack:
+        stack = self._named(self.tensors)
+        return {name: (stack[name] - value).contiguous() for name, value in self.start.items()}
+
+    def momentum(self) -> Stack | None:
+        buffers = self._buffers()
+        return None if buffers is None else {n: value.contiguous() for n, value in self._named(buffers).items()}
+
+    def _buffers(self) -> Stack | None:
+        return None if self.state is None else self.optimizer.momentum_buffers(self.state)
+
+    def _named(self, tensors: Stack) -> Stack:
+        """In the layout of `torch.nn.Linear`."""
+        weights = {link.weight for link in self.chain.links}
+        return {n: value.transpose(1, 2) if n in weights else value.squeeze(1) for n, value in tensors.items()}

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedsim.core.errors import check, rule
 from fedsim.core.flat import real_dtype, to_device
 from fedsim.core.types import Params
-from fedsim.engine.backend import Backend, Workload
+from fedsim.engine.backend import Backend, TrainingResult, Workload
 from fedsim.engine.device import (
     Precision,
     activation_bytes,
@@ -27,9 +27,10 @@ from fedsim.engine.device import (
     samples_that_fit,
     tell,
 )
+from fedsim.engine.engine import concatenate_results
 from fedsim.engine.model import is_convolutional, layout_for, recurrent_in_training, traveling
 from fedsim.engine.schedule import Schedule
-from fedsim.engine.stacked import JointGradients
+from fedsim.engine.stacked import joint_gradients
 
 Found = TypeVar("Found")
 
@@ -75,9 +76,7 @@ class TorchBackend(Backend):
         self._laid_out: tuple[Tensor, Tensor] | None = None
         self.chunk_size = rows_that_fit(self.model, x.device) if chunk_size == "auto" else chunk_size
         self._counts_activations = chunk_size == "auto" and x.is_cuda
-        self.joint: JointGradients | None = None
-        if x.is_cuda and not is_convolutional(self.model):
-            self.joint = JointGradients(self.model, self.data, precision, EVALUATION_BATCH)
+        self.joint = x.is_cuda and not is_convolutional(self.model)
 
     @property
     def max_joint_clients(self) -> int:
@@ -85,6 +84,18 @@ class TorchBackend(Backend):
         if self.data.x.is_cuda:
             return self.chunk_size
         return max(1, min(self.chunk_size, CACHED_BYTES // max(model_bytes(self.model), 1)))
+
+    def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        """By `_train_chunk`, for as many clients at once as fit."""
+        size = self._clients_that_fit(schedule)
+        if len(schedule) <= size:
+            found = self._if_it_fits(lambda: self._train_chunk(start, schedule), len(schedule))
+            return self.train(start, schedule) if found is None else found
+        cuts = [slice(first, first + size) for first in range(0, len(schedule), size)]
+        return concatenate_results([self.train(start[cut], schedule.rows(cut)) for cut in cuts], schedule)
+
+    def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        raise NotImplementedError
 
     def _clients_that_fit(self, schedule: Schedule) -> int:
         """At once, with their batches' activations. On a GPU alone: a CPU trains what has large ones one by one."""
@@ -137,36 +148,33 @@ class TorchBackend(Backend):
     ) -> Iterator[Tensor]:
         done = 0
         while done < len(positions):
-            found = self._joint_gradients(params, positions[done : done + self._lists_that_fit(positions)], names)
-            if found is None:
-                found = [self._gradient(params, positions[done], names)]
+            some = positions[done : done + self._lists_that_fit(positions)]
+            alone = len(some) == 1
+            found = [self._gradient(params, some[0], names)] if alone else self._joint_gradients(params, some, names)
             done += len(found)
             yield from found
 
     def _lists_that_fit(self, positions: Sequence[NDArray[np.int64]]) -> int:
         """How many lists are padded to the longest and pass at once."""
-        if self.joint is None or self.chunk_size == 1:
+        if not self.joint or self.chunk_size == 1:
             return 1
         width = min(max(map(len, positions)), EVALUATION_BATCH)
         return min(self.chunk_size, rows_that_fit(self.model, self.data.x.device, self.activations * width))
 
     def _joint_gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
-    ) -> Sequence[Tensor] | None:
-        """Of several lists at once; None where this cannot be, which is told if it was tried."""
-        if self.joint is None or len(positions) == 1:
-            return None
-        joint = self.joint
+    ) -> Sequence[Tensor]:
+        """Of several lists at once; none where that cannot be: fewer are tried then."""
+        task = self.model, self.data, self.precision, params, positions, names, EVALUATION_BATCH
         try:
-            with torch.no_grad():
-                found = self._if_it_fits(lambda: joint(params, positions, names), len(positions), "gradients")
-            return None if found is None else found.unbind()
+            found = self._if_it_fits(lambda: joint_gradients(*task), len(positions), "gradients")
+            return [] if found is None else found.unbind()
         except RuntimeError as error:  # of an operation that vmap does not know
             reason = str(error).strip().partition("\n")[0]
             tell(f"gradients of one client after another, which is slower and else the same: {reason}")
-            self.joint = None
+            self.joint = False
         self._free_memory()
-        return None
+        return []
 
     def _gradient(self, params: Params, chosen: NDArray[np.int64], names: Sequence[str]) -> Tensor:
         self._load(params)  # again for each: the caller may have used the model in between

@@ -1,7 +1,7 @@
 """The command line of an experiment: composes it, checks it, runs every job. `fedsim.run` is where a process enters.
 
-Jobs run from the plans that were checked. Hydra launches those of other launchers than ours (`hydra/launcher=joblib`),
-and answers questions (`--cfg job`, `--info`), which do not wait for PyTorch.
+Jobs run from the plans that were checked. Hydra answers questions (`--cfg job`, `--info`), which do not wait for
+PyTorch.
 """
 
 import sys
@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig
 
-from fedsim.config.compose import (
-    Composed,
-    check_question,
-    compose_jobs,
-    given_to_hydra,
-    implied,
-    safeguards,
-    search_path,
-)
-from fedsim.config.words import asks_hydra, for_hydra, read
+from fedsim.config.compose import Composed, check_question, compose_jobs, implied, safeguards, search_path
+from fedsim.config.words import as_hydra_reads, asks_hydra, for_hydra, parse, read
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.running.process import EXIT_CODES, STOP, tell
@@ -34,44 +26,37 @@ SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interr
 
 def run(argv: Sequence[str]) -> int:
     """Do what the command line asks for and return the exit code. Raises `FedsimError` before any work is done."""
-    jobs, hydra_words = composed(argv)
-    if not jobs:
-        hand_to_hydra(hydra_words, lambda config: None)
-        return 0
-    return run_jobs(jobs, hydra_words, argv)
+    jobs, question = composed(argv)
+    if jobs:
+        return run_jobs(jobs, argv)
+    hand_to_hydra(question, lambda config: None)
+    return 0
 
 
 def composed(argv: Sequence[str]) -> tuple[list[Composed], list[str]]:
-    """The jobs of a command line, and its words for Hydra; no job where it asks Hydra a question."""
+    """The jobs of a command line; none, and its words for Hydra, where it asks Hydra a question."""
     args = read(argv)
     name = args.config_name or "config"
     if args.experimental_rerun:
         raise ConfigError([Problem("--experimental-rerun", ..., "is not supported: it would unpickle a file")])
     with search_path(args.config_dir, args.config_path):
-        if asks_hydra(args):
-            if args.cfg == "job" and args.config_name is args.config_path is None:
-                check_question(args.overrides)
-            more = [] if args.shell_completion else implied(args.overrides, name, sweeps=False)  # which checks, too
-            more = more if args.cfg else []
-            jobs: list[Composed] = []
-        else:
-            jobs = compose_jobs(args.overrides, multirun=args.multirun, config_name=name)
-            more = implied(args.overrides, name) if jobs[0].through_hydra else []
-        if not args.shell_completion and (not jobs or jobs[0].through_hydra):
-            args.overrides = given_to_hydra(args.overrides, jobs)
-    return jobs, for_hydra(args, more)
+        if not asks_hydra(args):
+            return compose_jobs(args.overrides, multirun=args.multirun, config_name=name), []
+        if args.cfg == "job" and args.config_name is args.config_path is None:
+            check_question(args.overrides)
+        if args.shell_completion:
+            return [], for_hydra(args)
+        more = implied(args.overrides, name)  # which checks, too
+        args.overrides = [as_hydra_reads(override) for override in parse(args.overrides)]
+        return [], for_hydra(args, more if args.cfg else [])
 
 
-def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequence[str] = ()) -> int:
-    """Check all jobs, run them, and close a sweep with one table.
-
-    `hydra_words`: the command line for Hydra; `argv`: that of the user, which is told where it goes on with jobs.
-    """
-    from fedsim.jobs.launched import LaunchedJob, run_launched
+def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = ()) -> int:
+    """Check all jobs, run them, and close a sweep with one table. `argv`: the words with which it goes on."""
     from fedsim.jobs.narration import Narration, Progress
     from fedsim.jobs.prepare import prepare
     from fedsim.jobs.sweep import Attempts
-    from fedsim.running.interleaving import Lanes
+    from fedsim.jobs.tasks import TaskLauncher
 
     prepared = prepare(jobs)
     plans, launcher, overwriting = prepared.plans, prepared.launcher, prepared.overwriting
@@ -79,22 +64,20 @@ def run_jobs(jobs: Sequence[Composed], hydra_words: Sequence[str], argv: Sequenc
     screen = Narration(plans, [job.overrides for job in jobs], argv, progress, overwriting)
     attempts = Attempts(progress, screen, overwriting=overwriting)
     run: Callable[[Sequence[Plan]], None] = attempts.run_in_turn
-    if isinstance(launcher, Lanes) and len(jobs) > 1:
-        run = partial(attempts.run_in_lanes, launcher)
-    elif launcher is not None and not isinstance(launcher, Lanes):
+    if isinstance(launcher, TaskLauncher):
         run = partial(launcher.run, attempts)
+    elif launcher is not None and len(jobs) > 1:
+        run = partial(attempts.run_in_lanes, launcher)
     screen.begin()
     with STOP.working(), overwriting.noted(), screen.broken_off():
-        if launcher is None and jobs[0].through_hydra:
-            run_launched(partial(hand_to_hydra, hydra_words), LaunchedJob(plans, attempts, tell))
-        else:
-            run(plans)
+        run(plans)
         attempts.run_held(run)
     if attempts.refused and len(plans) == 1:
         raise attempts.refused[0]
-    for error, count in attempts.refusals():
+    refusals = [str(error) for error in attempts.refused]
+    for text, error in {str(error): error for error in attempts.refused}.items():
         tell(error)
-        print(f"    concerns {count} of {len(plans)} jobs", file=sys.stderr)
+        print(f"    concerns {refusals.count(text)} of {len(plans)} jobs", file=sys.stderr)
     outcomes = [attempts.ended[plan.folder] for plan in plans]
     screen.end(outcomes)
     return EXIT_CODES[max((outcome.status for outcome in outcomes), key=SEVERITY.index)]

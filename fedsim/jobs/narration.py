@@ -47,8 +47,6 @@ class Progress:
         self._total, self._now = len(plans), now
         self._left = {plan.folder: plan.settings.num_rounds for plan in plans}
         self._times: deque[float] = deque(maxlen=WINDOW + 1)
-        self.estimates = True
-        """Whether there is an estimate at all."""
         self._accuracies: dict[Path, float] = {}
 
     def position(self, folder: Path) -> SweepPosition | None:
@@ -70,7 +68,7 @@ class Progress:
     def remaining_seconds(self) -> float | None:
         """The time that all jobs will still take; None before that can be estimated, and where nothing is left."""
         rounds, left = len(self._times) - 1, sum(self._left.values())
-        if rounds < LEAST_ROUNDS or not left or not self.estimates:
+        if rounds < LEAST_ROUNDS or not left:
             return None
         return (self._now() - self._times[0]) / rounds * left
 

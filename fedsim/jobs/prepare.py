@@ -8,20 +8,22 @@ from typing import Any
 from fedsim.config.build import instantiate
 from fedsim.config.compose import Composed, check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
+from fedsim.jobs.joblib_launcher import JoblibJobs
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.ray_launcher import RayJobs
-from fedsim.jobs.submitit_launcher import LocalJobs, SlurmJobs, SubmititJobs, launcher_of
+from fedsim.jobs.submitit_launcher import LocalJobs, SlurmJobs, launcher_of
 from fedsim.jobs.sweep import require_room
+from fedsim.jobs.tasks import TaskLauncher
 from fedsim.running.interleaving import Lanes
 from fedsim.running.ranks import RANKS
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """`plans`: as `overwriting` has found them; `launcher`: fedsim's own, None for one of Hydra's."""
+    """`plans`: as `overwriting` has found them; `launcher`: None where they run one after another."""
 
     plans: list[Plan]
-    launcher: Lanes | RayJobs | SubmititJobs | None
+    launcher: Lanes | TaskLauncher | None
     overwriting: Overwriting
 
 
@@ -44,16 +46,10 @@ def prepare(jobs: Sequence[Composed], *, room: bool = True) -> Prepared:
     return Prepared(plans, launcher, overwriting)
 
 
-def own_launcher(node: Mapping[str, Any]) -> Lanes | RayJobs | SubmititJobs | None:
-    """What the config's node `hydra.launcher` describes; None for launchers of Hydra's. Raises `ConfigError`."""
-    target = node.get("_target_")
-    for cls in (LocalJobs, SlurmJobs):
-        if target == _path(cls):
-            return launcher_of(node, cls)
-    if target == _path(RayJobs):
-        return instantiate(node, RayJobs, "hydra.launcher")
-    return instantiate(node, Lanes, "hydra.launcher") if target == _path(Lanes) else None
-
-
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+def own_launcher(node: Mapping[str, Any]) -> Lanes | TaskLauncher | None:
+    """What the config's node `hydra.launcher` describes; None for `basic`, Hydra's own. Raises `ConfigError`."""
+    name = str(node.get("_target_")).rpartition(".")[2]
+    if name in ("LocalJobs", "SlurmJobs"):
+        return launcher_of(node, LocalJobs if name == "LocalJobs" else SlurmJobs)
+    others: dict[str, type[Lanes | TaskLauncher]] = {cls.__name__: cls for cls in (Lanes, JoblibJobs, RayJobs)}
+    return instantiate(node, others[name], "hydra.launcher") if name in others else None

@@ -6,22 +6,23 @@ A task whose process dies is run again by Ray, and goes on from the checkpoints 
 import math
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, FedsimError, Problem, at_least, check, rule
-from fedsim.jobs.sweep import Attempts
-from fedsim.jobs.task_worker import Job, Place, Report, enter, run_jobs, this_place
-from fedsim.jobs.tasks import LostTaskError, TaskLauncher, Tasks, imported
+from fedsim.jobs.task_worker import Job, Place, run_task, this_place
+from fedsim.jobs.tasks import LostTaskError, TaskLauncher, gpu_problem, imported
+from fedsim.running.outcome import Outcome
 from fedsim.running.process import STOP
 
 POLL_SECONDS = 0.5
 """Between two looks at the tasks and at the records of their jobs."""
 OBJECT_STORE = 100 * 2**20
-"""Bytes of shared memory for Ray on this machine: configs and reports are all that goes through it."""
+"""Bytes of shared memory for Ray on this machine: configs and outcomes are all that goes through it."""
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -34,9 +35,9 @@ CARRIED = ("FEDSIM_", "OMP_", "WANDB_", "XDG_CACHE_HOME")
 """Beginnings of the names of variables of the environment that tasks are given; keys (WANDB_API_KEY) are not."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RayJobs(TaskLauncher):
-    """The launcher `ray` (conf/hydra/launcher/ray.yaml).
+    """The launcher `ray` (conf/hydra/launcher/ray.yaml). Tasks are known by the references to their results.
 
     `address`: None for a Ray of its own on this machine, or `auto` for a cluster. `num_cpus`, `num_gpus`: of each task,
     in cores and GPUs. `max_retries`: of a task whose process dies. `max_in_flight`: tasks at a time, None for as many
@@ -49,11 +50,7 @@ class RayJobs(TaskLauncher):
     max_retries: int
     max_in_flight: int | None
 
-    gpus_key = "num_gpus"
-
-    @property
-    def gpus_per_task(self) -> float:
-        return self.num_gpus
+    how = "as tasks of Ray"
 
     def problems(self) -> Sequence[Problem | None]:
         whole = self.num_gpus <= 1 or float(self.num_gpus).is_integer()
@@ -64,49 +61,74 @@ class RayJobs(TaskLauncher):
             at_least("num_gpus", self.num_gpus, 0),
             rule(whole, "num_gpus", self.num_gpus, "must be <= 1 or whole", "tasks share a GPU with 0.5, say"),
             at_least("max_retries", self.max_retries, 0),
+            None if self.max_in_flight is None else at_least("max_in_flight", self.max_in_flight, 1),
         )
 
+    @property
+    def tasks_at_a_time(self) -> int | None:
+        return self.max_in_flight
+
+    def device_problem(self, plan: Plan) -> Problem | None:
+        return gpu_problem("hydra.launcher.num_gpus", self.num_gpus, plan.settings.device)
+
     @contextmanager
-    def begun(self, attempts: Attempts, plans: Sequence[Plan]) -> Iterator[Tasks]:
-        with _connected(self) as ray:
-            yield RayTasks(ray, self, attempts, plans)
-
-
-class RayTasks(Tasks):
-    """Tasks of Ray, known by the references to their results."""
-
-    how = "as tasks of Ray"
-
-    def __init__(self, ray: Any, jobs: RayJobs, attempts: Attempts, plans: Sequence[Plan]) -> None:
-        super().__init__(attempts, plans, jobs_per_task=jobs.jobs_per_task, max_in_flight=jobs.max_in_flight)
-        self.ray = ray
-        resources = {"num_cpus": jobs.num_cpus, "num_gpus": jobs.num_gpus}
-        self._task = ray.remote(run_task).options(**resources, max_retries=jobs.max_retries, retry_exceptions=False)
-        self._place = _place(jobs)
-        self._asked = False
+    def connected(self, place: Path) -> Iterator[None]:
+        """With Ray started on this machine or found; disconnected, and ended if it was started, at the end."""
+        for key, value in SETTINGS.items():
+            os.environ.setdefault(key, value)
+        keys = any(key.startswith("RAY_AUTH_") for key in os.environ)
+        if self.address is None and not keys:  # Ray leaves one in ~ else
+            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        ray = imported("ray", "ray", "ray")
+        own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE} if self.address is None else {}
+        try:
+            ray.init(address=self.address or "local", log_to_driver=False, logging_level="error", **own)
+        except ConnectionError as error:
+            remedy = "`ray start` starts one; set RAY_ADDRESS, and RAY_AUTH_MODE=token if it asks for a token"
+            problem = Problem("hydra.launcher.address", self.address, "no cluster answers", remedy)
+            raise ConfigError([problem]) from error
+        except Exception as error:  # Ray's own for a machine that is too busy has no class
+            raise FedsimError(f"Ray has not started: {_last_line(error)} The same command tries again.") from error
+        try:
+            STOP.install()  # Ray has handlers of its own
+            there = ray.cluster_resources()
+            wanted = (("num_cpus", self.num_cpus, "CPU"), ("num_gpus", self.num_gpus, "GPU"))
+            check(*(_too_few(key, value, name, there.get(name, 0)) for key, value, name in wanted))
+            self._ray, self._asked = ray, False
+            yield
+        finally:
+            with suppress(KeyboardInterrupt):
+                ray.shutdown()
 
     def begin(self, groups: Sequence[Sequence[Job]]) -> Sequence[Any]:
-        return [self._task.remote(self._place, jobs) for jobs in groups]
+        resources = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "max_retries": self.max_retries}
+        task, place = self._ray.remote(run_task).options(**resources, retry_exceptions=False), self._place()
+        return [task.remote(place, jobs) for jobs in groups]
 
-    def ended(self, running: Sequence[Any]) -> Sequence[Any]:
-        ready, _ = self.ray.wait(list(running), timeout=POLL_SECONDS)
+    def ended(self, running: Mapping[Any, Sequence[Plan]]) -> Sequence[Any]:
+        ready, _ = self._ray.wait(list(running), timeout=POLL_SECONDS)
         return ready
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
         """Ray interrupts what runs, as Ctrl-C does, and forgets what has not begun."""
         if not self._asked:
             for task in running:
-                self.ray.cancel(task, force=False)
+                self._ray.cancel(task, force=False)
         self._asked = True
 
-    def reports(self, task: Any) -> Sequence[Report]:
+    def outcomes(self, task: Any) -> Sequence[Outcome]:
         try:
-            return self.ray.get(task)
-        except self.ray.exceptions.TaskCancelledError:
+            return self._ray.get(task)
+        except self._ray.exceptions.TaskCancelledError:
             raise LostTaskError("asked to end") from None
-        except self.ray.exceptions.RayError as reason:
+        except self._ray.exceptions.RayError as reason:
             text = f"its task of Ray has failed ({type(reason).__name__}: {_last_line(reason)})"
             raise LostTaskError(text) from None
+
+    def _place(self) -> Place:
+        """What a task needs to know of this process. Without a GPU of its own, it is shown none."""
+        environment = {key: v for key, v in os.environ.items() if key.startswith(CARRIED) and not key.endswith("_KEY")}
+        return this_place(environment if self.num_gpus else {**environment, "CUDA_VISIBLE_DEVICES": ""})
 
 
 def _last_line(error: BaseException) -> str:
@@ -114,57 +136,7 @@ def _last_line(error: BaseException) -> str:
     return lines[-1] if "Traceback" in str(error) else lines[0]
 
 
-def _place(jobs: RayJobs) -> Place:
-    """What a task needs to know of this process. Without a GPU of its own, it is shown none."""
-    environment = {key: v for key, v in os.environ.items() if key.startswith(CARRIED) and not key.endswith("_KEY")}
-    if not jobs.num_gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    return this_place(environment)
-
-
-@contextmanager
-def _connected(jobs: RayJobs) -> Iterator[Any]:
-    """Ray, started on this machine or found; disconnected, and ended if it was started, at the end."""
-    for key, value in SETTINGS.items():
-        os.environ.setdefault(key, value)
-    if jobs.address is None and not any(key.startswith("RAY_AUTH_") for key in os.environ):  # else Ray leaves one in ~
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-    ray = imported("ray", "ray", "ray")
-    own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE} if jobs.address is None else {}
-    try:
-        ray.init(address=jobs.address or "local", log_to_driver=False, logging_level="error", **own)
-    except ConnectionError as error:
-        remedy = "`ray start` starts one; set RAY_ADDRESS, and RAY_AUTH_MODE=token if it asks for a token"
-        raise ConfigError([Problem("hydra.launcher.address", jobs.address, "no cluster answers", remedy)]) from error
-    except Exception as error:  # Ray's own for a machine that is too busy has no class
-        raise FedsimError(f"Ray has not started: {_last_line(error)} The same command tries again.") from error
-    try:
-        STOP.install()  # Ray has handlers of its own
-        there = ray.cluster_resources()
-        wanted = (("num_cpus", jobs.num_cpus, "CPU"), ("num_gpus", jobs.num_gpus, "GPU"))
-        check(*(_too_few(key, value, name, there.get(name, 0)) for key, value, name in wanted))
-        yield ray
-    finally:
-        with suppress(KeyboardInterrupt):
-            ray.shutdown()
-
-
 def _too_few(key: str, wanted: float, name: str, there: float) -> Problem | None:
     """The problem where a task asks for more than there is: it would wait for ever."""
     text = f"must be <= {there:g}: Ray finds no more {name}s"
     return rule(wanted <= there or math.isclose(wanted, there), f"hydra.launcher.{key}", wanted, text)
-
-
-def run_task(place: Place, jobs: Sequence[Job]) -> list[Report]:
-    """Run `jobs` and report each.
-
-    Asked to end, it finishes and saves the round, and reports that. A process that was asked to end during an earlier
-    task ends here: Ray runs this task in another one.
-    """
-    enter(place)
-    from fedsim.running.process import CODES, STOP
-
-    STOP.defer_always()
-    if STOP.status is not None:
-        os._exit(CODES[STOP.status])
-    return run_jobs(jobs)

@@ -5,7 +5,6 @@ Before any work starts, it is asked whether data can be read or fetched, and whe
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -21,7 +20,7 @@ from fedsim.data.base import Dataset
 from fedsim.jobs.narration import Narration, Progress
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import HeldError, is_free
-from fedsim.running.assembly import PreparationError, data_key
+from fedsim.running.assembly import data_key, is_prepared
 from fedsim.running.endings import Watch
 from fedsim.running.experiment import execute
 from fedsim.running.interleaving import InterleavedRun, Lanes, run_interleaved
@@ -87,7 +86,7 @@ OnRound = Callable[[Plan, Record], str | None]
 
 
 class Attempts:
-    """Jobs as they are run: how each ended, what was refused before its first round, what other processes hold.
+    """Jobs as they are run: how each ended, and which ones other processes hold.
 
     `progress` counts their rounds; `screen` (None: nobody) and `on_round` are told of them; `overwriting` knows which
     are replaced already, where the same command goes on with the others.
@@ -104,9 +103,13 @@ class Attempts:
         self.screen, self.on_round = screen, on_round
         self.overwriting = overwriting or Overwriting()
         self.ended: dict[Path, Outcome] = {}
-        self.refused: list[FedsimError] = []
         self.held: dict[Path, Plan] = {}
-        self._unprepared: dict[str, PreparationError] = {}
+        self._unprepared: dict[str, DataError] = {}
+
+    @property
+    def refused(self) -> list[FedsimError]:
+        """What has kept jobs from their first round."""
+        return [outcome.refusal for outcome in self.ended.values() if outcome.refusal is not None]
 
     def run(self, plan: Plan, interleaved: InterleavedRun | None = None) -> Outcome:
         """Run a job. Raises KeyboardInterrupt or `Preempted` where a signal has stopped it outside of its rounds."""
@@ -117,53 +120,31 @@ class Attempts:
             self._require_data(plan)
             outcome = execute(plan, interleaved, _Rounds(plan, self.progress, self.on_round, self.screen))
         except HeldError:
-            self.held[plan.folder] = plan
-            self.progress.leaves(plan.folder)
-            return Outcome("held", {})
+            outcome = Outcome("held", {})
         except FedsimError as error:
-            self.refused.append(error)
-            if isinstance(error, PreparationError):
-                self._unprepared[error.key] = error
-            kinds = {DataError: "data", ConfigError: "config"}
-            status = next((name for kind, name in kinds.items() if isinstance(error, kind)), "failed")
-            outcome = Outcome(status, {"error": str(error)})
-        self.progress.leaves(plan.folder)
+            if isinstance(error, DataError) and not is_prepared(plan):
+                self._unprepared[data_key(plan)] = error
+            status = {DataError.exit_code: "data", ConfigError.exit_code: "config"}.get(error.exit_code, "failed")
+            outcome = Outcome(status, {"error": str(error)}, refusal=error)
         outcome = replace(outcome, cause=None)  # whose traceback holds the run's data
-        self.ended[plan.folder] = outcome
-        if self.screen is not None:
-            self.screen.job_ended(plan, outcome)
+        self.ends(plan, outcome)
         return outcome
 
-    def ends_elsewhere(self, plan: Plan, outcome: Outcome, refusal: FedsimError | None = None) -> None:
-        """A job has ended in a process of a cluster (`take`), which is told here."""
-        self.take(plan, outcome, refusal)
-        if outcome.status != "held" and self.screen is not None:
-            self.screen.job_ended(plan, outcome)
-
-    def take(self, plan: Plan, outcome: Outcome, refusal: FedsimError | None = None) -> None:
-        """Record how a job has ended in another process; `held`: a process that is none of this command's has it.
-
-        `refusal`: the error that has kept it from its first round.
-        """
+    def ends(self, plan: Plan, outcome: Outcome) -> None:
+        """A job has ended, here or in another process; `held`: a process that is none of this command's has it."""
+        self.progress.leaves(plan.folder)
         if outcome.status == "held":
             self.held[plan.folder] = plan
             return
-        if refusal is not None:
-            self.refused.append(refusal)
-        if outcome.final:
-            self.progress.leaves(plan.folder)
         self.ended[plan.folder] = outcome
+        if self.screen is not None:
+            self.screen.job_ended(plan, outcome)
 
     def _require_data(self, plan: Plan) -> None:
         """Raise what an earlier job has raised for want of the same data, which are not looked for again."""
         error = self._unprepared.get(data_key(plan)) if self._unprepared else None
         if error is not None and (plan.settings.overwrite or not outcome_on_file(plan).final):
             raise error
-
-    def refusals(self) -> list[tuple[FedsimError, int]]:
-        """What was refused, each once, and how many jobs it concerns."""
-        counts = Counter(str(error) for error in self.refused)
-        return [(error, counts[text]) for text, error in {str(error): error for error in self.refused}.items()]
 
     def run_next(self, plan: Plan) -> Outcome:
         """As `run`; after a signal there is no next one, and KeyboardInterrupt or `Preempted` is raised."""
@@ -203,7 +184,7 @@ class Attempts:
             free = [plan for plan in self.held.values() if is_free(plan.folder)]
             for plan in free:
                 del self.held[plan.folder]
-            run([self.overwriting.after_wait(plan) for plan in free])
+            run([self.overwriting.as_found(plan) for plan in free])
             if not free:
                 _tell_holders([plan.folder for plan in self.held.values()], told)
                 time.sleep(max(POLL_SECONDS, len(self.held) / 1000))

@@ -1,14 +1,21 @@
-"""Jobs in a process that a cluster's software has started: what a task of Ray or of submitit runs.
+"""Jobs in a process that other software has started: what a task of joblib, Ray or submitit runs.
 
 A task is plain data. This module is imported in the task's process before its environment is set: it needs the standard
 library alone.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from fedsim.running.process import STOP, Preempted, tune
+
+if TYPE_CHECKING:
+    from fedsim.config.plan import Plan
+    from fedsim.running.outcome import Outcome
 
 
 class Place(TypedDict):
@@ -22,25 +29,14 @@ class Place(TypedDict):
 class Job(TypedDict):
     """A checked job: the config of its plan, the choices in its groups, and the folder that it had there.
 
-    `replaces`: which result there is in that folder, None if there is none. With `overwrite=true` another one is taken:
-    a task that is started again has replaced it already.
+    `since`: when the command began. With `overwrite=true` a result that was written after that is taken: a task that is
+    started again has replaced it already.
     """
 
     config: Mapping[str, Any]
     choices: Mapping[str, str]
     folder: str
-    replaces: str | None
-
-
-class Report(TypedDict):
-    """How a job ended in another process. `error`: why it did before round 1, None if it began; `refused`: whether that
-    is an error of the user's config or data."""
-
-    folder: str
-    status: str
-    skipped: bool
-    error: str | None
-    refused: bool
+    since: float
 
 
 def this_place(environment: Mapping[str, str]) -> Place:
@@ -53,53 +49,87 @@ def enter(place: Place) -> None:
     os.environ.update(place["environment"])
     os.chdir(place["directory"])
     sys.path.extend(entry for entry in place["path"] if entry not in sys.path)
-    from fedsim.running.process import tune
-
     tune()
 
 
-def run_jobs(jobs: Sequence[Job]) -> list[Report]:
-    """Run `jobs`, side by side if there are several, and report each.
+def run_task(place: Place, jobs: Sequence[Job]) -> "list[Outcome]":
+    """`run_jobs` in a process that is given one task after another, all from the same place."""
+    enter(place)
+    STOP.defer_always()
+    return run_jobs(jobs)
 
-    Asked to end, it finishes and saves the round, begins no other job, and reports that.
+
+def run_jobs(jobs: Sequence[Job]) -> "list[Outcome]":
+    """Run `jobs`, side by side if there are several, and return how each ended; `held` if another process has it.
+
+    Asked to end, it finishes and saves the round, begins no other job, and returns that.
     """
+    from fedsim.jobs.overwriting import Overwriting
     from fedsim.jobs.sweep import Attempts
     from fedsim.running.interleaving import Lanes
-    from fedsim.running.process import STOP, Preempted
+    from fedsim.running.outcome import Outcome
 
     plans = [_plan_of(job) for job in jobs]
-    attempts = Attempts()
-    attempts.progress.estimates = False
+    attempts = Attempts(overwriting=Overwriting(since=jobs[0]["since"]))
     try:
+        STOP.raise_if_asked()
         if len(plans) == 1:
             attempts.run_in_turn(plans)
         else:
             attempts.run_in_lanes(Lanes(max_lanes=len(plans)), plans)
     except (KeyboardInterrupt, Preempted):
         assert STOP.status is not None
-    return [report_of(attempts, plan.folder, STOP.status or "failed") for plan in plans]
+    held = dict.fromkeys(attempts.held, Outcome("held", {}))
+    not_begun = Outcome(STOP.status or "failed", {})
+    return [{**attempts.ended, **held}.get(plan.folder, not_begun) for plan in plans]
 
 
-def _plan_of(job: Job) -> Any:
+def _plan_of(job: Job) -> "Plan":
     """The plan, checked again. Raises `RuntimeError` where this machine makes another job of it."""
     from fedsim.config.plan import make_plan
     from fedsim.config.words import plugins
-    from fedsim.jobs.overwriting import result_of, taken
 
     plugins()
     plan = make_plan(job["config"], job["choices"])
     if str(plan.folder) != job["folder"]:
         raise RuntimeError(f"the job of {job['folder']} is that of {plan.folder} on this machine: is fedsim the same?")
-    replaced = plan.settings.overwrite and result_of(plan) not in (None, job["replaces"])
-    return taken(plan) if replaced else plan
+    return plan
 
 
-def report_of(attempts: Any, folder: Path, status: str) -> Report:
-    """How the job of `folder` ended among `attempts`. `status`: of a job that has not begun."""
-    outcome = attempts.ended.get(folder)
-    if folder in attempts.held or outcome is None:
-        status = "held" if folder in attempts.held else status
-        return Report(folder=str(folder), status=status, skipped=False, error=None, refused=False)
-    error = outcome.summary["error"] if set(outcome.summary) == {"error"} else None
-    refused = error is not None and error in map(str, attempts.refused)
-    return Report(folder=str(folder), status=outcome.status, skipped=outcome.skipped, error=error, refused=refused)
+class SubmittedTask:
+    """Jobs that run in one process, side by side if there are several. It is pickled by submitit.
+
+    submitit announces the end of a task, by a time limit or a preemption, by the signal `JobEnvironment.USR_SIG`
+    (USR2). Its own handler would requeue the task in mid-round; here the round is finished and saved first, and the
+    jobs go on from their checkpoints. By any other signal the task is saved and not requeued, with one exception: Slurm
+    sends SIGTERM, too, when it requeues a task itself, and before the announcement of a preemption. There the jobs work
+    on until the announcement, or until they are killed.
+    """
+
+    def __init__(self, place: Place, jobs: Sequence[Job]) -> None:
+        self.place, self.jobs = place, list(jobs)
+
+    def __call__(self) -> "list[Outcome]":
+        from submitit import JobEnvironment
+
+        environment = JobEnvironment()
+        number = getattr(signal, f"SIG{environment.USR_SIG}")
+        requeue: Any = signal.getsignal(number)
+        on_sigterm = signal.getsignal(signal.SIGTERM)
+        STOP.defer_always()
+        if environment.cluster == "slurm":
+            signal.signal(signal.SIGTERM, on_sigterm)  # which notes it in the log
+        enter(self.place)
+        outcomes = run_jobs(self.jobs)
+        if set(STOP.received) == {number} and any(outcome.status == "preempted" for outcome in outcomes):
+            try:
+                requeue(number, None)  # ends the process, unless the task may not be requeued once more
+            except Exception as error:  # a time limit too many, or `scontrol` failed; the log has it
+                sys.stderr.write(f"fedsim: {type(error).__name__}: {error}\n")
+        return outcomes
+
+    def checkpoint(self) -> Any:
+        """What submitit calls to learn what is to be run after the requeue: the same."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)

@@ -1,14 +1,16 @@
-"""Frozen networks as feature extractors, cut off before their classifier.
+"""Frozen networks of torchvision and timm as feature extractors, cut off before their classifier.
 
-Weights are random, torchvision's of ImageNet, or from a file, of which nothing is ever executed.
+Weights are random, torchvision's of ImageNet, or from a file, of which nothing is ever executed; nothing is fetched for
+timm, which is optional (extra `timm`).
 """
 
 import json
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,152 +30,6 @@ WRAPPERS = ("state_dict", "model")
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each of three channels, for pixels in [0, 1]."""
 IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-
-@dataclass(frozen=True)
-class WeightsFile:
-    """A user's .pth or .safetensors file: the path as it was given, and the SHA-256 that it must have, if any."""
-
-    given: str
-    expected: str | None = None
-
-    @property
-    def path(self) -> Path:
-        """Raises `DataError` where there is no such file."""
-        path = Path(self.given).expanduser()
-        if not path.is_file():
-            remedy = "give imagenet, random, or a .pth or .safetensors file"
-            raise DataError(f"model.weights={self.given}: no such file; {remedy}")
-        return path
-
-    @property
-    def sha256(self) -> str:
-        """Of its content. Raises `DataError` where that is not the expected one."""
-        found = file_sha256(self.path)
-        if self.expected is not None and found != self.expected:
-            reason = "it is damaged or another file: fetch it again, or correct the checksum"
-            raise DataError(f"model.sha256={self.expected}: {self.path} has {found}; {reason}")
-        return found
-
-
-def frozen(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """The network that `make` returns, its random weights a function of `seed` alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return make().requires_grad_(False)
-
-
-def random_identity(seed: int) -> str:
-    """A text that identifies random weights."""
-    return f"random {seed} torch {torch.__version__.split('+')[0]}"
-
-
-def fill(network: nn.Module, name: str, weights: str, path: Path, without: Sequence[str]) -> None:
-    """Fill the network `name` with the file that `weights` stands for; of some layers, which it lacks, nothing is read.
-
-    The file may have been trained on other classes. Raises `DataError` if it does not hold the weights of `name`.
-    """
-    try:
-        network.load_state_dict(_read(path, network._version, without))
-    except Exception as error:  # torch raises many kinds of errors for damaged or unsuitable files
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"model.weights={weights}: {path} does not hold the weights of {name} ({reason})") from error
-
-
-def _read(path: Path, version: int, without: Sequence[str]) -> Mapping[str, Tensor]:
-    """A state dict; one that names no version of its network is taken for one of `version`."""
-    if path.suffix == ".safetensors":
-        state: Any = load_file(path)
-    else:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-        state = next((loaded[key] for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), loaded)
-    prefixes = tuple(f"{layer}." for layer in without)
-    found = OrderedDict((key, value) for key, value in state.items() if not key.startswith(prefixes))
-    found._metadata = getattr(state, "_metadata", {"": {"version": version}})  # type: ignore[attr-defined]
-    return found
-
-
-def _new_network(name: str) -> nn.Module:
-    """torchvision's model `name`, initialised from torch's generator, with the input transform of its weights."""
-    inception = name in ("googlenet", "inception_v3")
-    options: dict[str, Any] = {"init_weights": True, "transform_input": True} if inception else {}
-    return torchvision.models.get_model(name, weights=None, **options)
-
-
-def cut_off(network: nn.Module, cut: str) -> list[str]:
-    """Let `network` end before its layer `cut`; returns the names of the layers that are left out.
-
-    In a sequence all layers behind `cut` are left out, too; elsewhere `cut` is the last layer.
-    """
-    path, _, name = cut.rpartition(".")
-    parent = network.get_submodule(path)
-    children = [child for child, _ in parent.named_children()]
-    left_out = children[children.index(name) :] if isinstance(parent, nn.Sequential) else [name]
-    for child in left_out:
-        setattr(parent, child, nn.Identity())
-    return [f"{path}.{child}" if path else child for child in left_out]
-
-
-def _url(name: str) -> str:
-    return torchvision.models.get_model_weights(name).DEFAULT.url
-
-
-def _imagenet_file(name: str, data_dir: Path) -> Path:
-    """The path of torchvision's file, downloaded if absent; its name ends in the first digits of its checksum."""
-    url = _url(name)
-    path = data_dir / "weights" / url.rsplit("/", 1)[-1]
-    digits = re.findall(r"-([0-9a-f]{8,})\.", path.name)[-1]
-
-    def fetch() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(url, str(path), hash_prefix=digits, progress=sys.stderr.isatty())
-
-    try:
-        require_files(path.parent, data_dir, lambda: [] if path.is_file() else [path.name], fetch)
-    except DataError as error:
-        raise DataError(f"model.weights=imagenet: {error}. model.weights=random needs no file") from error
-    if (actual := file_sha256(path)[: len(digits)]) != digits:
-        raise DataError(
-            f"model.weights=imagenet: {path} is damaged: expected SHA-256 {digits}..., found {actual}...; delete it "
-            "and fetch it again"
-        )
-    return path
-
-
-@dataclass(frozen=True)
-class TorchvisionExtractor(Extractor):
-    """Features: the flattened input of layer `cut` of torchvision's model `name`.
-
-    `weights`: `random` (a function of `seed` alone), `imagenet` (torchvision's default weights in <data_dir>/weights,
-    downloaded if absent), or the path of a .pth or .safetensors file, with the checksum `sha256` if that is given.
-    """
-
-    name: str
-    cut: str
-    weights: str
-    seed: int
-    input_size: int
-    data_dir: Path
-    sha256: str | None = None
-
-    @property
-    def fingerprint(self) -> str:
-        if self.weights == "random":
-            source = random_identity(self.seed)
-        elif self.weights == "imagenet":
-            source = _url(self.name).rsplit("/", 1)[-1]
-        else:
-            source = WeightsFile(self.weights, self.sha256).sha256
-        return json.dumps([self.name, self.cut, source, self.input_size, torchvision.__version__.split("+")[0]])
-
-    def load(self) -> "TruncatedNetwork":
-        network = frozen(lambda: _new_network(self.name), self.seed)
-        left_out = cut_off(network, self.cut)
-        if self.weights != "random":
-            is_own = self.weights == "imagenet"
-            path = _imagenet_file(self.name, self.data_dir) if is_own else WeightsFile(self.weights).path
-            fill(network, self.name, self.weights, path, left_out)
-        return TruncatedNetwork(network, self.input_size)
 
 
 class TruncatedNetwork(nn.Module):
@@ -197,40 +53,181 @@ class TruncatedNetwork(nn.Module):
         return self.network((x - mean) / std).flatten(1)
 
 
-def last_linear(name: str, input_size: int) -> tuple[str, int]:
-    """Path and number of inputs of the last linear layer of torchvision's model `name`, without computing anything.
+@dataclass(frozen=True)
+class LibraryExtractor(Extractor):
+    """Features: the flattened input of layer `cut` of torchvision's model `name`; or, with `cut` "", what enters the
+    classifier of timm's model.
 
-    Raises `ConfigError` for `backbone` if there is no such model or layer, and for `input_size` if the network does not
-    accept images of that size.
+    `weights`: `random` (a function of `seed` alone), `imagenet` (torchvision's default weights in <data_dir>/weights,
+    downloaded if absent), or the path of a .pth or .safetensors file, with the checksum `sha256` if that is given.
     """
-    names = torchvision.models.list_models(module=torchvision.models)
-    check(rule(name in names, "backbone", name, "must be a torchvision classification model, e.g. resnet18"))
-    network = _meta_network(name)
-    linear = [(path, m.in_features) for path, m in network.named_modules() if isinstance(m, nn.Linear)]
-    check(rule(bool(linear), "backbone", name, "must have a linear last layer, e.g. resnet18"))
-    path, width = linear[-1]
-    cut_off(network, path)
-    trial_width(TruncatedNetwork(network, input_size), name, "224 fits every torchvision network")
-    return path, width
+
+    name: str
+    cut: str
+    weights: str
+    seed: int
+    input_size: int
+    data_dir: Path
+    sha256: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        if self.weights == "random":
+            source = f"random {self.seed} torch {torch.__version__.split('+')[0]}"
+        elif self.weights == "imagenet":
+            source = _url(self.name).rsplit("/", 1)[-1]
+        else:
+            source = self._sha256_of_file()
+        if self.cut:
+            return json.dumps([self.name, self.cut, source, self.input_size, torchvision.__version__.split("+")[0]])
+        return json.dumps(["timm", self.name, source, self.input_size, str(_timm().__version__)])
+
+    def load(self) -> TruncatedNetwork:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed)
+            network = _new_network(self.name, is_timm=not self.cut).requires_grad_(False)
+        config = _config(network)
+        classifier = config.get("classifier", ())
+        left_out = [classifier] if isinstance(classifier, str) else list(classifier)
+        if self.cut:
+            left_out = cut_off(network, self.cut)
+        if self.weights != "random":
+            path = _imagenet_file(self.name, self.data_dir) if self.weights == "imagenet" else self._file()
+            try:
+                network.load_state_dict(_read(path, network._version, left_out))
+            except Exception as error:  # torch raises many kinds of errors for damaged or unsuitable files
+                reason = f"does not hold the weights of {self.name} ({' '.join(str(error).split())[:200]})"
+                raise DataError(f"model.weights={self.weights}: {path} {reason}") from error
+        mean, std = (tuple(config.get(key, default)) for key, default in zip(("mean", "std"), IMAGENET, strict=True))
+        return TruncatedNetwork(network, self.input_size, (mean, std))
+
+    def _file(self) -> Path:
+        path = Path(self.weights).expanduser()
+        if not path.is_file():
+            remedy = "give imagenet, random, or a .pth or .safetensors file"
+            raise DataError(f"model.weights={self.weights}: no such file; {remedy}")
+        return path
+
+    def _sha256_of_file(self) -> str:
+        found = file_sha256(self._file())
+        if self.sha256 not in (None, found):
+            reason = "it is damaged or another file: fetch it again, or correct the checksum"
+            raise DataError(f"model.sha256={self.sha256}: {self.weights} has {found}; {reason}")
+        return found
 
 
-@torch.no_grad()
-def trial_width(network: TruncatedNetwork, name: str, remedy: str) -> int:
-    """Number of features of a `network` on torch's meta device. Raises `ConfigError` for `input_size` where images of
-    that size cannot pass."""
-    size = network.input_size
+def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
+    """The `cut` of a `LibraryExtractor`, before the last linear layer, and its number of features, without computing
+    anything.
+
+    Raises `ConfigError` for `library` where timm is not installed, for `backbone` if there is no such model or layer,
+    and for `input_size` if the network does not accept images of that size.
+    """
+    if is_timm:
+        try:
+            known = bool(_timm().is_model(name))
+        except DataError as error:
+            remedy = "library=torchvision needs no package"
+            raise ConfigError([Problem("library", "timm", str(error), remedy)]) from error
+        check(rule(known, "backbone", name, "must be a model of timm (timm.list_models()), e.g. resnet18"))
+    else:
+        known = name in torchvision.models.list_models(module=torchvision.models)
+        check(rule(known, "backbone", name, "must be a torchvision classification model, e.g. resnet18"))
+    network, cut = _meta_network(name, is_timm), ""
+    if not is_timm:
+        linear = [path for path, layer in network.named_modules() if isinstance(layer, nn.Linear)]
+        check(rule(bool(linear), "backbone", name, "must have a linear last layer, e.g. resnet18"))
+        cut = linear[-1]
+        cut_off(network, cut)
     try:
-        return int(network.eval()(torch.empty(1, 3, size, size, device="meta")).shape[1])
+        with torch.no_grad():
+            images = torch.empty(1, 3, input_size, input_size, device="meta")
+            return cut, int(TruncatedNetwork(network, input_size).eval()(images).shape[1])
     except Exception as error:  # networks raise many kinds of errors
         text = f"images of this size cannot pass {name} ({str(error).splitlines()[0]})"
-        raise ConfigError([Problem("input_size", size, text, remedy)]) from error
+        remedy = f"{_config(network).get('input_size', (3, 224, 224))[-1]} fits this network"
+        raise ConfigError([Problem("input_size", input_size, text, remedy)]) from error
 
 
-def _meta_network(name: str) -> nn.Module:
+def _meta_network(name: str, is_timm: bool) -> nn.Module:
     """The network on torch's meta device: shapes without values."""
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
-                return _new_network(name)
+                return _new_network(name, is_timm)
         except NotImplementedError:  # the RegNets compute their widths with tensors
-            return _new_network(name).to("meta")
+            return _new_network(name, is_timm).to("meta")
+
+
+def _new_network(name: str, is_timm: bool) -> nn.Module:
+    """timm's model without its classifier, or torchvision's with the input transform of its weights."""
+    if is_timm:
+        return _timm().create_model(name, pretrained=False, num_classes=0)
+    inception = name in ("googlenet", "inception_v3")
+    options: dict[str, Any] = {"init_weights": True, "transform_input": True} if inception else {}
+    return torchvision.models.get_model(name, weights=None, **options)
+
+
+def _config(network: nn.Module) -> dict[str, Any]:
+    return dict(getattr(network, "pretrained_cfg", None) or {})
+
+
+def _timm() -> Any:
+    try:
+        return import_module("timm")
+    except ImportError as error:
+        raise DataError("needs the package timm; install fedsim with its extra 'timm'") from error
+
+
+def cut_off(network: nn.Module, cut: str) -> list[str]:
+    """Let `network` end before its layer `cut`; returns the names of the layers that are left out.
+
+    In a sequence all layers behind `cut` are left out, too; elsewhere `cut` is the last layer.
+    """
+    path, _, name = cut.rpartition(".")
+    parent = network.get_submodule(path)
+    children = [child for child, _ in parent.named_children()]
+    left_out = children[children.index(name) :] if isinstance(parent, nn.Sequential) else [name]
+    for child in left_out:
+        setattr(parent, child, nn.Identity())
+    return [f"{path}.{child}" if path else child for child in left_out]
+
+
+def _read(path: Path, version: int, without: Sequence[str]) -> Mapping[str, Tensor]:
+    """A state dict, in which nothing is read of the layers `without`: the file may have been trained on other classes.
+    One that names no version of its network is taken for one of `version`."""
+    if path.suffix == ".safetensors":
+        state: Any = load_file(path)
+    else:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        state = next((loaded[key] for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), loaded)
+    prefixes = tuple(f"{layer}." for layer in without)
+    found = OrderedDict((key, value) for key, value in state.items() if not key.startswith(prefixes))
+    found._metadata = getattr(state, "_metadata", {"": {"version": version}})  # type: ignore[attr-defined]
+    return found
+
+
+def _url(name: str) -> str:
+    return torchvision.models.get_model_weights(name).DEFAULT.url
+
+
+def _imagenet_file(name: str, data_dir: Path) -> Path:
+    """The path of torchvision's file, downloaded if absent; its name ends in the first digits of its checksum."""
+    url = _url(name)
+    path = data_dir / "weights" / url.rsplit("/", 1)[-1]
+    digits = re.findall(r"-([0-9a-f]{8,})\.", path.name)[-1]
+
+    def fetch() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(path), hash_prefix=digits, progress=sys.stderr.isatty())
+
+    try:
+        require_files(path.parent, data_dir, lambda: [] if path.is_file() else [path.name], fetch)
+    except DataError as error:
+        raise DataError(f"model.weights=imagenet: {error}. model.weights=random needs no file") from error
+    if not file_sha256(path).startswith(digits):
+        remedy = "delete it and fetch it again"
+        raise DataError(
+            f"model.weights=imagenet: {path} is damaged: its SHA-256 does not begin with {digits}; {remedy}"
+        )
+    return path

@@ -11,8 +11,7 @@ class TextGRU(nn.Module):
     """An embedding of `embedding` numbers a token, a gated recurrent unit of `hidden` units, and a linear layer on its
     last state.
 
-    The unit is that of Cho et al. 2014 as PyTorch computes it (`torch.nn.GRU`, one layer, one direction), written in
-    plain operations, so that it runs for several clients at once; PyTorch's own does not.
+    The unit is `torch.nn.GRU`'s (Cho et al. 2014) in plain operations, which run for several clients at once.
     """
 
     def __init__(self, input_shape: Shape, num_classes: int, *, embedding: int, hidden: int) -> None:

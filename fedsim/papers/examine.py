@@ -8,12 +8,13 @@ number of rivals (Bonferroni). No rival is picked by the data.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedsim.papers.published import ALPHA, MAJORITY, Cases, Claim, Number, Unjudged, Verdict
+from fedsim.papers.protocol import Cases, UnjudgedError
+from fedsim.papers.published import ALPHA, MAJORITY, Claim, Number, Verdict
 from fedsim.results.groups import Group
 from fedsim.results.measures import (
     COUNT_MEASURES,
@@ -29,6 +30,7 @@ from fedsim.results.statistics import (
     ROUNDING,
     Difference,
     Estimate,
+    Mean,
     Median,
     Share,
     differences,
@@ -78,9 +80,7 @@ class Evidence:
     @property
     def is_arithmetic(self) -> bool:
         """Whether all runs give the same, as numbers of clients and samples do, so that there is nothing to test."""
-        if isinstance(self.ours, Estimate):
-            return self.ours.sd < ROUNDING
-        return isinstance(self.ours, Difference) and self.ours.error < ROUNDING
+        return isinstance(self.ours, Mean) and self.ours.error < ROUNDING
 
     @property
     def verdict(self) -> Verdict:
@@ -108,22 +108,19 @@ def clipped(p_value: float) -> float:
     return 1.0 if p_value > 1 else p_value
 
 
-def is_number(printed: float, ours: Estimate | None, margin: float) -> Evidence:
-    """Test a number `printed` for one run: as one draw of ours, and for equivalence with our mean within `margin`."""
-    return _near(printed, ours, margin, tolerance=0.0)
+def is_number(printed: float, ours: Estimate | None, margin: float, tolerance: float = 0.0) -> Evidence:
+    """Test a number `printed` for one run, give or take `tolerance`: as one draw of ours, and for equivalence with our
+    mean within `margin`."""
+    if ours is None or ours.num < 2:
+        return Evidence(ours)
+    p_next, too_wide = ours.p_next(printed, tolerance), ours.next_half_width > margin
+    p_for = ours.p_equivalent(margin, printed)
+    return Evidence(ours, p_for, clipped(p_next), is_draw=p_next >= ALPHA, too_wide=too_wide)
 
 
 def is_about(value: float, ours: Estimate | None, tolerance: float) -> Evidence:
     """Test that a quantity is `value`, give or take `tolerance`: as a number that is printed no more exactly."""
-    return _near(value, ours, tolerance, tolerance)
-
-
-def _near(value: float, ours: Estimate | None, margin: float, tolerance: float) -> Evidence:
-    if ours is None or ours.num < 2:
-        return Evidence(ours)
-    p_next, too_wide = ours.p_next(value, tolerance), ours.next_half_width > margin
-    p_for = ours.p_equivalent(value, margin)
-    return Evidence(ours, p_for, clipped(p_next), is_draw=p_next >= ALPHA, too_wide=too_wide)
+    return is_number(value, ours, tolerance, tolerance)
 
 
 def is_median_about(value: float, ours: Median, tolerance: float) -> Evidence:
@@ -139,94 +136,89 @@ def holds_for_most(ours: Share) -> Evidence:
     return Evidence(ours, clipped(2 * ours.p_above(MAJORITY)), clipped(2 * ours.p_below(MAJORITY)))
 
 
+P = Callable[[Difference], float]
+
+
+def _of_rivals(rivals: Mapping[str, Difference], p_for: P, p_against: P, words: str = "weakest against") -> Evidence:
+    """Test a claim about the differences to each of the rivals: the weakest for it counts, and any against it."""
+    weakest = max(rivals, key=lambda name: p_for(rivals[name]))
+    against = len(rivals) * min(p_against(d) for d in rivals.values())
+    detail = f"{words} {weakest}" if len(rivals) > 1 else ""
+    return Evidence(rivals[weakest], clipped(p_for(rivals[weakest])), clipped(against), detail)
+
+
 def exceeds(rivals: Mapping[str, Difference], gain: float = 0.0, tolerance: float = 0.0) -> Evidence:
     """Test that a method exceeds each of its rivals, by `gain` +- `tolerance` if that is printed (> 0).
 
     `rivals` are the differences to them. All p-values are two-sided, those of 95 % intervals.
     """
-    weakest = max(rivals, key=lambda name: rivals[name].p_above(0.0))
-    p_for = 2 * rivals[weakest].p_above(0.0)
-    below_printed = 2 * len(rivals) * min(d.p_below(gain - tolerance) for d in rivals.values())
+    found = _of_rivals(rivals, lambda d: 2 * d.p_above(0.0), lambda d: 2 * d.p_below(gain - tolerance))
     above_printed = 2 * max(d.p_above(gain + tolerance) for d in rivals.values())
-    return Evidence(
-        ours=rivals[weakest],
-        p_for=clipped(p_for),
-        p_against=clipped(below_printed),
-        size_holds=min(below_printed, above_printed) >= ALPHA if gain else None,
-        detail=f"weakest against {weakest}" if len(rivals) > 1 else "",
-    )
+    return replace(found, size_holds=min(found.p_against, above_printed) >= ALPHA if gain else None)
 
 
 def is_not_worse(rivals: Mapping[str, Difference], margin: float) -> Evidence:
     """Test that a method is not worse than any rival by `margin` or more (non-inferiority)."""
-    weakest = max(rivals, key=lambda name: rivals[name].p_above(-margin))
-    p_against = 2 * len(rivals) * min(d.p_below(-margin) for d in rivals.values())
-    detail = f"weakest against {weakest}" if len(rivals) > 1 else ""
-    return Evidence(rivals[weakest], clipped(2 * rivals[weakest].p_above(-margin)), clipped(p_against), detail)
+    return _of_rivals(rivals, lambda d: 2 * d.p_above(-margin), lambda d: 2 * d.p_below(-margin))
 
 
 def is_level(rivals: Mapping[str, Difference], margin: float) -> Evidence:
     """Test that a method differs from each rival by at most `margin`: two one-sided tests (Schuirmann, 1987)."""
-    inside = {name: d.p_equivalent(margin) for name, d in rivals.items()}
-    outside = min(min(d.p_above(margin), d.p_below(-margin)) for d in rivals.values())
-    furthest = max(inside, key=lambda name: inside[name])
-    detail = f"furthest from {furthest}" if len(rivals) > 1 else ""
-    return Evidence(rivals[furthest], inside[furthest], clipped(2 * outside * len(rivals)), detail)
+
+    def outside(d: Difference) -> float:
+        return 2 * min(d.p_above(margin), d.p_below(-margin))
+
+    return _of_rivals(rivals, lambda d: d.p_equivalent(margin), outside, "furthest from")
+
+
+def below_zero(ours: Difference | None, detail: str = "", *, above: bool = False) -> Evidence:
+    """Test that a mean is below 0, or `above` it, by two-sided p-values."""
+    if ours is None:
+        return Evidence(None)
+    sides = clipped(2 * ours.p_below(0.0)), clipped(2 * ours.p_above(0.0))
+    p_for, p_against = sides[::-1] if above else sides
+    return Evidence(ours, p_for, p_against, detail)
 
 
 def rises(at: Sequence[float], by_seed: Sequence[Sequence[float]], *, falls: bool = False) -> Evidence:
     """Test that values rise (or fall) along the positions `at`: a t test on the least-squares slope of each seed."""
     slopes = differences([float(np.polyfit(at, values, 1)[0]) for values in by_seed])
-    if slopes is None:
-        return Evidence(None)
-    sides = clipped(2 * slopes.p_above(0.0)), clipped(2 * slopes.p_below(0.0))
-    p_for, p_against = sides[::-1] if falls else sides
-    return Evidence(slopes, p_for, p_against, detail="slope")
+    return below_zero(slopes, "slope", above=not falls)
 
 
-Found = Evidence | Unjudged
 BY_SIGN = "by its sign alone at this size"
-OTHER_SIZE = Unjudged("another size than the paper's")
+OTHER_SIZE = "another size than the paper's"
 
 
-def examine_number(number: Number, cases: Cases) -> Found:
-    """The evidence about a printed number."""
+def examine_number(number: Number, cases: Cases) -> Evidence:
+    """The evidence about a printed number. Raises `UnjudgedError`."""
     group = cases.usable(number.about)
-    if isinstance(group, Unjudged):
-        return group
     if not cases.full_size:
-        return OTHER_SIZE
+        raise UnjudgedError(OTHER_SIZE)
     values = list(values_by_seed(group, number.measure).values())
     return is_number(number.value, estimate(values, bounds_of(number.measure)), number.margin)
 
 
-def examine_claim(claim: Claim, cases: Cases) -> Found:
-    """The evidence about a claim, by its form."""
+def examine_claim(claim: Claim, cases: Cases) -> Evidence:
+    """The evidence about a claim, by its form. Raises `UnjudgedError`."""
     if claim.grows_with is not None:
         return _trend(claim, cases)
     if claim.others:
         return _compare(claim, cases)
     group = cases.usable(claim.about)
-    if isinstance(group, Unjudged):
-        return group
     if not (cases.full_size or claim.any_size):
-        return OTHER_SIZE
+        raise UnjudgedError(OTHER_SIZE)
     return _bound(claim, group) if claim.is_bound else _about(claim, group)
 
 
-def _compare(claim: Claim, cases: Cases) -> Found:
+def _compare(claim: Claim, cases: Cases) -> Evidence:
     strata = [{claim.pooled_over: value} for value in claim.values] if claim.pooled_over else [{}]
-    by_stratum = []
-    for stratum in strata:
-        differences = _differences(claim, {**claim.about, **stratum}, cases)
-        if isinstance(differences, Unjudged):
-            return differences
-        by_stratum.append(differences)
+    by_stratum = [_differences(claim, {**claim.about, **stratum}, cases) for stratum in strata]
     rivals = {}
     for name in by_stratum[0]:
         difference = pooled([found[name] for found in by_stratum])
         if difference is None:
-            return Unjudged(f"fewer than two seeds in common with {name}")
+            raise UnjudgedError(f"fewer than two seeds in common with {name}")
         rivals[name] = difference
     if claim.level_with is not None:
         return is_level(rivals, claim.level_with)
@@ -236,67 +228,41 @@ def _compare(claim: Claim, cases: Cases) -> Found:
     if cases.full_size or claim.any_size or not claim.gain:
         return exceeds(rivals, claim.gain, claim.tolerance)
     found = exceeds(rivals)
-    detail = "; ".join(part for part in (found.detail, BY_SIGN) if part)
-    return Evidence(found.ours, found.p_for, found.p_against, detail, size_holds=False)
+    return replace(found, detail="; ".join(filter(None, (found.detail, BY_SIGN))), size_holds=False)
 
 
-def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[str, dict[Seeds, float]] | Unjudged:
+def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[str, dict[Seeds, float]]:
     """The differences by seed to each of the other methods; with `all_pairs`, those of all pairs of methods."""
     if missing := [name for name in claim.others if cases.find({**about, claim.among: name}) is None]:
-        return Unjudged(f"no runs of {', '.join(missing)}")
-    own = cases.usable(about)
-    if isinstance(own, Unjudged):
-        return own
-    groups = {"": own}
-    for name in claim.others:
-        other = cases.usable({**about, claim.among: name})
-        if isinstance(other, Unjudged):
-            return other
-        groups[name] = other
+        raise UnjudgedError(f"no runs of {', '.join(missing)}")
+    groups = {"": cases.usable(about)}
+    groups |= {name: cases.usable({**about, claim.among: name}) for name in claim.others}
+    values = {name: values_by_seed(group, claim.measure) for name, group in groups.items()}
     pairs = itertools.combinations(groups, 2) if claim.all_pairs else [("", name) for name in claim.others]
-    found = {}
-    for first, second in pairs:
-        values = values_by_seed(groups[first], claim.measure), values_by_seed(groups[second], claim.measure)
-        found[f"{first} to {second}" if first else second] = paired_values(*values)
-    return found
+    return {
+        f"{first} to {second}" if first else second: paired_values(values[first], values[second])
+        for first, second in pairs
+    }
 
 
-def _trend(claim: Claim, cases: Cases) -> Found:
-    assert claim.grows_with is not None
+def _trend(claim: Claim, cases: Cases) -> Evidence:
+    """Of the measure, or of its difference to the method in `minus`; values that are no numbers are at 0, 1, ..."""
     by_value: list[dict[Seeds, float]] = []
     for value in claim.values:
-        found = _trend_values(claim, {**claim.about, claim.grows_with: str(value)}, cases)
-        if isinstance(found, Unjudged):
-            return found
+        wanted = {**claim.about, str(claim.grows_with): str(value)}
+        found = values_by_seed(cases.usable(wanted), claim.measure)
+        if claim.minus is not None:
+            found = paired_values(found, values_by_seed(cases.usable({**wanted, **claim.minus}), claim.measure))
         by_value.append(found)
     seeds = sorted(set.intersection(*(set(values) for values in by_value)))
-    return rises(_positions(claim.values), [[values[s] for values in by_value] for s in seeds], falls=claim.falls)
-
-
-def _trend_values(claim: Claim, wanted: Mapping[str, str], cases: Cases) -> dict[Seeds, float] | Unjudged:
-    """The measure by seed at one value of the parameter, or its difference to the method in `minus`."""
-    group = cases.usable(wanted)
-    if isinstance(group, Unjudged):
-        return group
-    values = values_by_seed(group, claim.measure)
-    if claim.minus is None:
-        return values
-    other = cases.usable({**wanted, **claim.minus})
-    if isinstance(other, Unjudged):
-        return other
-    theirs = values_by_seed(other, claim.measure)
-    return {seed: values[seed] - theirs[seed] for seed in values if seed in theirs}
-
-
-def _positions(values: Sequence[str]) -> list[float]:
-    """The values as numbers; if they are not numbers, their positions 0, 1, ..."""
     try:
-        return [float(value) for value in values]
+        at = [float(value) for value in claim.values]
     except ValueError:
-        return [float(position) for position in range(len(values))]
+        at = [float(position) for position in range(len(claim.values))]
+    return rises(at, [[values[s] for values in by_value] for s in seeds], falls=claim.falls)
 
 
-def _about(claim: Claim, group: Group) -> Found:
+def _about(claim: Claim, group: Group) -> Evidence:
     assert claim.value is not None
     measured = list(map(find_measure(claim.measure), group.complete))
     if base_name(claim.measure) not in FIRST_ROUND_MEASURES:
@@ -304,21 +270,20 @@ def _about(claim: Claim, group: Group) -> Found:
         return is_about(claim.value, estimate(known, bounds_of(claim.measure)), claim.tolerance)
     ends = min(run.num_rounds for run in group.complete)
     if ends < claim.value + claim.tolerance:
-        return Unjudged(f"runs end at round {ends}, before {claim.value + claim.tolerance:g}")
+        raise UnjudgedError(f"runs end at round {ends}, before {claim.value + claim.tolerance:g}")
     values = tuple(math.inf if value is None else value for value in measured)
     return is_median_about(claim.value, Median(values, ends), claim.tolerance)
 
 
-def _bound(claim: Claim, group: Group) -> Found:
+def _bound(claim: Claim, group: Group) -> Evidence:
     measure = find_measure(claim.measure)
     outcomes = [_is_within(claim, run, measure(run)) for run in group.complete]
     known = [outcome for outcome in outcomes if outcome is not None]
     if not known:
-        return Unjudged(f"all runs end at round {group.complete[0].num_rounds}, before the bound")
-    found = holds_for_most(Share(sum(known), len(known)))
+        raise UnjudgedError(f"all runs end at round {group.complete[0].num_rounds}, before the bound")
     too_short = len(outcomes) - len(known)
     detail = f"{too_short} end before the bound" if too_short else ""
-    return Evidence(found.ours, found.p_for, found.p_against, detail)
+    return replace(holds_for_most(Share(sum(known), len(known))), detail=detail)
 
 
 def _is_within(claim: Claim, run: Run, value: float | None) -> bool | None:

@@ -8,15 +8,15 @@ once: are they, together, draws from the distributions of our runs?
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
 from fedsim.papers.examine import Evidence, examine_claim, examine_number, holm_corrected
-from fedsim.papers.protocol import Protocol, by_preset, protocol_of
-from fedsim.papers.published import Cases, Claim, Number, Publication, Unjudged, Verdict, publications_about
-from fedsim.results.groups import Group, group_runs
+from fedsim.papers.protocol import Cases, UnjudgedError, by_preset
+from fedsim.papers.published import Claim, Number, Publication, Verdict, publications_about
+from fedsim.results.groups import group_runs
 from fedsim.results.runs import Run
 from fedsim.results.statistics import Estimate
 
@@ -49,46 +49,49 @@ class Judged:
         return ours.mean - self.printed.value
 
 
-def judge_all(runs: Iterable[Run]) -> list[tuple[Publication, list[Judged]]]:
+Compared = list[tuple[Publication, list[Judged]]]
+
+
+def judge_all(runs: Iterable[Run]) -> Compared:
     """The judgements for every publication about the runs' presets and sizes."""
     return correct(examine_all(runs))
 
 
-def examine_all(runs: Iterable[Run]) -> list[tuple[Publication, list[Judged]]]:
+def examine_all(runs: Iterable[Run]) -> Compared:
     """The evidence for every publication about the runs' presets and sizes, each preset by its own runs alone."""
     examined = []
     for (preset, scale), own in by_preset(runs).items():
         ours = group_runs(own)
         for publication in publications_about(preset, scale):
-            protocol = protocol_of(preset, scale, publication.substitutes)
-            examined.append((publication, examine(publication, ours, protocol)))
+            cases = Cases(ours, preset, scale, publication.substitutes)
+            examined.append((publication, examine(publication, cases)))
     return examined
 
 
-def judge(publication: Publication, groups: Sequence[Group], protocol: Protocol | None) -> list[Judged]:
+def judge(publication: Publication, cases: Cases) -> list[Judged]:
     """Judge all numbers and claims of a publication for which there are runs; others are left out."""
-    return correct([(publication, examine(publication, groups, protocol))])[0][1]
+    return correct([(publication, examine(publication, cases))])[0][1]
 
 
-def examine(publication: Publication, groups: Sequence[Group], protocol: Protocol | None) -> list[Judged]:
+def examine(publication: Publication, cases: Cases) -> list[Judged]:
     """All numbers and claims of a publication for which there are runs, with evidence that is not yet corrected."""
-    cases, preset = Cases(groups, protocol), "" if protocol is None else protocol.preset
     judged = []
     everything: list[Number | Claim] = [*publication.numbers, *publication.claims]
     for printed in everything:
         if (group := cases.find(printed.about)) is None:
             continue
-        found = examine_number(printed, cases) if isinstance(printed, Number) else examine_claim(printed, cases)
-        if isinstance(found, Unjudged):
-            judged.append(Judged(printed, None, found.reason, preset))
+        try:
+            found = examine_number(printed, cases) if isinstance(printed, Number) else examine_claim(printed, cases)
+        except UnjudgedError as reason:
+            judged.append(Judged(printed, None, str(reason), cases.preset))
             continue
         note = printed.note if isinstance(printed, Claim) else ""
-        detail = "; ".join(part for part in (found.detail, note, cases.remark(group)) if part)
-        judged.append(Judged(printed, found, detail, preset))
+        detail = "; ".join(filter(None, (found.detail, note, cases.remark(group))))
+        judged.append(Judged(printed, found, detail, cases.preset))
     return judged
 
 
-def correct(found: Sequence[tuple[Publication, Sequence[Judged]]]) -> list[tuple[Publication, list[Judged]]]:
+def correct(found: Compared) -> Compared:
     """The judgements by evidence that is corrected by Holm's method for each family, and for each paper."""
     rows = [(publication, one) for publication, some in found for one in some]
     families = [family_of(publication, one.printed) for publication, one in rows]
@@ -104,26 +107,23 @@ def family_of(publication: Publication, printed: Number | Claim) -> Hashable:
 
 def corrected(judged: Sequence[Judged], families: Sequence[Hashable], papers: Sequence[Hashable]) -> list[Judged]:
     """The judgements with evidence corrected within their families, and for `over_paper` within their papers."""
-    own, strict = (_corrected_within(judged, keys) for keys in (families, papers))
-    return [
-        one if evidence is None else replace(one, evidence=evidence, over_paper=over_paper.verdict, tests=tests)
-        for one, (evidence, tests), (over_paper, _) in zip(judged, own, strict, strict=True)
-    ]
-
-
-def _corrected_within(judged: Sequence[Judged], keys: Sequence[Hashable]) -> list[tuple[Any, int]]:
-    """The evidence of each row, corrected within its family, and the number of tests in that; None if unjudged."""
-    families: dict[Hashable, list[int]] = {}
-    for index, (one, key) in enumerate(zip(judged, keys, strict=True)):
-        if one.evidence is not None:
-            families.setdefault(key, []).append(index)
-    found: list[tuple[Any, int]] = [(None, 0)] * len(judged)
-    for members in families.values():
-        evidences = [evidence for i in members if (evidence := judged[i].evidence) is not None]
-        tested = sum(evidence.is_tested for evidence in evidences)
-        for index, evidence in zip(members, holm_corrected(evidences), strict=True):
-            found[index] = evidence, tested
+    found = list(judged)
+    for family in dict.fromkeys(papers):
+        for at, evidence in _corrected(judged, papers, family):
+            found[at] = replace(found[at], over_paper=evidence.verdict)
+    for family in dict.fromkeys(families):
+        members = _corrected(judged, families, family)
+        tests = sum(evidence.is_tested for _, evidence in members)
+        for at, evidence in members:
+            found[at] = replace(found[at], evidence=evidence, tests=tests)
     return found
+
+
+def _corrected(judged: Sequence[Judged], keys: Sequence[Hashable], family: Hashable) -> list[tuple[int, Evidence]]:
+    """The corrected evidence of what is judged of a family, by its position."""
+    members = [at for at, key in enumerate(keys) if key == family and judged[at].evidence is not None]
+    evidences = [evidence for at in members if (evidence := judged[at].evidence) is not None]
+    return list(zip(members, holm_corrected(evidences), strict=True))
 
 
 def verdicts_by_id(judged: Iterable[Judged]) -> dict[str, Verdict]:
@@ -143,8 +143,7 @@ def verdicts_by_id(judged: Iterable[Judged]) -> dict[str, Verdict]:
     return found
 
 
-@dataclass(frozen=True)
-class Omnibus:
+class Omnibus(NamedTuple):
     """The standardised errors of `num` printed numbers: standard normal, if each is one more run of ours.
 
     `p_value`: that of the sum of their squares (chi squared with `num` degrees of freedom). It takes the numbers as
@@ -176,7 +175,6 @@ def standardised_errors(judged: Sequence[Judged]) -> dict[tuple[str, str], list[
             continue
         table, row, _ = one.printed.id.split("/", 2)
         error = one.evidence.ours.standardised_error(one.printed.value)
-        errors.setdefault((table, row), []).append(error)
-        if not one.printed.added_after_runs:
-            errors.setdefault((table, ""), []).append(error)
+        for key in [(table, row)] if one.printed.added_after_runs else [(table, row), (table, "")]:
+            errors.setdefault(key, []).append(error)
     return errors

@@ -11,15 +11,15 @@ one claim in all settings is a family (see `RULES`). The claims were written aft
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from fedsim.papers.examine import Evidence, clipped, holds_for_most
+from fedsim.core.configs import flat
+from fedsim.papers.examine import Evidence, below_zero, holds_for_most
 from fedsim.papers.judge import Judged, corrected
 from fedsim.papers.published import Claim
 from fedsim.papers.tables import claims
@@ -32,7 +32,7 @@ from fedsim.results.table import Cell, Table, number
 PENALTY = 1e-3
 TEST_SHARE = 0.3
 SETTING_KEY = "partition.shards_per_client"
-Losses = list[float]
+RANDOM_PAIR = "a random pair"
 
 
 @dataclass(frozen=True)
@@ -47,81 +47,12 @@ class Condition:
 
     @property
     def labels(self) -> Floats:
-        """Labels [P]: 1 for the pair with the lowest loss, 0 for that with the highest; .5 if all losses are equal."""
+        """Labels [P]: 1 for the pair with the lowest loss, 0 for that with the highest; .5 if all losses are equal.
+
+        1 minus the label is a pair's relative loss: 0 for the best pair, 1 for the worst.
+        """
         low, high = self.losses.min(), self.losses.max()
         return np.full(len(self.losses), 0.5) if high == low else (high - self.losses) / (high - low)
-
-    def relative_loss(self, pair: int) -> float:
-        """The relative loss of a pair: 0 for the best pair, 1 for the worst."""
-        return float(1 - self.labels[pair])
-
-
-RANDOM_PAIR = "a random pair"
-
-
-def make_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tables of the features over all conditions, and of relative losses by setting and by round; [] without traces."""
-    names, conditions = read_conditions(runs)
-    if not conditions:
-        return []
-    training, testing = split_by_seed(conditions)
-    scale = Scale.of(training)
-    features, labels = scale.apply(training), labels_of(training)
-    joint = fit(features, labels)
-    ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1
-    cells: dict[str, list[str]] = {RANDOM_PAIR: [""] * 4}
-    losses: dict[str, Losses] = {RANDOM_PAIR: [float(np.mean(1 - c.labels)) for c in testing]}
-    for feature, name in enumerate(names):
-        single = fit(features[:, [feature]], labels)
-        entropy = cross_entropy(single, scale.apply(testing)[:, [feature]], labels_of(testing))
-        cells[name] = [
-            number(single[0], "+.3f"),
-            number(joint[feature], "+.3f"),
-            number(int(ranks[feature])),
-            number(entropy, ".4f"),
-        ]
-        losses[name] = [c.relative_loss(pick(c, feature, single[0])) for c in testing]
-    losses = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
-    return [
-        _features(cells, losses, _split(training, testing)),
-        _losses_by("setting", "Relative loss by shards a client", losses, [c.setting for c in testing]),
-        _losses_by("rounds", "Relative loss by rounds", losses, [_round_range(c.round) for c in testing]),
-    ]
-
-
-def _features(cells: Mapping[str, list[str]], losses: Mapping[str, Losses], sizes: str) -> Table:
-    rows = [
-        [name, *cells[name], Cell(f"{np.mean(found):.3f} ± {np.std(found):.3f}", float(np.mean(found)))]
-        for name, found in losses.items()
-    ]
-    note = (
-        f"{sizes} weight: alone, on standardised features; below 0 the smaller value promises more. rank: by weight"
-        " among all in one model. relative loss: of the pair that the feature picks, 0 the best of its round and 1 the"
-        " worst, with standard deviation."
-    )
-    head = ["feature", "weight", "weight among all", "rank", "cross-entropy", "relative loss"]
-    return Table("pair_features", "Features of pairs of gradients (PNCS, Table I)", head, rows, note)
-
-
-def _split(training: Sequence[Condition], testing: Sequence[Condition]) -> str:
-    if training is testing:
-        return f"{len(training)} conditions of one seed, fitted and tested on the same: several seeds tell more."
-    return f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed."
-
-
-def _losses_by(name: str, title: str, losses: Mapping[str, Losses], kinds: Sequence[str]) -> Table:
-    """A table of mean relative losses per feature, with one column for each of the `kinds` of conditions."""
-    columns = sorted(set(kinds), key=sort_key)
-    rows = []
-    for feature, found in losses.items():
-        by_column = [[v for v, kind in zip(found, kinds, strict=True) if kind == c] for c in columns]
-        rows.append([feature, *(number(float(np.mean(values)), ".3f") for values in by_column)])
-    return Table(f"pair_features_by_{name}", title, ["feature", *columns], rows)
-
-
-def _round_range(round: int) -> str:
-    first = (round - 1) // 5 * 5 + 1
-    return f"{first} to {first + 4}"
 
 
 def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
@@ -134,8 +65,9 @@ def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
     for run, line in found:
         features = np.array([line["features"][name] for name in names], dtype=np.float64).T
         losses = np.array(line["loss"], dtype=np.float64)
+        setting = str(dict(flat(run.config)).get(SETTING_KEY, "-"))
         if np.isfinite(features).all() and np.isfinite(losses).all():
-            conditions.append(Condition(run.seed, _setting(run.config), line["round"], features, losses))
+            conditions.append(Condition(run.seed, setting, line["round"], features, losses))
     return names, conditions
 
 
@@ -150,21 +82,12 @@ def split_by_seed(conditions: Sequence[Condition]) -> tuple[list[Condition], lis
     return [c for c in conditions if c.seed not in held] or testing, testing
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Standardisation by the mean and standard deviation [F] of every feature; constant features become 0."""
-
-    mean: Floats
-    deviation: Floats
-
-    @classmethod
-    def of(cls, conditions: Sequence[Condition]) -> "Scale":
-        values = np.concatenate([c.features for c in conditions])
-        deviation = values.std(0)
-        return cls(values.mean(0), np.where(deviation > 1e-12 * np.abs(values).max(0, initial=0), deviation, np.inf))
-
-    def apply(self, conditions: Sequence[Condition]) -> Floats:
-        return (np.concatenate([c.features for c in conditions]) - self.mean) / self.deviation
+def standardised(conditions: Sequence[Condition], by: Sequence[Condition]) -> Floats:
+    """All features by the mean and the standard deviation of those of `by`; features constant there become 0."""
+    values, given = (np.concatenate([c.features for c in some]) for some in (conditions, by))
+    deviation = given.std(0)
+    varies = deviation > 1e-12 * np.abs(given).max(0, initial=0)
+    return (values - given.mean(0)) / np.where(varies, deviation, np.inf)
 
 
 def labels_of(conditions: Sequence[Condition]) -> Floats:
@@ -177,7 +100,7 @@ def fit(features: Floats, labels: Floats) -> Floats:
     def objective(w: Floats) -> tuple[float, Floats]:
         scores = features @ w[:-1] + w[-1]
         slope = (expit(scores) - labels) / len(labels)
-        value = float(np.mean(np.logaddexp(0, scores) - labels * scores) + PENALTY * w[:-1] @ w[:-1])
+        value = cross_entropy(w, features, labels) + float(PENALTY * w[:-1] @ w[:-1])
         return value, np.append(features.T @ slope + 2 * PENALTY * w[:-1], slope.sum())
 
     return minimize(objective, np.zeros(features.shape[1] + 1), jac=True, method="L-BFGS-B").x
@@ -188,21 +111,108 @@ def cross_entropy(w: Floats, features: Floats, labels: Floats) -> float:
     return float(np.mean(np.logaddexp(0, scores) - labels * scores))
 
 
-def pick(condition: Condition, feature: int, weight: float) -> int:
-    """The pair with the lowest value of `feature` if its `weight` is negative, else with the highest."""
-    values = condition.features[:, feature]
-    return int(values.argmin() if weight < 0 else values.argmax())
-
-
-def _setting(config: Mapping[str, Any]) -> str:
-    value: Any = config
-    for key in SETTING_KEY.split("."):
-        value = value.get(key, "-") if isinstance(value, Mapping) else "-"
-    return str(value)
-
-
 PNCS_FEATURE, COSINE_PREFIX = "cos_4", "cos_"
 """The feature that the paper chooses (p = 4 by its public summary), and the name prefix of cosines for other p."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Conditions that are `held` out, and the `others`, by which features are judged; the F features have `names`."""
+
+    names: list[str]
+    held: Sequence[Condition]
+    others: Sequence[Condition]
+
+    @classmethod
+    def of(cls, names: list[str], conditions: Sequence[Condition], seed: int) -> "Fold":
+        """The fold whose held-out conditions are those of a seed."""
+        return cls(names, [c for c in conditions if c.seed == seed], [c for c in conditions if c.seed != seed])
+
+    @cached_property
+    def alone(self) -> list[Floats]:
+        """Weight and intercept of the model of each single feature, fitted on the others, [F][2]."""
+        features, labels = standardised(self.others, self.others), labels_of(self.others)
+        return [fit(features[:, [number]], labels) for number in range(len(self.names))]
+
+    def entropies(self, conditions: Sequence[Condition]) -> Floats:
+        """Cross-entropy [F] of the model of each single feature."""
+        features, labels = standardised(conditions, self.others), labels_of(conditions)
+        return np.array([cross_entropy(w, features[:, [number]], labels) for number, w in enumerate(self.alone)])
+
+    def relative_losses(self, conditions: Sequence[Condition]) -> Floats:
+        """Relative losses [F, len(conditions)] of the pair that each feature picks in each condition: that of its
+        lowest value if its weight is negative, else of its highest."""
+        negative = np.array([w[0] < 0 for w in self.alone])
+        picked = [np.where(negative, c.features.argmin(0), c.features.argmax(0)) for c in conditions]
+        return np.array([1 - c.labels[pairs] for c, pairs in zip(conditions, picked, strict=True)]).T
+
+    @property
+    def pncs(self) -> int:
+        return self.names.index(PNCS_FEATURE)
+
+    def rival(self, score: Floats, prefix: str = "") -> int:
+        """The feature with the lowest `score` [F], cos_4 excluded, among those whose names begin so."""
+        candidates = [f for f, name in enumerate(self.names) if f != self.pncs and name.startswith(prefix)]
+        return min(candidates, key=lambda f: float(score[f]))
+
+
+def make_tables(runs: Sequence[Run]) -> list[Table]:
+    """Tables of the features over all conditions, and of relative losses by setting and by round; [] without traces."""
+    names, conditions = read_conditions(runs)
+    if not conditions:
+        return []
+    training, testing = split_by_seed(conditions)
+    fold = Fold(names, testing, training)
+    joint = fit(standardised(training, training), labels_of(training))
+    ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1
+    entropies, relative = fold.entropies(testing), fold.relative_losses(testing)
+    cells: dict[str, list[str]] = {RANDOM_PAIR: [""] * 4}
+    losses: dict[str, Floats] = {RANDOM_PAIR: np.array([np.mean(1 - c.labels) for c in testing])}
+    for feature, name in enumerate(names):
+        weights = number(fold.alone[feature][0], "+.3f"), number(joint[feature], "+.3f")
+        cells[name] = [*weights, number(int(ranks[feature])), number(entropies[feature], ".4f")]
+        losses[name] = relative[feature]
+    losses = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
+    rounds = [(c.round - 1) // 5 * 5 + 1 for c in testing]
+    return [
+        _features(cells, losses, training, testing),
+        _losses_by("setting", "Relative loss by shards a client", losses, [c.setting for c in testing]),
+        _losses_by("rounds", "Relative loss by rounds", losses, [f"{first} to {first + 4}" for first in rounds]),
+    ]
+
+
+def _features(
+    cells: Mapping[str, list[str]],
+    losses: Mapping[str, Floats],
+    training: Sequence[Condition],
+    testing: Sequence[Condition],
+) -> Table:
+    rows = [
+        [name, *cells[name], Cell(f"{np.mean(found):.3f} ± {np.std(found):.3f}", float(np.mean(found)))]
+        for name, found in losses.items()
+    ]
+    sizes = f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed."
+    if training is testing:
+        sizes = f"{len(training)} conditions of one seed, fitted and tested on the same: several seeds tell more."
+    note = (
+        f"{sizes} weight: alone, on standardised features; below 0 the smaller value promises more. rank: by weight"
+        " among all in one model. relative loss: of the pair that the feature picks, 0 the best of its round and 1 the"
+        " worst, with standard deviation."
+    )
+    head = ["feature", "weight", "weight among all", "rank", "cross-entropy", "relative loss"]
+    return Table("pair_features", "Features of pairs of gradients (PNCS, Table I)", head, rows, note)
+
+
+def _losses_by(name: str, title: str, losses: Mapping[str, Floats], kinds: Sequence[str]) -> Table:
+    """A table of mean relative losses per feature, with one column for each of the `kinds` of conditions."""
+    columns = sorted(set(kinds), key=sort_key)
+    rows = [
+        [feature, *(number(float(np.mean(found[np.array(kinds) == column])), ".3f") for column in columns)]
+        for feature, found in losses.items()
+    ]
+    return Table(f"pair_features_by_{name}", title, ["feature", *columns], rows)
+
+
 RULE = (
     "Every seed is held out once; directions and rivals are chosen on the others. Two-sided t tests over the held-out"
     " seeds, for the claim and against it. Holm's correction is for those for and those against by themselves: of one"
@@ -219,7 +229,7 @@ def judge_runs(runs: Sequence[Run]) -> list[Judged]:
 
 def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> list[Judged]:
     """Judge the claims on `conditions`, whose features have the given `names`."""
-    table = _claim("pncs.table1", TEXTS["best"], "Table I")
+    table = _claim("", TEXTS["best"], "Table I")
     if PNCS_FEATURE not in names:
         return [Judged(table, None, f"{PNCS_FEATURE} was not measured")]
     seeds = sorted({c.seed for c in conditions})
@@ -239,8 +249,8 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
     return corrected(judged, families, ["Table I"] * len(judged))
 
 
-def _claim(id: str, text: str, where: str = "V-B") -> Claim:
-    return Claim(id, where, text, {}, "")
+def _claim(name: str, text: str, where: str = "V-B") -> Claim:
+    return Claim(f"pncs.table1.{name}".removesuffix("."), where, text, {}, "")
 
 
 def claims_table(judged: Sequence[Judged]) -> Table:
@@ -262,63 +272,10 @@ TEXTS = {
 }
 
 
-@dataclass(frozen=True)
-class Fold:
-    """One fold: the conditions of the held-out seed, `held`, and those of the `others`; the F features have `names`."""
-
-    names: list[str]
-    held: Sequence[Condition]
-    others: Sequence[Condition]
-
-    @classmethod
-    def of(cls, names: list[str], conditions: Sequence[Condition], seed: int) -> "Fold":
-        return cls(names, [c for c in conditions if c.seed == seed], [c for c in conditions if c.seed != seed])
-
-    @cached_property
-    def scale(self) -> Scale:
-        return Scale.of(self.others)
-
-    @cached_property
-    def alone(self) -> list[Floats]:
-        """Weight and intercept of the model of each single feature, fitted on the others, [F][2]."""
-        features, labels = self.scale.apply(self.others), labels_of(self.others)
-        return [fit(features[:, [number]], labels) for number in range(len(self.names))]
-
-    @cached_property
-    def weights(self) -> Floats:
-        """Weights [F] of the model of all features, fitted on the held-out seed alone."""
-        return fit(Scale.of(self.held).apply(self.held), labels_of(self.held))[:-1]
-
-    def entropies(self, conditions: Sequence[Condition]) -> Floats:
-        """Cross-entropy [F] of the model of each single feature."""
-        features, labels = self.scale.apply(conditions), labels_of(conditions)
-        return np.array([cross_entropy(w, features[:, [number]], labels) for number, w in enumerate(self.alone)])
-
-    def relative_losses(self, conditions: Sequence[Condition]) -> Floats:
-        """Relative losses [F, len(conditions)] of the pair that each feature picks in each condition."""
-        negative = np.array([w[0] < 0 for w in self.alone])
-        losses = []
-        for c in conditions:
-            picked = np.where(negative, c.features.argmin(0), c.features.argmax(0))
-            losses.append(1 - c.labels[picked])
-        return np.array(losses, dtype=np.float64).T
-
-    @property
-    def pncs(self) -> int:
-        return self.names.index(PNCS_FEATURE)
-
-    def rival(self, score: Floats, among: Callable[[str], bool] = lambda name: True) -> int:
-        """The feature with the lowest `score` [F], cos_4 excluded, among those whose names satisfy `among`."""
-        candidates = [f for f, name in enumerate(self.names) if f != self.pncs and among(name)]
-        return min(candidates, key=lambda f: float(score[f]))
-
-
 def _negative(folds: Sequence[Fold]) -> Judged:
-    weights = []
-    for fold in folds:
-        values = Scale.of(fold.held).apply(fold.held)[:, [fold.pncs]]
-        weights.append(float(fit(values, labels_of(fold.held))[0]))
-    return _tested_claim("pncs.table1.negative", TEXTS["negative"], weights, "weight of each seed's own model")
+    values = [(standardised(fold.held, fold.held)[:, [fold.pncs]], labels_of(fold.held)) for fold in folds]
+    weights = [float(fit(features, labels)[0]) for features, labels in values]
+    return _tested_claim("negative", weights, "weight of each seed's own model")
 
 
 def _against_random(folds: Sequence[Fold], setting: str | None) -> Judged:
@@ -326,50 +283,51 @@ def _against_random(folds: Sequence[Fold], setting: str | None) -> Judged:
     gains = []
     for fold in folds:
         chosen = [c for c in fold.held if setting in (None, c.setting)]
-        found = [c.relative_loss(pick(c, fold.pncs, -1.0)) - float(np.mean(1 - c.labels)) for c in chosen]
+        found = [float(np.mean(c.labels) - c.labels[c.features[:, fold.pncs].argmin()]) for c in chosen]
         gains += [float(np.mean(found))] if found else []
-    name, where = ("", "") if setting is None else (f".{setting}", f" (shards: {setting})")
-    return _tested_claim(f"pncs.table1.random{name}", TEXTS["random"] + where, gains, "difference in relative loss")
+    judged = _tested_claim("random", gains, "difference in relative loss")
+    if setting is None:
+        return judged
+    claim = _claim(f"random.{setting}", f"{TEXTS['random']} (shards: {setting})")
+    return replace(judged, printed=claim)
 
 
 def _rank(folds: Sequence[Fold]) -> Judged:
     """Whether cos_4 has the largest weight in the model of each seed's own data, which makes seeds independent."""
-    ranks = [1 + int((np.abs(fold.weights) > abs(fold.weights[fold.pncs])).sum()) for fold in folds]
+    ranks = []
+    for fold in folds:
+        weights = np.abs(fit(standardised(fold.held, fold.held), labels_of(fold.held))[:-1])
+        ranks.append(1 + int((weights > weights[fold.pncs]).sum()))
     found = holds_for_most(Share(ranks.count(1), len(ranks)))
     detail = f"rank {min(ranks)} to {max(ranks)} of {len(folds[0].names)}"
-    return Judged(_claim("pncs.table1.rank", TEXTS["rank"], "Table I"), found, detail)
+    return Judged(_claim("rank", TEXTS["rank"], "Table I"), found, detail)
 
 
 def _most_predictive(folds: Sequence[Fold]) -> Judged:
     rivals = [fold.rival(fold.entropies(fold.others)) for fold in folds]
     held = [fold.entropies(fold.held) for fold in folds]
     values = [float(h[fold.pncs] - h[rival]) for fold, h, rival in zip(folds, held, rivals, strict=True)]
-    return _tested_claim("pncs.table1.best", TEXTS["best"], values, f"difference to {_rival_names(folds, rivals)}")
+    return _tested_claim("best", values, f"difference to {_rival_names(folds, rivals)}")
 
 
 def _best_power(folds: Sequence[Fold]) -> Judged:
     if not any(name.startswith(COSINE_PREFIX) and name != PNCS_FEATURE for name in folds[0].names):
-        return Judged(_claim("pncs.table1.power", TEXTS["power"]), None, "no other power was measured")
-    rivals = [
-        fold.rival(fold.relative_losses(fold.others).mean(1), lambda name: name.startswith(COSINE_PREFIX))
-        for fold in folds
-    ]
-    values = _differences_to(folds, rivals, np.mean)
-    return _tested_claim("pncs.table1.power", TEXTS["power"], values, f"difference to {_rival_names(folds, rivals)}")
+        return Judged(_claim("power", TEXTS["power"]), None, "no other power was measured")
+    rivals = [fold.rival(fold.relative_losses(fold.others).mean(1), COSINE_PREFIX) for fold in folds]
+    return _tested_claim("power", _to_rivals(folds, rivals, np.mean), f"difference to {_rival_names(folds, rivals)}")
 
 
 def _smaller_but_wider(folds: Sequence[Fold]) -> list[Judged]:
     """Claims that the best other feature has a smaller relative loss than cos_4, but a higher deviation of it."""
     rivals = [fold.rival(fold.relative_losses(fold.others).mean(1)) for fold in folds]
     against = f"cos_4 minus {_rival_names(folds, rivals)}"
-    smaller, wider = (_differences_to(folds, rivals, of) for of in (np.mean, np.std))
     return [
-        _tested_claim("pncs.table1.smaller", TEXTS["smaller"], smaller, against, below=False),
-        _tested_claim("pncs.table1.wider", TEXTS["wider"], wider, f"deviation of {against}"),
+        _tested_claim("smaller", _to_rivals(folds, rivals, np.mean), against, above=True),
+        _tested_claim("wider", _to_rivals(folds, rivals, np.std), f"deviation of {against}"),
     ]
 
 
-def _differences_to(folds: Sequence[Fold], rivals: Sequence[int], of: Callable[[Floats], np.floating]) -> list[float]:
+def _to_rivals(folds: Sequence[Fold], rivals: Sequence[int], of: Callable[[Floats], np.floating]) -> list[float]:
     """cos_4 minus its rival, in the statistic `of` of the relative losses, one value per held-out seed."""
     held = [fold.relative_losses(fold.held) for fold in folds]
     return [float(of(h[fold.pncs]) - of(h[rival])) for fold, h, rival in zip(folds, held, rivals, strict=True)]
@@ -379,10 +337,6 @@ def _rival_names(folds: Sequence[Fold], rivals: Sequence[int]) -> str:
     return " or ".join(sorted({fold.names[rival] for fold, rival in zip(folds, rivals, strict=True)}))
 
 
-def _tested_claim(id: str, text: str, values: Sequence[float], detail: str, *, below: bool = True) -> Judged:
-    """Test the claim that the mean of `values`, one per seed, is below 0 (or above 0 if `below` is false)."""
-    found = differences(values)
-    if found is None:
-        return Judged(_claim(id, text), Evidence(None), detail)
-    sides = clipped(2 * found.p_below(0.0)), clipped(2 * found.p_above(0.0))
-    return Judged(_claim(id, text), Evidence(found, *(sides if below else sides[::-1])), detail)
+def _tested_claim(name: str, values: Sequence[float], detail: str, *, above: bool = False) -> Judged:
+    """Test the claim that the mean of `values`, one per seed, is below 0, or `above` it."""
+    return Judged(_claim(name, TEXTS[name]), below_zero(differences(values), above=above), detail)

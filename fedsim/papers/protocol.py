@@ -1,12 +1,12 @@
-"""Whether runs are those that a preset describes: their configs are compared with the preset's, key by key.
+"""Which runs may be judged: those that a preset describes. Their configs are compared with the preset's, key by key.
 
 A folder's name says nothing: a preset can be run with other rounds, learning rates or selectors under the same name.
 Verdicts are for runs that follow the preset in every key that can matter for a result.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Any
 
 from fedsim.config.compose import compose_jobs, search_path
@@ -14,7 +14,7 @@ from fedsim.config.plan import with_one_amount_of_work
 from fedsim.core.configs import flat
 from fedsim.core.errors import ConfigError
 from fedsim.results.files import json_ready
-from fedsim.results.groups import Group, relevant
+from fedsim.results.groups import Group, has_made, relevant
 from fedsim.results.runs import Run
 
 FREE = ("engine", "device", "client_accuracy")
@@ -22,41 +22,70 @@ FREE = ("engine", "device", "client_accuracy")
 MOST_SHOWN = 3
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """What a preset's own sweep sets: one flat config for each of its settings, seeds left out.
+class UnjudgedError(Exception):
+    """The reason why a number or a claim is not judged."""
 
-    `substitutes`: by config group, other choices that may take the place of the preset's; for data that a preset
-    downloads and a user holds in another form.
+
+@dataclass(frozen=True)
+class Cases:
+    """The groups of one preset and size, and checks whether they may be judged.
+
+    Without a preset, or with one that is not shipped, they are not compared with any. `substitutes`: by config group,
+    other choices that may take the place of the preset's; for data that a preset downloads and a user holds in another
+    form.
     """
 
-    preset: str
-    scale: str
-    settings: Sequence[Mapping[str, Any]]
-    substitutes: Mapping[str, Sequence[str]]
+    groups: Sequence[Group]
+    preset: str = ""
+    scale: str = "full"
+    substitutes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def deviations(self, group: Group) -> list[str]:
+    @property
+    def full_size(self) -> bool:
+        return self.scale == "full"
+
+    @cached_property
+    def deviations(self) -> Mapping[Group, Sequence[str]]:
         """Keys in which runs differ from the nearest setting of the preset, as `key=value (preset: value)`."""
-        without = [g for g, choices in self.substitutes.items() if group.choices.get(g) in choices]
-        ours = comparable_config(group.runs[0].config, without)
-        distances = [_differences(ours, _without(theirs, without)) for theirs in self.settings]
-        return min(distances, key=len)
+        settings = (preset_settings(self.preset, self.scale) if self.preset else None) or ()
+        theirs = [comparable_config(config) for _, config in settings]
+        return {group: self._deviations(group, theirs) for group in self.groups}
 
-    def remarks(self, group: Group) -> list[str]:
+    def _deviations(self, group: Group, settings: Sequence[Mapping[str, Any]]) -> list[str]:
+        without = self._substituted(group)
+        ours = _without(comparable_config(group.runs[0].config), without)
+        return min((_differences(ours, _without(theirs, without)) for theirs in settings), key=len, default=[])
+
+    def _substituted(self, group: Group) -> list[str]:
+        return [name for name, some in self.substitutes.items() if group.choices.get(name) in some]
+
+    def remark(self, group: Group) -> str:
         """Substitutes that runs made use of."""
-        return [f"{g}={group.choices[g]}" for g, some in self.substitutes.items() if group.choices.get(g) in some]
+        return "; ".join(f"{name}={group.choices[name]}" for name in self._substituted(group))
 
+    def find(self, wanted: Mapping[str, str]) -> Group | None:
+        """The group that made these choices; of several, the one that deviates least from the preset."""
+        return next(iter(self._nearest(wanted)), None)
 
-def protocol_of(preset: str, scale: str, substitutes: Mapping[str, Sequence[str]] | None = None) -> Protocol | None:
-    """The protocol of a shipped preset in a size; None where there is no such preset or size."""
-    settings = _settings(preset, scale)
-    return None if settings is None else Protocol(preset, scale, settings, substitutes or {})
+    def _nearest(self, wanted: Mapping[str, str]) -> list[Group]:
+        found = [g for g in self.groups if has_made(g.runs[0].config, {**g.choices, **g.labels}, wanted)]
+        least = min((len(self.deviations[group]) for group in found), default=0)
+        return [group for group in found if len(self.deviations[group]) == least]
 
-
-@cache
-def _settings(preset: str, scale: str) -> Sequence[Mapping[str, Any]] | None:
-    composed = preset_settings(preset, scale)
-    return None if composed is None else [comparable_config(config) for _, config in composed]
+    def usable(self, wanted: Mapping[str, str]) -> Group:
+        """The group that made these choices. Raises `UnjudgedError` if it cannot be judged."""
+        nearest, shown = self._nearest(wanted), ", ".join(f"{key}={value}" for key, value in wanted.items())
+        if not nearest:
+            raise UnjudgedError(f"no runs of {shown}")
+        if len(nearest) > 1:
+            raise UnjudgedError(f"several runs are of {shown}: {', '.join(group.name for group in nearest)}")
+        (group,) = nearest
+        if deviations := self.deviations[group]:
+            more = f" and {len(deviations) - MOST_SHOWN} more" if len(deviations) > MOST_SHOWN else ""
+            raise UnjudgedError(f"{group.name} is not as the preset: {', '.join(deviations[:MOST_SHOWN])}{more}")
+        if not group.complete:
+            raise UnjudgedError(f"{group.name} has no finished run")
+        return group
 
 
 @cache
@@ -79,15 +108,9 @@ def by_preset(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]:
     return dict(sorted(found.items()))
 
 
-def show_deviations(deviations: Sequence[str]) -> str:
-    """The first of them, and how many there are more."""
-    rest = len(deviations) - MOST_SHOWN
-    return ", ".join(deviations[:MOST_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def comparable_config(config: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
-    """All values of a config by dotted key that can matter for a result, without those of some config groups."""
-    return _without(dict(flat(relevant(config))), [*without, *FREE])
+def comparable_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All values of a config by dotted key that can matter for a result."""
+    return _without(dict(flat(relevant(config))), FREE)
 
 
 def _without(values: Mapping[str, Any], groups: Sequence[str]) -> dict[str, Any]:
@@ -96,9 +119,8 @@ def _without(values: Mapping[str, Any], groups: Sequence[str]) -> dict[str, Any]
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """A key that one side lacks is one that is null there: new keys are null where nothing changes."""
-    keys = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
-    return [f"{_shown(key, ours)} (preset: {theirs.get(key, 'none')})" for key in keys]
-
-
-def _shown(key: str, values: Mapping[str, Any]) -> str:
-    return f"{key}={values[key]}" if key in values else f"no {key}"
+    return [
+        f"{f'{key}={ours[key]}' if key in ours else f'no {key}'} (preset: {theirs.get(key, 'none')})"
+        for key in sorted({*ours, *theirs})
+        if ours.get(key) != theirs.get(key)
+    ]

@@ -9,18 +9,10 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from fedsim.papers.protocol import Protocol, show_deviations
-from fedsim.results.groups import Group, has_made
 from fedsim.results.statistics import LEVEL, MIN_SEEDS
 
 Verdict = Literal[
-    "reproduced",
-    "direction only",
-    "consistent with",
-    "too wide to tell",
-    "not reproduced",
-    "undecided",
-    "not judged",
+    "reproduced", "direction only", "consistent with", "too wide to tell", "not reproduced", "undecided", "not judged"
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
@@ -79,62 +71,6 @@ RULES = {
         " verdict of the stricter reading, in which all tests of a paper are one family (before and after runs apart)."
     ),
 }
-
-
-@dataclass(frozen=True)
-class Unjudged:
-    """The reason why a number or a claim is not judged."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Cases:
-    """The groups of one preset and size, and checks whether they may be judged."""
-
-    groups: Sequence[Group]
-    protocol: Protocol | None
-
-    @property
-    def full_size(self) -> bool:
-        return self.protocol is None or self.protocol.scale == "full"
-
-    def find(self, wanted: Mapping[str, str]) -> Group | None:
-        """The group that made these choices; of several, the one that deviates least from the preset."""
-        return next(iter(self._nearest(wanted)), None)
-
-    def _nearest(self, wanted: Mapping[str, str]) -> list[Group]:
-        """The groups that made these choices and deviate least from the preset."""
-        deviations = {group: len(self.deviations(group)) for group in self.groups if _matches(group, wanted)}
-        least = min(deviations.values(), default=0)
-        return [group for group, num in deviations.items() if num == least]
-
-    def deviations(self, group: Group) -> list[str]:
-        return [] if self.protocol is None else self.protocol.deviations(group)
-
-    def _objection(self, group: Group) -> str | None:
-        """The reason why a group may not be judged, or None."""
-        if deviations := self.deviations(group):
-            return f"{group.name} is not as the preset: {show_deviations(deviations)}"
-        return None if group.complete else f"{group.name} has no finished run"
-
-    def usable(self, wanted: Mapping[str, str]) -> Group | Unjudged:
-        """The group that made these choices, or the reason why it cannot be judged."""
-        nearest, shown = self._nearest(wanted), ", ".join(f"{key}={value}" for key, value in wanted.items())
-        if not nearest:
-            return Unjudged(f"no runs of {shown}")
-        if len(nearest) > 1:
-            return Unjudged(f"several runs are of {shown}: {', '.join(group.name for group in nearest)}")
-        (group,) = nearest
-        reason = self._objection(group)
-        return group if reason is None else Unjudged(reason)
-
-    def remark(self, group: Group) -> str:
-        return "; ".join([] if self.protocol is None else self.protocol.remarks(group))
-
-
-def _matches(group: Group, wanted: Mapping[str, str]) -> bool:
-    return has_made(group.runs[0].config, {**group.choices, **group.labels}, wanted)
 
 
 FOLDER = Path(__file__).parent / "numbers"
@@ -243,9 +179,8 @@ def publications() -> list[Publication]:
 
 def publications_about(preset: str, scale: str) -> list[Publication]:
     """The publications that runs of a preset at this scale are compared with."""
-    if scale == "full":
-        return [publication for publication in publications() if preset in publication.presets]
-    return [publication for publication in publications() if f"{preset}_{scale}" in publication.claims_only]
+    full = scale == "full"
+    return [p for p in publications() if (preset in p.presets if full else f"{preset}_{scale}" in p.claims_only)]
 
 
 def _read(path: Path) -> Publication:
@@ -269,26 +204,22 @@ def _numbers(table: Mapping[str, Any]) -> list[Number]:
     values are one row of the paper, to which several of ours are compared.
     """
     numbers = []
-    printed = list(dict.fromkeys(map(_frozen, table["rows"].values())))
     for choice, values in table["rows"].items():
-        for index, (column, value) in enumerate(zip(table["columns"], values, strict=True)):
-            alike = [row for row in printed if row[index] == _frozen(values)[index]]
-            value, plus_minus = value if isinstance(value, list) else (value, None)
-            numbers.append(
-                Number(
-                    id=f"{table['id']}/{choice}/{column['title']}",
-                    where=table["where"],
-                    about={**column["about"], table["row"]: choice},
-                    measure=column["measure"],
-                    value=value,
-                    margin=column["margin"] if "margin" in column else table["margin"],
-                    plus_minus=plus_minus,
-                    added_after_runs=choice in table.get("rows_added_after_runs", ()),
-                    statement=(table["where"], column["title"], value, alike.index(_frozen(values))),
-                )
+        for index, (column, printed) in enumerate(zip(table["columns"], values, strict=True)):
+            alike: list[Any] = []  # the different rows with this value in the column
+            for row in table["rows"].values():
+                alike += [row] if row[index] == printed and row not in alike else []
+            value, plus_minus = printed if isinstance(printed, list) else (printed, None)
+            number = Number(
+                id=f"{table['id']}/{choice}/{column['title']}",
+                where=table["where"],
+                about={**column["about"], table["row"]: choice},
+                measure=column["measure"],
+                value=value,
+                margin={**table, **column}["margin"],
+                plus_minus=plus_minus,
+                added_after_runs=choice in table.get("rows_added_after_runs", ()),
+                statement=(table["where"], column["title"], value, alike.index(values)),
             )
+            numbers.append(number)
     return numbers
-
-
-def _frozen(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(tuple(value) if isinstance(value, list) else value for value in values)

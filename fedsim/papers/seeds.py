@@ -1,7 +1,7 @@
 """How many seeds would decide a number or a claim, if the mean and the spread of our runs were the true ones."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from scipy import special
 
@@ -20,60 +20,54 @@ def seeds_needed(printed: Number | Claim, evidence: Evidence, tests: int) -> int
     The level is 5 % / `tests`. Of claims on every run that all or none of ours kept: the fewest that decide it if they
     go on so. None: more than `MOST`, as where the truth seems to lie on the edge.
     """
-    level = ALPHA / max(tests, 1)
-    ways = list(_ways(printed, evidence, level))
+    ways = _ways(printed, evidence, ALPHA / max(tests, 1))
     return next((num for num in range(evidence.num + 1, MOST + 1) if any(way(num) for way in ways)), None)
 
 
-def _ways(printed: Number | Claim, evidence: Evidence, level: float) -> Iterator[Enough]:
+def _ways(printed: Number | Claim, evidence: Evidence, level: float) -> list[Enough]:
     """The ways to a verdict, each as whether a number of seeds is enough for it."""
     ours = evidence.ours
     if isinstance(ours, Share):
         share = ours.count / ours.num
-        yield _sign_test(max(share, 1 - share), level / 2)
-    elif isinstance(ours, Median):
+        return [_sign_test(max(share, 1 - share), level / 2)]
+    if isinstance(ours, Median):
         assert isinstance(printed, Claim)
         assert printed.value is not None
         low, high = printed.value - printed.tolerance, printed.value + printed.tolerance
         below, above = sum(v < low for v in ours.values) / ours.num, sum(v > high for v in ours.values) / ours.num
-        yield _sign_test(max(below, above), level / 2)
-        above_low, below_high = 1 - below, 1 - above
-        each = [_sign_test(share, level, math.sqrt(POWER)) for share in (above_low, below_high)]
-        yield lambda n: all(way(n) for way in each)
-    elif isinstance(ours, Estimate):
-        yield from _of_single_value(printed, ours, level)
-    elif isinstance(ours, Difference):
+        above_low, below_high = (_sign_test(1 - share, level, math.sqrt(POWER)) for share in (below, above))
+        return [_sign_test(max(below, above), level / 2), lambda num: above_low(num) and below_high(num)]
+    if isinstance(ours, Estimate):
+        return _of_single_value(printed, ours, level)
+    if isinstance(ours, Difference):
         assert isinstance(printed, Claim)
-        yield from _of_difference(printed, ours, level, by_sign=BY_SIGN in evidence.detail)
+        return _of_difference(printed, ours, level, by_sign=BY_SIGN in evidence.detail)
+    return []
 
 
-def _of_single_value(printed: Number | Claim, ours: Estimate, level: float) -> Iterator[Enough]:
+def _of_single_value(printed: Number | Claim, ours: Estimate, level: float) -> list[Enough]:
     assert printed.value is not None
     tolerance = printed.tolerance if isinstance(printed, Claim) else 0.0
     margin = printed.tolerance if isinstance(printed, Claim) else printed.margin
     distance = abs(ours.mean - printed.value)
-    yield _t_test(margin - distance, ours.sd, level)
 
     def is_far(num: int) -> bool:
         edge = t_quantile(1 - level / 2, num - 1) * math.sqrt(1 + 1 / num)
         return distance - tolerance > (edge + t_quantile(POWER, num - 1) / math.sqrt(num)) * ours.sd
 
-    yield is_far
+    return [_t_test(margin - distance, ours.sd, level), is_far]
 
 
-def _of_difference(claim: Claim, ours: Difference, level: float, *, by_sign: bool) -> Iterator[Enough]:
+def _of_difference(claim: Claim, ours: Difference, level: float, *, by_sign: bool) -> list[Enough]:
     sd, mean = ours.error * math.sqrt(ours.num), ours.mean
     if claim.level_with is not None:
-        yield _t_test(claim.level_with - abs(mean), sd, level)
-        yield _t_test(abs(mean) - claim.level_with, sd, level / 2)
-        return
+        inside = claim.level_with - abs(mean)
+        return [_t_test(inside, sd, level), _t_test(-inside, sd, level / 2)]
     if claim.grows_with is not None:
-        yield _t_test(abs(mean), sd, level / 2)
-        return
+        return [_t_test(abs(mean), sd, level / 2)]
     edge = 0.0 if claim.not_worse_by is None else -claim.not_worse_by
     against = claim.gain - claim.tolerance if claim.gain and not by_sign else edge
-    yield _t_test(mean - edge, sd, level / 2)
-    yield _t_test(against - mean, sd, level / 2)
+    return [_t_test(mean - edge, sd, level / 2), _t_test(against - mean, sd, level / 2)]
 
 
 def _t_test(distance: float, sd: float, level: float) -> Enough:

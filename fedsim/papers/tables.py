@@ -41,28 +41,26 @@ def numbers(judged: Sequence[Judged]) -> Table:
         ours = found.ours if isinstance(found.ours, Estimate) else None
         plus_minus = "" if printed.plus_minus is None else f" ± {printed.plus_minus:.2f}"
         name = printed.id.partition("/")[2].replace("/", " ") + (AFTER if printed.added_after_runs else "")
-        rows.append(
-            [
-                _where(judgement, several),
-                name,
-                Cell(f"{printed.value:.4f}{plus_minus}", printed.value),
-                show_estimate(ours),
-                number(None if ours is None else ours.num),
-                Cell(f"{ours.next_low:.3f} to {ours.next_high:.3f}", ours.next_low) if ours and ours.num > 1 else "-",
-                number(ours.next_half_width if ours and ours.num > 1 else None, ".3f"),
-                number(judgement.difference, "+.4f"),
-                number(printed.margin, "g"),
-                show_both(found.p_for, found.p_against),
-                show_both(found.holm_for, found.holm_against),
-                judgement.verdict,
-                judgement.over_paper,
-                judgement.detail,
-            ]
-        )
+        several_seeds = ours is not None and ours.num > 1
+        cells = [
+            Cell(f"{printed.value:.4f}{plus_minus}", printed.value),
+            show_estimate(ours),
+            number(None if ours is None else ours.num),
+            _one_more(ours) if ours and several_seeds else "-",
+            number(ours.next_half_width if ours and several_seeds else None, ".3f"),
+            number(judgement.difference, "+.4f"),
+            number(printed.margin, "g"),
+        ]
+        rows.append([_where(judgement, several), name, *cells, *_judged_cells(judgement)])
     header = ["where", "what", "paper", "ours", "seeds", "one more run of ours", "half its width"]
     header += ["difference", "margin", "p close / no draw", "the same (Holm)", "verdict", OVER_PAPER, ""]
     note = f"{RULES['judged']} {RULES['number']} {RULES['holm']}"
     return Table("numbers", "The paper's numbers and ours", header, rows, note)
+
+
+def _one_more(ours: Estimate) -> str:
+    low, high = ours.next_interval
+    return Cell(f"{low:.3f} to {high:.3f}", low)
 
 
 def all_numbers(judged: Sequence[Judged]) -> Table:
@@ -90,6 +88,13 @@ def _where(one: Judged, several: bool) -> str:
     return f"{one.printed.where} ({one.preset})" if several else one.printed.where
 
 
+def _judged_cells(one: Judged) -> list[str]:
+    """The p-values, the verdict of either reading, and what is to be said of it."""
+    found = one.evidence or Evidence(None)
+    p_values = show_both(found.p_for, found.p_against), show_both(found.holm_for, found.holm_against)
+    return [*p_values, one.verdict, one.over_paper, one.detail]
+
+
 def claims(judged: Sequence[Judged]) -> Table:
     """The claims of a paper beside our results, with verdicts."""
     rows, several = [], _of_several_presets(judged)
@@ -97,10 +102,7 @@ def claims(judged: Sequence[Judged]) -> Table:
         if isinstance(judgement.printed, Claim):
             claim, found = judgement.printed, judgement.evidence or Evidence(None)
             text = claim.text + (AFTER if claim.added_after_runs else REVISED if claim.revised_after_runs else "")
-            p_values = show_both(found.p_for, found.p_against)
-            corrected = show_both(found.holm_for, found.holm_against)
-            cells = [show_result(found.ours), p_values, corrected, judgement.verdict, judgement.over_paper]
-            rows.append([_where(judgement, several), text, *cells, judgement.detail])
+            rows.append([_where(judgement, several), text, show_result(found.ours), *_judged_cells(judgement)])
     note = " ".join(RULES[name] for name in ("judged", "value", "bound", "gain", "level", "trend", "holm"))
     header = ["where", "claim", "ours [95 %]", "p for / against", "the same (Holm)", "verdict", OVER_PAPER, ""]
     return Table("claims", "The paper's claims", header, rows, note)

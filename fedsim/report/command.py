@@ -21,16 +21,15 @@ from rich.console import Console
 
 from fedsim.core.disk import unwritable, write_atomically
 from fedsim.papers import tables as papers
-from fedsim.papers.judge import Judged, judge_all, verdicts_by_id
+from fedsim.papers.judge import judge_all, verdicts_by_id
 from fedsim.papers.pair_study import claims_table, judge_runs, make_tables
-from fedsim.papers.published import Publication
-from fedsim.report import tables as results
 from fedsim.report.figures import all_plots
-from fedsim.report.page import Content, Picture, html_page
+from fedsim.report.page import html_page
 from fedsim.report.plot import make_looks
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
+from fedsim.report.tables import all_tables
 from fedsim.results.files import OutputError
-from fedsim.results.groups import Group, Panel, distinct, drawn_panels, group_runs, make_panels
+from fedsim.results.groups import distinct, drawn_panels, group_runs, make_panels
 from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
 from fedsim.results.table import Table
 from fedsim.tracking.tables import Output
@@ -87,8 +86,9 @@ def report(
     judged = [judgement for _, judgements in compared for judgement in judgements]
     pair_rows = judge_runs(counted)
     summary = make_summary(groups, verdicts_by_id([*judged, *pair_rows]), [judgement.printed for judgement in judged])
-    pair_tables = [*([claims_table(pair_rows)] if pair_rows else []), *make_tables(counted)]
-    tables = [*all_tables(groups, panels, compared), *pair_tables]
+    tables = [papers.totals(compared), papers.numbers(judged), papers.all_numbers(judged), papers.claims(judged)]
+    tables += [*all_tables(groups, panels), claims_table(pair_rows), *make_tables(counted)]
+    tables = [table for table in tables if table.rows]
     if against is not None:
         tables.append(compare_summaries(summary, read_summary_file(against, "--against")))
     screen = cast(IO[str], Output())  # the files are written even if nobody reads the tables to their end
@@ -98,46 +98,19 @@ def report(
     for table in tables:
         console.print(table.rich())
     target = to or (source.parent if source.is_file() else source) / "report"
+    drawn = drawn_panels(panels) if figures else []
+    looks = make_looks(drawn)
     try:
         write(target, tables)
-        drawn = drawn_panels(panels) if figures else []
-        looks = make_looks(drawn)
-        pictures = [Picture(plot.caption, plot.save(target / "figures")) for plot in all_plots(drawn, looks)]
-        publications = [publication for publication, _ in compared]
+        pictures = [(plot.caption, plot.save(target / "figures")) for plot in all_plots(drawn, looks)]
         name = source.stem if source.is_file() else source.resolve().name
-        content = Content(name, groups, drawn, looks, tables, pictures, publications)
-        html = html_page(content, target)
+        sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
+        html = html_page(name, groups, tables, target, panels=drawn, looks=looks, pictures=pictures, sources=sources)
         write_atomically(target / "report.html", html.encode())
         write_atomically(target / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     except OSError as error:
         raise OutputError(unwritable("--to", target, error)) from error
     console.print(f"report in {target}", soft_wrap=True, markup=False)
-
-
-def all_tables(
-    groups: Sequence[Group], panels: Sequence[Panel], compared: Sequence[tuple[Publication, Sequence[Judged]]]
-) -> list[Table]:
-    """All tables that have rows; those with verdicts come first."""
-    judged = [judgement for _, judgements in compared for judgement in judgements]
-    tables = [
-        papers.totals(compared),
-        papers.numbers(judged),
-        papers.all_numbers(judged),
-        papers.claims(judged),
-        results.overview(groups),
-        results.checkpoints(groups),
-        results.pairs(panels),
-        results.pooled_pairs(panels),
-        results.targets(panels),
-        results.time_to_accuracy(panels),
-        results.selections(groups),
-        results.clients(groups),
-        results.costs(groups),
-        results.phases(groups),
-        results.simulated_phases(groups),
-        results.selection_times(groups),
-    ]
-    return [table for table in tables if table.rows]
 
 
 def write(target: Path, tables: Sequence[Table]) -> None:

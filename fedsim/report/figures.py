@@ -1,44 +1,23 @@
-"""The figures of a report: accuracy, participation and coverage, accuracies and data of clients, selections, times."""
+"""The figures of a report: accuracy, participation and coverage, accuracies and data of clients, selections, times.
+
+They are of `drawn_panels`: all lines have finished runs.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from fedsim.core.record import FINAL_WINDOW, PHASES
-from fedsim.report.plot import (
-    COLUMN,
-    PAGE,
-    SMALL,
-    End,
-    Look,
-    Plot,
-    label_ends,
-    legend,
-    legend_height,
-    line_style,
-    make_axes,
-    name_rows,
-    named_at_ends,
-    style,
-    write_beside_rows,
-)
+from fedsim.report.plot import COLUMN, PAGE, SMALL, Look, Plot, line_axes, make_axes, row_axes, style, write_beside_rows
 from fedsim.results import measures
-from fedsim.results.curves import (
-    AXES,
-    AccuracyCurve,
-    accuracy_curve,
-    is_recorded,
-    smoothing_window,
-    spent_until,
-    stack_series,
-)
+from fedsim.results.curves import AXES, accuracy_curve, is_recorded, smoothing_window, spent_until, stack_series
 from fedsim.results.groups import Group, Panel, show_labels
+from fedsim.results.measures import PHASE_SECONDS, values_of
 from fedsim.results.runs import Floats, Run
 from fedsim.results.table import show_median_reached
 
@@ -55,143 +34,119 @@ CAPTIONS = {
 }
 
 
+def runs_of(panels: Sequence[Panel]) -> list[Run]:
+    return [run for panel in panels for group in panel.lines.values() for run in group.complete]
+
+
 def accuracy_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> list[Plot]:
     """A figure for each axis of which all runs have records."""
-    runs = [run for panel in panels for group in panel.lines.values() for run in group.complete]
-    axes = [axis for axis in AXES if is_recorded(runs, AXES[axis].needs)]
-    return [accuracy_plot(panels, looks, axis) for axis in axes]
+    return [accuracy_plot(panels, looks, name) for name, a in AXES.items() if is_recorded(runs_of(panels), a.names)]
 
 
 def accuracy_plot(panels: Sequence[Panel], looks: Mapping[str, Look], axis: str) -> Plot:
     """Test accuracy against `axis`, one of `curves.AXES`: one panel per setting, one line per method."""
-    names = list(looks)
-    direct = all(named_at_ends(list(panel.lines)) or len(panel.lines) == 1 for panel in panels) and len(names) > 1
-    extra = 0.0 if direct or len(names) < 2 else legend_height(len(panels), names)
-    figure, all_axes = make_axes(len(panels), HEIGHT, extra)
-    ends = []
+    figure, all_axes = line_axes(panels, HEIGHT, looks)
     for panel, ax in zip(panels, all_axes, strict=True):
-        ends.append([_draw(ax, group, name, looks, axis) for name, group in panel.lines.items()])
-        ax.set(title=panel.title, xlabel=AXES[axis].label, ylabel="test accuracy")
-        ax.grid()
+        for name, group in panel.lines.items():
+            _draw(ax, group, looks[name], list(looks).index(name), axis)
+        ax.set(xlabel=AXES[axis].label, ylabel="test accuracy")
         if axis == "rounds":
             ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         if (unit := AXES[axis].unit) is not None:
             ax.xaxis.set_major_locator(MaxNLocator(5))
             ax.xaxis.set_major_formatter(EngFormatter(unit))
-    if direct:
-        figure.draw_without_rendering()
-        for ax, ends_of_panel in zip(all_axes, ends, strict=True):
-            label_ends(ax, ends_of_panel)
-    if extra:
-        legend(figure, looks, len(panels))
-    longest = max(group.complete[0].num_rounds for panel in panels for group in panel.lines.values())
-    return Plot(f"accuracy_{axis}", f"{CAPTIONS[axis]}: {_drawn(longest)}, with the range of seeds.", figure)
+    drawn = "means over seeds"
+    if smoothing_window(max(run.num_rounds for run in runs_of(panels))) > 1:
+        drawn += f" of the last {FINAL_WINDOW} rounds, those of single rounds faintly behind"
+    return Plot(f"accuracy_{axis}", f"{CAPTIONS[axis]}: {drawn}, with the range of seeds.", figure)
 
 
-def _drawn(num_rounds: int) -> str:
-    if smoothing_window(num_rounds) == 1:
-        return "means over seeds"
-    return f"means over seeds of the last {FINAL_WINDOW} rounds, those of single rounds faintly behind"
-
-
-def _draw(ax: Axes, group: Group, name: str, looks: Mapping[str, Look], axis: str) -> End:
-    """Draw one line; returns its end."""
-    curve, style = accuracy_curve(group.complete), line_style(looks[name])
+def _draw(ax: Axes, group: Group, look: Look, number: int, axis: str) -> None:
+    curve = accuracy_curve(group.complete)
     x = spent_until(group.complete, axis)[curve.rounds - 1]
     if smoothing_window(group.complete[0].num_rounds) > 1:
-        ax.plot(x, curve.raw, color=style["color"], linewidth=0.5, alpha=0.22, zorder=1)
-    if len(group.complete) > 1:
-        _draw_range(ax, x, curve, style["color"])
-    marked = list(looks).index(name) % MARKS / MARKS  # markers of different lines do not lie on each other
-    step = max(1, len(x) // MARKS)
-    ax.plot(x, curve.smoothed, markevery=(int(marked * step), step), **style)
-    return End(float(x[-1]), float(curve.smoothed[-1]), name, style["color"])
-
-
-def _draw_range(ax: Axes, x: Floats, curve: AccuracyCurve, colour: str) -> None:
-    if len(x) > 1:
-        ax.fill_between(x, curve.low, curve.high, color=colour, alpha=0.12, linewidth=0)
-    else:
+        ax.plot(x, curve.raw, color=look.colour, linewidth=0.5, alpha=0.22, zorder=1)
+    if len(group.complete) > 1 and len(x) > 1:
+        ax.fill_between(x, curve.low, curve.high, color=look.colour, alpha=0.12, linewidth=0)
+    elif len(group.complete) > 1:
         below_and_above = np.stack([curve.smoothed - curve.low, curve.high - curve.smoothed])
-        ax.errorbar(x, curve.smoothed, below_and_above, color=colour, linewidth=0.8, capsize=2)
-
-
-ROW, MARGIN = 0.17, 0.8
-"""Inches of a method's strip, and of what is above and below the strips of a panel."""
-
-Remark = Callable[[Group], str]
+        ax.errorbar(x, curve.smoothed, below_and_above, color=look.colour, linewidth=0.8, capsize=2)
+    step = max(1, len(x) // MARKS)
+    first = int(number % MARKS / MARKS * step)  # markers of different lines do not lie on each other
+    ax.plot(x, curve.smoothed, markevery=(first, step), **look.style)
 
 
 def coverage_plot(panels: Sequence[Panel]) -> Plot:
     """The share of clients that have been selected at least once."""
-    figure = _strips(panels, "coverage", 1.0, "coverage", _covered_after, logarithmic=True)
+
+    def covered_after(group: Group) -> str:
+        return show_median_reached(group, measures.rounds_to_cover)
+
+    figure = _strips(panels, "coverage", 1.0, "coverage", covered_after, logarithmic=True)
     caption = "Share of clients selected so far, mean over seeds; right: median round by which all had been."
     return Plot("coverage", caption, figure)
 
 
 def participation_plot(panels: Sequence[Panel]) -> Plot:
     """The share of clients that upload in a round."""
+
+    def mean(group: Group) -> str:
+        values = values_of(group, measures.participation)
+        return f"{100 * np.mean(values):.3g} %" if values else "-"
+
     groups = [group for panel in panels for group in panel.lines.values()]
     highest = max(float(_mean_over_seeds(group, "participation_ratio").max()) for group in groups)
-    figure = _strips(panels, "participation_ratio", highest, "participation", _mean_participation)
+    figure = _strips(panels, "participation_ratio", highest, "participation", mean)
     caption = "Share of clients that upload in a round, mean over seeds; right: mean over all rounds."
     return Plot("participation", caption, figure)
 
 
 def _strips(
-    panels: Sequence[Panel], name: str, highest: float, label: str, remark: Remark, *, logarithmic: bool = False
+    panels: Sequence[Panel],
+    name: str,
+    highest: float,
+    label: str,
+    remark: Callable[[Group], str],
+    *,
+    logarithmic: bool = False,
 ) -> Figure:
     """A strip per method: the mean over seeds of the series `name` by colour, and a remark to the right of it."""
-    figure, axes = make_axes(len(panels), ROW * max(len(panel.lines) for panel in panels) + MARGIN)
+    figure, axes = row_axes(panels, 0.17, 0.8)
     for panel, ax in zip(panels, axes, strict=True):
-        mesh: QuadMesh
         for number, group in enumerate(panel.lines.values()):
             values = _mean_over_seeds(group, name)
-            edges = np.arange(len(values) + 1) + 0.5
-            mesh = ax.pcolormesh(
-                edges, [number - 0.4, number + 0.4], values[None], vmin=0, vmax=highest, cmap="viridis", rasterized=True
-            )
-        name_rows(ax, list(panel.lines))
+            x, y = np.arange(len(values) + 1) + 0.5, [number - 0.4, number + 0.4]
+            mesh = ax.pcolormesh(x, y, values[None], vmin=0, vmax=highest, cmap="viridis", rasterized=True)
         write_beside_rows(ax, [remark(group) for group in panel.lines.values()])
-        ax.set(xlabel="round", title=panel.title, xscale="log" if logarithmic else "linear")
+        ax.set(xlabel="round", xscale="log" if logarithmic else "linear")
         ax.xaxis.set_major_formatter("{x:g}")
     figure.colorbar(mesh, ax=axes, label=label, fraction=0.05, aspect=30 * axes[0].get_position().height)
     return figure
-
-
-def _covered_after(group: Group) -> str:
-    return show_median_reached(group, measures.rounds_to_cover)
-
-
-def _mean_participation(group: Group) -> str:
-    values = [value for run in group.complete if (value := measures.participation(run)) is not None]
-    return f"{100 * np.mean(values):.3g} %" if values else "-"
 
 
 def _mean_over_seeds(group: Group, name: str) -> Floats:
     return stack_series(group.complete, name).mean(0)
 
 
-CLIENTS_HEIGHT, CLIENTS_MARKS = 2.3, 8
-
-
 def clients_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot | None:
     """A line per method from its worst client to its best; None if no run measured the accuracy of its clients."""
-    found = [(panel, lines) for panel in panels if (lines := _lines(panel))]
-    if not found:
+    measured = [
+        panel for panel in panels if any(sorted_accuracies(group) is not None for group in panel.lines.values())
+    ]
+    if not measured:
         return None
-    figure, axes = make_axes(len(found), CLIENTS_HEIGHT, legend_height(len(found), list(looks)))
-    for (panel, lines), ax in zip(found, axes, strict=True):
-        for number, (name, values) in enumerate(lines.items()):
+    figure, axes = line_axes(measured, HEIGHT, looks)
+    for panel, ax in zip(measured, axes, strict=True):
+        for number, (name, group) in enumerate(panel.lines.items()):
+            if (values := sorted_accuracies(group)) is None:
+                continue
             share = 100 * (np.arange(values.shape[1]) + 0.5) / values.shape[1]
-            style = line_style(looks[name])
-            step = max(1, len(share) // CLIENTS_MARKS)
-            ax.plot(share, values.mean(0), markevery=(number * step // max(len(lines), 1), step), **style)
+            step = max(1, len(share) // MARKS)
+            ax.plot(share, values.mean(0), markevery=(number * step // len(panel.lines), step), **looks[name].style)
             if len(values) > 1:
-                ax.fill_between(share, values.min(0), values.max(0), color=style["color"], alpha=0.12, linewidth=0)
-        ax.set(title=panel.title, xlabel="clients, sorted by accuracy [%]", ylabel="accuracy on the client")
-        ax.grid()
-    legend(figure, looks, len(found))
+                low, high = values.min(0), values.max(0)
+                ax.fill_between(share, low, high, color=looks[name].colour, alpha=0.12, linewidth=0)
+        ax.set(xlabel="clients, sorted by accuracy [%]", ylabel="accuracy on the client")
     caption = (
         "Accuracy of the final model on each client: sorted in each run, then means over seeds rank by rank, with the"
         " range of seeds."
@@ -199,17 +154,13 @@ def clients_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot | N
     return Plot("clients", caption, figure)
 
 
-def _lines(panel: Panel) -> dict[str, Floats]:
-    lines = {name: sorted_accuracies(group) for name, group in panel.lines.items()}
-    return {name: values for name, values in lines.items() if values is not None}
-
-
 def sorted_accuracies(group: Group) -> Floats | None:
     """The sorted accuracies of the clients of each run [runs, clients]; None if no run has them.
 
     Runs in which fewer clients have an accuracy decide how many ranks there are; others are interpolated.
     """
-    runs = [values for run in group.complete if len(values := _sorted(run))]
+    measured = [run.client_accuracies for run in group.complete if run.client_accuracies is not None]
+    runs = [known for values in measured if len(known := np.sort(values[np.isfinite(values)]))]
     if not runs:
         return None
     count = min(map(len, runs))
@@ -217,22 +168,20 @@ def sorted_accuracies(group: Group) -> Floats | None:
     return np.stack([np.interp(ranks, (np.arange(len(own)) + 0.5) / len(own), own) for own in runs])
 
 
-def _sorted(run: Run) -> Floats:
-    values = run.client_accuracies
-    return np.empty(0) if values is None else np.sort(values[np.isfinite(values)])
-
-
-PARTITION_HEIGHT = 1.6
 DIVISION = ("cell", "dataset", "partition")
 """Config groups whose choices and values define a division, among those that panels differ in."""
 
 
 def partitions_plot(panels: Sequence[Panel]) -> Plot | None:
     """The divisions at the first seed; None if none was saved. Panels with the same division share its map."""
-    shown = _divisions(panels)
+    shown: dict[str, NDArray[np.int64]] = {}
+    for group in (group for panel in panels for group in panel.lines.values()):
+        if (histograms := group.complete[0].histograms) is not None:
+            labels = {key: text for key, text in group.labels.items() if key.partition(".")[0] in DIVISION}
+            shown.setdefault(show_labels(labels), histograms)
     if not shown:
         return None
-    figure, axes = make_axes(len(shown), PARTITION_HEIGHT)
+    figure, axes = make_axes(len(shown), 1.6)
     for (title, histograms), ax in zip(shown.items(), axes, strict=True):
         image = ax.imshow(histograms.T, cmap="viridis", aspect="auto", interpolation="none", rasterized=True)
         figure.colorbar(image, ax=ax, label="samples", pad=0.02)
@@ -243,41 +192,25 @@ def partitions_plot(panels: Sequence[Panel]) -> Plot | None:
     return Plot("partitions", "Training samples of every client by label, at the first seed.", figure)
 
 
-def _divisions(panels: Sequence[Panel]) -> dict[str, NDArray]:  # type: ignore[type-arg]
-    """The first histograms [N, C] of each division, by its title."""
-    found: dict[str, NDArray] = {}  # type: ignore[type-arg]
-    for panel in panels:
-        for group in panel.lines.values():
-            histograms = group.complete[0].histograms
-            if histograms is not None:
-                labels = {key: text for key, text in group.labels.items() if key.partition(".")[0] in DIVISION}
-                found.setdefault(show_labels(labels), histograms)
-    return found
-
-
 BINS = 30
 """Largest number of bars of a histogram."""
 MAX_COLUMNS = 125
 """Columns of a map of selections; more rounds are put together, so that each can be seen in print."""
-SELECTIONS_ROW, SELECTIONS_MARGIN = 0.3, 0.7
 
 
 def histogram_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot:
     """How often clients were selected, a row per method."""
-    height = SELECTIONS_ROW * max(len(panel.lines) for panel in panels) + SELECTIONS_MARGIN
-    figure, axes = make_axes(len(panels), height)
+    figure, axes = row_axes(panels, 0.3, 0.7)
     for panel, ax in zip(panels, axes, strict=True):
         counts = {name: np.stack([run.selections for run in group.complete]) for name, group in panel.lines.items()}
-        highest = max(int(values.max()) for values in counts.values())
-        edges = histogram_edges(highest)
+        edges = histogram_edges(max(int(values.max()) for values in counts.values()))
         for row, (name, values) in enumerate(counts.items()):
             heights, _ = np.histogram(values, edges)
             bottom = row + 0.45
             tops = bottom - 0.85 * heights / heights.max()
             ax.stairs(tops, edges, baseline=bottom, fill=True, color=looks[name].colour)
-        name_rows(ax, list(panel.lines))
         write_beside_rows(ax, [f"{(values == 0).sum(1).mean():.3g} never" for values in counts.values()])
-        ax.set(xlabel="selections of a client", title=panel.title)
+        ax.set(xlabel="selections of a client")
     caption = (
         "How often clients were selected: distribution over the clients of all seeds, each row to its own height;"
         " right: clients that were never selected, mean over seeds."
@@ -305,17 +238,15 @@ def round_plots(panels: Sequence[Panel]) -> Iterator[Plot]:
 
 
 def _maps(panel: Panel) -> Figure:
-    first = {name: group.complete[0] for name, group in panel.lines.items()}
-    shown = [(name, _selected_by_round(run), len(run.records)) for name, run in first.items()]
+    first = [group.complete[0] for group in panel.lines.values()]
+    shown = [_selected_by_round(run) for run in first]
     columns = min(len(shown), 4)
     rows = -(-len(shown) // columns)
-    width = COLUMN if columns <= 2 else PAGE
-    figure = Figure(figsize=(width, 1.5 * rows + 0.4))
+    figure = Figure(figsize=(COLUMN if columns <= 2 else PAGE, 1.5 * rows + 0.4))
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    axes = list(grid.flat)[: len(shown)]
-    highest = max(values.max() for _, values, _ in shown)
-    for ax, (name, values, rounds) in zip(axes, shown, strict=True):
-        extent = (0.5, rounds + 0.5, len(values) - 0.5, -0.5)
+    axes, highest = list(grid.flat)[: len(shown)], max(values.max() for values in shown)
+    for ax, name, values, run in zip(axes, panel.lines, shown, first, strict=True):
+        extent = (0.5, len(run.records) + 0.5, len(values) - 0.5, -0.5)
         image = ax.imshow(values, cmap="Greys", vmin=0, vmax=highest, aspect="auto", extent=extent, rasterized=True)
         ax.set_title(name, fontsize=SMALL)
     for unused in grid.flat[len(shown) :]:
@@ -339,10 +270,8 @@ def _selected_by_round(run: Run) -> Floats:
     return counts / np.bincount(np.arange(rounds) * columns // rounds, minlength=columns)
 
 
-TIME_ROW, TIME_MARGIN, LEGEND = 0.2, 0.7, 0.25
-MEASURED: Mapping[str, str] = {phase: f"seconds_{phase}" for phase in PHASES}
-SIMULATED: Mapping[str, str] = {phase: f"simulated_seconds_{phase}" for phase in ("ask", "train")}
-"""Recorded quantities by the phase that they are the time of."""
+SIMULATED = ("ask", "train")
+"""Phases on the simulated clock."""
 
 
 def phases_plot(panels: Sequence[Panel]) -> Plot:
@@ -350,7 +279,7 @@ def phases_plot(panels: Sequence[Panel]) -> Plot:
     caption = (
         "Seconds of whole runs by phase, mean over seeds; they mean something only if runs did not share their machine."
     )
-    return _bars(panels, MEASURED, "phases", "seconds of a run", caption)
+    return Plot("phases", caption, _bars(panels, "seconds_", PHASES, "seconds of a run"))
 
 
 def simulated_phases_plot(panels: Sequence[Panel]) -> Plot:
@@ -359,35 +288,30 @@ def simulated_phases_plot(panels: Sequence[Panel]) -> Plot:
         "Simulated seconds of whole runs, mean over seeds: questions to clients before the selection (ask), and the"
         " training of the selected."
     )
-    return _bars(panels, SIMULATED, "simulated_phases", "simulated seconds of a run", caption)
+    figure = _bars(panels, "simulated_seconds_", SIMULATED, "simulated seconds of a run")
+    return Plot("simulated_phases", caption, figure)
 
 
-def _bars(panels: Sequence[Panel], quantities: Mapping[str, str], name: str, label: str, caption: str) -> Plot:
-    height = TIME_ROW * max(len(panel.lines) for panel in panels) + TIME_MARGIN
-    figure, axes = make_axes(len(panels), height, LEGEND)
-    colours = matplotlib.colormaps["cividis"](np.linspace(0, 1, len(quantities)))
+def _bars(panels: Sequence[Panel], prefix: str, phases: Sequence[str], label: str) -> Figure:
+    figure, axes = row_axes(panels, 0.2, 0.7, 0.25)
+    colours = matplotlib.colormaps["cividis"](np.linspace(0, 1, len(phases)))
     for panel, ax in zip(panels, axes, strict=True):
         left = np.zeros(len(panel.lines))
-        for (phase, quantity), colour in zip(quantities.items(), colours, strict=True):
-            spent = np.array([_mean_seconds(group, quantity) for group in panel.lines.values()])
+        for phase, colour in zip(phases, colours, strict=True):
+            name = f"{prefix}{phase}"
+            spent = [np.mean([measures.total_cost(run, name) for run in g.complete]) for g in panel.lines.values()]
             ax.barh(range(len(left)), spent, left=left, color=colour, height=0.7, label=phase)
             left += spent
-        name_rows(ax, list(panel.lines))
-        ax.set(xlabel=label, title=panel.title)
+        ax.set(xlabel=label)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(quantities), columnspacing=1, handlelength=1)
-    return Plot(name, caption, figure)
-
-
-def _mean_seconds(group: Group, quantity: str) -> float:
-    return float(np.mean([measures.total_cost(run, quantity) for run in group.complete]))
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(phases), columnspacing=1, handlelength=1)
+    return figure
 
 
 def all_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Iterator[Plot]:
-    """All figures for which the panels have data, each as it is asked for. The panels are those of `drawn_panels`."""
+    """All figures for which the panels have data, each as it is asked for."""
     if not panels:
         return
-    runs = [run for panel in panels for group in panel.lines.values() for run in group.complete]
     with style():
         yield from accuracy_plots(panels, looks)
         yield coverage_plot(panels)
@@ -396,9 +320,9 @@ def all_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Iterator[Pl
         yield from round_plots(panels)
         if (of_clients := clients_plot(panels, looks)) is not None:
             yield of_clients
-        if is_recorded(runs, [f"seconds_{phase}" for phase in PHASES]):
+        if is_recorded(runs_of(panels), PHASE_SECONDS):
             yield phases_plot(panels)
-        if is_recorded(runs, list(SIMULATED.values())):
+        if is_recorded(runs_of(panels), [f"simulated_seconds_{phase}" for phase in SIMULATED]):
             yield simulated_phases_plot(panels)
         if (partitions := partitions_plot(panels)) is not None:
             yield partitions

@@ -5,25 +5,24 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import jinja2
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.core.configs import flat
 from fedsim.core.record import FINAL_WINDOW
-from fedsim.papers.published import RULES, VERDICTS, Publication
-from fedsim.report.plot import Look
+from fedsim.papers.published import RULES, VERDICTS
+from fedsim.report.figures import runs_of
+from fedsim.report.plot import DASHES, MARKERS, Look
 from fedsim.report.tables import FINAL, LAST
 from fedsim.results import measures
 from fedsim.results.curves import AXES, SMOOTHED_FROM, accuracy_curve, is_recorded, spent_until, stack_series
 from fedsim.results.groups import NEW_GROUPS, Group, Panel, relevant
-from fedsim.results.runs import ArchivedRun, Floats, Run
+from fedsim.results.runs import Run
 from fedsim.results.table import Cell, Table, number
 
 MOST = 8
@@ -34,52 +33,41 @@ UNCOMPARED = ("preset", "tracker", "scale")
 
 def header_facts(runs: Sequence[Run]) -> dict[str, str]:
     """The facts at the head of the page, as texts by their names; those that no run has are left out."""
+    seeds = sorted({run.seeds for run in runs})
+    cohorts = {run.config["cohort_size"] for run in runs if "cohort_size" in run.config}
+    statuses = ", ".join(f"{count} {status}" for status, count in Counter(run.status for run in runs).items())
+    environments = [
+        ", ".join(f"{name} {value}" for name, value in run.summary.get("environment", {}).items()) for run in runs
+    ]
     facts = {
-        "data set": _choices(runs, "dataset"),
-        "partition": _choices(runs, "partition"),
-        "model": _choices(runs, "model"),
-        "clients (N)": _values(runs, "num_clients"),
-        "clients a round (K)": _values(runs, "cohort_size"),
-        "rounds": _values(runs, "num_rounds"),
-        "seeds": _seeds(runs),
-        "runs": f"{len(runs)} ({', '.join(f'{n} {status}' for status, n in Counter(r.status for r in runs).items())})",
+        "data set": _listed(run.choices.get("dataset") for run in runs),
+        "partition": _listed(run.choices.get("partition") for run in runs),
+        "model": _listed(run.choices.get("model") for run in runs),
+        "clients (N)": _listed(sorted({run.num_clients for run in runs})),
+        "clients a round (K)": _listed(sorted(cohorts, key=lambda size: (str(type(size)), size))),
+        "rounds": _listed(sorted({run.num_rounds for run in runs})),
+        "seeds": _listed(seeds if any(one.own for one in seeds) else [one.seed for one in seeds]),
+        "runs": f"{len(runs)} ({statuses})",
         "commit": _listed(sorted({run.commit[:10] for run in runs if run.commit is not None})),
-        "environment": "; ".join(sorted({_environment(run) for run in runs} - {""})),
+        "environment": "; ".join(sorted({*environments} - {""})),
     }
     return {name: text for name, text in facts.items() if text}
 
 
-def _seeds(runs: Sequence[Run]) -> str:
-    found = sorted({run.seeds for run in runs})
-    return _listed(found if any(seeds.own for seeds in found) else [seeds.seed for seeds in found])
-
-
-def _choices(runs: Sequence[Run], group: str) -> str:
-    return _listed(list(dict.fromkeys(run.choices[group] for run in runs if group in run.choices)))
-
-
-def _values(runs: Sequence[Run], key: str) -> str:
-    return _listed(
-        sorted({run.config[key] for run in runs if key in run.config}, key=lambda value: (str(type(value)), value))
-    )
-
-
-def _listed(values: Sequence[Any]) -> str:
-    """The values; consecutive integers as a range."""
-    if len(values) > 2 and values == list(range(values[0], values[-1] + 1) if isinstance(values[0], int) else ()):
-        return f"{values[0]} to {values[-1]}"
-    shown = ", ".join(map(str, values[:MOST]))
-    return shown if len(values) <= MOST else f"{shown} and {len(values) - MOST} more"
-
-
-def _environment(run: Run) -> str:
-    return ", ".join(f"{name} {value}" for name, value in run.summary.get("environment", {}).items())
+def _listed(values: Iterable[Any]) -> str:
+    """The values that differ; consecutive integers as a range."""
+    found = [value for value in dict.fromkeys(values) if value is not None]
+    if len(found) > 2 and isinstance(found[0], int) and found == list(range(found[0], found[-1] + 1)):
+        return f"{found[0]} to {found[-1]}"
+    shown = ", ".join(map(str, found[:MOST]))
+    return shown if len(found) <= MOST else f"{shown} and {len(found) - MOST} more"
 
 
 def config_differences(groups: Sequence[Group]) -> Table:
     """How the configs of groups differ: a column for each key of all of them, and one for keys that only some have."""
     configs = [_compared(group.runs[0]) for group in groups]
-    everywhere = [key for key in _keys(configs) if all(key in config for config in configs)]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    everywhere = [key for key in keys if all(key in config for config in configs)]
     columns = [key for key in everywhere if len({config[key] for config in configs}) > 1]
     rows = []
     for group, config in zip(groups, configs, strict=True):
@@ -95,18 +83,12 @@ def shared_config(groups: Sequence[Group]) -> str:
     return "\n".join(f"{key}: {value}" for key, value in shared.items())
 
 
-def _keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
-    return list(dict.fromkeys(key for config in configs for key in config))
-
-
 def _compared(run: Run) -> dict[str, str]:
     """The choices and values of a run that can change its results; a class is told by the choice that names it."""
     choices = NEW_GROUPS | {group: choice for group, choice in run.choices.items() if group not in UNCOMPARED}
-    values = {
-        key: number(value) if type(value) in (int, float) else str(value) for key, value in flat(relevant(run.config))
-    }
     told = {f"{group.replace('/', '.')}._target_" for group in choices}
-    return choices | {key: value for key, value in values.items() if key not in told}
+    values = {key: value for key, value in flat(relevant(run.config)) if key not in told}
+    return choices | {k: number(v) if type(v) in (int, float) else str(v) for k, v in values.items()}
 
 
 def runs_table(groups: Sequence[Group]) -> Table:
@@ -114,9 +96,8 @@ def runs_table(groups: Sequence[Group]) -> Table:
     rows = []
     for group in groups:
         for run in group.runs:
-            is_done = run.status == "done"
             both = measures.final_accuracy, measures.last_accuracy
-            shown = [number(measure(run) if is_done else None, ".4f") for measure in both]
+            shown = [number(measure(run) if run.status == "done" else None, ".4f") for measure in both]
             rows.append([group.name, Cell(str(run.seeds), run.seed), run.status, *shown, run.folder.name])
     return Table("runs", "Runs", ["run", "seed", "status", FINAL, LAST, "folder"], rows)
 
@@ -124,19 +105,10 @@ def runs_table(groups: Sequence[Group]) -> Table:
 def folder_links(groups: Sequence[Group], start: Path) -> list[str | None]:
     """Links from the folder `start` to the runs' folders, in the order of `runs_table`; None for runs of an archive."""
     runs = [run for group in groups for run in group.runs]
-    return [
-        None if isinstance(run, ArchivedRun) else quote(Path(os.path.relpath(run.folder, start)).as_posix()) + "/"
-        for run in runs
-    ]
+    return [None if run.archived else quote(Path(os.path.relpath(run.folder, start)).as_posix()) + "/" for run in runs]
 
 
 MAX_POINTS = 250
-DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
-SYMBOLS = {
-    **{"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down"},
-    **{"P": "cross", "X": "x", "<": "triangle-left", ">": "triangle-right"},
-}
-"""plotly's names of matplotlib's dashes and markers."""
 VALUES = {
     "smoothed": f"test accuracy, mean of the last {FINAL_WINDOW} rounds",
     "raw": "test accuracy of single rounds",
@@ -147,8 +119,8 @@ VALUES = {
 
 def curves_data(panels: Sequence[Panel], looks: Mapping[str, Look]) -> dict[str, Any]:
     """Axes and values with their labels, axes' units, which value the ranges are of, methods' looks, panels' lines."""
-    runs = [run for panel in panels for group in panel.lines.values() for run in group.complete]
-    axes = {name: axis.label for name, axis in AXES.items() if is_recorded(runs, axis.needs)}
+    runs = runs_of(panels)
+    axes = {name: axis.label for name, axis in AXES.items() if is_recorded(runs, axis.names)}
     short = all(run.num_rounds < SMOOTHED_FROM for run in runs)  # then nothing is smoothed
     return {
         "axes": axes,
@@ -156,40 +128,29 @@ def curves_data(panels: Sequence[Panel], looks: Mapping[str, Look]) -> dict[str,
         "range_of": "raw" if short else "smoothed",
         "values": {name: label for name, label in VALUES.items() if not (short and name == "smoothed")},
         "looks": {
-            name: {"color": look.colour, "dash": DASHES[look.dash], "symbol": SYMBOLS[look.marker]}
+            name: {"color": look.colour, "dash": DASHES[look.dash], "symbol": MARKERS[look.marker]}
             for name, look in looks.items()
         },
         "panels": [
-            {"title": panel.title, "lines": [_line(name, group, list(axes)) for name, group in panel.lines.items()]}
+            {"title": panel.title, "lines": [_line(name, group.complete, axes) for name, group in panel.lines.items()]}
             for panel in panels
         ],
     }
 
 
-def _line(name: str, group: Group, axes: Sequence[str]) -> dict[str, Any]:
-    curve = accuracy_curve(group.complete)
+def _line(name: str, runs: Sequence[Run], axes: Iterable[str]) -> dict[str, Any]:
+    """A line at no more than `MAX_POINTS` of the evaluated rounds, the first and the last among them."""
+    curve = accuracy_curve(runs)
     at = curve.rounds - 1
     series = {
-        **{axis: spent_until(group.complete, axis)[at] for axis in axes},
+        **{axis: spent_until(runs, axis)[at] for axis in axes},
         **{"raw": curve.raw, "smoothed": curve.smoothed, "low": curve.low, "high": curve.high},
-        "coverage": stack_series(group.complete, "coverage").mean(0)[at],
-        "participation": stack_series(group.complete, "participation_ratio").mean(0)[at],
+        "coverage": stack_series(runs, "coverage").mean(0)[at],
+        "participation": stack_series(runs, "participation_ratio").mean(0)[at],
     }
-    kept = _kept(len(at))
-    return {
-        "name": name,
-        "seeds": len(group.complete),
-        **{key: _rounded(values[kept]) for key, values in series.items()},
-    }
-
-
-def _kept(num_points: int) -> NDArray[np.int64]:
-    """Positions of at most `MAX_POINTS` of the points, the first and the last among them."""
-    return np.unique(np.linspace(0, num_points - 1, min(num_points, MAX_POINTS)).round().astype(np.int64))
-
-
-def _rounded(values: Floats) -> list[float]:
-    return [float(f"{value:.5g}") for value in values]
+    kept = np.unique(np.linspace(0, len(at) - 1, min(len(at), MAX_POINTS)).round().astype(np.int64))
+    points = {key: [float(f"{value:.5g}") for value in values[kept]] for key, values in series.items()}
+    return {"name": name, "seeds": len(runs), **points}
 
 
 LONG = 60
@@ -203,45 +164,41 @@ CLASSES: Mapping[str, str] = {
 """The style of a cell with a verdict."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure as a PNG file's content, and its caption."""
+def html_page(
+    title: str,
+    groups: Sequence[Group],
+    tables: Sequence[Table],
+    folder: Path,
+    *,
+    panels: Sequence[Panel] = (),
+    looks: Mapping[str, Look] | None = None,
+    pictures: Sequence[tuple[str, bytes]] = (),
+    sources: Sequence[str] = (),
+) -> str:
+    """The HTML text of the page that will lie in `folder`, from which it links to the runs' folders.
 
-    caption: str
-    png: bytes
-
-
-@dataclass(frozen=True)
-class Content:
-    """What the page shows. `panels`: those with finished runs; none of them, none of the curves."""
-
-    title: str
-    groups: Sequence[Group]
-    panels: Sequence[Panel]
-    looks: Mapping[str, Look]
-    tables: Sequence[Table]
-    pictures: Sequence[Picture]
-    publications: Sequence[Publication]
-
-
-def html_page(content: Content, folder: Path) -> str:
-    """The HTML text of the page that will lie in `folder`, from which it links to the runs' folders."""
+    `panels`: those with finished runs; none of them, none of the curves. `pictures`: captions and PNG files' contents.
+    """
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
+    curves = ""
+    if panels:  # as JSON that can stand in a script element, whatever texts are in it
+        data = curves_data(panels, looks or {})
+        curves = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return environment.get_template("page.html.j2").render(
-        title=content.title,
-        facts=header_facts([run for group in content.groups for run in group.runs]),
-        tables=[_cells(table.without_empty_columns()) for table in content.tables],
-        configs=_cells(config_differences(content.groups).without_empty_columns()),
-        shared=shared_config(content.groups),
-        runs=_cells(runs_table(content.groups)),
-        links=folder_links(content.groups, folder),
-        sources=[f"{p.title}: {p.source}" for p in content.publications],
+        title=title,
+        facts=header_facts([run for group in groups for run in group.runs]),
+        tables=[_cells(table.without_empty_columns()) for table in tables],
+        configs=_cells(config_differences(groups).without_empty_columns()),
+        shared=shared_config(groups),
+        runs=_cells(runs_table(groups)),
+        links=folder_links(groups, folder),
+        sources=sources,
         rules=RULES.values(),
-        pictures=[{"caption": p.caption, "data": base64.b64encode(p.png).decode("ascii")} for p in content.pictures],
+        pictures=[{"caption": caption, "data": base64.b64encode(png).decode("ascii")} for caption, png in pictures],
         css=(HERE / "page.css").read_text(encoding="utf-8"),
         js=(HERE / "page.js").read_text(encoding="utf-8"),
-        plotly=_plotly() if content.panels else "",
-        curves=_as_script(curves_data(content.panels, content.looks)) if content.panels else "",
+        plotly=_plotly() if panels else "",
+        curves=curves,
     )
 
 
@@ -251,7 +208,7 @@ def _cells(table: Table) -> dict[str, Any]:
     of_text = [all(value is None for value in column) for column in zip(*sorts, strict=True)]
     rows = [
         [
-            {"text": text, "sort": value, "kind": CLASSES.get(text, _kind(text) if left else "")}
+            {"text": text, "sort": value, "kind": CLASSES.get(text, ("long" if len(text) > LONG else "text") * left)}
             for text, value, left in zip(row, values, of_text, strict=True)
         ]
         for row, values in zip(table.rows, sorts, strict=True)
@@ -264,17 +221,8 @@ def _number_in(cell: str) -> float | None:
     return cell.value if isinstance(cell, Cell) and not math.isnan(cell.value) else None
 
 
-def _kind(text: str) -> str:
-    return "long" if len(text) > LONG else "text"
-
-
 def _plotly() -> str:
     """The library plotly.js, which draws the curves."""
     from plotly.offline import get_plotlyjs  # 0.3 s, which a report without curves does not pay
 
     return str(get_plotlyjs())
-
-
-def _as_script(data: Mapping[str, Any]) -> str:
-    """The data as JSON that can stand in a script element, whatever texts are in it."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

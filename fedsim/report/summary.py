@@ -24,6 +24,10 @@ SUMMARY_MEASURES = {
     "participation": "participation",
 }
 """What every summary holds, by the key in the file, and the names of these measures."""
+FOLDERS = ("dataset.path",)
+"""Config values that are of a machine."""
+_NO_CHOICE = (*FREE, "tracker", "hydra/launcher")
+"""Config groups that change no result, or by rounding alone."""
 
 
 def make_summary(
@@ -34,32 +38,24 @@ def make_summary(
     A group has its choices of config groups and a hash of its config, by which `compare_summaries` finds it again; each
     run has the engine and the commit that made it. `verdicts` are those on numbers and claims by their ids.
     """
-    names = dict(SUMMARY_MEASURES) | {one.measure: one.measure for one in printed}
-    always = set(SUMMARY_MEASURES.values())
-    kept = {key: find_measure(name) for key, name in names.items() if key in SUMMARY_MEASURES or name not in always}
-    return {
-        "groups": [
-            {
-                "labels": dict(group.labels),
-                "choices": {name: choice for name, choice in group.choices.items() if name not in _NO_CHOICE},
-                "config": config_hash(group.runs[0].config),
-                "diverged": group.num_diverged,
-                "seeds": {
-                    str(run.seeds): {key: _rounded(measure(run)) for key, measure in kept.items()}
-                    for run in group.complete
-                },
-                "made_by": {str(run.seeds): made_by(run) for run in group.complete},
+    more = dict.fromkeys(one.measure for one in printed if one.measure not in SUMMARY_MEASURES.values())
+    measures = {key: find_measure(name) for key, name in [*SUMMARY_MEASURES.items(), *zip(more, more, strict=True)]}
+    made = []
+    for group in groups:
+        seeds = {
+            str(run.seeds): {
+                key: None if (value := measure(run)) is None else round(value, 5) for key, measure in measures.items()
             }
-            for group in groups
-        ],
-        "verdicts": dict(verdicts),
-    }
-
-
-FOLDERS = ("dataset.path",)
-"""Config values that are of a machine."""
-_NO_CHOICE = (*FREE, "tracker", "hydra/launcher")
-"""Config groups that change no result, or by rounding alone."""
+            for run in group.complete
+        }
+        about = {
+            "labels": dict(group.labels),
+            "choices": {name: choice for name, choice in group.choices.items() if name not in _NO_CHOICE},
+            "config": config_hash(group.runs[0].config),
+            "diverged": group.num_diverged,
+        }
+        made.append({**about, "seeds": seeds, "made_by": {str(run.seeds): made_by(run) for run in group.complete}})
+    return {"groups": made, "verdicts": dict(verdicts)}
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -71,22 +67,19 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 def made_by(run: Run) -> dict[str, Any]:
     """The engine and the commit that a run's summary names; null where it names none."""
-    revision = run.summary.get("revision") or {}
-    return {
-        "engine": run.summary.get("engine"),
-        "commit": run.commit,
-        "dirty": revision.get("dirty"),
-        "torch": run.summary.get("environment", {}).get("torch"),
-    }
+    dirty = (run.summary.get("revision") or {}).get("dirty")
+    torch = run.summary.get("environment", {}).get("torch")
+    return {"engine": run.summary.get("engine"), "commit": run.commit, "dirty": dirty, "torch": torch}
 
 
 def compare_summaries(current: Mapping[str, Any], earlier: Mapping[str, Any]) -> Table:
     """A table comparing two summaries: final accuracies at the seeds that both have, and verdicts that differ.
 
-    Groups are the same if their configs are, or, where the earlier file has none, if all choices that it records agree.
-    Raises `ReportError` if nothing can be compared: no group is in both, or none has a seed in common.
+    Groups are the same if their configs are; of several, as where data sets differ by folder, the one that is most like
+    in its choices and labels. Raises `ReportError` if nothing can be compared: no group is in both, or none has a seed
+    in common.
     """
-    pairs = [(group, _counterpart(group, current["groups"], earlier["groups"])) for group in current["groups"]]
+    pairs = [(group, _counterpart(group, earlier["groups"])) for group in current["groups"]]
     rows = [_compared(group, other) for group, other in pairs]
     if not any(int(row[1]) for row in rows):
         raise ReportError(
@@ -103,43 +96,24 @@ def compare_summaries(current: Mapping[str, Any], earlier: Mapping[str, Any]) ->
     return Table("against", "Against an earlier summary", [*head, "earlier commit"], rows, " ".join(notes))
 
 
-def _counterpart(
-    group: Mapping[str, Any], current: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]
-) -> Mapping[str, Any] | None:
-    """The one earlier group with the same config; None if there is none, or if several could be it."""
-    if exact := [other for other in earlier if "config" in other and other["config"] == group["config"]]:
-        alike = [*exact, *(one for one in current if one.get("config") == group["config"])]
-        if len({_folders(one) for one in alike}) > 1:  # here they tell data sets apart, which the hash does not
-            exact = [other for other in exact if _folders(other) == _folders(group)]
-        return next((other for other in exact if _agree(group, other)), exact[0] if exact else None)
-    agreeing = [other for other in earlier if "config" not in other and _agree(group, other)]
-    if len(agreeing) != 1 or sum(_agree(one, agreeing[0]) for one in current) != 1:
-        return None
-    return agreeing[0]
+def _counterpart(group: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    same = [other for other in earlier if other.get("config") == group["config"]]
+    return max(same, key=lambda other: len(_told(other) & _told(group)), default=None)
 
 
-def _folders(group: Mapping[str, Any]) -> tuple[str | None, ...]:
-    """Those labels that are folders of data."""
-    return tuple(group["labels"].get(key) for key in FOLDERS)
-
-
-def _agree(group: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether all choices and labels that both groups have are the same, and none of the other's labels is missing."""
-    ours = {**group.get("choices", {}), **group["labels"]}
-    theirs = {**other.get("choices", {}), **other["labels"]}
-    return other["labels"].keys() <= ours.keys() and all(
-        ours[name] == value for name, value in theirs.items() if name in ours
-    )
+def _told(group: Mapping[str, Any]) -> set[tuple[str, str]]:
+    return {*group["choices"].items(), *group["labels"].items()}
 
 
 def _compared(group: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[str]:
-    before = {} if other is None else other["seeds"]
-    common = [s for s in group["seeds"] if s in before and _final(group["seeds"][s]) and _final(before[s])]
-    differences = [_final(group["seeds"][s]) - _final(before[s]) for s in common]
-    largest = number(max(map(abs, differences), default=None), ".4f")
-    mean = number(sum(differences) / len(differences) if differences else None, "+.4f")
-    origins = [_origin(one, common, key) for one in (group, other or {}) for key in ("engine", "commit")]
-    return [_name(group), number(len(common)), mean, largest, *origins]
+    ours, before = (
+        {s: m["final_accuracy"] for s, m in (one or {"seeds": {}})["seeds"].items()} for one in (group, other)
+    )
+    differences = {s: value - before[s] for s, value in ours.items() if value and before.get(s)}
+    largest = number(max(map(abs, differences.values()), default=None), ".4f")
+    mean = number(sum(differences.values()) / len(differences) if differences else None, "+.4f")
+    origins = [_origin(one, list(differences), key) for one in (group, other or {}) for key in ("engine", "commit")]
+    return [_name(group), number(len(differences)), mean, largest, *origins]
 
 
 def _origin(group: Mapping[str, Any], seeds: Sequence[str], key: str) -> str:
@@ -151,30 +125,20 @@ def _origin(group: Mapping[str, Any], seeds: Sequence[str], key: str) -> str:
 
 def _changed_verdicts(current: Mapping[str, str], earlier: Mapping[str, str]) -> str:
     changed = [f"{key} ({earlier[key]}, now {new})" for key, new in current.items() if earlier.get(key, new) != new]
-    parts = [
-        f"Verdicts that differ: {', '.join(changed) or 'none'}, of {len(current.keys() & earlier.keys())} in both."
-    ]
+    both = len(current.keys() & earlier.keys())
+    parts = [f"Verdicts that differ: {', '.join(changed) or 'none'}, of {both} in both."]
     for name, keys in (("new", current.keys() - earlier.keys()), ("gone", earlier.keys() - current.keys())):
         parts += [f"Verdicts that are {name}: {', '.join(sorted(keys))}."] if keys else []
     return " ".join(parts)
 
 
 def _described(groups: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{_name(group)} (seeds {', '.join(group['seeds']) or 'none'})" for group in groups[:3]) + (
-        f" and {len(groups) - 3} more" if len(groups) > 3 else ""
-    )
+    shown = [f"{_name(group)} (seeds {', '.join(group['seeds']) or 'none'})" for group in groups]
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
 def _name(group: Mapping[str, Any]) -> str:
     return show_labels(group["labels"]) or "run"
-
-
-def _final(measured: Mapping[str, Any]) -> float:
-    return measured["final_accuracy"] or 0.0
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 5)
 
 
 def read_summary_file(path: Path, option: str = "") -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """The tables of a report: results, accuracy by client, paired differences, times and traffic, the simulated clock.
 
-Columns are lists of a name, a measure, and how a group's values of it are shown.
+A column of a table with a row a group is its name and what makes the cell of a group.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
 from fedsim.results import measures
+from fedsim.results.curves import is_recorded
 from fedsim.results.groups import REFERENCE, Group, Panel
 from fedsim.results.measures import (
     PHASE_SECONDS,
@@ -20,10 +21,20 @@ from fedsim.results.measures import (
     one_time_cost,
     total_cost,
     values_by_seed,
+    values_of,
 )
 from fedsim.results.runs import Run, Seeds
-from fedsim.results.statistics import UNIT, Difference, half_width_in_sd, holm, paired_values, pooled
+from fedsim.results.statistics import (
+    UNIT,
+    Difference,
+    half_width_in_sd,
+    holm,
+    paired_values,
+    pooled,
+    sign_flip_test,
+)
 from fedsim.results.table import (
+    Format,
     Table,
     estimate_measure,
     median_reached,
@@ -36,29 +47,46 @@ from fedsim.results.table import (
 )
 from fedsim.tracking.tables import show_bytes, show_seconds
 
-Format = str | Callable[[float], str]
-Column = tuple[str, Measure, Callable[[Group, Measure], str]]
+Cells = Callable[[Group], str]
+Columns = Mapping[str, Cells]
 
 
-def _cells(group: Group, columns: Sequence[Column]) -> list[str]:
-    return [show(group, measure) for _, measure, show in columns]
+def _table(name: str, title: str, groups: Sequence[Group], columns: Columns, note: str) -> Table:
+    rows = [[group.name, *(cell(group) for cell in columns.values())] for group in groups]
+    return Table(name, title, ["run", *columns], rows, note)
 
 
-def _names(columns: Sequence[Column]) -> list[str]:
-    return [name for name, *_ in columns]
-
-
-def _accuracy(group: Group, measure: Measure) -> str:
+def _accuracy(measure: Measure) -> Cells:
     """The mean of a measure between 0 and 1 with its interval, which is cut there."""
-    return show_estimate(estimate_measure(group, measure, UNIT))
+    return lambda group: show_estimate(estimate_measure(group, measure, UNIT))
 
 
-def _mean(form: Format) -> Callable[[Group, Measure], str]:
-    def show(group: Group, measure: Measure) -> str:
-        found = estimate_measure(group, measure)
-        return number(None if found is None else found.mean, form)
+def _mean(measure: Measure, form: Format) -> Cells:
+    """The mean over the runs that have the measure."""
+    return lambda group: number(float(np.mean(found)) if (found := values_of(group, measure)) else None, form)
 
-    return show
+
+def _mean_of_all(measure: Callable[..., float | None], form: Format, *names: str) -> Cells:
+    """The mean of a cost in the sum of recorded quantities; '-' if one of the runs does not have it."""
+
+    def cell(group: Group) -> str:
+        values = values_of(group, lambda run: measure(run, *names))
+        return number(float(np.mean(values)) if len(values) == len(group.complete) else None, form)
+
+    return cell
+
+
+def _reached(measure: Measure) -> Cells:
+    return lambda group: show_median_reached(group, measure)
+
+
+def _rounds(group: Group) -> str:
+    return number(group.complete[0].num_rounds)
+
+
+def _with_records(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
+    """The groups that have finished runs, all with records of the quantities `names`."""
+    return [group for group in groups if group.complete and is_recorded(group.complete, names)]
 
 
 def _never_selected(run: Run) -> float:
@@ -67,15 +95,12 @@ def _never_selected(run: Run) -> float:
 
 def clients(groups: Sequence[Group]) -> Table:
     """Mean, spread and ends of the distribution over clients, as means over seeds, of runs that measured them."""
-    columns: list[Column] = [
-        *((name.replace("_", " "), find_measure(f"{KEY}_{name}"), _accuracy) for name in AGGREGATES),
-        ("clients never selected", _never_selected, _mean(".3g")),
-    ]
-    rows = [
-        [group.name, show_seeds(group), str(group.runs[0].config[KEY]), *_cells(group, columns)]
-        for group in groups
-        if group.complete and group.runs[0].config.get(KEY)
-    ]
+    columns: Columns = {
+        "seeds": show_seeds,
+        "measured on": lambda group: str(group.runs[0].config[KEY]),
+        **{name.replace("_", " "): _accuracy(find_measure(f"{KEY}_{name}")) for name in AGGREGATES},
+        "clients never selected": _mean(_never_selected, ".3g"),
+    }
     note = (
         f"Accuracy of the global model on each client, the mean of the last {FINAL_WINDOW} rounds of a run, with its"
         " 95 % interval over seeds; every client counts once. std: standard deviation over clients. worst and best"
@@ -84,101 +109,99 @@ def clients(groups: Sequence[Group]) -> Table:
         " class, weighted by the client's labels; test: the client's own test samples; holdout, train: its own samples"
         " of that kind."
     )
-    header = ["run", "seeds", "measured on", *_names(columns)]
-    return Table("clients", "Accuracy by client", header, rows, note)
+    measured = [group for group in groups if group.complete and group.runs[0].config.get(KEY)]
+    return _table("clients", "Accuracy by client", measured, columns, note)
 
 
 FINAL, LAST = f"final accuracy (last {FINAL_WINDOW})", "last round"
 """What tables call the two: the mean of the last rounds, which everything is compared by, and the last one alone."""
 
 
-def _total(run: Run, name: str) -> float:
-    return float(run.summary["totals"][name])
-
-
 def overview(groups: Sequence[Group]) -> Table:
     """The results and costs of every group, as means over seeds."""
-    columns: list[Column] = [
-        (FINAL, measures.final_accuracy, _accuracy),
-        (LAST, measures.last_accuracy, _accuracy),
-        ("fluct.", measures.fluctuation, _mean(".3f")),
-        ("covered after", measures.rounds_to_cover, show_median_reached),
-        ("Gini", measures.selection_gini, _mean(".3f")),
-        ("part.", measures.participation, _mean(".3f")),
-        ("down", partial(_total, name="bytes_down"), _mean(show_bytes)),
-        ("up", partial(_total, name="bytes_up"), _mean(show_bytes)),
-    ]
-    rows = [[group.name, show_seeds(group), *_cells(group, columns)] for group in groups]
+    columns: Columns = {
+        "seeds": show_seeds,
+        FINAL: _accuracy(measures.final_accuracy),
+        LAST: _accuracy(measures.last_accuracy),
+        "fluct.": _mean(measures.fluctuation, ".3f"),
+        "covered after": _reached(measures.rounds_to_cover),
+        "Gini": _mean(measures.selection_gini, ".3f"),
+        "part.": _mean(measures.participation, ".3f"),
+        "down": _mean(lambda run: float(run.summary["totals"]["bytes_down"]), show_bytes),
+        "up": _mean(lambda run: float(run.summary["totals"]["bytes_up"]), show_bytes),
+    }
     note = (
         f"Final accuracy: mean of the last {FINAL_WINDOW} rounds of a run, with its 95 % interval over seeds (Student's"
         " t, cut at 0 and 1); all comparisons use it. last round: a single evaluation. fluct.: largest distance of one"
         " of those rounds from their mean. covered after: median round by which every client was selected. part.: mean"
         " share of clients that upload in a round."
     )
-    return Table("overview", "Overview", ["run", "seeds", *_names(columns)], rows, note)
+    return _table("overview", "Overview", groups, columns, note)
 
 
 def checkpoints(groups: Sequence[Group]) -> Table:
     """Accuracy after 15 % and 50 % of the rounds, of the single round and of a window around it, and at the end."""
-    columns: list[Column] = [
-        ("15 %", find_measure("accuracy@0.15"), _accuracy),
-        ("around 15 %", find_measure("accuracy_around@0.15"), _accuracy),
-        ("50 %", find_measure("accuracy@0.5"), _accuracy),
-        ("around 50 %", find_measure("accuracy_around@0.5"), _accuracy),
-        (FINAL, measures.final_accuracy, _accuracy),
-        (LAST, measures.last_accuracy, _accuracy),
-    ]
-    rows = [[group.name, show_seeds(group), *_cells(group, columns)] for group in groups]
+    columns: Columns = {
+        "seeds": show_seeds,
+        "15 %": _accuracy(find_measure("accuracy@0.15")),
+        "around 15 %": _accuracy(find_measure("accuracy_around@0.15")),
+        "50 %": _accuracy(find_measure("accuracy@0.5")),
+        "around 50 %": _accuracy(find_measure("accuracy_around@0.5")),
+        FINAL: _accuracy(measures.final_accuracy),
+        LAST: _accuracy(measures.last_accuracy),
+    }
     note = "Single rounds are noisy; 'around' is the mean of eleven rounds centred on the checkpoint."
-    return Table("checkpoints", "Accuracy at checkpoints", ["run", "seeds", *_names(columns)], rows, note)
+    return _table("checkpoints", "Accuracy at checkpoints", groups, columns, note)
 
 
 def selections(groups: Sequence[Group]) -> Table:
     """The distribution of the clients' numbers of selections, as means over seeds."""
-    columns: list[Column] = [
-        ("covered after", measures.rounds_to_cover, show_median_reached),
-        ("never", _never_selected, _mean(".3g")),
-        ("min", lambda run: float(run.selections.min()), _mean(".3g")),
-        ("median", lambda run: float(np.median(run.selections)), _mean(".3g")),
-        ("max", lambda run: float(run.selections.max()), _mean(".3g")),
-        ("Gini", measures.selection_gini, _mean(".3f")),
-    ]
-    rows = [[group.name, *_cells(group, columns)] for group in groups if group.complete]
+    columns: Columns = {
+        "covered after": _reached(measures.rounds_to_cover),
+        "never": _mean(_never_selected, ".3g"),
+        "min": _mean(lambda run: float(run.selections.min()), ".3g"),
+        "median": _mean(lambda run: float(np.median(run.selections)), ".3g"),
+        "max": _mean(lambda run: float(run.selections.max()), ".3g"),
+        "Gini": _mean(measures.selection_gini, ".3f"),
+    }
     note = "never: clients that were not selected at all. min to Gini are over clients' numbers of selections."
-    return Table("selections", "How often clients were selected", ["run", *_names(columns)], rows, note)
+    finished = [group for group in groups if group.complete]
+    return _table("selections", "How often clients were selected", finished, columns, note)
+
+
+LEVEL_MARGIN = 0.02
+LEVEL_NOTE = f"level: p-value of equivalence within +-{LEVEL_MARGIN} (two one-sided tests, not corrected)."
+P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
 
 
 def pairs(panels: Sequence[Panel]) -> Table:
     """Paired differences of every line of a panel to its reference; Holm's correction is over the whole table."""
     compared: list[tuple[str, str, Difference | None]] = [
-        (panel.title, f"{line} - {panel.name_of(reference)}", _final_difference(group, reference))
+        (panel.title, f"{line} - {panel.name_of(reference)}", pooled([_final_by_seed(group, reference)]))
         for panel in panels
         for line, group in panel.lines.items()
         if (reference := _reference(panel, group)) is not group
     ]
-    if all(difference is None for _, _, difference in compared):  # nothing to pair, as with one seed
-        compared = []
     corrected_p = holm([math.nan if difference is None else difference.p_value for _, _, difference in compared])
-    rows = [
-        [title, name, *(["-"] + [""] * (2 + len(P_HEADER)) if difference is None else _pair_cells(difference, after))]
-        for (title, name, difference), after in zip(compared, corrected_p, strict=True)
-    ]
+    rows: list[list[str]] = []
+    for (title, name, difference), after in zip(compared, corrected_p, strict=True):
+        cells = ["-"] + [""] * (2 + len(P_HEADER))
+        if difference is not None:
+            flips = show_p(sign_flip_test(difference.values))
+            cells = [*show_interval(difference), flips, *_p_cells(difference, after)]
+        rows.append([title, name, *cells])
+    if all(difference is None for _, _, difference in compared):  # nothing to pair, as with one seed
+        rows = []
     header = ["", "difference of final accuracy", "mean", "95 % interval", "p (sign flips)", *P_HEADER]
-    return Table("pairs", "Paired differences at equal seeds", header, rows, f"{PAIRS_NOTE} {LEVEL_NOTE}")
-
-
-PAIRS_NOTE = (
-    "Intervals and p: Student's t. Holm: corrected for all comparisons of this table. Sign flips: without"
-    " assumptions, but n pairs cannot give less than 2 / 2^n, so that fewer than six never fall below .05."
-    " detectable: the true difference that as many pairs would show in 80 % of cases; smaller ones cannot be told"
-    f" from none here. With n pairs an interval reaches {half_width_in_sd(3):.1f} (n = 3),"
-    f" {half_width_in_sd(5):.1f} (5) or {half_width_in_sd(10):.1f} (10) standard deviations to each side; fewer than"
-    " 3 pairs decide nothing."
-)
-
-
-def _final_difference(group: Group, reference: Group) -> Difference | None:
-    return pooled([_final_by_seed(group, reference)])
+    note = (
+        "Intervals and p: Student's t. Holm: corrected for all comparisons of this table. Sign flips: without"
+        " assumptions, but n pairs cannot give less than 2 / 2^n, so that fewer than six never fall below .05."
+        " detectable: the true difference that as many pairs would show in 80 % of cases; smaller ones cannot be told"
+        f" from none here. With n pairs an interval reaches {half_width_in_sd(3):.1f} (n = 3),"
+        f" {half_width_in_sd(5):.1f} (5) or {half_width_in_sd(10):.1f} (10) standard deviations to each side; fewer"
+        f" than 3 pairs decide nothing. {LEVEL_NOTE}"
+    )
+    return Table("pairs", "Paired differences at equal seeds", header, rows, note)
 
 
 def _final_by_seed(group: Group, reference: Group) -> dict[Seeds, float]:
@@ -193,10 +216,6 @@ def _reference(panel: Panel, group: Group) -> Group:
     nothing_else = all(line.choices.get("selector") == REFERENCE for line in panel.lines.values())
     found = None if nothing_else else panel.reference_of(group, REFERENCE)
     return found or panel.reference(REFERENCE)
-
-
-def _pair_cells(difference: Difference, corrected: float) -> list[str]:
-    return [*show_interval(difference), show_p(difference.p_flips), *_p_cells(difference, corrected)]
 
 
 def pooled_pairs(panels: Sequence[Panel]) -> Table:
@@ -219,25 +238,16 @@ def pooled_pairs(panels: Sequence[Panel]) -> Table:
     return Table("pooled", "Paired differences pooled over divisions of the data", header, rows, note)
 
 
-def _pooled(panels: Sequence[Panel]) -> list[tuple[str, Difference]]:
+def _pooled(panels: Sequence[Panel]) -> Iterator[tuple[str, Difference]]:
     """The differences of lines that all panels have, where they are to the same line everywhere."""
-    found = []
     for line in panels[0].lines:
-        if any(line not in panel.lines for panel in panels):
-            continue
-        references = [_reference(panel, panel.lines[line]) for panel in panels]
-        names = {panel.name_of(reference) for panel, reference in zip(panels, references, strict=True)}
-        if len(names) > 1 or line in names:
-            continue
-        strata = [_final_by_seed(p.lines[line], other) for p, other in zip(panels, references, strict=True)]
-        if (difference := pooled(strata)) is not None:
-            found.append((f"{line} - {names.pop()}", difference))
-    return found
-
-
-LEVEL_MARGIN = 0.02
-LEVEL_NOTE = f"level: p-value of equivalence within +-{LEVEL_MARGIN} (two one-sided tests, not corrected)."
-P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
+        if all(line in panel.lines for panel in panels):
+            references = [_reference(panel, panel.lines[line]) for panel in panels]
+            names = {panel.name_of(reference) for panel, reference in zip(panels, references, strict=True)}
+            strata = [_final_by_seed(p.lines[line], other) for p, other in zip(panels, references, strict=True)]
+            difference = pooled(strata)
+            if len(names) == 1 and line not in names and difference is not None:
+                yield f"{line} - {names.pop()}", difference
 
 
 def _p_cells(difference: Difference, corrected: float) -> list[str]:
@@ -272,18 +282,19 @@ def time_to_accuracy(panels: Sequence[Panel]) -> Table:
     """Simulated time until a run first reaches shares of the mean final accuracy of the reference."""
     rows = []
     for panel in panels:
-        reference = panel.reference(REFERENCE)
+        reference, lines = panel.reference(REFERENCE), panel.lines
         level = estimate_measure(reference, measures.final_accuracy)
-        if level is None or not all(_is_simulated(group) for group in panel.lines.values()):
+        if level is None or len(_with_records(list(lines.values()), ["simulated_seconds"])) < len(lines):
             continue
         for share in LEVELS:
             target = share * level.mean
             measure = partial(measures.simulated_seconds_to, target=target)
             slowest = median_reached(reference, measure)
-            for line, group in panel.lines.items():
+            for line, group in lines.items():
                 shown = show_median_reached(group, measure, show_seconds)
                 rounds = show_median_reached(group, partial(measures.rounds_to, target=target))
-                speed_up = _show_ratio(slowest, median_reached(group, measure))
+                own = median_reached(group, measure)
+                speed_up = number(slowest / own, ".2f") if own and slowest and max(own, slowest) < math.inf else "-"
                 aims = number(target, ".4f"), number(share, ".0%")
                 rows.append([panel.title, line, *aims, shown, speed_up, rounds])
     header = ["", "run", "target", "of the reference's final", "simulated time", "times as fast", "rounds"]
@@ -297,36 +308,29 @@ def time_to_accuracy(panels: Sequence[Panel]) -> Table:
 
 def simulated_phases(groups: Sequence[Group]) -> Table:
     """Simulated time of whole runs beside the measured one, by what the server waited for."""
-    rows = []
-    for group in groups:
-        if not _is_simulated(group):
-            continue
-        runs = group.complete
-        count = runs[0].num_rounds
-        total, ask, train = (
-            float(np.mean([total_cost(run, f"simulated_seconds{part}") for run in runs]))
-            for part in ("", "_ask", "_train")
-        )
-        late = float(np.mean([sum(len(record["late"]) for record in run.records) for run in runs])) / count
-        walls = [wall for run in runs if (wall := run.records[-1].get("wall_seconds")) is not None]
-        measured = float(np.mean(walls)) if len(walls) == len(runs) else None
-        times = [number(value, show_seconds) for value in (measured, total, ask, train, total / count)]
-        rows.append([group.name, number(count), *times, number(late, ".2f")])
-    header = ["run", "rounds", "measured", "simulated", "ask", "train", "a round", "late a round"]
+
+    def a_round(run: Run) -> float:
+        return total_cost(run, "simulated_seconds") / run.num_rounds
+
+    def late_a_round(run: Run) -> float:
+        return sum(len(record["late"]) for record in run.records) / run.num_rounds
+
+    columns: Columns = {
+        "rounds": _rounds,
+        "measured": _mean_of_all(lambda run: run.records[-1].get("wall_seconds"), show_seconds),
+        "simulated": _mean_of_all(total_cost, show_seconds, "simulated_seconds"),
+        "ask": _mean_of_all(total_cost, show_seconds, "simulated_seconds_ask"),
+        "train": _mean_of_all(total_cost, show_seconds, "simulated_seconds_train"),
+        "a round": _mean_of_all(a_round, show_seconds),
+        "late a round": _mean_of_all(late_a_round, ".2f"),
+    }
     note = (
         "Means over seeds of whole runs. measured: this machine's computing time, all phases. ask: questions before the"
         " selection; train: from the selection until the server went on; the rest of the simulated time are rounds in"
         " which no client could be reached. late: selected clients whose updates did not arrive in time."
     )
-    return Table("simulated_phases", "Simulated time by phase", header, rows, note)
-
-
-def _show_ratio(reference: float | None, own: float | None) -> str:
-    return "-" if reference is None or not own else number(reference / own, ".2f")
-
-
-def _is_simulated(group: Group) -> bool:
-    return bool(group.complete) and all(measures.is_simulated(run) for run in group.complete)
+    timed = _with_records(groups, ["simulated_seconds"])
+    return _table("simulated_phases", "Simulated time by phase", timed, columns, note)
 
 
 BYTES = ("bytes_down", "bytes_up")
@@ -335,44 +339,46 @@ SAMPLES = ("train_samples", "forward_samples")
 
 def costs(groups: Sequence[Group]) -> Table:
     """What the runs cost as they are, and what of it the start-up and each later round take."""
-    columns: list[tuple[str, Callable[..., float | None], Sequence[str], Format]] = [
-        ("time", total_cost, PHASE_SECONDS, show_seconds),
-        ("down", total_cost, ["bytes_down"], show_bytes),
-        ("up", total_cost, ["bytes_up"], show_bytes),
-        ("samples", total_cost, SAMPLES, ",.0f"),
-        ("one-time bytes", one_time_cost, BYTES, show_bytes),
-        ("one-time time", one_time_cost, PHASE_SECONDS, _show_signed_seconds),
-        ("bytes a round", cost_a_round, BYTES, show_bytes),
-        ("time a round", cost_a_round, PHASE_SECONDS, show_seconds),
-    ]
-    rows = []
-    for group, runs in _groups_with_records(groups, (*SAMPLES, *PHASE_SECONDS)):
-        cells = [_mean_of_all(runs, measure, names, show) for _, measure, names, show in columns]
-        rows.append([group.name, number(runs[0].num_rounds), number(runs[0].start_up_rounds), *cells])
+    columns: Columns = {
+        "rounds": _rounds,
+        "start-up rounds": lambda group: number(group.complete[0].start_up_rounds),
+        "time": _mean_of_all(total_cost, show_seconds, *PHASE_SECONDS),
+        "down": _mean_of_all(total_cost, show_bytes, "bytes_down"),
+        "up": _mean_of_all(total_cost, show_bytes, "bytes_up"),
+        "samples": _mean_of_all(total_cost, ",.0f", *SAMPLES),
+        "one-time bytes": _mean_of_all(one_time_cost, show_bytes, *BYTES),
+        "one-time time": _mean_of_all(one_time_cost, _show_signed_seconds, *PHASE_SECONDS),
+        "bytes a round": _mean_of_all(cost_a_round, show_bytes, *BYTES),
+        "time a round": _mean_of_all(cost_a_round, show_seconds, *PHASE_SECONDS),
+    }
     note = (
         "Means over seeds of whole runs. samples: those that clients trained on or passed forward. one-time: what the"
         " start-up rounds cost beyond as many later ones. a round: mean of the rounds after the start-up. '-' where a"
         " run ended within its start-up. Times mean something only if runs did not share their machine."
     )
-    header = ["run", "rounds", "start-up rounds", *(name for name, *_ in columns)]
-    return Table("costs", "What the runs cost", header, rows, note)
+    return _table("costs", "What the runs cost", _with_records(groups, (*SAMPLES, *PHASE_SECONDS)), columns, note)
+
+
+def _show_signed_seconds(value: float) -> str:
+    return ("-" if value < 0 else "") + show_seconds(abs(value))
 
 
 def phases(groups: Sequence[Group]) -> Table:
     """Seconds of whole runs by phase."""
-    rows = []
-    for group, runs in _groups_with_records(groups, PHASE_SECONDS):
-        names = [PHASE_SECONDS, *([name] for name in PHASE_SECONDS)]
-        spent = [_mean_of_all(runs, total_cost, some, show_seconds) for some in names]
-        rows.append([group.name, number(runs[0].num_rounds), *spent])
+    columns: Columns = {
+        "rounds": _rounds,
+        "total": _mean_of_all(total_cost, show_seconds, *PHASE_SECONDS),
+        **{phase: _mean_of_all(total_cost, show_seconds, f"seconds_{phase}") for phase in PHASES},
+    }
     note = "Means over seeds of whole runs. Times mean something only if runs did not share their machine."
-    return Table("phases", "Time by phase", ["run", "rounds", "total", *PHASES], rows, note)
+    return _table("phases", "Time by phase", _with_records(groups, PHASE_SECONDS), columns, note)
 
 
 def selection_times(groups: Sequence[Group]) -> Table:
     """Milliseconds per round by phase, and the time of the server's selection relative to that of training."""
     rows = []
-    for group, runs in _groups_with_records(groups, PHASE_SECONDS):
+    for group in _with_records(groups, PHASE_SECONDS):
+        runs = group.complete
         spent = {phase: 1e3 * float(np.mean([_mean_after_first_round(run, phase) for run in runs])) for phase in PHASES}
         share = spent["select"] / spent["train"] if spent["train"] else float("nan")
         worst = 1e3 * max(float(run.series("seconds_select").max()) for run in runs)
@@ -387,24 +393,14 @@ def selection_times(groups: Sequence[Group]) -> Table:
     return Table("selection_times", "Milliseconds a round", header, rows, note)
 
 
-def _show_signed_seconds(value: float) -> str:
-    return ("-" if value < 0 else "") + show_seconds(abs(value))
-
-
-def _mean_of_all(runs: Sequence[Run], measure: Callable[..., float | None], names: Sequence[str], form: Format) -> str:
-    """The mean of a cost over all runs; '-' if one of them does not have it."""
-    values = [value for run in runs if (value := measure(run, *names)) is not None]
-    return number(float(np.mean(values)) if len(values) == len(runs) else None, form)
-
-
-def _groups_with_records(groups: Sequence[Group], names: Sequence[str]) -> Iterator[tuple[Group, list[Run]]]:
-    """Groups that have finished runs with records of the quantities `names`, and these runs."""
-    for group in groups:
-        if runs := [run for run in group.complete if run.records and run.records[0].keys() >= set(names)]:
-            yield group, runs
-
-
 def _mean_after_first_round(run: Run, phase: str) -> float:
-    """Mean seconds of a phase in all rounds but the first."""
     values = run.series(f"seconds_{phase}")
     return float(values[1:].mean() if len(values) > 1 else values.mean())
+
+
+def all_tables(groups: Sequence[Group], panels: Sequence[Panel]) -> list[Table]:
+    """All of these tables."""
+    results = [overview(groups), checkpoints(groups)]
+    results += [table(panels) for table in (pairs, pooled_pairs, targets, time_to_accuracy)]
+    spent = (selections, clients, costs, phases, simulated_phases, selection_times)
+    return [*results, *(table(groups) for table in spent)]

@@ -1,6 +1,6 @@
 """Curves of a group: means and ranges over its seeds round by round, and what the rounds had cost by then."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,37 +15,25 @@ SMOOTHED_FROM = 5 * FINAL_WINDOW
 
 @dataclass(frozen=True)
 class Axis:
-    """What accuracy is drawn against: a label, and what one run spends of it in each round [T].
+    """What accuracy is drawn against: a label, and the recorded quantities whose sum is spent (none: a round counts 1).
 
-    `unit`: that of the numbers on the axis, which then have a prefix (5 MB); None: they are written as they are.
+    `per`: how many of them are 1 on the axis. `unit`: that of the numbers on it, which then have a prefix (5 MB).
     """
 
     label: str
-    needs: Sequence[str]
-    spent: Callable[[Run], Floats]
+    names: Sequence[str] = ()
+    per: float = 1.0
     unit: str | None = None
 
 
 AXES: Mapping[str, Axis] = {
-    "rounds": Axis("round", (), lambda run: np.ones(len(run.records))),
-    "bytes": Axis(
-        "bytes sent, both ways",
-        ("bytes_down", "bytes_up"),
-        lambda run: run.series("bytes_down") + run.series("bytes_up"),
-        unit="B",
-    ),
-    "samples": Axis(
-        "samples passed by clients",
-        ("train_samples", "forward_samples"),
-        lambda run: run.series("train_samples") + run.series("forward_samples"),
-        unit="",
-    ),
+    "rounds": Axis("round"),
+    "bytes": Axis("bytes sent, both ways", ("bytes_down", "bytes_up"), unit="B"),
+    "samples": Axis("samples passed by clients", ("train_samples", "forward_samples"), unit=""),
     "seconds": Axis(
-        "computing time without evaluation [s]",
-        tuple(f"seconds_{phase}" for phase in PHASES),
-        lambda run: sum((run.series(f"seconds_{phase}") for phase in PHASES if phase != "evaluate"), start=np.zeros(1)),
+        "computing time without evaluation [s]", [f"seconds_{phase}" for phase in PHASES if phase != "evaluate"]
     ),
-    "simulated": Axis("simulated time [min]", ("simulated_seconds",), lambda run: run.series("simulated_seconds") / 60),
+    "simulated": Axis("simulated time [min]", ("simulated_seconds",), per=60.0),
 }
 
 
@@ -68,10 +56,10 @@ def accuracy_curve(runs: Sequence[Run]) -> AccuracyCurve:
     """The accuracies of finished runs of one group. Raises `ValueError` if there are none."""
     values = stack_series(runs, "test_accuracy")
     measured = np.isfinite(values).any(0)
-    rounds = np.flatnonzero(measured)
     smoothed = np.stack([smooth(row, smoothing_window(values.shape[1])) for row in values])[:, measured]
     raw = np.nanmean(values[:, measured], 0)
-    return AccuracyCurve(rounds + 1, raw, np.nanmean(smoothed, 0), np.nanmin(smoothed, 0), np.nanmax(smoothed, 0))
+    ends = np.nanmin(smoothed, 0), np.nanmax(smoothed, 0)
+    return AccuracyCurve(np.flatnonzero(measured) + 1, raw, np.nanmean(smoothed, 0), *ends)
 
 
 def smoothing_window(num_rounds: int) -> int:
@@ -82,17 +70,18 @@ def smoothing_window(num_rounds: int) -> int:
 def smooth(values: Floats, window: int) -> Floats:
     """At each round the mean over those of the last `window` rounds that were evaluated; nan where none was. [T]"""
     known = np.isfinite(values)
-    sums, counts = (_window_sums(part, window) for part in (np.where(known, values, 0.0), known.astype(np.float64)))
+    sums, counts = (
+        np.convolve(part, np.ones(window))[: len(values)]
+        for part in (np.where(known, values, 0.0), known.astype(np.float64))
+    )
     return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
 
 
-def _window_sums(values: Floats, window: int) -> Floats:
-    return np.convolve(values, np.ones(window))[: len(values)]
-
-
 def spent_until(runs: Sequence[Run], axis: str) -> Floats:
-    """What had been spent of `axis` by the end of each round, mean over runs [T]."""
-    return _stacked([np.cumsum(AXES[axis].spent(run)) for run in runs]).mean(0)
+    """What had been spent of `axis`, one of `AXES`, by the end of each round, mean over runs [T]."""
+    of = AXES[axis]
+    spent = [run.total(of.names) / of.per if of.names else np.ones(len(run.records)) for run in runs]
+    return _stacked([np.cumsum(one) for one in spent]).mean(0)
 
 
 def is_recorded(runs: Sequence[Run], names: Sequence[str]) -> bool:

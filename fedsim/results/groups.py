@@ -1,10 +1,9 @@
 """Groups of runs that differ only by their seed, labelled by what distinguishes them from other groups; and panels of
 groups that are drawn and compared together: one panel per setting, with one line per method."""
 
-import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,8 @@ OTHER_CHOICES = ("aggregator", "optimizer", "availability", "engine")
 """Config groups whose choices label runs that differ in nothing that stands before them."""
 SETTING = ("cell", "dataset", "partition", "model", "system")
 """Config groups whose choices and values define a setting, in which methods are compared."""
+DIVISION = ("cell", "partition")
+"""Those among them that say how the data are divided among clients."""
 NEW_GROUPS = {"system": "none"}
 """Groups that runs of earlier versions do not have, and the choice that changes nothing."""
 NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
@@ -54,13 +55,10 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 
     Of runs that are the same but for their names, as two presets can hold them, one counts (see `distinct`).
     """
-    by_config: dict[str, list[Run]] = {}
-    configs: dict[str, Mapping[str, Any]] = {}
-    different = distinct(runs)
-    for run, config in zip(different, compared_configs(different), strict=True):
-        configs.setdefault(key := _key(config), config)
-        by_config.setdefault(key, []).append(run)
-    all_labels = _make_labels([members[0] for members in by_config.values()], list(configs.values()))
+    by_config: dict[Hashable, list[Run]] = {}
+    for run in distinct(runs):
+        by_config.setdefault(_key(compared_config(run)), []).append(run)
+    all_labels = _make_labels([members[0] for members in by_config.values()])
     groups = [
         Group(labels, sorted(members, key=lambda run: run.seeds))
         for labels, members in zip(all_labels, by_config.values(), strict=True)
@@ -70,47 +68,12 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 
 def distinct(runs: Iterable[Run]) -> list[Run]:
     """The runs without repetitions: of equal configs and seeds the first that has finished, or else the first."""
-    found: dict[str, Run] = {}
-    given = list(runs)
-    for run, config in zip(given, compared_configs(given), strict=True):
-        key = f"{run.seeds} {_key(config)}"
+    found: dict[Hashable, Run] = {}
+    for run in runs:
+        key = run.seeds, _key(compared_config(run))
         if key not in found or (run.status == "done" and found[key].status != "done"):
             found[key] = run
     return list(found.values())
-
-
-def _key(config: Mapping[str, Any]) -> str:
-    """A text that is the same for equal configs: 1 and 1.0 are the same number."""
-    return json.dumps(_with_numbers_alike(config), sort_keys=True, default=str)
-
-
-def _with_numbers_alike(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _with_numbers_alike(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_numbers_alike(one) for one in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def show_labels(labels: Mapping[str, str]) -> str:
-    """All labels as one text, in their order: choices of config groups by themselves, config values as `key=value`.
-
-    Of a dotted key its last part is shown, where this says which of the labels it is.
-    """
-    ends = Counter(key.rpartition(".")[2] for key in labels)
-    return " ".join(_show_label(key, value, whole=ends[key.rpartition(".")[2]] > 1) for key, value in labels.items())
-
-
-def _show_label(key: str, value: str, *, whole: bool) -> str:
-    if key in (*LABEL_ORDER, *OTHER_CHOICES) or "/" in key:
-        return value
-    return f"{key if whole else key.rpartition('.')[2]}={value}"
-
-
-def sort_key(text: str) -> tuple[bool, list[str | float]]:
-    """A key that sorts texts with numbers in them by value, and `REFERENCE` first."""
-    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text)
-    return text != REFERENCE, [float(part) if position % 2 else part for position, part in enumerate(parts)]
 
 
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,59 +82,66 @@ def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
     return by_meaning({k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT})
 
 
-def compared_configs(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """What is `relevant` of each run, with engine=native where engine=auto took it: its results are the same."""
-    configs = [relevant(run.config) for run in runs]
-    taken = [str(run.summary.get("engine", "")).startswith("native") for run in runs]
-    on_c = {_key(config) for config, native in zip(configs, taken, strict=True) if native and _is_auto(config)}
-    return [{**config, "engine": NATIVE} if _key(config) in on_c else config for config in configs]
-
-
-def _is_auto(config: Mapping[str, Any]) -> bool:
+def compared_config(run: Run) -> dict[str, Any]:
+    """What is `relevant` of a run, with engine=native where engine=auto took it: its results are the same."""
+    config = relevant(run.config)
     engine = config.get("engine")
-    return isinstance(engine, Mapping) and str(engine.get("_target_")) == "choose_backend"
+    is_auto = isinstance(engine, Mapping) and engine.get("_target_") == "choose_backend"
+    took_native = str(run.summary.get("engine", "")).startswith("native")
+    return {**config, "engine": NATIVE} if is_auto and took_native else config
 
 
-def _make_labels(runs: Sequence[Run], configs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    names = [name for name in LABEL_ORDER if len({_choice(run, name) for run in runs}) > 1]
+def _key(config: Mapping[str, Any]) -> Hashable:
+    """The same for equal configs: 1 and 1.0 are the same number."""
+    return frozenset((key, str(value) if isinstance(value, list) else value) for key, value in flat(config))
+
+
+def show_labels(labels: Mapping[str, str]) -> str:
+    """All labels as one text, in their order: choices of config groups by themselves, config values as `key=value`.
+
+    Of a dotted key its last part is shown, where this says which of the labels it is.
+    """
+    ends = Counter(key.rpartition(".")[2] for key in labels)
+    shown = []
+    for key, value in labels.items():
+        end = key.rpartition(".")[2]
+        is_choice = key in (*LABEL_ORDER, *OTHER_CHOICES) or "/" in key
+        shown.append(value if is_choice else f"{key if ends[end] > 1 else end}={value}")
+    return " ".join(shown)
+
+
+def sort_key(text: str) -> tuple[bool, list[str | float]]:
+    """A key that sorts texts with numbers in them by value, and `REFERENCE` first."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text)
+    return text != REFERENCE, [float(part) if position % 2 else part for position, part in enumerate(parts)]
+
+
+def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """The labels of runs that are each of another config."""
+    made = [{**NEW_GROUPS, **run.choices} for run in runs]
+    names = [name for name in LABEL_ORDER if len({choices.get(name, "") for choices in made}) > 1]
     if "cell" in names:  # a cell determines the partition
         names = [name for name in names if name != "partition"]
-    labels = [{name: _choice(run, name) or "-" for name in names} for run in runs]
-    parts = [{g: c for g, c in run.choices.items() if g.startswith("selector/")} for run in runs]
-    _add_distinguishing_values(labels, parts)
-    _add_distinguishing_values(labels, _other_choices(runs, configs))
-    values = [dict(flat(config)) for config in configs]
-    _add_distinguishing_values(labels, values)
-    _tell_setting_everywhere(labels, values)
-    return labels
-
-
-def _other_choices(runs: Sequence[Run], configs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The choice of each run in each of `OTHER_CHOICES`; of choices with the same config the first one."""
-    first = {f"engine {_key(NATIVE)}": "native"}
-    return [
+    labels = [{name: choices.get(name) or "-" for name in names} for choices in made]
+    configs = [compared_config(run) for run in runs]
+    first: dict[Hashable, str] = {("engine", _key({"engine": NATIVE})): "native"}  # of choices with the same config
+    others = [
         {
-            g: first.setdefault(f"{g} {_key(config.get(g) or {})}", run.choices[g])
-            for g in OTHER_CHOICES
-            if g in run.choices
+            group: first.setdefault((group, _key({group: config.get(group)})), choices[group])
+            for group in OTHER_CHOICES
+            if group in choices
         }
-        for run, config in zip(runs, configs, strict=True)
+        for choices, config in zip(made, configs, strict=True)
     ]
-
-
-def _choice(run: Run, group: str) -> str:
-    """The choice made in a config group, "" where there was none; runs from before a group came made its default."""
-    return run.choices.get(group, NEW_GROUPS.get(group, ""))
-
-
-def _tell_setting_everywhere(labels: Sequence[dict[str, str]], values: Sequence[Mapping[str, Any]]) -> None:
-    """Add the values of settings that label any runs to the labels of all that have them, in place.
-
-    A method that was run in one setting alone is so told to belong to it.
-    """
-    keys = [key for key in dict.fromkeys(k for label in labels for k in label) if is_setting(key) and "." in key]
+    values = [dict(flat(config)) for config in configs]
+    _add_distinguishing(labels, [{g: c for g, c in choices.items() if g.startswith("selector/")} for choices in made])
+    _add_distinguishing(labels, others)
+    _add_distinguishing(labels, values)
+    # A setting's values that label any runs label all that have them: so a method run in one setting alone is in it.
+    told = dict.fromkeys(key for label in labels for key in label if is_setting(key) and "." in key)
     for label, own in zip(labels, values, strict=True):
-        label.update({key: str(own[key]) for key in keys if key in own})
+        label.update({key: str(own[key]) for key in told if key in own})
+    return labels
 
 
 def is_setting(key: str) -> bool:
@@ -179,7 +149,7 @@ def is_setting(key: str) -> bool:
     return key.partition(".")[0] in SETTING
 
 
-def _add_distinguishing_values(labels: Sequence[dict[str, str]], values: Sequence[Mapping[str, Any]]) -> None:
+def _add_distinguishing(labels: Sequence[dict[str, str]], values: Sequence[Mapping[str, Any]]) -> None:
     """Add to `labels`, in place, those of the `values` in which runs with the same labels differ."""
     same_label: dict[tuple[str, ...], list[int]] = {}
     for position, label in enumerate(labels):
@@ -221,11 +191,10 @@ class Panel:
     def reference_of(self, group: Group, choice: str) -> Group | None:
         """The group of selector `choice`, or the line of that name, to compare `group` with; None if there is none.
 
-        Of several, as where learning rates are varied, too, it is the one that is most like `group` in what labels
-        the two.
+        Of several, as where learning rates are varied, too, it is the one whose config is most like that of `group`.
         """
         found = [other for name, other in self.lines.items() if choice in (name, other.choices.get("selector"))]
-        return max(found, key=lambda other: _num_shared(group, other), default=None)
+        return max(found, key=lambda other: len(_beside_selector(group) & _beside_selector(other)), default=None)
 
     @property
     def besides_partition(self) -> str:
@@ -238,26 +207,10 @@ class Panel:
         return next(name for name, other in self.lines.items() if other is group)
 
 
-def _num_shared(group: Group, other: Group) -> int:
-    """The number of labels of either, besides selectors and their parts, in which two groups are alike.
-
-    A group that differs from no other by a value has no label of it, and yet the value.
-    """
-    labels = {key for key in (*group.labels, *other.labels) if key.partition(".")[0].partition("/")[0] != "selector"}
-    ours, theirs = ({key: _label(one, key) for key in labels} for one in (group, other))
-    return sum(ours[key] == theirs[key] for key in labels)
-
-
-def _label(group: Group, key: str) -> str | None:
-    """Its label, or what it would be: a choice in a config group, or a value."""
-    if key in group.labels or key in group.choices:
-        return group.labels.get(key, group.choices.get(key))
-    found = dict(flat(group.runs[0].config)).get(key)
-    return None if found is None else str(found)
-
-
-DIVISION = ("cell", "partition")
-"""Config groups among those of a setting that say how the data are divided among clients."""
+def _beside_selector(group: Group) -> set[tuple[str, str]]:
+    """Choices and values, but for those of the selector."""
+    values = {**dict(flat(compared_config(group.runs[0]))), **group.choices}
+    return {(key, str(value)) for key, value in values.items() if not key.startswith("selector")}
 
 
 def make_panels(groups: Sequence[Group]) -> list[Panel]:

@@ -46,8 +46,7 @@ def last_accuracy(run: Run) -> float | None:
 
 
 def client_accuracy(run: Run, aggregate: str) -> float | None:
-    """An aggregate over clients (`fedsim.core.record.AGGREGATES`): the mean over the last rounds that have
-    it; None for runs that did not measure it."""
+    """One of `AGGREGATES` over clients: the mean over the last rounds that have it; None where it was not measured."""
     return mean_of_last([record.get(f"{KEY}_{aggregate}") for record in run.records], FINAL_WINDOW)
 
 
@@ -82,15 +81,13 @@ def rounds_to(run: Run, target: float) -> float | None:
 def bytes_to(run: Run, target: float) -> float | None:
     """Bytes in both directions until the test accuracy first reaches `target`."""
     reached = rounds_to(run, target)
-    return None if reached is None else float(_spent(run, ("bytes_down", "bytes_up"))[: int(reached)].sum())
+    return None if reached is None else float(run.total(["bytes_down", "bytes_up"])[: int(reached)].sum())
 
 
 def simulated_seconds_to(run: Run, target: float) -> float | None:
     """Seconds on the simulated clock until the test accuracy first reaches `target`; None without such a clock."""
-    reached = rounds_to(run, target)
-    if reached is None or not is_simulated(run):
-        return None
-    return float(run.series("simulated_seconds")[: int(reached)].sum())
+    reached = rounds_to(run, target) if is_simulated(run) else None
+    return None if reached is None else float(run.series("simulated_seconds")[: int(reached)].sum())
 
 
 def is_simulated(run: Run) -> bool:
@@ -130,10 +127,8 @@ def gini(values: Floats) -> float:
     """Gini coefficient: the mean absolute difference of all pairs divided by twice the mean; 0 if all values are 0."""
     ordered = np.sort(values)
     total = ordered.sum()
-    if not total:
-        return 0.0
     ranks = np.arange(1, len(ordered) + 1)
-    return float((2 * ranks - len(ordered) - 1) @ ordered / (len(ordered) * total))
+    return float((2 * ranks - len(ordered) - 1) @ ordered / (len(ordered) * total)) if total else 0.0
 
 
 def _finite_mean(values: Floats) -> float | None:
@@ -145,14 +140,14 @@ def _first_round(reached: NDArray[np.bool_]) -> float | None:
     return float(np.argmax(reached)) + 1 if reached.any() else None
 
 
-def _negative(value: float | None) -> float | None:
+def _negative(measure: Measure) -> Measure:
     """Of a measure of which less is better."""
-    return None if value is None else -value
+    return lambda run: None if (value := measure(run)) is None else -value
 
 
 def total_cost(run: Run, *names: str) -> float:
     """What the whole run cost, in the sum of recorded quantities (bytes, seconds, samples)."""
-    return float(_spent(run, names).sum())
+    return float(run.total(names).sum())
 
 
 def one_time_cost(run: Run, *names: str) -> float | None:
@@ -160,53 +155,41 @@ def one_time_cost(run: Run, *names: str) -> float | None:
 
     0 if the run has no start-up rounds; None if it ended within them, or did not record how many they are.
     """
-    parts = _start_up_and_later(run, names)
-    return None if parts is None else float(parts[0].sum() - len(parts[0]) * parts[1].mean())
+    start, later = run.start_up_rounds, cost_a_round(run, *names)
+    return None if start is None or later is None else float(run.total(names)[:start].sum()) - start * later
 
 
 def cost_a_round(run: Run, *names: str) -> float | None:
     """The mean cost of a round after the start-up rounds, in the sum of recorded quantities; None as above."""
-    parts = _start_up_and_later(run, names)
-    return None if parts is None else float(parts[1].mean())
+    spent, start = run.total(names), run.start_up_rounds
+    return None if start is None or len(spent) <= start else float(spent[start:].mean())
 
 
-def _start_up_and_later(run: Run, names: Sequence[str]) -> tuple[Floats, Floats] | None:
-    """The costs of the start-up rounds [S] and of the later ones [T - S]."""
-    spent, start = _spent(run, names), run.start_up_rounds
-    return None if start is None or len(spent) <= start else (spent[:start], spent[start:])
-
-
-def _spent(run: Run, names: Sequence[str]) -> Floats:
-    return np.stack([run.series(name) for name in names]).sum(0)
-
-
-def cost_of_rounds(run: Run, name: str, rounds: int = 200) -> float | None:
-    """The cost of the first `rounds` rounds in a recorded quantity `name` (seconds, bytes, samples).
+def cost_of_rounds(run: Run, *names: str, rounds: int = 200) -> float | None:
+    """The cost of the first `rounds` rounds in the sum of recorded quantities (seconds, bytes, samples).
 
     For judging papers' times of 200 rounds; tables show what runs did cost. A run that is long enough gives it
     directly. For a shorter one, each missing round is assumed to cost the mean of the rounds after the start-up rounds,
     which is wrong where a method does more every so many rounds. None if a run ended during its start-up or did not
     record how long it lasts.
     """
-    spent = run.series(name)
+    spent = run.total(names)
     if len(spent) >= rounds:
         return float(spent[:rounds].sum())
-    later = cost_a_round(run, name)
+    later = cost_a_round(run, *names)
     return None if later is None else float(spent.sum() + (rounds - len(spent)) * later)
 
 
 def seconds_200(run: Run, phases: Sequence[str] = PHASES) -> float | None:
     """Seconds of 200 rounds in some phases; of selection: by the server, and by clients to answer its requests."""
-    spent = [cost_of_rounds(run, f"seconds_{phase}") for phase in phases]
-    return None if None in spent else sum(value for value in spent if value is not None)
+    return cost_of_rounds(run, *(f"seconds_{phase}" for phase in phases))
 
 
 def selection_overhead(run: Run) -> float | None:
     """Seconds spent on selection, by the server and by clients for it, divided by those of all other phases."""
-    spent = {phase: total_cost(run, f"seconds_{phase}") for phase in PHASES}
-    choosing = spent.pop("select") + spent.pop("ask")
-    rest = sum(spent.values())
-    return choosing / rest if rest else None
+    choosing = "seconds_select", "seconds_ask"
+    rest = total_cost(run, *(name for name in PHASE_SECONDS if name not in choosing))
+    return total_cost(run, *choosing) / rest if rest else None
 
 
 MEASURES: Mapping[str, Callable[..., float | None]] = {
@@ -236,8 +219,8 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     "selection_gini": selection_gini,
     "selection_overhead": selection_overhead,
     "simulated_seconds_to": simulated_seconds_to,
-    "speed": lambda run: _negative(seconds_200(run)),
-    "steadiness": lambda run: _negative(fluctuation(run)),
+    "speed": _negative(seconds_200),
+    "steadiness": _negative(fluctuation),
     **{f"{KEY}_{name}": partial(client_accuracy, aggregate=name) for name in AGGREGATES},
 }
 FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
@@ -263,6 +246,11 @@ def find_measure(text: str) -> Measure:
     name, _, argument = text.partition("@")
     measure = MEASURES[name]
     return (lambda run: measure(run, float(argument))) if argument else measure
+
+
+def values_of(group: Group, measure: Measure) -> list[float]:
+    """A measure of the group's finished runs for which it exists."""
+    return [value for run in group.complete if (value := measure(run)) is not None]
 
 
 def values_by_seed(group: Group, measure: str) -> dict[Seeds, float]:

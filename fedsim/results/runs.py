@@ -11,7 +11,7 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from fedsim.results.files import (
     CLIENTS,
     CONFIG,
     METRICS,
+    PARTITION,
     REPLACEMENTS,
     SUMMARY,
     OutputError,
@@ -75,11 +76,16 @@ class Seeds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run: its folder, config (as saved) and summary."""
+    """A finished run: its folder, config (as saved) and summary.
+
+    Of one that was read from an archive, `folder` is the name that it had, and `archived` is what the archive has of it
+    besides: its `rows` [T], and its `TOLD`.
+    """
 
     folder: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
+    archived: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -116,18 +122,21 @@ class Run:
     @property
     def commit(self) -> str | None:
         """The commit of fedsim that made it, in full; None where none was recorded."""
-        revision = self.summary.get("revision")
-        return str(revision["commit"]) if isinstance(revision, Mapping) and revision.get("commit") else None
+        return (self.summary.get("revision") or {}).get("commit")
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
         """The records of its rounds, as in metrics.jsonl."""
-        return read_metrics(self.folder)
+        return self.archived["rows"].to_pylist() if self.archived else read_metrics(self.folder)
 
     def series(self, name: str) -> Floats:
         """A recorded number of every round, [T]; nan if it was not measured."""
         values = [np.nan if r[name] is None else r[name] for r in self.records]
         return np.array(values, dtype=np.float64)
+
+    def total(self, names: Sequence[str]) -> Floats:
+        """The sum of recorded quantities in every round, [T]."""
+        return np.stack([self.series(name) for name in names]).sum(0)
 
     @cached_property
     def selections(self) -> NDArray[np.int64]:
@@ -138,62 +147,63 @@ class Run:
     @cached_property
     def histograms(self) -> NDArray[np.int64] | None:
         """Training samples of each client by class, [N, C]; None if the partition was not saved."""
-        path = self.folder / "partition.npz"
+        if self.archived:
+            found = self.archived["histograms"]
+            return None if found is None else np.array(found, dtype=np.int64)
+        path = self.folder / PARTITION
         return Division.load(path).histograms if path.is_file() else None
 
     @cached_property
     def client_accuracies(self) -> Floats | None:
         """The final model's accuracy on each client, [N], nan where there is none; None if it was not measured."""
+        if self.archived:
+            found = self.archived.get("client_accuracies")  # which earlier archives lack
+            return None if found is None else np.array(found, dtype=np.float64)
         path = self.folder / CLIENTS
-        return _read_accuracies(path) if path.is_file() else None
-
-
-def _read_accuracies(path: Path) -> Floats | None:
-    """The accuracies [N] in clients.npz; None, and a line on stderr, where the file cannot be read."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return np.asarray(file["accuracy"], dtype=np.float64)
-    except Exception as error:  # a damaged archive fails in zipfile, zlib or numpy, each in its own way
-        sys.stderr.write(f"fedsim report: left out {path}: {type(error).__name__}: {error}\n")
-        return None
+        try:
+            return np.asarray(np.load(path, allow_pickle=False)["accuracy"], np.float64) if path.is_file() else None
+        except Exception as error:  # a damaged file fails in zipfile, zlib or numpy, each in its own way
+            _tell_left_out(path, error)
+            return None
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """All runs below `folder` that have ended, sorted by path. Raises `ReportError` if there are none."""
-    paths = [path for path in sorted(folder.rglob(SUMMARY)) if REPLACEMENTS not in path.parts]
-    runs = [run for path in paths if (run := _read_or_tell(path.parent)) is not None]
+    """All runs below `folder` that have ended, sorted by path. Raises `ReportError` if there are none.
+
+    A folder whose files cannot be used is told on stderr.
+    """
+    runs = []
+    for path in sorted(folder.rglob(SUMMARY)):
+        if REPLACEMENTS not in path.parts and (path.parent / CONFIG).is_file():  # else a summary of something else
+            try:
+                runs.append(_read(path.parent))
+            except ReportError as error:
+                _tell_left_out(path.parent, error)
     if not runs:
         raise ReportError(f"{folder}: no finished run below it (a run's folder holds {CONFIG} and {SUMMARY})")
     return runs
 
 
-def _read_or_tell(folder: Path) -> Run | None:
-    """The run in `folder`; where its files cannot be used, one line on stderr and None."""
-    if not (folder / CONFIG).is_file():  # a summary of something else, such as a report
-        return None
-    found = _read(folder)
-    if isinstance(found, Run):
-        return found
-    sys.stderr.write(printable(f"fedsim report: left out {folder}: {found}") + "\n")
-    return None
+def _tell_left_out(path: Path, error: Exception) -> None:
+    sys.stderr.write(printable(f"fedsim report: left out {path}: {error}") + "\n")
 
 
-def _read(folder: Path) -> Run | str:
-    """The run in `folder`, or what is wrong with its files."""
+def _read(folder: Path) -> Run:
     summary = read_summary(folder)
     if summary is None or not isinstance(summary.get("choices"), Mapping):
-        return f"{SUMMARY} is not that of a run"
+        raise ReportError(f"{SUMMARY} is not that of a run")
     try:
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        return f"{CONFIG} cannot be read ({' '.join(str(error).split())[:100]})"
+        raise ReportError(f"{CONFIG} cannot be read ({' '.join(str(error).split())[:100]})") from error
     if not isinstance(config, Mapping) or not all(isinstance(config.get(key), int) for key in NUMBERS):
-        return f"{CONFIG} is not that of a run"
+        raise ReportError(f"{CONFIG} is not that of a run")
     run = Run(folder, config, summary)
     if run.status == "done" and len(run.records) < run.num_rounds:
-        return f"{METRICS} holds {len(run.records)} of {run.num_rounds} rounds; run it again with overwrite=true"
+        found = f"{len(run.records)} of {run.num_rounds} rounds"
+        raise ReportError(f"{METRICS} holds {found}; run it again with overwrite=true")
     if not all(record.keys() >= RECORDED for record in run.records):
-        return f"{METRICS} holds lines that are not records of rounds"
+        raise ReportError(f"{METRICS} holds lines that are not records of rounds")
     return run
 
 
@@ -208,27 +218,8 @@ TOLD = ("folder", "config", "summary", "histograms", "client_accuracies")
 """Columns with what holds for a whole run. Archives from before a column came lack it."""
 PLACES = ("data_dir", "cache_dir", "output_dir")
 """Keys of a config that name folders of the machine: left out, as archives are published."""
-
-
-@dataclass(frozen=True, eq=False)
-class ArchivedRun(Run):
-    """A run read from an archive; its folder is the name that it had."""
-
-    rows: pa.Table
-    label_counts: Sequence[Sequence[int]] | None
-    accuracies: Sequence[float | None] | None = None
-
-    @cached_property
-    def records(self) -> list[dict[str, Any]]:
-        return self.rows.to_pylist()
-
-    @cached_property
-    def histograms(self) -> NDArray[np.int64] | None:
-        return None if self.label_counts is None else np.array(self.label_counts, dtype=np.int64)
-
-    @cached_property
-    def client_accuracies(self) -> Floats | None:
-        return None if self.accuracies is None else np.array(self.accuracies, dtype=np.float64)
+KINDS = {"run": pa.int32(), "seed": pa.int64(), **dict.fromkeys(("engine", "commit", *TOLD), pa.string())}
+"""The types of the columns before and after the records."""
 
 
 def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
@@ -236,22 +227,17 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
 
     Their folders are below `root`; those of runs from another archive are names already.
     """
+    rows = [row for number, run in enumerate(runs) for row in _rows(number, run, root)]
     names = list(dict.fromkeys(name for run in runs for record in run.records for name in record))
-    groups = sorted({group for run in runs for group in run.choices})
-    columns: dict[str, pa.Array] = {
-        "run": _repeated(list(range(len(runs))), runs, pa.int32()),
-        "seed": _repeated([run.seed for run in runs], runs, pa.int64()),
-        "engine": _repeated([run.summary.get("engine") for run in runs], runs, pa.string()),
-        "commit": _repeated([run.commit for run in runs], runs, pa.string()),
-        **{f"choice.{g}": _repeated([run.choices.get(g) for run in runs], runs, pa.string()) for g in groups},
-        **{name: _column(name, [record.get(name) for run in runs for record in _rows(run)]) for name in names},
+    groups = sorted({f"choice.{group}" for run in runs for group in run.choices})
+    columns = {
+        name: _column(name, [row.get(name) for row in rows])
+        for name in ("run", "seed", "engine", "commit", *groups, *names, *TOLD)
     }
-    for key in TOLD:
-        columns[key] = _on_first_rows([_told(run, root)[key] for run in runs], runs)
     meta = json.dumps({"format": FORMAT, "records": names})
     table = pa.table(columns).replace_schema_metadata({META: meta.encode()})
     single = [name for name, column in columns.items() if column.type == pa.float32()]
-    coded = [name for name in table.column_names if name not in single]
+    coded = [name for name in columns if name not in single]
     file = io.BytesIO()
     pq.write_table(
         table, file, compression="zstd", compression_level=19, use_dictionary=coded, use_byte_stream_split=single
@@ -263,6 +249,31 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
         raise OutputError(unwritable("--archive", path, error)) from error
 
 
+def _rows(number: int, run: Run, root: Path) -> list[dict[str, Any]]:
+    """The rows of a run: one a round, at least one, of which the first has its `TOLD`."""
+    told = {
+        "folder": (run.folder.relative_to(root) if run.folder.is_relative_to(root) else run.folder).as_posix(),
+        "config": {key: value for key, value in run.config.items() if key not in PLACES},
+        "summary": dict(run.summary),
+        "histograms": None if run.histograms is None else run.histograms.tolist(),
+        "client_accuracies": json_ready(run.client_accuracies),
+    }
+    whole = {"run": number, "seed": run.seed, "engine": run.summary.get("engine"), "commit": run.commit}
+    whole |= {f"choice.{group}": choice for group, choice in run.choices.items()}
+    first, *others = [{**whole, **record} for record in run.records or [{}]]
+    return [first | {key: json.dumps(value) for key, value in told.items()}, *others]
+
+
+def _column(name: str, values: list[Any]) -> pa.Array:
+    if name in KINDS or name.startswith("choice."):
+        return pa.array(values, KINDS.get(name, pa.string()))
+    if name.startswith("seconds_") or name == "wall_seconds" or name.endswith("_loss"):
+        return pa.array(values, pa.float32())
+    if any(isinstance(value, float) for value in values):
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    return pa.array(values)
+
+
 def read_archive(path: Path) -> list[Run]:
     """The runs in the file `path`. Raises `ReportError` if it is not an archive of runs."""
     try:
@@ -270,51 +281,14 @@ def read_archive(path: Path) -> list[Run]:
         meta = json.loads((table.schema.metadata or {}).get(META, b"null"))
         if not isinstance(meta, Mapping) or meta.get("format") != FORMAT:
             raise ReportError(f"{path}: not an archive of runs (fedsim report <folder> --archive writes one)")
-        return _runs(table, meta["records"])
+        runs: list[Run] = []
+        records, first = table.select(meta["records"]), 0
+        for length in np.bincount(table["run"].to_numpy()).tolist():
+            told = {key: json.loads(table[key][first].as_py()) for key in TOLD if key in table.column_names}
+            rounds = 0 if records["round"][first].as_py() is None else length
+            told["rows"] = records.slice(first, rounds)
+            runs.append(Run(Path(told["folder"]), told["config"], told["summary"], told))
+            first += length
+        return runs
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise ReportError(f"{path}: cannot be read as an archive of runs ({error})") from error
-
-
-def _runs(table: pa.Table, names: Sequence[str]) -> list[Run]:
-    runs: list[Run] = []
-    records, first = table.select(names), 0
-    for length in np.bincount(table["run"].to_numpy()).tolist():
-        told = {key: json.loads(table[key][first].as_py()) for key in TOLD if key in table.column_names}
-        rounds = 0 if records["round"][first].as_py() is None else length
-        own = records.slice(first, rounds), told["histograms"], told.get("client_accuracies")
-        runs.append(ArchivedRun(Path(told["folder"]), told["config"], told["summary"], *own))
-        first += length
-    return runs
-
-
-def _told(run: Run, root: Path) -> dict[str, Any]:
-    return {
-        "folder": (run.folder.relative_to(root) if run.folder.is_relative_to(root) else run.folder).as_posix(),
-        "config": {key: value for key, value in run.config.items() if key not in PLACES},
-        "summary": dict(run.summary),
-        "histograms": None if run.histograms is None else run.histograms.tolist(),
-        "client_accuracies": json_ready(run.client_accuracies),
-    }
-
-
-def _on_first_rows(values: Sequence[Any], runs: Sequence[Run]) -> pa.Array:
-    """A value of each run as JSON in the first of its rows; null in the others."""
-    rows = [[json.dumps(value), *[None] * (len(_rows(run)) - 1)] for value, run in zip(values, runs, strict=True)]
-    return pa.array([cell for some in rows for cell in some], pa.string())
-
-
-def _rows(run: Run) -> list[dict[str, Any]]:
-    return run.records or [{}]
-
-
-def _repeated(values: Sequence[Any], runs: Sequence[Run], kind: pa.DataType) -> pa.Array:
-    """A value of each run, in each of its rows."""
-    return pa.array([value for value, run in zip(values, runs, strict=True) for _ in _rows(run)], kind)
-
-
-def _column(name: str, values: list[Any]) -> pa.Array:
-    if name.startswith("seconds_") or name == "wall_seconds" or name.endswith("_loss"):
-        return pa.array(values, pa.float32())
-    if any(isinstance(value, float) for value in values):
-        return pa.array([None if value is None else float(value) for value in values], pa.float64())
-    return pa.array(values)

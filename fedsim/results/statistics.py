@@ -8,13 +8,12 @@ medians have exact intervals from the binomial distribution.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 from scipy import special, stats
-
-from fedsim.results.runs import Floats
 
 Key = TypeVar("Key")
 LEVEL = 0.95
@@ -30,127 +29,117 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds, its 95 % confidence interval (Student's t), and the 95 % prediction interval of one more run.
+class Mean:
+    """The mean of `values`, one a seed, by Student's t with n - 1 degrees of freedom; all but it is nan for one seed.
 
-    `low`, `high`: mean -/+ t sd / sqrt(n). `next_low`, `next_high`: mean -/+ t sd sqrt(1 + 1/n). t has n - 1 degrees of
-    freedom; all four are nan for one seed, and cut at the bounds of `estimate`. `sd` is the sample's standard deviation
-    (divisor n - 1).
+    `interval`: of 95 % confidence; `next_interval`: the 95 % prediction interval of one more run. Both are cut at
+    `bounds`, outside of which the quantity cannot lie: they cover it as often as before. Tests use mean and `sd` (the
+    sample's, divisor n - 1), which stay.
     """
 
-    mean: float
-    low: float
-    high: float
-    next_low: float
-    next_high: float
-    sd: float
-    num: int
-
-    @property
-    def next_half_width(self) -> float:
-        """Half the width of the prediction interval, before it is cut; nan for one seed."""
-        return t_quantile((1 + LEVEL) / 2, self.num - 1) * self.sd * math.sqrt(1 + 1 / self.num)
-
-    def p_next(self, value: float, tolerance: float = 0.0) -> float:
-        """Two-sided p-value of the hypothesis that one more run gives a value within `tolerance` of `value`.
-
-        nan for one seed.
-        """
-        distance = max(abs(value - self.mean) - tolerance, 0.0)
-        return 2 * t_tail(distance, self.sd * math.sqrt(1 + 1 / self.num), self.num - 1)
-
-    def p_equivalent(self, value: float, margin: float) -> float:
-        """p-value of the two one-sided tests (Schuirmann, 1987) that the true mean is within `margin` of `value`."""
-        error = self.sd / math.sqrt(self.num)
-        return t_tail(margin - abs(self.mean - value), error, self.num - 1)
-
-    def standardised_error(self, value: float) -> float:
-        """The distance of `value` from the mean as a standard normal variable, if `value` is one more run; else nan.
-
-        The t statistic of the prediction interval, carried over to the normal distribution of the same probability.
-        """
-        error = self.sd * math.sqrt(1 + 1 / self.num)
-        if self.num < 2 or error < ROUNDING:
-            return math.nan
-        t = (value - self.mean) / error
-        return math.copysign(float(special.ndtri(special.stdtr(self.num - 1, -abs(t)))), t)
-
-
-def estimate(values: Sequence[float], bounds: tuple[float, float] = UNBOUNDED) -> Estimate | None:
-    """The estimate from one value per seed; None if there are no values.
-
-    Intervals are cut at `bounds`, outside of which the quantity cannot lie: they cover it as often as before. Tests use
-    the mean and the standard deviation, which stay.
-    """
-    x = np.asarray(values, dtype=np.float64)
-    if not len(x):
-        return None
-    mean = float(x.mean())
-    if len(x) == 1:
-        return Estimate(mean, math.nan, math.nan, math.nan, math.nan, math.nan, 1)
-    sd, quantile = float(x.std(ddof=1)), t_quantile((1 + LEVEL) / 2, len(x) - 1)
-    half_width, next_half_width = quantile * sd / math.sqrt(len(x)), quantile * sd * math.sqrt(1 + 1 / len(x))
-    ends = mean - half_width, mean + half_width, mean - next_half_width, mean + next_half_width
-    low, high, next_low, next_high = (min(max(end, bounds[0]), bounds[1]) for end in ends)
-    return Estimate(mean, low, high, next_low, next_high, sd, len(x))
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The mean of paired differences at equal seeds, perhaps each a mean over settings (`pooled`), with t intervals.
-
-    `error` is its standard error, `df` the degrees of freedom. `values` are the differences, one a seed.
-    """
-
-    mean: float
-    error: float
-    df: float
     values: tuple[float, ...]
-    strata: int = 1
+    bounds: tuple[float, float] = UNBOUNDED
 
     @property
     def num(self) -> int:
         return len(self.values)
 
     @property
-    def low(self) -> float:
-        return self.mean - t_quantile((1 + LEVEL) / 2, self.df) * self.error
+    def df(self) -> int:
+        return self.num - 1
+
+    @cached_property
+    def mean(self) -> float:
+        return float(np.mean(self.values))
+
+    @cached_property
+    def sd(self) -> float:
+        return float(np.std(self.values, ddof=1)) if self.df else math.nan
 
     @property
-    def high(self) -> float:
-        return self.mean + t_quantile((1 + LEVEL) / 2, self.df) * self.error
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return self.sd / math.sqrt(self.num)
+
+    @property
+    def next_error(self) -> float:
+        """The standard error of the mean as a prediction of one more run."""
+        return self.sd * math.sqrt(1 + 1 / self.num)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self._around(t_quantile((1 + LEVEL) / 2, self.df) * self.error)
+
+    @property
+    def next_interval(self) -> tuple[float, float]:
+        return self._around(self.next_half_width)
+
+    @property
+    def next_half_width(self) -> float:
+        """Half the width of the prediction interval, before it is cut."""
+        return t_quantile((1 + LEVEL) / 2, self.df) * self.next_error
+
+    def _around(self, reach: float) -> tuple[float, float]:
+        low, high = (min(max(end, self.bounds[0]), self.bounds[1]) for end in (self.mean - reach, self.mean + reach))
+        return low, high
 
     @property
     def p_value(self) -> float:
-        """Two-sided p-value of the t test that the true difference is 0."""
+        """Two-sided p-value of the t test that the true mean is 0."""
         return 2 * t_tail(abs(self.mean), self.error, self.df)
 
-    def p_equivalent(self, margin: float) -> float:
-        """p-value of the two one-sided tests (Schuirmann, 1987) that the true difference is within +- `margin`."""
-        return max(self.p_above(-margin), self.p_below(margin))
+    def p_above(self, value: float) -> float:
+        """One-sided p-value of the hypothesis that the true mean is at most `value`."""
+        return t_tail(self.mean - value, self.error, self.df)
+
+    def p_below(self, value: float) -> float:
+        """One-sided p-value of the hypothesis that the true mean is at least `value`."""
+        return t_tail(value - self.mean, self.error, self.df)
+
+    def p_equivalent(self, margin: float, value: float = 0.0) -> float:
+        """p-value of the two one-sided tests (Schuirmann, 1987) that the true mean is within `margin` of `value`."""
+        return t_tail(margin - abs(self.mean - value), self.error, self.df)
+
+
+class Estimate(Mean):
+    """A mean over seeds of a quantity."""
+
+    def p_next(self, value: float, tolerance: float = 0.0) -> float:
+        """Two-sided p-value of the hypothesis that one more run gives a value within `tolerance` of `value`."""
+        distance = max(abs(value - self.mean) - tolerance, 0.0)
+        return 2 * t_tail(distance, self.next_error, self.df)
+
+    def standardised_error(self, value: float) -> float:
+        """The distance of `value` from the mean as a standard normal variable, if `value` is one more run; else nan.
+
+        The t statistic of the prediction interval, carried over to the normal distribution of the same probability.
+        """
+        if not self.df or self.next_error < ROUNDING:
+            return math.nan
+        t = (value - self.mean) / self.next_error
+        return math.copysign(float(special.ndtri(special.stdtr(self.df, -abs(t)))), t)
+
+
+@dataclass(frozen=True)
+class Difference(Mean):
+    """The mean of paired differences at equal seeds, each perhaps a mean over `strata` settings (`pooled`)."""
+
+    strata: int = 1
 
     @property
     def detectable(self) -> float:
         """Approximately the true difference that this test detects in 80 % of cases."""
         return (t_quantile((1 + LEVEL) / 2, self.df) + t_quantile(POWER, self.df)) * self.error
 
-    @property
-    def p_flips(self) -> float:
-        """Two-sided p-value of a sign-flip test, which assumes no distribution and cannot fall below 2 / 2^n."""
-        return sign_flip_test(np.array(self.values))
 
-    def p_above(self, value: float) -> float:
-        """One-sided p-value of the hypothesis that the true difference is at most `value`."""
-        return t_tail(self.mean - value, self.error, self.df)
-
-    def p_below(self, value: float) -> float:
-        """One-sided p-value of the hypothesis that the true difference is at least `value`."""
-        return t_tail(value - self.mean, self.error, self.df)
+def estimate(values: Sequence[float], bounds: tuple[float, float] = UNBOUNDED) -> Estimate | None:
+    """The estimate from one value per seed; None if there are no values."""
+    return Estimate(tuple(map(float, values)), bounds) if len(values) else None
 
 
-def paired(first: Mapping[Key, float], second: Mapping[Key, float]) -> Difference | None:
-    """`first` - `second` at the seeds that both have; None if these are fewer than two."""
-    return pooled([paired_values(first, second)])
+def differences(values: Sequence[float], strata: int = 1) -> Difference | None:
+    """Statistics of given paired differences; None if these are fewer than two."""
+    return Difference(tuple(map(float, values)), strata=strata) if len(values) > 1 else None
 
 
 def paired_values(first: Mapping[Key, float], second: Mapping[Key, float]) -> dict[Key, float]:
@@ -158,12 +147,9 @@ def paired_values(first: Mapping[Key, float], second: Mapping[Key, float]) -> di
     return {seeds: value - second[seeds] for seeds, value in first.items() if seeds in second}
 
 
-def differences(values: Sequence[float]) -> Difference | None:
-    """Statistics of given paired differences; None if these are fewer than two."""
-    x = np.asarray(values, dtype=np.float64)
-    if len(x) < 2:
-        return None
-    return Difference(float(x.mean()), float(x.std(ddof=1)) / math.sqrt(len(x)), len(x) - 1, tuple(map(float, x)))
+def paired(first: Mapping[Key, float], second: Mapping[Key, float]) -> Difference | None:
+    """`first` - `second` at the seeds that both have; None if these are fewer than two."""
+    return pooled([paired_values(first, second)])
 
 
 def pooled(strata: Sequence[Mapping[Key, float]]) -> Difference | None:
@@ -174,8 +160,7 @@ def pooled(strata: Sequence[Mapping[Key, float]]) -> Difference | None:
     """
     first, *others = strata
     common = [seeds for seeds in first if all(seeds in other for other in others)]
-    found = differences([float(np.mean([stratum[seeds] for stratum in strata])) for seeds in common])
-    return None if found is None else replace(found, strata=len(strata))
+    return differences([float(np.mean([stratum[seeds] for stratum in strata])) for seeds in common], len(strata))
 
 
 def t_tail(distance: float, error: float, df: float) -> float:
@@ -195,18 +180,18 @@ def t_quantile(share: float, df: float) -> float:
     return float(special.stdtrit(df, share))
 
 
-def sign_flip_test(values: Floats) -> float:
+def sign_flip_test(values: Sequence[float]) -> float:
     """Share of all sign patterns that give a mean at least as far from 0 (Fisher's permutation test for pairs).
 
-    Exact up to 14 pairs; n pairs cannot give less than 2 / 2^n.
+    It assumes no distribution. Exact up to 14 pairs; n pairs cannot give less than 2 / 2^n.
     """
     if len(values) <= EXACT_PAIRS:
         signs = np.array(list(itertools.product((1, -1), repeat=len(values))))
     else:
         signs = np.random.default_rng(0).choice((1, -1), size=(2**EXACT_PAIRS, len(values)))
         signs[0] = 1
-    sums = np.abs(signs @ values)
-    return float((sums >= abs(values.sum()) - 1e-12).mean())
+    sums = np.abs(signs @ np.asarray(values))
+    return float((sums >= abs(np.sum(values)) - 1e-12).mean())
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -216,12 +201,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     nan and does not count as a test.
     """
     p = np.asarray(p_values, dtype=np.float64)
-    tested = np.flatnonzero(np.isfinite(p))
-    order = tested[np.argsort(p[tested], kind="stable")]
-    scaled = p[order] * np.arange(len(order), 0, -1)
+    order = np.argsort(p, kind="stable")[: np.isfinite(p).sum()]  # nan is sorted to the end
     corrected = np.full(len(p), math.nan)
-    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
-    return [float(value) for value in corrected]
+    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1.0)
+    return corrected.tolist()
 
 
 def half_width_in_sd(num: int) -> float:

@@ -13,8 +13,10 @@ from rich.markup import escape
 
 from fedsim.core.errors import printable, printable_lines
 from fedsim.results.groups import Group
-from fedsim.results.measures import Measure
+from fedsim.results.measures import Measure, values_of
 from fedsim.results.statistics import UNBOUNDED, Difference, Estimate, Median, Share, estimate
+
+Format = str | Callable[[float], str]
 
 
 class Cell(str):
@@ -28,7 +30,7 @@ class Cell(str):
         return cell
 
 
-def number(value: float | None, form: str | Callable[[float], str] = "") -> str:
+def number(value: float | None, form: Format = "") -> str:
     """The cell of a number in a format, which may be a function; '-' for None."""
     if value is None:
         return "-"
@@ -39,7 +41,8 @@ def show_estimate(value: Estimate | Difference | None) -> str:
     if value is None:
         return "-"
     digits = 4 if abs(value.mean) < 10 else 1  # shares have four digits; rounds and numbers of selections have one
-    interval = f" [{value.low:.{digits}f}, {value.high:.{digits}f}]" if value.num > 1 else ""
+    low, high = value.interval
+    interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if value.num > 1 else ""
     return Cell(f"{value.mean:.{digits}f}{interval}", value.mean)
 
 
@@ -52,20 +55,16 @@ def show_result(value: Estimate | Difference | Share | Median | None) -> str:
         low, high = value.interval
         return f"holds for {value.count} of {value.num} seeds [{low:.2f}, {high:.2f}]"
     if isinstance(value, Median):
-        shown = [_show_reached(one, value.beyond) for one in (value.median, *value.interval)]
-        return f"median {shown[0]} [{shown[1]}, {shown[2]}]"
+        ends = (value.median, *value.interval)
+        median, *reach = [f"> {value.beyond:.0f}" if end == math.inf else f"{max(end, 0):.0f}" for end in ends]
+        return f"median {median} [{', '.join(reach)}]"
     return show_estimate(value)
-
-
-def _show_reached(value: float, beyond: float) -> str:
-    if math.isinf(value):
-        return f"> {beyond:.0f}" if value > 0 else "0"
-    return f"{value:.0f}"
 
 
 def show_interval(value: Difference) -> list[str]:
     """Two cells: the mean, and the 95 % interval, with signs."""
-    return [number(value.mean, "+.4f"), f"[{value.low:+.4f}, {value.high:+.4f}]"]
+    low, high = value.interval
+    return [number(value.mean, "+.4f"), f"[{low:+.4f}, {high:+.4f}]"]
 
 
 def show_p(value: float) -> str:
@@ -83,35 +82,21 @@ def show_both(p_for: float, p_against: float) -> str:
 
 def show_median_reached(group: Group, measure: Measure, show: Callable[[float], str] = "{:.0f}".format) -> str:
     """The `median_reached` as text. If not all runs reach it, the number of those that do is added."""
-    values, count = _sorted_values(group, measure), len(group.complete)
-    if not count:
+    median, count, reaching = median_reached(group, measure), len(group.complete), len(values_of(group, measure))
+    if median is None:
         return "-"
-    median = _lower_median(values, count)
-    text = "never" if median is None else show(median)
-    reaching = "" if len(values) == count else f" ({len(values)}/{count})"
-    return Cell(text + reaching, math.inf if median is None else median)
+    text = "never" if math.isinf(median) else show(median)
+    return Cell(text + ("" if reaching == count else f" ({reaching}/{count})"), median)
 
 
 def median_reached(group: Group, measure: Measure) -> float | None:
-    """The lower median of `measure` over finished runs, of which those that never get there count as the largest.
-
-    None if more than half never do, or there is no run.
-    """
-    return _lower_median(_sorted_values(group, measure), len(group.complete))
-
-
-def _sorted_values(group: Group, measure: Measure) -> list[float]:
-    return sorted(value for run in group.complete if (value := measure(run)) is not None)
-
-
-def _lower_median(values: Sequence[float], count: int) -> float | None:
-    """Of `count` values, of which those that are not in the sorted `values` are larger."""
-    middle = (count - 1) // 2
-    return values[middle] if 0 <= middle < len(values) else None
+    """The lower median of `measure` over finished runs, of which those that never get there are inf; None without."""
+    values = [measure(run) for run in group.complete]
+    return Median(tuple(math.inf if v is None else v for v in values), math.inf).median if values else None
 
 
 def estimate_measure(group: Group, measure: Measure, bounds: tuple[float, float] = UNBOUNDED) -> Estimate | None:
-    return estimate([value for run in group.complete if (value := measure(run)) is not None], bounds)
+    return estimate(values_of(group, measure), bounds)
 
 
 def show_seeds(group: Group) -> str:
@@ -140,12 +125,9 @@ class Table:
 
     def rich(self) -> rich.table.Table:
         shown = self.without_empty_columns()
+        title, note = _on_screen(self.title), _on_screen(self.note) or None
         table = rich.table.Table(
-            title=_on_screen(self.title),
-            title_justify="left",
-            caption_justify="left",
-            box=SIMPLE_HEAD,
-            caption=_on_screen(self.note) or None,
+            title=title, title_justify="left", caption=note, caption_justify="left", box=SIMPLE_HEAD
         )
         for number, name in enumerate(shown.header):
             table.add_column(_on_screen(name), justify="left" if number < 2 else "right", overflow="fold")
@@ -155,21 +137,15 @@ class Table:
 
     def markdown(self) -> str:
         shown = self.without_empty_columns()
-        lines = [
-            f"### {_escape_markdown(self.title)}",
-            "",
-            _markdown_row(shown.header),
-            _markdown_row(["---"] * len(shown.header)),
-        ]
-        lines += [_markdown_row(row) for row in shown.rows]
-        return "\n".join([*lines, "", *([*map(_escape_markdown, self.note.splitlines()), ""] if self.note else [])])
+        rows = [shown.header, ["---"] * len(shown.header), *shown.rows]
+        lines = [f"### {_escape_markdown(self.title)}", "", *map(_markdown_row, rows), ""]
+        return "\n".join([*lines, *([*map(_escape_markdown, self.note.splitlines()), ""] if self.note else [])])
 
     def latex(self) -> str:
         """A `tabular` environment with the rules of the package booktabs."""
         shown = self.without_empty_columns()
-        body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in shown.rows]
-        columns = "l" * min(2, len(shown.header)) + "r" * max(len(shown.header) - 2, 0)
-        head = " & ".join(map(_escape_latex, shown.header)) + r" \\"
+        head, *body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in (shown.header, *shown.rows)]
+        columns = "ll".ljust(len(shown.header), "r")[: len(shown.header)]
         rules = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
         return "\n".join([f"% {printable(self.title)}", *rules, r"\end{tabular}", ""])
 
@@ -194,16 +170,14 @@ def _escape_markdown(text: str) -> str:
     return re.sub(r"\](?=[(\[:])", r"\\]", re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text))
 
 
-LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\^{}",
-    "±": r"$\pm$",
-}
+LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}", "±": r"$\pm$"}
+)
 
 
 def _escape_latex(text: str) -> str:
-    return "".join(LATEX.get(c, c) for c in printable(text))
+    return printable(text).translate(LATEX)
 
 
 def _no_formula(cell: str) -> str:

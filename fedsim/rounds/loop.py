@@ -58,13 +58,13 @@ def arrivals(cohort: Cohort, weights: Weights, clock: RoundClock, begun: float, 
     `wanted`: how many it waits for where more are selected.
     """
     assert cohort.durations is not None
-    race = clock.race(cohort.ids, cohort.durations, begun, wanted)
-    late, unsent = (cohort.ids[~race.arrived & some] for some in (True, cohort.durations > 0))
-    if not race.arrived.any():
-        return Arrivals(None, None, late, unsent, race.seconds)
+    in_time, seconds = clock.race(cohort.ids, cohort.durations, begun, wanted)
+    late, unsent = cohort.ids[~in_time], cohort.ids[~in_time & (cohort.durations > 0)]
+    if not in_time.any():
+        return Arrivals(None, None, late, unsent, seconds)
     if len(late):
-        cohort, weights = kept_rows(cohort, weights, race.arrived)
-    return Arrivals(cohort, weights, late, unsent, race.seconds)
+        cohort, weights = kept_rows(cohort, weights, in_time)
+    return Arrivals(cohort, weights, late, unsent, seconds)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Simulation:
             with clock("aggregate"):
                 cohort, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
                 params = self._aggregate(t, cohort, weights)
-            server = Server(parts.engine, parts.server_data, parts.selector.needs, ledger, params)
+            server = Server(parts.engine, parts.server_data, context, params)
             with clock("select"), selector_named(parts.selector, t):
                 parts.selector.observe(t, self._as_declared(cohort), server)
             require_unmodified(parts.selector, t, server.modified)

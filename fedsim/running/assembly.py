@@ -74,30 +74,19 @@ class PreparedData:
         return self.x[torch.as_tensor(positions, device=self.device)]
 
 
-class PreparationError(DataError):
-    """Data cannot be prepared, for any run whose `data_key` is `key`."""
-
-    def __init__(self, key: str, text: str) -> None:
-        super().__init__(text)
-        self.key = key
-
-
 _latest: dict[tuple[str, object, object], PreparedData] = {}
 """The samples of the latest run, by its `data_key` and its classes of the data set and the model: a module that was
 loaded again has others of the same names."""
 
 
 def prepare(plan: Plan) -> PreparedData:
-    """Load, decode and normalise, unless the run before had the same. Raises `PreparationError`, a `DataError`."""
+    """Load, decode and normalise, unless the run before had the same. Raises `DataError`."""
     device = resolve_device(plan.settings.device)
     classes = resolve(plan.config["dataset"], Dataset, "dataset"), resolve(plan.config["model"], nn.Module, "model")
     key = (data_key(plan), *classes)
     if key not in _latest:
         _latest.clear()
-        try:
-            _latest[key] = _load(plan, torch.device(device))
-        except DataError as error:
-            raise PreparationError(data_key(plan), str(error)) from error
+        _latest[key] = _load(plan, torch.device(device))
     return _latest[key]
 
 

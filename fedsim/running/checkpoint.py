@@ -1,16 +1,14 @@
 """Checkpoints: a run's whole state in one file, from which the same command goes on as if nothing had happened.
 
 The SHA-256 of what follows, and a file of safetensors whose metadata hold the state as JSON (`encoding`); nothing in it
-is ever executed. It is written completely or not at all, and the one before it is kept. As a SHA-256 can be forged, the
-types, shapes and ranges of what is read are checked, too.
+is ever executed. It is written completely or not at all, and the one before it is kept.
 """
 
 import hashlib
 import json
-import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +25,7 @@ from fedsim.core.configs import IRRELEVANT
 from fedsim.core.encoding import decode, encode
 from fedsim.core.errors import ConfigError, DataError, Problem
 from fedsim.core.record import Record
-from fedsim.core.types import Population
-from fedsim.results.files import METRICS, NEWEST, PREVIOUS, TRACE, RunFolder, json_ready, read_metrics
-from fedsim.rounds.loop import Simulation
+from fedsim.results.files import METRICS, NEWEST, PREVIOUS, RunFolder, json_ready, read_metrics
 from fedsim.running.provenance import user_code
 
 FORMAT = 2
@@ -76,8 +72,7 @@ class Checkpoints:
     """Those of one run. `every`: rounds, None for none but those on a signal, `auto` for as often as costs little.
 
     `identity` (`identity_of`) says what a checkpoint must have been made by; `device` is where tensors of a GPU go;
-    `dataclasses`: those that the state may hold, by path; `other_code`: code of the user's may have changed since;
-    `fault` names a value that the run cannot go on from.
+    `dataclasses`: those that the state may hold, by path; `other_code`: code of the user's may have changed since.
     """
 
     folder: RunFolder
@@ -86,7 +81,6 @@ class Checkpoints:
     device: torch.device
     dataclasses: Mapping[str, type] = field(default_factory=dict)
     other_code: bool = False
-    fault: Callable[[Checkpoint, list[Record]], str | None] = lambda checkpoint, records: None
 
     def __post_init__(self) -> None:
         self._saved_at, self._saved_wall, self._cost = time.monotonic(), 0.0, 0.0
@@ -158,10 +152,7 @@ class Checkpoints:
         records = read_metrics(self.folder.path, end=checkpoint.lengths.get(METRICS, 0))
         if [r["round"] for r in records] != list(range(1, checkpoint.state["round"] + 1)):
             raise CheckpointError(f"{METRICS} lacks rounds that it counts on")
-        rounds = [Record(**record) for record in records]
-        if wrong := self.fault(checkpoint, rounds):
-            raise CheckpointError(f"is damaged: its {wrong} is of a wrong type or out of range")
-        return checkpoint, rounds
+        return checkpoint, [Record(**record) for record in records]
 
     def delete(self) -> None:
         """Delete them, as far as that can be done: the run is finished."""
@@ -232,58 +223,3 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     length = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + length])["__metadata__"]
     return json.loads(metadata["checkpoint"]), safetensors.torch.load(data)
-
-
-def fault(checkpoint: Checkpoint, records: Sequence[Record], simulation: Simulation) -> str | None:
-    """The first of its fields that `simulation` cannot go on from, or None. What selector and aggregator keep, they
-    check themselves."""
-    state, lengths, population = checkpoint.state, checkpoint.lengths, simulation.components.population
-    covered, params = state.get("covered"), state.get("params")
-    holds = {
-        "initial_accuracy": _number(checkpoint.initial_accuracy, 1),
-        "started": _number(checkpoint.started),
-        "overwrite": isinstance(checkpoint.overwrite, bool),
-        "earlier_code": isinstance(checkpoint.earlier_code, list)
-        and all(isinstance(one, dict) for one in checkpoint.earlier_code),
-        "lengths": isinstance(lengths, dict)
-        and set(lengths) <= {METRICS, TRACE}
-        and all(_count(value) for value in lengths.values()),
-        "state.round": _count(state.get("round"), population.num_rounds),
-        "state.started": isinstance(state.get("started", False), bool),
-        "state.wall_seconds": _number(state.get("wall_seconds")),
-        "state.simulated_time": simulation.components.simulated is None or _number(state.get("simulated_time")),
-        "state.covered": isinstance(covered, np.ndarray)
-        and covered.dtype == np.bool_
-        and covered.shape == (population.num_clients,),
-        "state.params": isinstance(params, dict)
-        and params.keys() == simulation.params.keys()
-        and all(_alike(params[name], own) for name, own in simulation.params.items()),
-        "state.selector": isinstance(state.get("selector"), dict),
-        "state.aggregator": isinstance(state.get("aggregator"), dict),
-    }
-    holds |= {f"round {number} of {METRICS}": _sound(one, population) for number, one in enumerate(records, 1)}
-    return next((name for name, sound in holds.items() if not sound), None)
-
-
-def _alike(value: Any, own: Tensor) -> bool:
-    alike = isinstance(value, Tensor) and value.shape == own.shape and value.dtype == own.dtype
-    return alike and bool(value.isfinite().all())
-
-
-def _sound(record: Record, population: Population) -> bool:
-    """Whether the numbers of a round are numbers, and its clients clients."""
-    values = dict(vars(record))
-    lists = values.pop("selected"), values.pop("late") or []
-    ids = [client for own in lists for client in (own if isinstance(own, list) else [own])]
-    known = all(_count(client, population.num_clients - 1) for client in ids)
-    return known and all(value is None or _number(value) for value in values.values())
-
-
-def _number(value: Any, high: float = math.inf) -> bool:
-    """Whether it is a finite number from 0 to `high`."""
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return known and math.isfinite(value) and 0 <= value <= high
-
-
-def _count(value: Any, high: float = math.inf) -> bool:
-    return isinstance(value, int) and _number(value, high)

@@ -6,7 +6,7 @@ Nothing is written into the run's folder before everything that can refuse has b
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,20 @@ from fedsim.results.files import (
     replace_folder,
     replacement_of,
 )
-from fedsim.rounds.loop import Components, Simulation
 from fedsim.running.assembly import Experiment, build
-from fedsim.running.checkpoint import START_ANEW, Checkpoint, CheckpointError, Checkpoints, fault, identity_of
+from fedsim.running.checkpoint import START_ANEW, Checkpoint, CheckpointError, Checkpoints, identity_of
 from fedsim.running.endings import UNWATCHED, Ending, Incidents, Watch, ended_by, failed_before_rounds
 from fedsim.running.interleaving import InterleavedRun
-from fedsim.running.outcome import Outcome, keep, of_clients, outcome_in, outcome_on_file, rewrite_summary, totals_of
+from fedsim.running.outcome import (
+    Outcome,
+    keep,
+    of_clients,
+    outcome_in,
+    outcome_on_file,
+    rewrite_summary,
+    totals_of,
+    worked_in,
+)
 from fedsim.running.process import CODES, STOP
 from fedsim.running.provenance import environment, own_revision
 from fedsim.running.ranks import RANKS
@@ -61,17 +69,15 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
         raise
     except (Exception, SystemExit) as error:
         STOP.raise_if_asked()  # an interrupted import may raise anything
-        place = replacement_of(plan.folder) if outcome_on_file(plan).final else plan.folder
-        return failed_before_rounds(plan, place, error, owned(plan.folder))
+        return failed_before_rounds(plan, worked_in(plan), error, owned(plan.folder))
     if interleaved is not None:
         interleaved.join(experiment.simulation, experiment.model)
     with owned(plan.folder):
         if settled := _settled_meanwhile(plan):
             return settled
-        replaces = outcome_on_file(plan).final
-        place = replacement_of(plan.folder) if replaces else plan.folder
+        place = worked_in(plan)
         outcome = record(plan, experiment, place, watch, alone=interleaved is None)
-        if replaces and outcome.final:  # it was run beside a finished result
+        if outcome.final and place != plan.folder:  # it was run beside a finished result
             replace_folder(plan.folder)
         return outcome
 
@@ -81,23 +87,10 @@ def _settled_meanwhile(plan: Plan) -> Outcome | None:
     the folder's lock."""
     if outcome_in(replacement_of(plan.folder)).final:
         replace_folder(plan.folder)
-        return replace(outcome_on_file(plan), skipped=True)
+    elif plan.settings.overwrite:
+        return None
     found = outcome_on_file(plan)
-    return replace(found, skipped=True) if found.final and not plan.settings.overwrite else None
-
-
-@dataclass(frozen=True)
-class _Beginning:
-    """A run whose next round can be run, after `records` since `begun`. `incidents` and `start_up_rounds` are what its
-    selector says of itself."""
-
-    folder: RunFolder
-    checkpoints: Checkpoints
-    begun: Checkpoint
-    records: list[Record]
-    trackers: Trackers
-    incidents: Incidents
-    start_up_rounds: int
+    return replace(found, skipped=True) if found.final else None
 
 
 def record(plan: Plan, experiment: Experiment, place: Path, watch: Watch = UNWATCHED, *, alone: bool = True) -> Outcome:
@@ -110,19 +103,19 @@ def record(plan: Plan, experiment: Experiment, place: Path, watch: Watch = UNWAT
     revision = own_revision()  # before the rounds: the checkout may change while they run
     with STOP.deferred():
         try:
-            run = _begin(plan, experiment, RunFolder(place), watch, alone)
+            run = _Run(plan, experiment, place, watch, alone)
         except FedsimError:
             raise
         except (Exception, SystemExit) as error:
             return failed_before_rounds(plan, place, error)
-        ending = _run_rounds(plan, experiment.simulation, run, watch)
-        in_summary, clients = dict[str, Any](), None
+        ending = run.run_rounds()
+        of_each, clients = dict[str, Any](), None
         try:
             if ending[0] in FINAL:
-                in_summary, clients = of_clients(experiment.simulation)
+                of_each, clients = of_clients(experiment.simulation)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             ending = ended_by(error, run.folder)
-        summary = _summary(plan, experiment, run, ending, in_summary, revision)
+        summary = run.summary(ending, of_each, revision)
         summary = keep(run.folder, run.checkpoints.delete, summary, experiment.simulation.params, clients)
     try:
         run.trackers.finish(summary)
@@ -136,148 +129,137 @@ def record(plan: Plan, experiment: Experiment, place: Path, watch: Watch = UNWAT
     return Outcome(summary["status"], summary, cause=reason)
 
 
-def _begin(plan: Plan, experiment: Experiment, folder: RunFolder, watch: Watch, alone: bool) -> _Beginning:
-    """All that precedes the next round; trackers begin, and hear of earlier rounds, when nothing can refuse any more.
+class _Run:
+    """A run whose next round can be run, after `records` since `begun`."""
 
-    Raises what the selector, the aggregator and the model raise.
-    """
-    simulation, selector = experiment.simulation, experiment.simulation.components.selector
-    checkpoints = _checkpoints(plan, experiment, folder)
-    warning, adaptive, start_up_rounds = selector.warning, selector.adaptive, selector.start_up_rounds
-    begun, records = _progress(plan, experiment, folder, checkpoints)
-    trackers = Trackers.made_by(
-        {n: partial(instantiate, node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()}
-    )
-    trackers.start(_run_info(plan, folder.path, watch, alone))
-    if warning:
-        trackers.message(warning)
-    wanted = replace(simulation.components.population, cohort_size=plan.settings.cohort_size)  # without spare ones
-    incidents = Incidents(wanted, adaptive, trackers.message)
-    if records:
-        trackers.message(f"going on after round {simulation.round} of {plan.settings.num_rounds}")
-        for entry in records:
-            trackers.replay(entry.as_dict())
-    return _Beginning(folder, checkpoints, begun, records, trackers, incidents, start_up_rounds)
+    def __init__(self, plan: Plan, experiment: Experiment, place: Path, watch: Watch, alone: bool) -> None:
+        """All that precedes the next round; trackers begin, and hear of earlier rounds, when nothing can refuse any
+        more. Raises what the selector, the aggregator and the model raise."""
+        self.plan, self.experiment, self.watch = plan, experiment, watch
+        self.simulation, self.parts = experiment.simulation, experiment.simulation.components
+        self.device = self.parts.server_data.test.x.device
+        self.backend = self.parts.engine.backend.description.partition(",")[0]
+        self.folder = RunFolder(place)
+        self.checkpoints = self._checkpoints()
+        selector = self.parts.selector
+        warning, adaptive, self.start_up_rounds = selector.warning, selector.adaptive, selector.start_up_rounds
+        self.begun, self.records = self._progress()
+        self.trackers = Trackers.made_by(
+            {n: partial(instantiate, node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()}
+        )
+        self.trackers.start(run_info(plan, place, watch, alone))
+        if warning:
+            self.trackers.message(warning)
+        wanted = replace(self.parts.population, cohort_size=plan.settings.cohort_size)  # without spare ones
+        self.incidents = Incidents(wanted, adaptive, self.trackers.message)
+        if self.records:
+            self.trackers.message(f"going on after round {self.simulation.round} of {plan.settings.num_rounds}")
+            for entry in self.records:
+                self.trackers.replay(entry.as_dict())
 
+    def _checkpoints(self) -> Checkpoints:
+        selector, aggregator = self.parts.selector, self.parts.aggregator
+        known = dataclasses_known_to(selector, aggregator)
+        state = {"selector": selector.state_dict(), "aggregator": aggregator.state_dict()}
+        encode(state, {}, dataclasses=known)  # or refuse now
+        fingerprint = self.experiment.data_source.get("fingerprint")
+        identity = identity_of(self.plan, self.backend, self.device, fingerprint, self.experiment.division.hash)
+        settings = self.plan.checkpoint
+        return Checkpoints(self.folder, identity, settings.every, self.device, known, settings.other_code)
 
-def _summary(
-    plan: Plan,
-    experiment: Experiment,
-    run: _Beginning,
-    ending: Ending,
-    in_summary: Mapping[str, Any],
-    revision: Mapping[str, Any] | None,
-) -> Mapping[str, Any]:
-    """The content of summary.json; `in_summary` is what it has of the clients."""
-    status, error, _ = ending
-    parts, begun = experiment.simulation.components, run.begun
-    x = parts.server_data.test.x
-    compiled = x.dtype if _backend_name(parts) == "native" else None
-    return {
-        "status": status,
-        "error": error,
-        **totals_of(run.records, begun.initial_accuracy),
-        **in_summary,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun.started)),
-        "start_up_rounds": run.start_up_rounds,
-        "seed": plan.settings.seed,
-        "choices": dict(plan.choices),
-        "engine": parts.engine.description,
-        "data": dict(experiment.data_source),
-        "incidents": run.incidents.counts(run.records),
-        "partition_hash": experiment.division.hash,
-        "config_hash": plan.config_hash,
-        **({"earlier_code": begun.earlier_code} if begun.earlier_code else {}),
-        "revision": revision,
-        "environment": {**environment(x.device, compiled), **RANKS.description},
-        "trackers": {},
-    }
+    def _progress(self) -> tuple[Checkpoint, list[Record]]:
+        """Go on from the checkpoint if there is one, or start anew."""
+        found = self._checkpoint_to_go_on_from()
+        if found is None:
+            RunFolder.create(self.folder.path, self.plan.config)
+            self.folder.write_bytes(PARTITION, self.experiment.division.to_bytes())
+            accuracy = self.simulation.evaluate().accuracy
+            found = Checkpoint({}, {}, accuracy, time.time(), self.plan.settings.overwrite), []
+        else:
+            try:
+                self.simulation.load_state_dict(found[0].state)
+            except KeyError as missing:
+                text = f"{self.folder.path}: its checkpoint lacks {missing}; {START_ANEW}"
+                raise CheckpointError(text) from missing
+            self.folder.reopen(found[0].lengths)
+        self.checkpoints.start(self.simulation.wall_seconds)
+        return found
 
-
-def _checkpoints(plan: Plan, experiment: Experiment, folder: RunFolder) -> Checkpoints:
-    parts = experiment.simulation.components
-    device = parts.server_data.test.x.device
-    state = {"selector": parts.selector.state_dict(), "aggregator": parts.aggregator.state_dict()}
-    known = dataclasses_known_to(parts.selector, parts.aggregator)
-    encode(state, {}, dataclasses=known)  # or refuse now
-    fingerprint = experiment.data_source.get("fingerprint")
-    identity = identity_of(plan, _backend_name(parts), device, fingerprint, experiment.division.hash)
-    settings = plan.checkpoint
-    wrong = partial(fault, simulation=experiment.simulation)
-    return Checkpoints(folder, identity, settings.every, device, known, other_code=settings.other_code, fault=wrong)
-
-
-def _backend_name(parts: Components) -> str:
-    return parts.engine.backend.description.partition(",")[0]
-
-
-def _progress(
-    plan: Plan, experiment: Experiment, folder: RunFolder, checkpoints: Checkpoints
-) -> tuple[Checkpoint, list[Record]]:
-    """Go on from the checkpoint if there is one, or start anew."""
-    simulation = experiment.simulation
-    found = _checkpoint_to_go_on_from(plan, checkpoints)
-    if found is None:
-        RunFolder.create(folder.path, plan.config)
-        folder.write_bytes(PARTITION, experiment.division.to_bytes())
-        found = Checkpoint({}, {}, simulation.evaluate().accuracy, time.time(), plan.settings.overwrite), []
-    else:
-        checkpoint, _ = found
+    def _checkpoint_to_go_on_from(self) -> tuple[Checkpoint, list[Record]] | None:
+        """`overwrite=true` goes on only from one of its own that was killed or asked to end."""
+        if not self.plan.settings.overwrite:
+            return self.checkpoints.load()
+        if (read_summary(self.folder.path) or {"status": "preempted"})["status"] not in CODES:
+            return None
         try:
-            simulation.load_state_dict(checkpoint.state)
-        except KeyError as missing:
-            raise CheckpointError(f"{folder.path}: its checkpoint lacks {missing}; {START_ANEW}") from missing
-        folder.reopen(checkpoint.lengths)
-    checkpoints.start(simulation.wall_seconds)
-    return found
+            found = self.checkpoints.load()
+        except FedsimError:
+            return None
+        return found if found is not None and found[0].overwrite else None
+
+    def _checkpoint(self) -> Checkpoint:
+        state, lengths = self.simulation.state_dict(), self.folder.sync_records()
+        return replace(self.begun, state=state, lengths=lengths, overwrite=self.plan.settings.overwrite)
+
+    def run_rounds(self) -> Ending:
+        """Run the rounds that are missing, as far as they can be run."""
+        simulation, num_rounds = self.simulation, self.plan.settings.num_rounds
+        try:
+            while simulation.round < num_rounds:
+                if STOP.status is not None:
+                    if simulation.round:
+                        self.checkpoints.save(self._checkpoint)
+                    return STOP.status, f"asked to end after round {simulation.round}; the same command goes on", None
+                entry = simulation.step()
+                self._keep(entry)
+                ended, last = self.watch.round_ended(entry), entry.round == num_rounds
+                if ended is not None and not last:
+                    self.checkpoints.save(self._checkpoint)
+                    return "interrupted", f"{ended} after round {entry.round}", None
+                if STOP.status is None and not last and self.checkpoints.due(entry.round, entry.wall_seconds):
+                    self.checkpoints.save(self._checkpoint)
+        except (Exception, SystemExit, KeyboardInterrupt) as reason:
+            return ended_by(reason, self.folder)
+        return "done", None, None
+
+    def _keep(self, entry: Record) -> None:
+        self.folder.append(entry.as_dict())
+        self.records.append(entry)
+        if self.simulation.observed and (trace := self.parts.selector.trace) is not None:
+            self.folder.append({"round": entry.round, **trace}, TRACE)
+        self.incidents.see(entry)
+        self.trackers.log(entry.as_dict())
+
+    def summary(
+        self, ending: Ending, of_each: Mapping[str, Any], revision: Mapping[str, Any] | None
+    ) -> Mapping[str, Any]:
+        """The content of summary.json; `of_each` is what it has of the clients."""
+        status, error, _ = ending
+        plan, begun, parts = self.plan, self.begun, self.parts
+        compiled = parts.server_data.test.x.dtype if self.backend == "native" else None
+        return {
+            "status": status,
+            "error": error,
+            **totals_of(self.records, begun.initial_accuracy),
+            **of_each,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun.started)),
+            "start_up_rounds": self.start_up_rounds,
+            "seed": plan.settings.seed,
+            "choices": dict(plan.choices),
+            "engine": parts.engine.description,
+            "data": dict(self.experiment.data_source),
+            "incidents": self.incidents.counts(self.records),
+            "partition_hash": self.experiment.division.hash,
+            "config_hash": plan.config_hash,
+            **({"earlier_code": begun.earlier_code} if begun.earlier_code else {}),
+            "revision": revision,
+            "environment": {**environment(self.device, compiled), **RANKS.description},
+            "trackers": {},
+        }
 
 
-def _checkpoint_to_go_on_from(plan: Plan, checkpoints: Checkpoints) -> tuple[Checkpoint, list[Record]] | None:
-    """`overwrite=true` goes on only from one of its own that was killed or asked to end."""
-    if not plan.settings.overwrite:
-        return checkpoints.load()
-    if (read_summary(checkpoints.folder.path) or {"status": "preempted"})["status"] not in CODES:
-        return None
-    try:
-        found = checkpoints.load()
-    except FedsimError:
-        return None
-    return found if found is not None and found[0].overwrite else None
-
-
-def _run_rounds(plan: Plan, simulation: Simulation, run: _Beginning, watch: Watch) -> Ending:
-    """Run the rounds that are missing, as far as they can be run."""
-    folder, checkpoints = run.folder, run.checkpoints
-
-    def checkpoint() -> Checkpoint:
-        state, lengths = simulation.state_dict(), folder.sync_records()
-        return replace(run.begun, state=state, lengths=lengths, overwrite=plan.settings.overwrite)
-
-    num_rounds = plan.settings.num_rounds
-    try:
-        while simulation.round < num_rounds:
-            if STOP.status is not None:
-                if simulation.round:
-                    checkpoints.save(checkpoint)
-                return STOP.status, f"asked to end after round {simulation.round}; the same command goes on", None
-            entry = simulation.step()
-            folder.append(entry.as_dict())
-            run.records.append(entry)
-            if simulation.observed and (trace := simulation.components.selector.trace) is not None:
-                folder.append({"round": entry.round, **trace}, TRACE)
-            run.incidents.see(entry)
-            run.trackers.log(entry.as_dict())
-            if (ended := watch.round_ended(entry)) is not None and entry.round < num_rounds:
-                checkpoints.save(checkpoint)
-                return "interrupted", f"{ended} after round {entry.round}", None
-            if STOP.status is None and entry.round < num_rounds and checkpoints.due(entry.round, entry.wall_seconds):
-                checkpoints.save(checkpoint)
-    except (Exception, SystemExit, KeyboardInterrupt) as reason:
-        return ended_by(reason, folder)
-    return "done", None, None
-
-
-def _run_info(plan: Plan, place: Path, watch: Watch, alone: bool) -> RunInfo:
+def run_info(plan: Plan, place: Path, watch: Watch, alone: bool) -> RunInfo:
+    """What trackers are told of a run."""
     return RunInfo(
         name=plan.settings.name,
         folder=place,

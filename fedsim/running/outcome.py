@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.config.plan import Plan
+from fedsim.core.errors import FedsimError
 from fedsim.core.record import KEY, LASTS, TOTALS, Record, mean_of_last
 from fedsim.core.types import Params
 from fedsim.results.files import (
@@ -143,13 +144,15 @@ def tell_unwritten(error: OutputError) -> None:
 class Outcome:
     """How a run ended: `done`, `diverged`, `failed`, `interrupted`, `preempted`; `skipped` if an earlier run did so.
 
-    `cause`: the exception that has ended it, in this process.
+    `cause`: the exception that has ended it, in this process; `refusal`: what has kept it from its first round. Such a
+    job may end as `data` or `config`, too, and as `held` if another process has it.
     """
 
     status: str
     summary: Mapping[str, Any]
     skipped: bool = False
     cause: BaseException | None = None
+    refusal: FedsimError | None = None
 
     @property
     def final(self) -> bool:

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -59,21 +58,23 @@ class StopRequests:
     """What signals have asked for. Their handler does one of three things:
 
     - before jobs run (imports, checks of the config) and after that, it ends the process: nothing is being written;
-    - within `deferred`, where rounds are run, it only sets `status`; the second Ctrl-C raises KeyboardInterrupt;
-      so it does within `passed_on`, where other processes run the rounds, which it asks to end as well;
+    - within `deferred`, where rounds are run, it only notes the signal; the second Ctrl-C raises KeyboardInterrupt;
     - elsewhere it raises KeyboardInterrupt or `Preempted`.
     """
 
     def __init__(self) -> None:
-        self.status: str | None = None
-        """`interrupted` or `preempted` after the first signal, None before."""
-        self.signals = 0
-        """Number of signals so far."""
-        self._ctrl_c = 0
+        self.received: list[int] = []
+        """The signals so far."""
         self._deferring = 0
         self._working = False
-        self._passing_on = False
         self._notice = NOTICE
+
+    @property
+    def status(self) -> str | None:
+        """`interrupted` or `preempted` after the first signal, None before."""
+        if not self.received:
+            return None
+        return "interrupted" if self.received[0] == signal.SIGINT else "preempted"
 
     def install(self) -> None:
         """Handle Ctrl-C and the signals of `PREEMPTING`; those that the parent has ignored (nohup) stay so."""
@@ -102,15 +103,6 @@ class StopRequests:
         finally:
             self._deferring -= 1
 
-    @contextmanager
-    def passed_on(self) -> Iterator[None]:
-        """Child processes run the jobs: they are asked to end, and waited for. Without any, as outside."""
-        self._passing_on = True
-        try:
-            yield
-        finally:
-            self._passing_on = False
-
     def defer_always(self) -> None:
         """This process is given jobs by another, which is told by their results that it was asked to end."""
         if not self._deferring:
@@ -119,13 +111,10 @@ class StopRequests:
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         """The handler of all signals."""
-        self.signals += 1
-        self._ctrl_c += number == signal.SIGINT
-        self.status = self.status or ("interrupted" if number == signal.SIGINT else "preempted")
+        self.received.append(number)
         if not self._working:
-            os._exit(CODES[self.status])
-        saving = self._deferring or (self._passing_on and ask_children_to_end())
-        if saving and self._ctrl_c < 2:
+            os._exit(CODES[str(self.status)])
+        if self._deferring and self.received.count(signal.SIGINT) < 2:
             with suppress(OSError):
                 os.write(2, self._notice)
             return
@@ -133,28 +122,10 @@ class StopRequests:
 
     def raise_if_asked(self) -> None:
         """Raise KeyboardInterrupt or `Preempted` if there was a signal."""
-        if self.status == "interrupted" or self._ctrl_c > 1:
+        if self.status == "interrupted" or self.received.count(signal.SIGINT) > 1:
             raise KeyboardInterrupt
         if self.status == "preempted":
             raise Preempted
-
-
-def ask_children_to_end() -> bool:
-    """Send SIGTERM to the child processes in this session, and say whether there are any (on Linux; none elsewhere).
-
-    W&B's are in sessions of their own: they end with the runs that they belong to.
-    """
-    children = set()
-    for listing in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # of a thread that has ended
-            children |= {int(pid) for pid in listing.read_text().split()}
-    asked = False
-    for pid in children:
-        with suppress(OSError):
-            if os.getsid(pid) == os.getsid(0):
-                os.kill(pid, signal.SIGTERM)
-                asked = True
-    return asked
 
 
 STOP = StopRequests()
@@ -185,8 +156,6 @@ def world() -> World:
 
 
 EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, **CODES}
-
-
 CLOSED_PIPE = 141
 """As shells report a process whose output nobody reads (128 + SIGPIPE)."""
 

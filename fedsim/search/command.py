@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedsim.config.build import construct
 from fedsim.config.compose import check_jobs, compose_jobs, flags_of, search_path
 from fedsim.config.plan import Plan
-from fedsim.config.settings import Settings as RunSettings
 from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import parse, read_words, typed_in
 from fedsim.core.configs import SEEDS
-from fedsim.core.errors import ConfigError, Problem, at_least, check, nearest
+from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
 from fedsim.jobs.sweep import require_room
 from fedsim.running.process import STOP
 
@@ -43,21 +42,7 @@ class Settings:
 
 
 OWN_KEYS = tuple(field.name for field in fields(Settings))
-OF_RUNS = tuple(field.name for field in fields(RunSettings))
-
-
-def _with_own_key(problem: Problem) -> Problem:
-    """A problem of a run's config, where an unknown key may be meant for one of the search's own."""
-    near = nearest(problem.key, [*OWN_KEYS, *OF_RUNS]) if problem.rule == UNKNOWN_KEY else None
-    if near not in OWN_KEYS or "." in problem.key:
-        return problem
-    _, meant, others = problem.remedy.partition("did you mean ")
-    return replace(problem, remedy=f"did you mean {near} or {others}" if meant else f"did you mean {near}?")
-
-
 LAUNCHER = "hydra/launcher"
-PlansOf = Callable[[Mapping[str, Any]], list[Plan]]
-"""The runs of a trial, one for each seed, by the values that it tries."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -70,33 +55,29 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError([Problem("search", ..., f"needs {error.name}, which is not installed", remedy)]) from error
     with search_path(args.config_dir, args.config_path):
         parsed = parse(args.overrides)
-        check(*map(_told_of_the_search, parsed))
+        check(*map(_mistaken, parsed))
         settings = construct(Settings, {o.key_or_group: o.value() for o in parsed if o.key_or_group in OWN_KEYS}, "")
         space = space_of([o for o in parsed if o.key_or_group not in OWN_KEYS])
-
         name = args.config_name or "config"
 
         def plans_of(params: Mapping[str, Any]) -> list[Plan]:
-            plans = check_jobs(compose_jobs(space.words_of(params), multirun=True, config_name=name))
-            _check_seeds_alone(plans)
-            return plans
+            return _of_seeds_alone(check_jobs(compose_jobs(space.words_of(params), multirun=True, config_name=name)))
 
         plans = _plans_of_corners(space, plans_of)
         require_room(plans)
         with STOP.working():
-            flags = flags_of(name)
-            return search(space, settings, plans_of, plans[0].settings.num_rounds, flags)
+            return search(space, settings, plans_of, plans[0].settings.num_rounds, flags_of(name))
 
 
-def _told_of_the_search(override: "Override") -> Problem | None:
+def _mistaken(override: "Override") -> Problem | None:
     """What is wrong with a word that is about the search, and not about its runs."""
     key = override.key_or_group
     if key in OWN_KEYS and override.is_sweep_override():
         return Problem(key, typed_in(override), "is a setting of the search itself, and takes one value", "give one")
     if key == LAUNCHER and typed_in(override) != "basic":
-        rule = "must be basic: a search runs its trials one after another, in this process"
+        told = "must be basic: a search runs its trials one after another, in this process"
         remedy = "leave it out; on a cluster, let a job of the scheduler run the search (docs/clusters.md)"
-        return Problem(key, typed_in(override), rule, remedy)
+        return Problem(key, typed_in(override), told, remedy)
     return None
 
 
@@ -116,7 +97,7 @@ def _parser() -> ArgumentParser:
     )
 
 
-def _plans_of_corners(space: "Space", plans_of: PlansOf) -> list[Plan]:
+def _plans_of_corners(space: "Space", plans_of: Callable[[Mapping[str, Any]], list[Plan]]) -> list[Plan]:
     """The runs of the trials at the ends of what is searched in. Raises `ConfigError` with the problems of all."""
     plans: list[Plan] = []
     problems: list[Problem] = []
@@ -125,15 +106,17 @@ def _plans_of_corners(space: "Space", plans_of: PlansOf) -> list[Plan]:
             plans += plans_of(corner)
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
-    check(*map(_with_own_key, problems))
+    own = f"keys of the search itself: {', '.join(OWN_KEYS)}"
+    check(*(replace(p, remedy=f"{p.remedy}; {own}") if p.rule == UNKNOWN_KEY else p for p in problems))
     return plans
 
 
-def _check_seeds_alone(plans: Sequence[Plan]) -> None:
-    """Raise `ConfigError` where a trial would be a mean over more than seeds, as with a preset that is a sweep."""
+def _of_seeds_alone(plans: list[Plan]) -> list[Plan]:
+    """`plans`, which a trial is the mean of. Raises `ConfigError` where they differ in more than their seeds, as with a
+    preset that is a sweep."""
     configs = [{key: value for key, value in plan.config.items() if key not in SEEDS} for plan in plans]
     groups = {repr((sorted(plan.choices.items()), config)) for plan, config in zip(plans, configs, strict=True)}
-    if len(groups) > 1:
-        text = "makes each trial a sweep over more than seeds"
-        remedy = "give one value, or values to search in, for each key that the preset sweeps over"
-        raise ConfigError([Problem("preset", plans[0].choices.get("preset", ...), text, remedy)])
+    text = "makes each trial a sweep over more than seeds"
+    remedy = "give one value, or values to search in, for each key that the preset sweeps over"
+    check(rule(len(groups) == 1, "preset", plans[0].choices.get("preset", ...), text, remedy))
+    return plans

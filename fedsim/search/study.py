@@ -10,7 +10,7 @@ again, so the same search goes on where it was.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import optuna
@@ -100,13 +100,6 @@ def _distribution(override: Override) -> Axis:
     return CategoricalDistribution(texts)
 
 
-class Judge(Protocol):
-    """What is asked of an Optuna trial."""
-
-    def report(self, value: float, step: int) -> None: ...
-    def should_prune(self) -> bool: ...
-
-
 @dataclass(frozen=True)
 class Result:
     """`accuracy`: the mean of the final accuracies over the seeds; None of a trial that was pruned, diverged or failed.
@@ -121,14 +114,17 @@ class Result:
 
 
 class Rounds:
-    """The rounds of a trial's first run, which decide whether it is pruned: on its accuracy as of now, smoothed as the
-    final one is."""
+    """The rounds of a trial's first run, which decide whether `trial` (Optuna's) is pruned: on its accuracy as of now,
+    smoothed as the final one is."""
 
-    def __init__(self, trial: Judge) -> None:
+    def __init__(self, trial: Any) -> None:
         self._trial = trial
         self._accuracies: list[float | None] = []
-        self.seen = 0
         self.pruned = False
+
+    @property
+    def seen(self) -> int:
+        return len(self._accuracies)
 
     def see(self, round: int, accuracy: float | None) -> str | None:
         """The test accuracy after a round (None: not measured). Returns why the run is to end there, if it is.
@@ -137,7 +133,6 @@ class Rounds:
         """
         if round <= self.seen:
             return None
-        self.seen = round
         self._accuracies.append(accuracy)
         smoothed = mean_of_last(self._accuracies)
         if smoothed is not None and accuracy is not None:
@@ -146,7 +141,7 @@ class Rounds:
         return "pruned" if self.pruned else None
 
 
-def run_trial(plans: Sequence[Plan], trial: Judge) -> Result:
+def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
     """Run `plans`, one for each seed. Raises what stops a search: what refuses a run, or the user.
 
     The first run that fails is the trial's end: the accuracy up to its failure is not that of a run.
@@ -173,15 +168,13 @@ def run_trial(plans: Sequence[Plan], trial: Judge) -> Result:
 
 
 def _run(plan: Plan, rounds: Rounds | None) -> Outcome:
-    watch = None if rounds is None else lambda _, record: rounds.see(record.round, record.test_accuracy)
-    attempts = Attempts(on_round=watch)
+    attempts = Attempts(on_round=None if rounds is None else lambda _, r: rounds.see(r.round, r.test_accuracy))
     outcome = attempts.run(plan)
     attempts.run_held(attempts.run_in_turn)
     STOP.raise_if_asked()
-    outcome = attempts.ended.get(plan.folder, outcome)
     if attempts.refused:
         raise attempts.refused[0]
-    return outcome
+    return attempts.ended.get(plan.folder, outcome)
 
 
 def search(
@@ -210,11 +203,15 @@ def search(
         tell_line(f"trial {number + 1} of {settings.trials}: {shown}")
         result = run_trial(plans_of(params), trial)
         results.append((params, result))
-        tell_line(f"trial {number + 1}: {_in_words(result)}")
         if result.accuracy is not None:
+            told = f"final accuracy {100 * result.accuracy:.2f} %"
             study.tell(trial, result.accuracy)
         else:
+            told = (
+                f"{result.status}, {result.reason}" if result.reason else f"{result.status} after round {result.rounds}"
+            )
             study.tell(trial, state=TrialState.FAIL if result.status == "failed" else TrialState.PRUNED)
+        tell_line(f"trial {number + 1}: {told}")
     return _close(space, results, flags)
 
 
@@ -223,14 +220,6 @@ def _pruner(settings: Settings, num_rounds: int) -> BasePruner:
         return NopPruner()
     warmup = num_rounds // 4 if settings.warmup is None else settings.warmup
     return MedianPruner(n_startup_trials=settings.startup, n_warmup_steps=warmup + 1)  # the first step that it may end
-
-
-def _in_words(result: Result) -> str:
-    if result.reason is not None:
-        return f"{result.status}, {result.reason}"
-    if result.accuracy is None:
-        return f"{result.status} after round {result.rounds}"
-    return f"final accuracy {100 * result.accuracy:.2f} %"
 
 
 def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags: Sequence[str]) -> int:

@@ -4,11 +4,11 @@ has the same initials."""
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.core.errors import floor
 from fedsim.core.exact import exp
-from fedsim.selectors.base import Clients, Ids, NonNegative, Selection, Selector, Share, Signal, ascending, parameters
+from fedsim.core.types import Floats, Ids
+from fedsim.selectors.base import Clients, NonNegative, Selection, Selector, Share, Signal, ascending, parameters
 
 
 @parameters
@@ -36,10 +36,7 @@ class AFL(Selector):
     def __post_init__(self) -> None:
         self.values = np.zeros(self.population.num_clients)
         self.asked = np.full(self.population.num_clients, self.init == "equal")
-
-    @property
-    def start_up_rounds(self) -> int:
-        return int(self.init == "query")
+        self.start_up_rounds = int(self.init == "query")
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids, count = clients.available, self.cohort_size(clients)
@@ -53,7 +50,7 @@ class AFL(Selector):
         self._update_values(chosen, clients)
         return Selection(chosen)
 
-    def probabilities(self, values: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    def probabilities(self, values: Floats, rng: np.random.Generator) -> Floats:
         """Probabilities [n] for `values` [n]: a softmax over all but the int(alpha1 n) lowest, which get 0.
 
         Values that are not finite count as lowest, and get 0; the result is uniform if no finite value remains.

@@ -12,53 +12,44 @@ from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
-from fedsim.clients.ledger import Resources
 from fedsim.clients.server import Server
-from fedsim.core.errors import FedsimError, Problem, at_least, at_most, between, check, one_of, positive, rule
+from fedsim.clients.system import Resources
+from fedsim.core.errors import (
+    FedsimError,
+    Problem,
+    at_least,
+    at_most,
+    between,
+    ceil,
+    check,
+    floor,
+    one_of,
+    positive,
+    rule,
+)
 from fedsim.core.exact import exp, log
 from fedsim.core.parameters import Count, CountOrZero, NonNegative, Positive, Problems, Share, parameters
-from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection, Stack, drop_nonfinite
+from fedsim.core.types import (
+    Cohort,
+    Evaluation,
+    Floats,
+    Ids,
+    Params,
+    Population,
+    Positions,
+    Selection,
+    Stack,
+    drop_nonfinite,
+)
 
-__all__ = [
-    "Clients",
-    "Cohort",
-    "Count",
-    "CountOrZero",
-    "Evaluation",
-    "FedsimError",
-    "Ids",
-    "NonNegative",
-    "Params",
-    "Population",
-    "Positive",
-    "Problem",
-    "Problems",
-    "Resources",
-    "Selection",
-    "Selector",
-    "Server",
-    "Share",
-    "Signal",
-    "Stack",
-    "ascending",
-    "at_least",
-    "at_most",
-    "between",
-    "check",
-    "drop_nonfinite",
-    "highest",
-    "one_of",
-    "parameters",
-    "positive",
-    "rule",
-    "softmax",
-    "weighted_without_replacement",
-    "without_infinity",
-]
+__all__ = ["Clients", "Cohort", "Count", "CountOrZero", "Evaluation", "FedsimError", "Floats", "Ids", "NonNegative"]
+__all__ += ["Params", "Population", "Positions", "Positive", "Problem", "Problems", "Resources", "Selection"]
+__all__ += ["Selector", "Server", "Share", "Signal", "Stack", "ascending", "at_least", "at_most", "between", "ceil"]
+__all__ += ["check", "drop_nonfinite", "exp", "floor", "highest", "log", "one_of", "parameters", "positive", "rule"]
+__all__ += ["softmax", "weighted_without_replacement", "without_infinity"]
 
 
 @parameters
@@ -79,6 +70,8 @@ class Selector(ABC):
     exact = True
     """With engine=native, selections are the same on every processor (docs/reliability.md); False where they depend on
     BLAS or LAPACK: their last bits differ with the instruction set."""
+    start_up_rounds = 0
+    """Initial rounds whose cost differs from that of later ones, which alone are extrapolated to more rounds."""
     state: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes that persist between rounds: everything that an exact resume has to restore."""
 
@@ -88,14 +81,6 @@ class Selector(ABC):
         Asked once before round 1; the key of the problem is that of the hyper-parameter.
         """
         return None
-
-    @property
-    def start_up_rounds(self) -> int:
-        """Number of initial rounds whose cost differs from that of later ones.
-
-        Reports extrapolate costs to more rounds from the later rounds alone.
-        """
-        return 0
 
     @abstractmethod
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
@@ -118,6 +103,8 @@ class Selector(ABC):
         """One line that is shown to the user before the run with these hyper-parameters, or None."""
         if Signal.LABEL_COUNTS in self.needs:
             return "every client tells the server how many samples of each class it holds"
+        if Signal.TEST in self.needs:
+            return "this selection sees the test set (selector.reward_eval=test)"
         return None
 
     @property
@@ -142,7 +129,7 @@ class Selector(ABC):
         return min(self.population.cohort_size, len(clients.available))
 
 
-def highest(scores: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def highest(scores: Floats, count: int, rng: np.random.Generator) -> Positions:
     """Positions [count] of the highest `scores` [n], in descending order; ties are broken at random, nan ranks last."""
     shuffled = rng.permutation(len(scores))
     values = scores[shuffled]
@@ -150,14 +137,12 @@ def highest(scores: NDArray[np.float64], count: int, rng: np.random.Generator) -
     return shuffled[order][:count]
 
 
-def without_infinity(reported: NDArray[np.float64]) -> NDArray[np.float64]:
+def without_infinity(reported: Floats) -> Floats:
     """`reported` losses or norms with nan in place of infinity, so that `highest` ranks those last that overflowed."""
     return np.where(np.isinf(reported), np.nan, reported)
 
 
-def weighted_without_replacement(
-    weights: NDArray[np.float64], count: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def weighted_without_replacement(weights: Floats, count: int, rng: np.random.Generator) -> Positions:
     """Up to `count` positions of `weights` [n], drawn one by one with probability proportional to the weights left.
 
     Method of Efraimidis and Spirakis (2006): the positions of the largest keys u^(1/w), computed as log(u) / w.
@@ -168,7 +153,7 @@ def weighted_without_replacement(
     return possible[leading(keys, count)]
 
 
-def leading(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def leading(values: Floats, count: int) -> Positions:
     """Positions [min(count, n)] of the highest `values` [n], none of them nan, in descending order, of equal ones the
     first: as a stable sort of all of them would give."""
     count = min(count, len(values))
@@ -180,12 +165,12 @@ def leading(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     return np.concatenate([above[np.argsort(-values[above], kind="stable")], tied])
 
 
-def softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def softmax(values: Floats) -> Floats:
     """exp(values) / sum exp(values), [n]; computed without overflow."""
     exponents = exp(values - values.max())
     return exponents / exponents.sum()
 
 
-def ascending(ids: NDArray[np.int64]) -> Ids:
+def ascending(ids: Positions) -> Ids:
     """`ids` as sorted int64, the form that `Selection` requires."""
     return np.sort(np.asarray(ids, dtype=np.int64))

@@ -1,22 +1,19 @@
 """Clustered sampling (Fraboni, Vidal, Kameni and Lorenzi, "Clustered Sampling: Low-Variance and Improved
 Representativity for Clients Selection in Federated Learning", ICML 2021)."""
 
-from abc import abstractmethod
 from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.spatial.distance import pdist, squareform
 from torch import Tensor
 
 from fedsim.core.exact import arccos
-from fedsim.core.flat import to_device
-from fedsim.selectors.base import Clients, Cohort, Ids, Population, Problems, Selection, Selector, Server, parameters
-from fedsim.selectors.similarity import euclidean_distances, update_inner_products
-from fedsim.selectors.tools import WardInput, pairs_problem, rows_problem, ward_linkage
+from fedsim.core.types import Floats, Ids, Positions
+from fedsim.selectors.base import Clients, Cohort, Population, Problems, Selection, Selector, Server, parameters
+from fedsim.selectors.similarity import among, euclidean_distances, update_inner_products, with_latest
+from fedsim.selectors.tools import WardInput, pairs_problem, ward_linkage
 
-Floats = NDArray[np.float64]
 PAIR_BYTES = 20
 """Inner products and distances in float32, as they are for many clients, and halves in float64 for Ward's tree."""
 MASS_TOLERANCE = 1e-9
@@ -25,37 +22,29 @@ CLEARLY = 1e-6
 """Room beyond which a running sum of masses decides as the exact one does."""
 
 
-class _ClusteredSampling(Selector):
-    """Draws one client from each of K distributions r_1..r_K over the clients, with sum_k r_ki = K p_i.
+class ClusteredBySize(Selector):
+    """Algorithm 1: K bins of capacity 1 are filled with the clients' masses K p_i, in descending order of n_i.
 
-    A client that is drawn m times trains and uploads once and gets the aggregation weight m / K, which makes the
-    average an unbiased estimate of full participation's sum_i p_i w_i. If some clients are unavailable, p is
-    renormalised over the available ones.
+    The bins are distributions r_1..r_K over the clients with sum_k r_ki = K p_i; one client is drawn from each. Who is
+    drawn m times trains and uploads once and gets the aggregation weight m / K, which makes the average an unbiased
+    estimate of full participation's sum_i p_i w_i. If some clients are unavailable, p is renormalised over the others.
     """
 
     adaptive = True
 
-    @abstractmethod
     def distributions(self, clients: Clients) -> Floats:
-        """The distributions r [K, len(available)]; each row sums to 1."""
+        """r [K, len(available)]."""
+        masses = client_masses(clients.available, self.population)
+        bins = np.zeros((self.population.cohort_size, len(masses)))
+        return fill_bins(bins, masses, np.argsort(-masses, kind="stable"))
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         return draw_one_each(self.distributions(clients), clients.available, rng)
 
 
-class ClusteredBySize(_ClusteredSampling):
-    """Algorithm 1: K bins of capacity 1 are filled with the clients' masses K p_i, in descending order of n_i."""
-
-    def distributions(self, clients: Clients) -> Floats:
-        masses = client_masses(clients.available, self.population)
-        return fill_bins(
-            np.zeros((self.population.cohort_size, len(masses))), masses, np.argsort(-masses, kind="stable")
-        )
-
-
 @parameters
-class ClusteredBySimilarity(_ClusteredSampling):
-    """Algorithm 2: the distributions are clusters of clients with similar updates, each with at most 1/K of the data.
+class ClusteredBySimilarity(ClusteredBySize):
+    """Algorithm 2: the distributions of `ClusteredBySize` are clusters of clients with similar updates.
 
     Clients are compared by their latest updates; before its first update a client counts as a zero vector at distance
     0 from all others. `distance` is the angle arccos(cosine), or the L1 or L2 norm of the difference (L1 takes N^2 P
@@ -76,36 +65,27 @@ class ClusteredBySimilarity(_ClusteredSampling):
 
     def problems(self) -> Problems:
         yield pairs_problem(self.population, PAIR_BYTES)
-        yield rows_problem(self.population, self.ward_on)
 
     def __post_init__(self) -> None:
         self.updates: Tensor | None = None
         self.products: Tensor | None = None
 
     def distributions(self, clients: Clients) -> Floats:
-        tree = ward_linkage(self._distances(clients), self.ward_on)
-        return similarity_distributions(
-            tree, client_masses(clients.available, self.population), self.population.cohort_size
-        )
+        ids, tree = clients.available, ward_linkage(self._distances(clients.available), self.ward_on)
+        return similarity_distributions(tree, client_masses(ids, self.population), self.population.cohort_size)
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
-        new = cohort.updates
-        if self.updates is None:
-            self.updates = new.new_zeros(self.population.num_clients, new.shape[1])
-        self.updates[to_device(torch.as_tensor(cohort.ids), new.device)] = new
+        self.updates = with_latest(self.updates, self.population.num_clients, cohort.ids, cohort.updates)
         if self.distance != "l1":
             self.products = update_inner_products(self.products, self.updates, cohort.ids)
 
-    def _distances(self, clients: Clients) -> Floats:
+    def _distances(self, ids: Ids) -> Floats:
         if self.updates is None:
-            return np.zeros((len(clients.available), len(clients.available)))
-        ids = to_device(torch.as_tensor(clients.available), self.updates.device)
+            return np.zeros((len(ids), len(ids)))
         if self.distance == "l1":
-            return squareform(pdist(self.updates[ids].double().cpu().numpy(), "cityblock"))
+            return squareform(pdist(self.updates[torch.as_tensor(ids)].double().cpu().numpy(), "cityblock"))
         assert self.products is not None
-        products = self.products
-        if len(ids) < len(products):
-            products = products[ids][:, ids]
+        products = among(self.products, ids)
         return euclidean_distances(products) if self.distance == "l2" else angular_distances(products)
 
 
@@ -155,7 +135,7 @@ def angular_distances(products: Tensor) -> Floats:
     return angles.fill_diagonal_(0).numpy()
 
 
-def fill_bins(rows: Floats, masses: Floats, order: NDArray[np.int64]) -> Floats:
+def fill_bins(rows: Floats, masses: Floats, order: Positions) -> Floats:
     """Distribute the `masses` [N] of the clients in `order` over the free capacity of `rows` [K, N], row after row.
 
     Each row has capacity 1; a client that does not fit is split between rows. Changes and returns `rows`.
@@ -177,12 +157,12 @@ def fill_bins(rows: Floats, masses: Floats, order: NDArray[np.int64]) -> Floats:
     return rows
 
 
-def clusters_within_capacity(tree: Floats, masses: Floats) -> list[NDArray[np.int64]]:
+def clusters_within_capacity(tree: Floats, masses: Floats) -> list[Positions]:
     """The largest clusters of the linkage `tree` [N - 1, 4] with a mass of at most 1, as arrays of client positions."""
     num = len(masses)
     weight = np.concatenate([masses, np.zeros(len(tree))])
     members: list[list[int] | None] = [[i] for i in range(num)]
-    clusters: list[NDArray[np.int64]] = []
+    clusters: list[Positions] = []
     for node, (a, b) in enumerate(tree[:, :2].astype(np.int64), start=num):
         weight[node] = weight[a] + weight[b]
         left, right = members[a], members[b]

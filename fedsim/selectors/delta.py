@@ -2,11 +2,9 @@
 algorithm."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.core.types import Floats
 from fedsim.selectors.base import Clients, Cohort, NonNegative, Selection, Selector, Server, Signal, parameters
-
-Floats = NDArray[np.float64]
 
 
 @parameters

@@ -5,17 +5,14 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import floor
-from fedsim.core.flat import to_device
-from fedsim.selectors.base import Clients, Ids, Problems, Selection, Selector, Share, Signal, parameters
-from fedsim.selectors.similarity import euclidean_distances, update_inner_products
+from fedsim.core.types import Floats, Ids, Positions
+from fedsim.selectors.base import Clients, Problems, Selection, Selector, Share, Signal, parameters
+from fedsim.selectors.similarity import among, euclidean_distances, update_inner_products
 from fedsim.selectors.tools import pairs_problem
 
-Floats = NDArray[np.float64]
 PAIR_BYTES = 12
 """Inner products and distances in float32, as they are for many clients, and a copy for a checkpoint."""
 
@@ -44,19 +41,17 @@ class DivFL(Selector):
         yield pairs_problem(self.population, PAIR_BYTES)
 
     def __post_init__(self) -> None:
+        self.start_up_rounds = int(self.mode == "no_overhead")
         self.gradients: Tensor | None = None
         self.products: Tensor | None = None
         self.known = np.zeros(self.population.num_clients, dtype=bool)
-
-    @property
-    def start_up_rounds(self) -> int:
-        return int(self.mode == "no_overhead")
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
         fresh = ids if self.mode == "ideal" else ids[~self.known[ids]]
         self._query_gradients(fresh, clients)
-        distance = self._distances(ids)
+        assert self.products is not None
+        distance = euclidean_distances(among(self.products, ids))
         picked = self._greedy(distance, self.cohort_size(clients), rng)
         order = np.argsort(picked)
         chosen = ids[picked[order]]
@@ -72,26 +67,14 @@ class DivFL(Selector):
         if len(ids) and self.gradients is not None:
             self.products = update_inner_products(self.products, self.gradients, ids)
 
-    def _distances(self, ids: Ids) -> Floats:
-        """Euclidean distances between the latest gradients of `ids` [len(ids), len(ids)]."""
-        assert self.products is not None
-        if len(ids) == len(self.products):
-            return euclidean_distances(self.products)
-        rows = to_device(torch.as_tensor(ids), self.products.device)
-        return euclidean_distances(self.products[rows][:, rows])
-
-    def _greedy(self, distance: Floats, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _greedy(self, distance: Floats, count: int, rng: np.random.Generator) -> Positions:
         if self.greedy == "lazy":
             return lazy_greedy(distance, count, rng)
-        candidates = None
-        if self.greedy == "stochastic":
-            candidates = max(count, floor(self.share * self.population.num_clients))
-        return plain_greedy(distance, count, rng, candidates)
+        some = max(count, floor(self.share * self.population.num_clients)) if self.greedy == "stochastic" else None
+        return plain_greedy(distance, count, rng, some)
 
 
-def plain_greedy(
-    distance: Floats, count: int, rng: np.random.Generator, candidates: int | None = None
-) -> NDArray[np.int64]:
+def plain_greedy(distance: Floats, count: int, rng: np.random.Generator, candidates: int | None = None) -> Positions:
     """`count` positions, in the order chosen; each one lowers G the most.
 
     `distance` [n, n] is symmetric. With `candidates`, each step evaluates only that many random positions.
@@ -108,7 +91,7 @@ def plain_greedy(
     return np.array(chosen, dtype=np.int64)
 
 
-def lazy_greedy(distance: Floats, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def lazy_greedy(distance: Floats, count: int, rng: np.random.Generator) -> Positions:
     """The same set as `plain_greedy`, re-evaluating only gains that can still be the largest (Minoux, 1978).
 
     G is submodular: a gain can only shrink as the set grows. An outdated gain that is below the best up-to-date one
@@ -142,19 +125,19 @@ class RandomTieBreaker:
         self.rank = rng.permutation(len(distance))
         self.tolerance = 1e-10 * float(distance.sum(1, dtype=np.float64).max(initial=0))
 
-    def largest(self, values: Floats, positions: NDArray[np.int64]) -> int:
+    def largest(self, values: Floats, positions: Positions) -> int:
         """The one of `positions` [n] with the largest of `values` [n]; of tied ones, the first in the random order."""
         tied = positions[values >= values.max() - self.tolerance]
         return int(tied[np.argmin(self.rank[tied])])
 
 
-def _row_sums(table: Floats, rows: NDArray[np.int64], function: Callable[[Floats], Floats]) -> Floats:
+def _row_sums(table: Floats, rows: Positions, function: Callable[[Floats], Floats]) -> Floats:
     """Sums [len(rows)] of function(row) for some `rows` of `table` [n, n], 500 rows at a time to save memory."""
     parts = np.array_split(rows, -(-len(rows) // 500))
     return np.concatenate([function(table[part]).sum(1, dtype=np.float64) for part in parts])
 
 
-def cluster_shares(distance: Floats, chosen: NDArray[np.int64]) -> Floats:
+def cluster_shares(distance: Floats, chosen: Positions) -> Floats:
     """For each of `chosen` [K], the share of clients to which it is the nearest (a tie counts for the earlier one)."""
     nearest = np.argmin(distance[:, chosen], axis=1)
     return np.bincount(nearest, minlength=len(chosen)) / len(distance)

@@ -2,13 +2,11 @@
 2024)."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.core.exact import log
+from fedsim.core.types import Floats
 from fedsim.selectors.base import Clients, Problems, Selection, Selector, Signal, ascending, highest, parameters, rule
 from fedsim.selectors.tools import collect_label_counts, not_queued
-
-Floats = NDArray[np.float64]
 
 
 @parameters
@@ -20,6 +18,7 @@ class EntropyGreedy(Selector):
     once.
     """
 
+    start_up_rounds = 1
     needs = frozenset({Signal.LABEL_COUNTS})
     state = ("counts", "queue")
 
@@ -34,10 +33,6 @@ class EntropyGreedy(Selector):
         self.counts = np.empty((self.population.num_clients, 0), np.int64)
         self.queue: list[int] = []
 
-    @property
-    def start_up_rounds(self) -> int:
-        return 1
-
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         self.counts = collect_label_counts(self.counts, clients)
         count = self.cohort_size(clients)
@@ -48,9 +43,8 @@ class EntropyGreedy(Selector):
             values = np.where(remaining, np.round(entropies(counts + counts[picks].sum(0)), 12), -np.inf)
             picks.append(int(highest(values, 1, rng)[0]))
             remaining[picks[-1]] = False
-        chosen = [int(i) for i in ids[picks]]
-        again = set(chosen)
-        kept = [i for i in self.queue if i not in again]
+        chosen = ids[picks].tolist()
+        kept = [i for i in self.queue if i not in chosen]
         self.queue = [*kept, *chosen][-self.longest :] if self.longest else []
         return Selection(ascending(ids[picks]))
 

@@ -5,12 +5,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.exact import exp, log
 from fedsim.core.parameters import Count, NonNegative, Positive, Problems, parameters
-from fedsim.selectors.base import Clients, Cohort, Selection, Selector, Server, Signal, rule
+from fedsim.selectors.base import Clients, Cohort, Floats, Ids, Selection, Selector, Server, Signal, rule
 from fedsim.selectors.tools import kl_divergences, pairs_problem
 
 PAIR_BYTES = 36
@@ -25,7 +24,7 @@ class Threshold(ABC):
     """The rule for how many of the highest scores are selected in round t (0-based) of T."""
 
     @abstractmethod
-    def count(self, shares: NDArray[np.float64], t: int, num_rounds: int) -> int:
+    def count(self, shares: Floats, t: int, num_rounds: int) -> int:
         """Number of clients to select, >= 1; `shares` [N] are their scores' shares, descending, with sum 1."""
 
 
@@ -57,7 +56,7 @@ class Cumulative(Threshold):
         shape = {"linear": u, "convex": u**2, "concave": log(1 + 9 * u) / log(10)}[self.schedule]
         return float(self.start + (self.end - self.start) * shape)
 
-    def count(self, shares: NDArray[np.float64], t: int, num_rounds: int) -> int:
+    def count(self, shares: Floats, t: int, num_rounds: int) -> int:
         tau, sums = self.tau(t, num_rounds), np.cumsum(shares)
         below = sums < tau - TOLERANCE if self.mode == "reach" else sums <= tau + TOLERANCE
         return min(int(below.sum()) + 1, len(shares)) if tau < 1 - TOLERANCE else len(shares)
@@ -74,7 +73,7 @@ class Lambda(Threshold):
     strength: Positive
     growth: NonNegative
 
-    def count(self, shares: NDArray[np.float64], t: int, num_rounds: int) -> int:
+    def count(self, shares: Floats, t: int, num_rounds: int) -> int:
         return max(int((shares > self.strength / (1 + self.growth * t)).sum()), 1)
 
 
@@ -98,6 +97,7 @@ class FedABC(Selector):
     """
 
     adaptive = True
+    start_up_rounds = 1
     needs = frozenset({Signal.LOSSES, Signal.PUBLIC})
     state = ("predictions",)
 
@@ -111,10 +111,6 @@ class FedABC(Selector):
 
     def __post_init__(self) -> None:
         self.predictions: dict[int, Tensor] = {}
-
-    @property
-    def start_up_rounds(self) -> int:
-        return 1
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
@@ -133,24 +129,24 @@ class FedABC(Selector):
             if not prediction.isnan().any():
                 self.predictions[int(client)] = prediction.clone()  # a view would keep those of the whole cohort
 
-    def scores(self, losses: NDArray[np.float64], divergences: NDArray[np.float64]) -> NDArray[np.float64]:
+    def scores(self, losses: Floats, divergences: Floats) -> Floats:
         """The scores S [N] from losses v [N] and divergences d [N, N] of the available clients (Eq. 11, 13)."""
         size = max(BLOCK_ENTRIES // max(len(losses), 1), 1)
         starts = range(0, len(losses), size)
         blocks = [(self._attention(divergences[i : i + size], i) * losses).sum(1) for i in starts]
         return np.concatenate([np.empty(0), *blocks])
 
-    def _attention(self, divergences: NDArray[np.float64], first: int) -> NDArray[np.float64]:
+    def _attention(self, divergences: Floats, first: int) -> Floats:
         """The attention [n, N] of clients from the row `first` on, by their divergences [n, N]."""
         logits = -divergences
         if not self.self_term and logits.shape[1] > 1:
             np.fill_diagonal(logits[:, first:], -np.inf)
         logits -= logits.max(1, keepdims=True)
-        attention: NDArray[np.float64] = exp(logits)
+        attention: Floats = exp(logits)
         attention /= attention.sum(1, keepdims=True)
         return attention
 
-    def _divergences(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _divergences(self, ids: Ids) -> Floats:
         known = [row for row, i in enumerate(ids) if int(i) in self.predictions]
         if not known:
             return np.zeros((len(ids), len(ids)))
@@ -161,13 +157,12 @@ class FedABC(Selector):
         result[np.ix_(known, known)] = among
         return result
 
-    def _weights(self, ids: NDArray[np.int64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _weights(self, ids: Ids, shares: Floats) -> Floats:
         raw = {"score": shares, "uniform": np.ones(len(ids)), "by_size": self.population.sizes[ids].astype(np.float64)}
-        weights: NDArray[np.float64] = raw[self.weights] / raw[self.weights].sum()
-        return weights
+        return raw[self.weights] / raw[self.weights].sum()
 
 
-def finite_losses(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+def finite_losses(losses: Floats) -> Floats:
     """`losses` [N] with values that are not finite replaced by the largest finite one (0 if there is none)."""
     finite = np.isfinite(losses)
     largest = losses[finite].max() if finite.any() else 0.0

@@ -2,13 +2,12 @@
 Class-Imbalance Reduction", ICML 2023)."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.core.exact import exp, log
+from fedsim.core.types import Floats
 from fedsim.selectors.base import Clients, NonNegative, Selection, Selector, Signal, ascending, parameters
 from fedsim.selectors.tools import collect_label_counts
 
-Floats = NDArray[np.float64]
 MIN_QCID = 1e-9
 """Lower bound of QCID values: a perfectly balanced pool has QCID 0, which has no inverse."""
 
@@ -24,6 +23,7 @@ class FedCBS(Selector):
     paper obtains the inner products under encryption; here the server sees the counts.
     """
 
+    start_up_rounds = 1
     needs = frozenset({Signal.LABEL_COUNTS})
     state = ("counts", "pulls")
 
@@ -32,10 +32,6 @@ class FedCBS(Selector):
     def __post_init__(self) -> None:
         self.counts = np.empty((self.population.num_clients, 0), np.int64)
         self.pulls = np.zeros(self.population.num_clients, np.int64)
-
-    @property
-    def start_up_rounds(self) -> int:
-        return 1
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         self.counts, ids = collect_label_counts(self.counts, clients), clients.available

@@ -5,23 +5,15 @@ from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
-from numpy.typing import NDArray
 
 from fedsim.core.errors import DivergedError
 from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, Share, parameters
-from fedsim.selectors.base import Clients, Params, Selection, Selector, Signal, ascending, drop_nonfinite
-from fedsim.selectors.gaussian_process import (
-    Kernel,
-    Objective,
-    Parameters,
-    greedy_selection,
-    is_dense,
-    make_process,
-)
-from fedsim.selectors.tools import operations_problem, pairs_problem
+from fedsim.selectors.base import Clients, Floats, Params, Selection, Selector, Signal, ascending, drop_nonfinite
+from fedsim.selectors.gaussian_process import Kernel, Objective, Parameters, greedy_selection, is_dense, make_process
+from fedsim.selectors.tools import pairs_problem
 
-Floats = NDArray[np.float64]
-MAX_DIMENSION, MAX_FIT_STEPS = 10_000, 1_000_000
+MAX_DIMENSION = 10_000
+Steps = Annotated[int, Ge(0), Le(1_000_000)]
 SMALLEST_DISCOUNT = 1e-12
 
 
@@ -75,9 +67,9 @@ class FedCor(Selector):
     history: Literal["rounds", "intervals"]
     gamma: Share
     beta: Share
-    first_steps: Annotated[int, Ge(1), Le(MAX_FIT_STEPS)]
-    refit_steps: Annotated[int, Ge(0), Le(MAX_FIT_STEPS)]
-    warmup_steps: Annotated[int, Ge(0), Le(MAX_FIT_STEPS)]
+    first_steps: Annotated[int, Ge(1), Le(1_000_000)]
+    refit_steps: Steps
+    warmup_steps: Steps
     fit_lr: Positive
     update_mean: bool
     uniform_shares: bool
@@ -90,9 +82,6 @@ class FedCor(Selector):
         remedy = "selector.kernel=linear selector.objective=mml is linear in num_clients; or lower num_clients"
         features = 16 * min(self.dimension, MAX_DIMENSION) if self.kernel == "se" else 0
         yield pairs_problem(self.population, 64 + features, remedy)
-        steps = self.first_steps
-        operations = steps * float(self.population.num_clients) ** 3
-        yield operations_problem(self.population, "first_steps", steps, operations, "the first fit", remedy)
 
     def __post_init__(self) -> None:
         n = self.population.num_clients
@@ -106,10 +95,7 @@ class FedCor(Selector):
         self.last = -1  # the latest round e with a selection
         self.fitted = False  # after the warm-up
         self.adaptive = self.least_fall is not None
-
-    @property
-    def start_up_rounds(self) -> int:
-        return self.warmup + 2  # rounds 0..warmup, and the one that requests the losses after the last of them
+        self.start_up_rounds = self.warmup + 2  # 0..warmup, and the one that requests the losses after the last of them
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         e, count = round - 1, self.cohort_size(clients)

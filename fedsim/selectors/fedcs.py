@@ -4,11 +4,9 @@ ICC 2019)."""
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedsim.core.errors import ceil
 from fedsim.core.parameters import Positive, Problems, parameters
-from fedsim.selectors.base import Clients, Resources, Selection, Selector, Signal, ascending, one_of, rule
+from fedsim.selectors.base import Clients, Positions, Resources, Selection, Selector, Signal, ascending, ceil, rule
 
 
 @parameters
@@ -40,7 +38,6 @@ class FedCS(Selector):
     uploads: Literal["parallel", "sequential"]
 
     def problems(self) -> Problems:
-        yield one_of("uploads", self.uploads, ("parallel", "sequential"))
         fraction = self.candidate_fraction
         if fraction is not None:
             yield rule(0 < fraction <= 1, "candidate_fraction", fraction, "must lie in (0, 1]", "null asks K clients")
@@ -54,14 +51,12 @@ class FedCS(Selector):
         count = min(self.num_candidates, len(clients.available))
         candidates = ascending(rng.choice(clients.available, count, replace=False))
         found = clients.resources(candidates)
-        fitting = one_after_another(found, self.deadline) if self.uploads == "sequential" else self._at_once(found)
-        return Selection(ascending(candidates[fitting]))
-
-    def _at_once(self, found: Resources) -> NDArray[np.int64]:
-        return np.flatnonzero(found.download + found.training + found.upload < self.deadline)
+        if self.uploads == "sequential":
+            return Selection(ascending(candidates[one_after_another(found, self.deadline)]))
+        return Selection(candidates[found.download + found.training + found.upload < self.deadline])
 
 
-def one_after_another(found: Resources, deadline: float) -> NDArray[np.int64]:
+def one_after_another(found: Resources, deadline: float) -> Positions:
     """Algorithm 3: positions of the clients selected, in the order in which they are; ties go to the lower position."""
     left, chosen = list(range(len(found.upload))), list[int]()
     distribution, elapsed = 0.0, 0.0  # T^d(S) and Theta

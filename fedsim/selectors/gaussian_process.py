@@ -11,10 +11,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Floats = NDArray[np.float64]
+from fedsim.core.types import Floats, Positions
+
 Parameters = dict[str, Floats]
 """`embedding` [q, N] and, for kernels that have one, the scalar `amplitude` []."""
 Kernel = Literal["linear", "linear_normalised", "se"]
@@ -24,24 +24,9 @@ JITTER = (0.0, 1e-6, 1e-5, 1e-4)
 """Shares of the mean variance that are tried as additions to the diagonal until a Cholesky factor exists."""
 
 
-class Covariance(ABC):
-    """A covariance matrix [N, N], as the greedy selection uses it."""
-
-    @abstractmethod
-    def matvec(self, vector: Floats) -> Floats:
-        """Its product [N] with `vector` [N]."""
-
-    @abstractmethod
-    def diagonal(self) -> Floats:
-        """A copy of its diagonal [N]."""
-
-    @abstractmethod
-    def column(self, j: int) -> Floats:
-        """A copy of its column j [N]."""
-
-
-class LowRank(Covariance):
-    """F^T F + noise^2 I with `factor` F [q, N]."""
+class LowRank:
+    """The covariance matrix [N, N] F^T F + noise^2 I with `factor` F [q, N], as the greedy selection uses it: its
+    product [N] with a vector, and copies of its diagonal and of a column."""
 
     def __init__(self, factor: Floats, noise: float) -> None:
         self.factor, self.noise = factor, noise
@@ -58,8 +43,8 @@ class LowRank(Covariance):
         return column
 
 
-class Dense(Covariance):
-    """A covariance given as a matrix [N, N]."""
+class Dense:
+    """The same of a covariance that is given as a matrix [N, N]."""
 
     def __init__(self, matrix: Floats) -> None:
         self.matrix = matrix
@@ -72,6 +57,9 @@ class Dense(Covariance):
 
     def column(self, j: int) -> Floats:
         return self.matrix[:, j].copy()
+
+
+Covariance = LowRank | Dense
 
 
 class Process(ABC):
@@ -153,8 +141,7 @@ class DenseProcess(Process):
         leaves = {n: torch.tensor(p, dtype=torch.float64, requires_grad=True) for n, p in parameters.items()}
         sigma, r = self._matrix(leaves), torch.as_tensor(residuals)
         each = (self._marginal if self.objective == "mml" else self._leave_one_out)(_cholesky(sigma), r)
-        leaves_to_train = [leaves[n] for n in self.trained]
-        gradients = torch.autograd.grad(-(torch.as_tensor(weights) * each).sum(), leaves_to_train)
+        gradients = torch.autograd.grad(-(torch.as_tensor(weights) * each).sum(), [leaves[n] for n in self.trained])
         return {n: s.numpy() for n, s in zip(self.trained, gradients, strict=True)}
 
     def _matrix(self, parameters: dict[str, Tensor]) -> Tensor:
@@ -219,7 +206,7 @@ def greedy_selection(
     *,
     epsilon: float = 0.0,
     min_fall: float | None = None,
-) -> NDArray[np.int64]:
+) -> Positions:
     """FedCor's selection (Eq. 13): `count` positions, each with the largest expected fall of the weighted losses.
 
     Starting from the covariance C, it repeats j = argmax_k a_k / sqrt(C_kk) * sum_i p_i C_ik and

@@ -8,20 +8,18 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.local_results import row_blocks
 from fedsim.core.exact import exp, log, mean_row, row_sums
 from fedsim.core.parameters import Count, Positive, parameters
-from fedsim.core.types import Cohort, Evaluation, Ids, Params, Selection, Stack
+from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Selection, Stack
 from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, drop_nonfinite, highest, softmax
 from fedsim.selectors.exploration import Exploration
 
-Floats = NDArray[np.float64]
 LocalDirection = Literal["per_lr", "update", "per_step", "momentum_buffer", "full_gradient"]
-REPORTED_DIRECTIONS = ("momentum_buffer", "full_gradient")
-"""Local directions that clients send in addition to their update."""
+REPORTED_DIRECTIONS = {"momentum_buffer": (Signal.TRAINING,), "full_gradient": (Signal.TRAINING, Signal.GRADIENTS)}
+"""Local directions that clients send in addition to their update, and the signals that they need."""
 
 
 @parameters
@@ -84,7 +82,9 @@ class GPFL(Selector):
     def __post_init__(self) -> None:
         n = self.population.num_clients
         self.adaptive = self.init == "cover" or self.init_aggregate != "topk"
-        self.needs = self._signals()
+        self.start_up_rounds = {"all_clients": 1, "cover": self.cover_rounds, "none": 0}[self.init]
+        evaluation = Signal.VALIDATION if self.reward_eval == "validation" else Signal.TEST
+        self.needs = frozenset({evaluation, *REPORTED_DIRECTIONS.get(self.local_direction, ())})
         self.first_pulls = 1.0 if self.init == "all_clients" else 0.0
         self.projections = np.zeros(n)
         self.reward_sum = np.zeros(n)
@@ -96,16 +96,6 @@ class GPFL(Selector):
         self._in_first_round = False
         self._lr = 1.0
         self._reported: Stack = {}
-
-    @property
-    def warning(self) -> str | None:
-        return "selector.reward_eval=test: this selection sees the test set" if self.reward_eval == "test" else None
-
-    @property
-    def start_up_rounds(self) -> int:
-        return 1 if self.init == "all_clients" else self.cover_rounds if self.init == "cover" else 0
-
-    # --- selection -----------------------------------------------------------------------------------------------
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         self._lr = clients.lr
@@ -153,8 +143,6 @@ class GPFL(Selector):
         self.selected = top if self.init_aggregate == "topk" else ids
         self.pulls[self.selected] += self.init_aggregate == "topk"
         return Selection(self.selected, softmax(self.projections[self.selected]) if self.weights == "by_gp" else None)
-
-    # --- rewards and projections ---------------------------------------------------------------------------------
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         evaluate = server.validate if self.reward_eval == "validation" else server.test
@@ -207,14 +195,6 @@ class GPFL(Selector):
             return float(exp(gain)) * (2 if self.factor == "literal2" else 1)
         fall = self.previous.loss - self.last.loss
         return float(exp(fall if self.tie_sign == "intent" else -fall))
-
-    def _signals(self) -> frozenset[Signal]:
-        needs = {Signal.VALIDATION if self.reward_eval == "validation" else Signal.TEST}
-        if self.local_direction in REPORTED_DIRECTIONS:
-            needs.add(Signal.TRAINING)
-        if self.local_direction == "full_gradient":
-            needs.add(Signal.GRADIENTS)
-        return frozenset(needs)
 
 
 def usable(direction: Params) -> Params:

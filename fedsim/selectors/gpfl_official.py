@@ -3,10 +3,10 @@
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.core.exact import log
 from fedsim.core.parameters import Count, parameters
+from fedsim.core.types import Floats
 from fedsim.selectors.base import Clients, Cohort, Evaluation, Selection, Selector, Server, Signal, ascending, softmax
 from fedsim.selectors.exploration import Exploration
 from fedsim.selectors.gpfl import projections
@@ -46,15 +46,7 @@ class GPFLOfficial(Selector):
         self.needs = frozenset({Signal.VALIDATION if self.reward_eval == "validation" else Signal.TEST})
         self.reward_sum = np.zeros(self.population.num_clients)
         self.pulls = np.zeros(self.population.num_clients)
-        self.last = BEFORE_ROUND_1
-
-    @property
-    def warning(self) -> str | None:
-        return "selector.reward_eval=test: this selection sees the test set" if self.reward_eval == "test" else None
-
-    @property
-    def start_up_rounds(self) -> int:
-        return self.warmup
+        self.last, self.start_up_rounds = BEFORE_ROUND_1, self.warmup
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
@@ -71,7 +63,7 @@ class GPFLOfficial(Selector):
         sizes = self.population.sizes[chosen]
         return Selection(chosen, sizes / sizes.sum())
 
-    def index(self, t: int) -> NDArray[np.float64]:
+    def index(self, t: int) -> Floats:
         """The bandit index [N] in round t; infinite for clients that have never been selected."""
         alpha = self.exploration.alpha(t - 1, self.population.num_rounds)
         bonus = alpha * np.sqrt(2 * log(max(t - 1, 1)) / np.maximum(self.pulls, 1))

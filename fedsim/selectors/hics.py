@@ -5,18 +5,17 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.exact import exp, log, mean_row
 from fedsim.core.flat import to_device
 from fedsim.core.parameters import Count, NonNegative, Positive, Problems, parameters
-from fedsim.selectors.base import Clients, Cohort, FedsimError, Ids, Selection, Selector, Server, ascending, softmax
+from fedsim.core.types import Floats, Ids, Positions
+from fedsim.selectors.base import Clients, Cohort, FedsimError, Selection, Selector, Server, ascending, softmax
 from fedsim.selectors.clustered import angular_distances, client_masses, draw_one_each, similarity_distributions
-from fedsim.selectors.similarity import update_inner_products
-from fedsim.selectors.tools import WardInput, clients_to_try, cut_tree, pairs_problem, rows_problem, ward_linkage
+from fedsim.selectors.similarity import among, update_inner_products, with_latest
+from fedsim.selectors.tools import WardInput, clients_to_try, cut_tree, pairs_problem, ward_linkage
 
-Floats = NDArray[np.float64]
 PAIR_BYTES = 36
 """Inner products and angles in float32, as they are for many clients, and differences of entropies in float64."""
 
@@ -61,7 +60,6 @@ class HiCS(Selector):
 
     def problems(self) -> Problems:
         yield pairs_problem(self.population, PAIR_BYTES)
-        yield rows_problem(self.population, self.ward_on)
 
     def __post_init__(self) -> None:
         self.adaptive = self.fallback != "never"
@@ -96,9 +94,7 @@ class HiCS(Selector):
         self.entropy[ids] = [entropy(softmax(np.nan_to_num(row))) for row in slopes]
         new = torch.cat([cohort.delta[name].flatten(1) for name in layer], dim=1)
         new = new[to_device(torch.as_tensor(rows), new.device)]
-        if self.updates is None:
-            self.updates = new.new_zeros(self.population.num_clients, new.shape[1])
-        self.updates[to_device(torch.as_tensor(ids), new.device)] = new
+        self.updates = with_latest(self.updates, self.population.num_clients, ids, new)
         self.products = update_inner_products(self.products, self.updates, ids)
         self.seen[ids] = True
 
@@ -106,7 +102,7 @@ class HiCS(Selector):
         flat = bool(self.entropy[ids].var() < self.fallback_variance)
         return self.fallback == ("below" if flat else "above")
 
-    def _draw_clients(self, ids: Ids, count: int, t: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _draw_clients(self, ids: Ids, count: int, t: int, rng: np.random.Generator) -> Positions:
         labels = self._clusters(ids)
         gamma = self.gamma * (1 - (t - 1) / self.population.num_rounds)
         means = np.array([self.entropy[ids[labels == c]].mean() for c in range(labels.max() + 1)])
@@ -121,17 +117,15 @@ class HiCS(Selector):
             picks.append(pick)
         return np.array(picks, dtype=np.int64)
 
-    def _clusters(self, ids: Ids) -> NDArray[np.int64]:
+    def _clusters(self, ids: Ids) -> Positions:
         if len(ids) == 1 or self.products is None:
             return np.zeros(len(ids), np.int64)
-        return cut_tree(
-            ward_linkage(self._distances(ids), self.ward_on), self.num_clusters or self.population.cohort_size
-        )
+        tree = ward_linkage(self._distances(ids), self.ward_on)
+        return cut_tree(tree, self.num_clusters or self.population.cohort_size)
 
     def _distances(self, ids: Ids) -> Floats:
         assert self.products is not None
-        rows = to_device(torch.as_tensor(ids), self.products.device)
-        distances = angular_distances(self.products if len(ids) == len(self.products) else self.products[rows][:, rows])
+        distances = angular_distances(among(self.products, ids))
         return distances + self.entropy_weight * np.abs(self.entropy[ids][:, None] - self.entropy[ids][None, :])
 
 

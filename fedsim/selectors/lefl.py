@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.selectors.base import Clients, Ids, Problems, Selection, Selector, Signal, parameters
+from fedsim.selectors.base import Clients, Floats, Ids, Problems, Selection, Selector, Signal, parameters
 from fedsim.selectors.tools import cut_tree, kl_divergences, pairs_problem, ward_linkage
 
 PAIR_BYTES = 24
@@ -27,6 +27,7 @@ class LEFL(Selector):
     `weights: aggregator` leaves the aggregation weights to the aggregator; `strata` uses each stratum's share of data.
     """
 
+    start_up_rounds = 1
     needs = frozenset({Signal.TRAINING, Signal.PUBLIC})
     state = ("predictions", "strata")
 
@@ -38,10 +39,6 @@ class LEFL(Selector):
     def __post_init__(self) -> None:
         self.predictions: dict[int, Tensor] = {}
         self.strata = np.full(self.population.num_clients, -1)
-
-    @property
-    def start_up_rounds(self) -> int:
-        return 1
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         self._query_predictions(clients)
@@ -69,7 +66,7 @@ class LEFL(Selector):
         divergence = kl_divergences(torch.stack([self.predictions[int(i)] for i in known]), "sum")
         return cut_tree(ward_linkage(np.maximum(divergence + divergence.T, 0) / 2), self.population.cohort_size)
 
-    def _stratum_shares(self, chosen: Ids) -> NDArray[np.float64]:
+    def _stratum_shares(self, chosen: Ids) -> Floats:
         """Weights [K] of sum 1: each stratum's amount of data, divided equally among its chosen clients."""
         totals = np.bincount(self.strata[self.strata >= 0], self.population.sizes[self.strata >= 0])
         counts = np.bincount(self.strata[chosen], minlength=len(totals))

@@ -6,16 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Gt, Interval, Le
-from numpy.typing import NDArray
 
 from fedsim.core.errors import floor
 from fedsim.core.exact import log, power
 from fedsim.core.parameters import Count, NonNegative, Share, parameters
-from fedsim.core.types import Cohort, Ids, Selection
+from fedsim.core.types import Cohort, Floats, Ids, Selection
 from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, leading, weighted_without_replacement
 from fedsim.selectors.tools import clients_to_try
 
-Floats = NDArray[np.float64]
 EXPLORATION_POOL = 5
 """m unseen clients are drawn from the EXPLORATION_POOL * m unseen ones of highest prior."""
 
@@ -58,16 +56,8 @@ class Oort(Selector):
     """
 
     needs = frozenset({Signal.SQUARED_LOSS})
-    state: ClassVar[tuple[str, ...]] = (
-        "utility",
-        "last_round",
-        "last_tried",
-        "durations",
-        "exploited",
-        "gained",
-        "gain",
-        "percentile",
-    )
+    state: ClassVar[tuple[str, ...]] = ("utility", "last_round", "last_tried", "durations")
+    state += ("exploited", "gained", "gain", "percentile")
 
     exploration: Share
     exploration_decay: Share
@@ -181,22 +171,18 @@ class Oort(Selector):
         return self.population.sizes[ids].astype(np.float64) if self.prior == "size" else np.ones(len(ids))
 
     def _pace(self) -> None:
-        """Count a past round, in which possibly nothing arrived, or nobody could be reached."""
+        """Count a past round, in which possibly nothing arrived, or nobody could be reached; at the end of each pacer
+        window, adjust the percentile for the preferred duration."""
         self.gained.append(self.gain)
         self.gain = 0.0
-        self.percentile = self._paced_percentile()
-
-    def _paced_percentile(self) -> float:
-        """The percentile for the preferred duration, adjusted at the end of each pacer window."""
         window = self.pacer_window
         if len(self.gained) % window or len(self.gained) < 2 * window:
-            return self.percentile
+            return
         before, now = sum(self.gained[-2 * window : -window]), sum(self.gained[-window:])
         if abs(now - before) <= 0.1 * before:
-            return min(self.percentile + self.pacer_step, 100.0)
-        if abs(now - before) >= 5 * before:
-            return max(self.percentile - self.pacer_step, self.pacer_step)
-        return self.percentile
+            self.percentile = min(self.percentile + self.pacer_step, 100.0)
+        elif abs(now - before) >= 5 * before:
+            self.percentile = max(self.percentile - self.pacer_step, self.pacer_step)
 
 
 class OortBySpeed(Oort):
@@ -206,12 +192,9 @@ class OortBySpeed(Oort):
     value that an unseen client has in the scale of utilities. Deviation: the paper infers speeds from device models.
     """
 
+    start_up_rounds = 1  # in which all clients are unseen, and asked
     needs = Oort.needs | {Signal.RESOURCES}
     state = (*Oort.state, "expected")
-
-    @property
-    def start_up_rounds(self) -> int:
-        return 1  # in which all clients are unseen, and asked
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         new = clients.available[np.isnan(self.expected[clients.available])]

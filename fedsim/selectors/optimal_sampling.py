@@ -1,13 +1,10 @@
 """Optimal client sampling (Chen, Horváth and Richtárik, "Optimal Client Sampling for Federated Learning", 2022)."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedsim.selectors.base import Clients, Count, Selection, Selector, Signal, parameters
-
-Floats = NDArray[np.float64]
+from fedsim.selectors.base import Clients, Count, Floats, Selection, Selector, Signal, parameters
 
 
 @parameters
@@ -53,7 +50,7 @@ def exact_probabilities(scores: Floats, count: int) -> Floats:
     last = np.flatnonzero((left > 0) & (left <= ratios + 1e-12))[-1]
     last = np.searchsorted(u, u[last], side="right") - 1  # rounding may have left some of several equal ones out
     probabilities = np.ones(len(scores))
-    probabilities[scores <= u[last]] = left[last] * _shares(scores[scores <= u[last]])
+    probabilities[scores <= u[last]] = left[last] * (scores[scores <= u[last]] / scores[scores <= u[last]].sum())
     return np.minimum(probabilities, 1.0)
 
 
@@ -62,22 +59,17 @@ def aggregated_probabilities(scores: Floats, count: int, iterations: int) -> tup
     positive = scores > 0
     if positive.sum() <= count:
         return _all_positive_upload(positive, count), 0
-    probabilities = np.minimum(count * _shares(scores), 1.0)
+    probabilities = np.minimum(count * (scores / scores.sum()), 1.0)
     for exchange in range(1, iterations + 1):
         below_one = positive & (probabilities < 1)
         remaining = count - (positive & ~below_one).sum()
         if remaining <= probabilities[below_one].sum() * (1 + 1e-12) or not below_one.any():
             return probabilities, exchange
-        probabilities[below_one] = np.minimum(remaining * _shares(scores[below_one]), 1.0)
+        probabilities[below_one] = np.minimum(remaining * (scores[below_one] / scores[below_one].sum()), 1.0)
     return probabilities, iterations
 
 
-def _shares(scores: Floats) -> Floats:
-    """scores / sum(scores), divided directly because the reciprocal of a tiny sum would overflow."""
-    return scores / scores.sum()
-
-
-def _all_positive_upload(positive: NDArray[np.bool_], count: int) -> Floats:
+def _all_positive_upload(positive: Any, count: int) -> Floats:
     """Probabilities [N] if at most `count` scores are positive: 1 for those, equal ones for the others."""
     others = (~positive).sum()
     return np.where(positive, 1.0, (count - positive.sum()) / max(others, 1))

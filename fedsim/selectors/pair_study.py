@@ -7,15 +7,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
 from fedsim.core.parameters import Positive, Problems, parameters
-from fedsim.selectors.base import Clients, Cohort, Params, Selection, Selector, Server, Signal, ascending, rule
+from fedsim.selectors.base import (
+    Clients,
+    Cohort,
+    Evaluation,
+    Floats,
+    Ids,
+    Params,
+    Selection,
+    Selector,
+    Server,
+    Signal,
+    ascending,
+    rule,
+)
 from fedsim.selectors.pncs import stack_vectors
-
-Floats = NDArray[np.float64]
 
 SPARSITY_THRESHOLD = 1e-3
 """For `sparsity`, an entry counts as zero if it is below this share of its vector's largest magnitude."""
@@ -118,17 +128,12 @@ class PairStudy(Selector):
     def problems(self) -> Problems:
         powers, n = self.powers, self.population.num_clients
         yield rule(bool(powers) and all(p > 0 for p in powers), "powers", powers, "must be numbers > 0")
-        yield rule(
-            n <= MAX_CLIENTS,
-            "",
-            ...,
-            f"validates a model for each pair of clients in every round, {n * (n - 1) // 2:,} for num_clients={n}; "
-            f"must have at most {MAX_CLIENTS} clients",
-            "lower num_clients: it is a study of pairs, and no method to train with",
-        )
+        told = "validates a model for each pair of clients in every round, "
+        told += f"{n * (n - 1) // 2:,} for num_clients={n}; must have at most {MAX_CLIENTS} clients"
+        yield rule(n <= MAX_CLIENTS, "", ..., told, "lower num_clients: it is no method to train with")
 
     def __post_init__(self) -> None:
-        self._before: tuple[Params, float, list[str], np.ndarray[Any, np.dtype[np.int64]], Tensor] | None = None
+        self._before: tuple[Params, float, list[str], Ids, Tensor] | None = None
         self._trace: dict[str, Any] | None = None
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
@@ -141,17 +146,13 @@ class PairStudy(Selector):
         assert self._before is not None
         before, lr, names, ids, gradients = self._before
         self._before = None
-        pairs = list(itertools.combinations(range(len(ids)), 2))
-        after = [
-            server.validate(
-                _after_step(before, names, torch.stack([gradients[i], gradients[j]]).mean(0), self.step * lr)
-            )
-            for i, j in pairs
-        ]
-        features = pair_features(gradients.double().cpu().numpy(), self.powers)
+        pairs, after = list(itertools.combinations(range(len(ids)), 2)), list[Evaluation]()
+        for i, j in pairs:
+            mean = torch.stack([gradients[i], gradients[j]]).mean(0)
+            after.append(server.validate(_after_step(before, names, mean, self.step * lr)))
         self._trace = {
             "pairs": [[int(ids[i]), int(ids[j])] for i, j in pairs],
-            "features": features,
+            "features": pair_features(gradients.double().cpu().numpy(), self.powers),
             "accuracy": [e.accuracy for e in after],
             "loss": [e.loss for e in after],
         }

@@ -5,11 +5,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.compression import Compressor, Identity, Int8
 from fedsim.core.parameters import CountOrZero, NonNegative, Positive, Problems, parameters
+from fedsim.core.types import Floats, Ids
 from fedsim.selectors.base import Clients, Problem, Selection, Selector, Signal, ascending, rule
 from fedsim.selectors.similarity import PowerSimilarity, similarities
 from fedsim.selectors.tools import (
@@ -21,9 +21,7 @@ from fedsim.selectors.tools import (
     subsets_problem,
 )
 
-Floats = NDArray[np.float64]
-TABLE_BYTES = 8
-"""Of each number of a table of similarities."""
+WITHOUT_NORMS = ("signed_power", "even_power")
 NORM_ORDERS = (0.1, 512.0)
 """Of p-norms of up to 10^9 numbers whose powers float64 holds."""
 
@@ -69,32 +67,21 @@ class PNCS(Selector):
     age_weight: NonNegative
 
     def problems(self) -> Problems:
-        p, similarity = self.p, self.similarity
+        p, kind, sketch = self.p, self.similarity, self.sketch
         low, high = NORM_ORDERS
-        yield rule(similarity != "even_power" or p % 2 == 0, "p", p, "must be even for similarity=even_power")
-        yield rule(
-            similarity in ("signed_power", "even_power") or low <= p <= high,
-            "p",
-            p,
-            f"must lie in [{low:g}, {high:g}] for similarity={similarity}: norms overflow beyond",
-            "similarity=signed_power takes any p > 0",
-        )
+        yield rule(kind != "even_power" or p % 2 == 0, "p", p, "must be even for similarity=even_power")
+        told = f"must lie in [{low:g}, {high:g}] for similarity={kind}: norms overflow beyond"
+        remedy = "similarity=signed_power takes any p > 0"
+        yield rule(kind in WITHOUT_NORMS or low <= p <= high, "p", p, told, remedy)
         yield rule(self.layers != [], "layers", self.layers, "must be null or name at least one layer")
-        yield rule(
-            isinstance(self.sketch, Identity) or not self.separate,
-            "layer_agg",
-            self.layer_agg,
-            "must be concat where a sketch is taken of several layers",
-            "selector.layer_agg=concat, or selector/sketch=identity",
-        )
-        yield rule(
-            not (similarity == "polar" and isinstance(self.sketch, Int8)),
-            "similarity",
-            similarity,
-            "depends on the lengths of the vectors, which selector/sketch=int8 does not send",
-            "selector/sketch=identity, or another similarity",
-        )
-        yield pairs_problem(self.population, _pair_bytes(similarity))
+        told = "must be concat where a sketch is taken of several layers"
+        remedy = "selector.layer_agg=concat, or selector/sketch=identity"
+        yield rule(isinstance(sketch, Identity) or not self.separate, "layer_agg", self.layer_agg, told, remedy)
+        told = "depends on the lengths of the vectors, which selector/sketch=int8 does not send"
+        remedy = "selector/sketch=identity, or another similarity"
+        yield rule(kind != "polar" or not isinstance(sketch, Int8), "similarity", kind, told, remedy)
+        # at the peak: products in float32, as they are for many clients, similarities, and what a search keeps of them
+        yield pairs_problem(self.population, (16 if kind in WITHOUT_NORMS else 32) + 16 * self.separate)
         yield subsets_problem(self.population, self.search)
 
     def __post_init__(self) -> None:
@@ -115,15 +102,12 @@ class PNCS(Selector):
         return several and self.layer_agg != "concat"
 
     def unfit_for(self, trained: Sequence[str]) -> Problem | None:
-        missing = missing_layers("layers", self.prefixes, trained)
-        if missing is not None or not self.separate:
-            return missing
-        tables = 2 * len(_prefixes(self.prefixes, trained))  # of each layer, as it is averaged over
-        return pairs_problem(self.population, _pair_bytes(self.similarity) + TABLE_BYTES * tables)
+        return missing_layers("layers", self.prefixes, trained)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         similarity_matrix = self._similarities(clients)
-        self._pass_rounds(round - 1 - int(self.last_round.max()))
+        if self.queue_unit == "rounds":  # in which nobody could be reached: the queue counts them
+            self._keep_latest([*self.queue, *([] for _ in range(round - 1 - int(self.last_round.max())))])
         eligible = self.eligible(clients.available, self.cohort_size(clients), rng)
         if len(eligible) < len(clients.available):
             rows = np.searchsorted(clients.available, eligible)
@@ -137,7 +121,7 @@ class PNCS(Selector):
         self.last_round[chosen] = round
         return Selection(chosen)
 
-    def eligible(self, available: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def eligible(self, available: Ids, count: int, rng: np.random.Generator) -> Ids:
         """Ids of the `available` clients that may be selected, after `on_shortage` if they are fewer than `count`."""
         queued = [i for batch in self.queue for i in batch]
         if self.queue_unit == "clients":
@@ -146,12 +130,7 @@ class PNCS(Selector):
             queued = [int(i) for i in rng.permutation(queued)]
         return not_queued(available, queued, 1 if self.on_shortage == "shrink" else count)
 
-    def _pass_rounds(self, count: int) -> None:
-        """Let `count` rounds pass in which nobody could be reached: a queue of rounds counts them."""
-        if self.queue_unit == "rounds":
-            self._keep_latest([*self.queue, *([] for _ in range(count))])
-
-    def _enqueue(self, chosen: NDArray[np.int64], rng: np.random.Generator) -> None:
+    def _enqueue(self, chosen: Ids, rng: np.random.Generator) -> None:
         batch = [int(i) for i in rng.permutation(chosen)]
         kept = [[i for i in b if i not in batch] for b in self.queue]
         if self.queue_unit == "clients":  # an empty batch stands for a round, and for no client
@@ -167,20 +146,22 @@ class PNCS(Selector):
         matrices = self._reported_matrices(clients)
         if not self.separate:
             return similarities(list(matrices.values()), self.p, self.similarity)
-        groups = [[matrices[n] for n in self._members(layer, clients)] for layer in self._layers(clients)]
-        layer_similarities = [similarities(group, self.p, self.similarity) for group in groups]
-        numels = [sum(p.shape[1] for p in group) for group in groups]
-        return np.average(layer_similarities, axis=0, weights=numels if self.layer_agg == "params" else None)
+        total, weights = np.zeros(()), 0
+        for names in self._groups(clients):
+            group = [matrices[name] for name in names]
+            weight = sum(part.shape[1] for part in group) if self.layer_agg == "params" else 1
+            total = total + weight * similarities(group, self.p, self.similarity)
+            weights += weight
+        return total / weights
 
-    def _layers(self, clients: Clients) -> list[str]:
-        """Prefixes of parameter names; the parameters of one prefix are compared together."""
-        return _prefixes(self.prefixes, clients.layer_names(None))
-
-    def _members(self, layer: str, clients: Clients) -> list[str]:
-        """Names of the parameters of `layer`: below a prefix that is asked for, or the layer's own (`each`)."""
+    def _groups(self, clients: Clients) -> list[list[str]]:
+        """Names of the parameters that are compared together: below a prefix, or of a layer (`each`)."""
         if self.prefixes is not None:
-            return clients.layer_names([layer])
-        return [name for name in clients.layer_names(None) if _layer_of(name) == layer]
+            return [clients.layer_names([prefix]) for prefix in self.prefixes]
+        layers: dict[str, list[str]] = {}
+        for name in clients.layer_names(None):
+            layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
+        return list(layers.values())
 
     def _reported_matrices(self, clients: Clients) -> dict[str, Tensor]:
         """The reports of all available clients, one matrix [N, d] per tensor (or a single one of sketches)."""
@@ -193,21 +174,6 @@ class PNCS(Selector):
             return {"": stack}
         names = clients.layer_names(self.prefixes)
         return dict(zip(names, stack.split([clients.params[n].numel() for n in names], dim=1), strict=True))
-
-
-def _prefixes(layers: list[str] | None, trained: Sequence[str]) -> list[str]:
-    """`layers`, or those of all parameters."""
-    return layers or list(dict.fromkeys(map(_layer_of, trained)))
-
-
-def _layer_of(name: str) -> str:
-    """The layer of a parameter of this name."""
-    return name.rpartition(".")[0] or name
-
-
-def _pair_bytes(similarity: PowerSimilarity) -> int:
-    """At the peak: products in float32, as they are for many clients, similarities, and what a search keeps of them."""
-    return 16 if similarity in ("signed_power", "even_power") else 16 + 2 * TABLE_BYTES
 
 
 def stack_vectors(vectors: Iterator[Tensor], count: int) -> Tensor:

@@ -3,21 +3,12 @@
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.core.errors import rule
 from fedsim.core.parameters import Problems, parameters
-from fedsim.core.types import Cohort, Ids, Selection
-from fedsim.selectors.base import (
-    Clients,
-    Selector,
-    Server,
-    Signal,
-    ascending,
-    highest,
-    weighted_without_replacement,
-    without_infinity,
-)
+from fedsim.core.types import Cohort, Floats, Ids, Selection
+from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, highest, without_infinity
+from fedsim.selectors.base import weighted_without_replacement as drawn_by_weight
 from fedsim.selectors.tools import clients_to_try
 
 
@@ -59,6 +50,7 @@ class PowerOfChoice(Selector):
         self.last_loss = np.zeros(n)
         self.seen = np.zeros(n, dtype=bool)
         self.last_tried = np.zeros(n, np.int64)
+        self.start_up_rounds = 0 if self.schedule == "constant" else self.population.num_rounds // 2
         self.needs = frozenset({Signal.TRAINING_LOSS if self.estimate in ("last", "trained") else Signal.LOSSES})
 
     @property
@@ -73,17 +65,10 @@ class PowerOfChoice(Selector):
             return "selector.num_candidates equals cohort_size: power-of-choice is then random selection by size"
         return None
 
-    @property
-    def start_up_rounds(self) -> int:
-        return 0 if self.schedule == "constant" else self.population.num_rounds // 2
-
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        count = self.cohort_size(clients)
-        shares = self.population.shares[clients.available]
-        candidates = ascending(
-            clients.available[weighted_without_replacement(shares, self._num_candidates_in(round), rng)]
-        )
-        chosen = candidates
+        count, available = self.cohort_size(clients), clients.available
+        drawn = drawn_by_weight(self.population.shares[available], self._num_candidates_in(round), rng)
+        chosen = candidates = ascending(available[drawn])
         if len(candidates) > count:
             chosen = ascending(candidates[highest(self._scores(candidates, clients, round), count, rng)])
         self.last_tried[chosen] = round
@@ -101,16 +86,12 @@ class PowerOfChoice(Selector):
         first_half = round <= self.population.num_rounds / 2
         return self.population.num_clients if first_half else self.population.cohort_size
 
-    def _scores(self, candidates: Ids, clients: Clients, round: int) -> NDArray[np.float64]:
-        if self.estimate != "last":
-            return without_infinity(self._reported_losses(candidates, clients))
-        scores = np.where(self.seen, without_infinity(self.last_loss), -np.inf)
-        scores[clients_to_try(candidates, self.seen, self.last_tried, round)] = np.inf
-        return scores[candidates]
-
-    def _reported_losses(self, candidates: Ids, clients: Clients) -> NDArray[np.float64]:
-        if self.estimate == "full":
-            return clients.losses(candidates)
-        if self.estimate == "batch":
-            return clients.batch_losses(candidates)
-        return np.asarray(clients.collect(candidates).loss)
+    def _scores(self, candidates: Ids, clients: Clients, round: int) -> Floats:
+        if self.estimate == "last":
+            scores = np.where(self.seen, without_infinity(self.last_loss), -np.inf)
+            scores[clients_to_try(candidates, self.seen, self.last_tried, round)] = np.inf
+            return scores[candidates]
+        if self.estimate == "trained":
+            return without_infinity(np.asarray(clients.collect(candidates).loss))
+        ask = clients.losses if self.estimate == "full" else clients.batch_losses
+        return without_infinity(ask(candidates))

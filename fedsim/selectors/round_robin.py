@@ -1,9 +1,8 @@
 """Round robin: a control for methods whose exploration visits all clients in turn."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedsim.selectors.base import Clients, Selection, Selector, ascending
+from fedsim.selectors.base import Clients, Positions, Selection, Selector, ascending
 
 
 class RoundRobin(Selector):
@@ -16,7 +15,7 @@ class RoundRobin(Selector):
     state = ("queue",)
 
     def __post_init__(self) -> None:
-        self.queue: NDArray[np.int64] = np.empty(0, np.int64)
+        self.queue: Positions = np.empty(0, np.int64)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         if not len(self.queue):

@@ -4,8 +4,18 @@ AAAI 2021)."""
 import numpy as np
 
 from fedsim.core.exact import log
-from fedsim.core.parameters import Problems, Share, parameters
-from fedsim.selectors.base import Clients, Cohort, Selection, Selector, Server, Signal, ascending
+from fedsim.selectors.base import (
+    Clients,
+    Cohort,
+    Problems,
+    Selection,
+    Selector,
+    Server,
+    Share,
+    Signal,
+    ascending,
+    parameters,
+)
 from fedsim.selectors.shapley import Valuation
 
 

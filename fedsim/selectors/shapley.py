@@ -6,22 +6,21 @@ for Communication-Efficient Federated Learning", 2024) or as a bandit with an up
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from annotated_types import Ge, Le
-from numpy.typing import NDArray
 
 from fedsim.core.errors import rule
 from fedsim.core.exact import log, weighted_sum
 from fedsim.core.flat import flat_rows, split_flat, to_device
 from fedsim.core.parameters import NonNegative, Problems, parameters
-from fedsim.core.types import Cohort, Params, Population, Selection
+from fedsim.core.types import Cohort, Floats, Params, Population, Selection
 from fedsim.selectors.base import Clients, Problem, Selector, Server, Signal, ascending, highest
 from fedsim.selectors.tools import clients_to_try
 
-Floats = NDArray[np.float64]
 CoalitionValue = Callable[[frozenset[int]], float]
 """V(A), the value of a coalition A: a set of positions in the cohort."""
 
@@ -50,26 +49,24 @@ class Valuation:
     def cost_problem(self, population: Population) -> Problem | None:
         """The problem of `exact` taking too many evaluations for the cohorts of `population`, or None."""
         count = population.cohort_size
-        return rule(
-            self.method != "exact" or count <= MOST_EXACT,
-            "valuation.method",
-            self.method,
-            f"evaluates 2^{count} models in every round for cohort_size={count}; must have at most {MOST_EXACT} "
-            "clients",
-            "selector/valuation=sampled estimates the values from random orders, as auto does from 11 clients on",
+        told = (
+            f"evaluates 2^{count} models in every round for cohort_size={count}; must have at most {MOST_EXACT} clients"
         )
+        remedy = "selector/valuation=sampled estimates the values from random orders, as auto does from 11 clients on"
+        return rule(self.method != "exact" or count <= MOST_EXACT, "valuation.method", self.method, told, remedy)
 
     def values(self, cohort: Cohort, server: Server, rng: np.random.Generator) -> Floats:
         """Shapley values [K] of the cohort's clients; costs one validation pass per coalition evaluated."""
-        coalition_value = _memoised(lambda coalition: self._coalition_value(coalition, cohort, server))
+
+        @cache
+        def coalition_value(coalition: frozenset[int]) -> float:
+            evaluation = server.validate(average_model(cohort, coalition, self.average == "by_size"))
+            return evaluation.accuracy if self.utility == "accuracy" else -evaluation.loss
+
         num = len(cohort.ids)
         if self.method == "exact" or (self.method == "auto" and num <= 10):
             return exact_values(coalition_value, num)
         return sampled_values(coalition_value, num, self.permutations, self.tolerance, rng)
-
-    def _coalition_value(self, coalition: frozenset[int], cohort: Cohort, server: Server) -> float:
-        evaluation = server.validate(average_model(cohort, coalition, self.average == "by_size"))
-        return evaluation.accuracy if self.utility == "accuracy" else -evaluation.loss
 
 
 def average_model(cohort: Cohort, coalition: frozenset[int], by_size: bool) -> Params:
@@ -87,18 +84,6 @@ def average_model(cohort: Cohort, coalition: frozenset[int], by_size: bool) -> P
         deltas = {n: weighted_sum(d, row.to(d)) for n, d in cohort.delta.items()}
     new = torch._foreach_add(list(cohort.start.values()), [deltas[n] for n in cohort.start])
     return dict(zip(cohort.start, new, strict=True))
-
-
-def _memoised(coalition_value: CoalitionValue) -> CoalitionValue:
-    """`coalition_value` with a cache, so that each coalition is evaluated once."""
-    known: dict[frozenset[int], float] = {}
-
-    def look_up(coalition: frozenset[int]) -> float:
-        if coalition not in known:
-            known[coalition] = coalition_value(coalition)
-        return known[coalition]
-
-    return look_up
 
 
 def exact_values(coalition_value: CoalitionValue, num: int) -> Floats:

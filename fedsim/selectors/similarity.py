@@ -9,14 +9,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.exact import Factors, has_order, power, powers, row_sums
 from fedsim.core.flat import to_device
-from fedsim.core.types import Ids
+from fedsim.core.types import Floats, Ids
 
-Floats = NDArray[np.float64]
 Transform = Callable[[Tensor], Tensor]
 
 MAX_FLOAT64_PRODUCTS = 2e10
@@ -64,6 +62,22 @@ def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) ->
     products[rows] = new
     products[:, rows] = new.T
     return products
+
+
+def with_latest(vectors: Tensor | None, num: int, ids: Ids, latest: Tensor) -> Tensor:
+    """`vectors` [num, D] with the rows `latest` of the clients `ids`, in place; at first (None) all others are zero."""
+    if vectors is None:
+        vectors = latest.new_zeros(num, latest.shape[1])
+    vectors[to_device(torch.as_tensor(ids), vectors.device)] = latest
+    return vectors
+
+
+def among(table: Tensor, ids: Ids) -> Tensor:
+    """The rows and columns `ids` of a square `table`, without a copy if these are all."""
+    if len(ids) == len(table):
+        return table
+    rows = to_device(torch.as_tensor(ids), table.device)
+    return table[rows][:, rows]
 
 
 def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:

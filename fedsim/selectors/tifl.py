@@ -3,26 +3,13 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedsim.core.errors import ceil
-from fedsim.selectors.base import (
-    Clients,
-    Ids,
-    Population,
-    Selection,
-    Selector,
-    Signal,
-    ascending,
-    at_least,
-    check,
-    positive,
-    rule,
-)
-
-Floats = NDArray[np.float64]
+from fedsim.core.parameters import Count, Positive, Problems, parameters
+from fedsim.core.types import Floats, Ids
+from fedsim.selectors.base import Clients, Selection, Selector, Signal, ascending, ceil, rule
 
 
+@parameters
 class TiFL(Selector):
     """Puts clients into tiers by how long they take to train, and selects all K of a round from one tier.
 
@@ -46,48 +33,32 @@ class TiFL(Selector):
     they are reported in the next round in which somebody can.
     """
 
-    state = ("latency", "probabilities", "credits", "current", "accuracies", "intervals")
+    state = ("latency", "chances", "left", "current", "accuracies", "intervals")
+    start_up_rounds = 1
 
-    def __init__(
-        self,
-        population: Population,
-        *,
-        num_tiers: int,
-        interval: int,
-        credits: float,
-        probabilities: list[float] | None,
-    ) -> None:
-        super().__init__(population)
-        n, static = population.num_clients, probabilities
-        check(
-            rule(1 <= num_tiers <= n, "num_tiers", num_tiers, f"must lie in [1, num_clients={n}]", "5 is the paper's"),
-            at_least("interval", interval, 1),
-            positive("credits", credits),
-        )
-        check(
-            None
-            if static is None
-            else rule(
-                len(static) == num_tiers and min(static) >= 0 and 0 < sum(static) < math.inf,
-                "probabilities",
-                static,
-                f"must be {num_tiers} numbers >= 0, one for each of num_tiers",
-                "null adapts them",
-            )
-        )
-        self.num_tiers, self.interval, self.adapts = num_tiers, interval, static is None
-        self.needs = frozenset({Signal.RESPONSE_TIMES} | ({Signal.ACCURACIES} if self.adapts else set()))
-        self.probabilities = np.full(num_tiers, 1 / num_tiers) if static is None else np.array(static) / sum(static)
-        each = min(credits * population.num_rounds / num_tiers, population.num_rounds)
-        self.credits = np.full(num_tiers, max(ceil(each), 1))
-        self.latency = np.full(n, np.nan)
+    num_tiers: Count
+    interval: Count
+    credits: Positive
+    probabilities: list[float] | None
+
+    def problems(self) -> Problems:
+        n, tiers, static = self.population.num_clients, self.num_tiers, self.probabilities
+        yield rule(tiers <= n, "num_tiers", tiers, f"must lie in [1, num_clients={n}]", "5 is the paper's")
+        if static is not None:
+            holds = len(static) == tiers and min(static) >= 0 and 0 < sum(static) < math.inf
+            told = f"must be {tiers} numbers >= 0, one for each of num_tiers"
+            yield rule(holds, "probabilities", static, told, "null adapts them")
+
+    def __post_init__(self) -> None:
+        tiers, rounds, static = self.num_tiers, self.population.num_rounds, self.probabilities
+        self.adapts = static is None
+        self.needs = frozenset({Signal.RESPONSE_TIMES, *([Signal.ACCURACIES] if self.adapts else [])})
+        self.chances = np.full(tiers, 1 / tiers) if static is None else np.array(static) / sum(static)
+        self.left = np.full(tiers, max(ceil(min(self.credits * rounds / tiers, rounds)), 1))  # credits
+        self.latency = np.full(self.population.num_clients, np.nan)
         self.current = 0
-        self.accuracies = np.full(num_tiers, np.nan)
+        self.accuracies = np.full(tiers, np.nan)
         self.intervals = 0  # for which accuracies were reported, the present one included
-
-    @property
-    def start_up_rounds(self) -> int:
-        return 1
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
@@ -100,7 +71,7 @@ class TiFL(Selector):
             self._adapt(self._measured(clients, tiers))
         self.current = self._draw([np.isin(tier, ids).any() for tier in tiers], rng)
         if self.adapts:
-            self.credits[self.current] -= 1
+            self.left[self.current] -= 1
         return Selection(self._members(tiers, ids, self.cohort_size(clients), rng))
 
     def tiers(self) -> list[Ids]:
@@ -121,18 +92,18 @@ class TiFL(Selector):
     def _adapt(self, accuracies: Floats) -> None:
         """Lines 3 to 5 of Algorithm 2: new probabilities if the tier selected last has not become more accurate."""
         if accuracies[self.current] <= self.accuracies[self.current]:
-            able = np.flatnonzero(self.credits > 0)
+            able = np.flatnonzero(self.left > 0)
             known = np.nan_to_num(accuracies[able], nan=float(np.nanmean(accuracies)))
             ranks = np.argsort(np.argsort(known, kind="stable"), kind="stable")  # 0: the least accurate
-            self.probabilities = np.zeros(self.num_tiers)
-            self.probabilities[able] = (len(able) - ranks) / (len(able) * (len(able) + 1) / 2)
+            self.chances = np.zeros(self.num_tiers)
+            self.chances[able] = (len(able) - ranks) / (len(able) * (len(able) + 1) / 2)
         self.accuracies = accuracies
 
     def _draw(self, possible: list[np.bool_], rng: np.random.Generator) -> int:
         """A tier with available clients and, where that matters, credits (lines 6 to 10)."""
-        weights = self.probabilities * possible
-        if self.adapts and (weights * (self.credits > 0)).sum() > 0:
-            weights = weights * (self.credits > 0)
+        weights = self.chances * possible
+        if self.adapts and (weights * (self.left > 0)).sum() > 0:
+            weights = weights * (self.left > 0)
         if not weights.sum():  # a static policy of tiers that are away
             weights = np.array(possible, dtype=np.float64)
         return int(rng.choice(self.num_tiers, p=weights / weights.sum()))

@@ -16,13 +16,11 @@ from torch import Tensor
 from fedsim.clients.clients import Clients
 from fedsim.core.errors import Problem, rule
 from fedsim.core.exact import exp
-from fedsim.core.types import Ids, Population
+from fedsim.core.types import Floats, Ids, Population, Positions
 from fedsim.selectors.similarity import inner_products
 
 MAX_BYTES = 16 * 2**30
 """Of tables [N, N] that a selector holds at once."""
-MAX_OPERATIONS = 1e13
-"""Multiplications of one step that takes N^3 of them: a thousand seconds at 10^10 a second."""
 REMEDY = "lower num_clients, or take a selector whose cost is linear in it (docs/scale.md)"
 
 
@@ -39,20 +37,6 @@ def pairs_problem(population: Population, pair_bytes: int, remedy: str = REMEDY)
         ...,
         f"compares all pairs of num_clients={n} clients, in tables of {pair_bytes * n**2 / 2**30:,.0f} GiB; must take "
         f"at most {MAX_BYTES // 2**30} GiB, as they do up to num_clients={most}",
-        remedy,
-    )
-
-
-def operations_problem(
-    population: Population, key: str, value: object, operations: float, what: str, remedy: str
-) -> Problem | None:
-    """The problem of a step that takes so many `operations` for N clients where `key` is `value`, or None."""
-    return rule(
-        operations <= MAX_OPERATIONS,
-        key,
-        value,
-        f"{what} takes {operations:.0e} operations for num_clients={population.num_clients}; must take at most "
-        f"{MAX_OPERATIONS:.0e}",
         remedy,
     )
 
@@ -74,15 +58,7 @@ def clients_to_try(ids: Ids, known: NDArray[np.bool_], last_tried: NDArray[np.in
     return np.array([longest_ago] if due else [], dtype=np.int64)
 
 
-Floats = NDArray[np.float64]
 WardInput = Literal["distances", "rows"]
-
-
-def rows_problem(population: Population, ward_on: WardInput) -> Problem | None:
-    """The problem of a tree on rows of the table of distances that takes too long, or None."""
-    operations = float(population.num_clients) ** 3 / 2 if ward_on == "rows" else 0.0
-    what, remedy = "finding the distances between rows", "selector.ward_on=distances; or lower num_clients"
-    return operations_problem(population, "ward_on", ward_on, operations, what, remedy)
 
 
 def ward_linkage(distances: Floats, on: WardInput = "distances") -> Floats:
@@ -106,7 +82,7 @@ LOWEST = -18.420680743952367
 """The logarithm of 1e-8."""
 
 
-def kl_divergences(log_p: Tensor, reduction: str) -> NDArray[np.float64]:
+def kl_divergences(log_p: Tensor, reduction: str) -> Floats:
     """KL(P_k || P_j) [K, K] averaged over samples, from log-probabilities [K models, M samples, C classes].
 
     `reduction: mean` divides by the number of classes as well, `sum` does not. Probabilities are clipped at 1e-8. All
@@ -121,10 +97,9 @@ def kl_divergences(log_p: Tensor, reduction: str) -> NDArray[np.float64]:
 
 
 UNKNOWN = -1
-Counts = NDArray[np.int64]
 
 
-def collect_label_counts(counts: Counts, clients: Clients) -> Counts:
+def collect_label_counts(counts: NDArray[np.int64], clients: Clients) -> NDArray[np.int64]:
     """`counts` [N, C] completed by the label counts of all available clients; each client is asked at most once.
 
     Rows of clients that have not reported are `UNKNOWN` (-1); before any report, `counts` has no columns [N, 0].
@@ -185,19 +160,15 @@ def subsets_problem(population: Population, search: str) -> Problem | None:
         count * (SUBSET_BYTES + 16 * k) <= MAX_BYTES,
         "search",
         search,
-        f"holds all {_shown(count)} subsets of cohort_size={k} of num_clients={n} clients at once; must take at most "
+        f"holds all subsets of cohort_size={k} of num_clients={n} clients at once; must take at most "
         f"{MAX_BYTES // 2**30} GiB",
         "selector.search=auto, which is greedy beyond 200,000 subsets",
     )
 
 
-def _shown(count: int) -> str:
-    return f"{count:,}" if count < 10**15 else "(more than 10^15)"
-
-
 def least_similar_subset(
     similarity: Floats, count: int, search: str, swap_passes: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
+) -> Positions:
     """`count` positions in the symmetric matrix `similarity` [M, M] with the lowest mean similarity over their pairs.
 
     `search`: `exact` enumerates all subsets; `greedy` starts with the least similar pair, adds the item with the lowest
@@ -240,7 +211,7 @@ def _lowest_pair(similarity: Floats, rng: np.random.Generator) -> list[int]:
     return [int(rows[place]), int(in_row[drawn - ends[place]])]
 
 
-def _enumerate(similarity: Floats, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _enumerate(similarity: Floats, count: int, rng: np.random.Generator) -> Positions:
     subsets = np.array(list(itertools.combinations(range(len(similarity)), count)), dtype=np.int64)
     sums = np.zeros(len(subsets))
     for a, b in itertools.combinations(range(count), 2):
@@ -248,7 +219,7 @@ def _enumerate(similarity: Floats, count: int, rng: np.random.Generator) -> NDAr
     return subsets[_argmin(sums, rng)]
 
 
-def _greedy(similarity: Floats, count: int, swap_passes: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _greedy(similarity: Floats, count: int, swap_passes: int, rng: np.random.Generator) -> Positions:
     diagonal = similarity.diagonal().copy()
     np.fill_diagonal(similarity, np.inf)
     chosen = _lowest_pair(similarity, rng)

@@ -28,23 +28,16 @@ class TopLoss(Selector):
     def problems(self) -> Problems:
         n, rounds, count = self.population.num_clients, self.population.num_rounds, self._fixed_count()
         yield rule(1 <= count <= n, "count", count, f"must lie in [1, num_clients={n}]", "null: cohort_size")
-        yield rule(
-            self.match is None or len(read_metrics(Path(self.match))) >= rounds,
-            "match",
-            self.match,
-            f"must be the folder of a run with at least num_rounds={rounds} rounds",
-        )
+        told = f"must be the folder of a run with at least num_rounds={rounds} rounds"
+        yield rule(self.match is None or len(read_metrics(Path(self.match))) >= rounds, "match", self.match, told)
 
     def __post_init__(self) -> None:
         metrics = None if self.match is None else read_metrics(Path(self.match))
         self.counts = None if metrics is None else [r["uploaded"] for r in metrics]
+        self.start_up_rounds = int(self.first_round_full)
 
     def _fixed_count(self) -> int:
         return self.population.cohort_size if self.count is None else self.count
-
-    @property
-    def start_up_rounds(self) -> int:
-        return int(self.first_round_full)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         if self.first_round_full and clients.in_first_round:

@@ -131,10 +131,10 @@ FIRST_WITH_OWN_WORKSPACES = "2.15"
 takes it from the others that were recorded there (issue 193402 of pytorch/pytorch)."""
 
 
-def recorder_for(device: torch.device, *, of_libraries: bool = True) -> Recorder:
-    """CUDA graphs on a CUDA device, else none; `of_libraries`: the steps call cuBLAS or cuDNN."""
+def recorder_for(device: torch.device) -> Recorder:
+    """CUDA graphs on a CUDA device, else none."""
     if device.type != "cuda":
         return Eager(f"no CUDA graphs on device {device.type}")
-    if of_libraries and torch.__version__ < FIRST_WITH_OWN_WORKSPACES:
+    if torch.__version__ < FIRST_WITH_OWN_WORKSPACES:
         return Eager(f"CUDA graphs of libraries need torch {FIRST_WITH_OWN_WORKSPACES}")
     return CudaGraphs(device)

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from fedsim.core.flat import real_dtype
 from fedsim.core.types import Params
 from fedsim.engine.backend import Workload
+from fedsim.engine.chain import Chain
+from fedsim.engine.data import ClientData
 from fedsim.engine.device import Precision, autocast
-from fedsim.engine.graph.buffers import Fields, State, StepTables
-from fedsim.engine.graph.optimizers import FlatOptimizer
+from fedsim.engine.graph.buffers import Fields, State, Tables
 from fedsim.engine.model import (
     for_batched,
     for_sequential,
@@ -26,12 +27,12 @@ from fedsim.engine.model import (
     refuse_mixed_samples,
     refused_if_it_fails,
 )
-from fedsim.engine.stacked import StackedBatch, StackedChain, StackedLayer, layers_of, side_inputs
+from fedsim.engine.optimizers import SGD, Adam
+from fedsim.engine.stacked import StackedBatch, layers_of, passes, samples_at, side_inputs
 
 
 class StepProgram(ABC):
-    """Local steps of R clients, by `tables` and on `state`, on the device where these are; `optimizer` has the update
-    and its state, which is zero before the first step.
+    """Local steps of the clients `rows`, by `tables` and on `state`, on the device where these are.
 
     `step` is recorded once and replayed many times, so it may not make the host wait, not depend in Python on the
     content of a tensor or on a learning rate, and allocate no tensor that it needs in a later step.
@@ -40,66 +41,56 @@ class StepProgram(ABC):
     two_forms = False
     """Whether steps whose batches are full are taken in another way (see `step`)."""
 
-    def __init__(self, workload: Workload, tables: StepTables, state: State, optimizer: FlatOptimizer) -> None:
-        self.workload, self.tables, self.state, self.optimizer = workload, tables, state, optimizer
+    def __init__(self, data: ClientData, tables: Tables, state: State, optimizer: SGD | Adam, rows: slice) -> None:
+        self.data, self.tables, self.state, self.optimizer, self.rows = data, tables, state, optimizer, rows
+        self.params, self.statistics, self.grads = (t[rows] for t in (state.params, state.statistics, state.grads))
+        self.buffers = [buffer[rows] for buffer in state.buffers]
 
-    @property
-    @abstractmethod
-    def launches(self) -> int:
-        """About how many kernels a step is; for how many steps go into a recording."""
-
-    @abstractmethod
+    @torch.no_grad()
     def step(self, *, full: bool) -> None:
-        """The step `tables.step`, which is not advanced: for the rows with a count > 0, updates `state.flat` and
-        `state.statistics` in place and writes the samples' losses before the step into `tables.losses`.
+        """The next step in `tables`: for the rows with a count > 0, updates the parameters and `state.statistics` in
+        place and writes the samples' losses before the step.
 
         Nothing of other rows changes, whatever is in them; losses where there is no sample may be anything. `full`:
         all rows have a count of B; only passed to programs with `two_forms`.
         """
+        fields = self.tables.next_step(self.rows)
+        live = (fields.counts[0] > 0).unsqueeze(1)
+        losses = self.gradients(gathered(self.data, fields), live, full=full)
+        self.tables.end_step(self.rows, losses)
+        self.optimizer.recorded_step(self.params, self.grads, self.buffers, live, fields.scalars[0])
+
+    @abstractmethod
+    def gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
+        """The gradients of the mean losses into `grads`, new `statistics` where a row is `live` [R, 1]. Returns the
+        samples' losses [R, B]."""
 
 
 class LinearProgram(StepProgram):
     """A chain of linear layers, with products of all clients' matrices at once."""
 
-    def __init__(self, workload: Workload, tables: StepTables, state: State, optimizer: FlatOptimizer) -> None:
-        super().__init__(workload, tables, state, optimizer)
-        assert workload.chain is not None
-        self.models = StackedChain(workload.chain, layers_of(workload.chain, state.views))
-        self._grads = [
-            (state.grad_views[k.weight], None if k.bias is None else state.grad_views[k.bias])
-            for k in workload.chain.links
-        ]
+    def __init__(
+        self, data: ClientData, tables: Tables, state: State, optimizer: SGD | Adam, rows: slice, chain: Chain
+    ) -> None:
+        super().__init__(data, tables, state, optimizer, rows)
+        self.chain, self.layers = chain, layers_of(chain, state.views(self.params))
+        grads = state.views(self.grads)
+        self._grads = [(grads[k.weight], None if k.bias is None else grads[k.bias]) for k in chain.links]
 
-    @property
-    def launches(self) -> int:
-        dropouts = sum(link.rate > 0 for link in self.models.chain.links)
-        return 20 + 8 * len(self.models.layers) + 35 * dropouts
-
-    @torch.no_grad()
-    def step(self, *, full: bool) -> None:
-        row = self.tables.row
-        losses = self.models.step(gathered(self.workload, row), self._keep_gradient)
-        self.tables.write_losses(losses)
-        live = (row.counts[0] > 0).unsqueeze(1)
-        self.optimizer.update(self.state.flat, self.state.grads, live, row.scalars[0])
-
-    def _keep_gradient(self, number: int, layer: StackedLayer, x: Tensor, grad: Tensor) -> None:
-        """Of a layer with input `x` [R, B, in] from `grad` [R, B, out] at its output, as torch.nn.Linear lays it."""
-        weight, bias = self._grads[number]
-        torch.bmm(grad.transpose(1, 2), x, out=weight)
-        if bias is not None:
-            torch.sum(grad, 1, out=bias)
+    def gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
+        losses, inputs, slopes = passes(self.chain, self.layers, batch)
+        for (weight, bias), x, slope in zip(self._grads, inputs, slopes, strict=True):
+            torch.bmm(slope.transpose(1, 2), x, out=weight)
+            if bias is not None:
+                torch.sum(slope, 1, out=bias)
+        return losses
 
 
-def gathered(workload: Workload, row: Fields) -> StackedBatch:
-    """The samples of a step's row of the tables; recordable."""
-    data, where = workload.data, row.positions[0]
+def gathered(data: ClientData, fields: Fields) -> StackedBatch:
+    """The samples of a step; recordable."""
+    where = fields.positions[0]
     labels = data.y.index_select(0, where.reshape(-1)).view(where.shape)
-    return StackedBatch(data.samples(where), labels, row.weights[0], row.keys[0])
-
-
-LAUNCHES_A_LAYER = 5
-"""About how many kernels the forward and backward pass of a layer are, cuDNN's changes of layout counted."""
+    return StackedBatch(samples_at(data.x, where), labels, fields.weights[0], fields.keys[0])
 
 
 class OneByOne(StepProgram):
@@ -107,34 +98,25 @@ class OneByOne(StepProgram):
     one with masks."""
 
     def __init__(
-        self, workload: Workload, tables: StepTables, state: State, optimizer: FlatOptimizer, passes: "Passes"
+        self, data: ClientData, tables: Tables, state: State, optimizer: SGD | Adam, rows: slice, passes: "Passes"
     ) -> None:
-        super().__init__(workload, tables, state, optimizer)
-        assert len(state) == 1
+        super().__init__(data, tables, state, optimizer, rows)
         self.passes, self.two_forms = passes, passes.masked is not passes.full
-        self._leaves = {name: view[0].detach().requires_grad_() for name, view in state.views.items()}
+        self._leaves = {name: view[0].detach().requires_grad_() for name, view in state.views(self.params).items()}
+        self._grads = [view[0] for view in state.views(self.grads).values()]
 
-    @property
-    def launches(self) -> int:
-        return 20 + LAUNCHES_A_LAYER * sum(1 for m in self.passes.masked.module.modules() if not list(m.children()))
-
-    def step(self, *, full: bool) -> None:
+    def gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
         template = self.passes.full if full else self.passes.masked
-        row = self.tables.row
-        batch = gathered(self.workload, row)
-        moved = self.state.statistics.clone()
-        side = side_inputs(template.keys, template.masks, batch) | self.state.statistics_layout.views(moved)
+        moved = self.statistics.clone()
+        side = side_inputs(template.keys, template.masks, batch) | self.state.views(moved, self.params.shape[1])
         losses = self._gradient(template, batch, {name: value[0] for name, value in side.items()})
-        with torch.no_grad():
-            self.tables.write_losses(losses.unsqueeze(0))
-            live = (row.counts[0] > 0).unsqueeze(1)
-            if moved.numel():
-                torch.where(live, moved, self.state.statistics, out=self.state.statistics)
-            self.optimizer.update(self.state.flat, self.state.grads, live, row.scalars[0])
+        if moved.numel():
+            torch.where(live, moved, self.statistics, out=self.statistics)
+        return losses.unsqueeze(0)
 
     def _gradient(self, template: "_Template", batch: StackedBatch, side: Params) -> Tensor:
-        """The gradient of the mean loss into `state.grads`; running statistics in `side` are updated in place. Returns
-        the samples' losses [B]."""
+        """The gradient of the mean loss into `grads`; running statistics in `side` are updated in place. Returns the
+        samples' losses [B]."""
         assert batch.weights is not None
         leaves = self._leaves
         x = batch.x[0].contiguous(memory_format=self.passes.layout)
@@ -145,12 +127,10 @@ class OneByOne(StepProgram):
             each = F.cross_entropy(output, batch.y[0], reduction="none")
             total = (each * batch.weights[0]).sum()
         found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        with torch.no_grad():
-            parts = self.state.layout.parts(dict(zip(leaves, found, strict=True)))
-            torch.cat(parts, out=self.state.grads[0])
-            replaced = [name for name in self.state.statistics_views if tensors[name] is not side[name]]
-            if replaced:
-                torch._foreach_copy_([side[n] for n in replaced], [tensors[n].detach() for n in replaced])
+        torch._foreach_copy_(self._grads, list(found))
+        replaced = [name for name in side if tensors[name] is not side[name]]  # statistics of a masked BatchNorm
+        if replaced:
+            torch._foreach_copy_([side[n] for n in replaced], [tensors[n].detach() for n in replaced])
         return each.detach()
 
 

@@ -166,7 +166,7 @@ class ChainCalls:
         """Of weight and bias of layer after layer, 0 for no bias. The tensors must outlive it."""
         return (_Pointer * len(self.names))(
             *(
-                None if name is None else _tensor_address(name, tensors[name], self.params[name].shape, self.dtype)
+                None if name is None else _address(name, tensors[name], self.params[name].shape, self.dtype)
                 for name in self.names
             )
         )
@@ -181,7 +181,7 @@ class ChainCalls:
         steps, width = work.positions.shape
         if isinstance(result, Tensor):
             shape = (int(work.counts.sum()), self.outputs_per_sample)
-            into = (_Pointer * 1)(_tensor_address("result", result, shape, self.dtype))
+            into = (_Pointer * 1)(_address("result", result, shape, self.dtype))
         else:
             into = self._addresses(result)
         velocities = None if velocity is None else self._addresses(velocity)
@@ -193,18 +193,18 @@ class ChainCalls:
             num_threads=work.threads,
             layers=ctypes.addressof(self._layers),
             initial=ctypes.addressof(self._initial),
-            samples=_tensor_address("x", x, x.shape, self.dtype),
-            labels=None if y is None else _tensor_address("y", y, x.shape[:1], torch.int64),
-            positions=_array_address("positions", work.positions, (steps, width), np.int64),
-            counts=_array_address("counts", work.counts, (steps,), np.int64),
-            dropout_keys=None if keys is None else _array_address("keys", keys, (steps,), np.int64),
+            samples=_address("x", x, x.shape, self.dtype),
+            labels=None if y is None else _address("y", y, x.shape[:1], torch.int64),
+            positions=_address("positions", work.positions, (steps, width), np.int64),
+            counts=_address("counts", work.counts, (steps,), np.int64),
+            dropout_keys=None if keys is None else _address("keys", keys, (steps,), np.int64),
             learning_rate=rule.lr,
             weight_decay=rule.decay,
             momentum=rule.momentum,
             nesterov=rule.nesterov,
             result=ctypes.addressof(into),
             velocity=None if velocities is None else ctypes.addressof(velocities),
-            losses=_array_address("losses", work.losses, (steps, width), self._real),
+            losses=_address("losses", work.losses, (steps, width), self._real),
         )
         status = Status(getattr(self._library, name)(ctypes.byref(task)))
         if status != Status.OK:
@@ -219,8 +219,8 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
     samples, classes = logits.shape
     losses = logits.new_empty(samples)
     status = library(logits.dtype).losses_of_logits(
-        _Pointer(_tensor_address("logits", logits, logits.shape, logits.dtype)),
-        _Pointer(_tensor_address("labels", labels, (samples,), torch.int64)),
+        _Pointer(_address("logits", logits, logits.shape, logits.dtype)),
+        _Pointer(_address("labels", labels, (samples,), torch.int64)),
         *(ctypes.c_int64(samples), ctypes.c_int64(classes)),
         _Pointer(losses.data_ptr()),
     )
@@ -253,20 +253,13 @@ def _out_of_range(name: str, highest: int, found: NDArray[np.int64]) -> ValueErr
     return ValueError(f"{name} must lie in 0..{highest}, found {found.min()}..{found.max()}")
 
 
-def _tensor_address(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Raises `ValueError` unless the tensor has this shape and type, is contiguous and on the CPU."""
-    alike = tensor.shape == tuple(shape) and tensor.dtype == dtype
-    if not alike or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        layout = "" if tensor.is_contiguous() else ", not contiguous"
-        found = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}{layout}"
-        raise ValueError(f"{name} must be a contiguous {dtype} tensor {tuple(shape)} on the CPU, not {found}")
-    return tensor.data_ptr()
-
-
-def _array_address(name: str, array: NDArray[Any], shape: Sequence[int], dtype: DTypeLike) -> int:
-    """Raises `ValueError` unless the array has this shape and type and is contiguous."""
-    if array.shape != tuple(shape) or array.dtype != dtype or not array.flags.c_contiguous:
-        layout = "" if array.flags.c_contiguous else ", not contiguous"
-        found = f"{array.dtype} {array.shape}{layout}"
-        raise ValueError(f"{name} must be a contiguous {np.dtype(dtype)} array {tuple(shape)}, not {found}")
-    return array.ctypes.data
+def _address(name: str, values: Tensor | NDArray[Any], shape: Sequence[int], dtype: torch.dtype | DTypeLike) -> int:
+    """Raises `ValueError` unless the tensor or array has this shape and type, is contiguous and on the CPU."""
+    if isinstance(values, Tensor):
+        place, in_order, address = f" on {values.device}", values.is_contiguous(), values.data_ptr()
+    else:
+        place, in_order, address = "", values.flags.c_contiguous, values.ctypes.data
+    if values.shape != tuple(shape) or values.dtype != dtype or not in_order or place not in ("", " on cpu"):
+        found = f"{values.dtype} {tuple(values.shape)}{place}{'' if in_order else ', not contiguous'}"
+        raise ValueError(f"{name} must be contiguous, of {dtype} {tuple(shape)} on the CPU, not {found}")
+    return address

@@ -14,9 +14,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
@@ -51,7 +49,6 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
             with tempfile.TemporaryDirectory(prefix="fedsim-native-") as own:  # gone once the library is loaded
                 _build(command, Path(own) / name)
                 return ctypes.CDLL(str(Path(own) / name))
-        _remove_litter(folder)
         if not _is_intact(folder / name):
             _build(command, folder / name)
         return ctypes.CDLL(str(folder / name))
@@ -133,14 +130,6 @@ def _build(command: list[str], path: Path) -> None:
         checksum.chmod(0o600)
         made.replace(path)  # never in place: another process may have the old one loaded
         checksum.replace(path.with_suffix(".sha256"))
-
-
-def _remove_litter(folder: Path) -> None:
-    """Delete temporary folders of builds that were killed: those older than any compiler may take."""
-    for left in folder.glob("tmp*"):
-        with suppress(OSError):
-            if not left.is_symlink() and time.time() - left.stat().st_mtime > 2 * TIMEOUT:
-                shutil.rmtree(left)
 
 
 def _run(command: list[str]) -> bytes:

@@ -1,0 +1,76 @@
+"""FedLab: StandalonePipeline with its SGDSerialClientTrainer; batches are cut from tensors, without a DataLoader."""
+
+import random
+from collections.abc import Iterator
+
+import fedlab
+import torch
+from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
+from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+from fedlab.contrib.dataset.basic_dataset import FedDataset
+from fedlab.core.standalone import StandalonePipeline
+from torch import Tensor
+
+from scripts.benchmarks.peers.networks import accuracy, new_network
+from scripts.benchmarks.peers.stopwatch import ENDLESS, Stopwatch, parse_case
+from scripts.benchmarks.peers.workloads import Workload, read_arrays
+
+assert fedlab
+
+
+class Batches:
+    """One client's data in a new order every time it is iterated over."""
+
+    def __init__(self, x: Tensor, y: Tensor, batch_size: int) -> None:
+        self.x, self.y, self.batch_size = x, y, batch_size
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in torch.randperm(len(self.x)).split(self.batch_size):
+            yield self.x[batch], self.y[batch]
+
+
+class InMemory(FedDataset):
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def get_dataloader(self, id: int, batch_size: int) -> Batches:
+        return Batches(self.x[id], self.y[id], batch_size)
+
+
+class Trainer(SGDSerialClientTrainer):
+    """FedLab's, with weight decay, which it has no option for."""
+
+    def __init__(self, workload: Workload, dataset: InMemory) -> None:
+        super().__init__(new_network(workload), workload.num_clients)
+        self.setup_dataset(dataset)
+        self.setup_optim(workload.epochs, workload.batch_size, workload.lr)
+        self.optimizer = torch.optim.SGD(self._model.parameters(), workload.lr, weight_decay=workload.weight_decay)
+
+
+class TimedPipeline(StandalonePipeline):
+    """Evaluates when it is due, and ends when the watch has seen enough."""
+
+    def __init__(self, handler: SyncServerHandler, trainer: Trainer, watch: Stopwatch, test: list[Tensor]) -> None:
+        super().__init__(handler, trainer)
+        self.watch, self.test = watch, test
+
+    def evaluate(self) -> None:
+        if self.watch.end_round(accuracy(self.handler.model, *self.test) if self.watch.evaluates else None):
+            self.handler.round = self.handler.global_round
+
+
+def main() -> None:
+    case = parse_case()
+    workload = case.workload
+    torch.set_num_threads(case.threads)
+    torch.manual_seed(0)
+    random.seed(0)
+    x, y, *test = map(torch.from_numpy, read_arrays(case.data, workload))
+    handler = SyncServerHandler(new_network(workload), ENDLESS, workload.cohort_size / workload.num_clients)
+    watch = Stopwatch(case)
+    TimedPipeline(handler, Trainer(workload, InMemory(x, y)), watch, test).main()
+    watch.report(["fedlab", "torch"])
+
+
+if __name__ == "__main__":
+    main()

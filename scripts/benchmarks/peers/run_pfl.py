@@ -1,0 +1,119 @@
+"""Apple's pfl: SimulatedBackend with federated averaging, in one process or, under torchrun, in several.
+
+pfl keeps a client's batches from its first round on, so they are shuffled once and not in every epoch: less work than
+everybody else's.
+"""
+
+import os
+import types
+
+import numpy as np
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.aggregate.weighting import WeightByUser
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.central_evaluation import CentralEvaluationCallback
+from pfl.data import FederatedDataset
+from pfl.data.dataset import Dataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+from pfl.metrics import Metrics, Weighted
+from pfl.model.pytorch import PyTorchModel
+from torch import nn
+from torch.nn import functional as F
+
+from scripts.benchmarks.peers.networks import new_network
+from scripts.benchmarks.peers.stopwatch import ENDLESS, Stopwatch, parse_case
+from scripts.benchmarks.peers.workloads import EVALUATION_BATCH, Arrays, Workload, read_arrays
+
+RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def for_pfl(model: nn.Module) -> nn.Module:
+    """The network with the two methods that pfl calls."""
+
+    def loss(self, x, y, eval=False):
+        self.train(not eval)
+        return F.cross_entropy(self(x), y)
+
+    @torch.no_grad()
+    def metrics(self, x, y, eval=True):
+        self.train(not eval)
+        return {"accuracy": Weighted(int((self(x).argmax(1) == y).sum()), len(y))}
+
+    model.loss, model.metrics = types.MethodType(loss, model), types.MethodType(metrics, model)
+    return model
+
+
+class TimedEvaluation(CentralEvaluationCallback):
+    """Central evaluation when it is due, by all processes together; the first one's watch ends the run for all."""
+
+    def __init__(self, watch: Stopwatch, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.watch = watch
+
+    def on_train_begin(self, *, model):
+        return Metrics()
+
+    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        if not self.watch.evaluates:
+            self.watch.end_round(None)
+            return False, Metrics()
+        _, metrics = super().after_central_iteration(aggregate_metrics, model, central_iteration=self.watch.round + 1)
+        (accuracy,) = [value for name, value in metrics.to_simple_dict().items() if "accuracy" in str(name)]
+        return agreed(self.watch.end_round(accuracy)), metrics
+
+
+def agreed(enough: bool) -> bool:
+    """What the first process says."""
+    if PROCESSES == 1:
+        return enough
+    flag = torch.tensor([enough])
+    torch.distributed.broadcast(flag, 0)
+    return bool(flag)
+
+
+def federated(workload: Workload, arrays: Arrays) -> FederatedDataset:
+    rng = np.random.default_rng(0)
+    orders = [torch.from_numpy(rng.permutation(workload.samples)) for _ in range(workload.num_clients)]
+    x, y = torch.from_numpy(arrays.x), torch.from_numpy(arrays.y)
+    users = [(x[i][order], y[i][order]) for i, order in enumerate(orders)]
+    return FederatedDataset.from_slices(users, get_user_sampler("random", range(workload.num_clients)))
+
+
+def main() -> None:
+    case = parse_case()
+    workload, arrays = case.workload, read_arrays(case.data, case.workload)
+    torch.set_num_threads(max(case.threads // PROCESSES, 1))
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002, pfl's sampler draws from it
+    network, train = for_pfl(new_network(workload)), federated(workload, arrays)
+    model = PyTorchModel(
+        network,
+        local_optimizer_create=lambda params, lr: torch.optim.SGD(params, lr, weight_decay=workload.weight_decay),
+        central_optimizer=torch.optim.SGD(network.parameters(), 1.0),
+    )
+    watch, evaluation = Stopwatch(case), NNEvalHyperParams(local_batch_size=EVALUATION_BATCH)
+    test = Dataset(raw_data=[torch.from_numpy(arrays.x_test), torch.from_numpy(arrays.y_test)])
+    FederatedAveraging().run(
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=ENDLESS,
+            evaluation_frequency=ENDLESS,
+            train_cohort_size=workload.cohort_size,
+            val_cohort_size=0,
+        ),
+        backend=SimulatedBackend(training_data=train, val_data=train, postprocessors=[WeightByUser()]),
+        model=model,
+        model_train_params=NNTrainHyperParams(
+            local_learning_rate=workload.lr, local_num_epochs=workload.epochs, local_batch_size=workload.batch_size
+        ),
+        model_eval_params=evaluation,
+        callbacks=[TimedEvaluation(watch, test, evaluation)],
+    )
+    if RANK == 0:
+        watch.report(["pfl", "torch"], processes=PROCESSES)
+
+
+if __name__ == "__main__":
+    main()

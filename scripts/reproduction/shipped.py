@@ -1,0 +1,53 @@
+"""What docs/results holds of our runs, and the verdicts on the papers by all of them together."""
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fedsim.papers.judge import Judged, correct, examine_all
+from fedsim.papers.published import Publication
+from fedsim.results.groups import Group, group_runs
+from fedsim.results.runs import read_archive
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PRESETS = RESULTS.parents[1] / "conf" / "preset"
+SMALL = "_small"
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """The groups of runs by folder. A folder's name is that of its preset, and of its size if it ends in _small."""
+
+    groups: dict[Path, list[Group]]
+
+    @cached_property
+    def judged(self) -> dict[Path, list[tuple[Publication, list[Judged]]]]:
+        """The judgements by folder; tests of a family are corrected together, whichever folder they are of.
+
+        Folders that are not of a preset hold runs in other settings, which claims are not about.
+        """
+        examined = {
+            folder: examine_all(run for group in some for run in group.runs)
+            for folder, some in self.groups.items()
+            if _is_of_preset(folder)
+        }
+        found = iter(correct([one for some in examined.values() for one in some]))
+        return {folder: list(itertools.islice(found, len(some))) for folder, some in examined.items()}
+
+    @property
+    def all_judged(self) -> list[tuple[Publication, list[Judged]]]:
+        return [one for some in self.judged.values() for one in some]
+
+
+def _is_of_preset(folder: Path) -> bool:
+    return (PRESETS / f"{folder.name.removesuffix(SMALL)}.yaml").is_file()
+
+
+def read_shipped(root: Path = RESULTS) -> Shipped:
+    """All folders in docs/results that have a summary, with the runs in their archives."""
+    return Shipped({path.parent: read_groups(path.parent) for path in sorted(root.glob("*/summary.json"))})
+
+
+def read_groups(folder: Path) -> list[Group]:
+    return group_runs([run for path in sorted(folder.glob("*.parquet")) for run in read_archive(path)])

@@ -1,0 +1,269 @@
+"""The generated tables of docs/reproduction that are about our runs alone, as Markdown."""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from fedsim.results.groups import REFERENCE, Group, Panel, group_runs, has_made, make_panels
+from fedsim.results.measures import values_by_seed
+from fedsim.results.runs import Run, Seeds
+from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired, paired_values, pooled
+from fedsim.results.table import show_p
+from scripts.reproduction.cells import markdown, short, signed
+from scripts.reproduction.shipped import RESULTS, Shipped
+
+Values = Mapping[Seeds, float]
+
+MARGIN = 0.02
+PLANNED = 10
+"""Equivalence of final accuracies, and the number of seeds, as preset gpfl_settings states them."""
+READINGS = ("gpfl", "gpfl_official")
+BY_SIZE = "gpfl_dir_by_size"
+TITLES = {"gpfl_1spc": "1SPC", "gpfl_2spc": "2SPC", "gpfl_dir": "Dir(0.2)", BY_SIZE: "Dir(0.2), by size"}
+
+
+def accuracy(shipped: Shipped, folder: str, *wanted: str) -> str:
+    """Final accuracy with t intervals: a row a method, a column a setting. `wanted`: key=value that runs have made."""
+    panels = _panels(shipped, folder, wanted)
+    return _pivot(panels, lambda panel, line: _estimated(values_by_seed(panel.lines[line], "final_accuracy")))
+
+
+def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
+    """Differences of final accuracy to random selection in the same setting, with p by Holm over the table.
+
+    Or to `against=<choice>`, and of another `measure=<name>` (`fedsim.results.measures`).
+    """
+    wanted, against = _taken(wanted, "against", REFERENCE)
+    wanted, measure = _taken(wanted, "measure", "final_accuracy")
+    panels = _panels(shipped, folder, wanted)
+    found = {
+        (p.title, line): _difference(p.lines[line], p.reference_of(p.lines[line], against), measure)
+        for p in panels
+        for line in p.lines
+    }
+    found = {key: one for key, one in found.items() if one is not None and max(map(abs, one.values)) > 0}
+    corrected = dict(zip(found, holm([one.p_value for one in found.values()]), strict=True))
+
+    def cell(panel: Panel, line: str) -> str:
+        one = found.get((panel.title, line))
+        return "" if one is None else f"{signed(one)}, p {show_p(corrected[panel.title, line])}"
+
+    return _pivot(panels, cell, f"minus {against}", without_empty_rows=True)
+
+
+def settings(shipped: Shipped, *folders: str) -> str:
+    """The decision of preset gpfl_settings: by local training and network, GPFL minus random, and what follows.
+
+    Or GPFL minus `against=<choice>`. Runs of presets that differ in name alone count together.
+    """
+    folders, against = _taken(folders, "against", REFERENCE)
+    found = _settings(shipped, folders, against)
+    corrected = holm([mean.p_value for *_, mean in found])
+    rows = []
+    for (labels, cells, mean), p in zip(found, corrected, strict=True):
+        each = [f"{signed(one)} ({one.num})" for one in cells]
+        rows.append([*labels, *each, f"{signed(mean)} ({mean.num}), p {show_p(p)}", _decision(mean)])
+    header = ["local training", "network", "", "1SPC", "2SPC", "Dir(0.2)", "mean of the three", f"GPFL and {against}"]
+    return markdown(header, rows)
+
+
+def settings_means(shipped: Shipped, *folders: str) -> str:
+    """The means of the three partitions alone: GPFL minus random and minus round robin, p by Holm over each column."""
+    columns = [_settings(shipped, folders, against) for against in (REFERENCE, "round_robin")]
+    corrected = [holm([mean.p_value for *_, mean in found]) for found in columns]
+    rows = [[*labels] for labels, *_ in columns[0]]
+    for found, p_values in zip(columns, corrected, strict=True):
+        for row, (*_, mean), p in zip(rows, found, p_values, strict=True):
+            row += [f"{signed(mean)}, p {show_p(p)}", _decision(mean).replace("equivalent within 0.02", "level")]
+    header = ["local training", "network", "", "minus random", "GPFL and random", "minus round robin"]
+    return markdown([*header, "GPFL and round robin"], rows)
+
+
+def _settings(
+    shipped: Shipped, folders: Sequence[str], against: str
+) -> list[tuple[tuple[str, str, str], list[Difference], Difference]]:
+    """Of each training, network and reading of GPFL: the differences at the three partitions, and their mean."""
+    rows = []
+    for texts, network, by_method in _by_network(shipped, folders):
+        for method in READINGS:
+            strata = [_by_seed(by_method, cell, method, against) for cell in ("gpfl_1spc", "gpfl_2spc", "gpfl_dir")]
+            mean, cells = pooled(strata), [one for stratum in strata if (one := pooled([stratum])) is not None]
+            if mean is not None:
+                rows.append(((texts, network, method), cells, mean))
+    return rows
+
+
+def by_size(shipped: Shipped, *folders: str) -> str:
+    """As `settings`, of Dir(0.2) with all methods' models averaged by size: GPFL minus random and minus round robin."""
+    rows, found = [], []
+    for texts, network, by_method in _by_network(shipped, folders):
+        for method in READINGS:
+            both = [_paired(by_method, BY_SIZE, method, against) for against in (REFERENCE, "round_robin")]
+            if all(both):
+                rows.append([texts, network, method])
+                found.append([one for one in both if one])
+    corrected = [holm([both[column].p_value for both in found]) for column in (0, 1)]
+    for i, (row, both) in enumerate(zip(rows, found, strict=True)):
+        for one, p in zip(both, corrected, strict=True):
+            row += [f"{signed(one)} ({one.num}), p {show_p(p[i])}", _decision(one)]
+    header = ["local training", "network", "", "minus random", "GPFL and random", "minus round_robin"]
+    return markdown([*header, "GPFL and round_robin"], rows)
+
+
+def rivals_by_size(shipped: Shipped, *folders: str) -> str:
+    """The same of FedCor and power-of-choice, minus random, and of both readings of GPFL minus FedCor."""
+    rows, found = [], []
+    for texts, network, by_method in _by_network(shipped, folders):
+        names = [method for cell, method in by_method if cell == BY_SIZE]
+        fedcor, choice = (next((n for n in names if n.startswith(kind)), "") for kind in ("fedcor", "power_of_choice"))
+        asked = [(fedcor, REFERENCE), (choice, REFERENCE), *((reading, fedcor) for reading in READINGS)]
+        pairs = [one for pair in asked if (one := _paired(by_method, BY_SIZE, *pair))]
+        if len(pairs) == len(asked):
+            rows.append([texts, network])
+            found.append(pairs)
+    corrected = iter(holm([one.p_value for pairs in found for one in pairs]))
+    for row, pairs in zip(rows, found, strict=True):
+        row += [f"{signed(one)} ({one.num}), p {show_p(next(corrected))}" for one in pairs]
+    header = ["local training", "network", "FedCor minus random", "power-of-choice minus random"]
+    return markdown([*header, *(f"{reading} minus FedCor" for reading in READINGS)], rows)
+
+
+def cost(shipped: Shipped) -> str:
+    """What the shipped runs took: seconds where whole runs are kept."""
+    rows = []
+    for folder, groups in shipped.groups.items():
+        runs = [run for group in groups for run in group.complete]
+        seconds = [float(run.summary["wall_seconds"]) for run in runs if "wall_seconds" in run.summary]
+        rounds = sorted({run.num_rounds for run in runs})
+        hours = f"{sum(seconds) / 3600:.2g}" if len(seconds) == len(runs) else "not recorded"
+        rows.append([f"`{folder.name}`", str(len(runs)), ", ".join(map(str, rounds)), hours, _made_by(runs)])
+    return markdown(["runs in docs/results", "runs", "rounds", "hours of a core", "engine, commit"], rows)
+
+
+def early(shipped: Shipped, folder: str, *wanted: str) -> str:
+    """Mean accuracy of rounds 31 to 50, which the authors' logs of one code have, from the kept rounds of ours."""
+    panels = _panels(shipped, folder, wanted)
+
+    def cell(panel: Panel, line: str) -> str:
+        runs = panel.lines[line].complete
+        return _estimated(
+            {run.seeds: float(np.mean([r["test_accuracy"] for r in _between(run, 31, 50)])) for run in runs}
+        )
+
+    return _pivot(panels, cell)
+
+
+def from_report(shipped: Shipped, folder: str, name: str, *wanted: str) -> str:
+    """A table of the folder's report, from its CSV file, and of that the columns `wanted` (all) and the first `rows=`.
+
+    Spaces in names of columns are underscores here.
+    """
+    with (RESULTS / folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    limits = [int(word.removeprefix("rows=")) for word in wanted if word.startswith("rows=")]
+    names = [word.replace("_", " ") for word in wanted if not word.startswith("rows=")] or header
+    columns = [header.index(one) for one in names]
+    shown = rows[: limits[0]] if limits else rows
+    return markdown(names, [[row[column] for column in columns] for row in shown])
+
+
+def _between(run: Run, first: int, last: int) -> list[Mapping[str, float]]:
+    return [record for record in run.records if first <= record["round"] <= last]
+
+
+def _groups(shipped: Shipped, folder: str, wanted: Sequence[str] = ()) -> list[Group]:
+    made = dict(word.split("=", 1) for word in wanted)
+    made = {key: value.replace("_", " ") if value.startswith("[") else value for key, value in made.items()}
+    groups = shipped.groups[RESULTS / folder]
+    chosen = [g for g in groups if has_made(g.runs[0].config, g.choices, made)]
+    return group_runs([run for group in chosen for run in group.runs])
+
+
+def _panels(shipped: Shipped, folder: str, wanted: Sequence[str]) -> list[Panel]:
+    return make_panels(_groups(shipped, folder, wanted))
+
+
+def _network(group: Group) -> tuple[str, str]:
+    """Its hidden layers and its dropout, as text."""
+    model = group.runs[0].config["model"]
+    return " and ".join(map(str, model["hidden"])), f"{model['dropout']:g}"
+
+
+def _by_network(shipped: Shipped, folders: Sequence[str]) -> list[tuple[str, str, Mapping[tuple[str, str], Values]]]:
+    """Local training, network, and by cell and selector the final accuracies, of presets named like gpfl_settings."""
+    found: dict[tuple[str, str, str], dict[tuple[str, str], dict[Seeds, float]]] = {}
+    for folder in folders:
+        texts = "authors' code" if folder.endswith("_code") else "paper"
+        for group in _groups(shipped, folder):
+            by_method = found.setdefault((texts, *_network(group)), {})
+            key = (group.choices["cell"], group.choices["selector"])
+            by_method.setdefault(key, {}).update(values_by_seed(group, "final_accuracy"))
+    return [
+        (texts, f"{hidden}, {'dropout ' + dropout if float(dropout) else 'no dropout'}", by_method)
+        for (texts, hidden, dropout), by_method in sorted(found.items(), key=lambda one: one[0], reverse=True)
+    ]
+
+
+def _taken(words: Sequence[str], key: str, default: str) -> tuple[tuple[str, ...], str]:
+    """The words without `<key>=<value>`, and that value; `default` where there is none."""
+    named = [word.partition("=")[2] for word in words if word.startswith(f"{key}=")]
+    return tuple(word for word in words if not word.startswith(f"{key}=")), (named or [default])[0]
+
+
+def _paired(by: Mapping[tuple[str, str], Values], cell: str, method: str, against: str) -> Difference | None:
+    return pooled([_by_seed(by, cell, method, against)])
+
+
+def _by_seed(by: Mapping[tuple[str, str], Values], cell: str, method: str, against: str) -> Values:
+    return paired_values(by.get((cell, method), {}), by.get((cell, against), {}))
+
+
+def _difference(group: Group, reference: Group | None, measure: str) -> Difference | None:
+    if reference is None or group is reference:
+        return None
+    return paired(values_by_seed(group, measure), values_by_seed(reference, measure))
+
+
+def _decision(found: Difference) -> str:
+    """What the rule of preset gpfl_settings says; at fewer seeds than it plans, it is what it says so far."""
+    if found.num < MIN_SEEDS:
+        return "-"
+    return _by_rule(found) + (f" (so far: {found.num} of {PLANNED} seeds)" if found.num < PLANNED else "")
+
+
+def _by_rule(found: Difference) -> str:
+    """An interval can exclude 0 and yet show that the difference is small: then both are said."""
+    level = f"equivalent within {MARGIN:g}" if found.p_equivalent(MARGIN) < 0.05 else ""
+    low, high = found.interval
+    side = "GPFL exceeds" if low > 0 else "GPFL falls short" if high < 0 else ""
+    return ", ".join(word for word in (side, level) if word) or "undecided"
+
+
+def _pivot(
+    panels: Sequence[Panel], cell: Callable[[Panel, str], str], corner: str = "", *, without_empty_rows: bool = False
+) -> str:
+    lines = list(dict.fromkeys(line for panel in panels for line in panel.lines))
+    rows = [[line, *(cell(panel, line) if line in panel.lines else "" for panel in panels)] for line in lines]
+    rows = [row for row in rows if any(row[1:]) or not without_empty_rows]
+    titles = [" ".join(TITLES.get(word, word) for word in panel.title.split()) for panel in panels]
+    return markdown([corner, *titles], rows)
+
+
+def _estimated(values: Mapping[Seeds, float]) -> str:
+    found = estimate(list(values.values()), UNIT)
+    return "" if found is None else short(found)
+
+
+def _made_by(runs: Sequence[Run]) -> str:
+    engines = {str(run.summary.get("engine")) for run in runs if "engine" in run.summary}
+    commits = {
+        str((run.summary.get("revision") or {}).get("commit"))[:10] for run in runs if run.summary.get("revision")
+    }
+    return f"{', '.join(sorted(engines))}, {', '.join(sorted(commits))}" if engines else "an earlier version"
+
+
+MAKERS: Mapping[str, Callable[..., str]] = {
+    maker.__name__: maker
+    for maker in (accuracy, differences, settings, settings_means, by_size, rivals_by_size, cost, early, from_report)
+}

@@ -1,0 +1,147 @@
+"""Sweeps whose jobs run in other processes: their command, what they leave, and whether processes are left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
+from fedsim.config.plan import Plan
+from fedsim.jobs.sweep import Attempts
+from fedsim.jobs.task_worker import Job
+from fedsim.jobs.tasks import job_of
+from fedsim.results.files import MODEL, read_metrics, read_summary
+
+WORDS = ("num_rounds=3", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
+HANG = 1800
+LAB = """
+import time
+from pathlib import Path
+from fedsim.core.errors import DataError
+from fedsim.selectors.random import Random
+
+class Slow(Random):
+    def select(self, round, clients, rng):
+        if Path("slow").exists():
+            time.sleep(0.2)
+        return super().select(round, clients, rng)
+
+class Raises(Random):
+    def select(self, round, clients, rng):
+        if Path("raises").exists() and round == 2:
+            raise ValueError("on purpose")
+        return super().select(round, clients, rng)
+
+class Refuses(Random):
+    def __init__(self, population, *, mode):
+        raise DataError("no data")
+"""
+
+
+def plans_of(*words: str) -> list[Plan]:
+    with search_path():
+        return check_jobs(compose_jobs([*WORDS, *words], multirun=True))
+
+
+def sent(plan: Plan) -> Job:
+    """A job as it is sent: plain data."""
+    job: Job = json.loads(json.dumps(job_of(plan, Attempts())))
+    return job
+
+
+def folders(place: Path) -> list[Path]:
+    return sorted(p.parent for p in place.glob("*/*/config.yaml"))
+
+
+def result(folder: Path) -> Any:
+    records = [{k: v for k, v in r.items() if "seconds" not in k} for r in read_metrics(folder)]
+    return folder.name, records, (read_summary(folder) or {})["status"], (folder / MODEL).read_bytes()
+
+
+def statuses(place: Path) -> dict[str, int]:
+    """How many jobs ended how, by their folders; `None`: no summary."""
+    return dict(Counter(str((read_summary(folder) or {}).get("status")) for folder in folders(place / "outputs")))
+
+
+def going(place: Path) -> list[Path]:
+    """Runs in their rounds."""
+    return [f for f in folders(place / "outputs") if 3 < len(read_metrics(f)) < 20 and not read_summary(f)]
+
+
+def pid_of_job(folder: Path) -> int:
+    """Of the process that is running it."""
+    (holder,) = (folder.parent / ".locks").glob(f"{folder.name}*.holder.json")
+    pid: int = json.loads(holder.read_text())["pid"]
+    return pid
+
+
+def left_of(session: int) -> list[str]:
+    """Names of the processes in a session that are not zombies."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue
+        state, _, _, of_session = rest.split()[:4]
+        if int(of_session) == session and state != "Z":
+            found.append(name)
+    return found
+
+
+def none_left(session: int) -> bool:
+    """Waits for processes that end a moment after their parent."""
+    for _ in range(900):  # agents of a killed Ray look for it every few seconds
+        if not left_of(session):
+            return True
+        time.sleep(0.2)
+    raise AssertionError(f"processes are left: {left_of(session)}")
+
+
+class Sweep:
+    """A command in a session of its own whose jobs, of the selectors of `LAB`, run in other processes."""
+
+    def __init__(self, place: Path, *words: str, launcher: str) -> None:
+        (place / "my_lab.py").write_text(LAB)
+        (place / "slow").touch()
+        self.place = place
+        self.command = [sys.executable, "-m", "fedsim.run", "-m", *WORDS, "checkpoint.every=2", *words]
+        self.launcher = [f"hydra/launcher={launcher}"]
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def start(self) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [*self.command, *self.launcher],
+            cwd=self.place,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+        )
+
+    def wait_for(self, count: int, process: "subprocess.Popen[str]") -> None:
+        """Until so many jobs are in their rounds."""
+        while len(going(self.place)) < count:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+
+    def again(self, *more: str) -> str:
+        command = [*self.command, *more]
+        done = subprocess.run(
+            command, cwd=self.place, env=self.environment, capture_output=True, text=True, check=False, timeout=HANG
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def check_equal(self) -> None:
+        """The same as the jobs one after another in a process."""
+        self.again("output_dir=whole")
+        place = self.place
+        assert [result(f) for f in folders(place / "outputs")] == [result(f) for f in folders(place / "whole")]

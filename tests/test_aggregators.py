@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,19 +13,15 @@ PARAMS = {"w": torch.tensor([1.0, 1.0])}
 COHORT = toy_cohort([0, 3], [1, 3], [[2.0, 0.0], [4.0, 8.0]])
 
 
-def test_uniform_average_by_hand() -> None:
-    result = FedAvg(frozenset(), weighting="uniform").aggregate(PARAMS, COHORT, None)
-    assert result["w"].tolist() == [4.0, 5.0]
-
-
-def test_average_by_size_by_hand() -> None:
-    result = FedAvg(frozenset(), weighting="by_size").aggregate(PARAMS, COHORT, None)
-    assert result["w"].tolist() == [4.5, 7.0]
-
-
-def test_weights_of_the_selector_replace_the_aggregators() -> None:
-    result = FedAvg(frozenset(), weighting="by_size").aggregate(PARAMS, COHORT, np.array([1.0, 0.5]))
-    assert result["w"].tolist() == [5.0, 5.0]
+@pytest.mark.parametrize(
+    ("weighting", "weights", "expected"),
+    [("uniform", None, [4.0, 5.0]), ("by_size", None, [4.5, 7.0]), ("by_size", [1.0, 0.5], [5.0, 5.0])],
+)
+def test_averages_by_hand_and_weights_of_the_selector_replace_the_aggregators(
+    weighting: Any, weights: list[float] | None, expected: list[float]
+) -> None:
+    given = None if weights is None else np.array(weights)
+    assert FedAvg(frozenset(), weighting=weighting).aggregate(PARAMS, COHORT, given)["w"].tolist() == expected
 
 
 def test_server_momentum_accumulates_by_hand() -> None:
@@ -51,30 +48,16 @@ def test_buffers_are_averaged_and_never_stepped_on() -> None:
         assert not any(server.state_dict().values())
 
 
-@pytest.mark.parametrize(
-    ("weights", "w", "v"),
-    [
-        ([1.5, 1.5], 1 + 3.0, 0.1),
-        ([1.0, 3.0], 1 + 4.0, 0.1),
-        ([0.5, 0.5], 1 + 1.0, 0.1),
-        ([0.0, 0.0], 1.0, 0.1),
-        ([2.0, -1.0], 1 + 1.0, 0.1),
-    ],
-)
-def test_buffers_are_averaged_where_a_selectors_weights_do_not_sum_to_one(
-    weights: list[float], w: float, v: float
-) -> None:
+@pytest.mark.parametrize("weights", [[1.5, 1.5], [1.0, 3.0], [0.5, 0.5], [0.0, 0.0], [2.0, -1.0]])
+def test_buffers_are_averaged_where_a_selectors_weights_do_not_sum_to_one(weights: list[float]) -> None:
     """Importance weights would take a variance of 1, of which all clients have seen .1, below zero."""
     delta = {"w": torch.ones(2, 1), "v": torch.full((2, 1), -0.9)}
     start = {"w": torch.ones(1), "v": torch.ones(1)}
-    cohort = replace(COHORT, start=start, delta=delta)
-    for server in (
-        FedAvg(frozenset({"v"}), weighting="by_size"),
-        FedAvgM(frozenset({"v"}), weighting="uniform", lr=1.0, momentum=0.0),
-    ):
+    cohort, buffers = replace(COHORT, start=start, delta=delta), frozenset({"v"})
+    momentum = FedAvgM(buffers, weighting="uniform", lr=1.0, momentum=0.0)
+    for server in (FedAvg(buffers, weighting="by_size"), momentum):
         result = server.aggregate(start, cohort, np.array(weights))
-        assert result["v"].item() == pytest.approx(v)
-        assert result["w"].item() == pytest.approx(w)
+        assert (result["v"].item(), result["w"].item()) == pytest.approx((0.1, 1 + sum(weights)))
 
 
 def test_buffers_are_weighted_in_proportion_to_a_selectors_weights() -> None:
@@ -86,8 +69,8 @@ def test_buffers_are_weighted_in_proportion_to_a_selectors_weights() -> None:
 
 
 def test_server_optimiser_continues_from_its_state_dict() -> None:
-    one = FedAdam(frozenset(), weighting="uniform", lr=0.1, beta1=0.9, beta2=0.9, tau=0.1)
-    other = FedAdam(frozenset(), weighting="uniform", lr=0.1, beta1=0.9, beta2=0.9, tau=0.1)
+    values = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "tau": 0.1}
+    one, other = (FedAdam(frozenset(), weighting="uniform", **values) for _ in range(2))
     after = one.aggregate(PARAMS, COHORT, None)
     other.load_state_dict(one.state_dict())
     assert torch.equal(one.aggregate(after, COHORT, None)["w"], other.aggregate(after, COHORT, None)["w"])

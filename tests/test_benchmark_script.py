@@ -69,13 +69,6 @@ def test_the_stopwatch_ends_at_whole_cycles(
     assert reported["engine"] == "x"
 
 
-def test_the_options_of_a_case_survive_its_command() -> None:
-    options = ["W1", "--data", "d", "--seconds", "2", "--threads", "1", "--words"]
-    case = stopwatch.parse_case([*options, "engine=batched", "seed=1"])
-    assert stopwatch.parse_case(options).words == ()
-    assert (case.workload, case.seconds, case.threads, case.words) == (W1, 2.0, 1, ("engine=batched", "seed=1"))
-
-
 def _result(rate: float, **more: object) -> Result:
     return {
         "rounds_per_second": rate,
@@ -87,14 +80,13 @@ def _result(rate: float, **more: object) -> Result:
 
 
 def test_table_of_rates_ratios_and_the_share_of_the_ceiling() -> None:
-    missing = {"error": "not installed: x install flower"}
     results: dict[Entry, list[Result]] = {
         Entry("fedsim"): [_result(100.0), _result(120.0), _result(110.0)],
         Entry("fedsim", ("engine.precision=bf16",)): [_result(200.0)],
         Entry("jax"): [_result(50.0)],
         Entry("pfl"): [_result(40.0), {"error": "ValueError: no"}],
         Entry("pfl2"): [_result(55.0)],
-        Entry("flower"): [missing],
+        Entry("flower"): [{"error": "not installed: x install flower"}],
     }
     ceiling = {"float32": W1.round_flops * 220, "bf16": W1.round_flops * 800}
     summaries = [tables.summarise(entry, found) for entry, found in results.items()]
@@ -108,16 +100,10 @@ def test_table_of_rates_ratios_and_the_share_of_the_ceiling() -> None:
     assert columns["version"][:5] == ["1", "1", "3", "4", "4"]
     assert columns["accuracy @ round"][0] == "0.500 @ 7"
     assert columns["peer"][1] == "fedsim engine.precision=bf16"
-    assert columns["peer"][3:] == [
-        "pfl (ValueError: no)",
-        "pfl, 2 processes",
-        "flower: not installed: x install flower",
-    ]
-
-
-def test_ceiling_is_the_best_of_the_repeats() -> None:
+    failed = ["pfl (ValueError: no)", "pfl, 2 processes", "flower: not installed: x install flower"]
+    assert columns["peer"][3:] == failed
     measured: list[Result] = [{"flops": {"float32": 1.0, "bf16": 5.0}}, {"flops": {"float32": 2.0, "bf16": 4.0}}]
-    assert tables.ceiling_of([*measured, {"error": "x"}]) == {"float32": 2.0, "bf16": 5.0}
+    assert tables.ceiling_of([*measured, {"error": "x"}]) == {"float32": 2.0, "bf16": 5.0}  # the best of the repeats
     assert tables.ceiling_of([{"error": "x"}]) == {}
 
 
@@ -131,23 +117,25 @@ def test_the_last_error_is_told_without_paths() -> None:
 
 
 def test_command_line() -> None:
-    options = benchmark.parse(
-        ["run", "--fedsim", "engine=sequential", "--fedsim", "engine=batched", "engine.precision=bf16"]
-    )
+    words = ["--fedsim", "engine=sequential", "--fedsim", "engine=batched", "engine.precision=bf16"]
+    options = benchmark.parse(["run", *words])
     assert (options.workload, options.repeats, options.seconds) == (["W1", "W2"], 3, 20.0)
-    entries = measuring.entries_of(["fedsim", "loop"], options.fedsim)
-    assert [e.label for e in entries] == [
-        "fedsim",
-        "fedsim engine=sequential",
-        "fedsim engine=batched engine.precision=bf16",
-        "PyTorch by hand",
-    ]
-    assert [e.precision for e in entries] == ["float32", "float32", "bf16", "float32"]
+    assert len(options.peers) == len(entries.PEERS)
+    chosen = measuring.entries_of(["fedsim", "loop"], options.fedsim)
+    labels = ["fedsim", "fedsim engine=sequential", "fedsim engine=batched engine.precision=bf16", "PyTorch by hand"]
+    assert [e.label for e in chosen] == labels
+    assert [e.precision for e in chosen] == ["float32", "float32", "bf16", "float32"]
     quick = benchmark.parse(["run", "--quick", "--workload", "W2"])
     assert (quick.workload, quick.repeats) == (["W2"], 1)
     assert benchmark.parse(["install"]).peers == ["jax", "pfl", "pfl2", "fedjax", "flower", "fedlab"]
-    with pytest.raises(SystemExit):
-        benchmark.parse(["install", "loop"])
+    assert benchmark.parse(["run", "--device", "cuda"]).peers == ["fedsim", "loop"]  # that can
+    for refused in (["install", "loop"], ["run", "--device", "cuda", "--peers", "loop", "jax"]):
+        with pytest.raises(SystemExit):
+            benchmark.parse(refused)
+    options = ["W1", "--data", "d", "--seconds", "2", "--threads", "1"]
+    case = stopwatch.parse_case([*options, "--words", "engine=batched", "seed=1"])
+    assert (stopwatch.parse_case(options).words, case.device) == ((), "cpu")
+    assert (case.workload, case.seconds, case.threads, case.words) == (W1, 2.0, 1, ("engine=batched", "seed=1"))
 
 
 def test_every_peer_has_a_script_and_its_environment_requirements() -> None:
@@ -181,22 +169,20 @@ def test_a_race_goes_on_past_a_failure_and_turns_round(monkeypatch: pytest.Monke
     json.dumps(record)
 
 
-def test_who_is_not_installed_is_told_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_who_is_not_installed_is_told_the_command_and_the_processor_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(entries, "FOLDER", tmp_path)
     result = measuring.measure(Entry("pfl2"), W1, benchmark.parse(["run"]))
     assert result == {"error": "not installed: uv run python scripts/benchmark.py install pfl"}
-
-
-def test_cpu_model(tmp_path: Path) -> None:
     info = tmp_path / "cpuinfo"
     info.write_text("vendor_id : x\nmodel name : Fast 9\nmodel name : Fast 9\n")
     assert tables.cpu_model(info) == "Fast 9"
 
 
 def test_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
-    arrays = Arrays(
-        np.ones((2, 3), np.float32), np.zeros(2, np.int64), np.ones((1, 3), np.float32), np.ones(1, np.int64)
-    )
+    x, y = np.ones((2, 3), np.float32), np.zeros(2, np.int64)
+    arrays = Arrays(x, y, x[:1], y[:1] + 1)
     assert not is_written(tmp_path, W1)
     write_arrays(tmp_path, W1, arrays)
     assert is_written(tmp_path, W1)
@@ -219,13 +205,9 @@ def test_the_workloads_compose() -> None:
 def test_the_loop_does_what_the_sequential_engine_does() -> None:
     """Two rounds on the digits with the same clients and batches."""
     lr, weight_decay = 0.1, 1e-3
-    experiment = run_fedsim.experiment_of(
-        [
-            *("engine=sequential", "engine.workers=1", "device=cpu", "num_rounds=2", "local.epochs=2"),
-            *(f"optimizer.lr={lr}", f"optimizer.weight_decay={weight_decay}"),
-        ]
-    )
-    simulation = experiment.simulation
+    words = ["engine=sequential", "engine.workers=1", "device=cpu", "num_rounds=2", "local.epochs=2"]
+    words += [f"optimizer.lr={lr}", f"optimizer.weight_decay={weight_decay}"]
+    simulation = run_fedsim.experiment_of(words).simulation
     engine = simulation.components.engine
     model = engine.workload.model
     for record in simulation:
@@ -251,14 +233,6 @@ def test_arrays_hold_every_clients_samples(monkeypatch: pytest.MonkeyPatch) -> N
     assert arrays.x.shape == (20, size, 64)
     assert arrays.y.shape == (20, size)
     assert max(len(set(labels)) for labels in arrays.y) <= 4
-
-
-def test_on_a_gpu_only_those_run_that_can() -> None:
-    assert benchmark.parse(["run", "--device", "cuda"]).peers == ["fedsim", "loop"]
-    with pytest.raises(SystemExit):
-        benchmark.parse(["run", "--device", "cuda", "--peers", "loop", "jax"])
-    assert len(benchmark.parse(["run"]).peers) == len(entries.PEERS)
-    assert stopwatch.parse_case(["W1", "--data", ".", "--seconds", "1", "--threads", "1"]).device == "cpu"
 
 
 def test_the_cost_of_checkpoints_is_the_worst_share_of_the_runs_at_the_default_interval() -> None:

@@ -14,7 +14,7 @@ import pytest
 from fedsim.results.files import read_summary
 from tests.ranks import result
 
-ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 WORDS = ("tracker=files_only", "num_clients=12", "cohort_size=5", "partition=dirichlet_class")
 SCRIPT = """
 import json, os, signal, sys, time, traceback
@@ -75,9 +75,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def exit_codes(cases: list[dict[str, Any]]) -> tuple[list[list[int]], subprocess.CompletedProcess[str]]:
     """Those of all processes of each case, one case after another."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT, json.dumps(cases)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done
 
@@ -85,14 +84,8 @@ def exit_codes(cases: list[dict[str, Any]]) -> tuple[list[list[int]], subprocess
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_processes_are_equal_to_one_process_also_where_one_is_killed(place: Path) -> None:
     words = [*WORDS, "num_rounds=20", "engine=native", "selector=power_of_choice", "checkpoint.every=1"]
-    codes, done = exit_codes(
-        [
-            case(words, 1, "alone"),
-            case(words, 2, "over"),
-            case(words, 2, "killed", signal.SIGKILL, (1,)),
-            case(words, 3, "killed"),
-        ]
-    )
+    killed = case(words, 2, "killed", signal.SIGKILL, (1,)), case(words, 3, "killed")
+    codes, done = exit_codes([case(words, 1, "alone"), case(words, 2, "over"), *killed])
     assert codes == [[0], [0, 0], [1, -9], [0, 0, 0]], done.stderr
     assert result(place / "over") == result(place / "alone")
     assert result(place / "killed") == result(place / "alone")
@@ -104,7 +97,6 @@ def test_processes_are_equal_to_one_process_also_where_one_is_killed(place: Path
 @pytest.mark.slow
 def test_rank_0_is_killed_and_all_are_asked_to_end(place: Path) -> None:
     words = [*WORDS, "num_rounds=60", "engine=native", "selector=oort", "checkpoint.every=3"]
-    sweep = ["-m", *WORDS, "num_rounds=3", "engine=sequential", "seed=0,1"]
     codes, done = exit_codes(
         [
             case(words, 1, "alone"),
@@ -112,16 +104,11 @@ def test_rank_0_is_killed_and_all_are_asked_to_end(place: Path) -> None:
             case(words, 1, "first_killed"),
             case(words, 2, "asked", signal.SIGTERM, (0, 1)),
             case(words, 4, "asked"),
-            case(words, 2, "interrupted", signal.SIGINT, (0, 1)),
-            case(words, 2, "interrupted"),
-            case(sweep, 1, "sweep_alone"),
-            case(sweep, 3, "sweep_over"),
         ]
     )
-    assert codes == [[0], [-9, 1], [0], [75, 75], [0] * 4, [130, 130], [0, 0], [0], [0] * 3], done.stderr
-    for over in ("first_killed", "asked", "interrupted"):
+    assert codes == [[0], [-9, 1], [0], [75, 75], [0] * 4], done.stderr
+    for over in ("first_killed", "asked"):
         assert result(place / over) == result(place / "alone")
-    assert result(place / "sweep_over") == result(place / "sweep_alone")
     assert "fedsim: rank 1: rank 0 of 2 has ended" in done.stderr
 
 
@@ -130,13 +117,10 @@ def test_rank_0_is_killed_and_all_are_asked_to_end(place: Path) -> None:
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
-def started(words: list[str], *options: str) -> subprocess.Popen[str]:
+def started(words: list[str]) -> subprocess.Popen[str]:
     """A command under torchrun, two processes."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*TORCHRUN, *options, "-m", "fedsim.run", *words]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
-    )
+    command, out = [*TORCHRUN, "-m", "fedsim.run", *words], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, env=ENVIRONMENT, text=True, encoding="utf-8", **out)  # type: ignore[call-overload]
 
 
 def pids_of(agent: int) -> dict[int, int]:
@@ -150,11 +134,10 @@ def pids_of(agent: int) -> dict[int, int]:
 
 
 def wait_for_checkpoint(place: Path) -> None:
-    for _ in range(1200):
-        if list(place.glob("*/*/checkpoint.safetensors")):
-            return
+    end = time.monotonic() + 120
+    while not list(place.glob("*/*/checkpoint.safetensors")):
+        assert time.monotonic() < end
         time.sleep(0.1)
-    raise AssertionError("no checkpoint")
 
 
 LONG = [*WORDS, "num_rounds=400", "engine=native", "selector=oort", "checkpoint.every=3"]
@@ -164,14 +147,13 @@ LONG = [*WORDS, "num_rounds=400", "engine=native", "selector=oort", "checkpoint.
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """The run of one process."""
     folder = tmp_path_factory.mktemp("alone")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-m", "fedsim.run", *LONG], cwd=folder, env=environment, check=True)
+    subprocess.run([sys.executable, "-m", "fedsim.run", *LONG], cwd=folder, env=ENVIRONMENT, check=True)
     return result(folder / "outputs")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-@pytest.mark.parametrize("what", ["nothing", "rank 1", "rank 0", "SIGTERM", "torchrun"])
+@pytest.mark.parametrize("what", ["nothing", "rank 0", "SIGTERM", "torchrun"])
 def test_torchrun_ends_as_told_leaves_no_process_and_the_same_command_goes_on(
     what: str, place: Path, alone: list[Any]
 ) -> None:
@@ -183,28 +165,16 @@ def test_torchrun_ends_as_told_leaves_no_process_and_the_same_command_goes_on(
         if what in ("SIGTERM", "torchrun"):
             os.kill(run.pid, signal.SIGTERM if what == "SIGTERM" else signal.SIGKILL)
         else:
-            os.kill(ranks[int(what[-1])], signal.SIGKILL)
+            os.kill(ranks[0], signal.SIGKILL)
         printed, _ = run.communicate(timeout=120)  # until the last process has closed its end
         assert run.returncode != 0
         assert not [pid for pid in ranks.values() if Path(f"/proc/{pid}").exists()], printed
         (folder,) = (path.parent for path in (place / "outputs").glob("*/*/config.yaml"))
         status = (read_summary(folder) or {}).get("status")
-        assert status == {"rank 0": None, "rank 1": "failed"}.get(what, "preempted") or what == "rank 1"
+        assert status == (None if what == "rank 0" else "preempted")
         run = started(LONG)
     printed, _ = run.communicate(timeout=300)
     assert run.returncode == 0, printed
-    assert result(place / "outputs") == alone
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_torchrun_restarts_all_ranks_and_they_go_on(place: Path, alone: list[Any]) -> None:
-    run = started(LONG, "--max-restarts=1")
-    wait_for_checkpoint(place / "outputs")
-    os.kill(pids_of(run.pid)[1], signal.SIGKILL)
-    printed, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, printed
-    assert "going on after round" in printed or "the same command goes on" in printed, printed
     assert result(place / "outputs") == alone
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from fedsim.clients.system import SimulatedClock
 from fedsim.core.record import Record
 from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
@@ -20,23 +20,11 @@ from tests.toys import ToyEngine, toy_components, toy_params, toy_population
 
 
 def rounds(
-    selector: Selector,
-    absent: set[int],
-    num_rounds: int,
-    sizes: Sequence[int] = (1, 1, 1, 1),
-    clock: SimulatedClock | None = None,
+    selector: Selector, absent: set[int], num_rounds: int, sizes: Sequence[int] = (1,) * 4, clock: Any = None
 ) -> list[Record]:
     population = toy_population(sizes, selector.population.cohort_size, num_rounds)
-    parts = toy_components(
-        ToyEngine(sizes),
-        population,
-        selector,
-        availability=NobodyIn(absent),
-        validation=True,
-        num_public=2,
-        simulated=clock,
-    )
-    return list(Simulation(parts, toy_params()))
+    more = {"availability": NobodyIn(absent), "validation": True, "num_public": 2, "simulated": clock}
+    return list(Simulation(toy_components(ToyEngine(sizes), population, selector, **more), toy_params()))
 
 
 def test_top_loss_asks_nobody_in_the_first_round_of_somebody() -> None:
@@ -58,10 +46,7 @@ def test_gpfl_collects_all_updates_in_the_first_round_of_somebody() -> None:
     assert found[1].selected == expected[0].selected
     assert late.projections == pytest.approx(at_once.projections)
     assert late.reward_sum == pytest.approx(at_once.reward_sum)
-
-
-def test_gpfl_without_a_first_round_of_everybody_rewards_nobody_before_a_selection() -> None:
-    selector = gpfl(4, 2, init="none")
+    selector = gpfl(4, 2, init="none")  # rewards nobody before a selection
     rounds(selector, {1}, 2)
     assert not selector.reward_sum.any()
 
@@ -84,9 +69,8 @@ def test_clients_own_first_models_are_those_of_the_first_round_of_somebody() -> 
     found = []
     for absent in (set[int](), {1}):
         selector = fedabc()
-        parts = toy_components(
-            ToyEngine([1] * 3), selector.population, selector, availability=NobodyIn(absent), num_public=2
-        )
+        more = {"availability": NobodyIn(absent), "num_public": 2}
+        parts = toy_components(ToyEngine([1] * 3), selector.population, selector, **more)
         run = Simulation(replace(parts, first_model=lambda i: {"w": torch.full((2,), 100.0 * i)}), toy_params())
         for _ in range(1 + len(absent)):
             run.step()

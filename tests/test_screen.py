@@ -138,8 +138,8 @@ def test_the_same_missing_data_are_looked_for_and_told_once(
     for launcher in ("basic", "lanes"):
         assert fedsim([*words, f"hydra/launcher={launcher}"]) == 3
         told = capsys.readouterr()
-        assert told.err.count("dataset.path=nowhere: no parquet file") == 1
-        assert "no parquet file" not in told.out
+        assert told.err.count("dataset.path=nowhere: is missing a parquet file") == 1
+        assert "parquet file" not in told.out
         assert "job 3/3 data · seed=2 · see the error at the end" in told.out
         assert told.err.endswith("    concerns 3 of 3 jobs\n")
         assert "the same command goes on with 3 jobs that are not done: fedsim num_clients=6" in told.out

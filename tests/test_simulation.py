@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
 from fedsim.clients.server import Server
 from fedsim.core.errors import DivergedError, FedsimError
+from fedsim.core.record import PHASES
+from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import Cohort, Selection, drop_nonfinite
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.checks import SelectionError
@@ -49,21 +52,16 @@ class OnRounds(Availability):
 def simulate(
     selections: Sequence[object],
     *,
-    cohort_size: int = 2,
     num_rounds: int = 2,
-    eval_every: int = 1,
-    availability: Availability | None = None,
-    broken: set[int] | None = None,
+    broken: frozenset[int] = frozenset(),
     needs: frozenset[Signal] = frozenset(),
+    **components: Any,
 ) -> Simulation:
     sizes = [1, 2, 3, 4]
-    engine = ToyEngine(sizes)
-    engine.broken = broken or set()
-    population = toy_population(sizes, cohort_size, num_rounds)
+    engine, population = ToyEngine(sizes), toy_population(sizes, 2, num_rounds)
     selector = Scripted(population, selections)
-    selector.needs = needs
-    parts = toy_components(engine, population, selector, availability=availability, eval_every=eval_every)
-    return Simulation(parts, toy_params())
+    engine.broken, selector.needs = set(broken), needs
+    return Simulation(toy_components(engine, population, selector, **components), toy_params())
 
 
 def test_two_rounds_by_hand() -> None:
@@ -75,15 +73,15 @@ def test_two_rounds_by_hand() -> None:
     assert first.selected == [1, 3]
     assert (first.bytes_down, first.bytes_up, first.train_samples) == (16, 16, 2 * (2 + 4))
 
-
-def test_the_selectors_weights_are_used_as_they_are() -> None:
-    run = simulate([Selection(np.array([1, 3]), np.array([1.0, 1.0]))], num_rounds=1)
-    assert next(iter(run)).test_accuracy == 0.5 + 1.5
+    weighted = simulate([Selection(np.array([1, 3]), np.array([1.0, 1.0]))], num_rounds=1)
+    assert next(iter(weighted)).test_accuracy == 0.5 + 1.5  # weights of the selector are used as they are
 
 
-def test_evaluation_happens_every_so_often_and_at_the_end() -> None:
-    accuracies = [r.test_accuracy for r in simulate([[0, 1]], num_rounds=5, eval_every=2)]
-    assert [a is not None for a in accuracies] == [False, True, False, True, True]
+def test_evaluation_happens_every_so_often_and_at_the_end_and_wall_seconds_are_those_of_all_phases() -> None:
+    records = list(simulate([[0, 1]], num_rounds=5, eval_every=2))
+    assert [r.test_accuracy is not None for r in records] == [False, True, False, True, True]
+    total = sum(getattr(r, f"seconds_{phase}") for r in records for phase in PHASES)
+    assert records[-1].wall_seconds == pytest.approx(total)
 
 
 def test_a_round_without_anybody_keeps_the_model() -> None:
@@ -121,13 +119,13 @@ def test_a_faulty_selection_names_selector_round_and_rule(selection: object, rea
 
 
 def test_a_broken_update_is_dropped_and_counted() -> None:
-    record = next(iter(simulate([[1, 3]], broken={3})))
+    record = next(iter(simulate([[1, 3]], broken=frozenset({3}))))
     assert record.test_accuracy == 0.5
     assert (record.uploaded, record.dropped_updates, record.train_loss) == (2, 1, 1.0)
 
 
 def test_a_round_of_broken_updates_diverges_and_keeps_the_last_good_model() -> None:
-    run = simulate([[0, 1], [2, 3]], broken={2, 3})
+    run = simulate([[0, 1], [2, 3]], broken=frozenset({2, 3}))
     good = run.step().test_accuracy
     with pytest.raises(DivergedError, match=r"optimizer\.lr"):
         run.step()
@@ -141,13 +139,6 @@ def test_dropping_keeps_the_sum_of_the_selectors_weights() -> None:
     assert weights is not None
     assert weights.tolist() == pytest.approx([0.4, 0.6])
     assert dropped == 1
-
-
-def test_wall_seconds_are_the_sum_of_the_phases() -> None:
-    records = list(simulate([[0, 1]], num_rounds=3))
-    phases = ("select", "ask", "train", "aggregate", "evaluate")
-    total = sum(getattr(r, f"seconds_{p}") for r in records for p in phases)
-    assert records[-1].wall_seconds == pytest.approx(total)
 
 
 def test_a_selector_cannot_validate_without_declaring_it() -> None:
@@ -168,3 +159,32 @@ def test_clients_can_begin_round_one_from_models_of_their_own_and_no_later_round
     one.step()
     expected = (before + torch.tensor([[1.0, -1.0], [2.0, -2.0]])) / 2
     assert one.params["w"].tolist() == expected.mean(0).tolist()
+
+
+class Watching(Selector, Availability):
+    """Takes everybody, and keeps what it was handed in each round."""
+
+    def __init__(self, population: Any) -> None:
+        super().__init__(population)
+        self.selects: list[Any] = []
+        self.reaches: list[float] = []
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        self.selects.append((rng.random(), clients.lr, clients.available.tolist()))
+        return Selection(clients.available)
+
+    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+        self.reaches.append(rng.random())
+        return np.ones(num_clients, dtype=bool)
+
+
+def test_every_round_has_streams_and_a_learning_rate_of_its_own_and_clients_without_data_are_not_offered() -> None:
+    engine, population = ToyEngine([2, 0, 2], seed=5), toy_population([2, 0, 2], 2, 3)
+    watching = Watching(population)
+    parts = toy_components(engine, population, watching, availability=watching, learning_rate=lambda t: 1 / t)
+    list(Simulation(parts, toy_params()))
+    drawn = {
+        p: [Streams(5).generator(p, t).random() for t in (1, 2, 3)] for p in (Purpose.SELECT, Purpose.AVAILABILITY)
+    }
+    assert watching.selects == [(u, 1 / t, [0, 2]) for t, u in enumerate(drawn[Purpose.SELECT], 1)]
+    assert watching.reaches == drawn[Purpose.AVAILABILITY]

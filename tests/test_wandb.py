@@ -1,5 +1,6 @@
-"""Weights & Biases offline and absent: the records are there, and can be sent again; secrets are in no file."""
+"""Weights & Biases offline, absent or dead: the records are there, and can be sent again; secrets are in no file."""
 
+import socket
 import subprocess
 import sys
 import tempfile
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from fedsim.core.errors import ConfigError
 from fedsim.results.files import RunFolder
-from fedsim.tracking.wandb_mirror import mirror, replay
-from fedsim.tracking.wandb_tracker import COMMAND, TARGET
-from tests.test_tracking import record, summary
+from fedsim.tracking import wandb_tracker
+from fedsim.tracking.wandb_mirror import begin_run, mirror, replay
+from fedsim.tracking.wandb_tracker import COMMAND, NO_KEY, TARGET, WandbTracker
+from tests.test_tracking import info, record, summary
 from tests.wandb_toys import history_of, items, offline_records, play, processes, tracker, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_account")
@@ -24,29 +27,28 @@ def test_without_a_key_a_finished_run_lies_beside_the_files(tmp_path: Path) -> N
     assert mirror.notice is not None
     assert "wandb login" in mirror.notice
     records = offline_records(tmp_path / "run")
-    history = history_of(records)
-    assert [h["round"] for h in history] == [1, 2, 3]
-    assert [h["test_accuracy"] for h in history] == [0.5] * 3
-    assert [h["participation_ratio"] for h in history] == [0.25] * 3
-    assert [h["wall_seconds"] for h in history] == [1.5, 3.0, 4.5]
-    assert "selected" not in history[0]
+    kept = [{k: v for k, v in line.items() if not k.startswith("_")} for line in history_of(records)]
+    assert kept == [record(t) for t in (1, 2, 3)]  # without lists
     (run,) = [r.run for r in records if r.HasField("run")]
     assert (run.project, run.run_group, run.job_type, run.display_name) == ("fedsim", "trial", "random", "run")
     assert set(run.tags) == {"mine", "digits", "iid", "mlp"}
     assert items(run.config.update)["selector"] == {"_target_": "x.Y"}
     last = {k: v for r in records if r.HasField("summary") for k, v in items(r.summary.update).items()}
-    assert last["final_accuracy"] == 0.75
-    assert last["wall_seconds"] == 4.0
+    assert (last["smoothed_accuracy"], last["final_accuracy"], last["wall_seconds"]) == (0.375, 0.75, 4.0)
     metrics = [r.metric for r in records if r.HasField("metric")]
     assert any(m.glob_name == "*" and (m.step_metric == "round" or m.step_metric_index) for m in metrics)
     assert any(r.HasField("exit") and r.exit.exit_code == 0 for r in records)
 
 
-def test_disabled_is_silent_and_starts_nothing(tmp_path: Path) -> None:
+def test_disabled_is_silent_and_modes_and_timeouts_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror = tracker("disabled")
     assert play(mirror, tmp_path / "run") == {}
     assert mirror.notice is None
     assert not (tmp_path / "run" / "wandb").exists()
+    monkeypatch.setenv("WANDB_MODE", "disabled")  # is heeded by `auto` alone
+    assert (tracker("auto").mode, tracker("offline").mode) == ("disabled", "offline")
+    with pytest.raises(ConfigError, match=r"timeout=21\.0: must be at most 20 seconds"):
+        tracker(timeout=21.0)
 
 
 def test_the_tracker_itself_never_imports_wandb() -> None:
@@ -112,12 +114,7 @@ def test_its_process_sends_a_killed_run_from_its_files(tmp_path: Path, monkeypat
     assert not list((tmp_path / "t").iterdir())
 
 
-# --- how a run ended ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("status", "code"), [("done", 0), ("failed", 1), ("diverged", 1), ("interrupted", 1), (None, 1)]
-)
+@pytest.mark.parametrize(("status", "code"), [("done", 0), ("failed", 1), (None, 1)])
 def test_a_run_that_is_not_done_ends_with_code_1(
     status: str | None, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,13 +127,6 @@ def test_a_run_that_is_not_done_ends_with_code_1(
     assert codes == [code]
 
 
-def test_the_final_accuracy_of_reports_is_in_its_summary(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = SimpleNamespace(log=lambda *_, **__: None, summary={}, finish=lambda exit_code: None)
-    monkeypatch.setattr("fedsim.tracking.wandb_mirror.begin_run", lambda start: (run, "done"))
-    mirror([{"start": {}}, {"finish": summary(0.5)}])
-    assert (run.summary["smoothed_accuracy"], run.summary["final_accuracy"]) == (0.25, 0.5)
-
-
 def plant(folder: Path) -> None:
     """Files that are called like modules, and leave a marker when they are imported."""
     for name in ("json", "numpy", "yaml", "wandb", "dataclasses"):
@@ -145,12 +135,136 @@ def plant(folder: Path) -> None:
 
 def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path)
-    command = [*COMMAND, "nowhere"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
-    assert not (tmp_path / "marker").exists()
-    monkeypatch.setenv("PYTHONPATH", ".")
     (tmp_path / "fedsim.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    monkeypatch.setenv("PYTHONPATH", ".")
+    subprocess.run([*COMMAND, "nowhere"], cwd=tmp_path, capture_output=True, check=False)
     assert not (tmp_path / "marker").exists()
     subprocess.run([sys.executable, "-c", "import fedsim"], cwd=tmp_path, check=False)  # negative control
     assert (tmp_path / "marker").exists()
+
+
+# --- online or not ------------------------------------------------------------------------------------------------
+
+
+class Pipe:
+    """In place of the mirror process: what it was sent, and what it reports."""
+
+    def __init__(self, report: str = "done") -> None:
+        self.report = report
+        self.messages: list[Any] = []
+        self.limits: list[float] = []
+
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
+
+    def finish(self, seconds: float) -> str:
+        self.limits.append(seconds)
+        return self.report
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, report: str) -> tuple[WandbTracker, Pipe]:
+    """A run with a mirror process that reports this."""
+    pipe = Pipe(report)
+    monkeypatch.setattr(wandb_tracker, "MirrorProcess", lambda: pipe)
+    made = tracker(mode, timeout=20.0)
+    made.start(info(folder))
+    made.finish(summary())
+    return made, pipe
+
+
+@pytest.mark.parametrize("online", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_wandb_finds_server_and_key_by_its_own_settings(
+    online: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mode `auto` is W&B's own, but offline without a key for the host; here its server refuses at once."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    settings = tmp_path / ".config" / "wandb" / "settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f"[default]\nbase_url = http://127.0.0.1:{port}\n")
+    key = "0123456789" * 4
+    host = f"127.0.0.1:{port if online else 1}"
+    (tmp_path / "netrc").write_text(f"machine {host} login user password {key}\n")
+    code = (
+        "import os, sys; from fedsim.tracking.wandb_mirror import begin_run\n"
+        "start = dict.fromkeys(('project', 'entity', 'group', 'job_type', 'name', 'tags', 'config'))\n"
+        "run, report = begin_run({**start, 'mode': 'auto', 'folder': sys.argv[1], 'timeout': 1.0})\n"
+        "print('REPORT', report, flush=True); os._exit(0)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert ("REPORT could not go online" in done.stdout) == online, done.stdout + done.stderr
+    assert (f"REPORT {NO_KEY}" in done.stdout) == (not online)
+    assert list(tmp_path.glob("wandb/offline-run-*"))
+
+
+def test_a_missing_key_is_told_once_in_two_lines_and_later_failures_are_counted_though_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [piped(monkeypatch, tmp_path, "auto", report)[0] for report in ("done", NO_KEY, NO_KEY, "done")]
+    assert [(one.notice is not None, one.num_degraded) for one in made] == [(told, 0) for told in (0, 1, 0, 0)]
+    first, second = str(made[1].notice).splitlines()
+    assert max(len(first), len(second)) <= 80
+    assert "wandb login" in second
+    assert "tracker.wandb.mode=disabled" in second
+    ended = "its process ended early (exit code {})"
+    first_failed, later = (piped(monkeypatch, tmp_path, "offline", ended.format(code))[0] for code in (-9, 1))
+    assert (first_failed.num_degraded, later.num_degraded, later.notice) == (1, 1, None)
+    assert f"fedsim sync {tmp_path} sends it" in str(first_failed.notice)
+
+
+def test_a_dead_server_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 s for the first run; the ends of those that had begun before wait for 2 s; later ones do not try."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(wandb_tracker.time, "monotonic", lambda: clock.now)
+    pipes = [Pipe("could not go online (no route)"), Pipe("no answer within 2 s"), Pipe("no answer within 2 s")]
+    runs = []
+    for pipe in pipes:  # side by side
+        monkeypatch.setattr(wandb_tracker, "MirrorProcess", lambda pipe=pipe: pipe)
+        runs.append(tracker("auto", timeout=20.0))
+        runs[-1].start(info(tmp_path))
+
+    def finish(pipe: Pipe, seconds: float) -> str:
+        pipe.limits.append(seconds)
+        clock.now += min(12.0, seconds)
+        return pipe.report
+
+    monkeypatch.setattr(Pipe, "finish", finish)
+    for one in runs:
+        one.finish(summary())
+    assert [pipe.limits for pipe in pipes] == [[20.0], [2.0], [2.0]]
+    assert [one.num_degraded for one in runs] == [1, 1, 1]
+
+    later, pipe = piped(monkeypatch, tmp_path, "auto", "done")
+    assert pipe.messages[0]["start"]["mode"] == "offline"
+    assert later.num_degraded == 1
+    assert "the server did not answer an earlier run, so this one is logged offline" in str(later.notice)
+    assert f"fedsim sync {tmp_path} sends it" in str(later.notice)
+    asked, _ = piped(monkeypatch, tmp_path, "offline", "done")
+    assert (asked.num_degraded, asked.notice) == (0, None)
+
+    clock.now += 3600
+    again, pipe = piped(monkeypatch, tmp_path, "auto", "done")
+    assert pipe.messages[0]["start"]["mode"] == "auto"
+    assert pipe.limits == [20.0]
+    assert again.num_degraded == 0
+    assert not wandb_tracker.SERVER.is_dead
+
+
+def test_where_going_online_fails_the_run_is_logged_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def init(mode: str, **_: Any) -> Any:
+        tried.append(mode)
+        if mode == "online":
+            raise RuntimeError("no route\nto host")
+        return SimpleNamespace(define_metric=lambda *_, **__: None)
+
+    settings = type("Settings", (SimpleNamespace,), {"model_fields": {}})
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=settings, init=init))
+    start = dict.fromkeys(("project", "entity", "group", "job_type", "name", "tags", "config"))
+    (tmp_path / "wandb" / "offline-run-of-a-killed-process").mkdir(parents=True)
+    _, report = begin_run({**start, "mode": "online", "folder": str(tmp_path), "timeout": 1.0})
+    assert tried == ["online", "offline"]
+    assert report == "could not go online (RuntimeError: no route), so it is logged offline"
+    assert not (tmp_path / "wandb").exists()

@@ -13,14 +13,11 @@ import pytest
 import wandb
 
 from fedsim.tracking.base import Trackers
-from fedsim.tracking.wandb_tracker import COMMAND
+from fedsim.tracking.wandb_tracker import COMMAND, WandbTracker
 from tests.test_tracking import info, record, summary
 from tests.wandb_toys import HANG, history_of, linux, offline_records, processes, tracker, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_account")
-
-
-# --- faults --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(
@@ -42,9 +39,7 @@ def test_a_server_that_never_answers_makes_the_run_offline_without_losing_a_roun
     threading.Thread(target=accept, daemon=True).start()
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
     monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
-    mirror = tracker(timeout=5.0)
-    trackers = Trackers({"wandb": mirror})
-    trackers.start(info(tmp_path))
+    mirror, trackers = begun(tmp_path, timeout=5.0)
     for t in (1, 2, 3):
         trackers.log(record(t))
     assert waits == []
@@ -58,10 +53,15 @@ def test_a_server_that_never_answers_makes_the_run_offline_without_losing_a_roun
     assert [h["round"] for h in history_of(offline_records(tmp_path))] == [1, 2, 3]
 
 
-def test_the_death_of_its_process_is_counted_and_nothing_else(tmp_path: Path) -> None:
-    mirror = tracker()
+def begun(folder: Path, timeout: float | None = None) -> tuple[WandbTracker, Trackers]:
+    mirror = tracker(timeout=timeout)
     trackers = Trackers({"wandb": mirror})
-    trackers.start(info(tmp_path))
+    trackers.start(info(folder))
+    return mirror, trackers
+
+
+def test_the_death_of_its_process_is_counted_and_nothing_else(tmp_path: Path) -> None:
+    mirror, trackers = begun(tmp_path)
     assert mirror._process is not None
     os.kill(mirror._process.pid, signal.SIGKILL)
     for t in range(1, 2000):
@@ -79,9 +79,7 @@ def test_the_death_of_its_process_is_counted_and_nothing_else(tmp_path: Path) ->
 def test_wandbs_service_may_die_or_hang_in_mid_run(
     tmp_path: Path, fault: signal.Signals, told: str, waits: list[float | None]
 ) -> None:
-    mirror = tracker(timeout=2.0)
-    trackers = Trackers({"wandb": mirror})
-    trackers.start(info(tmp_path))
+    mirror, trackers = begun(tmp_path, timeout=2.0)
     trackers.log(record(1))
     wait_for(lambda: list(tmp_path.glob("wandb/offline-run-*/*.wandb")))
     os.kill(processes(tmp_path)["service"], fault)

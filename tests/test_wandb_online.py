@@ -1,7 +1,5 @@
 """Weights & Biases online, with a server in the place of theirs: a run is there once, whatever happened to it."""
 
-import os
-import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from fedsim.results.files import METRICS, WANDB_ID, RunFolder
 from fedsim.tracking.wandb_tracker import TARGET
 from tests.test_tracking import info, record, summary
 from tests.wandb_stand_in import StandIn, serving
-from tests.wandb_toys import play, processes, tracker, wait_for
+from tests.wandb_toys import play, tracker
 
 pytestmark = pytest.mark.usefixtures("no_account")
 
@@ -53,7 +51,9 @@ def steps(server: StandIn) -> dict[str, list[tuple[int, int]]]:
 WHOLE = [(1, 1), (2, 2), (3, 3)]
 
 
-def test_a_run_is_there_with_all_rounds_and_its_summary(tmp_path: Path, server: StandIn) -> None:
+def test_a_run_is_there_with_all_rounds_and_its_summary_also_where_it_is_sent_again(
+    tmp_path: Path, server: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
     mirror = tracker()
     assert play(mirror, tmp_path / "run") == {}
     assert mirror.notice is None
@@ -64,6 +64,10 @@ def test_a_run_is_there_with_all_rounds_and_its_summary(tmp_path: Path, server: 
     assert run.exit_code == 0
     told = run.described
     assert (told["displayName"], told["groupName"], told["jobType"]) == ("run", "trial", "random")
+    send(begin(tmp_path / "other"), (1, 2, 3), "done")
+    assert answer(["sync", "--again", str(tmp_path / "other")]) == 0
+    assert "1 of 1 sent" in capsys.readouterr().out
+    assert list(steps(server).values()) == [WHOLE, WHOLE]
 
 
 def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path, server: StandIn) -> None:
@@ -76,33 +80,6 @@ def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path, server: StandI
     assert steps(server) == {run.name: WHOLE}
     assert run.exit_code == 0
     assert run.summary["status"] == "done"
-
-
-@pytest.mark.slow
-def test_a_run_whose_wandb_process_was_killed_goes_on_there(tmp_path: Path, server: StandIn) -> None:
-    folder = begin(tmp_path / "run")
-    mirror = tracker()
-    mirror.start(info(folder.path))
-    for t in (1, 2):
-        mirror.log(record(t))
-        folder.append(record(t))
-    wait_for(lambda: any(run.history for run in server.runs.values()))
-    for pid in processes(tmp_path).values():
-        os.kill(pid, signal.SIGKILL)
-    mirror.finish({**summary(), "status": "preempted"})
-    assert mirror.num_degraded == 1
-    assert send(folder, (1, 2, 3), "done") == "None"
-    assert list(steps(server).values()) == [WHOLE]
-
-
-def test_a_run_that_is_sent_again_is_the_same_run_there(
-    tmp_path: Path, server: StandIn, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = begin(tmp_path / "run")
-    send(folder, (1, 2, 3), "done")
-    assert answer(["sync", "--again", str(tmp_path)]) == 0
-    assert "1 of 1 sent" in capsys.readouterr().out
-    assert list(steps(server).values()) == [WHOLE]
 
 
 def test_a_run_that_is_begun_anew_is_another_run_there(tmp_path: Path, server: StandIn) -> None:

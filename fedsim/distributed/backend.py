@@ -48,23 +48,13 @@ class Holdings:
     samples: Mapping[str, Tensor]
 
     def compute(self, kind: str, content: Mapping[str, Any]) -> Any:
-        """A part of the work."""
-        ways: dict[str, Callable[..., Any]] = {
-            "train": self._train,
-            "forward": self._forward,
-            "gradients": self._gradients,
-        }
-        return ways[kind](**content)
-
-    def _train(self, models: Sequence[Params], rows: Sequence[int], part: Schedule) -> TrainingResult:
-        return train_part(self.backend, [models[row] for row in rows], part)
-
-    def _forward(self, params: Params, name: str, part: list[int] | None, positions: Positions | None) -> Tensor:
-        x = self.samples[name] if part is None else self.samples[name][slice(*part)]
-        return self.backend.forward(params, x, positions)
-
-    def _gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> list[Tensor]:
-        return list(self.backend.gradients(params, positions, names))
+        """A part of the work: `train`, `forward` or `gradients`."""
+        if kind == "train":
+            return train_part(self.backend, [content["models"][row] for row in content["rows"]], content["part"])
+        if kind == "forward":
+            x, part = self.samples[content["name"]], content["part"]
+            return self.backend.forward(content["params"], x if part is None else x[slice(*part)], content["positions"])
+        return list(self.backend.gradients(content["params"], content["positions"], content["names"]))
 
 
 def train_part(backend: Backend, start: Sequence[Params], part: Schedule) -> TrainingResult:

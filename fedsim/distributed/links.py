@@ -5,7 +5,6 @@ Nothing is pickled: a message's content is JSON (`fedsim.core.encoding`), follow
 
 import json
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -79,23 +78,12 @@ class LostRankError(FedsimError):
         self.rank = rank
 
 
-class Link(ABC):
-    """The connections of this rank to the others: `size` ranks, whose tensors on GPUs arrive on `device`."""
+class Link:
+    """The connections of this rank to the others, by the process group of torch.distributed that this process has
+    joined: `size` ranks, whose tensors on GPUs arrive on `device`. Raises `LostRankError` where one has ended."""
 
     def __init__(self, size: int) -> None:
         self.size, self.device = size, torch.device("cpu")
-
-    @abstractmethod
-    def send(self, rank: int, message: Message) -> None:
-        """Raises `LostRankError` if the rank has ended."""
-
-    @abstractmethod
-    def receive(self, rank: int) -> Message:
-        """The next message of the rank. Raises `LostRankError` if it has ended."""
-
-
-class TorchLink(Link):
-    """By the process group of torch.distributed that this process has joined."""
 
     def send(self, rank: int, message: Message) -> None:
         head, flat = packed(message)
@@ -105,6 +93,7 @@ class TorchLink(Link):
                 self._wait(rank, partial(dist.isend, part, rank))
 
     def receive(self, rank: int) -> Message:
+        """The next message of the rank."""
         length = self._received(rank, torch.empty(1, dtype=torch.int64))
         head = self._received(rank, torch.empty(int(length), dtype=torch.uint8)).numpy().tobytes()
         flat = [self._received(rank, part) if part.numel() else part for part in room_for(head, self.device)]
@@ -165,18 +154,13 @@ class Others:
         if failure is not None:
             raise failure
         for rank, answer in answers.items():
-            raise_if_error(rank, answer)
+            if answer.kind == "error" and answer.content["known"]:
+                raise FedsimError(f"rank {rank}: {answer.content['text']}")
+            if answer.kind == "error":
+                raise RuntimeError(f"rank {rank} has raised\n{answer.content['traceback']}")
         return result, answers
 
 
 def error_message(error: BaseException, traceback: str) -> Message:
     """The answer of a rank that has raised `error`."""
     return Message("error", {"text": str(error), "known": isinstance(error, FedsimError), "traceback": traceback})
-
-
-def raise_if_error(rank: int, answer: Message) -> None:
-    """Raise what a rank has raised: `FedsimError` with its text, or RuntimeError with its traceback."""
-    if answer.kind == "error":
-        if answer.content["known"]:
-            raise FedsimError(f"rank {rank}: {answer.content['text']}")
-        raise RuntimeError(f"rank {rank} has raised\n{answer.content['traceback']}")

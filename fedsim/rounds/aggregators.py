@@ -3,36 +3,39 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from dataclasses import field
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import between, check, positive
 from fedsim.core.exact import weighted_sum
 from fedsim.core.flat import flat_rows, split_flat, to_device
+from fedsim.core.parameters import Positive, parameters
 from fedsim.core.types import Cohort, Params, Stack
 
 Weighting = Literal["uniform", "by_size"]
+Decay = Annotated[float, Interval(ge=0, lt=1)]
 
 
+@parameters
 class Aggregator(ABC):
     """The interface of aggregators.
 
-    Subclasses take their hyper-parameters keyword-only, with type annotations and without defaults. `buffers` names the
+    Hyper-parameters are keyword-only fields, as of selectors. `buffers` names the
     entries of a model that are not trained (running statistics of BatchNorm): they are always averaged, by weights that
     sum to one, and not changed by a server optimiser. `weighting`: equal weights (`uniform`) or in proportion to n_k
     (`by_size`).
     """
 
+    buffers: frozenset[str] = field(kw_only=False)
+    weighting: Weighting
+
     state: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes that persist between rounds."""
-
-    def __init__(self, buffers: frozenset[str], *, weighting: Weighting) -> None:
-        self.buffers = buffers
-        self.weighting = weighting
 
     @abstractmethod
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
@@ -112,16 +115,16 @@ class ServerOptimizer(Aggregator):
         """
 
 
+@parameters
 class FedAvgM(ServerOptimizer):
     """Server momentum: v <- momentum v + d, w <- w + lr v, d the mean update (Hsu, Qi and Brown, 2019, section 4.3)."""
 
+    lr: Positive
+    momentum: Decay
+
     state = ("velocity",)
 
-    def __init__(self, buffers: frozenset[str], *, weighting: Weighting, lr: float, momentum: float) -> None:
-        super().__init__(buffers, weighting=weighting)
-        check(positive("lr", lr), between("momentum", momentum, 0, 1, open_high=True))
-        self.lr = lr
-        self.momentum = momentum
+    def __post_init__(self) -> None:
         self.velocity: Params = {}
 
     def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
@@ -131,6 +134,7 @@ class FedAvgM(ServerOptimizer):
         return torch._foreach_mul(velocity, self.lr)
 
 
+@parameters
 class FedAdam(ServerOptimizer):
     """FedAdam (Reddi et al., "Adaptive Federated Optimization", 2021, Algorithm 2); no bias correction, as printed.
 
@@ -138,19 +142,14 @@ class FedAdam(ServerOptimizer):
     / (sqrt(v) + tau).
     """
 
+    lr: Positive
+    beta1: Decay
+    beta2: Decay
+    tau: Positive
+
     state = ("first", "second")
 
-    def __init__(
-        self, buffers: frozenset[str], *, weighting: Weighting, lr: float, beta1: float, beta2: float, tau: float
-    ) -> None:
-        super().__init__(buffers, weighting=weighting)
-        check(
-            positive("lr", lr),
-            between("beta1", beta1, 0, 1, open_high=True),
-            between("beta2", beta2, 0, 1, open_high=True),
-            positive("tau", tau),
-        )
-        self.lr, self.beta1, self.beta2, self.tau = lr, beta1, beta2, tau
+    def __post_init__(self) -> None:
         self.first: Params = {}
         self.second: Params = {}
 

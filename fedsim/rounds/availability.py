@@ -1,18 +1,18 @@
 """Models of which clients are available in a round."""
 
 from abc import ABC, abstractmethod
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
 
-from fedsim.core.errors import between, check, floor, rule
+from fedsim.core.errors import floor, rule
+from fedsim.core.parameters import Problems, parameters
 
 
 class Availability(ABC):
-    """The interface of availability models.
-
-    Subclasses take their hyper-parameters keyword-only, with type annotations and without defaults.
-    """
+    """The interface of availability models. Hyper-parameters are keyword-only fields, as of selectors."""
 
     @abstractmethod
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -26,17 +26,20 @@ class Always(Availability):
         return np.ones(num_clients, dtype=bool)
 
 
+@parameters
 class Bernoulli(Availability):
     """Each client is available with `probability`, independently of others and of other rounds."""
 
-    def __init__(self, *, probability: float) -> None:
-        check(rule(0 < probability <= 1, "probability", probability, "must lie in (0, 1]"))
-        self.probability = probability
+    probability: float
+
+    def problems(self) -> Problems:
+        yield rule(0 < self.probability <= 1, "probability", self.probability, "must lie in (0, 1]")
 
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         return rng.random(num_clients) < self.probability
 
 
+@parameters
 class Intermittent(Availability):
     """Intermittent availability as in Cho et al.'s experiments with power-of-choice: two halves of the clients
     alternate.
@@ -45,9 +48,7 @@ class Intermittent(Availability):
     `absent` of it (rounded down), which is drawn anew in every round.
     """
 
-    def __init__(self, *, absent: float) -> None:
-        check(between("absent", absent, 0, 1, open_high=True))
-        self.absent = absent
+    absent: Annotated[float, Interval(ge=0, lt=1)]
 
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         half = num_clients // 2

@@ -1,8 +1,7 @@
 """What the round loop lets through: well-formed selections, finite updates, finite models."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from textwrap import shorten
 from typing import TypeGuard
 
@@ -11,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients.context import UndeclaredSignalError
 from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.types import Ids, Params, Selection
 
@@ -55,39 +53,31 @@ def availability_fault(mask: object, num_clients: int) -> str | None:
     return f"{rule}; np.isin(np.arange(num_clients), ids) makes one of ids" if _is_numeric(mask) else rule
 
 
-@contextmanager
-def selector_named(selector: object, round: int) -> Iterator[None]:
-    """Errors of a selector that asks for what it does not declare say which one it was, and in which round."""
-    try:
-        yield
-    except UndeclaredSignalError as error:
-        raise SelectionError(f"round {round}: {type(selector).__name__}: {error}") from error
-
-
-def require_unmodified(selector: object, round: int, model: Sequence[str], updates: Sequence[str] = ()) -> None:
-    """Raise `SelectionError` if the selector has modified tensors of the `model` or of the clients' `updates`, which
-    are aggregated; given by name."""
-    if model:
-        raise SelectionError(
-            f"round {round}: {type(selector).__name__} modified the model's {', '.join(model[:3])} in place; work "
-            "on a copy: {name: value.clone() for name, value in clients.params.items()}"
-        )
-    if updates:
-        raise SelectionError(f"round {round}: {type(selector).__name__} {_changed_updates(updates)}")
-
-
-def require_model(model: object, like: Params, modified: Sequence[str], aggregator: object, round: int) -> None:
-    """Raise `AggregationError` where an aggregator returned no model `like` the one before, or has `modified` tensors
-    of the updates, given by name: the selector sees them afterwards."""
-    fault = _changed_updates(modified) if modified else model_fault(model, like)
+def refuse(kind: type[FedsimError], part: object, round: int, fault: str | None) -> None:
+    """Raise an error of this `kind` that says which part it was, in which round, and what was wrong, if anything."""
     if fault:
-        raise AggregationError(f"round {round}: {type(aggregator).__name__} {fault}")
+        raise kind(f"round {round}: {type(part).__name__} {fault}")
 
 
-def _changed_updates(modified: Sequence[str]) -> str:
+def model_changed(modified: Sequence[str]) -> str | None:
+    """What is wrong with a selector that has `modified` these tensors of the model, in words, or None."""
+    if not modified:
+        return None
+    names = ", ".join(modified[:3])
     return (
-        f"modified the updates' {', '.join(modified[:3])} in place, which others use, too; compute new tensors, as in "
-        "m / norm in place of m /= norm"
+        f"modified the model's {names} in place; work on a copy: "
+        "{name: value.clone() for name, value in clients.params.items()}"
+    )
+
+
+def updates_changed(modified: Sequence[str]) -> str | None:
+    """The same of the clients' updates, which are aggregated, and seen by selector and aggregator."""
+    if not modified:
+        return None
+    names = ", ".join(modified[:3])
+    return (
+        f"modified the updates' {names} in place, which others use, too; compute new tensors, as in m / norm in place "
+        "of m /= norm"
     )
 
 
@@ -120,10 +110,11 @@ def _shown(value: object) -> str:
 
 
 def require_finite(params: Params, t: int) -> None:
+    """Raise `DivergedError` for a model with nan or infinity; on a GPU there is one answer to wait for."""
     values = list(params.values())
-    if any(p.is_cuda for p in values):  # one answer to wait for in place of one for each tensor
+    if any(p.is_cuda for p in values):
         finite = math.isfinite(torch.cat([p.flatten() for p in values]).sum().item())
     else:
-        finite = bool(torch.stack([torch.isfinite(p).all() for p in values]).all())
+        finite = all(np.isfinite(p.numpy()).all() for p in values)
     if not finite:
         raise DivergedError(f"round {t}: the aggregated model holds a nan or infinity: a lower optimizer.lr may help")

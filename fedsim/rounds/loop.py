@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.clients.clients import Clients
-from fedsim.clients.context import RoundContext, Signal
+from fedsim.clients.context import RoundContext, Signal, UndeclaredSignalError
 from fedsim.clients.ledger import Clock, Ledger
 from fedsim.clients.local_results import Lent
 from fedsim.clients.server import Server, ServerData
@@ -24,14 +24,16 @@ from fedsim.engine.engine import Engine
 from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.checks import (
+    AggregationError,
     AvailabilityError,
     SelectionError,
     availability_fault,
+    model_changed,
+    model_fault,
+    refuse,
     require_finite,
-    require_model,
-    require_unmodified,
     selection_fault,
-    selector_named,
+    updates_changed,
 )
 from fedsim.rounds.client_accuracy import ClientAccuracy, aggregates
 from fedsim.selectors.base import Selector
@@ -116,7 +118,14 @@ class Simulation:
 
     def step(self) -> Record:
         """One round, from who can be reached to the record of it."""
-        parts, t = self.components, self.round + 1
+        try:
+            return self._round(self.round + 1)
+        except UndeclaredSignalError as error:
+            name = type(self.components.selector).__name__
+            raise SelectionError(f"round {self.round + 1}: {name}: {error}") from error
+
+    def _round(self, t: int) -> Record:
+        parts, selector = self.components, self.components.selector
         context = self._context(t)
         ledger, clock, simulated = context.ledger, context.clock, context.simulated
         clients = Clients(parts.engine, context, self.params, None if self.started else parts.first_model)
@@ -126,16 +135,25 @@ class Simulation:
             selection = self._select(t, clients)
         begun = simulated.asked if simulated else 0.0  # the questions are over
         with clock("train"):
-            arrived = self._collect(clients, selection, simulated, begun)
+            cohort = clients.collect(selection.ids) if len(selection.ids) else None
+        nobody = selection.ids[:0]
+        arrived = Arrivals(cohort, selection.weights, late=nobody, unsent=nobody, seconds=0.0)
+        if cohort is not None and simulated is not None and parts.simulated is not None:
+            arrived = arrivals(cohort, selection.weights, simulated, begun, parts.simulated.wanted)
         ledger.uploaded.difference_update(arrived.unsent.tolist())
         if arrived.cohort is not None:
             with clock("aggregate"):
                 cohort, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
                 params = self._aggregate(t, cohort, weights)
             server = Server(parts.engine, parts.server_data, context, params)
-            with clock("select"), selector_named(parts.selector, t):
-                parts.selector.observe(t, self._as_declared(cohort), server)
-            require_unmodified(parts.selector, t, server.modified)
+            declared = replace(  # training losses reach only a selector that has them sent
+                cohort,
+                loss=cohort.loss if Signal.TRAINING_LOSS in selector.needs else None,
+                rms_loss=cohort.rms_loss if Signal.SQUARED_LOSS in selector.needs else None,
+            )
+            with clock("select"):
+                selector.observe(t, declared, server)
+            refuse(SelectionError, selector, t, model_changed(server.modified))
 
         self.started |= bool(len(context.available))
         self.params, self.round, self.observed = params, t, arrived.cohort is not None
@@ -162,8 +180,7 @@ class Simulation:
         """Who can be reached in round `t`, and the clocks and the ledger of it."""
         parts, population = self.components, self.components.population
         mask = parts.availability.available(t, population.num_clients, parts.streams.generator(Purpose.AVAILABILITY, t))
-        if fault := availability_fault(mask, population.num_clients):
-            raise AvailabilityError(f"round {t}: {type(parts.availability).__name__} {fault}")
+        refuse(AvailabilityError, parts.availability, t, availability_fault(mask, population.num_clients))
         if parts.simulated is not None and (present := parts.simulated.present(self.simulated_time)) is not None:
             mask = mask & present
         return RoundContext(
@@ -183,39 +200,21 @@ class Simulation:
         if not len(clients.available):
             return Selection(clients.available)
         selector, available = self.components.selector, clients.available.copy()
-        with selector_named(selector, t):
-            selection = selector.select(t, clients, self.components.streams.generator(Purpose.SELECT, t))
+        selection = selector.select(t, clients, self.components.streams.generator(Purpose.SELECT, t))
         expected = None if selector.adaptive else selector.cohort_size(clients)
-        if fault := selection_fault(selection, available, expected):
-            raise SelectionError(f"round {t}: {type(selector).__name__} {fault}")
-        require_unmodified(selector, t, clients.modified, clients.modified_updates)
+        fault = selection_fault(selection, available, expected)
+        fault = fault or model_changed(clients.modified) or updates_changed(clients.modified_updates)
+        refuse(SelectionError, selector, t, fault)
         return selection
-
-    def _collect(self, clients: Clients, selection: Selection, clock: RoundClock | None, begun: float) -> Arrivals:
-        """The updates of the selected, asked for `begun` simulated seconds into the round, that arrive in time."""
-        cohort = clients.collect(selection.ids) if len(selection.ids) else None
-        nobody, simulated = selection.ids[:0], self.components.simulated
-        if cohort is None or clock is None or simulated is None:
-            return Arrivals(cohort, selection.weights, late=nobody, unsent=nobody, seconds=0.0)
-        return arrivals(cohort, selection.weights, clock, begun, simulated.wanted)
 
     def _aggregate(self, t: int, cohort: Cohort, weights: Weights) -> Params:
         """The next model. The aggregator is given a copy of the present one, which it may work on in place."""
         aggregator, updates = self.components.aggregator, Lent(cohort.delta)
         mine = {name: value.clone() for name, value in self.params.items()}
         params = aggregator.aggregate(mine, replace(cohort, start=mine), weights)
-        require_model(params, self.params, updates.modified, aggregator, t)
+        refuse(AggregationError, aggregator, t, updates_changed(updates.modified) or model_fault(params, self.params))
         require_finite(params, t)
         return {name: params[name] for name in self.params}
-
-    def _as_declared(self, cohort: Cohort) -> Cohort:
-        """Training losses reach only a selector that has them sent."""
-        needs = self.components.selector.needs
-        return replace(
-            cohort,
-            loss=cohort.loss if Signal.TRAINING_LOSS in needs else None,
-            rms_loss=cohort.rms_loss if Signal.SQUARED_LOSS in needs else None,
-        )
 
     def _times(self, context: RoundContext, asking: float, arrived: Arrivals) -> dict[str, Any]:
         """The simulated times of a record, where there is a simulated clock."""
@@ -224,20 +223,16 @@ class Simulation:
         idle = not len(context.available)
         seconds = self.components.simulated.system.idle_seconds if idle else asking + arrived.seconds
         self.simulated_time += seconds
-        return {
-            "simulated_seconds": seconds,
-            "simulated_seconds_ask": asking,
-            "simulated_seconds_train": arrived.seconds,
-            "simulated_time": self.simulated_time,
-            "late": arrived.late.tolist(),
-        }
+        parts = {"": seconds, "_ask": asking, "_train": arrived.seconds}
+        times = {f"simulated_seconds{part}": value for part, value in parts.items()}
+        return {**times, "simulated_time": self.simulated_time, "late": arrived.late.tolist()}
 
     def _evaluate(self, t: int) -> dict[str, Any]:
         """What a record has of the evaluation, and of the clients' accuracies, as far as they are measured."""
         parts = self.components
         if t % parts.eval_every and t != parts.population.num_rounds:
             return {"test_accuracy": None, "test_loss": None}
-        found = {}
+        found: dict[str, Any] = {}
         if parts.client_accuracy is None:
             evaluation = self.evaluate()
         else:
@@ -276,7 +271,7 @@ class Simulation:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken."""
         self.round = state["round"]
-        self.started = state.get("started", self.round > 0)  # of a checkpoint before there was such a flag
+        self.started = state["started"]
         self.wall_seconds = state["wall_seconds"]
         self.covered = state["covered"].copy()
         self.params = {name: value.clone() for name, value in state["params"].items()}

@@ -23,7 +23,7 @@ import fedsim
 from fedsim.config.plan import Plan
 from fedsim.core.errors import FedsimError, Problem, check, rule
 from fedsim.distributed.backend import DividedBackend, Holdings
-from fedsim.distributed.links import JOINING, WORKING, Link, LostRankError, Message, Others, TorchLink, error_message
+from fedsim.distributed.links import JOINING, WORKING, Link, LostRankError, Message, Others, error_message
 from fedsim.results.files import NEWEST, replacement_of
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.process import CODES, STOP, World
@@ -36,7 +36,7 @@ PR_SET_PDEATHSIG = 1
 """Linux' number of the option of prctl."""
 
 
-def joined(place: World) -> TorchLink:
+def joined(place: World) -> Link:
     """The connections of this process, when all ranks are there. Raises `FedsimError` if they are not.
 
     CPU tensors go by gloo, those of a GPU by NCCL.
@@ -47,7 +47,7 @@ def joined(place: World) -> TorchLink:
         raise FedsimError(f"rank {place.rank} of {place.size} cannot join the others: {error}") from error
     older = dist.distributed_c10d._set_pg_timeout
     getattr(dist, "set_timeout", older)(WORKING)  # after which NCCL ends the process, whatever a single wait is told
-    return TorchLink(place.size)
+    return Link(place.size)
 
 
 def backend_name() -> str:

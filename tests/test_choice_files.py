@@ -89,7 +89,7 @@ def test_choices_that_take_a_whole_key(own: Path) -> None:
     files = ChoiceFiles([conf_dir(), own])
 
     def taking(group: str, key: str) -> list[str]:
-        return [name for name in files.names(group) if files.takes(group, name, key)]
+        return files.keys.get(key, {}).get(group, [])
 
     assert taking("selector", "selector.exploration.rho") == ["gpfl", "gpfl_cosine"]
     assert taking("selector", "selector.exploration.slope") == ["mine"]

@@ -125,7 +125,7 @@ def _as_file(name: str, node: Any) -> ChoiceFile:
     content: Any = OmegaConf.to_container(OmegaConf.create(OmegaConf.structured(node)), resolve=False)
     values = {str(key): value for key, value in content.items() if key != "defaults"}
     text = f"# {IDEAS.get(name) or _idea(str(values.get('_target_')))}\n"
-    return ChoiceFile(GROUP, name, Path(), text, GROUP.replace("/", "."), values, {}, (None,))
+    return ChoiceFile(GROUP, name, Path(), text, GROUP.replace("/", "."), values, {})
 
 
 def _idea(target: str) -> str:

@@ -18,9 +18,9 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.config.diagnosis import choices_of, compose_one, explained, plain, run_name, words_of_scale
+from fedsim.config.diagnosis import choices_of, compose_one, plain, run_name, words_of_scale
 from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, restricted_resolvers
-from fedsim.config.mistakes import find
+from fedsim.config.mistakes import explained, find
 from fedsim.config.sources import CheckedFolder, hidden_files
 from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import (
@@ -284,5 +284,4 @@ def _explained(problems: Sequence[Problem], job: Composed) -> list[Problem]:
         return list(problems)
     ready = GlobalHydra.instance().is_initialized()
     with nullcontext() if ready else search_path(job.place.config_dir, job.place.config_path):
-        words = [o.input_line or "" for o in parse(job.overrides) if key_of(o) in job.typed]
-        return explained(problems, job.config, job.choices, words, job.place.config_name)
+        return explained(problems, job.config, job.choices, [key for key in job.typed if not options(key)])

@@ -139,31 +139,34 @@ def flags_of(config_name: str) -> list[str]:
     return [*ConfigDir.words, *([] if config_name == "config" else ["--config-name", config_name])]
 
 
+@contextmanager
+def _all_mistakes(words: Sequence[str], config_name: str, *, multirun: bool) -> Iterator[None]:
+    """In place of the first mistake that Hydra has found, all of those in `words`."""
+    try:
+        yield
+    except ConfigError as error:
+        problems = find(words, config_name, flags_of(config_name), multirun=multirun)
+        raise ConfigError(problems or error.problems) from error
+
+
 def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str = "config") -> list[Composed]:
     """Every job that the command line describes. Raises `ConfigError` with all problems of all jobs.
 
     Must be called inside `search_path`.
     """
     check_search_path(GlobalHydra.instance().config_loader(), config_name)  # composing imports its packages
-    try:
-        return _compose_jobs(overrides, multirun=multirun, config_name=config_name)
-    except ConfigError as error:
-        problems = find(overrides, config_name, flags_of(config_name), multirun=multirun)
-        raise ConfigError(problems or error.problems) from error
-
-
-def _compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str) -> list[Composed]:
-    parsed = parse(overrides)
-    base = _base(parsed, config_name)
-    more = words_of_scale(base, parsed)
-    if multirun or str(base.hydra.mode).endswith("MULTIRUN"):
-        params = words_of(base.hydra.sweeper.get("params") or {})
-        jobs = expand([*parse([*params, *more]), *parsed])
-    elif more or any(o.is_sweep_override() for o in parsed):
-        jobs = [[*more, *overrides]]
-    else:
-        return [_composed(base, overrides, parsed, config_name)]
-    return [_composed(_compose_job(words, config_name), words, parsed, config_name) for words in jobs]
+    with _all_mistakes(overrides, config_name, multirun=multirun):
+        parsed = parse(overrides)
+        base = _base(parsed, config_name)
+        more = words_of_scale(base, parsed)
+        if multirun or str(base.hydra.mode).endswith("MULTIRUN"):
+            params = words_of(base.hydra.sweeper.get("params") or {})
+            jobs = expand([*parse([*params, *more]), *parsed])
+        elif more or any(o.is_sweep_override() for o in parsed):
+            jobs = [[*more, *overrides]]
+        else:
+            return [_composed(base, overrides, parsed, config_name)]
+        return [_composed(_compose_job(words, config_name), words, parsed, config_name) for words in jobs]
 
 
 def implied(overrides: Sequence[str], config_name: str = "config", *, sweeps: bool = True) -> list[str]:
@@ -171,13 +174,10 @@ def implied(overrides: Sequence[str], config_name: str = "config", *, sweeps: bo
 
     Without `sweeps` only those of one value. Must be called inside `search_path`.
     """
-    try:
+    with _all_mistakes(overrides, config_name, multirun=True):
         parsed = parse(overrides)
         base = _base(parsed, config_name)
         more = words_of_scale(base, parsed)
-    except ConfigError as error:
-        problems = find(overrides, config_name, (), multirun=True)
-        raise ConfigError(problems or error.problems) from error
     name = [f"name={run_name(choices_of(base))}"] if base.get("name", "") is None else []
     return [*(more if sweeps else without_sweeps(more)), *name]
 
@@ -187,27 +187,15 @@ def given_to_hydra(overrides: Sequence[str], jobs: Sequence[Composed]) -> list[s
 
     Raises `ConfigError` where it is one of several values in a sweep that Hydra launches.
     """
-    parsed, words = parse(overrides), []
-    swept = [o for o in parsed if o.is_sweep_override() and options(o.key_or_group)]
-    check(
-        *(
-            Problem(o.key_or_group, None, "is no value of a sweep by this launcher of Hydra", "give it a command alone")
-            for o in swept
-            if jobs and any(job.choices.get(o.key_or_group) is None for job in jobs)
-        )
-    )
-    for override in parsed:
-        words.append(as_hydra_reads(override))
-        if without_choice(override) and jobs and _sweeps_over(override.key_or_group, overrides, jobs[0].place):
-            words.append(f"~hydra.sweeper.params.{override.key_or_group}")
-    return words
-
-
-def _sweeps_over(group: str, overrides: Sequence[str], place: Place) -> bool:
-    """Whether a preset sweeps over the choices of `group`."""
-    single = [o for o in parse(overrides) if not o.is_sweep_override()]
-    params = compose_one([o.input_line or "" for o in single], place.config_name).hydra.sweeper.get("params")
-    return group in (params or {})
+    parsed = parse(overrides)
+    for swept in (o for o in parsed if o.is_sweep_override() and options(o.key_or_group)):
+        if any(job.choices.get(swept.key_or_group) is None for job in jobs):
+            text = "is no value of a sweep by this launcher of Hydra"
+            raise ConfigError([Problem(swept.key_or_group, None, text, "give it a command alone")])
+    left_out = [o.key_or_group for o in parsed if without_choice(o)] if jobs else []
+    swept_by_preset = _base(parsed, jobs[0].place.config_name).hydra.sweeper.get("params") or {} if left_out else {}
+    deleted = [f"~hydra.sweeper.params.{group}" for group in left_out if group in swept_by_preset]
+    return [*map(as_hydra_reads, parsed), *deleted]
 
 
 def check_question(overrides: Sequence[str]) -> None:
@@ -234,8 +222,6 @@ def _compose_job(words: Sequence[str], config_name: str) -> DictConfig:
 
 def _composed(config: DictConfig, words: Sequence[str], given: Sequence[Override], config_name: str) -> Composed:
     node = config.hydra
-    sweeper = str(node.runtime.choices["hydra/sweeper"])
-    check(rule(sweeper == "basic", "hydra/sweeper", sweeper, "is not supported", "sweep over values: seed=0,1,2"))
     ours = node.runtime.choices["hydra/launcher"] in OUR_LAUNCHERS and not node.callbacks and not node.job.env_set
     choices = choices_of(config)
     launcher: Any = OmegaConf.to_container(node.launcher)

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.config.choice_files import on_search_path
-from fedsim.config.hydra_node import check_node, check_size, check_words
+from fedsim.config.hydra_node import check_node, check_words
 from fedsim.config.suggestions import unknown_choice
 from fedsim.config.words import (
     COMPOSITION_ERRORS,
@@ -101,7 +101,6 @@ def compose_one(overrides: Sequence[str], config_name: str = "config") -> DictCo
         raise
     except COMPOSITION_ERRORS as error:
         raise ConfigError([_without_group(error, parsed) or Problem("config", ..., first_line(error))]) from error
-    check_size(config)
     check_node(config)
     return config
 

@@ -13,6 +13,7 @@ from fedsim.config.choice_files import on_search_path
 from fedsim.config.typecheck import DISTRIBUTION
 from fedsim.config.words import options
 from fedsim.core.configs import all_keys, has_key
+from fedsim.core.disk import conf_dir
 from fedsim.core.errors import Problem, nearest
 
 NAME = re.compile(r"[\w.-]{1,60}")
@@ -50,7 +51,8 @@ def _elsewhere(group: str, choice: str) -> str | None:
     forgotten = [folder for folder in USUAL if (folder / group / f"{choice}.yaml").is_file()]
     if forgotten and len(files.folders) == 1:
         return f"{forgotten[0] / group / choice}.yaml is there: add --config-dir {forgotten[0]}"
-    found = [one for one in files.groups if files.has(one, choice) and not one.startswith("hydra/")]
+    groups = [one for one in files.groups if (conf_dir() / one).is_dir() and not one.startswith("hydra/")]
+    found = [one for one in groups if files.has(one, choice)]
     if not found or choice == "none":  # is typed to leave a part out, and not for another group's
         return None
     return f"did you mean {' or '.join(f'{one}={choice}' for one in found)}?"

@@ -162,7 +162,7 @@ def check_node(config: DictConfig) -> None:
     changed = [
         key
         for key, value in flat(raw)
-        if value not in known.get(key, ()) and not _is_in(key, (*OPEN, *CHECKED, *OF_HYDRA))
+        if value not in known.get(key, ()) and not _is_in(key, (*set(OPEN) - {"job.chdir"}, *CHECKED, *OF_HYDRA))
     ]
     is_name = re.fullmatch(r"[\w.-]+", str(raw["job"]["name"])) is not None
     found = [

@@ -100,15 +100,19 @@ class _Problems:
         self.found: list[Problem] = []
 
     def run(self, build: Callable[..., T], *args: Any) -> T | None:
-        """What `build` makes; None where it cannot. What else a user's class raises ends its own job, when that is
-        built."""
+        """What `build` makes; None where it cannot."""
         try:
             return build(*args)
         except ConfigError as error:
             self.add(*error.problems)
+            return None
+
+    def run_users(self, build: Callable[..., T], *args: Any) -> T | None:
+        """As `run`, where a user's class is called: whatever else it raises ends its own job, when that is built."""
+        try:
+            return self.run(build, *args)
         except (Exception, SystemExit):
             return None
-        return None
 
     def add(self, *problems: Problem | None) -> None:
         for problem in problems:
@@ -128,7 +132,7 @@ def make_plan(config: Mapping[str, Any], choices: Mapping[str, str], *, elsewher
     checkpoint = problems.run(_build, config.get("checkpoint") or {}, CheckpointSettings, "checkpoint")
     settings = problems.run(_build, config, Settings, "")
     _check_groups(config, problems)
-    problems.run(_check_selector, config, settings, problems)
+    problems.run_users(_check_selector, config, settings, problems)
     if settings is not None:
         problems.add(None if elsewhere else _device_problem(settings.device))
         problems.add(_client_accuracy_problem(settings, local))
@@ -186,16 +190,16 @@ GROUPS: Mapping[str, tuple[type, tuple[Any, ...]]] = {
 
 def _check_groups(config: Mapping[str, Any], problems: _Problems) -> None:
     made = {
-        group: problems.run(instantiate, config.get(group), base, group, *passed)
+        group: problems.run_users(instantiate, config.get(group), base, group, *passed)
         for group, (base, passed) in GROUPS.items()
         if group != "system" or config.get(group) is not None
     }
     dataset = made["dataset"]
-    problems.run(check_model, config.get("model"), None if dataset is None else problems.run(dataset.form))
-    problems.run(inspect_node, config.get("engine"), Backend, "engine")
+    problems.run_users(check_model, config.get("model"), None if dataset is None else problems.run_users(dataset.form))
+    problems.run_users(inspect_node, config.get("engine"), Backend, "engine")
     trackers = config.get("tracker")
     for name, node in trackers.items() if isinstance(trackers, Mapping) else ():
-        problems.run(instantiate, node, Tracker, f"tracker.{name}")
+        problems.run_users(instantiate, node, Tracker, f"tracker.{name}")
 
 
 def _check_selector(config: Mapping[str, Any], settings: Settings | None, problems: _Problems) -> None:
@@ -203,7 +207,7 @@ def _check_selector(config: Mapping[str, Any], settings: Settings | None, proble
     node = config.get("selector")
     inspect_node(node, Selector, "selector")
     has_clock = config.get("system") is not None
-    system = problems.run(instantiate, config["system"], System, "system") if has_clock else None
+    system = problems.run_users(instantiate, config["system"], System, "system") if has_clock else None
     if settings is None or (has_clock and system is None):
         return
     n, k = settings.num_clients, settings.cohort_size

@@ -89,7 +89,7 @@ def test_choices_that_take_a_whole_key(own: Path) -> None:
     files = ChoiceFiles([conf_dir(), own])
 
     def taking(group: str, key: str) -> list[str]:
-        return [name for name in files.names(group) if files.takes(group, name, key)]
+        return files.keys.get(key, {}).get(group, [])
 
     assert taking("selector", "selector.exploration.rho") == ["gpfl", "gpfl_cosine"]
     assert taking("selector", "selector.exploration.slope") == ["mine"]
@@ -124,10 +124,10 @@ def test_a_file_that_cannot_be_read_is_named_and_hides_no_other(own: Path, name:
         (
             "selector=md selector.sketch.size=3",
             "",
-            "|topk|topk_10|topk_100, for selector=pncs|pncs_each|pncs_gradient|",
+            "it is a key of selector/sketch=coord|coord_10|",
         ),
         ("selector=gpfl selector.threshold.start=1", "", "it is a key of selector=fedabc"),
-        ("selector=gpfl selector.sketch.size=3", "", "|pncs_two; or did you mean selector.metric?"),
+        ("selector=gpfl selector.sketch.size=3", "", "|topk_100; or did you mean selector.metric?"),
         ("optimizer=adam +optimizer.momentum=0", "", "it is a key of optimizer=sgd"),
         ("selector=random selector.exploration.rhoo=1", "selector.exploration", "known here: mode"),
         ("rho=1", "", "did you mean selector.exploration.rho (selector=gpfl|gpfl_cosine)?"),
@@ -158,13 +158,3 @@ def test_choices_of_ones_own_are_named_and_a_broken_one_beside_them_is_not_in_th
     with search_path(str(own)):
         assert problem("selector.exploration.slope=1").remedy == "it is a key of selector=mine"
         assert problem("slope=1").remedy == "did you mean selector.exploration.slope (selector=mine)?"
-
-
-def test_presets_with_a_small_size_are_found_by_their_files(tmp_path: Path) -> None:
-    (tmp_path / "preset").mkdir()
-    (tmp_path / "preset" / "mine.yaml").write_text("# @package _global_\nsmall:\n  num_rounds: 1\n")
-    (tmp_path / "preset" / "also.yaml").write_text("# @package _global_\ndefaults:\n  - mine\n  - _self_\nseed: 1\n")
-    with search_path(str(tmp_path)):
-        listed = problem("scale=small").remedy.rpartition(": ")[2].split(", ")
-    assert {"also", "mine", "gpfl_rho"} <= set(listed)
-    assert "fashion_mnist_2spc" not in listed

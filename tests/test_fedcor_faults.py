@@ -18,7 +18,7 @@ from fedsim.selectors import fedcor as module
 from fedsim.selectors.fedcor import FedCor
 from fedsim.selectors.gaussian_process import Dense, LowRank, greedy_selection, make_process
 from tests.test_fedcor import fedcor
-from tests.toys import ToyEngine, picked, toy_clients, toy_components, toy_params
+from tests.toys import ToyEngine, toy_clients, toy_components, toy_params
 
 
 class NobodyIn(Availability):

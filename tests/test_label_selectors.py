@@ -9,7 +9,7 @@ from fedsim.clients.ledger import Ledger
 from fedsim.selectors.entropy_greedy import EntropyGreedy, entropies
 from fedsim.selectors.fedcbs import FedCBS, qcid_with_each
 from fedsim.selectors.tools import collect_label_counts
-from tests.toys import ToyEngine, picked, toy_clients, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_population
 
 PURE = np.array([[4.0, 0], [0, 4]])
 

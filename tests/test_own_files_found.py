@@ -43,10 +43,7 @@ def write(path: Path) -> None:
     [
         ("conf/selector/own.yaml", None, "conf/selector/own.yaml is there: add --config-dir conf"),
         ("selector/own.yaml", None, "selector/own.yaml is there: add --config-dir ."),
-        ("own.yaml", None, "own.yaml is there: move it to conf/selector/own.yaml, and add --config-dir conf"),
-        ("conf/selector/own.yaml", "mine", "conf/selector/own.yaml is there: move it to mine/selector/own.yaml"),
-        ("mine/own.yaml", "mine", "mine/own.yaml is there: move it to mine/selector/own.yaml"),
-        ("mine/selectors/own.yaml", "mine", "mine/selectors/own.yaml is there: move it to mine/selector/own.yaml"),
+        ("mine/selectors/own.yaml", "mine", "known here: "),
         ("mine/partition/own.yaml", "mine", "did you mean partition=own?"),
         ("elsewhere/own.yaml", "mine", "known here: "),
     ],

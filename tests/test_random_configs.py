@@ -24,9 +24,8 @@ from tests.clocks import NEED_A_CLOCK
 SECONDS = 5
 """Of a processor, for any config."""
 TINY = ("tracker=files_only", "num_rounds=1", "local.epochs=null", "local.steps=1", "server.public_samples=20")
-SHORT = settings(
-    max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+CHECKS = list(HealthCheck)
+SHORT = settings(max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
 LONG = settings(SHORT, max_examples=500, derandomize=False)
 
 
@@ -36,87 +35,25 @@ def choices(group: str, *without: str) -> list[str]:
 
 # --- damaged ones -----------------------------------------------------------------------------------------------------
 
-KEYS = (
-    *(
-        "name",
-        "seed",
-        "partition_seed",
-        "init_seed",
-        "num_rounds",
-        "num_clients",
-        "cohort_size",
-        "eval_every",
-        "device",
-    ),
-    *("overwrite", "checkpoint", "checkpoint.every", "local", "local.epochs", "local.steps", "local.batch_size"),
-    *("local.holdout_fraction", "local.evaluate_on", "server", "server.validation_fraction", "server.public_samples"),
-    *("dataset", "dataset.mean", "partition", "partition.shards_per_client", "partition.pure", "partition.leftover"),
-    *("availability", "model", "model.hidden", "model.dropout", "model._target_", "optimizer", "optimizer.lr"),
-    *(
-        "optimizer.momentum",
-        "optimizer.schedule",
-        "optimizer/schedule",
-        "selector",
-        "selector.mode",
-        "selector._target_",
-    ),
-    *(
-        "aggregator",
-        "aggregator.weighting",
-        "engine",
-        "engine.compile",
-        "engine.precision",
-        "tracker",
-        "scale",
-        "preset",
-    ),
-    *(
-        "cell",
-        "hydra.callbacks",
-        "hydra.run.dir",
-        "hydra/launcher",
-        "hydra.mode",
-        "nope",
-        "selektor",
-        "model.hiden",
-        "ключ",
-    ),
-)
-VALUES = (
-    *(
-        "",
-        "null",
-        "true",
-        "0",
-        "-1",
-        "1e400",
-        "nan",
-        "inf",
-        "-.inf",
-        str(10**9),
-        str(2**63),
-        str(10**30),
-        "0.5",
-        "1e-30",
-    ),
-    *(
-        "[]",
-        "{}",
-        "[[]]",
-        "[1,[2,[3]]]",
-        "[nan]",
-        "[-1]",
-        "[1,null]",
-        "{a:1}",
-        "{a:{b:[1,{c:2}]}}",
-        "{_target_:os.system}",
-    ),
-    *("'{_target_: os.system}'", "os.system", "builtins.open", "!!python/object/apply:os.system", "'${oc.env:PATH}'"),
-    *("${nope}", "${seed}", "${.}", "${oc.env:AWS_SECRET_ACCESS_KEY}", "${oc.create:{a:1}}", "???", "'???'", "$", "${"),
-    *("../../etc/passwd", "/etc/passwd", "a/b", "range(0,3)", "1,2", "choice(a,b)", "glob(*)", "interval(0,1)", "a=b"),
-    *("'\u202eabc'", "'\u0000'", "😀", "١٢٣", "ﬀ", "'\ud7ff'", '"\\n"', "'" * 3, "x" * 5000, "[" * 200 + "]" * 200),
-    *("fedsim.selectors.random.Random", "fedsim.jobs.cli.run", "random", "small", "full", "auto", "lanes"),
-)
+KEYS_TEXT = """
+name seed partition_seed init_seed num_rounds num_clients cohort_size eval_every device overwrite checkpoint
+checkpoint.every local local.epochs local.steps local.batch_size local.holdout_fraction local.evaluate_on server
+server.validation_fraction server.public_samples dataset dataset.mean partition partition.shards_per_client
+partition.pure partition.leftover availability model model.hidden model.dropout model._target_ optimizer
+optimizer.lr optimizer.momentum optimizer.schedule optimizer/schedule selector selector.mode selector._target_
+aggregator aggregator.weighting engine engine.compile engine.precision tracker scale preset cell hydra.callbacks
+hydra.run.dir hydra/launcher hydra.mode nope selektor model.hiden ключ
+"""
+VALUES_TEXT = """
+null true 0 -1 1e400 nan inf -.inf 1000000000 9223372036854775808 1000000000000000000000000000000 0.5 1e-30 []
+{} [[]] [1,[2,[3]]] [nan] [-1] [1,null] {a:1} {a:{b:[1,{c:2}]}} {_target_:os.system} os.system builtins.open
+!!python/object/apply:os.system '${oc.env:PATH}' ${nope} ${seed} ${.} ${oc.env:AWS_SECRET_ACCESS_KEY} ??? '???'
+$ ${ ../../etc/passwd /etc/passwd a/b range(0,3) 1,2 choice(a,b) glob(*) interval(0,1) a=b 😀 ١٢٣ ﬀ '''
+fedsim.selectors.random.Random fedsim.jobs.cli.run random small full auto lanes ${oc.create:{a:1}}
+"""
+KEYS = KEYS_TEXT.split()
+MORE = ("", "'{_target_: os.system}'", "${oc.create:{a: 1}}", "x" * 5000, "[" * 200 + "]" * 200, '"\\n"')
+VALUES = [*VALUES_TEXT.split(), *MORE, "'\u202eabc'", "'\u0000'", "'\ud7ff'"]
 WORDS = st.builds(
     "{}{}={}".format,
     st.sampled_from(["", "", "", "+", "++", "~"]),
@@ -126,43 +63,13 @@ WORDS = st.builds(
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10) | st.sampled_from(VALUES)
 NODES = st.recursive(SCALARS, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=8), x, max_size=3))
 TEXTS = (
-    *(
-        "a: !!python/object/apply:os.system [touch marker]",
-        "!!set {a, b}",
-        "a: !!binary aGk=",
-        "a: &a [*a]",
-        "? [a]\n: b",
-    ),
-    *(
-        "a: *nope",
-        "a: b: c",
-        "\ta: 1",
-        "- a\n- b",
-        "a: 1\na: 2",
-        "%YAML 9.9\n---\na: 1",
-        "--- 1\n--- 2",
-        "a: 0x_",
-        "\x00",
-    ),
-    *(
-        "_target_: [1]",
-        "_target_: os.system",
-        "_target_: fedsim.models.mlp.MLP\nhidden: .nan\ndropout: .inf",
-        "\ufeffa: 1",
-    ),
-    *(
-        "defaults: 3",
-        "defaults: [nope]",
-        "defaults: [{a: b}]",
-        "defaults: [_self_, _self_]",
-        "defaults: [bad]",
-        "a: 2001-01-01",
-    ),
-    *(
-        "# @package ../x\na: 1",
-        "# @package hydra.job\nname: x",
-        "_target_: fedsim.models.mlp.MLP\n1: 2\nnull: 3\ntrue: 4",
-    ),
+    *("a: !!python/object/apply:os.system [touch marker]", "!!set {a, b}", "a: !!binary aGk=", "a: &a [*a]"),
+    *("? [a]\n: b", "a: *nope", "a: b: c", "\ta: 1", "- a\n- b", "a: 1\na: 2", "%YAML 9.9\n---\na: 1"),
+    *("--- 1\n--- 2", "a: 0x_", "\x00", "_target_: [1]", "_target_: os.system", "\ufeffa: 1", "a: 2001-01-01"),
+    *("defaults: 3", "defaults: [nope]", "defaults: [{a: b}]", "defaults: [_self_, _self_]", "defaults: [bad]"),
+    *("# @package ../x\na: 1", "# @package hydra.job\nname: x"),
+    "_target_: fedsim.models.mlp.MLP\nhidden: .nan\ndropout: .inf",
+    "_target_: fedsim.models.mlp.MLP\n1: 2\nnull: 3\ntrue: 4",
     "_target_: fedsim.models.mlp.MLP\nhidden: [1, 2]\ndropout: 0.0\n? {a: 1}\n: 2",
 )
 FILES = st.sampled_from(TEXTS) | st.text(max_size=60) | st.binary(max_size=40) | NODES.map(lambda node: f"a: {node!r}")
@@ -234,19 +141,8 @@ def damaged(empty: Path, words: list[str], multirun: bool, file: Any) -> None:
 
 
 DAMAGED = given(st.lists(WORDS, min_size=1, max_size=3), st.booleans(), st.none() | FILES)
-
-
-@SHORT
-@DAMAGED
-def test_damaged_configs_are_refused(empty: Path, words: list[str], multirun: bool, file: Any) -> None:
-    damaged(empty, words, multirun, file)
-
-
-@pytest.mark.slow
-@LONG
-@DAMAGED
-def test_five_hundred_damaged_configs_are_refused(empty: Path, words: list[str], multirun: bool, file: Any) -> None:
-    damaged(empty, words, multirun, file)
+test_damaged_configs_are_refused = SHORT(DAMAGED(damaged))
+test_five_hundred_damaged_configs_are_refused = pytest.mark.slow(LONG(DAMAGED(damaged)))
 
 
 # --- sound ones -------------------------------------------------------------------------------------------------------
@@ -281,27 +177,15 @@ def sound(draw: st.DrawFn) -> list[str]:
     ]
 
 
-def composed_twice(words: list[str], empty: Path) -> None:
+def composed_twice(empty: Path, words: list[str]) -> None:
     with search_path():
         once = check_jobs(compose_jobs([*TINY, *words], multirun=False))[0]
         again = check_jobs(compose_jobs([*reversed(words), *TINY], multirun=False))[0]
-    assert once == again
-    assert once.config_hash == again.config_hash
+    assert (once.config, once.choices, once.folder) == (again.config, again.choices, again.folder)
     if once.settings.seed % 4 == 0:
-        simulation = build(once).simulation
-        record = simulation.step()
-        assert np.isfinite(record.test_loss or 0.0)
+        assert np.isfinite(build(once).simulation.step().test_loss or 0.0)
     assert not written_in(empty)
 
 
-@SHORT
-@given(sound())
-def test_sound_configs_compose_and_run(empty: Path, words: list[str]) -> None:
-    composed_twice(words, empty)
-
-
-@pytest.mark.slow
-@LONG
-@given(sound())
-def test_five_hundred_sound_configs_compose_and_run(empty: Path, words: list[str]) -> None:
-    composed_twice(words, empty)
+test_sound_configs_compose_equally_and_run = SHORT(given(sound())(composed_twice))
+test_five_hundred_sound_configs_compose_and_run = pytest.mark.slow(LONG(given(sound())(composed_twice)))

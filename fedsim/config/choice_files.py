@@ -13,12 +13,13 @@ from typing import Any
 
 import yaml
 
-from fedsim.core.configs import all_keys, has_key, merged, placed
+from fedsim.core.configs import all_keys, merged, placed
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
 
 PACKAGE = re.compile(r"(?:\s*#\s*@.*\n|\s*\n)*\s*#\s*@package[ \t]+(\S+)")
 """The comment at the head of a file that says where in a config its keys are."""
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_content(path: Path) -> tuple[str, dict[Any, Any]]:
@@ -36,7 +37,7 @@ def _parsed(path: Path, _modified: int, _size: int) -> tuple[str, dict[Any, Any]
             from fedsim.config.sources import read_checked  # takes time: it imports Hydra
 
             text = read_checked(path)
-        content = yaml.safe_load(text)
+        content = yaml.load(text, LOADER)
     except ConfigError:
         raise
     except OSError as error:
@@ -73,10 +74,10 @@ def _absolute(path: str, group: str) -> str:
 
 @dataclass(frozen=True)
 class ChoiceFile:
-    """A file. `package`: what its keys are prefixed with on the command line.
+    """A file, with what it has from the choices of its group that it builds on, its `bases`.
 
-    `own_values`: the keys that it gives itself. `parts`: the choices of its group that it builds on, and None for its
-    own keys, a later one replacing an earlier. `own_subgroups`: the choices that it makes in other groups, by group.
+    `package`: what its keys are prefixed with on the command line. `subgroups`: the choices that it makes in other
+    groups, by group.
     """
 
     group: str
@@ -84,28 +85,9 @@ class ChoiceFile:
     path: Path
     text: str
     package: str
-    own_values: Mapping[str, Any]
-    own_subgroups: Mapping[str, str]
-    parts: "Sequence[ChoiceFile | None]"
-
-    @property
-    def bases(self) -> "list[ChoiceFile]":
-        """The choices of its group that it builds on."""
-        return [part for part in self.parts if part is not None]
-
-    @cached_property
-    def values(self) -> Mapping[str, Any]:
-        """All its keys, without those of other groups."""
-        found: Mapping[str, Any] = {}
-        for part in self.parts:
-            found = merged(found, self.own_values if part is None else part.values)
-        return found
-
-    @cached_property
-    def subgroups(self) -> Mapping[str, str]:
-        """The choices that it makes in other groups, by group."""
-        inherited = [base.subgroups for base in self.bases]
-        return {group: name for made in (*inherited, self.own_subgroups) for group, name in made.items()}
+    values: Mapping[str, Any]
+    subgroups: Mapping[str, str]
+    bases: "Sequence[ChoiceFile]" = ()
 
 
 class ChoiceFiles:
@@ -126,6 +108,25 @@ class ChoiceFiles:
         }
         return sorted(found)
 
+    @cached_property
+    def keys(self) -> dict[str, dict[str, list[str]]]:
+        """The dotted keys below all groups, each with the choices whose configs have it, by group. A place for a group
+        of choices is no key of the choice that makes one there."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for group in self.groups:
+            for name in self.names(group):
+                for key in self._keys(group, name):
+                    found.setdefault(key, {}).setdefault(group, []).append(name)
+        return found
+
+    def _keys(self, group: str, name: str) -> list[str]:
+        place = f"{group.replace('/', '.')}."
+        try:
+            made, config = self.made(group, name), self.config(group, name)
+        except ConfigError:  # told where it is chosen
+            return []
+        return [key for key in all_keys(config) if key.startswith(place) and key.replace(".", "/") not in made]
+
     def names(self, group: str) -> list[str]:
         """The choices of a group."""
         return sorted({path.stem for folder in self.folders for path in (folder / group).glob("*.yaml")})
@@ -133,9 +134,14 @@ class ChoiceFiles:
     def has(self, group: str, name: str) -> bool:
         return self._path(group, name) is not None
 
-    def read(self, group: str, name: str) -> ChoiceFile:
-        """The choice `name` of a group. Raises `ConfigError` where its file or one that it builds on cannot be read."""
-        return self._file(group, name, ())
+    def read(self, group: str, name: str, above: Sequence[str] = ()) -> ChoiceFile:
+        """The choice `name` of a group. Raises `ConfigError` where its file or one that it builds on cannot be read.
+
+        `above`: the choices that build on it, on which it does not build in turn.
+        """
+        if (group, name) not in self._read:
+            self._read[group, name] = self._from_disk(group, name, [*above, name])
+        return self._read[group, name]
 
     def made(self, group: str, name: str) -> dict[str, str]:
         """The choices that it makes in other groups, by group, and those that they make."""
@@ -156,52 +162,31 @@ class ChoiceFiles:
             found = merged(found, placed(file.values, file.package))
         return found
 
-    def takes(self, group: str, name: str, key: str) -> bool:
-        """Whether the config of a choice has the whole `key`, with a value and not a group at it; that of a file that
-        cannot be read has not."""
-        try:
-            return key.replace(".", "/") not in self.made(group, name) and has_key(self.config(group, name), key)
-        except ConfigError:  # told where it is chosen
-            return False
-
-    def places(self, path: str) -> list[str]:
-        """The keys below the top level that end with the dotted `path`, in choices of any group."""
-        files = [file for group in self.groups for name in self.names(group) if (file := self._sound(group, name))]
-        keys = {f"{file.package}.{key}": None for file in files if file.package for key in all_keys(file.values)}
-        return sorted(key for key in keys if key.endswith(f".{path}"))
-
-    def _sound(self, group: str, name: str) -> ChoiceFile | None:
-        try:
-            return self.read(group, name)
-        except ConfigError:
-            return None
-
     def _path(self, group: str, name: str) -> Path | None:
         if group.startswith("/") or ".." in (*group.split("/"), *name.split("/")):
             return None  # a stranger's, which leads out of the folders
         return next((p for folder in self.folders if (p := folder / group / f"{name}.yaml").is_file()), None)
 
-    def _file(self, group: str, name: str, above: Sequence[str]) -> ChoiceFile:
-        if (group, name) not in self._read:
-            self._read[group, name] = self._from_disk(group, name, [*above, name])
-        return self._read[group, name]
-
     def _from_disk(self, group: str, name: str, above: Sequence[str]) -> ChoiceFile:
         path = self._path(group, name)
         assert path is not None, f"conf/{group}/ has no {name}"
         text, content = read_content(path)
-        parts: list[ChoiceFile | None] = []
+        own = {str(key): value for key, value in content.items() if key != "defaults"}
+        entries = [*choices_made(content.get("defaults"), group)]
+        values: dict[str, Any] = {}
+        inherited: dict[str, str] = {}
         subgroups: dict[str, str] = {}
-        for sub, choice in choices_made(content.get("defaults"), group):
+        bases: list[ChoiceFile] = []
+        for sub, choice in entries if (group, "_self_") in entries else [*entries, (group, "_self_")]:
             if choice == "_self_":
-                parts.append(None)
+                values = merged(values, own)
             elif sub != group:
                 subgroups[sub] = choice
             elif choice not in above and self.has(group, choice):
-                parts.append(self._file(group, choice, above))
-        own = {str(key): value for key, value in content.items() if key != "defaults"}
-        package = package_of(text, group)
-        return ChoiceFile(group, name, path, text, package, own, subgroups, parts if None in parts else [*parts, None])
+                bases.append(base := self.read(group, choice, above))
+                values, inherited = merged(values, base.values), {**inherited, **base.subgroups}
+        made = {**inherited, **subgroups}
+        return ChoiceFile(group, name, path, text, package_of(text, group), values, made, bases)
 
 
 def on_search_path() -> ChoiceFiles:
@@ -213,37 +198,3 @@ def on_search_path() -> ChoiceFiles:
     instance = GlobalHydra.instance().hydra
     sources = [] if instance is None else instance.config_loader.repository.get_sources()  # type: ignore[attr-defined]
     return ChoiceFiles([Path(source.path) for source in sources if isinstance(source, CheckedFolder)])
-
-
-USUAL = (Path(), Path("conf"))
-"""Where users put their folders of choices, from the working folder."""
-
-
-def stray_file(group: str, choice: str, folders: Sequence[Path]) -> str | None:
-    """What to do so that `choice` is found, whose file lies near, but not in `group` of `folders`, which are searched.
-
-    None where there is no such file, or it is a choice of another group.
-    """
-    name, own = f"{choice}.yaml", [folder for folder in folders if folder.resolve() != conf_dir().resolve()]
-    beside = [folder for folder in USUAL if (folder / group / name).is_file()]
-    if beside and not own:
-        return f"{beside[0] / group / name} is there: add --config-dir {beside[0]}"
-    near = [*(folder / group / name for folder in beside), *_near(name, own)]
-    if not near:
-        return None
-    place = Path(_as_typed(own[0]) if own else USUAL[1], group, name)
-    return f"{_as_typed(near[0])} is there: move it to {place}" + ("" if own else f", and add --config-dir {USUAL[1]}")
-
-
-def _near(name: str, own: Sequence[Path]) -> Iterator[Path]:
-    """Files named `name` above the groups' folders, and in folders beside these that are of no group."""
-    yield from (path for folder in (*own, *USUAL) if (path := folder / name).is_file())
-    yield from (
-        path for folder in own for path in folder.glob(f"*/{name}") if not (conf_dir() / path.parent.name).is_dir()
-    )
-
-
-def _as_typed(path: Path) -> Path:
-    """`path` from the working folder, where it is below that."""
-    here = Path.cwd()
-    return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path

@@ -18,9 +18,9 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.config.diagnosis import choices_of, compose_one, explained, plain, run_name, words_of_scale
+from fedsim.config.diagnosis import choices_of, compose_one, plain, run_name, words_of_scale
 from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, restricted_resolvers
-from fedsim.config.mistakes import find
+from fedsim.config.mistakes import explained, find
 from fedsim.config.sources import CheckedFolder, hidden_files
 from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import (
@@ -131,44 +131,44 @@ def flags_of(config_name: str) -> list[str]:
     return [*ConfigDir.words, *([] if config_name == "config" else ["--config-name", config_name])]
 
 
+@contextmanager
+def _all_mistakes(words: Sequence[str], config_name: str, *, multirun: bool) -> Iterator[None]:
+    """In place of the first mistake that Hydra has found, all of those in `words`."""
+    try:
+        yield
+    except ConfigError as error:
+        problems = find(words, config_name, flags_of(config_name), multirun=multirun)
+        raise ConfigError(problems or error.problems) from error
+
+
 def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str = "config") -> list[Composed]:
     """Every job that the command line describes. Raises `ConfigError` with all problems of all jobs.
 
     Must be called inside `search_path`.
     """
     check_search_path(GlobalHydra.instance().config_loader(), config_name)  # composing imports its packages
-    try:
-        return _compose_jobs(overrides, multirun=multirun, config_name=config_name)
-    except ConfigError as error:
-        problems = find(overrides, config_name, flags_of(config_name), multirun=multirun)
-        raise ConfigError(problems or error.problems) from error
-
-
-def _compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str) -> list[Composed]:
-    parsed = parse(overrides)
-    base = _base(parsed, config_name)
-    more = words_of_scale(base, parsed)
-    if multirun or str(base.hydra.mode).endswith("MULTIRUN"):
-        params = words_of(base.hydra.sweeper.get("params") or {})
-        jobs = expand([*parse([*params, *more]), *parsed])
-    elif more or any(o.is_sweep_override() for o in parsed):
-        jobs = [[*more, *overrides]]
-    else:
-        return [_composed(base, overrides, parsed, config_name)]
-    return [_composed(_compose_job(words, config_name), words, parsed, config_name) for words in jobs]
+    with _all_mistakes(overrides, config_name, multirun=multirun):
+        parsed = parse(overrides)
+        base = _base(parsed, config_name)
+        more = words_of_scale(base, parsed)
+        if multirun or str(base.hydra.mode).endswith("MULTIRUN"):
+            params = words_of(base.hydra.sweeper.get("params") or {})
+            jobs = expand([*parse([*params, *more]), *parsed])
+        elif more or any(o.is_sweep_override() for o in parsed):
+            jobs = [[*more, *overrides]]
+        else:
+            return [_composed(base, overrides, parsed, config_name)]
+        return [_composed(_compose_job(words, config_name), words, parsed, config_name) for words in jobs]
 
 
 def implied(overrides: Sequence[str], config_name: str = "config") -> list[str]:
     """The overrides that a command line implies, and that Hydra does not know of: the name, and what `scale` changes,
     as far as it is one value. Must be called inside `search_path`.
     """
-    try:
+    with _all_mistakes(overrides, config_name, multirun=True):
         parsed = parse(overrides)
         base = _base(parsed, config_name)
         more = words_of_scale(base, parsed)
-    except ConfigError as error:
-        problems = find(overrides, config_name, (), multirun=True)
-        raise ConfigError(problems or error.problems) from error
     name = [f"name={run_name(choices_of(base))}"] if base.get("name", "") is None else []
     return [*without_sweeps(more), *name]
 
@@ -246,5 +246,4 @@ def _explained(problems: Sequence[Problem], job: Composed) -> list[Problem]:
         return list(problems)
     ready = GlobalHydra.instance().is_initialized()
     with nullcontext() if ready else search_path(job.place.config_dir, job.place.config_path):
-        words = [o.input_line or "" for o in parse(job.overrides) if key_of(o) in job.typed]
-        return explained(problems, job.config, job.choices, words, job.place.config_name)
+        return explained(problems, job.config, job.choices, [key for key in job.typed if not options(key)])

@@ -10,7 +10,6 @@ too. Values that name others that name others can grow without bound (`a: ${b}${
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -18,27 +17,26 @@ from importlib.resources import files
 from typing import Any
 
 import yaml
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
+from hydra.conf import HydraConf
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.base import Container
 from omegaconf.basecontainer import BaseContainer
 
-from fedsim.config.words import LAUNCHERS, typed_in
+from fedsim.config.words import LAUNCHERS
+from fedsim.core.configs import flat
+from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 VARIABLES = ("HOME", "LOGNAME", "SCRATCH", "TMPDIR", "USER", "WORK")
 """Environment variables that a config may name, besides those that begin with `FEDSIM_`."""
 RESOLVERS = ("oc.env", "oc.select", "oc.decode", "now", "hydra", "python_version")
 """Resolvers that a config may call; the others make nodes out of text."""
-MAX_SIZE = 100_000
-"""Characters and values that a value may become by resolving it."""
-
-_PATH = re.compile(r"[^\s\\{}()'\",:$]+")
-_WHOLE = re.compile(r"\$\{([^{}:]*)\}")
-_QUOTED = re.compile(r"""['"]([^'"]*)['"]""")
-_CALL = re.compile(r"\$\{\s*([\w.]+)\s*:")
-_COMPUTED = re.compile(r"\$\{[^:{}]*\$\{")
+MAX_EVALUATIONS, MAX_SIZE = 2_000, 100_000
+"""Interpolations that are resolved in one composed config, and the characters and values that they stand for."""
 
 
 class SecretError(ValueError):
@@ -59,88 +57,56 @@ def _unset(name: str) -> str:
     raise SecretError(f"${{oc.env:{name}}}: the variable is not set; give a default: ${{oc.env:{name},null}}")
 
 
+class Spent:
+    """What the interpolations of the config that was composed last have come to."""
+
+    evaluations = size = 0
+
+    @classmethod
+    def add(cls, value: Any) -> None:
+        """Raise `ConfigError` where `value` is one too many, or too large."""
+        cls.evaluations += 1
+        cls.size += _size_of(value)
+        if cls.evaluations > MAX_EVALUATIONS or cls.size > MAX_SIZE:
+            text = f"must become at most {MAX_SIZE} characters or values when it is resolved"
+            raise ConfigError([Problem("${...}", ..., text, "write the values out")])
+
+    @classmethod
+    def reset(cls) -> None:
+        """A config is composed anew."""
+        cls.evaluations = cls.size = 0
+
+
+def _size_of(value: Any) -> int:
+    """Characters and values, interpolations in it unresolved."""
+    if isinstance(value, BaseContainer):
+        return _size_of(OmegaConf.to_container(value, resolve=False))
+    if isinstance(value, dict | list):
+        return 1 + sum(map(_size_of, value.values() if isinstance(value, dict) else value))
+    return len(str(value))
+
+
 @contextmanager
 def restricted_resolvers() -> Iterator[None]:
-    """`environment_variable` in the place of OmegaConf's `oc.env`, or of the program's own, which is put back."""
-    before = BaseContainer._resolvers.get("oc.env")  # as it is called, which no public name gives
+    """OmegaConf with `RESOLVERS` alone, `environment_variable` for its `oc.env`, and a bound on what `${...}` become.
+
+    No public name gives its table of resolvers, nor a place where all interpolations pass.
+    """
+    resolvers, evaluate = BaseContainer._resolvers, Container.resolve_parse_tree
+
+    def bounded(self: Container, *args: Any, **kwargs: Any) -> Any:
+        Spent.add("")
+        value = evaluate(self, *args, **kwargs)
+        Spent.add(value)
+        return value
+
+    BaseContainer._resolvers = {name: call for name, call in resolvers.items() if name in RESOLVERS}
     OmegaConf.register_new_resolver("oc.env", environment_variable, replace=True)
+    Container.resolve_parse_tree = bounded  # type: ignore[method-assign]
     try:
         yield
     finally:
-        OmegaConf.clear_resolver("oc.env")
-        if before is not None:
-            BaseContainer._resolvers["oc.env"] = before
-
-
-def check_size(config: DictConfig) -> None:
-    """Raise `ConfigError` where resolving `config` would make something large, or calls other resolvers."""
-    root = OmegaConf.to_container(config, resolve=False)
-    try:
-        _Sizes(root).of((), root)
-    except RecursionError as error:
-        raise ConfigError([Problem("config", ..., "has too long a chain of interpolations")]) from error
-
-
-class _Sizes:
-    """Upper bounds of what values become, by path."""
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._known: dict[tuple[str, ...], int] = {}
-
-    def of(self, path: tuple[str, ...], node: Any) -> int:
-        """Of the value at `path`. One that contains itself counts as 0 there: OmegaConf refuses it."""
-        if path not in self._known:
-            self._known[path] = 0
-            self._known[path] = size = self._size(path, node)
-            if size > MAX_SIZE:
-                text = f"must become at most {MAX_SIZE} characters or values when it is resolved"
-                raise ConfigError([Problem(".".join(path) or "config", ..., text, "write the value out")])
-        return self._known[path]
-
-    def _size(self, path: tuple[str, ...], node: Any) -> int:
-        if isinstance(node, Mapping):
-            last = sorted(node, key=lambda key: key == "hydra")  # which repeats words of the command line
-            return 1 + sum(self.of((*path, str(key)), node[key]) for key in last)
-        if isinstance(node, list):
-            return 1 + sum(self.of((*path, str(index)), value) for index, value in enumerate(node))
-        if not isinstance(node, str):
-            return 1
-        if "${" not in node:
-            return len(node) + 1
-        key = ".".join(path)
-        for name in _CALL.findall(node):
-            if name not in RESOLVERS:
-                raise ConfigError([Problem(key, ..., f"must not call the resolver {name}", ", ".join(RESOLVERS))])
-        if _COMPUTED.search(node):
-            raise ConfigError([Problem(key, ..., "must not compute the name of another value", "write the name out")])
-        return len(node) + 1 + sum(self.of(*found) for found in self._named(path, node))
-
-    def _named(self, path: tuple[str, ...], text: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """Every value that a word of `text` may name, from the root or relative to its own place."""
-        text = text[text.index("${") :]
-        words = Counter(_PATH.findall(text)) | Counter(_WHOLE.findall(text)) | Counter(_QUOTED.findall(text))
-        for word in words.elements():
-            dots = len(word) - len(word.lstrip("."))
-            parts = [part for part in re.split(r"[.\[\]]+", word) if part]
-            start = path[: max(len(path) - dots, 0)] if dots else ()
-            found = self._find((*start, *parts))
-            if found is not None:
-                yield found
-
-    def _find(self, parts: tuple[str, ...]) -> tuple[tuple[str, ...], Any] | None:
-        node = self._root
-        for part in parts:
-            if isinstance(node, Mapping):
-                keys = {str(key): key for key in node}
-                if part not in keys:
-                    return None
-                node = node[keys[part]]
-            elif isinstance(node, list) and part.isdigit() and int(part) < len(node):
-                node = node[int(part)]
-            else:
-                return None
-        return parts, node
+        BaseContainer._resolvers, Container.resolve_parse_tree = resolvers, evaluate  # type: ignore[method-assign]
 
 
 OPEN = (
@@ -148,14 +114,8 @@ OPEN = (
     *("job.chdir", "launcher", "verbose"),
 )
 """Keys under `hydra` that an override may set."""
-FOLDERS = {
-    "run.dir": (".", "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"),
-    "sweep.dir": ("${output_dir}/${name}", "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"),
-    "sweep.subdir": (".", "${hydra.job.num}", "${hydra:job.num}"),
-    "output_subdir": (None, ".hydra"),
-}
-"""Where Hydra would keep its own files: as conf/config.yaml has it, and with Hydra's defaults, with which a primary
-config is left that says nothing of folders."""
+FOLDERS = ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir")
+"""Where Hydra would keep its own files."""
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 OURS = (
     *("fedsim.running.interleaving.Lanes", "fedsim.jobs.joblib_launcher.JoblibJobs"),
@@ -167,7 +127,10 @@ WORDS = (
     *("nodelist", "partition", "prefer", "qos"),
 )
 """Launchers' parameters that may be any plain word."""
-SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+CHECKED = ("launcher", "sweeper.params", "hydra_logging", "job_logging", "job.name")
+"""Keys under `hydra` that a config may set, to what `check_node` finds sound."""
+OF_HYDRA = ("overrides", "help", "hydra_help", "job.config_name", "job.override_dirname")
+"""Keys that Hydra sets itself, or prints."""
 REMEDY = "leave it out: of `hydra`, a config sets " + ", ".join(OPEN)
 OWN_FOLDERS = "has no effect: a run's folder is <output_dir>/<name>/<choices>-<seed>-<hash of its config>"
 REMEDY_OF_FOLDERS = "set output_dir=... or name=...; its config.yaml holds every value of the run"
@@ -175,14 +138,10 @@ REMEDY_OF_FOLDERS = "set output_dir=... or name=...; its config.yaml holds every
 
 def check_words(overrides: Iterable[Override]) -> None:
     """Raise `ConfigError` for overrides of keys under `hydra` that are not open, before anything is composed."""
-    problems = []
-    for override in overrides:
-        node, _, key = override.key_or_group.partition(".")
-        if node == "hydra" and key in FOLDERS:
-            problems.append(Problem(override.key_or_group, typed_in(override), OWN_FOLDERS, REMEDY_OF_FOLDERS))
-        elif node == "hydra" and not any(key == name or key.startswith(f"{name}.") for name in OPEN):
-            problems.append(Problem(override.key_or_group, ..., "must not be set by an override", REMEDY))
-    check(*problems)
+    keys = [
+        override.key_or_group.partition(".")[2] for override in overrides if _is_in(override.key_or_group, ["hydra"])
+    ]
+    check(*(_refused(key, "by an override").within("hydra") for key in keys if not _is_in(key, OPEN)))
 
 
 def check_search_path(loader: ConfigLoader, config_name: str) -> None:
@@ -196,36 +155,25 @@ def check_search_path(loader: ConfigLoader, config_name: str) -> None:
 
 
 def check_node(config: DictConfig) -> None:
-    """Raise `ConfigError` for what the node `hydra` of the composed `config` must not say."""
-    node = config.hydra
-    raw: Any = OmegaConf.to_container(node, resolve=False)
+    """Raise `ConfigError` for what the node `hydra` of the composed `config` must not say: all but the keys above are
+    as Hydra has them, or as conf/config.yaml."""
+    raw: Any = OmegaConf.to_container(config.hydra, resolve=False)
+    raw["runtime"] = {"output_dir": raw["runtime"]["output_dir"]}
+    known = _defaults()
+    changed = [
+        key
+        for key, value in flat(raw)
+        if value not in known.get(key, ()) and not _is_in(key, (*set(OPEN) - {"job.chdir"}, *CHECKED, *OF_HYDRA))
+    ]
+    is_name = re.fullmatch(r"[\w.-]+", str(raw["job"]["name"])) is not None
     found = [
-        *(_fixed(raw)),
+        *(_refused(key, "by a config") for key in changed),
+        rule(is_name, "job.name", ..., "must not be set by a config", REMEDY),
         *(_logging(raw, name) for name in ("hydra_logging", "job_logging")),
-        *(_folder(raw, key) for key in FOLDERS),
         *_swept(raw["sweeper"]),
         *_launcher(raw["launcher"]),
     ]
     check(*(problem.within("hydra") for problem in found if problem is not None))
-
-
-def _fixed(raw: Mapping[str, Any]) -> list[Problem | None]:
-    """Keys that must have the value that Hydra gives them."""
-    job = raw["job"]
-    holds = {
-        **{key: not raw.get(key) for key in ("callbacks", "searchpath", "env")},
-        **{f"job.{key}": not job[key] for key in ("env_set", "env_copy", "chdir")},
-        **{f"job.{key}": job[key] == "???" for key in ("id", "num")},
-        "job.name": bool(re.fullmatch(r"[\w.-]+", str(job["name"]))),
-        "runtime.output_dir": raw["runtime"]["output_dir"] == "???",
-        "sweeper._target_": raw["sweeper"].get("_target_") == SWEEPER,
-    }
-    known = {*holds, "run", "sweep", "sweeper", "launcher", "hydra_logging", "job_logging", "help", "hydra_help"}
-    known |= {"mode", "output_subdir", "overrides", "job", "runtime", "verbose"}
-    return [
-        *(rule(sound, key, ..., "must not be set by a config", REMEDY) for key, sound in holds.items()),
-        *(Problem(str(key), ..., "is not a known key", REMEDY) for key in raw if key not in known),
-    ]
 
 
 def _logging(raw: Mapping[str, Any], name: str) -> Problem | None:
@@ -242,11 +190,28 @@ def _of_hydra(choice: str) -> Any:
     return yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
-def _folder(raw: Mapping[str, Any], key: str) -> Problem | None:
-    """Folders that have no effect on where runs are, and that a stranger's config could make or fill elsewhere."""
-    group, _, name = key.rpartition(".")
-    value = raw[group][name] if group else raw[name]
-    return rule(value in FOLDERS[key], key, value, OWN_FOLDERS, REMEDY_OF_FOLDERS)
+@cache
+def _defaults() -> Mapping[str, list[Any]]:
+    """The values that Hydra and conf/config.yaml give to the keys of the node, by dotted key."""
+    sweeper: Any = OmegaConf.to_container(OmegaConf.structured(BasicSweeperConf), resolve=False)
+    node: Any = OmegaConf.to_container(OmegaConf.structured(HydraConf), resolve=False)
+    own = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))
+    known: dict[str, list[Any]] = {}
+    for values in (node, {"sweeper": sweeper}, _of_hydra("output/default"), own["hydra"]):
+        for key, value in flat(values):
+            known.setdefault(key, []).append(value)
+    return known
+
+
+def _is_in(key: str, names: Iterable[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _refused(key: str, where: str) -> Problem:
+    """The problem of a key under `hydra` that must be as it is."""
+    if key in FOLDERS:
+        return Problem(key, ..., OWN_FOLDERS, REMEDY_OF_FOLDERS)
+    return Problem(key, ..., f"must not be set {where}", REMEDY)
 
 
 def _swept(sweeper: Mapping[str, Any]) -> list[Problem | None]:

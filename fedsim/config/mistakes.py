@@ -7,17 +7,18 @@ so do types and rules of values, which are told once all words can be composed (
 To be called inside `fedsim.config.compose.search_path`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from fedsim.config.diagnosis import OPTIONAL, choices_of, compose_one, group_of, lacks, refused_choice, words_of_scale
+from fedsim.config.choice_files import on_search_path
+from fedsim.config.diagnosis import OPTIONAL, choices_of, compose_one, refused_choice, words_of_scale
 from fedsim.config.hydra_node import check_words
-from fedsim.config.suggestions import unknown_choice, unknown_path
+from fedsim.config.suggestions import UNKNOWN_KEY, choices_with, unknown_choice, unknown_path
 from fedsim.config.words import (
     MAX_JOBS,
     check_count,
@@ -30,23 +31,21 @@ from fedsim.config.words import (
     without_choice,
     words_of,
 )
-from fedsim.core.configs import has_key
+from fedsim.core.configs import has_key, placed
 from fedsim.core.errors import ConfigError, Problem, command
 
-MOST_CHOICES = 200
-"""Of one group, of which it is seen whether they exist."""
 MOST_JOBS = 36
 """In which it is seen whether keys exist: composing one takes 0.1 s."""
 
 
-class _Found:
+class Found:
     """Problems, each once."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
-    def add(self, problems: Iterable[Problem]) -> None:
-        self.problems += [p for p in problems if p not in self.problems]
+    def add(self, problems: Iterable[Problem | None]) -> None:
+        self.problems += dict.fromkeys(p for p in problems if p is not None and p not in self.problems)
 
     def of(self, act: Callable[[], Any]) -> Any:
         """What `act` returns; None where it raises a `ConfigError`, whose problems are kept."""
@@ -59,39 +58,44 @@ class _Found:
 
 def find(words: Sequence[str], config_name: str, flags: Sequence[str], *, multirun: bool) -> list[Problem]:
     """All problems of `words` behind `flags`, but for types and rules of the values."""
-    found = _Found()
-    parsed = [o for word in words if (o := found.of(partial(_readable, word)))]
+    found = Found()
+    parsed = [override for word in words if (override := found.of(partial(_readable, word)))]
     choices: dict[str, list[str]] = {}
-    keys: dict[str, list[str]] = {}
+    keys: dict[str, str] = {}
+    lengths = []
     for override in parsed:
         values = found.of(partial(_values, override)) or []
+        lengths.append(len(values) or 1)
         if options(override.key_or_group):
-            mistakes = {value: _mistaken_choice(parse_one(value)) for value in values[:MOST_CHOICES]}
-            found.add(problem for problem in mistakes.values() if problem)
-            choices[key_of(override)] = [value for value in values if not mistakes.get(value)]
+            mistakes = [_mistaken_choice(parse_one(value)) for value in values[:MOST_JOBS]]
+            found.add(mistakes)
+            sound = [value for value, mistake in zip(values, mistakes, strict=False) if not mistake]
+            choices[key_of(override)] = sound
         elif values:
-            keys[key_of(override)] = values
-    found.of(lambda: check_count(map(len, filter(None, (*choices.values(), *keys.values())))))
-    typed = [word.lstrip("+~").partition("=")[0] for word in words]
-    unclear = {group for group in typed if not choices.get(group) and options(group)}
-    config = found.of(partial(compose_one, [*_first(choices), *keys.get("scale", [])[:1]], config_name))
+            keys[key_of(override)] = values[0]
+    found.of(lambda: check_count(lengths))
+    unclear = {word.lstrip("+~").partition("=")[0] for word in words} - {key for key, made in choices.items() if made}
+    unclear = {group for group in unclear if options(group)}
+    scale = [keys["scale"]] if "scale" in keys else []
+    config = found.of(partial(compose_one, [*_first(choices), *scale], config_name))
     if config is None:
         return found.problems
     sweeps, implied = multirun or str(config.hydra.mode).endswith("MULTIRUN"), {}
     if unclear.isdisjoint(OPTIONAL):
-        swept = [o for o in parsed if o.is_sweep_override() and (choices | keys).get(key_of(o))]
+        swept = [o for o in parsed if o.is_sweep_override() and (choices.get(key_of(o)) or key_of(o) in keys)]
         found.add(_without_flag(override, [*flags, *words]) for override in swept if not sweeps)
         params = words_of(config.hydra.sweeper.get("params") or {}) if sweeps else []
         sized = found.of(partial(words_of_scale, config, parsed)) or []
+        typed = {*choices, *keys}
         implied = {key_of(o): next(values_of(o)) for o in parse([*params, *sized]) if key_of(o) not in typed}
-    chosen = {key: [word] for key, word in implied.items() if options(key)} | choices
-    for number, job in enumerate(_one_at_a_time(chosen)[:MOST_JOBS]):
+    made = {key: [word] for key, word in implied.items() if options(key)} | choices
+    wanted = [(o.key_or_group, False) for o in map(parse_one, keys.values()) if not (o.is_add() or o.is_force_add())]
+    wanted += [(key, True) for key in implied if not options(key) and not key.startswith(("+", "~"))]
+    wanted = [one for one in wanted if not _is_open(one[0], unclear)]
+    for job in _one_at_a_time(made)[:MOST_JOBS]:
         config = found.of(partial(compose_one, job, config_name))
         if config is not None:
-            sound = _known(config, {key: values[0] for key, values in keys.items()}, unclear, found)
-            added = _that_fit(config, {k: word for k, word in implied.items() if k not in chosen}, unclear, found)
-            if number == 0:
-                _compose(job, [*added, *sound], config_name, found)
+            found.add(_unknown_keys(config, wanted))
     return found.problems
 
 
@@ -121,54 +125,26 @@ def _without_flag(override: Override, words: Sequence[str]) -> Problem:
     return Problem(override.key_or_group, typed_in(override), "is a sweep over several values, and needs -m", remedy)
 
 
-def _known(config: DictConfig, words: Mapping[str, str], unclear: Set[str], found: _Found) -> list[str]:
-    """Those of `words` whose keys `config` has, or to which they are added."""
-    known: Any = OmegaConf.to_container(config, resolve=False)
-    sound = []
-    for key, word in words.items():
-        override = parse_one(word)
-        if not _is_open(key, unclear):
-            added = override.is_add() or override.is_force_add()
-            mistake = None if added else unknown_path(known, override.key_or_group)
-            found.add([mistake] if mistake else [])
-            sound += [] if mistake else [word]
-    return sound
-
-
-def _is_open(key: str, unclear: Set[str]) -> bool:
+def _is_open(key: str, unclear: Collection[str]) -> bool:
     """Whether what was meant by the choice of a group decides if there is such a key."""
-    parts = key.lstrip("+~").split(".")
+    parts = key.split(".")
     groups = {"/".join(parts[:end]) for end in range(1, len(parts) + 1)}
-    return not groups.isdisjoint(unclear) or (len(parts) > 1 and not unclear.isdisjoint(OPTIONAL))
+    return not groups.isdisjoint(unclear) or (len(parts) > 1 and not set(unclear).isdisjoint(OPTIONAL))
 
 
-def _that_fit(config: DictConfig, words: Mapping[str, str], unclear: Set[str], found: _Found) -> list[str]:
-    """Those of the `words` of a preset whose keys the choices have that are made in place of its own."""
+def _unknown_keys(config: Any, wanted: Iterable[tuple[str, bool]]) -> list[Problem | None]:
+    """The problems of those of the `wanted` keys that `config` lacks; with True, the preset brings the key along."""
     known: Any = OmegaConf.to_container(config, resolve=False)
     choices = choices_of(config)
+    told: list[Problem | None] = []
     lacking: dict[str, list[str]] = {}
-    for key in words:
-        path = key.lstrip("+~")
-        if key == path and not has_key(known, path) and not _is_open(path, unclear):
-            lacking.setdefault(group_of(path, choices) or "config", []).append(path)
-    source = f"preset={choices.get('preset')}"
-    found.add(lacks(group, choices.get(group), source, keys, swept=True) for group, keys in lacking.items())
-    missing = [key for keys in lacking.values() for key in keys]
-    return [word for key, word in words.items() if key not in missing and not _is_open(key, unclear)]
-
-
-def _compose(choices: Sequence[str], words: Sequence[str], config_name: str, found: _Found) -> None:
-    """Tell of the `words` that Hydra does not take after the choices."""
-    try:
-        compose_one([*choices, *words], config_name)
-    except ConfigError:
-        for word in words:
-            try:
-                compose_one([*choices, word], config_name)
-            except ConfigError as error:
-                override = parse_one(word)
-                key, typed = override.key_or_group, typed_in(override) or ...
-                found.add(Problem(key, typed, p.rule) if p.key == "config" else p for p in error.problems)
+    for key, brought in wanted:
+        if not brought:
+            told.append(unknown_path(known, key))
+        elif not has_key(known, key):
+            lacking.setdefault(_group_of(key, choices), []).append(key)
+    source = f"preset={choices.get('preset')} sweeps over"
+    return told + [_lacks(group, choices.get(group), source, keys) for group, keys in lacking.items()]
 
 
 def _mistaken_choice(override: Override) -> Problem | None:
@@ -179,5 +155,58 @@ def _mistaken_choice(override: Override) -> Problem | None:
         return unknown_choice(group, choice)
     if (refused := refused_choice(override)) or without_choice(override):
         return refused
-    known, chosen = options(group), choice if isinstance(choice, list) else [choice]
-    return next((unknown_choice(group, one) for one in chosen if one not in known), None)
+    return None if choice in options(group) else unknown_choice(group, choice)
+
+
+def explained(
+    problems: Sequence[Problem], config: Mapping[str, Any], choices: Mapping[str, str], typed: Collection[str]
+) -> list[Problem]:
+    """`problems` of a composed config, with those of unknown keys explained: by where such a key is, if it was `typed`,
+    or by the preset or cell that has set it, for which another choice was made than its own."""
+    told: list[Problem] = []
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for problem in problems:
+        key, group = problem.key, _group_of(problem.key, choices)
+        if problem.rule != UNKNOWN_KEY:
+            told.append(problem)
+        elif word := next((one for one in typed if _is_below(key, one) or _is_below(one, key)), None):
+            full = word if _is_below(word, key) else key
+            told.append(unknown_path(_without(config, key), full) or problem)
+        elif source := next((one for one in reversed(OPTIONAL) if _sets(one, choices.get(one), key)), None):
+            lacking.setdefault((group, f"{source}={choices[source]} sets"), []).append(key)
+        else:
+            told.append(problem)
+    return told + [_lacks(group, choices.get(group), source, keys) for (group, source), keys in lacking.items()]
+
+
+def _sets(group: str, choice: str | None, key: str) -> bool:
+    files = on_search_path()
+    file = files.read(group, choice) if choice and files.has(group, choice) else None
+    return file is not None and has_key(placed(file.values, file.package), key)
+
+
+def _lacks(group: str, choice: Any, source: str, keys: Sequence[str]) -> Problem:
+    """The problem of a choice without the `keys` that `source` (`preset=... sets`) needs."""
+    names = [key.removeprefix(f"{group.replace('/', '.')}.") for key in keys]
+    having = [one for one in choices_with(group, keys) if one != choice]
+    remedies = ["leave out what it sets: " + " ".join(f"'~{key}'" for key in keys)] if source.endswith(" sets") else []
+    remedies += [f"choose one that has it: {group}={'|'.join(having)}"] if having else []
+    return Problem(group, choice, f"has no {', '.join(names)}, which {source}", "; or ".join(remedies))
+
+
+def _group_of(key: str, choices: Mapping[str, str]) -> str:
+    """The innermost config group that a dotted key belongs to, of those in which one of `choices` is made."""
+    parts = key.split(".")[:-1]
+    groups = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    return next((group for group in groups if group in choices and options(group)), "config")
+
+
+def _is_below(key: str, other: str) -> bool:
+    return key == other or key.startswith(f"{other}.")
+
+
+def _without(node: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Nested mappings without a dotted key."""
+    first, _, rest = key.partition(".")
+    kept = {name: value for name, value in node.items() if name != first}
+    return {**kept, first: _without(node[first], rest)} if rest and isinstance(node.get(first), Mapping) else kept

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -19,11 +19,7 @@ from torch import nn
 
 from fedsim.clients.context import OF_SYSTEM, Signal
 from fedsim.clients.system import System
-from fedsim.config.build import (
-    construct,
-    inspect_node,
-    instantiate,
-)
+from fedsim.config.build import construct, inspect_node, instantiate
 from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
 from fedsim.core.configs import IRRELEVANT, by_meaning
 from fedsim.core.errors import ConfigError, Problem, check, rule
@@ -103,24 +99,25 @@ class _Problems:
     def __init__(self) -> None:
         self.found: list[Problem] = []
 
-    def run(self, build: Callable[[], T]) -> T | None:
+    def run(self, build: Callable[..., T], *args: Any) -> T | None:
+        """What `build` makes; None where it cannot."""
         try:
-            return build()
+            return build(*args)
         except ConfigError as error:
-            for problem in error.problems:
-                self.add(problem)
+            self.add(*error.problems)
             return None
 
-    def run_users(self, build: Callable[[], T]) -> T | None:
+    def run_users(self, build: Callable[..., T], *args: Any) -> T | None:
         """As `run`, where a user's class is called: whatever else it raises ends its own job, when that is built."""
         try:
-            return self.run(build)
+            return self.run(build, *args)
         except (Exception, SystemExit):
             return None
 
-    def add(self, problem: Problem | None) -> None:
-        if problem is not None and (problem.key, problem.value) not in [(p.key, p.value) for p in self.found]:
-            self.found.append(problem)
+    def add(self, *problems: Problem | None) -> None:
+        for problem in problems:
+            if problem is not None and (problem.key, problem.value) not in [(p.key, p.value) for p in self.found]:
+                self.found.append(problem)
 
 
 def make_plan(config: Mapping[str, Any], choices: Mapping[str, str], *, elsewhere: bool = False) -> Plan:
@@ -130,12 +127,12 @@ def make_plan(config: Mapping[str, Any], choices: Mapping[str, str], *, elsewher
     """
     config = with_one_amount_of_work(with_device(config))
     problems = _Problems()
-    local = problems.run(lambda: _build(config.get("local") or {}, LocalSettings, "local"))
-    server = problems.run(lambda: _build(config.get("server") or {}, ServerSplit, "server"))
-    checkpoint = problems.run(lambda: _build(config.get("checkpoint") or {}, CheckpointSettings, "checkpoint"))
-    settings = problems.run(lambda: _build(config, Settings, ""))
-    problems.run(lambda: _check_groups(config, problems))
-    problems.run_users(lambda: _check_selector(config, settings, problems))
+    local = problems.run(_build, config.get("local") or {}, LocalSettings, "local")
+    server = problems.run(_build, config.get("server") or {}, ServerSplit, "server")
+    checkpoint = problems.run(_build, config.get("checkpoint") or {}, CheckpointSettings, "checkpoint")
+    settings = problems.run(_build, config, Settings, "")
+    _check_groups(config, problems)
+    problems.run_users(_check_selector, config, settings, problems)
     if settings is not None:
         problems.add(None if elsewhere else _device_problem(settings.device))
         problems.add(_client_accuracy_problem(settings, local))
@@ -180,36 +177,43 @@ def with_device(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "device": "cuda"} if on_gpu else dict(config)
 
 
+GROUPS: Mapping[str, tuple[type, tuple[Any, ...]]] = {
+    "dataset": (Dataset, (Path(), Path())),
+    "partition": (Partition, ()),
+    "availability": (Availability, ()),
+    "system": (System, ()),
+    "optimizer": (LocalOptimizer, ()),
+    "aggregator": (Aggregator, (frozenset(),)),
+}
+"""Groups whose parts are cheap to make: the base of each, and what it is passed in place of what it gets in a run."""
+
+
 def _check_groups(config: Mapping[str, Any], problems: _Problems) -> None:
-    nowhere = Path()
-    dataset = problems.run_users(lambda: instantiate(config.get("dataset"), Dataset, "dataset", nowhere, nowhere))
-    form = None if dataset is None else problems.run_users(dataset.form)
-    problems.run_users(lambda: instantiate(config.get("partition"), Partition, "partition"))
-    problems.run_users(lambda: instantiate(config.get("availability"), Availability, "availability"))
-    problems.run_users(lambda: _system_of(config))
-    problems.run_users(lambda: instantiate(config.get("optimizer"), LocalOptimizer, "optimizer"))
-    problems.run_users(lambda: instantiate(config.get("aggregator"), Aggregator, "aggregator", frozenset()))
-    problems.run_users(lambda: check_model(config.get("model"), form))
-    problems.run_users(lambda: inspect_node(config.get("engine"), Backend, "engine"))
-    for name, node in (config.get("tracker") or {}).items():
-        problems.run_users(lambda n=name, v=node: instantiate(v, Tracker, f"tracker.{n}"))  # type: ignore[misc]
+    made = {
+        group: problems.run_users(instantiate, config.get(group), base, group, *passed)
+        for group, (base, passed) in GROUPS.items()
+        if group != "system" or config.get(group) is not None
+    }
+    dataset = made["dataset"]
+    problems.run_users(check_model, config.get("model"), None if dataset is None else problems.run_users(dataset.form))
+    problems.run_users(inspect_node, config.get("engine"), Backend, "engine")
+    trackers = config.get("tracker")
+    for name, node in trackers.items() if isinstance(trackers, Mapping) else ():
+        problems.run_users(instantiate, node, Tracker, f"tracker.{name}")
 
 
 def _check_selector(config: Mapping[str, Any], settings: Settings | None, problems: _Problems) -> None:
     """The selector is checked with clients of equal size, once their numbers are known to be sound."""
     node = config.get("selector")
     inspect_node(node, Selector, "selector")
-    system = problems.run_users(lambda: _system_of(config))
     has_clock = config.get("system") is not None
+    system = problems.run_users(instantiate, config["system"], System, "system") if has_clock else None
     if settings is None or (has_clock and system is None):
         return
     n, k = settings.num_clients, settings.cohort_size
     num_selected = k if system is None else system.num_selected(k, n)
     population = Population(np.ones(n, np.int64), num_selected, settings.num_rounds)
-    try:
-        selector = instantiate(node, Selector, "selector", population)
-    except ConfigError as error:
-        raise ConfigError(_with_over_selection(one, k, num_selected) for one in error.problems) from error
+    selector = instantiate(node, Selector, "selector", population)
     problems.add(rule(hasattr(selector, "population"), "selector", type(selector).__name__, UNINITIALISED))
     if not has_clock and selector.needs & OF_SYSTEM:
         problems.add(Problem("system", "none", f"must be a simulated clock for {type(selector).__name__}", CLOCKS))
@@ -221,38 +225,17 @@ UNINITIALISED = "must call super().__init__(population) in its __init__"
 CLOCKS = "choose system=lognormal, say, in every run that is compared with this one"
 
 
-def _system_of(config: Mapping[str, Any]) -> System | None:
-    """The rules of the simulated clock; None without one."""
-    return None if config.get("system") is None else instantiate(config["system"], System, "system")
-
-
-def _with_over_selection(problem: Problem, k: int, num_selected: int) -> Problem:
-    """Where a selector's rule names the K' clients to select as cohort_size, which is another: where K' is from."""
-    if num_selected == k or f"cohort_size={num_selected}" not in problem.rule:
-        return problem
-    origin = f"{num_selected} clients are selected for cohort_size={k} by system.over_selection"
-    return replace(problem, remedy="; ".join(one for one in (problem.remedy, origin) if one))
-
-
 def _unmet(signal: Signal, selector: Selector, server: Any, key: str, example: float) -> Problem | None:
     value = server.get(key) if isinstance(server, Mapping) else None
-    return rule(
-        signal not in selector.needs or not isinstance(value, int | float) or value > 0,
-        f"server.{key}",
-        value,
-        f"must be > 0 for {type(selector).__name__}",
-        f"set it to {example}, say, in every run that is compared with this one",
-    )
+    met = signal not in selector.needs or not isinstance(value, int | float) or value > 0
+    remedy = f"set it to {example}, say, in every run that is compared with this one"
+    return rule(met, f"server.{key}", value, f"must be > 0 for {type(selector).__name__}", remedy)
 
 
 def _client_accuracy_problem(settings: Settings, local: LocalSettings | None) -> Problem | None:
-    return rule(
-        settings.client_accuracy != "holdout" or local is None or local.holdout_fraction > 0,
-        "client_accuracy",
-        settings.client_accuracy,
-        "needs samples that are held out",
-        "set local.holdout_fraction=0.2, say, or client_accuracy=labels",
-    )
+    met = settings.client_accuracy != "holdout" or local is None or local.holdout_fraction > 0
+    remedy = "set local.holdout_fraction=0.2, say, or client_accuracy=labels"
+    return rule(met, "client_accuracy", settings.client_accuracy, "needs samples that are held out", remedy)
 
 
 def _device_problem(device: str) -> Problem | None:

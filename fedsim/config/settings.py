@@ -1,11 +1,13 @@
-"""The top level of a config: its keys and types once (here), its values once (conf/config.yaml)."""
+"""The top level of a config: its keys, types and ranges once (here), its values once (conf/config.yaml)."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fedsim.core.errors import at_least, at_most, between, check, rule
+from annotated_types import Ge, Interval, Le
+
+from fedsim.core.errors import rule
+from fedsim.core.parameters import Count, CountOrZero, Problems, parameters
 
 MAX_CLIENTS = 1_000_000
 """More than any data set can be divided among; every selector keeps numbers for each."""
@@ -17,18 +19,18 @@ MAX_NAME = 255
 """Bytes of a folder's name, on nearly all file systems."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@parameters
 class Settings:
     """Scalars of the run; each group is a mapping that `fedsim.config.build` turns into an object."""
 
     name: str
-    seed: int
-    partition_seed: int | None
-    init_seed: int | Literal["per_client"] | None
-    num_rounds: int
-    num_clients: int
-    cohort_size: int
-    eval_every: int
+    seed: CountOrZero
+    partition_seed: CountOrZero | None
+    init_seed: CountOrZero | Literal["per_client"] | None
+    num_rounds: Annotated[int, Ge(1), Le(MAX_ROUNDS)]
+    num_clients: Annotated[int, Ge(1), Le(MAX_CLIENTS)]
+    cohort_size: Count
+    eval_every: Count
     client_accuracy: Literal["labels", "test", "holdout", "train"] | None = None
     device: str
     data_dir: Path | None
@@ -49,40 +51,15 @@ class Settings:
     tracker: dict[str, Any]
     system: dict[str, Any] | None = None
 
-    def __post_init__(self) -> None:
-        n, k = self.num_clients, self.cohort_size
-        check(
-            rule(
-                _is_folder_name(self.name),
-                "name",
-                self.name,
-                "must be usable as a folder's name",
-                f"1 to {MAX_NAME} bytes that can be printed, none of " + '/ \\ : * ? " < > | and no dot in front',
-            ),
-            rule(
-                re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None,
-                "device",
-                self.device,
-                "must be one of auto, cpu, cuda or cuda:<number>",
-                "cuda:1 is the second GPU",
-            ),
-            at_least("seed", self.seed, 0),
-            None if self.partition_seed is None else at_least("partition_seed", self.partition_seed, 0),
-            at_least("init_seed", self.init_seed, 0) if isinstance(self.init_seed, int) else None,
-            at_least("num_rounds", self.num_rounds, 1),
-            at_most("num_rounds", self.num_rounds, MAX_ROUNDS),
-            at_least("num_clients", n, 1),
-            at_most("num_clients", n, MAX_CLIENTS),
-            at_least("cohort_size", k, 1),
-            rule(
-                k <= n or n < 1,
-                "cohort_size",
-                k,
-                f"must lie in [1, num_clients={n}]",
-                "selector=full takes all clients whatever cohort_size is",
-            ),
-            at_least("eval_every", self.eval_every, 1),
-        )
+    def problems(self) -> Problems:
+        n, k, device = self.num_clients, self.cohort_size, self.device
+        characters = f"1 to {MAX_NAME} bytes that can be printed, none of " + '/ \\ : * ? " < > | and no dot in front'
+        yield rule(_is_folder_name(self.name), "name", self.name, "must be usable as a folder's name", characters)
+        known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is not None
+        number = "cuda:1 is the second GPU"
+        yield rule(known, "device", device, "must be one of auto, cpu, cuda or cuda:<number>", number)
+        remedy = "selector=full takes all clients whatever cohort_size is"
+        yield rule(k <= n or n < 1, "cohort_size", k, f"must lie in [1, num_clients={n}]", remedy)
 
 
 def _is_folder_name(name: str) -> bool:
@@ -90,48 +67,29 @@ def _is_folder_name(name: str) -> bool:
     return allowed and 1 <= len(name.encode()) <= MAX_NAME
 
 
-@dataclass(frozen=True, kw_only=True)
+@parameters
 class CheckpointSettings:
     """How often a run is saved: every so many rounds; `auto`: at most every 5 s and 1 % of the time; None: on a signal
     only. `other_code`: it goes on although the code of the user's classes has changed since."""
 
-    every: int | Literal["auto"] | None
+    every: Count | Literal["auto"] | None
     other_code: bool
 
-    def __post_init__(self) -> None:
-        check(at_least("every", self.every, 1, "null saves on a signal only") if isinstance(self.every, int) else None)
 
-
-@dataclass(frozen=True, kw_only=True)
+@parameters
 class LocalSettings:
     """Work of a selected client in a round. `steps`, where given, takes the place of `epochs`."""
 
-    epochs: int | None
-    steps: int | None
-    batch_size: int
-    holdout_fraction: float
+    epochs: Annotated[int, Ge(1), Le(MAX_EPOCHS)] | None
+    steps: Annotated[int, Ge(1), Le(MAX_STEPS)] | None
+    batch_size: Count
+    holdout_fraction: Annotated[float, Interval(ge=0, lt=1)]
     evaluate_on: Literal["train", "holdout"]
 
-    def __post_init__(self) -> None:
-        check(
-            rule(
-                (self.epochs is None) != (self.steps is None),
-                "epochs",
-                self.epochs,
-                "one of local.epochs and local.steps must be given",
-                "set local.epochs=1",
-            ),
-            None if self.epochs is None else at_least("epochs", self.epochs, 1),
-            None if self.epochs is None else at_most("epochs", self.epochs, MAX_EPOCHS),
-            None if self.steps is None else at_least("steps", self.steps, 1),
-            None if self.steps is None else at_most("steps", self.steps, MAX_STEPS),
-            at_least("batch_size", self.batch_size, 1),
-            between("holdout_fraction", self.holdout_fraction, 0, 1, open_high=True),
-            rule(
-                self.evaluate_on == "train" or self.holdout_fraction > 0,
-                "evaluate_on",
-                self.evaluate_on,
-                "needs samples that are held out",
-                "set local.holdout_fraction=0.2, say",
-            ),
-        )
+    def problems(self) -> Problems:
+        one = (self.epochs is None) != (self.steps is None)
+        both = "one of local.epochs and local.steps must be given"
+        yield rule(one, "epochs", self.epochs, both, "set local.epochs=1")
+        held_out = self.evaluate_on == "train" or self.holdout_fraction > 0
+        remedy = "set local.holdout_fraction=0.2, say"
+        yield rule(held_out, "evaluate_on", self.evaluate_on, "needs samples that are held out", remedy)

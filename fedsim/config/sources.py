@@ -14,6 +14,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
+from fedsim.config.hydra_node import Spent
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 MAX_BYTES = 256 * 1024
@@ -31,6 +32,7 @@ class CheckedFolder(ConfigSource):
         return "checked"
 
     def load_config(self, config_path: str) -> ConfigResult:
+        Spent.reset()  # a config is composed anew
         path = self._file(config_path)
         if not path.is_file():
             raise ConfigLoadError(f"Config not found : {path}")
@@ -39,8 +41,7 @@ class CheckedFolder(ConfigSource):
         try:
             config = OmegaConf.load(io.StringIO(text))
         except OSError as error:  # a set, or another node that is neither mapping, list nor text
-            problem = Problem(str(path), ..., f"must be a mapping of keys to values ({error})")
-            raise ConfigError([problem]) from error
+            raise ConfigError([Problem(str(path), ..., f"must be a mapping of keys to values ({error})")]) from error
         return ConfigResult(self.provider, f"checked://{self.path}", config, header)
 
     def available(self) -> bool:
@@ -65,14 +66,8 @@ class CheckedFolder(ConfigSource):
         return self._inside(self._normalize_file_name(config_path))
 
     def _inside(self, config_path: str) -> Path:
-        check(
-            rule(
-                ".." not in Path(config_path).parts and not Path(config_path).is_absolute(),
-                "defaults",
-                config_path,
-                "must not lead out of its folder of configs",
-            )
-        )
+        inside = ".." not in Path(config_path).parts and not Path(config_path).is_absolute()
+        check(rule(inside, "defaults", config_path, "must not lead out of its folder of configs"))
         return Path(self.path) / config_path
 
 
@@ -100,50 +95,28 @@ def _read_checked(path: Path, _modified: int, _size: int) -> str:
     check(rule(len(content) <= MAX_BYTES, str(path), ..., f"must have at most {MAX_BYTES // 1024} KiB", remedy))
     try:
         text = content.decode()
-        size, depth = size_and_depth(text)
+        size = _size_of(yaml.compose(text, yaml.SafeLoader), 1, {})
     except UnicodeDecodeError as error:
         raise ConfigError([Problem(str(path), ..., f"must be UTF-8 ({error})")]) from error
     except yaml.YAMLError as error:
         raise ConfigError([Problem(str(path), ..., f"is not YAML: {' '.join(str(error).split())[:300]}")]) from error
     except RecursionError as error:
-        raise ConfigError([Problem(str(path), ..., "is nested too deeply")]) from error
-    check(
-        rule(size <= MAX_VALUES, str(path), ..., f"must have at most {MAX_VALUES} values, aliases written out", remedy),
-        rule(depth <= MAX_DEPTH, str(path), ..., f"must be nested at most {MAX_DEPTH} deep", remedy),
-    )
+        raise ConfigError([Problem(str(path), ..., "is nested too deeply", remedy)]) from error
+    limit = f"must have at most {MAX_VALUES} values, aliases written out"
+    check(rule(size <= MAX_VALUES, str(path), ..., limit, remedy))
     return text
 
 
-def size_and_depth(text: str) -> tuple[int, int]:
-    """Number of values, with each alias counted as what it stands for, and the depth of their nesting.
+def _size_of(node: yaml.Node | None, depth: int, known: dict[int, int]) -> int:
+    """Number of values, with each alias counted as what it stands for, but nothing made of them.
 
-    Read event by event: nothing is built, and a file that is too deep or too large is given up early.
+    Raises `RecursionError` where they are nested too deeply.
     """
-    sizes: dict[str, int] = {}
-    open_nodes: list[tuple[str | None, int]] = []
-    total, deepest = 0, 0
-
-    def add(size: int, anchor: str | None = None) -> None:
-        nonlocal total
-        if anchor is not None:
-            sizes[anchor] = size
-        if open_nodes:
-            name, own = open_nodes[-1]
-            open_nodes[-1] = (name, own + size)
-        else:
-            total += size
-
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            add(sizes.get(event.anchor, MAX_VALUES + 1))  # a node that holds itself is endless
-        elif isinstance(event, yaml.ScalarEvent):
-            add(1, event.anchor)
-        elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            open_nodes.append((event.anchor, 1))
-            deepest = max(deepest, len(open_nodes))
-            if deepest > MAX_DEPTH:
-                break
-        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-            anchor, size = open_nodes.pop()
-            add(size, anchor)
-    return total + sum(size for _, size in open_nodes), deepest
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    if id(node) not in known:
+        known[id(node)] = MAX_VALUES + 1  # a node that holds itself is endless
+        below = node.value if isinstance(node, yaml.SequenceNode) else []
+        below = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else below
+        known[id(node)] = 1 + sum(_size_of(one, depth + 1, known) for one in below)
+    return known[id(node)]

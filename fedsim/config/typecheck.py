@@ -84,14 +84,9 @@ def _extends_fedsim(package: str) -> bool:
 
 LARGEST_INTEGER = 2**63 - 1
 """NumPy and torch count in 64 bits."""
-_NAMES = {
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    str: "a string",
-    type(None): "null",
-    dict: "a mapping",
-    Path: "a path",
+_NAMES: Mapping[Any, str] = {
+    **{int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "null"},
+    **{dict: "a mapping", Path: "a path"},
 }
 
 
@@ -102,17 +97,19 @@ def conform(value: Any, hint: Any) -> Any:
         return value
     if origin in (Union, types.UnionType):
         return _conform_any(value, args)
-    if origin is Literal:
-        if any(value == a and type(value) is type(a) for a in args):
-            return value
-        raise TypeError
-    if origin in (list, tuple, Sequence):
-        return _conform_items(value, origin, args)
-    if origin in (dict, Mapping):
-        if isinstance(value, Mapping):
-            return {conform(k, args[0]): conform(v, args[1]) for k, v in value.items()}
-        raise TypeError
-    return _conform_plain(value, hint)
+    if origin is Literal and any(value == a and type(value) is type(a) for a in args):
+        return value
+    if origin in (list, tuple, Sequence) and isinstance(value, Sequence) and not isinstance(value, str):
+        each = args if origin is tuple and args[-1] is not ... else [args[0]] * len(value)
+        if len(each) != len(value):
+            raise TypeError
+        items = [conform(v, a) for v, a in zip(value, each, strict=True)]
+        return tuple(items) if origin is tuple else items
+    if origin in (dict, Mapping) and isinstance(value, Mapping):
+        return {conform(k, args[0]): conform(v, args[1]) for k, v in value.items()}
+    if origin is None:
+        return _conform_plain(value, hint)
+    raise TypeError
 
 
 def _conform_any(value: Any, hints: Sequence[Any]) -> Any:
@@ -124,23 +121,9 @@ def _conform_any(value: Any, hints: Sequence[Any]) -> Any:
     raise TypeError
 
 
-def _conform_items(value: Any, origin: Any, args: Sequence[Any]) -> Any:
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise TypeError
-    if origin is tuple and args[-1] is not ...:
-        if len(value) != len(args):
-            raise TypeError
-        return tuple(conform(v, a) for v, a in zip(value, args, strict=True))
-    items = [conform(v, args[0]) for v in value]
-    return tuple(items) if origin is tuple else items
-
-
 def _conform_plain(value: Any, hint: Any) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise TypeError from None
+    if hint is float and isinstance(value, int) and not isinstance(value, bool) and not is_long(value):
+        return float(value)
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is int and (isinstance(value, bool) or is_long(value)):

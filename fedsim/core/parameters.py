@@ -37,7 +37,7 @@ def parameters(cls: type[T]) -> type[T]:
 
     The constructor raises `ConfigError` with every value that is out of its range, and with what the method `problems`
     yields; `__post_init__` comes after that. Ranges are `Gt(0)`, `Ge`, `Le` and `Interval(ge, le or lt)` of
-    annotated_types, which numbers that are not finite in float32 are outside of; None is in every range. Attributes
+    annotated_types, which numbers that are not finite in float32 are outside of; None and text are in all. Attributes
     without an annotation, or with `ClassVar`, are no parameters.
     """
     prepare = getattr(cls, "__post_init__", None)
@@ -45,7 +45,7 @@ def parameters(cls: type[T]) -> type[T]:
     def check_and_prepare(self: Any) -> None:
         if self.__parameters__ is rules:  # and not those of a subclass, which hold these, too
             values = [(name, getattr(self, name), found) for name, found in rules.items()]
-            outside = [_outside(name, value, found) for name, value, found in values if value is not None]
+            outside = [_outside(name, value, found) for name, value, found in values if isinstance(value, int | float)]
             check(*outside, *getattr(self, "problems", tuple)())
         if prepare is not None:
             prepare(self)

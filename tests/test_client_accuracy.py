@@ -27,7 +27,7 @@ from fedsim.rounds.client_accuracy import (
     aggregates,
     client_accuracy,
 )
-from fedsim.running import experiment
+from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build, prepare
 from fedsim.selectors.base import Selector
 from fedsim.selectors.random import Random
@@ -234,7 +234,7 @@ def test_lanes_record_what_the_runs_do_alone(fedsim: Run, tmp_path: Path) -> Non
 def test_a_run_that_goes_on_records_the_same(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("client_accuracy=labels", "num_rounds=6", "eval_every=1", "checkpoint.every=1", "selector=oort")
     assert fedsim(*words, "name=whole") == 0
-    original = experiment.Simulation.step
+    original = Simulation.step
 
     def stop_before_the_fifth(self: Any) -> Any:
         if self.round == 4:
@@ -242,7 +242,7 @@ def test_a_run_that_goes_on_records_the_same(fedsim: Run, tmp_path: Path, monkey
         return original(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(experiment.Simulation, "step", stop_before_the_fifth)
+        patched.setattr(Simulation, "step", stop_before_the_fifth)
         with pytest.raises(KeyboardInterrupt):
             fedsim(*words, "name=parts")
     assert not (folder_of(tmp_path, "parts") / CLIENTS).exists()

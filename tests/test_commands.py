@@ -51,7 +51,7 @@ def test_help_says_on_one_screen_what_there_is(ask: Ask) -> None:
 
 
 def test_all_groups_are_listed_with_whole_words(ask: Ask) -> None:
-    assert "(2, and those of Hydra and its plugins)" in " ".join(ask("list").split())
+    assert "(3, and those of Hydra and its plugins)" in " ".join(ask("list").split())
     groups = json.loads(ask("list", "--json"))
     assert groups["preset"]["choices"][0] == "fashion_mnist_2spc"
     assert "basic" in groups[LAUNCHERS]["choices"]
@@ -148,11 +148,11 @@ def test_launchers_of_hydra_and_plugins_are_listed_and_those_of_extras_named(
         "basic Hydra's own: the jobs one after another, in this process.",
         "lanes Runs of a sweep side by side",
         "some Of a plugin of Hydra.",
-        "Not installed: joblib (pip install 'fedsim-selection[joblib]'), ray (pip install 'fedsim-selection[ray]'), "
+        "Not installed: ray (pip install 'fedsim-selection[ray]'), "
         "submitit_local (pip install 'fedsim-selection[slurm]')",
     ):
         assert text in found, text
-    assert "joblib is not installed; pip install" in ask("list", "launchers", "joblib", code=2)
+    assert "submitit_slurm is not installed; pip install" in ask("list", "launchers", "submitit_slurm", code=2)
     (tmp_path / "hydra" / "launcher").mkdir(parents=True)
     (tmp_path / "hydra" / "launcher" / "some.yaml").write_text("# In its place.\nn_jobs: 4\n")
     own = json.loads(ask("list", "launchers", "--config-dir", ".", "--json"))

@@ -1,7 +1,7 @@
 """The rules of the verdicts err as rarely as they say: simulated papers and runs, judged by the rules themselves.
 
-Those of the families as they are shipped are in docs/verdicts.md (scripts/reproduction/open_items.py). Differences between
-methods are in units of their standard deviation from seed to seed, and so are printed gains.
+Those of the families as they are shipped are in docs/verdicts.md (scripts/reproduction/open_items.py). Differences
+between methods are in units of their standard deviation from seed to seed, and so are printed gains.
 """
 
 from collections import Counter

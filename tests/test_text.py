@@ -18,7 +18,7 @@ from fedsim.data.text_generated import ALPHABET, made_up_words, spoken, windows
 from fedsim.engine.data import ClientData
 from fedsim.engine.model import initial
 from fedsim.engine.schedule import LocalWork
-from fedsim.engine.stacked import JointGradients
+from fedsim.engine.stacked import joint_gradients
 from fedsim.jobs.cli import run
 from fedsim.models.text import TextGRU, TextMLP
 from fedsim.results.files import read_metrics
@@ -195,7 +195,7 @@ def test_joint_gradients_of_texts(name: str) -> None:
     data, model = texts(SIZES["ragged"]), model_of(name).eval()
     params = initial(model)
     engine = reference(model, data, LocalWork(1, None, 4), OPTIMIZERS["sgd"], Streams(3))
-    joint = JointGradients(model, data, "float32", 1000)(params, data.train, engine.trained)
+    joint = joint_gradients(model, data, "float32", params, data.train, engine.trained, 1000)
     torch.testing.assert_close(joint, torch.stack(list(engine.client_gradients(params, data.train))))
 
 

@@ -217,7 +217,7 @@ def registered_launchers() -> dict[str, ChoiceFile]:
         content: Any = OmegaConf.to_container(OmegaConf.create(OmegaConf.structured(entry.node)), resolve=False)
         values = {str(key): value for key, value in content.items() if key != "defaults"}
         text = f"# {IDEAS.get(name, 'Of a plugin of Hydra.')}\n"
-        found[name] = ChoiceFile(LAUNCHERS, name, Path(), text, "hydra.launcher", values, {}, (None,))
+        found[name] = ChoiceFile(LAUNCHERS, name, Path(), text, "hydra.launcher", values, {})
     return found
 
 

@@ -26,6 +26,7 @@ from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import (
     expand,
     key_of,
+    options,
     parse,
     plugins,
     without_sweeps,

@@ -99,30 +99,28 @@ def test_a_method_costs_the_bytes_that_its_file_says(name: str) -> None:
         assert record.bytes_up - number * B == bytes_of(words, "up", d, number)
 
 
-VARIANTS = [
-    ("selector", "power_of_choice_trained_d10"),
-    ("selector", "pncs_two"),
-    ("selector", "gpfl_alpha0"),
-    ("selector", "fedcor_2022"),
-    ("selector/sketch", "gauss_10"),
-    ("selector/exploration", "fixed_2"),
-    ("selector/valuation", "exact"),
-    ("dataset", "femnist_digits"),
-]
-
-
-@pytest.mark.parametrize(("group", "name"), VARIANTS)
-def test_a_variants_values_are_those_that_hydra_composes(group: str, name: str) -> None:
-    parent = {"selector/sketch": ["selector=pncs"], "selector/exploration": ["selector=gpfl"]}.get(group, [])
-    parent = ["selector=s_fedavg"] if group == "selector/valuation" else parent
-    with search_path():
-        config = compose_one([*parent, f"{group}={name}"])
-    node: Any = OmegaConf.to_container(OmegaConf.select(config, group.replace("/", ".")))
-    choice = CATALOGUE.group(group).choices[name]
-    own_groups = {sub.rpartition("/")[2] for sub in choice.file.subgroups}
-    assert choice.file.values == {k: v for k, v in node.items() if k not in own_groups}
+@pytest.mark.parametrize(
+    ("parent", "choice"),
+    [
+        ("random", "selector=power_of_choice_trained_d10"),
+        ("random", "selector=pncs_two"),
+        ("random", "selector=fedcor_2022"),
+        ("pncs", "selector/sketch=gauss_10"),
+        ("gpfl", "selector/exploration=fixed_2"),
+        ("s_fedavg", "selector/valuation=exact"),
+        ("random", "dataset=femnist_digits"),
+    ],
+)
+def test_a_variants_values_are_those_that_hydra_composes(parent: str, choice: str) -> None:
+    group, _, name = choice.partition("=")
     package = group.replace("/", ".")
-    assert [key for key, _, _ in choice.values] == [f"{package}.{k}" for k in choice.file.values if k != "_target_"]
+    with search_path():
+        config = compose_one([f"selector={parent}", choice])
+    node: Any = OmegaConf.to_container(OmegaConf.select(config, package))
+    found = CATALOGUE.group(group).choices[name]
+    own_groups = {sub.rpartition("/")[2] for sub in found.file.subgroups}
+    assert found.file.values == {k: v for k, v in node.items() if k not in own_groups}
+    assert [key for key, _, _ in found.values] == [f"{package}.{k}" for k in found.file.values if k != "_target_"]
 
 
 @pytest.mark.parametrize("name", ["gpfl_settings_code", "fedabc_lambda", "gpfl_fig7b_femnist", "gpfl_table1_fmnist"])

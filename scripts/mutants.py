@@ -69,7 +69,8 @@ def copy_of_checkout() -> Iterator[Path]:
     """A folder that may be changed."""
     with tempfile.TemporaryDirectory(prefix="fedsim-mutants-") as folder:
         for name in ("conf", "docs", "fedsim", "scripts", "tests"):
-            shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+            unread = ("__pycache__", "results") if name == "docs" else ("__pycache__",)
+            shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns(*unread))
         for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
             shutil.copy(ROOT / name, folder)
         yield Path(folder)

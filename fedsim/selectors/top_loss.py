@@ -32,13 +32,12 @@ class TopLoss(Selector):
         yield rule(self.match is None or len(read_metrics(Path(self.match))) >= rounds, "match", self.match, told)
 
     def __post_init__(self) -> None:
-        fixed = self.population.cohort_size if self.count is None else self.count
-        matched = [] if self.match is None else [r["uploaded"] for r in read_metrics(Path(self.match))]
-        self.counts = matched or [fixed] * self.population.num_rounds
+        self.counts = [] if self.match is None else [r["uploaded"] for r in read_metrics(Path(self.match))]
         self.start_up_rounds = int(self.first_round_full)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         if self.first_round_full and clients.in_first_round:
             return Selection(clients.available)
+        count = self.counts[round - 1] if self.counts else self.count or self.population.cohort_size
         losses = without_infinity(clients.losses(clients.available))
-        return Selection(ascending(clients.available[highest(losses, self.counts[round - 1], rng)]))
+        return Selection(ascending(clients.available[highest(losses, count, rng)]))

@@ -114,14 +114,10 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: Any) -> None:
         build("mnist", tmp_path).load()
 
 
-@pytest.mark.parametrize(
-    ("choice", "md5"),
-    [("MNIST", "6bbc9ace898e44ae57da46a324031adb"), ("FashionMNIST", "f4a8712d7a061bf5bd6d2ca38dc4d50a")],
-)
-def test_files_of_other_content_fail_their_checksum(tmp_path: Path, choice: str, md5: str) -> None:
-    write_mnist(tmp_path / choice / "raw")
-    with pytest.raises(DataError, match=f"train-images-idx3-ubyte is damaged: expected md5 {md5}; delete it"):
-        build({"MNIST": "mnist", "FashionMNIST": "fashion_mnist"}[choice], tmp_path).load()
+def test_files_of_other_content_fail_their_checksum(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "FashionMNIST" / "raw")
+    with pytest.raises(DataError, match="is damaged: expected md5 f4a8712d7a061bf5bd6d2ca38dc4d50a; delete it"):
+        build("fashion_mnist", tmp_path).load()
 
 
 def test_a_split_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -248,23 +244,13 @@ def test_cifar_is_read_as_torchvision_reads_it(
         assert ours.y.tolist() == theirs.targets
 
 
-def test_a_pickle_of_another_checksum_is_never_opened(tmp_path: Path) -> None:
-    folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
-    marker = tmp_path / "marker"
-
-    class Hostile:
-        def __reduce__(self) -> Any:
-            return Path.touch, (marker,)
-
-    content = pickle.dumps(Hostile())
+def test_a_pickle_of_another_checksum_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickle, "loads", lambda *_, **__: pytest.fail("a pickle is opened"))
+    (tmp_path / "cifar-10-batches-py").mkdir()
     for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
-        (folder / name).write_bytes(content)
+        (tmp_path / "cifar-10-batches-py" / name).write_bytes(pickle.dumps({}))
     with pytest.raises(DataError, match="data_batch_1 is damaged: expected md5 c99cafc152244af753f735de768cd75f;"):
         build("cifar10", tmp_path).load()
-    assert not marker.exists()
-    pickle.loads(content)
-    assert marker.exists()
 
 
 # --- labels --------------------------------------------------------------------------------------------------------

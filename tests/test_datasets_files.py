@@ -1,9 +1,7 @@
 """Parquet files in the Hub's layout; checksums, and files that are damaged or hostile: nothing is trained on them,
 nothing hangs, nothing in them is run."""
 
-import contextlib
 import hashlib
-import io
 import json
 import os
 import subprocess
@@ -261,16 +259,12 @@ def test_an_eps_file_named_png_starts_no_other_program(tmp_path: Path, monkeypat
 
 def test_a_flipped_bit_in_a_png_is_found_by_its_checksum() -> None:
     """Pillow alone decodes some of them into other pixels."""
-    pixels = (np.add.outer(np.arange(64), np.arange(64)) * 3 % 256).astype(np.uint8)
-    sound, silent = encoded(pixels), 0
+    sound = encoded((np.add.outer(np.arange(64), np.arange(64)) * 3 % 256).astype(np.uint8))
     for position in range(sound.index(b"IDAT") + 4, sound.index(b"IEND") - 8):
         damaged = bytearray(sound)
         damaged[position] ^= 4
         with pytest.raises(DataError, match="toy: image 0 cannot be decoded"):
             decode([bytes(damaged)], mode="L", size=None, name="toy")
-        with contextlib.suppress(OSError, SyntaxError):
-            silent += not np.array_equal(np.asarray(Image.open(io.BytesIO(damaged))), pixels)
-    assert silent
 
 
 # --- checksums -----------------------------------------------------------------------------------------------------
@@ -291,13 +285,10 @@ def test_a_parquet_file_of_another_checksum_is_refused_and_what_was_found_is_tol
     pq.write_table(table(40)[0], path)
     sound = hashlib.sha256(path.read_bytes()).hexdigest()
     assert load_lone(path).sha256 == load_lone(path, sha256=sound).sha256 == sound
-    positions = np.random.default_rng(0).integers(path.stat().st_size, size=3)
-    for position in positions.tolist():
-        flip(path, position)
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-        with pytest.raises(DataError, match=rf"dataset\.sha256={sound}: the files of .* have {found}"):
-            load_lone(path, sha256=sound)
-        flip(path, position)
+    flip(path, 1000)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(DataError, match=rf"dataset\.sha256={sound}: the files of .* have {found}"):
+        load_lone(path, sha256=sound)
 
 
 def test_the_checksum_of_several_files_is_that_of_sha256sums_list(tmp_path: Path) -> None:
@@ -352,33 +343,21 @@ def test_a_checksum_that_is_not_given_does_not_change_the_hash_of_a_config() -> 
 # --- what is no file -----------------------------------------------------------------------------------------------
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def dangling(path: Path) -> None:
-    path.symlink_to(path.parent / "nowhere")
-
-
-@pytest.mark.parametrize(("make", "kind"), [(fifo, "no regular file"), (dangling, "a link to nothing")])
-def test_pipes_and_dangling_links_are_named_and_not_read(tmp_path: Path, make: Any, kind: str) -> None:
-    pq.write_table(table(4)[0], tmp_path / "train.parquet")
-    make(tmp_path / "test.parquet")
-    for split in ("train", "test"):
-        (tmp_path / "set" / split / "ant").mkdir(parents=True)
-        make(tmp_path / "set" / split / "ant" / "0.png")
-        (tmp_path / "femnist" / split).mkdir(parents=True)
-        make(tmp_path / "femnist" / split / "0.json")
-    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
-    make(tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte")
-    cases: list[tuple[str, dict[str, Any], str]] = [
-        ("parquet", {"path": str(tmp_path)}, "test.parquet"),
-        ("image_folder", {"path": "set"}, "0.png"),
-        ("femnist", {"source": "leaf"}, "0.json"),
-        ("mnist", {}, "train-labels-idx1-ubyte"),
-    ]
-    for choice, values, name in cases:
-        with pytest.raises(DataError, match=rf"{name} is {kind}; remove it"):
+@pytest.mark.parametrize("kind", ["no regular file", "a link to nothing"])
+def test_pipes_and_dangling_links_are_named_and_not_read(tmp_path: Path, kind: str) -> None:
+    cases: dict[str, tuple[str, dict[str, Any]]] = {
+        "rows/train.parquet": ("parquet", {"path": "rows"}),
+        "set/train/ant/0.png": ("image_folder", {"path": "set"}),
+        "femnist/train/0.json": ("femnist", {"source": "leaf"}),
+        "MNIST/raw/train-labels-idx1-ubyte": ("mnist", {}),
+    }
+    for name, (choice, values) in cases.items():
+        for split in (name, name.replace("train", "test")):
+            file = tmp_path / split
+            file.parent.mkdir(parents=True, exist_ok=True)
+            os.mkfifo(file) if kind == "no regular file" else file.symlink_to(tmp_path / "nowhere")
+        either = name.replace("train", "t(rain|est)")
+        with pytest.raises(DataError, match=rf"{either} is {kind}; remove it"):
             build(choice, tmp_path, **values).load()
 
 

@@ -74,17 +74,6 @@ def test_links_to_the_same_images_with_other_labels_share_no_cache(
         assert (data.sha256, data.fingerprint) == (alone.sha256, alone.fingerprint)
 
 
-def test_links_to_the_same_images_in_other_splits_share_no_cache(tmp_path: Path, folders: Path) -> None:
-    link_classes(folders, "links", {"ant": ["ant"]})
-    train, test = (tmp_path / "links" / split / "ant" for split in ("train", "test"))
-    for name in ("ant0.png", "ant1.png"):
-        (test / name).unlink()
-    before = build("image_folder", tmp_path, path="links").load()
-    (train / "ant2.png").rename(test / "ant1.png")  # the images are read in the same order
-    after = build("image_folder", tmp_path, path="links").load()
-    assert [(len(data.train), len(data.test)) for data in (before, after)] == [(3, 1), (2, 2)]
-
-
 def test_folders_that_are_absent_or_differ_in_their_classes_are_named(tmp_path: Path, folders: Path) -> None:
     with pytest.raises(DataError, match=r"dataset\.path=nowhere: is missing train/ in .*nowhere or .*nowhere"):
         build("image_folder", tmp_path, path="nowhere").load()

@@ -114,6 +114,8 @@ def test_features_are_computed_once_without_loading_the_backbone_again(
 ) -> None:
     first = run(head(), tmp_path)
     assert sum(passes) == 8
+    monkeypatch.setattr(features, "BATCH", 4)
+    torch.testing.assert_close(run(head(), tmp_path / "in batches").train.x, first.train.x)
     assert (first.mean, first.std, first.input_shape, first.train.x.dtype) == (None, None, (1280,), torch.float32)
     monkeypatch.setattr(LibraryExtractor, "load", None)
     again = run(head(hidden=5), tmp_path)
@@ -129,12 +131,6 @@ def test_another_backbone_has_features_of_its_own(tmp_path: Path, passes: list[i
     assert sum(passes) == 4 * 8
     assert len({data.fingerprint for data in found}) == 4
     assert not any(torch.equal(found[0].train.x, other.train.x) for other in found[1:])
-
-
-def test_batches_do_not_show_in_the_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(head(), tmp_path / "a")
-    monkeypatch.setattr(features, "BATCH", 4)
-    torch.testing.assert_close(run(head(), tmp_path / "b").train.x, whole.train.x)
 
 
 def test_long_work_is_announced_with_an_estimate(
@@ -217,24 +213,22 @@ def test_imagenet_weights_are_fetched_once_or_named_with_their_folder(
         run(head(weights="imagenet"), tmp_path)
 
 
-@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_weights_from_a_file(tmp_path: Path, suffix: str) -> None:
-    file = saved(tmp_path, network(5).state_dict(), suffix)
+@pytest.mark.parametrize(("suffix", "wrapper"), [("pth", None), ("pth", "state_dict"), ("safetensors", None)])
+def test_weights_from_a_file_that_was_trained_on_other_classes(
+    tmp_path: Path, suffix: str, wrapper: str | None
+) -> None:
+    def state(seed: int) -> Any:
+        other = {"classifier.1.weight": torch.zeros(3, 1280), "classifier.1.bias": torch.zeros(3)}
+        whole = network(seed).state_dict() | other
+        return whole if wrapper is None else {wrapper: whole, "epoch": 3}
+
+    file = saved(tmp_path, state(5), suffix)
     given, seeded = extractor(tmp_path, str(file)), extractor(tmp_path, seed=5)
     x = images().train.x
     assert torch.equal(given.load().eval()(x), seeded.load().eval()(x))
     before = given.fingerprint
-    saved(tmp_path, network(6).state_dict(), suffix)
+    saved(tmp_path, state(6), suffix)
     assert len({before, given.fingerprint, seeded.fingerprint}) == 3
-
-
-@pytest.mark.parametrize("wrapped", [None, "state_dict"])
-def test_a_file_trained_on_other_classes_gives_the_same_features(tmp_path: Path, wrapped: str | None) -> None:
-    whole = network(5)
-    other = whole.state_dict() | {"classifier.1.weight": torch.zeros(3, 1280), "classifier.1.bias": torch.zeros(3)}
-    file = saved(tmp_path, other if wrapped is None else {wrapped: other, "epoch": 3})
-    x = images().train.x
-    assert torch.equal(extractor(tmp_path, str(file)).load().eval()(x), extractor(tmp_path, seed=5).load().eval()(x))
 
 
 def test_a_file_without_a_layer_before_the_cut_or_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -428,20 +422,6 @@ def test_the_heads_layers_are_those_of_vgg16(layers: str, names: list[str]) -> N
     assert [name for name, layer in own.named_children() if isinstance(layer, nn.Linear)] == names
     assert all(own.get_submodule(name).in_features == whole.get_submodule(name).in_features for name in names)
     assert all(own.get_submodule(n).out_features == whole.get_submodule(n).out_features for n in names[:-1])
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_vgg16_gives_both_heads_their_input(tmp_path: Path) -> None:
-    x = images().test.x
-    one, two = (
-        build("vgg16_head", (3, 32, 32), weights="random", layers=n).extractor(tmp_path).load().eval()
-        for n in ("one", "two")
-    )
-    a, b = one(x), two(x)
-    assert a.shape == b.shape == (2, 4096)
-    layer = one.network.get_submodule("classifier.3")
-    torch.testing.assert_close(F.relu(F.linear(b, layer.weight, layer.bias)), a)
 
 
 @torch.no_grad()

@@ -57,15 +57,6 @@ def test_parameter_counts_are_those_of_the_papers(
 
 
 @pytest.mark.parametrize(
-    ("choice", "shape"),
-    [("mlp", DIGITS), ("logistic", DIGITS), ("logistic", (7,)), ("cnn", FASHION), ("femnist_cnn", CIFAR)]
-    + [("resnet20", s) for s in (DIGITS, FASHION, CIFAR)],
-)
-def test_outputs_are_one_logit_per_class(choice: str, shape: tuple[int, ...]) -> None:
-    assert build(choice, shape, 7)(torch.randn(3, *shape)).shape == (3, 7)
-
-
-@pytest.mark.parametrize(
     ("choice", "shape", "values"),
     [
         ("logistic", DIGITS, {}),

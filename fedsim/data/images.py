@@ -1,7 +1,6 @@
 """Image files, decoded into tensors; images in folders named after their classes, as torchvision's ImageFolder."""
 
 import io
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,8 +23,6 @@ HIGH_BIT_DEPTH = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 """Pillow's modes of grey images, and those with more than 8 bits per pixel, which a conversion would clip."""
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF")
 """Formats that are decoded, whatever a file's name says. Pillow knows many more, some of which start other programs."""
-MAX_BYTES = 2**36
-"""All decoded images of a split."""
 CHUNK = 512
 Side = Annotated[int, Interval(ge=1, le=4096)]
 """Pixels per side to which images are scaled."""
@@ -51,11 +48,6 @@ def decode(sources: Sequence[Any], *, mode: str | None, size: int | None, name: 
 def _decode(sources: Sequence[Any], mode: str, size: int | None, name: str, only_grey: bool) -> Tensor:
     width, height = (size, size) if size is not None else _open_image(sources[0], 0, name).size
     shape = (len(sources), height, width, *((3,) if mode == "RGB" else ()))
-    if math.prod(shape) > MAX_BYTES:
-        raise DataError(
-            f"{name}: {len(sources)} images of {width}x{height} pixels take {math.prod(shape) / 2**30:.0f} GiB "
-            f"(at most {MAX_BYTES // 2**30}); set dataset.size to a smaller number of pixels per side"
-        )
     result = np.empty(shape, np.uint8)
 
     def decode_chunk(start: int) -> None:

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Interval, Le
 from fedsim.config.build import construct
 from fedsim.core.encoding import EncodingError, encode
 from fedsim.core.errors import ConfigError, Problem, rule
-from fedsim.core.parameters import CountOrZero, Positive, Problems, Share, parameters
+from fedsim.core.parameters import Positive, Problems, Share, parameters
 
 
 @parameters
@@ -97,15 +97,6 @@ def test_unknown_ranges_are_refused_where_the_class_is_defined() -> None:
         @parameters
         class Odd:
             size: Annotated[int, Ge(1), Gt(3)]
-
-
-def test_attributes_without_an_annotation_are_no_parameters() -> None:
-    @parameters
-    class Plain:
-        size: CountOrZero
-        name = "plain"
-
-    assert list(inspect.signature(Plain).parameters) == ["size"]
 
 
 def test_a_checkpoint_holds_no_part_of_which_it_would_restore_the_fields_alone() -> None:

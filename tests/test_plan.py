@@ -77,9 +77,7 @@ def test_a_checksum_may_be_given_and_the_key_does_not_change_the_hash_while_it_i
 
 def test_the_order_of_keys_does_not_change_the_hash() -> None:
     config = job().config
-    backwards = dict(
-        reversed([(k, dict(reversed(v.items())) if isinstance(v, dict) else v) for k, v in config.items()])
-    )
+    backwards = {k: dict(reversed(v.items())) if isinstance(v, dict) else v for k, v in reversed(config.items())}
     assert hash_config(backwards) == hash_config(config)
 
 
@@ -124,10 +122,8 @@ def test_the_problems_of_every_group_are_told_with_those_of_others(word: str) ->
 
 def test_a_selector_is_told_what_the_server_lacks_for_it() -> None:
     assert "must be > 0 for FedABC" in problems("selector=fedabc", "server.validation_fraction=0")[0]
-    assert (
-        "server.validation_fraction=0: must be > 0 for GPFL"
-        in problems("selector=gpfl", "server.validation_fraction=0", "server.public_samples=5")[0]
-    )
+    told = problems("selector=gpfl", "server.validation_fraction=0", "server.public_samples=5")[0]
+    assert "server.validation_fraction=0: must be > 0 for GPFL" in told
     plan("selector=gpfl", "server.public_samples=0")
     plan("selector=fedabc", "server.validation_fraction=0", "server.public_samples=5")
 

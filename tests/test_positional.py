@@ -17,22 +17,16 @@ from fedsim.core.errors import ConfigError
 from tests.run_toys import ROOT, shell
 
 
-def told(folder: Path, source: str, values: str = "") -> str:
-    """The error of a run with a selector `Mine`, which is refused with 2 before its folder is made."""
-    (folder / "my_lab.py").write_text("from fedsim.selectors.random import Random\n\n" + source)
-    (folder / "conf/selector").mkdir(parents=True)
-    (folder / "conf/selector/mine.yaml").write_text(f"_target_: my_lab.Mine\n{values}")
-    words = ("--config-dir", "conf", "selector=mine", "num_rounds=1", "tracker=files_only")
-    ended = shell(folder, *words, PYTHONPATH=f"{folder}:{ROOT}")
-    assert ended.returncode == 2, ended.stderr
-    assert not (folder / "outputs").exists()
-    return ended.stderr
-
-
 def test_a_positional_parameter_that_nobody_passes_is_told_before_the_run(tmp_path: Path) -> None:
-    text = told(tmp_path, "class Mine(Random):\n    def __init__(self, n, k):\n        self.k = k\n")
-    assert "selector.k: is missing; Mine needs it\n" in text
-    assert "Traceback" not in text
+    source = "class Mine(Random):\n    def __init__(self, n, k):\n        self.k = k\n"
+    (tmp_path / "my_lab.py").write_text("from fedsim.selectors.random import Random\n\n" + source)
+    (tmp_path / "conf/selector").mkdir(parents=True)
+    (tmp_path / "conf/selector/mine.yaml").write_text("_target_: my_lab.Mine\n")
+    words = ("--config-dir", "conf", "selector=mine", "num_rounds=1", "tracker=files_only")
+    ended = shell(tmp_path, *words, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert (ended.returncode, (tmp_path / "outputs").exists()) == (2, False)
+    assert "selector.k: is missing; Mine needs it\n" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 class Alone:

@@ -53,6 +53,11 @@ from tests.run_toys import Run, refused, shell
         (["+a=" + "{b:" * 900 + "1" + "}" * 900], "nested too deeply"),
         (["+a=" + "[" * 1900 + "]" * 1900], "nested too deeply"),
         (["name=${oc.env:NO_SUCH_VARIABLE}"], "NO_SUCH_VARIABLE"),
+        (["server=2"], "server=2: must be a mapping of keys to values"),
+        (["num_clients=1000000000"], "num_clients=1000000000: must be at most 1000000"),
+        ([f"num_clients={2**63}"], "must be an integer of at most 64 bits"),
+        (["--info", "all", "selector=nope"], "selector='nope': is not a choice"),
+        (["--cfg", "job", "sede=1"], "sede: is not a"),
     ],
 )
 def test_a_mistake_is_told_with_key_value_rule_and_remedy(

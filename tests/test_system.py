@@ -189,7 +189,7 @@ def test_without_a_clock_configs_and_hashes_are_those_from_before_it() -> None:
         ),
         ("selector=fedcs", r"system='none': must be a simulated clock for FedCS\n.*system=lognormal"),
         ("selector=tifl", r"system='none': must be a simulated clock for TiFL"),
-        ("system.deadline=3", r"system\.deadline: is not a known key: the choice made in conf/system/ has no values"),
+        ("system.deadline=3", r"system\.deadline: is not a known key\n    it is a key of system=lognormal"),
     ],
 )
 def test_mistakes_are_named_with_their_remedy(words: str, message: str, tmp_path: Path) -> None:

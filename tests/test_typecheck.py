@@ -7,10 +7,7 @@ import pytest
 
 from fedsim.config.typecheck import conform, describe
 
-VALUES = [
-    *(None, True, 0, 1, -3, 1.0, 1.5, float("nan"), "", "a", "1"),
-    *([], [1, 2], [1, "a"], {"a": 1}, {1: "a"}),
-]
+VALUES = [*(None, True, 0, 1, -3, 1.0, 1.5, float("nan"), "", "a", "1"), *([], [1, 2], [1, "a"], {"a": 1}, {1: "a"})]
 
 # An annotation, and what each of the values becomes for it; - where it does not fit.
 TABLE: list[tuple[Any, str]] = [

@@ -96,55 +96,46 @@ def test_a_question_that_is_not_declared_names_selector_and_round() -> None:
     broken_in_round_two(simulate(on_observe=lambda server: server.validate({})), SelectionError, reason)
 
 
-def in_place(lender: Any) -> Selection:
-    lender.params["w"].add_(1)
-    return Selection(np.array([1, 3]))
+def modifying(modify: Callable[[Any], None]) -> Callable[[Any], Selection]:
+    """A selector's answer after it has modified the model that it is lent."""
 
-
-def through_a_view(lender: Any) -> Selection:
-    lender.params["w"][:1].mul_(2).sub_(1)
-    return Selection(np.array([1, 3]))
-
-
-def through_numpy(lender: Any) -> Selection:
-    lender.params["w"].numpy()[:] = 7
-    return Selection(np.array([1, 3]))
-
-
-def without_history(lender: Any) -> Selection:
-    lender.params["w"].data.mul_(2).sub_(1)
-    return Selection(np.array([1, 3]))
-
-
-def another_tensor(lender: Any) -> Selection:
-    lender.params["w"] = torch.ones(2)
-    return Selection(np.array([1, 3]))
-
-
-def another_shape(lender: Any) -> Selection:
-    lender.params["w"] = torch.ones(3)
-    return Selection(np.array([1, 3]))
-
-
-@pytest.mark.parametrize("modify", [in_place, through_a_view, another_tensor, another_shape])
-@pytest.mark.parametrize("when", ["on_select", "on_observe"])
-def test_a_selector_that_modifies_the_model_is_named_and_has_no_effect(modify: Any, when: str) -> None:
-    broken_in_round_two(simulate(**{when: modify}), SelectionError, "round 2: Faulty modified the model's w in place")
-
-
-@pytest.mark.parametrize("modify", [through_numpy, without_history])
-def test_what_torch_does_not_see_of_a_modification_has_no_effect_either(modify: Any) -> None:
-    untouched, run = simulate(), simulate(modify, modify)
-    assert [r.test_accuracy for r in run] == [r.test_accuracy for r in untouched]
-
-
-def test_a_selector_may_read_the_model_and_work_on_a_copy_of_it() -> None:
-    def copying(lender: Any) -> Selection:
-        mine = {name: value.clone().add_(1) for name, value in lender.params.items()}
-        assert not torch.equal(mine["w"], lender.params["w"])
+    def act(lender: Any) -> Selection:
+        modify(lender.params)
         return Selection(np.array([1, 3]))
 
-    untouched, run = simulate(), simulate(copying, copying)
+    return act
+
+
+IN_PLACE = [
+    lambda params: params["w"].add_(1),
+    lambda params: params["w"][:1].mul_(2).sub_(1),
+    lambda params: params.update(w=torch.ones(2)),
+    lambda params: params.update(w=torch.ones(3)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(IN_PLACE)))
+@pytest.mark.parametrize("when", ["on_select", "on_observe"])
+def test_a_selector_that_modifies_the_model_is_named_and_has_no_effect(number: int, when: str) -> None:
+    run = simulate(**{when: modifying(IN_PLACE[number])})
+    broken_in_round_two(run, SelectionError, "round 2: Faulty modified the model's w in place")
+
+
+def through_numpy(params: Params) -> None:
+    params["w"].numpy()[:] = 7
+
+
+def without_history(params: Params) -> None:
+    params["w"].data.mul_(2).sub_(1)
+
+
+def a_copy(params: Params) -> None:
+    assert not torch.equal({name: value.clone().add_(1) for name, value in params.items()}["w"], params["w"])
+
+
+@pytest.mark.parametrize("modify", [through_numpy, without_history, a_copy])
+def test_what_torch_does_not_see_of_a_modification_has_no_effect_either(modify: Any) -> None:
+    untouched, run = simulate(), simulate(modifying(modify), modifying(modify))
     assert [r.test_accuracy for r in run] == [r.test_accuracy for r in untouched]
 
 
@@ -246,10 +237,7 @@ def clips_in_place(params: Params, cohort: Cohort, mean: Params) -> Params:
         (lambda params, *_: {}, r"must return the tensors of `params`: it lacks \['w'\], and has \[\] besides"),
         (lambda params, *_: {**params, "v": params["w"]}, r"it lacks \[\], and has \['v'\] besides"),
         (lambda params, *_: {"w": 1.0}, r"must return tensors: w is float 1\.0"),
-        (
-            lambda params, *_: {"w": params["w"].double()},
-            r"w is \[2\] torch\.float64 cpu, not \[2\] torch",
-        ),
+        (lambda params, *_: {"w": params["w"].double()}, r"w is \[2\] torch\.float64 cpu, not \[2\] torch"),
         (lambda params, *_: {"w": params["w"][None]}, r"w is \[1, 2\] torch\.float32 cpu, not \[2\] torch"),
     ],
 )

@@ -109,10 +109,7 @@ def restricted_resolvers() -> Iterator[None]:
         BaseContainer._resolvers, Container.resolve_parse_tree = resolvers, evaluate  # type: ignore[method-assign]
 
 
-OPEN = (
-    *("mode", "sweeper.params", "sweeper.max_batch_size"),
-    *("job.chdir", "launcher", "verbose"),
-)
+OPEN = (*("mode", "sweeper.params", "sweeper.max_batch_size"), *("job.chdir", "launcher", "verbose"))
 """Keys under `hydra` that an override may set."""
 FOLDERS = ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir")
 """Where Hydra would keep its own files."""

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -213,7 +213,10 @@ def _check_selector(config: Mapping[str, Any], settings: Settings | None, proble
     n, k = settings.num_clients, settings.cohort_size
     num_selected = k if system is None else system.num_selected(k, n)
     population = Population(np.ones(n, np.int64), num_selected, settings.num_rounds)
-    selector = instantiate(node, Selector, "selector", population)
+    try:
+        selector = instantiate(node, Selector, "selector", population)
+    except ConfigError as error:
+        raise ConfigError(_with_over_selection(one, k, num_selected) for one in error.problems) from error
     problems.add(rule(hasattr(selector, "population"), "selector", type(selector).__name__, UNINITIALISED))
     if not has_clock and selector.needs & OF_SYSTEM:
         problems.add(Problem("system", "none", f"must be a simulated clock for {type(selector).__name__}", CLOCKS))
@@ -223,6 +226,14 @@ def _check_selector(config: Mapping[str, Any], settings: Settings | None, proble
 
 UNINITIALISED = "must call super().__init__(population) in its __init__"
 CLOCKS = "choose system=lognormal, say, in every run that is compared with this one"
+
+
+def _with_over_selection(problem: Problem, k: int, num_selected: int) -> Problem:
+    """Where a selector's rule names the K' clients to select as cohort_size, which is another: where K' is from."""
+    if num_selected == k or f"cohort_size={num_selected}" not in problem.rule:
+        return problem
+    origin = f"{num_selected} clients are selected for cohort_size={k} by system.over_selection"
+    return replace(problem, remedy="; ".join(filter(None, (problem.remedy, origin))))
 
 
 def _unmet(signal: Signal, selector: Selector, server: Any, key: str, example: float) -> Problem | None:

@@ -10,11 +10,14 @@ The names and types of a node are checked first, all of them, and then the rules
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from fedsim.config.typecheck import PASSED, REMEDY, conform, describe, find_in_working_folder, is_long, not_imported
+from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, nearest
 
 T = TypeVar("T")
@@ -71,7 +74,7 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
     if module_name.partition(".")[0] != "fedsim":
         find_in_working_folder()
     try:
-        found: Any = getattr(importlib.import_module(module_name), name) if module_name else None
+        found: Any = _imported(target)
         made = get_type_hints(found).get("return") if inspect.isfunction(found) else found
     except (Exception, SystemExit) as error:  # an import of a user's module may fail in any way
         reason = f"{expected}; importing it failed: {type(error).__name__}: {error}"
@@ -82,6 +85,26 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
         raise ConfigError([Problem(f"{key}._target_", target, expected + " that implements its abstract methods")])
     constructor: Callable[..., T] = found
     return constructor
+
+
+def _imported(target: str) -> Any:
+    """What a dotted path names. A class of fedsim is known by its name, wherever it was when a config was written."""
+    module_name, _, name = target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), name) if module_name else None
+    except (ModuleNotFoundError, AttributeError):
+        now = _shipped_targets().get(name) if module_name.partition(".")[0] == "fedsim" else None
+        if now is None or now == target:
+            raise
+        return _imported(now)
+
+
+@cache
+def _shipped_targets() -> dict[str, str]:
+    """The dotted path of every class that a file of conf/ names, by the class's name."""
+    texts = [path.read_text(encoding="utf-8") for path in conf_dir().rglob("*.yaml")]
+    targets = [target for text in texts for target in re.findall(r"_target_: (fedsim\.[\w.]+)", text)]
+    return {target.rpartition(".")[2]: target for target in targets}
 
 
 def _remedy(module_name: str, name: str) -> str:

@@ -182,14 +182,16 @@ def cost_of_rounds(run: Run, *names: str, rounds: int = 200) -> float | None:
 
 def seconds_200(run: Run, phases: Sequence[str] = PHASES) -> float | None:
     """Seconds of 200 rounds in some phases; of selection: by the server, and by clients to answer its requests."""
-    return cost_of_rounds(run, *(f"seconds_{phase}" for phase in phases))
+    spent = [cost_of_rounds(run, f"seconds_{phase}") for phase in phases]
+    return None if None in spent else sum(value for value in spent if value is not None)
 
 
 def selection_overhead(run: Run) -> float | None:
     """Seconds spent on selection, by the server and by clients for it, divided by those of all other phases."""
-    choosing = "seconds_select", "seconds_ask"
-    rest = total_cost(run, *(name for name in PHASE_SECONDS if name not in choosing))
-    return total_cost(run, *choosing) / rest if rest else None
+    spent = {phase: total_cost(run, f"seconds_{phase}") for phase in PHASES}
+    choosing = spent.pop("select") + spent.pop("ask")
+    rest = sum(spent.values())
+    return choosing / rest if rest else None
 
 
 MEASURES: Mapping[str, Callable[..., float | None]] = {

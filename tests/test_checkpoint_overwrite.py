@@ -192,25 +192,3 @@ def test_what_is_raised_after_the_last_round_is_a_failure_that_keeps_the_rounds(
     rounds.clear()
     assert run([*WORDS, EVERY]) == 0
     assert rounds == [7, 8]
-
-
-@LAUNCHERS
-def test_a_tracker_that_cannot_be_made_is_left_out_and_named(
-    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_lab.py").write_text(TRACKER)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    words = ["-m", "+tracker.mine={_target_: my_lab.Remote, host: nowhere}", "seed=0,1", f"hydra/launcher={launcher}"]
-    assert run([*WORDS, *words]) == 0
-    summaries = [read_summary(path.parent) or {} for path in Path("outputs").glob("*/*/summary.json")]
-    told = {"mine": "ConnectionError: no server at nowhere"}
-    assert [(s["status"], s["trackers"]) for s in summaries] == [("done", told)] * 2
-
-
-TRACKER = """
-from fedsim.tracking.base import Tracker
-
-class Remote(Tracker):
-    def __init__(self, *, host: str) -> None:
-        raise ConnectionError(f"no server at {host}")
-"""

@@ -6,8 +6,7 @@ import io
 import json
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -230,44 +229,6 @@ def test_trackers_are_told_the_end_of_a_run_whose_summary_does_not_fit(
     assert summary["status"] == "failed"
     assert "summary.json (No space left on device)" in summary["error"]
     assert summary["rounds"] == 6
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Any]:
-    """Sets the megabytes of a file system in memory at tmp_path / "disk"; only the superuser can make one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-
-    def mount(options: str) -> bool:
-        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
-        return not subprocess.run(command, capture_output=True, check=False).returncode
-
-    if shutil.which("mount") is None or not mount("size=1m"):
-        pytest.skip("a file system of its own cannot be mounted here")
-    yield lambda size: mount(f"remount,size={size}m")
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_run_on_a_real_disk_that_fills_up_goes_on_when_there_is_room(
-    small_disk: Any, rounds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Room for the estimate, but not for two checkpoints (of 1.2 MB) and a third that is being written."""
-    monkeypatch.chdir(tmp_path)
-    words = [w for w in WORDS if "model" not in w] + ["model.hidden=[1200]", "checkpoint.every=1"]
-    assert run([*words, "output_dir=whole"]) == 0
-    assert small_disk(3)
-    rounds.clear()
-    assert run([*words, "output_dir=disk/outputs"]) == 1
-    folder, whole = folder_in(tmp_path / "disk" / "outputs"), folder_in(tmp_path / "whole")
-    assert folder is not None
-    assert whole is not None
-    assert not torn(folder)
-    assert len(read_metrics(folder)) == len(rounds)
-    assert small_disk(9)
-    rounds.clear()
-    assert run([*words, "output_dir=disk/outputs"]) == 0
-    assert rounds[0] == 3
-    assert result(folder) == result(whole)
 
 
 def test_a_report_that_does_not_fit_is_told_and_leaves_the_earlier_one_whole(

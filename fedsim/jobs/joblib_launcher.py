@@ -23,6 +23,8 @@ from fedsim.running.outcome import Outcome
 
 POLL_SECONDS = 0.5
 """Between two looks at the tasks and at the records of their jobs."""
+IDLE_SECONDS = 15
+"""After which a process without a job ends, also where the command was killed."""
 
 
 @dataclass(kw_only=True)
@@ -52,7 +54,7 @@ class JoblibJobs(TaskLauncher):
         """The pool of processes; another one where one of them was killed."""
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, joblib.cpu_count() // self.tasks_at_a_time))
         variables = {"OMP_NUM_THREADS": threads, "PYTHONSAFEPATH": "1"}  # nothing is imported from the working folder
-        return get_reusable_executor(max_workers=self.tasks_at_a_time, timeout=300, env=variables)
+        return get_reusable_executor(max_workers=self.tasks_at_a_time, timeout=IDLE_SECONDS, env=variables)
 
     def begin(self, groups: Sequence[Sequence[Job]]) -> Sequence[Any]:
         pool, place = self._pool(), this_place({})

@@ -35,9 +35,8 @@ LEAST_ROUNDS = 5
 class Progress:
     """Rounds left of each of `plans`, by folder. `now`: a clock in seconds.
 
-    The remaining time is the number of rounds left times the mean seconds between the ends of the latest rounds: it
-    holds for jobs in turn and side by side, with all that they do between rounds. The preparation of the first
-    job, jobs that have ended before, and those that other processes are running count for nothing.
+    The remaining time is the number of rounds left times the mean seconds between the ends of the latest rounds, in
+    turn or side by side. Jobs that have ended before and those that other processes are running count for nothing.
     """
 
     def __init__(self, plans: Sequence[Plan] = (), now: Callable[[], float] = time.monotonic) -> None:
@@ -144,12 +143,9 @@ class Narration:
             labels = self._labels[plan.folder]
             names = " ".join(f"{key}={labels[key]}" for key in self._told_keys if key in labels)
             parts = (outcome.status, names, *_results(outcome), time_left(position))
-            CONSOLE.print(
-                job_number(position) + " · ".join(filter(None, parts)),
-                style=None if outcome.status == "done" else "red",
-                soft_wrap=not CONSOLE.is_terminal,  # a log has one line a job
-                markup=False,
-            )
+            text, style = " · ".join(filter(None, parts)), None if outcome.status == "done" else "red"
+            wrap = not CONSOLE.is_terminal  # a log has one line a job
+            CONSOLE.print(job_number(position) + text, style=style, soft_wrap=wrap, markup=False)
         elif not has_console(plan) and outcome.status not in ("data", "config"):
             tell_line(" · ".join((outcome.status, *_results(outcome))))
             tell_line(f"results in {plan.folder}")
@@ -157,16 +153,11 @@ class Narration:
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """Close the command: a table over its jobs, where the results are, and what to do next."""
         if self._is_sweep:
-            rows = [
-                {
-                    "labels": {key: value for key, value in self._labels[plan.folder].items() if key != "seed"},
-                    "seed": plan.settings.seed,
-                    "status": outcome.status,
-                    "summary": outcome.summary,
-                    "folder": plan.folder,
-                }
-                for plan, outcome in zip(self.plans, outcomes, strict=True)
-            ]
+            rows = []
+            for plan, outcome in zip(self.plans, outcomes, strict=True):
+                labels = {key: value for key, value in self._labels[plan.folder].items() if key != "seed"}
+                ended = {"status": outcome.status, "summary": outcome.summary, "folder": plan.folder}
+                rows.append({"labels": labels, "seed": plan.settings.seed, **ended})
             sweep_table(rows)
             tell_line(f"results in {self.folder}")
         self._tell_failed_trackers(outcomes)

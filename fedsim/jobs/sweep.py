@@ -116,7 +116,9 @@ class Attempts:
         if self.screen is not None:
             self.screen.job_begins(plan)
         try:
-            self._require_data(plan)
+            missing = self._unprepared.get(data_key(plan)) if self._unprepared else None
+            if missing is not None and (plan.settings.overwrite or not outcome_on_file(plan).final):
+                raise missing  # as an earlier job has: the same data are not looked for again
             outcome = execute(plan, interleaved, _Rounds(plan, self.progress, self.on_round, self.screen))
         except HeldError:
             outcome = Outcome("held", {})
@@ -139,22 +141,12 @@ class Attempts:
         if self.screen is not None:
             self.screen.job_ended(plan, outcome)
 
-    def _require_data(self, plan: Plan) -> None:
-        """Raise what an earlier job has raised for want of the same data, which are not looked for again."""
-        error = self._unprepared.get(data_key(plan)) if self._unprepared else None
-        if error is not None and (plan.settings.overwrite or not outcome_on_file(plan).final):
-            raise error
-
-    def run_next(self, plan: Plan) -> Outcome:
-        """As `run`; after a signal there is no next one, and KeyboardInterrupt or `Preempted` is raised."""
-        outcome = self.run(plan)
-        STOP.raise_if_asked()
-        return outcome
-
     def run_in_turn(self, plans: Sequence[Plan]) -> None:
-        """Run jobs one after another."""
+        """Run jobs one after another; after a signal there is no next one, and KeyboardInterrupt or `Preempted` is
+        raised."""
         for plan in plans:
-            self.run_next(plan)
+            self.run(plan)
+            STOP.raise_if_asked()
 
     def run_in_lanes(self, lanes: Lanes, plans: Sequence[Plan]) -> None:
         """Run jobs side by side, as many at a time as there are lanes and as fit together."""

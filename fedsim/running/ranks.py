@@ -51,7 +51,6 @@ def joined(place: World) -> Link:
 
 
 def backend_name() -> str:
-    """The backend of torch.distributed."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
@@ -72,11 +71,10 @@ class Ranks:
 
     def agree(self, plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
         """Let the other ranks serve these jobs. Raises `FedsimError` if one of them has composed others."""
-        if self.others is None:
-            return
-        check_jobs(plans, launcher)
-        self.plans = plans
-        self._ask_all(Message("jobs", identity_of(plans)), lambda: None)
+        if self.others is not None:
+            check_jobs(plans, launcher)
+            self.plans = plans
+            self._ask_all(Message("jobs", identity_of(plans)), lambda: None)
 
     def build(self, plan: Plan, build: Callable[[Plan], Experiment]) -> Experiment:
         """The run of a plan, which all ranks build; its training and evaluation are divided among them."""

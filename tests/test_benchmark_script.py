@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedsim.core.types import Ids
 from scripts.benchmarks import checkpoints
-from scripts.benchmarks.peers import run_fedsim, run_loop, stopwatch, write_data
+from scripts.benchmarks.peers import run_fedsim, run_loop, stopwatch
 from scripts.benchmarks.peers.networks import new_network
 from scripts.benchmarks.peers.stopwatch import Case, Stopwatch
 from scripts.benchmarks.peers.workloads import WORKLOADS, Arrays, Workload, is_written, read_arrays, write_arrays
@@ -221,18 +221,6 @@ def test_the_loop_does_what_the_sequential_engine_does() -> None:
     assert simulation.round == 2
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, simulation.params[name], atol=1e-5, rtol=0)
-
-
-def test_arrays_hold_every_clients_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = run_fedsim.experiment_of(["device=cpu", "server.validation_fraction=0"])
-    size = len(experiment.division.train[0])
-    monkeypatch.setattr(write_data, "experiment_of", lambda _: experiment)
-    monkeypatch.setattr(write_data, "TEST_SAMPLES", len(experiment.simulation.components.server_data.test.y))
-    workload = Workload(**{**W1.__dict__, "num_clients": 20, "samples": size})
-    arrays = write_data.arrays_of(workload)
-    assert arrays.x.shape == (20, size, 64)
-    assert arrays.y.shape == (20, size)
-    assert max(len(set(labels)) for labels in arrays.y) <= 4
 
 
 def test_the_cost_of_checkpoints_is_the_worst_share_of_the_runs_at_the_default_interval() -> None:

@@ -45,15 +45,12 @@ def test_disabled_is_silent_and_modes_and_timeouts_are_checked(tmp_path: Path, m
     assert play(mirror, tmp_path / "run") == {}
     assert mirror.notice is None
     assert not (tmp_path / "run" / "wandb").exists()
+    code = "import sys, fedsim.tracking.wandb_tracker; sys.exit('wandb' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # it does not import W&B itself
     monkeypatch.setenv("WANDB_MODE", "disabled")  # is heeded by `auto` alone
     assert (tracker("auto").mode, tracker("offline").mode) == ("disabled", "offline")
     with pytest.raises(ConfigError, match=r"timeout=21\.0: must be at most 20 seconds"):
         tracker(timeout=21.0)
-
-
-def test_the_tracker_itself_never_imports_wandb() -> None:
-    code = "import sys, fedsim.tracking.wandb_tracker; sys.exit('wandb' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # --- secrets and surroundings --------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def begun(folder: Path, timeout: float | None = None) -> tuple[WandbTracker, Tra
 def test_the_death_of_its_process_is_counted_and_nothing_else(tmp_path: Path) -> None:
     mirror, trackers = begun(tmp_path)
     assert mirror._process is not None
-    os.kill(mirror._process.pid, signal.SIGKILL)
+    os.kill(mirror._process.child.pid, signal.SIGKILL)
     for t in range(1, 2000):
         trackers.log(record(t))
     trackers.finish(summary())
@@ -124,11 +124,11 @@ def test_a_mirror_that_hangs_is_given_up_and_gone(
     mirror = tracker(timeout=0.5)
     mirror.start(info(tmp_path))
     assert mirror._process is not None
-    pid = mirror._process.pid
+    pid = mirror._process.child.pid
     for t in range(1, 3000):
         mirror.log(record(t))
     assert waits == []
-    assert mirror._process._child.poll() is None
+    assert mirror._process.child.poll() is None
     mirror.finish(summary())
     assert waits == [0.5, None]  # then it was killed
     assert mirror.num_degraded == 1

@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import FedsimError
-from fedsim.core.parameters import has_parameters
 
 PLAIN = (type(None), bool, int, float, str)
 CONTAINERS: Mapping[str, Callable[[Any], Any]] = {
@@ -56,32 +54,27 @@ def encode(
         return {"dict": [[inner(k, f"{where} key"), inner(v, f"{where}[{k!r}]")] for k, v in value.items()]}
     if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized:
         return {"tensor": [*_keep(value.detach(), tensors), value.device.type == "cpu"]}
-    if isinstance(value, np.ndarray | np.generic) and _is_plain_array(value):
-        name = "array" if isinstance(value, np.ndarray) else "scalar"
+    plain = isinstance(value, np.generic) or kind in (np.ndarray, np.memmap)  # no mask, no matrix
+    if plain and value.dtype.kind in "biuf" and value.dtype.isnative and value.dtype.itemsize <= 8:  # as torch has them
+        name = "scalar" if isinstance(value, np.generic) else "array"
         return {name: _keep(torch.from_numpy(np.array(value)), tensors)}
-    if is_dataclass(value) and not isinstance(value, type) and not has_parameters(value):
-        _require_readable(kind, where, dataclasses or {})
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    if is_dataclass(kind) and not hasattr(kind, "__parameters__"):  # whose objects may have more than their fields
+        if (dataclasses or {}).get(path) is not kind:
+            raise EncodingError(
+                f"{where} is of the dataclass {path}, which would not be found when the checkpoint is read: its name "
+                "is not in the module of the selector (or aggregator); write "
+                f"`from {kind.__module__} import {kind.__qualname__}` there, or define it there, outside of other "
+                "classes and functions"
+            )
         values = {f.name: getattr(value, f.name) for f in fields(value)} | getattr(value, "__dict__", {})
-        return {"dataclass": [_path(kind), {name: inner(item, f"{where}.{name}") for name, item in values.items()}]}
+        return {"dataclass": [path, {name: inner(item, f"{where}.{name}") for name, item in values.items()}]}
+    found = ", ".join(str(getattr(value, name)) for name in ("dtype", "layout") if hasattr(value, name))
     raise EncodingError(
-        f"{where} is of type {kind.__module__}.{kind.__qualname__}{_details(value)}, which a checkpoint cannot hold "
+        f"{where} is of type {path}{found and f' ({found})'}, which a checkpoint cannot hold "
         "(it holds None, numbers, strings, lists, tuples, dicts, sets, deques, plain NumPy arrays, dense torch tensors "
         "and dataclasses of these)"
     )
-
-
-def _is_plain_array(value: NDArray[Any] | np.generic) -> bool:
-    """Whether torch has its type of numbers, and it is nothing more than its numbers: no mask, no matrix."""
-    dtype = value.dtype
-    known = dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8
-    return known and (isinstance(value, np.generic) or type(value) in (np.ndarray, np.memmap))
-
-
-def _details(value: object) -> str:
-    """The type of an array's numbers, and a tensor's layout."""
-    if isinstance(value, Tensor):
-        return f" ({value.dtype}, {value.layout})"
-    return f" ({value.dtype})" if isinstance(value, np.ndarray | np.generic) else ""
 
 
 def decode(
@@ -122,23 +115,8 @@ def dataclasses_known_to(*objects: object) -> dict[str, type]:
     """All dataclasses that the modules of the classes of `objects` define or import, by path."""
     modules = {cls.__module__ for value in objects for cls in type(value).__mro__}
     found = [value for name in modules for value in vars(sys.modules.get(name, object)).values()]
-    return {_path(value): value for value in found if isinstance(value, type) and is_dataclass(value)}
-
-
-def _require_readable(cls: type, where: str, known: Mapping[str, type]) -> None:
-    """Raise `EncodingError` for a dataclass that `decode` could not build."""
-    path = _path(cls)
-    if known.get(path) is not cls:
-        raise EncodingError(
-            f"{where} is of the dataclass {path}, which would not be found when the checkpoint is read: its name is "
-            "not in the module of the selector (or aggregator); write "
-            f"`from {cls.__module__} import {cls.__qualname__}` there, or define it there, outside of other classes "
-            "and functions"
-        )
-
-
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+    classes = [value for value in found if isinstance(value, type) and is_dataclass(value)]
+    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
 
 
 def _keep(value: Tensor, tensors: dict[str, Tensor]) -> list[Any]:

@@ -12,7 +12,7 @@ class Quantile(Selector):
 """
 
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
@@ -44,9 +44,11 @@ def parameters(cls: type[T]) -> type[T]:
 
     def check_and_prepare(self: Any) -> None:
         if self.__parameters__ is rules:  # and not those of a subclass, which hold these, too
-            values = [(name, getattr(self, name), found) for name, found in rules.items()]
-            outside = [_outside(name, value, found) for name, value, found in values if isinstance(value, int | float)]
-            check(*outside, *getattr(self, "problems", tuple)())
+            given = [(name, getattr(self, name), ranges) for name, ranges in rules.items()]
+            numbers = [one for one in given if isinstance(one[1], int | float)]
+            broken = [[one(name, value) for one in ranges] for name, value, ranges in numbers]
+            first = [next(filter(None, problems), None) for problems in broken]  # of each parameter
+            check(*first, *getattr(self, "problems", tuple)())
         if prepare is not None:
             prepare(self)
 
@@ -56,11 +58,6 @@ def parameters(cls: type[T]) -> type[T]:
     rules = {name: [_rule(name, one) for one in _ranges(hint)] for name, hint in hints.items() if name != "return"}
     made.__parameters__ = rules  # type: ignore[attr-defined]
     return made
-
-
-def has_parameters(value: object) -> bool:
-    """Whether it is an object of a class that `parameters` made: it may have attributes that are no fields."""
-    return hasattr(value, "__parameters__")
 
 
 def _ranges(hint: Any) -> list[Any]:
@@ -83,8 +80,3 @@ def _rule(name: str, limits: Any) -> Rule:
         case Le(le=int() | float() as high):
             return partial(at_most, high=high)
     raise TypeError(f"{name}: the range {limits} is none of Gt(0), Ge, Le and Interval(ge=, le= or lt=)")
-
-
-def _outside(name: str, value: Any, rules: Sequence[Rule]) -> Problem | None:
-    """The first of `rules` that the value violates."""
-    return next((p for one in rules if (p := one(name, value)) is not None), None)

@@ -32,8 +32,7 @@ class ConsoleTracker(Tracker):
     """
 
     def __init__(self, *, progress: bool) -> None:
-        self.progress = progress
-        self.console = CONSOLE
+        self.progress, self.console = progress, CONSOLE
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._accuracy: float | None = None
@@ -50,12 +49,8 @@ class ConsoleTracker(Tracker):
     def log(self, record: Mapping[str, Any]) -> None:
         self.replay(record)
         if self._bar is None and self.progress and self._info.alone and _is_due(record["round"], self._info.num_rounds):
-            parts = (
-                f"  round {record['round']}/{self._info.num_rounds}",
-                f"test accuracy {show_share(self._accuracy)}",
-                time_left(self._info.sweep),
-            )
-            self.console.print("  ".join(filter(None, parts)))
+            done, left = f"round {record['round']}/{self._info.num_rounds}", time_left(self._info.sweep)
+            _print_line(done, show_share(self._accuracy), left, self.console)
 
     def replay(self, record: Mapping[str, Any]) -> None:
         if record["test_accuracy"] is not None:
@@ -120,10 +115,9 @@ def lanes_progress(
     Yields a function to call with the number of runs left and how many of `num_rounds` have ended: the round of the run
     that is furthest ahead, or the rounds of all.
     """
-    console = CONSOLE
-    console.print(f"{num_lanes} runs {how}")
-    if console.is_terminal:
-        with _bar(console, TextColumn("{task.fields[runs]} runs, test accuracy {task.fields[accuracy]}")) as bar:
+    CONSOLE.print(f"{num_lanes} runs {how}")
+    if CONSOLE.is_terminal:
+        with _bar(CONSOLE, TextColumn("{task.fields[runs]} runs, test accuracy {task.fields[accuracy]}")) as bar:
             task = bar.add_task("", total=num_rounds, runs=num_lanes, accuracy="-", left="")
             yield lambda runs, round: bar.update(
                 task, completed=round, runs=runs, accuracy=lanes_accuracy(accuracies()), left=left()
@@ -134,11 +128,14 @@ def lanes_progress(
     def show_progress(runs: int, round: int) -> None:
         nonlocal last
         if round > last and _is_due(round, num_rounds):
-            parts = f"  round {round}/{num_rounds}, {runs} runs", f"test accuracy {lanes_accuracy(accuracies())}"
-            console.print("  ".join(filter(None, (*parts, left()))))
+            _print_line(f"round {round}/{num_rounds}, {runs} runs", lanes_accuracy(accuracies()), left(), CONSOLE)
         last = max(last, round)
 
     yield show_progress
+
+
+def _print_line(done: str, accuracy: str, left: str, console: Console) -> None:
+    console.print("  ".join(filter(None, (f"  {done}", f"test accuracy {accuracy}", left))))
 
 
 def _bar(console: Console, *texts: ProgressColumn) -> Progress:

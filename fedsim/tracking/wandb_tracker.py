@@ -28,14 +28,9 @@ from fedsim.results.files import WANDB_ID, json_ready
 from fedsim.tracking.base import RunInfo, Tracker
 
 QUIET = {
-    "console": "off",
-    "silent": True,
-    "save_code": False,
-    "disable_git": True,
-    "disable_job_creation": True,
-    "x_disable_meta": True,
-    "x_disable_stats": True,
-    "x_save_requirements": False,
+    **{"console": "off", "silent": True, "disable_git": True, "disable_job_creation": True},
+    **dict.fromkeys(("x_disable_meta", "x_disable_stats"), True),
+    **dict.fromkeys(("save_code", "x_save_requirements"), False),
 }
 """Settings with which W&B records only the run: no terminal output, code, machine or repository."""
 DISABLED = "W&B's settings say disabled; `wandb enabled` changes that"
@@ -145,13 +140,9 @@ class MirrorProcess:
 
     def __init__(self) -> None:
         self._temporary = tempfile.mkdtemp(prefix="fedsim-wandb-")
-        self._child = start_process("--pipe", self._temporary, stdin=subprocess.PIPE)
+        self.child = start_process("--pipe", self._temporary, stdin=subprocess.PIPE)
         self._queue: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._write, daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Queue a message for the child."""
@@ -163,20 +154,20 @@ class MirrorProcess:
         The report is `done` or a description of the failure.
         """
         self._queue.put(None)
-        assert self._child.stdout is not None
+        assert self.child.stdout is not None
         try:
-            code = self._child.wait(seconds)
-            with self._child.stdout as output:
+            code = self.child.wait(seconds)
+            with self.child.stdout as output:
                 return output.read().strip() or f"its process ended early (exit code {code})"
         except subprocess.TimeoutExpired:
             return f"{NO_ANSWER} {seconds:.3g} s"
         finally:
-            kill_with_children(self._child)
+            kill_with_children(self.child)
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _write(self) -> None:
-        assert self._child.stdin is not None
-        with suppress(OSError, ValueError), self._child.stdin as pipe:
+        assert self.child.stdin is not None
+        with suppress(OSError, ValueError), self.child.stdin as pipe:
             while (message := self._queue.get()) is not None:
                 pipe.write(json.dumps(message) + "\n")
                 pipe.flush()
@@ -230,6 +221,9 @@ class Server:
 SERVER = Server()
 
 
+Mode = Literal["auto", "online", "offline", "disabled"]
+
+
 class WandbTracker(Tracker):
     """Makes one W&B run of each run: group = the run's name, job_type = its selector, step = `round`.
 
@@ -239,15 +233,7 @@ class WandbTracker(Tracker):
     runs of the process are logged offline at once.
     """
 
-    def __init__(
-        self,
-        *,
-        mode: Literal["auto", "online", "offline", "disabled"],
-        project: str,
-        entity: str | None,
-        tags: list[str],
-        timeout: float,
-    ) -> None:
+    def __init__(self, *, mode: Mode, project: str, entity: str | None, tags: list[str], timeout: float) -> None:
         check(
             rule(bool(project), "project", project, "must not be empty"),
             positive("timeout", timeout),

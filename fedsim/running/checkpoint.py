@@ -1,11 +1,13 @@
 """Checkpoints: a run's whole state in one file, from which the same command goes on as if nothing had happened.
 
 The SHA-256 of what follows, and a file of safetensors whose metadata hold the state as JSON (`encoding`); nothing in it
-is ever executed. It is written completely or not at all, and the one before it is kept.
+is ever executed. It is written completely or not at all, and the one before it is kept. As a SHA-256 can be forged, the
+types, shapes and ranges of what is read are checked, too.
 """
 
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +28,7 @@ from fedsim.core.encoding import decode, encode
 from fedsim.core.errors import ConfigError, DataError, Problem
 from fedsim.core.record import Record
 from fedsim.results.files import METRICS, NEWEST, PREVIOUS, RunFolder, json_ready, read_metrics
+from fedsim.rounds.loop import Simulation
 from fedsim.running.provenance import user_code
 
 FORMAT = 2
@@ -72,7 +75,8 @@ class Checkpoints:
     """Those of one run. `every`: rounds, None for none but those on a signal, `auto` for as often as costs little.
 
     `identity` (`identity_of`) says what a checkpoint must have been made by; `device` is where tensors of a GPU go;
-    `dataclasses`: those that the state may hold, by path; `other_code`: code of the user's may have changed since.
+    `dataclasses`: those that the state may hold, by path; `other_code`: code of the user's may have changed since;
+    `fault` names a value that the run cannot go on from.
     """
 
     folder: RunFolder
@@ -81,6 +85,7 @@ class Checkpoints:
     device: torch.device
     dataclasses: Mapping[str, type] = field(default_factory=dict)
     other_code: bool = False
+    fault: Callable[[Checkpoint], str | None] = lambda checkpoint: None
 
     def __post_init__(self) -> None:
         self._cost = 0.0
@@ -143,6 +148,8 @@ class Checkpoints:
         if problems := [p for p in found if not (self.other_code and p.key == "code")]:
             raise ConfigError(problems)
         checkpoint = Checkpoint(**decode(header["content"], tensors, self.device, self.dataclasses))
+        if wrong := self.fault(checkpoint):
+            raise CheckpointError(f"is damaged: its {wrong} is of a wrong type or out of range")
         until = checkpoint.state["round"]
         if found:
             checkpoint.earlier_code.append({"code": saved["code"], "until_round": until})
@@ -157,6 +164,39 @@ class Checkpoints:
         for name in (NEWEST, PREVIOUS):
             with suppress(OSError):
                 (self.folder.path / name).unlink(missing_ok=True)
+
+
+def fault(checkpoint: Checkpoint, simulation: Simulation) -> str | None:
+    """The first of its fields that `simulation` cannot go on from, or None. What selector and aggregator keep, they
+    check themselves."""
+    state, population = checkpoint.state, simulation.components.population
+    covered, params, own = state.get("covered"), state.get("params"), simulation.params
+    holds = {
+        "initial_accuracy": _within(checkpoint.initial_accuracy, 1),
+        "started": _within(checkpoint.started),
+        "lengths": all(isinstance(value, int) and _within(value) for value in checkpoint.lengths.values()),
+        "state.round": isinstance(state.get("round"), int) and _within(state["round"], population.num_rounds),
+        "state.wall_seconds": _within(state.get("wall_seconds")),
+        "state.covered": isinstance(covered, np.ndarray)
+        and (covered.dtype, covered.shape) == (np.bool_, (population.num_clients,)),
+        "state.params": isinstance(params, dict)
+        and params.keys() == own.keys()
+        and all(_alike(params[name], value) for name, value in own.items()),
+        "state.selector": isinstance(state.get("selector"), dict),
+        "state.aggregator": isinstance(state.get("aggregator"), dict),
+    }
+    return next((name for name, sound in holds.items() if not sound), None)
+
+
+def _alike(value: Any, own: Tensor) -> bool:
+    alike = isinstance(value, Tensor) and (value.shape, value.dtype) == (own.shape, own.dtype)
+    return alike and bool(value.isfinite().all())
+
+
+def _within(value: Any, high: float = math.inf) -> bool:
+    """Whether it is a finite number from 0 to `high`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and 0 <= value <= high
 
 
 def identity_of(

@@ -31,7 +31,7 @@ from fedsim.results.files import (
     replacement_of,
 )
 from fedsim.running.assembly import Experiment, build
-from fedsim.running.checkpoint import START_ANEW, Checkpoint, CheckpointError, Checkpoints, identity_of
+from fedsim.running.checkpoint import START_ANEW, Checkpoint, CheckpointError, Checkpoints, fault, identity_of
 from fedsim.running.interleaving import InterleavedRun
 from fedsim.running.outcome import (
     Ending,
@@ -230,7 +230,8 @@ class _Run:
         fingerprint = self.experiment.data_source.get("fingerprint")
         identity = identity_of(self.plan, self.backend, self.device, fingerprint, self.experiment.division.hash)
         settings = self.plan.checkpoint
-        return Checkpoints(self.folder, identity, settings.every, self.device, known, settings.other_code)
+        sound = partial(fault, simulation=self.simulation)
+        return Checkpoints(self.folder, identity, settings.every, self.device, known, settings.other_code, sound)
 
     def _progress(self) -> tuple[Checkpoint, list[Record]]:
         """Go on from the checkpoint if there is one, or start anew."""

@@ -6,16 +6,15 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedsim.core.flat import as_columns, real_dtype
+from fedsim.core.flat import as_columns
 from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.device import Compile, Precision, worth_compiling
 from fedsim.engine.engine import fetched
 from fedsim.engine.model import refuse_hidden_randomness
 from fedsim.engine.schedule import Schedule
-from fedsim.engine.stacked import Differentiated, LinearChain, StackedGradients, stacked_batches
+from fedsim.engine.stacked import Differentiated, LinearChain, StackedGradients, run_steps
 from fedsim.engine.torch_backend import TorchBackend
 
 
@@ -67,15 +66,7 @@ class BatchedBackend(TorchBackend):
         order = np.argsort(-schedule.steps, kind="stable")
         ordered = schedule.rows(order) if (order[:-1] > order[1:]).any() else schedule
         program = self._program(_stacked([start[row] for row in order]), schedule.lr)
-        losses = self.data.x.new_zeros(ordered.positions.shape, dtype=real_dtype(self.data.x))
-        kept: list[Tensor] = []
-        for step, batch in enumerate(stacked_batches(self.data, ordered)):
-            if batch.repeats_last and not kept:
-                kept = [value.clone() for value in program.row(1)]
-            found = program.step(batch)
-            losses[: len(found), step, : found.shape[1]] = found
-        for value, result in zip(program.row(1) if kept else [], kept, strict=True):
-            value.copy_(result)
+        losses = run_steps(program, self.data, ordered)
         back = np.argsort(order, kind="stable")
         delta, momentum = as_columns(_in_order(program.delta(), back)), program.momentum()
         values, finite = fetched(losses, delta)

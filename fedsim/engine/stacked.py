@@ -325,3 +325,17 @@ class LinearChain:
         """In the layout of `torch.nn.Linear`."""
         weights = {link.weight for link in self.chain.links}
         return {n: value.transpose(1, 2) if n in weights else value.squeeze(1) for n, value in tensors.items()}
+
+
+def run_steps(program: Differentiated | LinearChain, data: ClientData, schedule: Schedule) -> Tensor:
+    """All steps of clients that are ordered by falling number of steps; their samples' losses [R, steps, width]."""
+    losses = data.x.new_zeros(schedule.positions.shape, dtype=real_dtype(data.x))
+    kept: list[Tensor] = []
+    for step, batch in enumerate(stacked_batches(data, schedule)):
+        if batch.repeats_last and not kept:
+            kept = [value.clone() for value in program.row(1)]
+        found = program.step(batch)
+        losses[: len(found), step, : found.shape[1]] = found
+    for value, result in zip(program.row(1) if kept else [], kept, strict=True):
+        value.copy_(result)
+    return losses

@@ -72,7 +72,7 @@ def test_runs_wait_that_are_offline_or_whose_mirror_failed(capsys: pytest.Captur
         assert sync.waiting([Path("outputs")]) == [failed, offline]
     assert sync.waiting([offline, Path("outputs"), offline]) == [offline, failed, held]
     assert answer(["sync", "--dry-run"]) == 0
-    assert "3 runs below outputs not on W&B yet" in capsys.readouterr().out
+    assert "3 runs below outputs to be sent" in capsys.readouterr().out
 
 
 def test_a_run_waits_whose_wait_for_wandb_at_its_end_was_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_one_that_cannot_be_sent_is_named_with_its_reason_and_waits(
     mirror(SEND)
     said = {
         "": "1 of 1 sent",
-        "default": "no run below outputs/default not on W&B yet",
+        "default": "no run below outputs/default to be sent",
         "default/b --again": "1 of 1 sent",
     }
     for words, last in said.items():

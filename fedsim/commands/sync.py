@@ -48,7 +48,7 @@ def run(options: Namespace) -> int:
         raise SyncError(f"{', '.join(missing)}: no such folder; give that of a run, or one above it")
     found = ended(folders) if options.again else waiting(folders)
     number = f"{len(found)} run{'' if len(found) == 1 else 's'}" if found else "no run"
-    state = "ended" if options.again else "not on W&B yet"
+    state = "that ended" if options.again else "to be sent"
     print(wrap(f"{number} below {', '.join(map(str, folders))} {state}"))
     if options.dry_run:
         print("".join(f"  {folder}\n" for folder in found), end="")

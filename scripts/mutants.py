@@ -71,7 +71,7 @@ def copy_of_checkout() -> Iterator[Path]:
         for name in ("conf", "docs", "fedsim", "scripts", "tests"):
             left_out = ["results"] if name == "docs" else []
             shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__", *left_out))
-        for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
+        for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
             shutil.copy(ROOT / name, folder)
         yield Path(folder)
 

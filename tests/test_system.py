@@ -54,6 +54,8 @@ def test_uniform_devices_lie_evenly_between_their_bounds() -> None:
     assert found.forward.mean() == pytest.approx(0.015, rel=0.02)
     assert (found.down.min(), found.down.max()) == pytest.approx((100_000, 200_000), rel=0.01)  # bytes a second
     assert (found.up == 10_000).all()
+    few = draw(Uniform(ms_per_sample=(5.0, 25.0), down_kbps=(800.0, 1600.0), up_kbps=(80.0, 80.0)), 3)
+    assert few.down.tolist() == found.down[:3].tolist()  # whatever the number of clients
 
 
 def test_log_normal_devices_have_median_and_sigma() -> None:

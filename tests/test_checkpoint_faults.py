@@ -70,6 +70,7 @@ FORGED: dict[str, list[Any]] = {
     "started": [-1.0, "now"],
     "lengths": [{METRICS: -1}, {METRICS: 1.5}],
     "state.round": [-1, 3.0, 10**9],
+    "state.started": [1],
     "state.wall_seconds": [float("nan"), None],
     "state.covered": [np.zeros(6), np.zeros(5, dtype=bool), [True] * 6],
     "state.params": [{}, None],

@@ -260,7 +260,7 @@ class Clients:
         Three numbers up each, without any model (FedCS's resource request). Raises `FedsimError` without a `system`.
         """
         self._context.require(Signal.RESOURCES)
-        clock = self._context.simulated_clock
+        clock = self._context.simulated_clock()
         self._exchange(ids, model=False, up=3 * NUMBER)
         samples = np.array([self._engine.work.num_samples(len(self._engine.data.train[i])) for i in ids], np.int64)
         return clock.resources(ids, samples, sum(self._bytes.values()))
@@ -271,7 +271,7 @@ class Clients:
         Their models stay with them; whoever has trained already just answers. Raises `FedsimError` without a `system`.
         """
         self._context.require(Signal.RESPONSE_TIMES)
-        assert self._context.simulated_clock
+        self._context.simulated_clock()  # or refuse
         seconds = self._exchange(ids, train=self._train(ids), up=NUMBER)
         assert seconds is not None
         return seconds

@@ -81,7 +81,6 @@ class RoundContext:
         """A client's `positions` in a random order of this round, from which mini-batches are cut."""
         return self.streams.generator(Purpose.LOSS_BATCH, self.round, int(client)).permutation(positions)
 
-    @property
     def simulated_clock(self) -> RoundClock:
         """The simulated clock. Raises `FedsimError` where there is none."""
         if self.simulated is None:

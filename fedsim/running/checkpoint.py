@@ -176,7 +176,9 @@ def fault(checkpoint: Checkpoint, simulation: Simulation) -> str | None:
         "started": _within(checkpoint.started),
         "lengths": all(isinstance(value, int) and _within(value) for value in checkpoint.lengths.values()),
         "state.round": isinstance(state.get("round"), int) and _within(state["round"], population.num_rounds),
+        "state.started": isinstance(state.get("started"), bool),
         "state.wall_seconds": _within(state.get("wall_seconds")),
+        "state.simulated_time": simulation.components.simulated is None or _within(state.get("simulated_time")),
         "state.covered": isinstance(covered, np.ndarray)
         and (covered.dtype, covered.shape) == (np.bool_, (population.num_clients,)),
         "state.params": isinstance(params, dict)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedsim.clients.clients import Clients
@@ -210,7 +211,8 @@ class Simulation:
     def _aggregate(self, t: int, cohort: Cohort, weights: Weights) -> Params:
         """The next model. The aggregator is given a copy of the present one, which it may work on in place."""
         aggregator, updates = self.components.aggregator, Lent(cohort.delta)
-        mine = {name: value.clone() for name, value in self.params.items()}
+        mine = {name: torch.empty_like(value) for name, value in self.params.items()}
+        torch._foreach_copy_(list(mine.values()), list(self.params.values()))  # in one launch on a GPU
         params = aggregator.aggregate(mine, replace(cohort, start=mine), weights)
         refuse(AggregationError, aggregator, t, updates_changed(updates.modified) or model_fault(params, self.params))
         require_finite(params, t)

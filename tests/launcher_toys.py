@@ -75,9 +75,8 @@ def going(place: Path) -> list[Path]:
 
 def pid_of_job(folder: Path) -> int:
     """Of the process that is running it."""
-    (holder,) = (folder.parent / ".locks").glob(f"{folder.name}*.holder.json")
-    pid: int = json.loads(holder.read_text())["pid"]
-    return pid
+    (holder,) = (folder.parent / ".locks").glob(f"{folder.name}*.holder.txt")
+    return int(holder.read_text().split()[1])
 
 
 def left_of(session: int) -> list[str]:

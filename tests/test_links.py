@@ -7,7 +7,7 @@ import pytest
 from fedsim.core.errors import FedsimError
 from fedsim.jobs.cli import run
 from fedsim.report.__main__ import main
-from fedsim.results.files import ERROR, METRICS, Holder, OutputError, RunFolder
+from fedsim.results.files import ERROR, METRICS, OutputError, RunFolder, owned
 from tests.checkpoint_toys import WORDS, folder_in
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -28,13 +28,13 @@ def planted(*links: Path) -> Path:
 def test_links_in_place_of_temporary_files() -> None:
     folder = Path("outputs/a")
     names = ["config.yaml.tmp", f"{ERROR}.tmp", f"{METRICS}.tmp", "summary.json.tmp"]
-    victim = planted(*(folder / name for name in names), Path("outputs/.locks/a.holder.json.tmp"))
+    victim = planted(*(folder / name for name in names), Path("outputs/.locks/a.holder.txt.tmp"))
     RunFolder(folder).write_error({}, "text")
-    Holder.this_process().write(Path("outputs/.locks/a.holder.json"))
+    with owned(folder):
+        assert Path("outputs/.locks/a.holder.txt").is_file()
     RunFolder(folder).write_summary({"status": "done"})
     assert victim.read_bytes() == CONTENT
     assert (folder / ERROR).read_text() == "text"
-    assert Holder.read(Path("outputs/.locks/a.holder.json")) is not None
 
 
 def test_links_in_a_report() -> None:

@@ -14,7 +14,7 @@ from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.jobs.cli import run as fedsim_run
 from fedsim.report.__main__ import main
 from fedsim.report.page import folder_links
-from fedsim.results import measures
+from fedsim.results.curves import is_recorded
 from fedsim.results.runs import PLACES, TOLD, read_archive, read_runs, write_archive
 from tests.report_toys import groups_of, write_run
 from tests.test_report_measures import LATE, with_clients, write_simulated
@@ -90,7 +90,7 @@ def test_simulated_times_and_accuracies_of_clients_are_kept(tmp_path: Path, monk
     runs = read_runs(tmp_path / "runs")
     write_archive(runs, tmp_path / "runs", tmp_path / "a.parquet")
     archived = read_archive(tmp_path / "a.parquet")
-    (timed,) = [run for run in archived if measures.is_simulated(run)]
+    (timed,) = [run for run in archived if is_recorded([run], ["simulated_seconds"])]
     assert timed.series("simulated_seconds").tolist() == [10.1, 20, 30, 40, 50]
     assert [record["late"] for record in timed.records] == LATE
     for run, again in zip(runs, archived, strict=True):

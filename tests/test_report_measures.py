@@ -49,7 +49,6 @@ def test_measures_by_hand(tmp_path: Path) -> None:
     assert one.selections.tolist() == [1, 3, 1, 1]
     assert {name: find_measure(name)(one) for name in BY_HAND} == pytest.approx(BY_HAND)
     assert measures.accuracy_around(one, 0.5, 3) == pytest.approx(0.3)
-    assert measures.final_accuracy(one, 2) == 0.3
     assert measures.total_cost(one, "seconds_train") == 4
 
 

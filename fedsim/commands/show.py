@@ -47,7 +47,7 @@ def status_of(plan: Plan) -> JobStatus:
     """Look at the folder of a job."""
     found = outcome_on_file(plan)
     if not is_free(plan.folder):
-        return JobStatus("running", 0, str(files.HeldError(plan.folder).holder or "another process"))
+        return JobStatus("running", 0, files.HeldError(plan.folder).holder or "another process")
     if found.final and not plan.settings.overwrite:
         return JobStatus(found.status, int(found.summary["rounds"]))
     place = files.replacement_of(plan.folder) if found.final else plan.folder

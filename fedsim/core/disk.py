@@ -54,11 +54,8 @@ def reading_problem(key: str, folder: Path, below: Sequence[Path] = ()) -> Probl
             if place == folder and isinstance(error, NotADirectoryError):
                 return Problem(key, str(folder), "is no folder", f"choose another one with {key}")
         except OSError as error:
-            rule, remedy = (
-                f"cannot read {place} ({error.strerror or error})",
-                f"choose another folder with {key}, or permit it",
-            )
-            return Problem(key, str(folder), rule, remedy)
+            told = f"cannot read {place} ({error.strerror or error})"
+            return Problem(key, str(folder), told, f"choose another folder with {key}, or permit it")
     return None
 
 
@@ -83,9 +80,7 @@ def write_atomically(path: Path, content: bytes | bytearray, keep_as: Path | Non
 
 
 def sync_folder(path: Path) -> None:
-    """Force renames in a folder to the disk, where the operating system can."""
-    if os.name != "posix":
-        return
+    """Force renames in a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

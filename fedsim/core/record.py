@@ -18,9 +18,8 @@ MeasuredOn = Literal["labels", "test", "holdout", "train"]
 AGGREGATES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
 """What a record has of the accuracies of all clients, each behind `client_accuracy_`."""
 SUM, LAST, CLOCK, CLIENTS = {"summary": "sum"}, {"summary": "last"}, {"only_with": "clock"}, {"only_with": KEY}
-"""What fields of records carry: their sum is among the totals of summary.json, or their last value is in it, and both
-are sent to trackers; they are in records with a simulated clock, or of runs that measure accuracy client by client,
-alone."""
+"""What fields of records carry: their sum is among the totals of summary.json, or their last value is in it; they are
+in records with a simulated clock alone, or of runs that measure accuracy client by client."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,7 @@ class Record:
 
     With a simulated clock: `simulated_seconds`, the round's duration on the clients' devices, and its two parts, of the
     questions before the selection and of the selected's training; `simulated_time`, the sum up to and including this
-    round; `late`, those of the selected whose updates did not arrive in time. They are not in the line without one.
-
-    `client_accuracy_...` are `AGGREGATES`, in records of runs that measure them.
+    round; `late`, those of the selected whose updates did not arrive in time.
     """
 
     round: int
@@ -72,9 +69,7 @@ class Record:
     client_accuracy_never_selected: float | None = field(default=None, metadata=CLIENTS)
 
     def as_dict(self) -> dict[str, Any]:
-        absent = OF_CLOCK if self.late is None else ()
-        if self.client_accuracy_mean is None:
-            absent = (*absent, *OF_CLIENTS)
+        absent = {*(OF_CLOCK if self.late is None else ()), *(OF_CLIENTS if self.client_accuracy_mean is None else ())}
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
@@ -83,13 +78,8 @@ def _carrying(metadata: dict[str, str]) -> tuple[str, ...]:
 
 
 TOTALS, LASTS = _carrying(SUM), _carrying(LAST)
-"""Fields of records whose sums are the totals of summary.json, and those whose last values are in it."""
-OF_CLOCK = _carrying(CLOCK)
-"""Fields of records that there are only with a simulated clock."""
-OF_CLIENTS = _carrying(CLIENTS)
-"""Fields of records that there are only where accuracy is measured client by client."""
-
-
+OF_CLOCK, OF_CLIENTS = _carrying(CLOCK), _carrying(CLIENTS)
+"""Names of the fields that carry it."""
 FINAL_WINDOW = 11
 """Rounds in the final mean: GPFL prints "last 10", its published logs agree with the last 11."""
 
@@ -99,15 +89,5 @@ def mean_of_last(accuracies: Sequence[float | None], window: int = FINAL_WINDOW)
 
     `accuracies`: the test accuracy after each round; None or nan where it was not measured.
     """
-    measured = _measured(accuracies[-window:])
+    measured = [float(value) for value in accuracies[-window:] if value is not None and math.isfinite(value)]
     return math.fsum(measured) / len(measured) if measured else None
-
-
-def last_of(accuracies: Sequence[float | None]) -> float | None:
-    """The accuracy of the last round that was evaluated; None if none was."""
-    measured = _measured(accuracies)
-    return measured[-1] if measured else None
-
-
-def _measured(accuracies: Sequence[float | None]) -> list[float]:
-    return [float(value) for value in accuracies if value is not None and math.isfinite(value)]

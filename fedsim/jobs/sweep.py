@@ -199,10 +199,8 @@ class _Rounds(Watch):
 
 def _tell_holders(folders: Sequence[Path], told: set[str]) -> None:
     """Say who has what, once for each process of each job; `told`: what has been said."""
-    errors = {
-        f"{folder} {error.holder and error.holder.pid}": error for folder in folders for error in [HeldError(folder)]
-    }
-    new = [error for key, error in errors.items() if key not in told]
+    errors = [str(HeldError(folder)) for folder in folders]
+    new = [error for error in errors if error not in told]
     told.update(errors)
     for error in new[:MOST_NAMED]:
         tell_line(f"waiting for {error}")

@@ -63,17 +63,15 @@ def accuracy_curve(runs: Sequence[Run]) -> AccuracyCurve:
 
 
 def smoothing_window(num_rounds: int) -> int:
-    """Rounds in the mean that is drawn: those of the final accuracy, and one in runs too short for it."""
+    """Rounds in the mean that is drawn."""
     return FINAL_WINDOW if num_rounds >= SMOOTHED_FROM else 1
 
 
 def smooth(values: Floats, window: int) -> Floats:
     """At each round the mean over those of the last `window` rounds that were evaluated; nan where none was. [T]"""
-    known = np.isfinite(values)
-    sums, counts = (
-        np.convolve(part, np.ones(window))[: len(values)]
-        for part in (np.where(known, values, 0.0), known.astype(np.float64))
-    )
+    known, ones = np.isfinite(values), np.ones(window)
+    sums = np.convolve(np.where(known, values, 0.0), ones)[: len(values)]
+    counts = np.convolve(known, ones)[: len(values)]
     return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
 
 

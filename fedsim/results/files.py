@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,37 +23,6 @@ from safetensors import SafetensorError, safe_open
 
 from fedsim.core.disk import opened, sync_folder, unwritable, write_atomically
 from fedsim.core.errors import FedsimError
-
-
-@dataclass(frozen=True)
-class Holder:
-    """A process: its `host`, its `pid` there, and `since` when it holds the lock (seconds since 1970)."""
-
-    host: str
-    pid: int
-    since: float
-
-    @classmethod
-    def this_process(cls) -> "Holder":
-        return cls(socket.gethostname(), os.getpid(), time.time())
-
-    @classmethod
-    def read(cls, path: Path) -> "Holder | None":
-        """The holder that `path` names, or None if it cannot be read."""
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return cls(str(found["host"]), int(found["pid"]), float(found["since"]))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            return None
-
-    def write(self, path: Path) -> None:
-        """Write the file atomically. That a disk is full is no reason not to work: the file is for people."""
-        with suppress(OSError):
-            write_atomically(path, json.dumps(asdict(self)).encode())
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, for {max(time.time() - self.since, 0) / 60:.0f} min"
-
 
 CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
 TRACE, PARTITION, CLIENTS, LOCKS = "trace.jsonl", "partition.npz", "clients.npz", ".locks"
@@ -72,10 +40,12 @@ class OutputError(FedsimError):
 
 
 class HeldError(FedsimError):
-    """Another process is running this. `holder`: which, if that is known."""
+    """Another process is running this. `holder`: which, in words; empty if that is not known."""
 
     def __init__(self, folder: Path) -> None:
-        self.holder = Holder.read(_beside(folder, "holder.json"))
+        self.holder = ""
+        with suppress(OSError, ValueError):
+            self.holder = _beside(folder, "holder.txt").read_text(encoding="utf-8")
         super().__init__(f"{folder}: another process is running this now ({self.holder or 'unknown which'})")
 
 
@@ -121,8 +91,7 @@ class RunFolder:
     def append(self, record: Mapping[str, Any], name: str = METRICS) -> None:
         """Append `record` as one JSON line to the file `name`: the whole line, or an error and nothing of it.
 
-        The line is handed to the operating system before this returns, so that it survives a kill of the process. It is
-        forced to the disk with the next checkpoint; a power failure may lose the lines since.
+        It survives a kill of the process; a power failure may lose the lines since the last checkpoint.
         """
         path, line = self.path / name, (json.dumps(json_ready(record)) + "\n").encode()
         with _write_errors_explained(path), opened(path, "ab") as file:
@@ -212,16 +181,18 @@ def owned(folder: Path) -> Iterator[None]:
         except Timeout:
             raise HeldError(folder) from None
     try:
-        Holder.this_process().write(_beside(folder, "holder.json"))
+        holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        with suppress(OSError):  # a full disk is no reason not to work: the file is for people
+            write_atomically(_beside(folder, "holder.txt"), holder.encode())
         yield
     finally:
         with suppress(OSError):
-            _beside(folder, "holder.json").unlink(missing_ok=True)
+            _beside(folder, "holder.txt").unlink(missing_ok=True)
         lock.release()
 
 
 def refuse_link(folder: Path) -> None:
-    """Raise `OutputError` if a run's folder is a link: the files of what it leads to would be deleted or replaced."""
+    """Raise `OutputError` if a run's folder is a link."""
     if folder.is_symlink():
         raise OutputError(f"output_dir: {folder} is a link; remove it, or choose another output_dir")
 

@@ -17,8 +17,6 @@ OTHER_CHOICES = ("aggregator", "optimizer", "availability", "engine")
 """Config groups whose choices label runs that differ in nothing that stands before them."""
 SETTING = ("cell", "dataset", "partition", "model", "system")
 """Config groups whose choices and values define a setting, in which methods are compared."""
-DIVISION = ("cell", "partition")
-"""Those among them that say how the data are divided among clients."""
 NEW_GROUPS = {"system": "none"}
 """Groups that runs of earlier versions do not have, and the choice that changes nothing."""
 NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
@@ -53,10 +51,7 @@ class Group:
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """The groups, sorted by their labels: numbers by value, random selection first.
-
-    Of runs that are the same but for their names, as two presets can hold them, one counts (see `distinct`).
-    """
+    """The groups of the `distinct` runs, sorted by their labels: numbers by value, random selection first."""
     by_config: dict[Hashable, list[Run]] = {}
     for run in distinct(runs):
         by_config.setdefault(_key(compared_config(run)), []).append(run)
@@ -99,10 +94,8 @@ def _key(config: Mapping[str, Any]) -> Hashable:
 
 
 def show_labels(labels: Mapping[str, str]) -> str:
-    """All labels as one text, in their order: choices of config groups by themselves, config values as `key=value`.
-
-    Of a dotted key its last part is shown, where this says which of the labels it is.
-    """
+    """All labels as one text: choices of config groups by themselves, config values as `key=value`, of whose dotted key
+    the last part is shown where this says which of the labels it is."""
     ends = Counter(key.rpartition(".")[2] for key in labels)
     shown = []
     for key, value in labels.items():
@@ -135,14 +128,14 @@ def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
         }
         for choices, config in zip(made, configs, strict=True)
     ]
+    parts = [{g: choice for g, choice in choices.items() if g.startswith("selector/")} for choices in made]
     values = [dict(flat(config)) for config in configs]
-    _add_distinguishing(labels, [{g: c for g, c in choices.items() if g.startswith("selector/")} for choices in made])
-    _add_distinguishing(labels, others)
-    _add_distinguishing(labels, values)
+    for told in (parts, others, values):
+        _add_distinguishing(labels, told)
     # A setting's values that label any runs label all that have them: so a method run in one setting alone is in it.
-    told = dict.fromkeys(key for label in labels for key in label if is_setting(key) and "." in key)
+    settings = dict.fromkeys(key for label in labels for key in label if is_setting(key) and "." in key)
     for label, own in zip(labels, values, strict=True):
-        label.update({key: str(own[key]) for key in told if key in own})
+        label.update({key: str(own[key]) for key in settings if key in own})
     return labels
 
 
@@ -191,18 +184,16 @@ class Panel:
         return next((g for g in groups if g.choices.get("selector") == selector), groups[0])
 
     def reference_of(self, group: Group, choice: str) -> Group | None:
-        """The group of selector `choice`, or the line of that name, to compare `group` with; None if there is none.
-
-        Of several, as where learning rates are varied, too, it is the one whose config is most like that of `group`.
-        """
+        """The group of selector `choice`, or the line of that name, to compare `group` with: of several the one whose
+        config is most like that of `group`; None if there is none."""
         found = [other for name, other in self.lines.items() if choice in (name, other.choices.get("selector"))]
         return max(found, key=lambda other: len(_beside_selector(group) & _beside_selector(other)), default=None)
 
     @property
     def besides_partition(self) -> str:
-        """What distinguishes its setting from others but for the division of the data, as text."""
+        """What distinguishes its setting from others but for how the data are divided among clients, as text."""
         labels = next(iter(self.lines.values())).labels
-        names = [k for k in labels if is_setting(k) and k.partition(".")[0] not in DIVISION]
+        names = [k for k in labels if is_setting(k) and k.partition(".")[0] not in ("cell", "partition")]
         return show_labels({k: labels[k] for k in names})
 
     def name_of(self, group: Group) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import floor
-from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES, last_of, mean_of_last
+from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES, mean_of_last
+from fedsim.results.curves import is_recorded
 from fedsim.results.groups import Group
 from fedsim.results.runs import Floats, Run, Seeds
 from fedsim.results.statistics import UNBOUNDED, UNIT
@@ -35,19 +36,20 @@ def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float 
     return _finite_mean(run.series("test_accuracy")[max(round - 1 - width // 2, 0) : round + width // 2])
 
 
-def final_accuracy(run: Run, window: int = FINAL_WINDOW) -> float | None:
-    """Mean test accuracy over those of the last `window` rounds that were evaluated."""
-    return mean_of_last(run.series("test_accuracy").tolist(), window)
+def final_accuracy(run: Run) -> float | None:
+    """Mean test accuracy over those of the last rounds that were evaluated."""
+    return mean_of_last(run.series("test_accuracy").tolist())
 
 
 def last_accuracy(run: Run) -> float | None:
     """Test accuracy after the last round that was evaluated: a single, noisy one."""
-    return last_of(run.series("test_accuracy").tolist())
+    values = _finite(run.series("test_accuracy"))
+    return float(values[-1]) if len(values) else None
 
 
 def client_accuracy(run: Run, aggregate: str) -> float | None:
     """One of `AGGREGATES` over clients: the mean over the last rounds that have it; None where it was not measured."""
-    return mean_of_last([record.get(f"{KEY}_{aggregate}") for record in run.records], FINAL_WINDOW)
+    return mean_of_last([record.get(f"{KEY}_{aggregate}") for record in run.records])
 
 
 def mean_accuracy(run: Run, share: float = 1.0) -> float | None:
@@ -57,8 +59,7 @@ def mean_accuracy(run: Run, share: float = 1.0) -> float | None:
 
 def fluctuation(run: Run) -> float | None:
     """Largest distance of the last 11 accuracies from their mean: the ± of GPFL's Table II."""
-    values = run.series("test_accuracy")[-FINAL_WINDOW:]
-    values = values[np.isfinite(values)]
+    values = _finite(run.series("test_accuracy")[-FINAL_WINDOW:])
     return float(np.abs(values - values.mean()).max()) if len(values) else None
 
 
@@ -78,21 +79,15 @@ def rounds_to(run: Run, target: float) -> float | None:
     return _first_round(run.series("test_accuracy") >= target)
 
 
-def bytes_to(run: Run, target: float) -> float | None:
-    """Bytes in both directions until the test accuracy first reaches `target`."""
-    reached = rounds_to(run, target)
-    return None if reached is None else float(run.total(["bytes_down", "bytes_up"])[: int(reached)].sum())
+def cost_to(run: Run, target: float, names: Sequence[str]) -> float | None:
+    """The cost until the test accuracy first reaches `target`, in the sum of recorded quantities (bytes, simulated
+    seconds); None where they were not recorded."""
+    reached = rounds_to(run, target) if is_recorded([run], names) else None
+    return None if reached is None else float(run.total(names)[: int(reached)].sum())
 
 
-def simulated_seconds_to(run: Run, target: float) -> float | None:
-    """Seconds on the simulated clock until the test accuracy first reaches `target`; None without such a clock."""
-    reached = rounds_to(run, target) if is_simulated(run) else None
-    return None if reached is None else float(run.series("simulated_seconds")[: int(reached)].sum())
-
-
-def is_simulated(run: Run) -> bool:
-    """Whether its rounds have times on the simulated clock."""
-    return bool(run.records) and run.records[0].get("simulated_seconds") is not None
+bytes_to = partial(cost_to, names=("bytes_down", "bytes_up"))
+simulated_seconds_to = partial(cost_to, names=("simulated_seconds",))
 
 
 def participation(run: Run) -> float | None:
@@ -118,9 +113,9 @@ def peak_selections(run: Run) -> float:
     return float(np.median(np.flatnonzero(counts == counts.max())))
 
 
-def _of_sizes(of: Callable[[NDArray[np.int64]], float]) -> Measure:
+def of_sizes(run: Run, of: Callable[[NDArray[np.int64]], float]) -> float | None:
     """A statistic of the clients' numbers of training samples [N]; None if the partition was not saved."""
-    return lambda run: None if run.histograms is None else float(of(run.histograms.sum(1)))
+    return None if run.histograms is None else float(of(run.histograms.sum(1)))
 
 
 def gini(values: Floats) -> float:
@@ -131,22 +126,20 @@ def gini(values: Floats) -> float:
     return float((2 * ranks - len(ordered) - 1) @ ordered / (len(ordered) * total)) if total else 0.0
 
 
+def _finite(values: Floats) -> Floats:
+    return values[np.isfinite(values)]
+
+
 def _finite_mean(values: Floats) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else None
+    return float(_finite(values).mean()) if len(_finite(values)) else None
 
 
 def _first_round(reached: NDArray[np.bool_]) -> float | None:
     return float(np.argmax(reached)) + 1 if reached.any() else None
 
 
-def _negative(measure: Measure) -> Measure:
-    """Of a measure of which less is better."""
-    return lambda run: None if (value := measure(run)) is None else -value
-
-
 def total_cost(run: Run, *names: str) -> float:
-    """What the whole run cost, in the sum of recorded quantities (bytes, seconds, samples)."""
+    """What the whole run cost, in the sum of recorded quantities."""
     return float(run.total(names).sum())
 
 
@@ -168,10 +161,9 @@ def cost_a_round(run: Run, *names: str) -> float | None:
 def cost_of_rounds(run: Run, *names: str, rounds: int = 200) -> float | None:
     """The cost of the first `rounds` rounds in the sum of recorded quantities (seconds, bytes, samples).
 
-    For judging papers' times of 200 rounds; tables show what runs did cost. A run that is long enough gives it
-    directly. For a shorter one, each missing round is assumed to cost the mean of the rounds after the start-up rounds,
-    which is wrong where a method does more every so many rounds. None if a run ended during its start-up or did not
-    record how long it lasts.
+    Each round that a shorter run lacks is assumed to cost the mean of those after the start-up rounds, which is wrong
+    where a method does more every so many rounds. None if a run ended during its start-up or did not record how long it
+    lasts.
     """
     spent = run.total(names)
     if len(spent) >= rounds:
@@ -182,15 +174,12 @@ def cost_of_rounds(run: Run, *names: str, rounds: int = 200) -> float | None:
 
 def seconds_200(run: Run, phases: Sequence[str] = PHASES) -> float | None:
     """Seconds of 200 rounds in some phases; of selection: by the server, and by clients to answer its requests."""
-    spent = [cost_of_rounds(run, f"seconds_{phase}") for phase in phases]
-    return None if None in spent else sum(value for value in spent if value is not None)
+    return cost_of_rounds(run, *(f"seconds_{phase}" for phase in phases))
 
 
 def selection_overhead(run: Run) -> float | None:
     """Seconds spent on selection, by the server and by clients for it, divided by those of all other phases."""
-    spent = {phase: total_cost(run, f"seconds_{phase}") for phase in PHASES}
-    choosing = spent.pop("select") + spent.pop("ask")
-    rest = sum(spent.values())
+    choosing, rest = total_cost(run, *PHASE_SECONDS[:2]), total_cost(run, *PHASE_SECONDS[2:])
     return choosing / rest if rest else None
 
 
@@ -200,13 +189,12 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     "bytes_to": bytes_to,
     "choosing_seconds_200": partial(seconds_200, phases=("select", "ask")),
     "final_accuracy": final_accuracy,
-    "final_accuracy_10": partial(final_accuracy, window=10),
     "fluctuation": fluctuation,
     "gain_after": gain_after,
     "mean_accuracy": mean_accuracy,
     "mean_selections": lambda run: float(run.selections.mean()),
     "most_selections": lambda run: float(run.selections.max()),
-    "num_clients": _of_sizes(len),
+    "num_clients": partial(of_sizes, of=len),
     "participation": participation,
     "participation_rise": participation_rise,
     "peak_distance": lambda run, selections: abs(peak_selections(run) - selections),
@@ -214,27 +202,26 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     "peak_selections": peak_selections,
     "rounds_to": rounds_to,
     "rounds_to_cover": rounds_to_cover,
-    "samples_deviation": _of_sizes(np.std),  # divisor N
-    "samples_mean": _of_sizes(np.mean),
-    "samples_total": _of_sizes(np.sum),
+    "samples_deviation": partial(of_sizes, of=np.std),  # divisor N
+    "samples_mean": partial(of_sizes, of=np.mean),
+    "samples_total": partial(of_sizes, of=np.sum),
     "seconds_200": seconds_200,
     "selection_gini": selection_gini,
     "selection_overhead": selection_overhead,
     "simulated_seconds_to": simulated_seconds_to,
-    "speed": _negative(seconds_200),
-    "steadiness": _negative(fluctuation),
+    "speed": lambda run: None if (value := seconds_200(run)) is None else -value,
+    "steadiness": lambda run: None if (value := fluctuation(run)) is None else -value,
     **{f"{KEY}_{name}": partial(client_accuracy, aggregate=name) for name in AGGREGATES},
 }
 FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
 """Measures of the first round in which something happens; no value means that it never happened in the run."""
 COUNT_MEASURES = ("most_selections", "mean_selections", "peak_selections")
 """Measures that cannot exceed the number of rounds."""
-SHARES = ("final_accuracy", "final_accuracy_10", "mean_accuracy", "accuracy", "accuracy_around", "participation")
+SHARES = ("final_accuracy", "mean_accuracy", "accuracy", "accuracy_around", "participation")
 """Measures that lie between 0 and 1."""
 
 
 def base_name(measure: str) -> str:
-    """The name of a measure without its argument."""
     return measure.partition("@")[0]
 
 

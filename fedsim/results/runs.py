@@ -10,7 +10,7 @@ row alone. What selectors keep of their rounds (trace.jsonl) is not in it.
 import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +40,7 @@ from fedsim.results.files import (
 
 Floats = NDArray[np.float64]
 NUMBERS = ("seed", "num_clients", "num_rounds")
-"""Keys of a config without which a run cannot be reported."""
+"""Keys of every run's config."""
 RECORDED = {"round", "selected", "test_accuracy", "participation_ratio", "coverage", "bytes_down", "bytes_up"}
 """Keys that every record of a round has, among others."""
 
@@ -78,8 +78,7 @@ class Seeds(NamedTuple):
 class Run:
     """A finished run: its folder, config (as saved) and summary.
 
-    Of one that was read from an archive, `folder` is the name that it had, and `archived` is what the archive has of it
-    besides: its `rows` [T], and its `TOLD`.
+    Of one that was read from an archive, `folder` is the name that it had, and `archived` its `rows` [T] and `TOLD`.
     """
 
     folder: Path
@@ -93,7 +92,6 @@ class Run:
 
     @property
     def seeds(self) -> Seeds:
-        """All its seeds, at which it is paired with runs of other configs."""
         return Seeds.of(self.config)
 
     @property
@@ -147,31 +145,30 @@ class Run:
     @cached_property
     def histograms(self) -> NDArray[np.int64] | None:
         """Training samples of each client by class, [N, C]; None if the partition was not saved."""
-        if self.archived:
-            found = self.archived["histograms"]
-            return None if found is None else np.array(found, dtype=np.int64)
-        path = self.folder / PARTITION
-        return Division.load(path).histograms if path.is_file() else None
+        found = self._told("histograms", PARTITION, lambda path: Division.load(path).histograms)
+        return None if found is None else np.asarray(found, dtype=np.int64)
 
     @cached_property
     def client_accuracies(self) -> Floats | None:
         """The final model's accuracy on each client, [N], nan where there is none; None if it was not measured."""
-        if self.archived:
-            found = self.archived.get("client_accuracies")  # which earlier archives lack
-            return None if found is None else np.array(found, dtype=np.float64)
-        path = self.folder / CLIENTS
+        found = self._told("client_accuracies", CLIENTS, lambda path: np.load(path, allow_pickle=False)["accuracy"])
+        return None if found is None else np.asarray(found, dtype=np.float64)
+
+    def _told(self, name: str, file: str, load: Callable[[Path], Any]) -> Any:
+        """What the archive, or a file in the folder, has of the whole run; None where it lacks it."""
+        path = self.folder / file
+        if self.archived or not path.is_file():
+            return self.archived.get(name)
         try:
-            return np.asarray(np.load(path, allow_pickle=False)["accuracy"], np.float64) if path.is_file() else None
+            return load(path)
         except Exception as error:  # a damaged file fails in zipfile, zlib or numpy, each in its own way
             _tell_left_out(path, error)
             return None
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """All runs below `folder` that have ended, sorted by path. Raises `ReportError` if there are none.
-
-    A folder whose files cannot be used is told on stderr.
-    """
+    """All runs below `folder` that have ended, sorted by path; those whose files cannot be used are told on stderr.
+    Raises `ReportError` if there are none."""
     runs = []
     for path in sorted(folder.rglob(SUMMARY)):
         if REPLACEMENTS not in path.parts and (path.parent / CONFIG).is_file():  # else a summary of something else
@@ -218,22 +215,15 @@ KINDS = {"run": pa.int32(), "seed": pa.int64(), **dict.fromkeys(("engine", "comm
 
 
 def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
-    """Write `runs` to the file `path`. Raises `OutputError` where it cannot.
-
-    Their folders are below `root`; those of runs from another archive are names already.
-    """
+    """Write `runs`, whose folders are below `root`, to the file `path`. Raises `OutputError` where it cannot."""
     rows = [row for number, run in enumerate(runs) for row in _rows(number, run, root)]
-    names = list(dict.fromkeys(name for run in runs for record in run.records for name in record))
+    records = list(dict.fromkeys(name for run in runs for record in run.records for name in record))
     groups = sorted({f"choice.{group}" for run in runs for group in run.choices})
-    columns = {
-        name: _column(name, [row.get(name) for row in rows])
-        for name in ("run", "seed", "engine", "commit", *groups, *names, *TOLD)
-    }
-    meta = json.dumps({"format": FORMAT, "records": names})
-    table = pa.table(columns).replace_schema_metadata({META: meta.encode()})
-    single = [name for name, column in columns.items() if column.type == pa.float32()]
-    coded = [name for name in columns if name not in single]
-    file = io.BytesIO()
+    names = ["run", "seed", "engine", "commit", *groups, *records, *TOLD]
+    table = pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
+    table = table.replace_schema_metadata({META: json.dumps({"format": FORMAT, "records": records}).encode()})
+    single = [name for name in names if table[name].type == pa.float32()]
+    coded, file = [name for name in names if name not in single], io.BytesIO()
     pq.write_table(
         table, file, compression="zstd", compression_level=19, use_dictionary=coded, use_byte_stream_split=single
     )
@@ -264,8 +254,6 @@ def _column(name: str, values: list[Any]) -> pa.Array:
         return pa.array(values, KINDS.get(name, pa.string()))
     if name.startswith("seconds_") or name == "wall_seconds" or name.endswith("_loss"):
         return pa.array(values, pa.float32())
-    if any(isinstance(value, float) for value in values):
-        return pa.array([None if value is None else float(value) for value in values], pa.float64())
     return pa.array(values)
 
 

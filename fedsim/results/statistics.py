@@ -1,8 +1,8 @@
 """Means with intervals over seeds, paired comparisons at equal seeds, and corrections for many of them.
 
 Intervals and p-values are Student's t, which hold their level at the three to ten seeds that experiments have; a
-percentile bootstrap covers 76 to 90 % there in place of 95 (tests/test_report_statistics.py simulates both). Shares and
-medians have exact intervals from the binomial distribution.
+percentile bootstrap covers 76 to 90 % there in place of 95. Shares and medians have exact intervals from the binomial
+distribution.
 """
 
 import itertools
@@ -33,8 +33,8 @@ class Mean:
     """The mean of `values`, one a seed, by Student's t with n - 1 degrees of freedom; all but it is nan for one seed.
 
     `interval`: of 95 % confidence; `next_interval`: the 95 % prediction interval of one more run. Both are cut at
-    `bounds`, outside of which the quantity cannot lie: they cover it as often as before. Tests use mean and `sd` (the
-    sample's, divisor n - 1), which stay.
+    `bounds`, outside of which the quantity cannot lie. Tests use mean and `sd` (the sample's, divisor n - 1), which
+    stay.
     """
 
     values: tuple[float, ...]
@@ -71,17 +71,17 @@ class Mean:
         return self._around(t_quantile((1 + LEVEL) / 2, self.df) * self.error)
 
     @property
-    def next_interval(self) -> tuple[float, float]:
-        return self._around(self.next_half_width)
-
-    @property
     def next_half_width(self) -> float:
         """Half the width of the prediction interval, before it is cut."""
         return t_quantile((1 + LEVEL) / 2, self.df) * self.next_error
 
+    @property
+    def next_interval(self) -> tuple[float, float]:
+        return self._around(self.next_half_width)
+
     def _around(self, reach: float) -> tuple[float, float]:
-        low, high = (min(max(end, self.bounds[0]), self.bounds[1]) for end in (self.mean - reach, self.mean + reach))
-        return low, high
+        low, high = self.bounds
+        return min(max(self.mean - reach, low), high), min(max(self.mean + reach, low), high)
 
     @property
     def p_value(self) -> float:
@@ -110,10 +110,8 @@ class Estimate(Mean):
         return 2 * t_tail(distance, self.next_error, self.df)
 
     def standardised_error(self, value: float) -> float:
-        """The distance of `value` from the mean as a standard normal variable, if `value` is one more run; else nan.
-
-        The t statistic of the prediction interval, carried over to the normal distribution of the same probability.
-        """
+        """The distance of `value` from the mean as a standard normal variable, if `value` is one more run; nan where
+        that cannot be told: the t statistic of the prediction interval at the same probability."""
         if not self.df or self.next_error < ROUNDING:
             return math.nan
         t = (value - self.mean) / self.next_error
@@ -153,10 +151,10 @@ def paired(first: Mapping[Key, float], second: Mapping[Key, float]) -> Differenc
 
 
 def pooled(strata: Sequence[Mapping[Key, float]]) -> Difference | None:
-    """The mean over strata, such as partitions of the data, of paired differences by seed, each with the same weight.
+    """The mean over strata, such as partitions of the data, of paired differences by seed.
 
-    The differences are averaged at each seed that all strata have, and these means are tested: strata of one seed are
-    not independent. None if these seeds are fewer than two.
+    They are averaged at each seed that all strata have, and these means are tested: strata of one seed are not
+    independent. None if these seeds are fewer than two.
     """
     first, *others = strata
     common = [seeds for seeds in first if all(seeds in other for other in others)]

@@ -14,7 +14,7 @@ from rich.markup import escape
 from fedsim.core.errors import printable, printable_lines
 from fedsim.results.groups import Group
 from fedsim.results.measures import Measure, values_of
-from fedsim.results.statistics import UNBOUNDED, Difference, Estimate, Median, Share, estimate
+from fedsim.results.statistics import UNBOUNDED, Difference, Estimate, Mean, Median, Share, estimate
 
 Format = str | Callable[[float], str]
 
@@ -37,7 +37,7 @@ def number(value: float | None, form: Format = "") -> str:
     return Cell(format(value, form) if isinstance(form, str) else form(value), value)
 
 
-def show_estimate(value: Estimate | Difference | None) -> str:
+def show_estimate(value: Mean | None) -> str:
     if value is None:
         return "-"
     digits = 4 if abs(value.mean) < 10 else 1  # shares have four digits; rounds and numbers of selections have one
@@ -46,7 +46,7 @@ def show_estimate(value: Estimate | Difference | None) -> str:
     return Cell(f"{value.mean:.{digits}f}{interval}", value.mean)
 
 
-def show_result(value: Estimate | Difference | Share | Median | None) -> str:
+def show_result(value: Mean | Share | Median | None) -> str:
     """A result with its 95 % interval: differences with signs, shares as counts, medians with what is never reached."""
     if isinstance(value, Difference):
         settings = f" (mean of {value.strata} settings)" if value.strata > 1 else ""
@@ -75,7 +75,7 @@ def show_p(value: float) -> str:
 
 
 def show_both(p_for: float, p_against: float) -> str:
-    """Two p-values, for and against a claim; empty if nothing was tested."""
+    """Two p-values, for and against a claim; empty if both are nan."""
     text = f"{show_p(p_for)} / {show_p(p_against)}".strip(" /")
     return Cell(text, p_for) if text else ""
 
@@ -83,10 +83,8 @@ def show_both(p_for: float, p_against: float) -> str:
 def show_median_reached(group: Group, measure: Measure, show: Callable[[float], str] = "{:.0f}".format) -> str:
     """The `median_reached` as text. If not all runs reach it, the number of those that do is added."""
     median, count, reaching = median_reached(group, measure), len(group.complete), len(values_of(group, measure))
-    if median is None:
-        return "-"
-    text = "never" if math.isinf(median) else show(median)
-    return Cell(text + ("" if reaching == count else f" ({reaching}/{count})"), median)
+    missed = "" if reaching == count else f" ({reaching}/{count})"
+    return number(median, lambda value: ("never" if math.isinf(value) else show(value)) + missed)
 
 
 def median_reached(group: Group, measure: Measure) -> float | None:
@@ -104,9 +102,6 @@ def show_seeds(group: Group) -> str:
     return Cell(f"{len(group.complete)}{diverged}", len(group.complete))
 
 
-EMPTY = ("", "-")
-
-
 @dataclass(frozen=True)
 class Table:
     """A table of text cells. `name` is the name of its files; `note` is printed below it."""
@@ -118,17 +113,15 @@ class Table:
     note: str = ""
 
     def without_empty_columns(self) -> "Table":
-        """The table without columns that say nothing: whose cells are all empty or `-`."""
-        kept = [at for at in range(len(self.header)) if not all(row[at] in EMPTY for row in self.rows)]
+        """The table without columns whose cells are all empty or `-`."""
+        kept = [at for at in range(len(self.header)) if not all(row[at] in ("", "-") for row in self.rows)]
         rows = [[row[at] for at in kept] for row in self.rows]
         return replace(self, header=[self.header[at] for at in kept], rows=rows) if self.rows else self
 
     def rich(self) -> rich.table.Table:
         shown = self.without_empty_columns()
-        title, note = _on_screen(self.title), _on_screen(self.note) or None
-        table = rich.table.Table(
-            title=title, title_justify="left", caption=note, caption_justify="left", box=SIMPLE_HEAD
-        )
+        table = rich.table.Table(title=_on_screen(self.title), caption=_on_screen(self.note) or None, box=SIMPLE_HEAD)
+        table.title_justify = table.caption_justify = "left"
         for number, name in enumerate(shown.header):
             table.add_column(_on_screen(name), justify="left" if number < 2 else "right", overflow="fold")
         for row in shown.rows:
@@ -138,8 +131,9 @@ class Table:
     def markdown(self) -> str:
         shown = self.without_empty_columns()
         rows = [shown.header, ["---"] * len(shown.header), *shown.rows]
-        lines = [f"### {_escape_markdown(self.title)}", "", *map(_markdown_row, rows), ""]
-        return "\n".join([*lines, *([*map(_escape_markdown, self.note.splitlines()), ""] if self.note else [])])
+        lines = [f"| {' | '.join(map(_escape_markdown, row))} |" for row in rows]
+        note = [*map(_escape_markdown, self.note.splitlines()), ""] if self.note else []
+        return "\n".join([f"### {_escape_markdown(self.title)}", "", *lines, "", *note])
 
     def latex(self) -> str:
         """A `tabular` environment with the rules of the package booktabs."""
@@ -154,10 +148,6 @@ class Table:
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([*map(_no_formula, row)] for row in [self.header, *self.rows])
         return out.getvalue()
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_escape_markdown, cells))} |"
 
 
 def _one_line(text: str) -> str:

@@ -154,7 +154,7 @@ FAULTS: dict[str, tuple[Callable[[], Tracker], list[str], Any]] = {
 def test_a_tracker_that_fails_is_told_of_once_and_hurts_nobody(name: str, tmp_path: Path) -> None:
     make, heard, degraded = FAULTS[name]
     listener = Listener()
-    trackers = Trackers.made_by({"x": make, "listener": lambda: listener})
+    trackers = Trackers({"x": make, "listener": lambda: listener})
     trackers.start(info(tmp_path))
     for t in (1, 2):
         trackers.log(record(t))

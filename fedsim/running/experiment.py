@@ -209,7 +209,7 @@ class _Run:
         selector = self.parts.selector
         warning, adaptive, self.start_up_rounds = selector.warning, selector.adaptive, selector.start_up_rounds
         self.begun, self.records = self._progress()
-        self.trackers = Trackers.made_by(
+        self.trackers = Trackers(
             {n: partial(instantiate, node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()}
         )
         self.trackers.start(run_info(plan, place, watch, alone))

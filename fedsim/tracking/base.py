@@ -25,9 +25,9 @@ class SweepPosition:
 class RunInfo:
     """Information about a run for its trackers.
 
-    `folder` is where its files are while it runs, `final_folder` where they will be then (None: the same). `config` is
-    resolved; `choices` maps config groups to the choices made; `alone` is false if several runs of a sweep
-    progress side by side in one process; `sweep` says which job of a sweep it is (None: it is the only one).
+    `folder` is where its files are while it runs, `final_folder` where they will be then (None: the same). `choices`
+    maps config groups to the choices made; `alone` is false if several runs of a sweep progress side by side in one
+    process; `sweep` says which job of a sweep it is (None: it is the only one).
     """
 
     name: str
@@ -84,21 +84,16 @@ class Trackers:
     If a tracker raises an error, this is reported once, the tracker is removed, and the run continues.
     """
 
-    def __init__(self, trackers: Mapping[str, Tracker]) -> None:
-        self._trackers = dict(trackers)
+    def __init__(self, makers: Mapping[str, Callable[[], Tracker]]) -> None:
+        """Those that `makers` return. Of one that raises an error the others are told at the start."""
+        self._trackers: dict[str, Tracker] = {}
         self._failed: dict[str, str] = {}
         self._shown: set[str | None] = {None}
-
-    @classmethod
-    def made_by(cls, makers: Mapping[str, Callable[[], Tracker]]) -> "Trackers":
-        """The trackers that `makers` return. Of one that raises an error the others are told at the start."""
-        trackers = cls({})
         for name, make in makers.items():
             try:
-                trackers._trackers[name] = make()
+                self._trackers[name] = make()
             except (Exception, SystemExit) as error:  # a user's tracker may fail in any way
-                trackers._failed[name] = f"{type(error).__name__}: {error}"
-        return trackers
+                self._failed[name] = f"{type(error).__name__}: {error}"
 
     def start(self, info: RunInfo) -> None:
         not_made = list(self._failed)

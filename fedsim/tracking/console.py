@@ -7,15 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedsim.core.errors import printable_lines
 from fedsim.tracking.base import RunInfo, SweepPosition, Tracker
@@ -23,6 +15,33 @@ from fedsim.tracking.tables import CONSOLE, closing_table, show_percent, show_sh
 
 PLAIN_LINES = 10
 """Number of progress lines per run if the output is not a terminal."""
+
+
+class RoundsShown:
+    """How many of `total` rounds have ended: a progress bar on a terminal, some ten lines elsewhere."""
+
+    def __init__(self, total: int, console: Console) -> None:
+        self._console, self._total, self._last = console, total, 0
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=None))
+            told = TextColumn("{task.fields[told]}")
+            self._bar = Progress(*columns, told, TimeRemainingColumn(), console=console, expand=True)
+            self._task = self._bar.add_task("", total=total, told="")
+            self._bar.start()
+
+    def show(self, round: int, *told: str, in_lines: bool = True) -> None:
+        """`told`: what is said of them."""
+        text = "  ".join(filter(None, told))
+        if self._bar is not None:
+            self._bar.update(self._task, completed=round, told=text)
+        elif in_lines and round * PLAIN_LINES // self._total > self._last * PLAIN_LINES // self._total:
+            self._console.print(f"  round {round}/{self._total}  {text}")
+        self._last = max(self._last, round)
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
 
 
 class ConsoleTracker(Tracker):
@@ -33,38 +52,32 @@ class ConsoleTracker(Tracker):
 
     def __init__(self, *, progress: bool) -> None:
         self.progress, self.console = progress, CONSOLE
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._rounds: RoundsShown | None = None
         self._accuracy: float | None = None
 
     def start(self, info: RunInfo) -> None:
         self._info = info
         text = headline(info.name, info.choices, info.seed)
         self.console.print(f"{job_number(info.sweep)}{escape(printable_lines(text))}", soft_wrap=True)
-        if self.progress and info.alone and self.console.is_terminal:
-            self._bar = _bar(self.console, TextColumn("test accuracy {task.fields[accuracy]}"), TimeRemainingColumn())
-            self._task = self._bar.add_task("", total=info.num_rounds, accuracy="-", left="")
-            self._bar.start()
+        if self.progress and info.alone:
+            self._rounds = RoundsShown(info.num_rounds, self.console)
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        self.replay(record)
-        if self._bar is None and self.progress and self._info.alone and _is_due(record["round"], self._info.num_rounds):
-            done, left = f"round {record['round']}/{self._info.num_rounds}", time_left(self._info.sweep)
-            _print_line(done, show_share(self._accuracy), left, self.console)
-
-    def replay(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: Mapping[str, Any], in_lines: bool = True) -> None:
         if record["test_accuracy"] is not None:
             self._accuracy = record["test_accuracy"]
-        if self._bar is not None and self._task is not None:
-            shown, left = show_share(self._accuracy), time_left(self._info.sweep)
-            self._bar.update(self._task, completed=record["round"], accuracy=shown, left=left)
+        if self._rounds is not None:
+            accuracy, left = f"test accuracy {show_share(self._accuracy)}", time_left(self._info.sweep)
+            self._rounds.show(record["round"], accuracy, left, in_lines=in_lines)
+
+    def replay(self, record: Mapping[str, Any]) -> None:
+        self.log(record, in_lines=False)
 
     def message(self, text: str) -> None:
         self.console.print(text, style="dim", soft_wrap=True, markup=False)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._rounds is not None:
+            self._rounds.stop()
         if self._info.sweep is not None:
             return
         self.console.print(closing_table(summary))
@@ -116,34 +129,10 @@ def lanes_progress(
     that is furthest ahead, or the rounds of all.
     """
     CONSOLE.print(f"{num_lanes} runs {how}")
-    if CONSOLE.is_terminal:
-        with _bar(CONSOLE, TextColumn("{task.fields[runs]} runs, test accuracy {task.fields[accuracy]}")) as bar:
-            task = bar.add_task("", total=num_rounds, runs=num_lanes, accuracy="-", left="")
-            yield lambda runs, round: bar.update(
-                task, completed=round, runs=runs, accuracy=lanes_accuracy(accuracies()), left=left()
-            )
-        return
-    last = 0
-
-    def show_progress(runs: int, round: int) -> None:
-        nonlocal last
-        if round > last and _is_due(round, num_rounds):
-            _print_line(f"round {round}/{num_rounds}, {runs} runs", lanes_accuracy(accuracies()), left(), CONSOLE)
-        last = max(last, round)
-
-    yield show_progress
-
-
-def _print_line(done: str, accuracy: str, left: str, console: Console) -> None:
-    console.print("  ".join(filter(None, (f"  {done}", f"test accuracy {accuracy}", left))))
-
-
-def _bar(console: Console, *texts: ProgressColumn) -> Progress:
-    """A bar as wide as `texts`, and the field `left` behind them, leave room for."""
-    left = TextColumn("{task.fields[left]}")
-    columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=None), *texts, left)
-    return Progress(*columns, console=console, expand=True)
-
-
-def _is_due(round: int, total: int) -> bool:
-    return round * PLAIN_LINES // total > (round - 1) * PLAIN_LINES // total
+    rounds = RoundsShown(num_rounds, CONSOLE)
+    try:
+        yield lambda runs, round: rounds.show(
+            round, f"{runs} runs, test accuracy {lanes_accuracy(accuracies())}", left()
+        )
+    finally:
+        rounds.stop()

@@ -5,7 +5,7 @@ import os
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
@@ -105,39 +105,46 @@ def told_if_slow(text: str) -> Iterator[None]:
 
 def closing_table(summary: Mapping[str, Any]) -> Table:
     """A run's final accuracy, participation, time by phase, bytes and samples."""
-    totals, clients = summary["totals"], summary.get("client_accuracy")
-    smoothed, final, best, initial = (
-        show_share(summary.get(f"{name}_accuracy")) for name in ("smoothed", "final", "best", "initial")
-    )
-    window, phases = min(FINAL_WINDOW, summary["rounds"]), ((p, show_seconds(totals[f"seconds_{p}"])) for p in PHASES)
+
+    def share(name: str) -> str:
+        return show_share(summary.get(name))
+
+    totals, clients, simulated = summary["totals"], summary.get("client_accuracy"), summary.get("simulated_seconds")
+    window, late = min(FINAL_WINDOW, summary["rounds"]), summary.get("late_updates")
+    phases = ", ".join(f"{phase} {show_seconds(totals[f'seconds_{phase}'])}" for phase in PHASES)
+    names = {
+        "mean": "mean",
+        "worst_tenth": "worst tenth",
+        "std": "standard deviation",
+        "never_selected": "never selected",
+    }
+    accuracies = [f"{told} {show_share(clients[n])}" for n, told in names.items() if clients and clients[n] is not None]
+    rows = {
+        "final accuracy": f"[bold]{share('smoothed_accuracy')}[/]  mean of the last {window} rounds\n"
+        f"last round {share('final_accuracy')}, best {share('best_accuracy')}, "
+        f"before round 1 {share('initial_accuracy')}",
+        "by client": ", ".join(accuracies),
+        "participation": f"{share('mean_participation_ratio')} of clients a round, {share('coverage')} covered",
+        "wall time": f"{show_seconds(summary['wall_seconds'])} ({phases})",
+        "simulated time": ""
+        if simulated is None
+        else show_seconds(simulated) + (f", {late:,} updates too late" if late else ""),
+        "bytes": f"{show_bytes(totals['bytes_down'])} down, {show_bytes(totals['bytes_up'])} up",
+        "samples": f"{totals['train_samples']:,} trained on, {totals['forward_samples']:,} more passed forward",
+        "engine": _shown(str(summary.get("engine", ""))),
+    }
     table = Table(show_header=False, box=None, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    table.add_row("final accuracy", f"[bold]{smoothed}[/]  mean of the last {window} rounds")
-    table.add_row("", f"last round {final}, best {best}, before round 1 {initial}")
-    if clients:
-        never = clients["never_selected"]
-        shares = [show_share(clients[name]) for name in ("mean", "worst_tenth", "std")]
-        text = "mean {}, worst tenth {}, standard deviation {}".format(*shares)
-        table.add_row("by client", text + ("" if never is None else f", never selected {show_share(never)}"))
-    ratio, coverage = show_share(summary["mean_participation_ratio"]), show_share(summary["coverage"])
-    table.add_row("participation", f"{ratio} of clients a round, {coverage} covered")
-    parts = ", ".join(f"{phase} {seconds}" for phase, seconds in phases)
-    table.add_row("wall time", f"{show_seconds(summary['wall_seconds'])} ({parts})")
-    if summary.get("simulated_seconds") is not None:
-        late = f", {summary['late_updates']:,} updates too late" if summary.get("late_updates") else ""
-        table.add_row("simulated time", show_seconds(summary["simulated_seconds"]) + late)
-    table.add_row("bytes", f"{show_bytes(totals['bytes_down'])} down, {show_bytes(totals['bytes_up'])} up")
-    samples = f"{totals['train_samples']:,} trained on, {totals['forward_samples']:,} more passed forward"
-    table.add_row("samples", samples)
-    table.add_row("engine", _shown(str(summary.get("engine", ""))))
+    for name, text in rows.items():
+        if text:
+            table.add_row(name, text)
     return table
 
 
 Row = Mapping[str, Any]
 """A job: labels (keys and values of the command line except the seed), seed, status and summary."""
-Column = Callable[[Mapping[str, Any]], str]
-COLUMNS: Mapping[str, Column] = {
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "final %": lambda summary: show_percent(summary.get("smoothed_accuracy")),
     "last %": lambda summary: show_percent(summary["final_accuracy"]),
     "part. %": lambda summary: show_percent(summary["mean_participation_ratio"]),
@@ -149,6 +156,8 @@ COLUMNS: Mapping[str, Column] = {
 LEFT_OUT_FIRST = ("part. %", "up", "down", "time", "last %")
 """Columns that a narrow terminal does without, in this order, before names would be broken."""
 CAPTION = f"final: mean of the last {FINAL_WINDOW} rounds; last: the last round alone"
+Line = tuple[Row, Mapping[str, str]]
+"""Of a table: a job, for the choices that differ, and the cells behind them."""
 
 
 def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
@@ -157,72 +166,66 @@ def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
     Where the choices do not fit side by side, they stand one below the other.
     """
     console = console or CONSOLE
-    differing = differing_keys([r["labels"] for r in rows])
-    for stacked, count in itertools.product((False, True), range(len(LEFT_OUT_FIRST) + 1)):
-        left_out = LEFT_OUT_FIRST[:count]
-        columns = {name: column for name, column in COLUMNS.items() if name not in left_out}
-        table = _table(differing, stacked, ("seed", "status", *columns), _jobs(rows, differing, columns))
-        if _fits(table, console):
-            break
-    console.print(f"{len(rows)} jobs", style="italic")
-    console.print(table)
-    console.print(CAPTION + (f"; left out at this width: {', '.join(left_out)}" if left_out else ""), style="dim")
+    differing = differing_keys([row["labels"] for row in rows])
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(_key(row, differing), []).append(row)
-    if len(groups) == len(rows):
-        return
-    for stacked in (False, True):
-        table = _table(differing, stacked, ("done", "final %", "last %", "diverged"), _seed_means(groups))
-        if _fits(table, console):
+        groups.setdefault(tuple(_choices(row, differing)), []).append(row)
+    console.print(f"{len(rows)} jobs", style="italic")
+    _print_table(differing, [(row, _job_cells(row)) for row in rows], console, CAPTION)
+    if len(groups) < len(rows):
+        console.print("over seeds (mean ± standard deviation of the runs that are done)", style="italic")
+        _print_table(differing, [(group[0], _mean_cells(group)) for group in groups.values()], console)
+
+
+def _print_table(differing: Sequence[str], lines: Sequence[Line], console: Console, note: str = "") -> None:
+    """As wide as it may be: without columns, or with the choices that differ one below the other, as far as needed."""
+    wide = console.options.update(max_width=10_000)  # wider than any table
+    for stacked, count in itertools.product((False, True), range(len(LEFT_OUT_FIRST) + 1)):
+        left_out = [name for name in LEFT_OUT_FIRST[:count] if name in lines[0][1]]
+        table = _table(differing, stacked and bool(differing), lines, left_out)
+        if console.measure(table, options=wide).maximum <= console.width:
             break
-    console.print("over seeds (mean ± standard deviation of the runs that are done)", style="italic")
     console.print(table)
+    told = f"left out at this width: {', '.join(left_out)}" if left_out else ""
+    if note or told:
+        console.print("; ".join(filter(None, (note, told))), style="dim")
 
 
-Line = tuple[tuple[str, ...], list[str]]
-"""Of a table: the choices that differ, and the cells behind them."""
-
-
-def _table(differing: Sequence[str], stacked: bool, heads: Sequence[str], lines: Iterable[Line]) -> Table:
-    """A column for each of the choices that differ, or if `stacked` one for all, and then those with these `heads`."""
-    stacked = stacked and bool(differing)
+def _table(differing: Sequence[str], stacked: bool, lines: Sequence[Line], left_out: Sequence[str]) -> Table:
+    """A column for each of the choices that differ, or if `stacked` one for all, and then those of the cells."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ["job"] if stacked else differing:
         table.add_column(_shown(name), overflow="fold")
+    heads = [head for head in lines[0][1] if head not in left_out]
     for head in heads:
         table.add_column(head, justify="left" if head == "status" else "right", no_wrap=True)
-    for key, cells in lines:
-        names = [_shown(value) for value in key]
+    for row, cells in lines:
+        names = [_shown(name) for name in _choices(row, differing)]
         if stacked:
-            names = ["\n".join(_shown(f"{name}={value}") for name, value in zip(differing, key, strict=True))]
-        table.add_row(*names, *cells)
+            names = ["\n".join(f"{_shown(key)}={name}" for key, name in zip(differing, names, strict=True))]
+        table.add_row(*names, *(cells[head] for head in heads))
     return table
 
 
-def _fits(table: Table, console: Console) -> bool:
-    wide = console.options.update(max_width=10_000)  # wider than any table
-    return console.measure(table, options=wide).maximum <= console.width
+def _choices(row: Row, names: Sequence[str]) -> list[str]:
+    return [str(row["labels"].get(name, "")) for name in names]
 
 
-def _key(row: Row, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(str(row["labels"].get(n, "")) for n in names)
+def _job_cells(row: Row) -> Mapping[str, str]:
+    summary, style = row["summary"], "green" if row["status"] == "done" else "red"
+    cells = {name: show(summary) if "totals" in summary else "-" for name, show in COLUMNS.items()}
+    return {"seed": str(row["seed"]), "status": f"[{style}]{_shown(row['status'])}[/]", **cells}
 
 
-def _jobs(rows: Sequence[Row], differing: Sequence[str], columns: Mapping[str, Column]) -> Iterator[Line]:
-    for row in rows:
-        summary, style = row["summary"], {"done": "green"}.get(row["status"], "red")
-        cells = [show(summary) if "totals" in summary else "-" for show in columns.values()]
-        yield _key(row, differing), [str(row["seed"]), f"[{style}]{_shown(row['status'])}[/]", *cells]
-
-
-def _seed_means(groups: Mapping[tuple[str, ...], Sequence[Row]]) -> Iterator[Line]:
-    for key, group in groups.items():
-        done = [row["summary"] for row in group if row["status"] == "done"]
-        means = [_mean_and_spread([s.get(name) for s in done]) for name in ("smoothed_accuracy", "final_accuracy")]
-        diverged = sum(row["status"] == "diverged" for row in group)
-        finished = str(len(done)) if len(done) == len(group) else f"{len(done)}/{len(group)}"
-        yield key, [finished, *means, f"{diverged}/{len(group)}" if diverged else ""]
+def _mean_cells(group: Sequence[Row]) -> Mapping[str, str]:
+    done = [row["summary"] for row in group if row["status"] == "done"]
+    diverged = sum(row["status"] == "diverged" for row in group)
+    return {
+        "done": str(len(done)) if len(done) == len(group) else f"{len(done)}/{len(group)}",
+        "final %": _mean_and_spread([summary.get("smoothed_accuracy") for summary in done]),
+        "last %": _mean_and_spread([summary.get("final_accuracy") for summary in done]),
+        "diverged": f"{diverged}/{len(group)}" if diverged else "",
+    }
 
 
 def _mean_and_spread(accuracies: Sequence[float | None]) -> str:

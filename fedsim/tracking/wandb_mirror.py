@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import yaml
 
@@ -31,15 +31,15 @@ SUMMARY_KEYS = (
 def main() -> None:
     """Mirror standard input (`--pipe <temporary folder>`) or the folder in argv; print `done` or the failure."""
     arguments = sys.argv[1:]
-    output = claim_stdout()
+    output, nowhere = os.fdopen(os.dup(1), "w"), os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 1)  # what W&B and its service write goes nowhere
     piped = arguments[0] == "--pipe"
     temporary = arguments[1] if piped else tempfile.mkdtemp(prefix="fedsim-wandb-")
     os.environ["TMPDIR"] = tempfile.tempdir = temporary  # W&B's temporary files are deleted with it
     if piped:
         _exit_after_parent(MAX_SECONDS)
     else:
-        os.close(0)  # W&B would ask a terminal for a key
-        os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nowhere, 0)  # W&B would ask a terminal for a key
     try:
         report = mirror(map(json.loads, sys.stdin) if piped else replay(Path(arguments[0])))
     except Exception as error:  # W&B raises many kinds of errors
@@ -48,15 +48,6 @@ def main() -> None:
         print(report, file=output, flush=True)
     shutil.rmtree(temporary, ignore_errors=True)
     os._exit(int(report != "done"))  # W&B's own exit handlers may hang
-
-
-def claim_stdout() -> TextIO:
-    """The standard output, reserved for this module: the output of W&B and its service is redirected to /dev/null."""
-    own = os.fdopen(os.dup(1), "w")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
-    return own
 
 
 def _exit_after_parent(seconds: float) -> None:
@@ -99,9 +90,8 @@ def replay(folder: Path) -> Iterator[dict[str, Any]]:
     """The messages that the tracker of a finished run would have sent, from the files in its folder."""
     config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     summary = read_summary(folder) or {"status": "unfinished"}
-    info = RunInfo(
-        config["name"], folder, config, summary.get("choices", {}), config["seed"], config.get("num_rounds", 0)
-    )
+    rounds = config.get("num_rounds", 0)
+    info = RunInfo(config["name"], folder, config, summary.get("choices", {}), config["seed"], rounds)
     node = next(iter(mirrors_in(config).values()), {})
     project, entity, tags = node.get("project", "fedsim"), node.get("entity"), node.get("tags", [])
     yield {"start": start_message(info, LATER, project, entity, tags, MAX_SECONDS)}

@@ -2,7 +2,7 @@
 
 A separate process (`wandb_mirror`) communicates with W&B, so that W&B can neither stop nor delay nor change a run. What
 that process begins a run with is here, too; for the run itself this module does not import W&B. A run keeps its W&B id
-in its folder: what a later process sends of it goes to the same run of W&B. A run that is begun anew has a new id.
+in its folder: what a later process sends of it goes to the same run of W&B.
 """
 
 import json
@@ -40,11 +40,8 @@ DELETED = "previously created and deleted"
 
 
 def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
-    """The W&B run of a run's folder, offline if it cannot be online, and `done` or the reason of that.
-
-    Its record takes the place of what an earlier process has left in the folder. In the modes `auto` and `LATER`, W&B
-    decides by its own settings.
-    """
+    """The W&B run of a run's folder, offline if it cannot be online, and `done` or the reason of that. In the modes
+    `auto` and `LATER`, W&B decides by its own settings."""
     shutil.rmtree(Path(start["folder"]) / "wandb", ignore_errors=True)
     kept, report = None, "done"
     with suppress(OSError, ValueError):
@@ -55,7 +52,8 @@ def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
     except Exception as error:
         if start["mode"] == "offline":
             raise
-        report = _reason(error, by_settings)
+        absent = by_settings and type(error).__name__ == "UsageError" and "configured" in str(error)
+        report = NO_KEY if absent else f"{NOT_ONLINE} ({one_line(error)}), so it is logged offline"
         # W&B does not give the id again that has just failed, so that a kept one stays for when the run is sent.
         run = _begin(start, "offline", None) if kept is None else _init(start, "offline", secrets.token_hex(6))
     if start["mode"] == LATER and run.disabled:
@@ -92,13 +90,6 @@ def _init(start: dict[str, Any], mode: Any, wandb_id: str, resume: Any = None) -
     )
 
 
-def _reason(error: Exception, by_settings: bool) -> str:
-    import wandb
-
-    absent = by_settings and isinstance(error, wandb.errors.UsageError) and "configured" in str(error)
-    return NO_KEY if absent else f"{NOT_ONLINE} ({one_line(error)}), so it is logged offline"
-
-
 def one_line(error: Exception) -> str:
     """The class of an error, and the first line of what it says."""
     return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
@@ -124,19 +115,14 @@ NOT_INHERITED = ("WANDB_RUN_ID", "WANDB_RESUME")
 def start_process(*words: str, stdin: int, without: Sequence[str] = ()) -> "subprocess.Popen[str]":
     """The process that communicates with W&B, in an environment without the variables `without`."""
     environment = {k: v for k, v in os.environ.items() if k not in (*NOT_INHERITED, *without)}
-    return subprocess.Popen(
-        [*COMMAND, *words],
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment | {"WANDB_ERROR_REPORTING": "false"},
-        start_new_session=True,  # Ctrl-C goes to the run only
-    )
+    streams: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    environment["WANDB_ERROR_REPORTING"] = "false"
+    # in a session of its own: Ctrl-C goes to the run only
+    return subprocess.Popen([*COMMAND, *words], env=environment, start_new_session=True, **streams)
 
 
 class MirrorProcess:
-    """Sends messages to the child process from a thread, so that only `finish` waits for the child."""
+    """Sends messages to the child process from a thread, so that only `finish` waits for it."""
 
     def __init__(self) -> None:
         self._temporary = tempfile.mkdtemp(prefix="fedsim-wandb-")
@@ -145,14 +131,11 @@ class MirrorProcess:
         threading.Thread(target=self._write, daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queue a message for the child."""
         self._queue.put(message)
 
     def finish(self, seconds: float) -> str:
-        """Close the queue, wait at most `seconds` for the child to end, kill it if it has not, and return its report.
-
-        The report is `done` or a description of the failure.
-        """
+        """Wait at most `seconds` for the child to end, kill it if it has not, and return its report: `done` or a
+        description of the failure."""
         self._queue.put(None)
         assert self.child.stdout is not None
         try:
@@ -203,19 +186,15 @@ LEAST_SECONDS = 2.0
 
 @dataclass
 class Server:
-    """What the runs of this process have found out about W&B's server, so that a sweep waits for a dead one once.
+    """What the runs of this process know of W&B's server: when it last did not answer (`time.monotonic()`), minus
+    infinity if it did since; and the kinds of notices that have been given, each once a process."""
 
-    `failed`: when it last did not answer (`time.monotonic()`), None if it did since. `told`: kinds of notices that have
-    been given; each is given once a process.
-    """
-
-    failed: float | None = None
+    failed: float = -math.inf
     told: set[str] = field(default_factory=set)
 
     @property
     def is_dead(self) -> bool:
-        """Whether it did not answer lately; runs that begin now are logged offline at once."""
-        return self.failed is not None and time.monotonic() - self.failed < RETRY_SECONDS
+        return time.monotonic() - self.failed < RETRY_SECONDS
 
 
 SERVER = Server()
@@ -227,10 +206,9 @@ Mode = Literal["auto", "online", "offline", "disabled"]
 class WandbTracker(Tracker):
     """Makes one W&B run of each run: group = the run's name, job_type = its selector, step = `round`.
 
-    `mode: auto` is what W&B itself would do by its settings (environment, netrc, files): online with an API key; but
-    offline without one, with records in the run's folder that `wandb sync` can send. The run waits for W&B only at its
-    end, for at most `timeout` seconds; failures are then reported and counted. Once the server has not answered, later
-    runs of the process are logged offline at once.
+    `mode: auto` is what W&B itself would do by its settings (environment, netrc, files), but offline without an API
+    key. The run waits for W&B only at its end, for at most `timeout` seconds; failures are then reported and counted.
+    Once the server has not answered, later runs of the process are logged offline at once.
     """
 
     def __init__(self, *, mode: Mode, project: str, entity: str | None, tags: list[str], timeout: float) -> None:
@@ -264,7 +242,7 @@ class WandbTracker(Tracker):
         report = self._process.finish(min(self.timeout, LEAST_SECONDS) if online and SERVER.is_dead else self.timeout)
         self._process = None
         if online and report == "done":
-            SERVER.failed = None
+            SERVER.failed = -math.inf
         elif online and report.startswith((NOT_ONLINE, NO_ANSWER)):
             SERVER.failed = time.monotonic()
         elif report == "done" and self.mode != "offline":
@@ -298,16 +276,11 @@ def start_message(
 ) -> dict[str, Any]:
     """The message from which the mirror process begins a W&B run."""
     return {
-        "mode": mode,
-        "project": project,
-        "entity": entity,
-        "group": info.name,
-        "job_type": info.choices.get("selector", "custom"),
-        "name": info.run_id,
+        **{"mode": mode, "project": project, "entity": entity, "timeout": timeout},
+        **{"group": info.name, "job_type": info.choices.get("selector", "custom"), "name": info.run_id},
         "tags": [*tags, *(info.choices[g] for g in ("dataset", "partition", "model") if g in info.choices)],
         "config": json_ready({**info.config, "choices": dict(info.choices)}),
         "folder": os.fspath(info.folder.absolute()),
-        "timeout": timeout,
     }
 
 

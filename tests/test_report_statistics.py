@@ -13,7 +13,7 @@ from fedsim.results.statistics import (
     estimate,
     half_width_in_sd,
     holm,
-    paired,
+    paired_values,
     pooled,
     sign_flip_test,
 )
@@ -47,12 +47,12 @@ def test_equivalence_is_the_90_percent_interval_inside_the_margin() -> None:
 
 
 def test_paired_differences_use_common_seeds_alone() -> None:
-    found = paired({0: 0.5, 1: 0.6, 2: 0.9}, {0: 0.4, 1: 0.4, 7: 0.0})
+    found = pooled([paired_values({0: 0.5, 1: 0.6, 2: 0.9}, {0: 0.4, 1: 0.4, 7: 0.0})])
     assert found.mean == pytest.approx(0.15)
     assert found.num == 2
     assert sign_flip_test(found.values) == 0.5  # 2 of 4 sign patterns
     assert found.p_value == pytest.approx(0.2048, abs=1e-4)  # t = .15 / (.0707 / sqrt 2) = 3, one degree of freedom
-    assert paired({0: 1.0}, {0: 0.5}) is None
+    assert pooled([paired_values({0: 1.0}, {0: 0.5})]) is None
 
 
 def test_the_interval_and_the_p_value_say_the_same() -> None:

@@ -19,11 +19,8 @@ def conf_dir() -> Path:
 
 
 def room_problem(key: str, folder: Path, need: int) -> Problem | None:
-    """The problem of a `folder` to be made or written that has no room for `need` bytes, or None.
-
-    It is tried out with a file without a name, of which nothing is left: permissions say little for the superuser and
-    for network file systems.
-    """
+    """The problem of a `folder` to be made or written that has no room for `need` bytes, or None. It is tried out:
+    permissions say little for the superuser and for network file systems."""
     place, needed = folder, f"need {need / 1e6:.1f} MB"
     try:
         place = existing_folder(folder)
@@ -60,10 +57,8 @@ def reading_problem(key: str, folder: Path, below: Sequence[Path] = ()) -> Probl
 
 
 def write_atomically(path: Path, content: bytes | bytearray, keep_as: Path | None = None) -> None:
-    """Write a file completely or not at all. `keep_as`: where the file goes that was there before. Raises OSError.
-
-    No link is written through: what is at the temporary name is deleted, and the file there is a new one.
-    """
+    """Write a file completely or not at all, and not through a link. `keep_as`: where the file goes that was there
+    before. Raises OSError."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:

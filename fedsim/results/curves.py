@@ -15,7 +15,7 @@ SMOOTHED_FROM = 5 * FINAL_WINDOW
 
 @dataclass(frozen=True)
 class Axis:
-    """What accuracy is drawn against: a label, and the recorded quantities whose sum is spent (none: a round counts 1).
+    """What accuracy is drawn against: the recorded quantities whose sum is spent (none: a round counts 1).
 
     `per`: how many of them are 1 on the axis. `unit`: that of the numbers on it, which then have a prefix (5 MB).
     """
@@ -39,11 +39,8 @@ AXES: Mapping[str, Axis] = {
 
 @dataclass(frozen=True)
 class AccuracyCurve:
-    """Test accuracy after the rounds that were evaluated, over seeds.
-
-    `rounds` [T], 1-based; `raw` [T]: the mean; `smoothed` [T]: the mean of the seeds' smoothed accuracies, whose last
-    value is the final accuracy; `low`, `high` [T]: their range.
-    """
+    """Test accuracy after the `rounds` (1-based) that were evaluated, over seeds [T]. `raw`: the mean; `smoothed`: that
+    of the seeds' smoothed accuracies, whose last value is the final accuracy; `low`, `high`: their range."""
 
     rounds: NDArray[np.int64]
     raw: Floats
@@ -53,7 +50,7 @@ class AccuracyCurve:
 
 
 def accuracy_curve(runs: Sequence[Run]) -> AccuracyCurve:
-    """The accuracies of finished runs of one group. Raises `ValueError` if there are none."""
+    """Raises `ValueError` if there are no runs."""
     values = stack_series(runs, "test_accuracy")
     measured = np.isfinite(values).any(0)
     smoothed = np.stack([smooth(row, smoothing_window(values.shape[1])) for row in values])[:, measured]
@@ -63,7 +60,6 @@ def accuracy_curve(runs: Sequence[Run]) -> AccuracyCurve:
 
 
 def smoothing_window(num_rounds: int) -> int:
-    """Rounds in the mean that is drawn."""
     return FINAL_WINDOW if num_rounds >= SMOOTHED_FROM else 1
 
 
@@ -77,13 +73,13 @@ def smooth(values: Floats, window: int) -> Floats:
 
 def spent_until(runs: Sequence[Run], axis: str) -> Floats:
     """What had been spent of `axis`, one of `AXES`, by the end of each round, mean over runs [T]."""
-    of = AXES[axis]
-    spent = [run.total(of.names) / of.per if of.names else np.ones(len(run.records)) for run in runs]
-    return _stacked([np.cumsum(one) for one in spent]).mean(0)
+    names, per = AXES[axis].names, AXES[axis].per
+    spent = [run.total(names) / per if names else np.ones(len(run.records)) for run in runs]
+    return _stacked(list(map(np.cumsum, spent))).mean(0)
 
 
 def is_recorded(runs: Sequence[Run], names: Sequence[str]) -> bool:
-    """Whether all runs have records of rounds with these quantities."""
+    """Whether all runs have records with these quantities."""
     return all(run.records and all(run.records[0].get(name) is not None for name in names) for run in runs)
 
 

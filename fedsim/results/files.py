@@ -1,9 +1,5 @@
 """The files of a run's folder: config.yaml, metrics.jsonl, summary.json, the final model. They are the authoritative
-record of a run. While it is not finished, checkpoints lie beside them (fedsim.running.checkpoint); a file beside the
-lock of a folder tells which process holds it.
-
-Every file is written completely or not at all: under another name, forced to the disk, and renamed.
-"""
+record of a run. While it is not finished, checkpoints lie beside them (fedsim.running.checkpoint)."""
 
 import errno
 import json
@@ -28,7 +24,6 @@ CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json"
 TRACE, PARTITION, CLIENTS, LOCKS = "trace.jsonl", "partition.npz", "clients.npz", ".locks"
 MODEL, NEWEST, PREVIOUS = "model.safetensors", "checkpoint.safetensors", "checkpoint.previous.safetensors"
 WANDB_ID = "wandb.id"
-"""The id of the run at Weights & Biases."""
 REPLACEMENTS = ".replacements"
 """Beside the runs' folders: what `overwrite=true` makes, until it is complete and takes the place of the old one."""
 LOOK_SECONDS = 0.5
@@ -50,7 +45,7 @@ class HeldError(FedsimError):
 
 
 class RunFolder:
-    """The writer of a run's folder."""
+    """The writer of a run's folder. A file is there completely or not at all; records are appended as whole lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,9 +57,7 @@ class RunFolder:
         refuse_link(path)
         with _write_errors_explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            for name in (SUMMARY, NEWEST, PREVIOUS, METRICS, TRACE, MODEL, CLIENTS, ERROR, WANDB_ID):
-                (path / name).unlink(missing_ok=True)
-            folder._clean()
+            folder._delete(SUMMARY, NEWEST, PREVIOUS, METRICS, TRACE, MODEL, CLIENTS, ERROR, WANDB_ID)
         folder.write_config(config)
         return folder
 
@@ -73,26 +66,20 @@ class RunFolder:
         deleted."""
         refuse_link(self.path)
         with _write_errors_explained(self.path):
-            for name in (SUMMARY, MODEL, CLIENTS, ERROR):
-                (self.path / name).unlink(missing_ok=True)
-            self._clean()
+            self._delete(SUMMARY, MODEL, CLIENTS, ERROR)
             for name in (METRICS, TRACE):
                 if (self.path / name).exists():
                     with opened(self.path / name, "rb+") as file:
                         file.truncate(lengths.get(name, 0))
 
-    def _clean(self) -> None:
-        """Delete what a killed process may have left: temporary files, and W&B's records of rounds that it is sent
-        again."""
-        for left in self.path.glob("*.tmp"):
-            left.unlink(missing_ok=True)
+    def _delete(self, *names: str) -> None:
+        """And what a killed process may have left; W&B is sent its rounds again."""
+        for path in (*(self.path / name for name in names), *self.path.glob("*.tmp")):
+            path.unlink(missing_ok=True)
         shutil.rmtree(self.path / "wandb", ignore_errors=True)
 
     def append(self, record: Mapping[str, Any], name: str = METRICS) -> None:
-        """Append `record` as one JSON line to the file `name`: the whole line, or an error and nothing of it.
-
-        It survives a kill of the process; a power failure may lose the lines since the last checkpoint.
-        """
+        """Append `record` as one JSON line to the file `name`, which survives a kill of the process."""
         path, line = self.path / name, (json.dumps(json_ready(record)) + "\n").encode()
         with _write_errors_explained(path), opened(path, "ab") as file:
             end = file.tell()
@@ -129,11 +116,10 @@ class RunFolder:
         self.write_text(SUMMARY, json.dumps(json_ready(summary), indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file atomically: completely or not at all."""
         self.write_bytes(name, text.encode())
 
     def write_bytes(self, name: str, content: bytes | bytearray, keep_as: str | None = None) -> None:
-        """Write a file atomically. `keep_as`: another name for the file that was there before."""
+        """`keep_as`: another name for the file that was there before."""
         with _write_errors_explained(self.path / name):
             write_atomically(self.path / name, content, None if keep_as is None else self.path / keep_as)
 
@@ -149,10 +135,8 @@ def replacement_of(folder: Path) -> Path:
 
 
 def replace_folder(folder: Path) -> None:
-    """Put the replacement of `folder` in its place; the old one is deleted last. To be called by the owner of its lock.
-
-    A process that is killed between the two renames leaves no `folder`, and both of what belongs there.
-    """
+    """Put the replacement of `folder`, whose lock is held, in its place; the old one is deleted last. A process that is
+    killed between the two renames leaves no `folder`, and both of what belongs there."""
     new, old = replacement_of(folder), folder.parent / REPLACEMENTS / f"{folder.name}.old"
     with _write_errors_explained(folder):
         if folder.exists():
@@ -167,11 +151,8 @@ def replace_folder(folder: Path) -> None:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder, and say so beside it. Raises `HeldError` if another process holds it, and
-    `OutputError` if the folder is a link.
-
-    The operating system releases the lock when its process ends, in whatever way.
-    """
+    """Hold the lock of a run's folder, and say so beside it; however its process ends, it is released. Raises
+    `HeldError` if another process holds it, and `OutputError` if the folder is a link."""
     refuse_link(folder)
     lock = FileLock(_beside(folder, "lock"))
     with _write_errors_explained(folder):
@@ -201,15 +182,13 @@ def is_free(folder: Path) -> bool:
     """Whether no process holds the lock of a run's folder. Nothing is written."""
     if not _beside(folder, "lock").exists():
         return True
-    lock = FileLock(_beside(folder, "lock"))
     try:
-        lock.acquire(timeout=0)
+        with FileLock(_beside(folder, "lock")).acquire(timeout=0):
+            return True
     except Timeout:
         return False
     except OSError:  # which is explained when it is to be held
         return True
-    lock.release()
-    return True
 
 
 def _beside(folder: Path, kind: str) -> Path:
@@ -225,7 +204,6 @@ def _write_errors_explained(path: Path) -> Iterator[None]:
 
 
 def save_model(folder: RunFolder, name: str, params: Mapping[str, Any]) -> None:
-    """Write a model, its tensors by name, as a file of safetensors."""
     import safetensors.torch  # here: what looks at folders needs no torch
 
     on_cpu = {key: value.detach().cpu().contiguous() for key, value in params.items()}
@@ -233,7 +211,7 @@ def save_model(folder: RunFolder, name: str, params: Mapping[str, Any]) -> None:
 
 
 def is_whole_model(path: Path) -> bool:
-    """Whether a file of safetensors is there and as long as its header says. Its numbers are not read."""
+    """Whether a file of safetensors is there and as long as its header says."""
     try:
         with safe_open(path, framework="pt"):
             return True
@@ -257,15 +235,11 @@ def json_ready(value: Any) -> Any:
 
 
 def read_metrics(folder: Path, name: str = METRICS, end: int | None = None) -> list[dict[str, Any]]:
-    """The records in metrics.jsonl of a run, or in another file `name` of JSON lines; those in its first `end` bytes.
-
-    An incomplete last line is ignored; there are no records if the file does not exist.
-    """
+    """The records in a file of JSON lines, or in its first `end` bytes, without an incomplete last line; none if it
+    does not exist."""
     path = folder / name
-    if not path.is_file():
-        return []
     records: list[dict[str, Any]] = []
-    for line in path.read_bytes()[:end].decode(errors="replace").splitlines():
+    for line in path.read_bytes()[:end].decode(errors="replace").splitlines() if path.is_file() else ():
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
@@ -277,7 +251,7 @@ def read_metrics(folder: Path, name: str = METRICS, end: int | None = None) -> l
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The summary of a run, or None if the run has not ended or its summary cannot be read."""
+    """The summary of a run; None if it has not ended or cannot be read."""
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

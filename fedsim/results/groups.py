@@ -12,13 +12,12 @@ from fedsim.core.configs import IRRELEVANT, SEEDS, by_meaning, flat
 from fedsim.results.runs import Run
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "selector")
-"""Config groups whose choices label runs, in this order; parts of a selector and single values come after them."""
 OTHER_CHOICES = ("aggregator", "optimizer", "availability", "engine")
-"""Config groups whose choices label runs that differ in nothing that stands before them."""
+"""Config groups whose choices label runs, in this order: the others those that differ in nothing before them."""
 SETTING = ("cell", "dataset", "partition", "model", "system")
 """Config groups whose choices and values define a setting, in which methods are compared."""
 NEW_GROUPS = {"system": "none"}
-"""Groups that runs of earlier versions do not have, and the choice that changes nothing."""
+"""Choices in groups that runs of earlier versions lack."""
 NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
 """The config of engine=native."""
 REFERENCE = "random"
@@ -42,7 +41,6 @@ class Group:
 
     @cached_property
     def complete(self) -> list[Run]:
-        """The runs that reached their last round."""
         return [run for run in self.runs if run.status == "done"]
 
     @property
@@ -64,7 +62,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 
 
 def distinct(runs: Iterable[Run]) -> list[Run]:
-    """The runs without repetitions: of equal configs and seeds the first that has finished, or else the first."""
+    """Of equal configs and seeds the first run that has finished, or else the first."""
     found: dict[Hashable, Run] = {}
     for run in runs:
         key = run.seeds, _key(compared_config(run))
@@ -80,7 +78,7 @@ def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compared_config(run: Run) -> dict[str, Any]:
-    """What is `relevant` of a run, with engine=native where engine=auto took it: its results are the same."""
+    """What is `relevant` of a run, with engine=native where engine=auto took it."""
     config = relevant(run.config)
     engine = config.get("engine")
     is_auto = isinstance(engine, Mapping) and engine.get("_target_") == "choose_backend"
@@ -112,7 +110,6 @@ def sort_key(text: str) -> tuple[bool, list[str | float]]:
 
 
 def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """The labels of runs that are each of another config."""
     made = [{**NEW_GROUPS, **run.choices} for run in runs]
     names = [name for name in LABEL_ORDER if len({choices.get(name, "") for choices in made}) > 1]
     if "cell" in names:  # a cell determines the partition
@@ -140,7 +137,6 @@ def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 
 def is_setting(key: str) -> bool:
-    """Whether a label's key, of a config group or a value, is one of a setting."""
     return key.partition(".")[0] in SETTING
 
 
@@ -158,7 +154,7 @@ def _add_distinguishing(labels: Sequence[dict[str, str]], values: Sequence[Mappi
 
 
 def has_made(config: Mapping[str, Any], choices: Mapping[str, str], wanted: Mapping[str, Any]) -> bool:
-    """Whether a run made the choices `wanted` in config groups, or has these config values (`partition.alpha`)."""
+    """Whether a run has made the choices `wanted`, or has these config values (`partition.alpha`)."""
     values = {**{key: str(value) for key, value in flat(config)}, **choices}
     return all(is_equal(values.get(name), str(value)) for name, value in wanted.items())
 
@@ -207,7 +203,7 @@ def _beside_selector(group: Group) -> set[tuple[str, str]]:
 
 
 def make_panels(groups: Sequence[Group]) -> list[Panel]:
-    """Panels sorted by setting. If groups differ only by setting, they are the lines of a single panel."""
+    """One a setting, sorted; groups that differ only by setting are the lines of a single panel."""
     if all(is_setting(name) for group in groups for name in group.labels):
         return [Panel("", {group.name: group for group in groups})]
     panels: dict[str, dict[str, Group]] = {}
@@ -219,6 +215,6 @@ def make_panels(groups: Sequence[Group]) -> list[Panel]:
 
 
 def drawn_panels(panels: Sequence[Panel]) -> list[Panel]:
-    """The panels with those of their lines that have finished runs; panels without any are left out."""
+    """The panels with those of their lines that have finished runs."""
     found = [Panel(panel.title, {name: g for name, g in panel.lines.items() if g.complete}) for panel in panels]
     return [panel for panel in found if panel.lines]

@@ -1,10 +1,6 @@
-"""Single numbers of a run, by name; None if the run ended too early or the number does not exist.
+"""Single numbers of a run, by name; None if the run ended too early or the number does not exist. One may take an
+argument, which stands behind @ in its name: `accuracy@0.15`."""
 
-A measure is a function of a run and perhaps of one argument, which stands behind @ in its name: `final_accuracy`,
-`accuracy@0.15`.
-"""
-
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -22,16 +18,8 @@ Measure = Callable[[Run], float | None]
 PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
 
 
-def accuracy(run: Run, share: float) -> float | None:
-    """Test accuracy after the `share` of all rounds, rounded down to a round; a single evaluation."""
-    values, round = run.series("test_accuracy"), floor(share * run.num_rounds)
-    if not 1 <= round <= len(values) or math.isnan(values[round - 1]):
-        return None
-    return float(values[round - 1])
-
-
 def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float | None:
-    """Mean test accuracy in a window of `width` rounds centred on the `share` of all rounds."""
+    """Mean test accuracy in a window of `width` rounds centred on the `share` of all rounds, rounded down."""
     round = floor(share * run.num_rounds)
     return _finite_mean(run.series("test_accuracy")[max(round - 1 - width // 2, 0) : round + width // 2])
 
@@ -42,7 +30,7 @@ def final_accuracy(run: Run) -> float | None:
 
 
 def last_accuracy(run: Run) -> float | None:
-    """Test accuracy after the last round that was evaluated: a single, noisy one."""
+    """Test accuracy after the last round that was evaluated."""
     values = _finite(run.series("test_accuracy"))
     return float(values[-1]) if len(values) else None
 
@@ -91,7 +79,6 @@ simulated_seconds_to = partial(cost_to, names=("simulated_seconds",))
 
 
 def participation(run: Run) -> float | None:
-    """Mean share of clients that upload in a round."""
     return _finite_mean(run.series("participation_ratio"))
 
 
@@ -108,7 +95,7 @@ def selection_gini(run: Run) -> float | None:
 
 
 def peak_selections(run: Run) -> float:
-    """The mode of the histogram of the clients' numbers of selections (the median if there are several modes)."""
+    """The mode of the clients' numbers of selections (the median if there are several modes)."""
     counts = np.bincount(run.selections)
     return float(np.median(np.flatnonzero(counts == counts.max())))
 
@@ -144,27 +131,21 @@ def total_cost(run: Run, *names: str) -> float:
 
 
 def one_time_cost(run: Run, *names: str) -> float | None:
-    """What the start-up rounds cost beyond as many of the later rounds, in the sum of recorded quantities.
-
-    0 if the run has no start-up rounds; None if it ended within them, or did not record how many they are.
-    """
+    """What the start-up rounds cost beyond as many of the later rounds: 0 if the run has none, None if it ended within
+    them, or did not record how many they are."""
     start, later = run.start_up_rounds, cost_a_round(run, *names)
     return None if start is None or later is None else float(run.total(names)[:start].sum()) - start * later
 
 
 def cost_a_round(run: Run, *names: str) -> float | None:
-    """The mean cost of a round after the start-up rounds, in the sum of recorded quantities; None as above."""
+    """The mean cost of a round after the start-up rounds; None as above."""
     spent, start = run.total(names), run.start_up_rounds
     return None if start is None or len(spent) <= start else float(spent[start:].mean())
 
 
 def cost_of_rounds(run: Run, *names: str, rounds: int = 200) -> float | None:
-    """The cost of the first `rounds` rounds in the sum of recorded quantities (seconds, bytes, samples).
-
-    Each round that a shorter run lacks is assumed to cost the mean of those after the start-up rounds, which is wrong
-    where a method does more every so many rounds. None if a run ended during its start-up or did not record how long it
-    lasts.
-    """
+    """The cost of the first `rounds` rounds. Each that a shorter run lacks is assumed to cost the mean of those after
+    the start-up rounds, which is wrong where a method does more every so many rounds; None as above."""
     spent = run.total(names)
     if len(spent) >= rounds:
         return float(spent[:rounds].sum())
@@ -184,7 +165,7 @@ def selection_overhead(run: Run) -> float | None:
 
 
 MEASURES: Mapping[str, Callable[..., float | None]] = {
-    "accuracy": accuracy,
+    "accuracy": partial(accuracy_around, width=1),
     "accuracy_around": accuracy_around,
     "bytes_to": bytes_to,
     "choosing_seconds_200": partial(seconds_200, phases=("select", "ask")),
@@ -214,11 +195,10 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     **{f"{KEY}_{name}": partial(client_accuracy, aggregate=name) for name in AGGREGATES},
 }
 FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
-"""Measures of the first round in which something happens; no value means that it never happened in the run."""
+"""Of the first round in which something happens; no value means that it never happened in the run."""
 COUNT_MEASURES = ("most_selections", "mean_selections", "peak_selections")
-"""Measures that cannot exceed the number of rounds."""
+"""They cannot exceed the number of rounds."""
 SHARES = ("final_accuracy", "mean_accuracy", "accuracy", "accuracy_around", "participation")
-"""Measures that lie between 0 and 1."""
 
 
 def base_name(measure: str) -> str:
@@ -226,7 +206,6 @@ def base_name(measure: str) -> str:
 
 
 def bounds_of(measure: str) -> tuple[float, float]:
-    """Where a measure can lie, as far as that is known."""
     return UNIT if base_name(measure) in SHARES or measure.startswith(KEY) else UNBOUNDED
 
 
@@ -238,11 +217,11 @@ def find_measure(text: str) -> Measure:
 
 
 def values_of(group: Group, measure: Measure) -> list[float]:
-    """A measure of the group's finished runs for which it exists."""
+    """A measure of those of the group's finished runs for which it exists."""
     return [value for run in group.complete if (value := measure(run)) is not None]
 
 
 def values_by_seed(group: Group, measure: str) -> dict[Seeds, float]:
-    """A measure of the group's finished runs by their seeds, without runs for which it does not exist."""
+    """The same by their seeds, of a measure's name."""
     found = find_measure(measure)
     return {run.seeds: value for run in group.complete if (value := found(run)) is not None}

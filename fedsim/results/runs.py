@@ -1,10 +1,8 @@
-"""Finished runs, read back from their folders, or from an archive: a small Parquet file to publish, which reports take.
+"""Finished runs, read back from their folders, or from an archive: a small Parquet file to publish.
 
 An archive has one row a round of a run: `run` (its number), `seed`, `engine`, `commit` and a column `choice.<group>`
-for each config group, then the columns of metrics.jsonl. Seconds and losses are kept in single precision, all else
-exactly. The first row of a run also has, as JSON, the name of its folder, its config, its summary, its label histograms
-[N, C] and, where they were measured, the accuracies of its clients [N]; a run that ended before its first round is that
-row alone. What selectors keep of their rounds (trace.jsonl) is not in it.
+for each config group, then the columns of metrics.jsonl, seconds and losses in single precision. The first row of a run
+also has, as JSON, its `TOLD`; a run that ended before its first round is that row alone.
 """
 
 import io
@@ -42,7 +40,7 @@ Floats = NDArray[np.float64]
 NUMBERS = ("seed", "num_clients", "num_rounds")
 """Keys of every run's config."""
 RECORDED = {"round", "selected", "test_accuracy", "participation_ratio", "coverage", "bytes_down", "bytes_up"}
-"""Keys that every record of a round has, among others."""
+"""Keys of every record."""
 
 
 class ReportError(FedsimError):
@@ -52,8 +50,6 @@ class ReportError(FedsimError):
 
 
 class Seeds(NamedTuple):
-    """What the random numbers of a run come from. Runs of one config at equal seeds are the same run."""
-
     seed: int
     partition_seed: int
     init_seed: int
@@ -66,11 +62,11 @@ class Seeds(NamedTuple):
 
     @property
     def own(self) -> dict[str, int]:
-        """The seeds other than `seed`, by their keys, that differ from it."""
+        """Those other than `seed`, by their keys, that differ from it."""
         return {name: value for name, value in self._asdict().items() if value != self.seed}
 
     def __str__(self) -> str:
-        """The seed, and those that differ from it: `3 partition_seed=7`."""
+        """`3 partition_seed=7`."""
         return " ".join([str(self.seed), *(f"{name}={value}" for name, value in self.own.items())])
 
 
@@ -100,7 +96,6 @@ class Run:
 
     @property
     def choices(self) -> Mapping[str, str]:
-        """The choice made in each config group."""
         return self.summary["choices"]
 
     @property
@@ -109,7 +104,6 @@ class Run:
 
     @property
     def num_rounds(self) -> int:
-        """Number of rounds that were configured."""
         return int(self.config["num_rounds"])
 
     @property
@@ -119,21 +113,18 @@ class Run:
 
     @property
     def commit(self) -> str | None:
-        """The commit of fedsim that made it, in full; None where none was recorded."""
         return (self.summary.get("revision") or {}).get("commit")
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
-        """The records of its rounds, as in metrics.jsonl."""
         return self.archived["rows"].to_pylist() if self.archived else read_metrics(self.folder)
 
     def series(self, name: str) -> Floats:
         """A recorded number of every round, [T]; nan if it was not measured."""
-        values = [np.nan if r[name] is None else r[name] for r in self.records]
-        return np.array(values, dtype=np.float64)
+        return np.array([r[name] for r in self.records], dtype=np.float64)
 
     def total(self, names: Sequence[str]) -> Floats:
-        """The sum of recorded quantities in every round, [T]."""
+        """The sum of recorded numbers of every round, [T]."""
         return np.stack([self.series(name) for name in names]).sum(0)
 
     @cached_property
@@ -207,11 +198,10 @@ def _read(folder: Path) -> Run:
 META = b"fedsim.runs"
 FORMAT = 1
 TOLD = ("folder", "config", "summary", "histograms", "client_accuracies")
-"""Columns with what holds for a whole run. Archives from before a column came lack it."""
+"""Columns with what holds for a whole run; earlier archives lack the last."""
 PLACES = ("data_dir", "cache_dir", "output_dir")
-"""Keys of a config that name folders of the machine: left out, as archives are published."""
+"""Keys that name folders of the machine: left out, as archives are published."""
 KINDS = {"run": pa.int32(), "seed": pa.int64(), **dict.fromkeys(("engine", "commit", *TOLD), pa.string())}
-"""The types of the columns before and after the records."""
 
 
 def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
@@ -220,7 +210,7 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
     records = list(dict.fromkeys(name for run in runs for record in run.records for name in record))
     groups = sorted({f"choice.{group}" for run in runs for group in run.choices})
     names = ["run", "seed", "engine", "commit", *groups, *records, *TOLD]
-    table = pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
+    table = pa.table({name: pa.array([row.get(name) for row in rows], _kind(name)) for name in names})
     table = table.replace_schema_metadata({META: json.dumps({"format": FORMAT, "records": records}).encode()})
     single = [name for name in names if table[name].type == pa.float32()]
     coded, file = [name for name in names if name not in single], io.BytesIO()
@@ -235,7 +225,6 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
 
 
 def _rows(number: int, run: Run, root: Path) -> list[dict[str, Any]]:
-    """The rows of a run: one a round, at least one, of which the first has its `TOLD`."""
     told = {
         "folder": (run.folder.relative_to(root) if run.folder.is_relative_to(root) else run.folder).as_posix(),
         "config": {key: value for key, value in run.config.items() if key not in PLACES},
@@ -249,12 +238,11 @@ def _rows(number: int, run: Run, root: Path) -> list[dict[str, Any]]:
     return [first | {key: json.dumps(value) for key, value in told.items()}, *others]
 
 
-def _column(name: str, values: list[Any]) -> pa.Array:
-    if name in KINDS or name.startswith("choice."):
-        return pa.array(values, KINDS.get(name, pa.string()))
+def _kind(name: str) -> pa.DataType | None:
+    """The type of a column; None: what its values say."""
     if name.startswith("seconds_") or name == "wall_seconds" or name.endswith("_loss"):
-        return pa.array(values, pa.float32())
-    return pa.array(values)
+        return pa.float32()
+    return KINDS.get(name, pa.string() if name.startswith("choice.") else None)
 
 
 def read_archive(path: Path) -> list[Run]:

@@ -19,11 +19,11 @@ Key = TypeVar("Key")
 LEVEL = 0.95
 POWER = 0.8
 MIN_SEEDS = 3
-"""With fewer seeds no verdict is given: the interval of two seeds reaches 9 standard deviations to each side."""
+"""With fewer seeds no verdict is given."""
 EXACT_PAIRS = 14
-"""Up to this number of pairs all sign flips are enumerated; beyond it 2^14 random ones are drawn."""
+"""Up to here all sign flips are enumerated; beyond it 2^14 random ones are drawn."""
 UNBOUNDED, UNIT = (-math.inf, math.inf), (0.0, 1.0)
-"""Where quantities can lie: any, and accuracies and other shares."""
+"""Where quantities can lie; shares."""
 ROUNDING = 1e-12
 """Standard errors and differences below this count as 0."""
 
@@ -58,12 +58,11 @@ class Mean:
 
     @property
     def error(self) -> float:
-        """The standard error of the mean."""
         return self.sd / math.sqrt(self.num)
 
     @property
     def next_error(self) -> float:
-        """The standard error of the mean as a prediction of one more run."""
+        """That of the mean as a prediction of one more run."""
         return self.sd * math.sqrt(1 + 1 / self.num)
 
     @property
@@ -85,7 +84,7 @@ class Mean:
 
     @property
     def p_value(self) -> float:
-        """Two-sided p-value of the t test that the true mean is 0."""
+        """Two-sided, of the hypothesis that the true mean is 0."""
         return 2 * t_tail(abs(self.mean), self.error, self.df)
 
     def p_above(self, value: float) -> float:
@@ -93,7 +92,7 @@ class Mean:
         return t_tail(self.mean - value, self.error, self.df)
 
     def p_below(self, value: float) -> float:
-        """One-sided p-value of the hypothesis that the true mean is at least `value`."""
+        """Of the hypothesis that it is at least `value`."""
         return t_tail(value - self.mean, self.error, self.df)
 
     def p_equivalent(self, margin: float, value: float = 0.0) -> float:
@@ -126,28 +125,23 @@ class Difference(Mean):
 
     @property
     def detectable(self) -> float:
-        """Approximately the true difference that this test detects in 80 % of cases."""
+        """Roughly the true difference that this test detects in 80 % of cases."""
         return (t_quantile((1 + LEVEL) / 2, self.df) + t_quantile(POWER, self.df)) * self.error
 
 
 def estimate(values: Sequence[float], bounds: tuple[float, float] = UNBOUNDED) -> Estimate | None:
-    """The estimate from one value per seed; None if there are no values."""
+    """Of one value per seed; None if there are none."""
     return Estimate(tuple(map(float, values)), bounds) if len(values) else None
 
 
 def differences(values: Sequence[float], strata: int = 1) -> Difference | None:
-    """Statistics of given paired differences; None if these are fewer than two."""
+    """Of given paired differences; None if these are fewer than two."""
     return Difference(tuple(map(float, values)), strata=strata) if len(values) > 1 else None
 
 
 def paired_values(first: Mapping[Key, float], second: Mapping[Key, float]) -> dict[Key, float]:
     """`first` - `second` by the seeds that both have."""
     return {seeds: value - second[seeds] for seeds, value in first.items() if seeds in second}
-
-
-def paired(first: Mapping[Key, float], second: Mapping[Key, float]) -> Difference | None:
-    """`first` - `second` at the seeds that both have; None if these are fewer than two."""
-    return pooled([paired_values(first, second)])
 
 
 def pooled(strata: Sequence[Mapping[Key, float]]) -> Difference | None:
@@ -162,10 +156,8 @@ def pooled(strata: Sequence[Mapping[Key, float]]) -> Difference | None:
 
 
 def t_tail(distance: float, error: float, df: float) -> float:
-    """P(T > distance / error) of Student's t with `df` degrees of freedom; nan if these are below 1.
-
-    If the error is 0 it is 0, 1/2 or 1 for a positive, zero or negative distance.
-    """
+    """P(T > distance / error) of Student's t with `df` degrees of freedom; nan if these are below 1. If the error is 0
+    it is 0, 1/2 or 1 for a positive, zero or negative distance."""
     if not df >= 1:
         return math.nan
     if error < ROUNDING:
@@ -174,15 +166,13 @@ def t_tail(distance: float, error: float, df: float) -> float:
 
 
 def t_quantile(share: float, df: float) -> float:
-    """The quantile of Student's t with `df` degrees of freedom below which the `share` of its distribution lies."""
+    """Below it lies the `share` of Student's t with `df` degrees of freedom."""
     return float(special.stdtrit(df, share))
 
 
 def sign_flip_test(values: Sequence[float]) -> float:
-    """Share of all sign patterns that give a mean at least as far from 0 (Fisher's permutation test for pairs).
-
-    It assumes no distribution. Exact up to 14 pairs; n pairs cannot give less than 2 / 2^n.
-    """
+    """Share of all sign patterns that give a mean at least as far from 0 (Fisher's permutation test for pairs); n pairs
+    cannot give less than 2 / 2^n."""
     if len(values) <= EXACT_PAIRS:
         signs = np.array(list(itertools.product((1, -1), repeat=len(values))))
     else:
@@ -193,11 +183,8 @@ def sign_flip_test(values: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for multiple tests by Holm's method (1979), which controls the family-wise error rate.
-
-    The i-th smallest of m p-values is multiplied by m - i + 1; results are made monotone and limited to 1. A nan stays
-    nan and does not count as a test.
-    """
+    """p-values corrected for multiple tests by Holm's method (1979): the i-th smallest of m is multiplied by m - i + 1;
+    results are made monotone and limited to 1. A nan stays nan and does not count as a test."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")[: np.isfinite(p).sum()]  # nan is sorted to the end
     corrected = np.full(len(p), math.nan)
@@ -212,29 +199,28 @@ def half_width_in_sd(num: int) -> float:
 
 @dataclass(frozen=True)
 class Share:
-    """For `count` of `num` runs something holds."""
+    """For `count` of `num` runs something holds. Hypotheses are tested as those of a mean, by the binomial test."""
 
     count: int
     num: int
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Exact 95 % interval (Clopper and Pearson, 1934) of the share of runs for which it holds."""
+        """Exact 95 % interval (Clopper and Pearson, 1934) of the share."""
         found = stats.binomtest(self.count, self.num).proportion_ci(LEVEL, method="exact")
         return float(found.low), float(found.high)
 
     def p_above(self, share: float) -> float:
-        """One-sided p-value of the hypothesis that it holds for at most this `share` of runs (binomial test)."""
         return float(special.bdtrc(self.count - 1, self.num, share)) if self.count else 1.0
 
     def p_below(self, share: float) -> float:
-        """One-sided p-value of the hypothesis that it holds for at least this `share` of runs (binomial test)."""
         return float(special.bdtr(self.count, self.num, share))
 
 
 @dataclass(frozen=True)
 class Median:
-    """The median of values of which some are only known to lie beyond `beyond`; these are inf in `values`."""
+    """The median of values of which some are only known to lie beyond `beyond`; these are inf in `values`. Hypotheses
+    are tested by the sign test."""
 
     values: tuple[float, ...]
     beyond: float
@@ -256,9 +242,7 @@ class Median:
         return ordered[rank], ordered[self.num + 1 - rank]
 
     def p_above(self, value: float) -> float:
-        """One-sided p-value of the hypothesis that the median is at most `value` (sign test)."""
         return Share(sum(one > value for one in self.values), self.num).p_above(0.5)
 
     def p_below(self, value: float) -> float:
-        """One-sided p-value of the hypothesis that the median is at least `value` (sign test)."""
         return Share(sum(one < value for one in self.values), self.num).p_above(0.5)

@@ -31,10 +31,8 @@ class Cell(str):
 
 
 def number(value: float | None, form: Format = "") -> str:
-    """The cell of a number in a format, which may be a function; '-' for None."""
-    if value is None:
-        return "-"
-    return Cell(format(value, form) if isinstance(form, str) else form(value), value)
+    """The cell of a number; '-' for None."""
+    return "-" if value is None else Cell(format(value, form) if isinstance(form, str) else form(value), value)
 
 
 def show_estimate(value: Mean | None) -> str:
@@ -62,16 +60,14 @@ def show_result(value: Mean | Share | Median | None) -> str:
 
 
 def show_interval(value: Difference) -> list[str]:
-    """Two cells: the mean, and the 95 % interval, with signs."""
+    """Two cells: the mean, and the 95 % interval."""
     low, high = value.interval
     return [number(value.mean, "+.4f"), f"[{low:+.4f}, {high:+.4f}]"]
 
 
 def show_p(value: float) -> str:
-    """A p-value with three digits; empty for nan."""
-    if math.isnan(value):
-        return ""
-    return Cell("< .001" if value < 0.001 else f"{value:.3f}", value)
+    """Empty for nan."""
+    return "" if math.isnan(value) else Cell("< .001" if value < 0.001 else f"{value:.3f}", value)
 
 
 def show_both(p_for: float, p_against: float) -> str:
@@ -88,7 +84,7 @@ def show_median_reached(group: Group, measure: Measure, show: Callable[[float], 
 
 
 def median_reached(group: Group, measure: Measure) -> float | None:
-    """The lower median of `measure` over finished runs, of which those that never get there are inf; None without."""
+    """The lower median over finished runs, of which those that never get there are inf; None without."""
     values = [measure(run) for run in group.complete]
     return Median(tuple(math.inf if v is None else v for v in values), math.inf).median if values else None
 
@@ -104,7 +100,7 @@ def show_seeds(group: Group) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text cells. `name` is the name of its files; `note` is printed below it."""
+    """`name` is the name of its files; `note` is printed below it."""
 
     name: str
     title: str
@@ -141,26 +137,22 @@ class Table:
         head, *body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in (shown.header, *shown.rows)]
         columns = "ll".ljust(len(shown.header), "r")[: len(shown.header)]
         rules = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
-        return "\n".join([f"% {_one_line(self.title)}", *rules, r"\end{tabular}", ""])
+        return "\n".join([f"% {printable(self.title)}", *rules, r"\end{tabular}", ""])
 
     def csv(self) -> str:
-        """All columns, the empty ones, too: programs read it. No cell is a formula for a spreadsheet."""
+        """All columns, the empty ones, too. No cell is a formula for a spreadsheet."""
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([*map(_no_formula, row)] for row in [self.header, *self.rows])
         return out.getvalue()
 
 
-def _one_line(text: str) -> str:
-    return text if text.isprintable() else printable(text)
-
-
 def _on_screen(text: str) -> str:
-    return escape(text if text.isprintable() else printable_lines(text))
+    return escape(printable_lines(text))
 
 
 def _escape_markdown(text: str) -> str:
     """In one line, without columns, tags, links and pictures of its own."""
-    text = re.sub(r"[\\|]", r"\\\g<0>", _one_line(text))
+    text = re.sub(r"[\\|]", r"\\\g<0>", printable(text))
     return re.sub(r"\](?=[(\[:])", r"\\]", re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text))
 
 
@@ -171,11 +163,11 @@ LATEX = str.maketrans(
 
 
 def _escape_latex(text: str) -> str:
-    return _one_line(text).translate(LATEX)
+    return printable(text).translate(LATEX)
 
 
 def _no_formula(cell: str) -> str:
     """`cell` in one line; one that a spreadsheet would compute begins with an apostrophe. Signed numbers stay."""
-    text = _one_line(cell)
+    text = printable(cell)
     signed = re.fullmatch(r"[+-][-\d.,eE+±\s\[\]%]*", text) is not None
     return f"'{text}" if text.lstrip()[:1] in ("=", "@", "+", "-") and not signed else text

@@ -1,7 +1,5 @@
-"""Trackers receive the records of a run, and show or send them.
-
-The run's files are the authoritative record: a tracker may be absent, slow or failing without affecting the run.
-"""
+"""Trackers receive the records of a run, and show or send them. Its files are the authoritative record: a tracker may
+be absent, slow or failing without affecting the run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,10 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SweepPosition:
-    """Where a job stands in its sweep: it is `number` of `total`, counted from 1.
-
-    `remaining_seconds` estimates how long the rest of the sweep will take; None where that is not known.
-    """
+    """A job is `number` of `total` in its sweep, counted from 1. `remaining_seconds`: what the rest of the sweep will
+    take; None where that is not known."""
 
     number: int
     total: int
@@ -45,11 +41,6 @@ class RunInfo:
         """Where the run's files will be when it has ended."""
         return self.final_folder or self.folder
 
-    @property
-    def run_id(self) -> str:
-        """The folder's name, which is unique among runs of different configs."""
-        return self.folder.name
-
 
 class Tracker:
     """Methods are called in the order start, log (once per round), finish; message at any time. All are optional.
@@ -62,10 +53,10 @@ class Tracker:
     num_degraded: int = 0
 
     def start(self, info: RunInfo) -> None:
-        """The run begins; its folder exists and contains config.yaml."""
+        """The run's folder exists and contains config.yaml."""
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """The record of one round, as in metrics.jsonl."""
+        """That of one round, as in metrics.jsonl."""
 
     def replay(self, record: Mapping[str, Any]) -> None:
         """The record of a round that an earlier process ran, whose run this one goes on with; by default as `log`."""
@@ -79,13 +70,9 @@ class Tracker:
 
 
 class Trackers:
-    """Several trackers as one.
-
-    If a tracker raises an error, this is reported once, the tracker is removed, and the run continues.
-    """
+    """Several trackers as one. One that raises an error is told of once and left out; the run continues."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Tracker]]) -> None:
-        """Those that `makers` return. Of one that raises an error the others are told at the start."""
         self._trackers: dict[str, Tracker] = {}
         self._failed: dict[str, str] = {}
         self._shown: set[str | None] = {None}

@@ -1,6 +1,5 @@
-"""Terminal output of runs: a line at the start, a progress bar with the accuracy, and a table at the end."""
+"""What a run writes to the terminal: a line at the start, a progress bar with the accuracy, and a table at the end."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedsim.core.errors import printable_lines
 from fedsim.tracking.base import RunInfo, SweepPosition, Tracker
-from fedsim.tracking.tables import CONSOLE, closing_table, show_percent, show_share
+from fedsim.tracking.tables import CONSOLE, closing_table, show_seconds, show_share
 
 PLAIN_LINES = 10
 """Number of progress lines per run if the output is not a terminal."""
+Latest = Callable[[], Sequence[float]]
 
 
 class RoundsShown:
@@ -87,47 +87,31 @@ class ConsoleTracker(Tracker):
 
 
 def headline(name: str, choices: Mapping[str, str], seed: int) -> str:
-    """What a run is, in a line."""
     parts = [choices[group] for group in ("dataset", "partition", "model", "selector") if group in choices]
     return f"{name}: {' · '.join(parts)} · seed {seed}"
 
 
 def job_number(sweep: SweepPosition | None) -> str:
-    """`job 2/4 `, or nothing of a run that is no job of a sweep."""
     return "" if sweep is None else f"job {sweep.number}/{sweep.total} "
 
 
 def time_left(sweep: SweepPosition | None) -> str:
-    """How long the rest of the sweep will take, in words; nothing where that is not known."""
     seconds = None if sweep is None else sweep.remaining_seconds()
-    if seconds is None:
-        return ""
-    if seconds < 100:
-        return f"sweep: {math.ceil(seconds / 5) * 5} s left"
-    return f"sweep: {seconds / 60:.0f} min left" if seconds < 6000 else f"sweep: {seconds / 3600:.1f} h left"
+    return "" if seconds is None else f"sweep: {show_seconds(seconds)} left"
 
 
 def lanes_accuracy(accuracies: Sequence[float]) -> str:
     """The lowest and the highest test accuracy of runs side by side."""
     low, high = min(accuracies, default=None), max(accuracies, default=None)
-    return show_share(low) if low == high else f"{show_percent(low)} to {show_share(high)}"
+    return show_share(low) if low == high else f"{show_share(low, '')} to {show_share(high)}"
 
 
 @contextmanager
 def lanes_progress(
-    num_lanes: int,
-    num_rounds: int,
-    accuracies: Callable[[], Sequence[float]] = tuple,
-    left: Callable[[], str] = str,
-    *,
-    how: str = "side by side",
+    num_lanes: int, num_rounds: int, accuracies: Latest, left: Callable[[], str], *, how: str = "side by side"
 ) -> Iterator[Callable[[int, int], None]]:
-    """One progress bar, or a few lines, for runs side by side.
-
-    `accuracies`: the latest of each run; `left`: how long the sweep will still take, in words; `how` they are run.
-    Yields a function to call with the number of runs left and how many of `num_rounds` have ended: the round of the run
-    that is furthest ahead, or the rounds of all.
-    """
+    """One progress bar, or a few lines, for runs side by side: yields a function to call with the number of runs left
+    and how many of `num_rounds` have ended. `accuracies`: the latest of each run; `left`: the time left, in words."""
     CONSOLE.print(f"{num_lanes} runs {how}")
     rounds = RoundsShown(num_rounds, CONSOLE)
     try:

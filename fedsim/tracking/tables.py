@@ -1,6 +1,5 @@
 """The standard output, which may close or fill up, and the tables on it, which fit 80 columns, words unbroken."""
 
-import itertools
 import os
 import statistics
 import sys
@@ -22,19 +21,15 @@ UNWRITABLE = (OSError, ValueError, AttributeError)
 
 
 class Output:
-    """`sys.stdout` of the moment, as a text stream that raises no error.
-
-    A run's files are its record, the screen a copy. Where it cannot be written, all further output goes nowhere: in
-    silence if its reader has gone (`fedsim | head -1`), else after a line on stderr. Characters that its encoding lacks
-    become question marks.
-    """
+    """`sys.stdout` of the moment, as a text stream that raises no error. Where it cannot be written, all further output
+    goes nowhere: in silence if its reader has gone (`fedsim | head -1`), else after a line on stderr."""
 
     def __init__(self) -> None:
         self._refused = False
 
     @property
     def _stream(self) -> IO[str]:
-        """What a progress bar has put in place of `sys.stdout` writes to this one."""
+        """That behind what a progress bar has put in place of `sys.stdout`."""
         return cast(IO[str], getattr(sys.stdout, "rich_proxied_file", sys.stdout))
 
     @property
@@ -42,18 +37,11 @@ class Output:
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        stream = self._stream
-        with self._kept_going(stream):
-            try:
-                stream.write(text)
-            except UnicodeEncodeError:
-                stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
+        self._go_on(lambda stream: stream.write(text.encode(self.encoding, "replace").decode(self.encoding)))
         return len(text)
 
     def flush(self) -> None:
-        stream = self._stream
-        with self._kept_going(stream):
-            stream.flush()
+        self._go_on(lambda stream: stream.flush())
 
     def isatty(self) -> bool:
         with suppress(*UNWRITABLE):
@@ -63,10 +51,10 @@ class Output:
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    @contextmanager
-    def _kept_going(self, stream: IO[str]) -> Iterator[None]:
+    def _go_on(self, call: Callable[[IO[str]], object]) -> None:
+        stream = self._stream
         try:
-            yield
+            call(stream)
         except UNWRITABLE as error:
             if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and not self._refused:
                 self._refused = True
@@ -83,11 +71,10 @@ SLOW_SECONDS = 2.0
 """After which the user is told what is waited for."""
 
 CONSOLE = Console(highlight=False, file=cast(IO[str], Output()))
-"""Shared by all that write to the terminal, so that no output breaks the progress bar of another."""
+"""Shared by all that write to the terminal."""
 
 
 def tell_line(text: str) -> None:
-    """One line of text for the user."""
     CONSOLE.print(printable_lines(text), soft_wrap=True, markup=False)
 
 
@@ -145,9 +132,9 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
 Row = Mapping[str, Any]
 """A job: labels (keys and values of the command line except the seed), seed, status and summary."""
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "final %": lambda summary: show_percent(summary.get("smoothed_accuracy")),
-    "last %": lambda summary: show_percent(summary["final_accuracy"]),
-    "part. %": lambda summary: show_percent(summary["mean_participation_ratio"]),
+    "final %": lambda summary: show_share(summary.get("smoothed_accuracy"), ""),
+    "last %": lambda summary: show_share(summary["final_accuracy"], ""),
+    "part. %": lambda summary: show_share(summary["mean_participation_ratio"], ""),
     "time": lambda summary: show_seconds(summary["wall_seconds"]),
     "down": lambda summary: show_bytes(summary["totals"]["bytes_down"]),
     "up": lambda summary: show_bytes(summary["totals"]["bytes_up"]),
@@ -157,58 +144,48 @@ LEFT_OUT_FIRST = ("part. %", "up", "down", "time", "last %")
 """Columns that a narrow terminal does without, in this order, before names would be broken."""
 CAPTION = f"final: mean of the last {FINAL_WINDOW} rounds; last: the last round alone"
 Line = tuple[Row, Mapping[str, str]]
-"""Of a table: a job, for the choices that differ, and the cells behind them."""
+"""Of a table: a job, of which the choices are shown that differ, and the cells behind them."""
 
 
 def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
-    """Print one row per job with the choices that differ, then means and deviations over jobs that differ only by seed.
-
-    Where the choices do not fit side by side, they stand one below the other.
-    """
+    """Print a line per job with the choices that differ, then means over jobs that differ only by seed."""
     console = console or CONSOLE
     differing = differing_keys([row["labels"] for row in rows])
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(_choices(row, differing)), []).append(row)
     console.print(f"{len(rows)} jobs", style="italic")
-    _print_table(differing, [(row, _job_cells(row)) for row in rows], console, CAPTION)
+    left_out = _print_table(differing, [(row, _job_cells(row)) for row in rows], console)
+    console.print(CAPTION + left_out, style="dim")
     if len(groups) < len(rows):
         console.print("over seeds (mean ± standard deviation of the runs that are done)", style="italic")
         _print_table(differing, [(group[0], _mean_cells(group)) for group in groups.values()], console)
 
 
-def _print_table(differing: Sequence[str], lines: Sequence[Line], console: Console, note: str = "") -> None:
-    """As wide as it may be: without columns, or with the choices that differ one below the other, as far as needed."""
+def _print_table(differing: Sequence[str], lines: Sequence[Line], console: Console) -> str:
+    """With as many columns as fit beside the longest word of the choices that differ. Returns which it leaves out."""
     wide = console.options.update(max_width=10_000)  # wider than any table
-    for stacked, count in itertools.product((False, True), range(len(LEFT_OUT_FIRST) + 1)):
+    for count in range(len(LEFT_OUT_FIRST) + 1):
         left_out = [name for name in LEFT_OUT_FIRST[:count] if name in lines[0][1]]
-        table = _table(differing, stacked and bool(differing), lines, left_out)
-        if console.measure(table, options=wide).maximum <= console.width:
+        if console.measure(_table(differing, lines, left_out, "\n"), options=wide).maximum <= console.width:
             break
-    console.print(table)
-    told = f"left out at this width: {', '.join(left_out)}" if left_out else ""
-    if note or told:
-        console.print("; ".join(filter(None, (note, told))), style="dim")
+    console.print(_table(differing, lines, left_out, " "))
+    return f"; left out at this width: {', '.join(left_out)}" if left_out else ""
 
 
-def _table(differing: Sequence[str], stacked: bool, lines: Sequence[Line], left_out: Sequence[str]) -> Table:
-    """A column for each of the choices that differ, or if `stacked` one for all, and then those of the cells."""
+def _table(differing: Sequence[str], lines: Sequence[Line], left_out: Sequence[str], between: str) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ["job"] if stacked else differing:
-        table.add_column(_shown(name), overflow="fold")
+    table.add_column(between.join(map(_shown, differing)), overflow="fold")
     heads = [head for head in lines[0][1] if head not in left_out]
     for head in heads:
         table.add_column(head, justify="left" if head == "status" else "right", no_wrap=True)
     for row, cells in lines:
-        names = [_shown(name) for name in _choices(row, differing)]
-        if stacked:
-            names = ["\n".join(f"{_shown(key)}={name}" for key, name in zip(differing, names, strict=True))]
-        table.add_row(*names, *(cells[head] for head in heads))
+        table.add_row(between.join(map(_shown, _choices(row, differing))), *(cells[head] for head in heads))
     return table
 
 
 def _choices(row: Row, names: Sequence[str]) -> list[str]:
-    return [str(row["labels"].get(name, "")) for name in names]
+    return [str(row["labels"].get(name, "-")) for name in names]
 
 
 def _job_cells(row: Row) -> Mapping[str, str]:
@@ -240,12 +217,8 @@ def differing_keys(labels: Sequence[Mapping[str, Any]]) -> list[str]:
     return [n for n in names if len({str(row.get(n)) for row in labels}) > 1]
 
 
-def show_share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f} %"
-
-
-def show_percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}"
+def show_share(value: float | None, unit: str = " %") -> str:
+    return "-" if value is None else f"{100 * value:.2f}{unit}"
 
 
 def show_seconds(value: float) -> str:

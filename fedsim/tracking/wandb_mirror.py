@@ -1,7 +1,5 @@
-"""The process that communicates with W&B. It reads a run as JSON lines from a tracker, or from the run's folder.
-
-`fedsim.tracking.wandb_tracker` starts it for a run, `fedsim sync` for each that is sent later.
-"""
+"""The process that communicates with W&B: `fedsim.tracking.wandb_tracker` starts it for a run, `fedsim sync` for each
+that is sent later."""
 
 import json
 import os
@@ -51,7 +49,7 @@ def main() -> None:
 
 
 def _exit_after_parent(seconds: float) -> None:
-    """Exit `seconds` after the parent process has ended: a killed run cannot end this process any more."""
+    """Exit `seconds` after the parent process has ended, which cannot end this one any more."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -64,11 +62,8 @@ def _exit_after_parent(seconds: float) -> None:
 
 
 def mirror(messages: Iterable[dict[str, Any]]) -> str:
-    """Begin a W&B run, log to it and finish it, as `messages` say. Returns `done`, or why the run is only offline.
-
-    A run whose messages end without `finish` is marked as crashed. The step of a round is its number, so that W&B
-    leaves out the rounds that it has of an earlier process.
-    """
+    """Begin a W&B run, log to it and finish it, as `messages` say; without `finish` it is marked as crashed. Returns
+    `done`, or why the run is only offline. W&B leaves out rounds (steps) that it has of an earlier process."""
     run: Any = None
     report = "done"
     for message in messages:
@@ -93,8 +88,7 @@ def replay(folder: Path) -> Iterator[dict[str, Any]]:
     rounds = config.get("num_rounds", 0)
     info = RunInfo(config["name"], folder, config, summary.get("choices", {}), config["seed"], rounds)
     node = next(iter(mirrors_in(config).values()), {})
-    project, entity, tags = node.get("project", "fedsim"), node.get("entity"), node.get("tags", [])
-    yield {"start": start_message(info, LATER, project, entity, tags, MAX_SECONDS)}
+    yield {"start": start_message(info, node, LATER, MAX_SECONDS)}
     for record in read_metrics(folder):
         yield {"log": scalars(record)}
     yield {"finish": summary}

@@ -33,10 +33,6 @@ QUIET = {
     **dict.fromkeys(("save_code", "x_save_requirements"), False),
 }
 """Settings with which W&B records only the run: no terminal output, code, machine or repository."""
-DISABLED = "W&B's settings say disabled; `wandb enabled` changes that"
-"""The report of a run that was to be sent later, and that W&B by its own settings would neither send nor record."""
-DELETED = "previously created and deleted"
-"""What W&B's server says of a run whose owner has deleted it: its id is not given again."""
 
 
 def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
@@ -57,7 +53,7 @@ def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
         # W&B does not give the id again that has just failed, so that a kept one stays for when the run is sent.
         run = _begin(start, "offline", None) if kept is None else _init(start, "offline", secrets.token_hex(6))
     if start["mode"] == LATER and run.disabled:
-        run, report = _begin(start, "offline", kept), DISABLED
+        run, report = _begin(start, "offline", kept), "W&B's settings say disabled; `wandb enabled` changes that"
     run.define_metric("round")
     run.define_metric("*", step_metric="round")
     return run, report
@@ -71,7 +67,7 @@ def _begin(start: dict[str, Any], mode: Any, kept: str | None) -> Any:
         try:
             return _init(start, mode, kept, resume="allow")
         except wandb.errors.CommError as error:
-            if DELETED not in str(error):
+            if "previously created and deleted" not in str(error):
                 raise
     wandb_id = secrets.token_hex(6)
     with suppress(OSError):  # a full disk; the run is sent all the same
@@ -91,7 +87,6 @@ def _init(start: dict[str, Any], mode: Any, wandb_id: str, resume: Any = None) -
 
 
 def one_line(error: Exception) -> str:
-    """The class of an error, and the first line of what it says."""
     return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
 
 
@@ -104,12 +99,11 @@ from fedsim.tracking.wandb_mirror import main
 main()
 """
 COMMAND = (sys.executable, "-P", "-c", START, "fedsim.tracking.wandb_mirror")
-"""Nothing is imported from the working folder, in which a file may be called like a module (json.py); fedsim itself is
-searched for last, as it may be that folder. The last word names the process for those who look for it."""
+"""Nothing is imported from the working folder, in which a file may be called like a module (json.py). The last word
+names the process for those who look for it."""
 NO_ANSWER = "no answer within"
-"""How the report begins of a process that was given up."""
 NOT_INHERITED = ("WANDB_RUN_ID", "WANDB_RESUME")
-"""Environment variables that would merge all jobs of a sweep into one W&B run."""
+"""They would merge all jobs of a sweep into one W&B run."""
 
 
 def start_process(*words: str, stdin: int, without: Sequence[str] = ()) -> "subprocess.Popen[str]":
@@ -157,10 +151,7 @@ class MirrorProcess:
 
 
 def kill_with_children(process: "subprocess.Popen[str]") -> None:
-    """Kill a process that has not ended, and its children.
-
-    W&B's service runs in its own session, so that killing the process group would not end it.
-    """
+    """Kill a process that has not ended, and its children: W&B's service, which runs in a session of its own."""
     if process.poll() is not None:
         return
     listings = Path(f"/proc/{process.pid}/task").glob("*/children")  # Linux; elsewhere the service watches its parent
@@ -174,14 +165,14 @@ def kill_with_children(process: "subprocess.Popen[str]") -> None:
 
 MAX_SECONDS = 20.0
 NO_KEY, NOT_ONLINE = "no API key", "could not go online"
-"""How reports of the mirror process begin whose run is offline for that reason."""
+"""How reports of runs begin that are offline for that reason, and (NO_ANSWER) of a process that was given up."""
 LATER = "later"
-"""The mode of a run that is sent when it has ended: as `auto`, but never without any record."""
+"""The mode of a run that is sent later: as `auto`, but never without a record."""
 TARGET = "fedsim.tracking.wandb_tracker.WandbTracker"
 RETRY_SECONDS = 3600.0
 """A server that did not answer is left alone for so long."""
 LEAST_SECONDS = 2.0
-"""What the ends of other runs wait for such a server, whose record may be offline and has to be closed."""
+"""What the ends of other runs wait for it, whose record may be offline and has to be closed."""
 
 
 @dataclass
@@ -198,8 +189,6 @@ class Server:
 
 
 SERVER = Server()
-
-
 Mode = Literal["auto", "online", "offline", "disabled"]
 
 
@@ -227,8 +216,7 @@ class WandbTracker(Tracker):
         self._folder = info.results
         self._mode = "offline" if SERVER.is_dead else self.mode
         self._process = MirrorProcess()
-        message = start_message(info, self._mode, self.project, self.entity, self.tags, self.timeout)
-        self._process.send({"start": message})
+        self._process.send({"start": start_message(info, vars(self), self._mode, self.timeout)})
 
     def log(self, record: Mapping[str, Any]) -> None:
         if self._process is not None:
@@ -253,37 +241,34 @@ class WandbTracker(Tracker):
             return
         SERVER.told.add(kind)
         if kind == NO_KEY:
-            self.notice = (
-                f"W&B: {NO_KEY}, so runs are logged offline, in the folder wandb of each"
-                "\n     (`wandb login` sends them online; tracker.wandb.mode=disabled: without W&B)"
-            )
+            remedy = "`wandb login` sends them online; tracker.wandb.mode=disabled: without W&B"
+            self.notice = f"W&B: {NO_KEY}, so runs are logged offline, in the folder wandb of each\n     ({remedy})"
         else:
-            sends = f"{command('fedsim', 'sync', str(self._folder))} sends it"
-            later = "told once, summary.json says which later runs it holds for"
-            self.notice = f"W&B: {report}; nothing is lost: {sends}; {later}"
+            self.notice = f"W&B: {report}; nothing is lost: {command('fedsim', 'sync', str(self._folder))} sends it"
 
 
 def mirrors_in(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The nodes of this tracker in a run's config, by name; those that are disabled come last."""
+    """The nodes of this tracker in a run's config by name, disabled ones last."""
     nodes = config.get("tracker")
     named = nodes.items() if isinstance(nodes, Mapping) else ()
     found = [(name, n) for name, n in named if isinstance(n, Mapping) and n.get("_target_") == TARGET]
     return dict(sorted(found, key=lambda item: item[1].get("mode") == "disabled"))
 
 
-def start_message(
-    info: RunInfo, mode: str, project: str, entity: str | None, tags: list[str], timeout: float
-) -> dict[str, Any]:
-    """The message from which the mirror process begins a W&B run."""
+def start_message(info: RunInfo, node: Mapping[str, Any], mode: str, timeout: float) -> dict[str, Any]:
+    """The message from which the mirror process begins a W&B run. `node`: project, entity and tags of the tracker."""
     return {
-        **{"mode": mode, "project": project, "entity": entity, "timeout": timeout},
-        **{"group": info.name, "job_type": info.choices.get("selector", "custom"), "name": info.run_id},
-        "tags": [*tags, *(info.choices[g] for g in ("dataset", "partition", "model") if g in info.choices)],
+        **{"mode": mode, "project": node.get("project", "fedsim"), "entity": node.get("entity"), "timeout": timeout},
+        **{"group": info.name, "job_type": info.choices.get("selector", "custom"), "name": info.folder.name},
+        "tags": [
+            *node.get("tags", ()),
+            *(info.choices[g] for g in ("dataset", "partition", "model") if g in info.choices),
+        ],
         "config": json_ready({**info.config, "choices": dict(info.choices)}),
         "folder": os.fspath(info.folder.absolute()),
     }
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers in a record; those that were not measured (None), or are not finite, are left out."""
+    """The finite numbers in a record."""
     return {k: v for k, v in record.items() if isinstance(v, int | float) and math.isfinite(v)}

@@ -8,7 +8,7 @@ import numpy as np
 from fedsim.results.groups import REFERENCE, Group, Panel, group_runs, has_made, make_panels
 from fedsim.results.measures import values_by_seed
 from fedsim.results.runs import Run, Seeds
-from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired, paired_values, pooled
+from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired_values, pooled
 from fedsim.results.table import show_p
 from scripts.reproduction.cells import markdown, short, signed
 from scripts.reproduction.shipped import RESULTS, Shipped
@@ -222,7 +222,7 @@ def _by_seed(by: Mapping[tuple[str, str], Values], cell: str, method: str, again
 def _difference(group: Group, reference: Group | None, measure: str) -> Difference | None:
     if reference is None or group is reference:
         return None
-    return paired(values_by_seed(group, measure), values_by_seed(reference, measure))
+    return pooled([paired_values(values_by_seed(group, measure), values_by_seed(reference, measure))])
 
 
 def _decision(found: Difference) -> str:

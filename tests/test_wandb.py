@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -53,9 +54,6 @@ def test_disabled_is_silent_and_modes_and_timeouts_are_checked(tmp_path: Path, m
         tracker(timeout=21.0)
 
 
-# --- secrets and surroundings --------------------------------------------------------------------------------------
-
-
 def test_secrets_and_foreign_run_ids_are_in_no_file_and_nothing_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,9 +72,6 @@ def test_secrets_and_foreign_run_ids_are_in_no_file_and_nothing_is_left_behind(
     wait_for(lambda: processes(tmp_path) == {})
 
 
-# --- from the files ------------------------------------------------------------------------------------------------
-
-
 def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
     node = {"_target_": TARGET, "project": "mine", "entity": "lab", "tags": ["x"]}
     config = {"name": "trial", "seed": 3, "num_rounds": 2, "tracker": {"wandb": node}}
@@ -92,9 +87,7 @@ def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_its_process_sends_a_killed_run_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder with files that are called like modules."""
     (tmp_path / "t").mkdir()
-    plant(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     folder = RunFolder.create(tmp_path / "my run", {"name": "trial", "seed": 3, "num_rounds": 2})
@@ -104,7 +97,6 @@ def test_its_process_sends_a_killed_run_from_its_files(tmp_path: Path, monkeypat
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
         assert [h["test_accuracy"] for h in history_of(offline_records(folder.path))] == [0.5]  # of one record
-    assert not (tmp_path / "marker").exists()
     missing = subprocess.run([*COMMAND, "nowhere"], capture_output=True, text=True, check=False)
     assert missing.returncode == 1
     assert "FileNotFoundError" in missing.stdout
@@ -116,23 +108,16 @@ def test_a_run_that_is_not_done_ends_with_code_1(
     status: str | None, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None: its messages break off."""
-    codes: list[int] = []
-    run = SimpleNamespace(log=lambda *_, **__: None, summary={}, finish=lambda exit_code: codes.append(exit_code))
+    run = MagicMock()
     monkeypatch.setattr("fedsim.tracking.wandb_mirror.begin_run", lambda start: (run, "done"))
     messages: list[dict[str, Any]] = [{"start": {}}, {"log": {"round": 1}}]
     mirror(messages if status is None else [*messages, {"finish": {"status": status}}])
-    assert codes == [code]
-
-
-def plant(folder: Path) -> None:
-    """Files that are called like modules, and leave a marker when they are imported."""
-    for name in ("json", "numpy", "yaml", "wandb", "dataclasses"):
-        (folder / f"{name}.py").write_text(f"open({str(folder / 'marker')!r}, 'w')")
+    run.finish.assert_called_once_with(exit_code=code)
 
 
 def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(tmp_path)
-    (tmp_path / "fedsim.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
+    for name in ("json", "numpy", "yaml", "wandb", "dataclasses", "fedsim"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
     monkeypatch.setenv("PYTHONPATH", ".")
     subprocess.run([*COMMAND, "nowhere"], cwd=tmp_path, capture_output=True, check=False)
     assert not (tmp_path / "marker").exists()
@@ -140,31 +125,17 @@ def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path, monkeypa
     assert (tmp_path / "marker").exists()
 
 
-# --- online or not ------------------------------------------------------------------------------------------------
-
-
-class Pipe:
-    """In place of the mirror process: what it was sent, and what it reports."""
-
-    def __init__(self, report: str = "done") -> None:
-        self.report = report
-        self.messages: list[Any] = []
-        self.limits: list[float] = []
-
-    def send(self, message: Any) -> None:
-        self.messages.append(message)
-
-    def finish(self, seconds: float) -> str:
-        self.limits.append(seconds)
-        return self.report
-
-
-def piped(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, report: str) -> tuple[WandbTracker, Pipe]:
-    """A run with a mirror process that reports this."""
-    pipe = Pipe(report)
+def begun(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, report: str) -> tuple[WandbTracker, Any]:
+    """A run with, in place of the mirror process, what it is sent and what it reports."""
+    pipe = MagicMock(finish=MagicMock(return_value=report))
     monkeypatch.setattr(wandb_tracker, "MirrorProcess", lambda: pipe)
     made = tracker(mode, timeout=20.0)
     made.start(info(folder))
+    return made, pipe
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, report: str) -> tuple[WandbTracker, Any]:
+    made, pipe = begun(monkeypatch, folder, mode, report)
     made.finish(summary())
     return made, pipe
 
@@ -179,9 +150,8 @@ def test_wandb_finds_server_and_key_by_its_own_settings(
     settings = tmp_path / ".config" / "wandb" / "settings"
     settings.parent.mkdir(parents=True)
     settings.write_text(f"[default]\nbase_url = http://127.0.0.1:{port}\n")
-    key = "0123456789" * 4
     host = f"127.0.0.1:{port if online else 1}"
-    (tmp_path / "netrc").write_text(f"machine {host} login user password {key}\n")
+    (tmp_path / "netrc").write_text(f"machine {host} login user password {'0123456789' * 4}\n")
     code = (
         "import os, sys; from fedsim.tracking.wandb_mirror import begin_run\n"
         "start = dict.fromkeys(('project', 'entity', 'group', 'job_type', 'name', 'tags', 'config'))\n"
@@ -200,10 +170,8 @@ def test_a_missing_key_is_told_once_in_two_lines_and_later_failures_are_counted_
 ) -> None:
     made = [piped(monkeypatch, tmp_path, "auto", report)[0] for report in ("done", NO_KEY, NO_KEY, "done")]
     assert [(one.notice is not None, one.num_degraded) for one in made] == [(told, 0) for told in (0, 1, 0, 0)]
-    first, second = str(made[1].notice).splitlines()
-    assert max(len(first), len(second)) <= 80
-    assert "wandb login" in second
-    assert "tracker.wandb.mode=disabled" in second
+    assert max(map(len, str(made[1].notice).splitlines())) <= 80
+    assert "`wandb login` sends them online; tracker.wandb.mode=disabled" in str(made[1].notice)
     ended = "its process ended early (exit code {})"
     first_failed, later = (piped(monkeypatch, tmp_path, "offline", ended.format(code))[0] for code in (-9, 1))
     assert (first_failed.num_degraded, later.num_degraded, later.notice) == (1, 1, None)
@@ -214,26 +182,16 @@ def test_a_dead_server_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.Mo
     """20 s for the first run; the ends of those that had begun before wait for 2 s; later ones do not try."""
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(wandb_tracker.time, "monotonic", lambda: clock.now)
-    pipes = [Pipe("could not go online (no route)"), Pipe("no answer within 2 s"), Pipe("no answer within 2 s")]
-    runs = []
-    for pipe in pipes:  # side by side
-        monkeypatch.setattr(wandb_tracker, "MirrorProcess", lambda pipe=pipe: pipe)
-        runs.append(tracker("auto", timeout=20.0))
-        runs[-1].start(info(tmp_path))
-
-    def finish(pipe: Pipe, seconds: float) -> str:
-        pipe.limits.append(seconds)
-        clock.now += min(12.0, seconds)
-        return pipe.report
-
-    monkeypatch.setattr(Pipe, "finish", finish)
-    for one in runs:
+    reports = ("could not go online (no route)", *["no answer within 2 s"] * 2)
+    runs = [begun(monkeypatch, tmp_path, "auto", report) for report in reports]  # side by side
+    for (one, pipe), limit in zip(runs, (20.0, 2.0, 2.0), strict=True):
         one.finish(summary())
-    assert [pipe.limits for pipe in pipes] == [[20.0], [2.0], [2.0]]
-    assert [one.num_degraded for one in runs] == [1, 1, 1]
+        clock.now += 12
+        pipe.finish.assert_called_once_with(limit)
+        assert one.num_degraded == 1
 
     later, pipe = piped(monkeypatch, tmp_path, "auto", "done")
-    assert pipe.messages[0]["start"]["mode"] == "offline"
+    assert pipe.send.call_args_list[0].args[0]["start"]["mode"] == "offline"
     assert later.num_degraded == 1
     assert "the server did not answer an earlier run, so this one is logged offline" in str(later.notice)
     assert f"fedsim sync {tmp_path} sends it" in str(later.notice)
@@ -242,10 +200,9 @@ def test_a_dead_server_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.Mo
 
     clock.now += 3600
     again, pipe = piped(monkeypatch, tmp_path, "auto", "done")
-    assert pipe.messages[0]["start"]["mode"] == "auto"
-    assert pipe.limits == [20.0]
-    assert again.num_degraded == 0
-    assert not wandb_tracker.SERVER.is_dead
+    assert pipe.send.call_args_list[0].args[0]["start"]["mode"] == "auto"
+    pipe.finish.assert_called_once_with(20.0)
+    assert (again.num_degraded, wandb_tracker.SERVER.is_dead) == (0, False)
 
 
 def test_where_going_online_fails_the_run_is_logged_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,10 +212,9 @@ def test_where_going_online_fails_the_run_is_logged_offline(tmp_path: Path, monk
         tried.append(mode)
         if mode == "online":
             raise RuntimeError("no route\nto host")
-        return SimpleNamespace(define_metric=lambda *_, **__: None)
+        return MagicMock()
 
-    settings = type("Settings", (SimpleNamespace,), {"model_fields": {}})
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=settings, init=init))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=MagicMock(model_fields={}), init=init))
     start = dict.fromkeys(("project", "entity", "group", "job_type", "name", "tags", "config"))
     (tmp_path / "wandb" / "offline-run-of-a-killed-process").mkdir(parents=True)
     _, report = begin_run({**start, "mode": "online", "folder": str(tmp_path), "timeout": 1.0})

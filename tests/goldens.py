@@ -8,11 +8,11 @@ ledger and parameters. Sums of floating-point numbers depend on the processor an
 records carry both, and are compared only where they were made.
 """
 
-import argparse
 import copy
 import hashlib
 import json
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -34,15 +34,8 @@ FILE = Path(__file__).parent / "goldens.json"
 SELECTORS = sorted(p.stem for p in (Path(__file__).parents[1] / "conf" / "selector").glob("*.yaml"))
 BACKENDS = ("batched", "sequential", "native")
 COMMON = [
-    "num_clients=8",
-    "cohort_size=3",
-    "num_rounds=12",
-    "eval_every=4",
-    "device=cpu",
-    "local.epochs=1",
-    "local.batch_size=32",
-    "server.public_samples=40",
-    "server.validation_fraction=0.1",
+    *("num_clients=8", "cohort_size=3", "num_rounds=12", "eval_every=4", "device=cpu", "local.epochs=1"),
+    *("local.batch_size=32", "server.public_samples=40", "server.validation_fraction=0.1"),
     "tracker.wandb.mode=disabled",
 ]
 RAGGED = ["partition=dirichlet_client", "model.dropout=0.3", "optimizer.momentum=0.9"]
@@ -120,9 +113,7 @@ def outcome(config: dict[str, Any], choices: dict[str, str]) -> dict[str, str]:
     experiment = build(make_plan(config, choices))
     simulation = experiment.simulation
     records = [record.as_dict() for record in simulation]
-    costs = [
-        {k: v for k, v in r.items() if "seconds" not in k and "loss" not in k and k != "selected"} for r in records
-    ]
+    costs = [{k: v for k, v in r.items() if not re.search("seconds|loss|^selected$", k)} for r in records]
     model = b"".join(value.contiguous().numpy().tobytes() for value in simulation.params.values())
     return {
         "ids": digest(json.dumps([r["selected"] for r in records]).encode()),
@@ -137,7 +128,7 @@ def digest(content: bytes) -> str:
 
 
 def outcomes(setting: str, backend: str, share: int = 1) -> Iterator[tuple[str, dict[str, str]]]:
-    """Cases of a setting and a backend by name: all, or those of every so many-th selector, of each backend others."""
+    """Cases of a setting and a backend by name: all, or those of every `share`-th selector, of each backend others."""
     torch.set_num_threads(1)
     first = (list(SETTINGS).index(setting) + BACKENDS.index(backend)) % share
     for selector, job in list(compositions(setting).items())[first::share]:
@@ -157,19 +148,14 @@ def differences(recorded: dict[str, Any], found: dict[str, Any]) -> list[str]:
     for name in recorded.keys() & found.keys():
         before, now = recorded[name], found[name]
         lines += [f"{name}: {key} differs" for key in now if key != "train_loss" and before.get(key) != now[key]]
-        if "train_loss" in now and abs(float(before.get("train_loss", "nan")) - float(now["train_loss"])) > TOLERANCE:
+        if "train_loss" in now and abs(float(before.get("train_loss", "nan")) - float(now["train_loss"])) > 1e-12:
             lines.append(f"{name}: train_loss {before.get('train_loss')} -> {now['train_loss']}")
     return sorted(lines)
 
 
-TOLERANCE = 1e-12
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("record", "compare"))
     found = {name: case for setting in SETTINGS for b in BACKENDS for name, case in outcomes(setting, b)}
-    if parser.parse_args().action == "record":
+    if sys.argv[1:] == ["record"]:
         text = json.dumps({"environment": environment(), "cases": found}, indent=1)
         FILE.write_text(text + "\n", encoding="utf-8")
         sys.stdout.write(f"{len(found)} cases recorded, {sum('error' in c for c in found.values())} of them errors\n")

@@ -25,13 +25,6 @@ def test_runs_are_what_they_were_to_the_last_bit(share: int, backend: str, setti
     assert goldens.differences(recorded, found) == []
 
 
-def test_the_shares_of_the_backends_are_all_selectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(goldens, "outcome", lambda config, choices: {"selector": choices["selector"]})
-    shares = [[case["selector"] for _, case in goldens.outcomes("norms", b, 3)] for b in goldens.BACKENDS]
-    assert sorted(sum(shares, [])) == sorted(goldens.FEW)
-    assert all(shares)
-
-
 def test_a_difference_is_told() -> None:
     before = {"ids": "a", "ledger": "b", "parameters": "c", "train_loss": "0.5"}
     after = {**before, "parameters": "d", "train_loss": "0.50000001"}

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import minimize
 from scipy.special import expit
 
 from fedsim.core.configs import flat
@@ -96,6 +95,8 @@ def labels_of(conditions: Sequence[Condition]) -> Floats:
 
 def fit(features: Floats, labels: Floats) -> Floats:
     """Weights and, last, intercept [F + 1] of a logistic regression with soft labels and penalty 1e-3 |weights|^2."""
+
+    from scipy.optimize import minimize  # here: most reports have no traces
 
     def objective(w: Floats) -> tuple[float, Floats]:
         scores = features @ w[:-1] + w[-1]

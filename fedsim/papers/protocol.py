@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import with_one_amount_of_work
 from fedsim.core.configs import flat
 from fedsim.core.errors import ConfigError
 from fedsim.results.files import json_ready
@@ -91,6 +89,9 @@ class Cases:
 @cache
 def preset_settings(preset: str, scale: str) -> Sequence[tuple[Mapping[str, str], Mapping[str, Any]]] | None:
     """The choices and configs of all jobs of a shipped preset in a size, at seed 0; None without such a preset."""
+    from fedsim.config.compose import compose_jobs, search_path  # here: a report that judges nothing needs no torch
+    from fedsim.config.plan import with_one_amount_of_work
+
     try:
         with search_path():
             jobs = compose_jobs([f"preset={preset}", f"scale={scale}", "seed=0"], multirun=True)

@@ -15,11 +15,11 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from fedsim.core.record import FINAL_WINDOW, PHASES
-from fedsim.report.plot import COLUMN, PAGE, SMALL, Look, Plot, line_axes, make_axes, row_axes, style, write_beside_rows
-from fedsim.results import measures
-from fedsim.results.curves import AXES, accuracy_curve, is_recorded, smoothing_window, spent_until, stack_series
+from fedsim.report.page import Look
+from fedsim.report.plot import COLUMN, PAGE, SMALL, Plot, line_axes, make_axes, row_axes, style, write_beside_rows
+from fedsim.results.curves import AXES, AccuracyCurve, accuracy_curve, is_recorded, spent_until, stack_series
 from fedsim.results.groups import Group, Panel, show_labels
-from fedsim.results.measures import PHASE_SECONDS, values_of
+from fedsim.results.measures import PHASE_SECONDS, measured
 from fedsim.results.runs import Floats, Run
 from fedsim.results.table import show_median_reached
 
@@ -34,64 +34,62 @@ def runs_of(panels: Sequence[Panel]) -> list[Run]:
 
 
 def accuracy_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> list[Plot]:
-    """A figure for each axis of which all runs have records."""
-    return [accuracy_plot(panels, looks, name) for name, a in AXES.items() if is_recorded(runs_of(panels), a.names)]
-
-
-def accuracy_plot(panels: Sequence[Panel], looks: Mapping[str, Look], axis: str) -> Plot:
-    """Test accuracy against `axis`, one of `curves.AXES`: one panel per setting, one line per method."""
-    figure, all_axes = line_axes(panels, HEIGHT, looks)
-    for panel, ax in zip(panels, all_axes, strict=True):
-        for name, group in panel.lines.items():
-            _draw(ax, group, looks[name], list(looks).index(name), axis)
-        ax.set(xlabel=AXES[axis].label, ylabel="test accuracy")
-        if axis == "rounds":
-            ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        if (unit := AXES[axis].unit) is not None:
-            ax.xaxis.set_major_locator(MaxNLocator(5))
-            ax.xaxis.set_major_formatter(EngFormatter(unit))
+    """Test accuracy against each axis of which all runs have records: a panel per setting, a line per method."""
+    curves = {group: accuracy_curve(group.complete) for panel in panels for group in panel.lines.values()}
     drawn = "means over seeds"
-    if smoothing_window(max(run.num_rounds for run in runs_of(panels))) > 1:
+    if any(curve.window > 1 for curve in curves.values()):
         drawn += f" of the last {FINAL_WINDOW} rounds, those of single rounds faintly behind"
-    return Plot(f"accuracy_{axis}", CAPTIONS[f"accuracy_{axis}"].format(drawn=drawn), figure)
+    plots = []
+    for axis, about in AXES.items():
+        if not is_recorded(runs_of(panels), about.names):
+            continue
+        figure, all_axes = line_axes(panels, HEIGHT, looks)
+        for panel, ax in zip(panels, all_axes, strict=True):
+            for name, group in panel.lines.items():
+                x = spent_until(group.complete, axis)[curves[group].rounds - 1]
+                _draw(ax, x, curves[group], looks[name], list(looks).index(name), len(group.complete))
+            ax.set(xlabel=about.label, ylabel="test accuracy")
+            if axis == "rounds" or about.unit is not None:
+                ax.xaxis.set_major_locator(MaxNLocator(5, integer=axis == "rounds"))
+            if about.unit is not None:
+                ax.xaxis.set_major_formatter(EngFormatter(about.unit))
+        name = f"accuracy_{axis}"
+        plots.append(Plot(name, CAPTIONS[name].format(drawn=drawn), figure))
+    return plots
 
 
-def _draw(ax: Axes, group: Group, look: Look, number: int, axis: str) -> None:
-    curve = accuracy_curve(group.complete)
-    x = spent_until(group.complete, axis)[curve.rounds - 1]
-    if smoothing_window(group.complete[0].num_rounds) > 1:
-        ax.plot(x, curve.raw, color=look.colour, linewidth=0.5, alpha=0.22, zorder=1)
-    if len(group.complete) > 1 and len(x) > 1:
-        ax.fill_between(x, curve.low, curve.high, color=look.colour, alpha=0.12, linewidth=0)
-    elif len(group.complete) > 1:
+def _draw(ax: Axes, x: Floats, curve: AccuracyCurve, look: Look, number: int, seeds: int) -> None:
+    if curve.window > 1:
+        ax.plot(x, curve.raw, color=look["color"], linewidth=0.5, alpha=0.22, zorder=1)
+    if seeds > 1 and len(x) > 1:
+        ax.fill_between(x, curve.low, curve.high, color=look["color"], alpha=0.12, linewidth=0)
+    elif seeds > 1:
         below_and_above = np.stack([curve.smoothed - curve.low, curve.high - curve.smoothed])
-        ax.errorbar(x, curve.smoothed, below_and_above, color=look.colour, linewidth=0.8, capsize=2)
+        ax.errorbar(x, curve.smoothed, below_and_above, color=look["color"], linewidth=0.8, capsize=2)
     step = max(1, len(x) // MARKS)
     first = int(number % MARKS / MARKS * step)  # markers of different lines do not lie on each other
-    ax.plot(x, curve.smoothed, markevery=(first, step), **look.style)
+    ax.plot(x, curve.smoothed, markevery=(first, step), **look)
 
 
 def coverage_plot(panels: Sequence[Panel]) -> Plot:
     """The share of clients that have been selected at least once."""
 
     def covered_after(group: Group) -> str:
-        return show_median_reached(group, measures.rounds_to_cover)
+        return show_median_reached(measured(group, ["rounds_to_cover"])[0])
 
-    figure = _strips(panels, "coverage", 1.0, "coverage", covered_after, logarithmic=True)
-    return Plot("coverage", CAPTIONS["coverage"], figure)
+    return _strips(panels, "coverage", 1.0, "coverage", covered_after, logarithmic=True)
 
 
 def participation_plot(panels: Sequence[Panel]) -> Plot:
     """The share of clients that upload in a round."""
 
     def mean(group: Group) -> str:
-        values = values_of(group, measures.participation)
-        return f"{100 * np.mean(values):.3g} %" if values else "-"
+        known = [value for value in measured(group, ["participation"])[0] if value is not None]
+        return f"{100 * np.mean(known):.3g} %" if known else "-"
 
     groups = [group for panel in panels for group in panel.lines.values()]
-    highest = max(float(_mean_over_seeds(group, "participation_ratio").max()) for group in groups)
-    figure = _strips(panels, "participation_ratio", highest, "participation", mean)
-    return Plot("participation", CAPTIONS["participation"], figure)
+    highest = max(float(stack_series(group.complete, "participation_ratio").mean(0).max()) for group in groups)
+    return _strips(panels, "participation_ratio", highest, "participation", mean)
 
 
 def _strips(
@@ -102,23 +100,19 @@ def _strips(
     remark: Callable[[Group], str],
     *,
     logarithmic: bool = False,
-) -> Figure:
+) -> Plot:
     """A strip per method: the mean over seeds of the series `name` by colour, and a remark to the right of it."""
     figure, axes = row_axes(panels, 0.17, 0.8)
     for panel, ax in zip(panels, axes, strict=True):
         for number, group in enumerate(panel.lines.values()):
-            values = _mean_over_seeds(group, name)
+            values = stack_series(group.complete, name).mean(0)
             x, y = np.arange(len(values) + 1) + 0.5, [number - 0.4, number + 0.4]
             mesh = ax.pcolormesh(x, y, values[None], vmin=0, vmax=highest, cmap="viridis", rasterized=True)
         write_beside_rows(ax, [remark(group) for group in panel.lines.values()])
         ax.set(xlabel="round", xscale="log" if logarithmic else "linear")
         ax.xaxis.set_major_formatter("{x:g}")
     figure.colorbar(mesh, ax=axes, label=label, fraction=0.05, aspect=30 * axes[0].get_position().height)
-    return figure
-
-
-def _mean_over_seeds(group: Group, name: str) -> Floats:
-    return stack_series(group.complete, name).mean(0)
+    return Plot(label, CAPTIONS[label], figure)
 
 
 def clients_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot | None:
@@ -135,10 +129,10 @@ def clients_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot | N
                 continue
             share = 100 * (np.arange(values.shape[1]) + 0.5) / values.shape[1]
             step = max(1, len(share) // MARKS)
-            ax.plot(share, values.mean(0), markevery=(number * step // len(panel.lines), step), **looks[name].style)
+            ax.plot(share, values.mean(0), markevery=(number * step // len(panel.lines), step), **looks[name])
             if len(values) > 1:
                 low, high = values.min(0), values.max(0)
-                ax.fill_between(share, low, high, color=looks[name].colour, alpha=0.12, linewidth=0)
+                ax.fill_between(share, low, high, color=looks[name]["color"], alpha=0.12, linewidth=0)
         ax.set(xlabel="clients, sorted by accuracy [%]", ylabel="accuracy on the client")
     return Plot("clients", CAPTIONS["clients"], figure)
 
@@ -197,7 +191,7 @@ def histogram_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot:
             heights, _ = np.histogram(values, edges)
             bottom = row + 0.45
             tops = bottom - 0.85 * heights / heights.max()
-            ax.stairs(tops, edges, baseline=bottom, fill=True, color=looks[name].colour)
+            ax.stairs(tops, edges, baseline=bottom, fill=True, color=looks[name]["color"])
         write_beside_rows(ax, [f"{(values == 0).sum(1).mean():.3g} never" for values in counts.values()])
         ax.set(xlabel="selections of a client")
     return Plot("selections", CAPTIONS["selections"], figure)
@@ -258,48 +252,35 @@ SIMULATED = ("ask", "train")
 """Phases on the simulated clock."""
 
 
-def phases_plot(panels: Sequence[Panel]) -> Plot:
+def _bars(name: str, panels: Sequence[Panel], prefix: str, phases: Sequence[str], label: str) -> Plot:
     """A bar per method, in parts: what the server selects for, what clients are asked, training, and so on."""
-    return Plot("phases", CAPTIONS["phases"], _bars(panels, "seconds_", PHASES, "seconds of a run"))
-
-
-def simulated_phases_plot(panels: Sequence[Panel]) -> Plot:
-    """The same on the simulated clock: questions before the selection, and training."""
-    figure = _bars(panels, "simulated_seconds_", SIMULATED, "simulated seconds of a run")
-    return Plot("simulated_phases", CAPTIONS["simulated_phases"], figure)
-
-
-def _bars(panels: Sequence[Panel], prefix: str, phases: Sequence[str], label: str) -> Figure:
     figure, axes = row_axes(panels, 0.2, 0.7, 0.25)
     colours = matplotlib.colormaps["cividis"](np.linspace(0, 1, len(phases)))
     for panel, ax in zip(panels, axes, strict=True):
         left = np.zeros(len(panel.lines))
         for phase, colour in zip(phases, colours, strict=True):
-            name = f"{prefix}{phase}"
-            spent = [np.mean([measures.total_cost(run, name) for run in g.complete]) for g in panel.lines.values()]
+            key = f"{prefix}{phase}"
+            spent = [np.mean([run.series[key].sum() for run in g.complete]) for g in panel.lines.values()]
             ax.barh(range(len(left)), spent, left=left, color=colour, height=0.7, label=phase)
             left += spent
         ax.set(xlabel=label)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(phases), columnspacing=1, handlelength=1)
-    return figure
+    return Plot(name, CAPTIONS[name], figure)
 
 
-def all_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Iterator[Plot]:
-    """All figures for which the panels have data, each as it is asked for."""
+def all_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> list[Plot]:
+    """All figures for which the panels have data."""
     if not panels:
-        return
+        return []
     with style():
-        yield from accuracy_plots(panels, looks)
-        yield coverage_plot(panels)
-        yield participation_plot(panels)
-        yield histogram_plot(panels, looks)
-        yield from round_plots(panels)
-        if (of_clients := clients_plot(panels, looks)) is not None:
-            yield of_clients
+        plots: list[Plot | None] = list(accuracy_plots(panels, looks))
+        plots += [coverage_plot(panels), participation_plot(panels)]
+        plots += [histogram_plot(panels, looks), *round_plots(panels), clients_plot(panels, looks)]
         if is_recorded(runs_of(panels), PHASE_SECONDS):
-            yield phases_plot(panels)
+            plots.append(_bars("phases", panels, "seconds_", PHASES, "seconds of a run"))
         if is_recorded(runs_of(panels), [f"simulated_seconds_{phase}" for phase in SIMULATED]):
-            yield simulated_phases_plot(panels)
-        if (partitions := partitions_plot(panels)) is not None:
-            yield partitions
+            label = "simulated seconds of a run"
+            plots.append(_bars("simulated_phases", panels, "simulated_seconds_", SIMULATED, label))
+        plots.append(partitions_plot(panels))
+        return [plot for plot in plots if plot is not None]

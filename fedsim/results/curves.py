@@ -42,7 +42,8 @@ class AccuracyCurve:
     """Test accuracy after the rounds that were evaluated, over seeds.
 
     `rounds` [T], 1-based; `raw` [T]: the mean; `smoothed` [T]: the mean of the seeds' smoothed accuracies, whose last
-    value is the final accuracy; `low`, `high` [T]: their range.
+    value is the final accuracy; `low`, `high` [T]: their range. `window`: the rounds in the mean that is drawn, those
+    of the final accuracy, and one in runs too short for it.
     """
 
     rounds: NDArray[np.int64]
@@ -50,21 +51,17 @@ class AccuracyCurve:
     smoothed: Floats
     low: Floats
     high: Floats
+    window: int
 
 
 def accuracy_curve(runs: Sequence[Run]) -> AccuracyCurve:
     """The accuracies of finished runs of one group. Raises `ValueError` if there are none."""
     values = stack_series(runs, "test_accuracy")
-    measured = np.isfinite(values).any(0)
-    smoothed = np.stack([smooth(row, smoothing_window(values.shape[1])) for row in values])[:, measured]
+    measured, window = np.isfinite(values).any(0), FINAL_WINDOW if values.shape[1] >= SMOOTHED_FROM else 1
+    smoothed = np.stack([smooth(row, window) for row in values])[:, measured]
     raw = np.nanmean(values[:, measured], 0)
     ends = np.nanmin(smoothed, 0), np.nanmax(smoothed, 0)
-    return AccuracyCurve(np.flatnonzero(measured) + 1, raw, np.nanmean(smoothed, 0), *ends)
-
-
-def smoothing_window(num_rounds: int) -> int:
-    """Rounds in the mean that is drawn: those of the final accuracy, and one in runs too short for it."""
-    return FINAL_WINDOW if num_rounds >= SMOOTHED_FROM else 1
+    return AccuracyCurve(np.flatnonzero(measured) + 1, raw, np.nanmean(smoothed, 0), *ends, window)
 
 
 def smooth(values: Floats, window: int) -> Floats:
@@ -80,7 +77,10 @@ def smooth(values: Floats, window: int) -> Floats:
 def spent_until(runs: Sequence[Run], axis: str) -> Floats:
     """What had been spent of `axis`, one of `AXES`, by the end of each round, mean over runs [T]."""
     of = AXES[axis]
-    spent = [run.total(of.names) / of.per if of.names else np.ones(len(run.records)) for run in runs]
+    spent = [
+        np.sum([run.series[name] for name in of.names], 0) / of.per if of.names else np.ones(len(run.records))
+        for run in runs
+    ]
     return _stacked([np.cumsum(one) for one in spent]).mean(0)
 
 
@@ -91,7 +91,7 @@ def is_recorded(runs: Sequence[Run], names: Sequence[str]) -> bool:
 
 def stack_series(runs: Sequence[Run], name: str) -> Floats:
     """A recorded quantity of all runs, [S, T], cut to the length T of the shortest."""
-    return _stacked([run.series(name) for run in runs])
+    return _stacked([run.series[name] for run in runs])
 
 
 def _stacked(rows: Sequence[Floats]) -> Floats:

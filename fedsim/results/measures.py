@@ -5,7 +5,7 @@ A measure is a function of a run and perhaps of one argument, which stands behin
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -23,7 +23,7 @@ PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
 
 def accuracy(run: Run, share: float) -> float | None:
     """Test accuracy after the `share` of all rounds, rounded down to a round; a single evaluation."""
-    values, round = run.series("test_accuracy"), floor(share * run.num_rounds)
+    values, round = run.series["test_accuracy"], floor(share * run.num_rounds)
     if not 1 <= round <= len(values) or math.isnan(values[round - 1]):
         return None
     return float(values[round - 1])
@@ -32,17 +32,17 @@ def accuracy(run: Run, share: float) -> float | None:
 def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float | None:
     """Mean test accuracy in a window of `width` rounds centred on the `share` of all rounds."""
     round = floor(share * run.num_rounds)
-    return _finite_mean(run.series("test_accuracy")[max(round - 1 - width // 2, 0) : round + width // 2])
+    return _finite_mean(run.series["test_accuracy"][max(round - 1 - width // 2, 0) : round + width // 2])
 
 
 def final_accuracy(run: Run, window: int = FINAL_WINDOW) -> float | None:
     """Mean test accuracy over those of the last `window` rounds that were evaluated."""
-    return mean_of_last(run.series("test_accuracy").tolist(), window)
+    return mean_of_last(run.series["test_accuracy"].tolist(), window)
 
 
 def last_accuracy(run: Run) -> float | None:
     """Test accuracy after the last round that was evaluated: a single, noisy one."""
-    return last_of(run.series("test_accuracy").tolist())
+    return last_of(run.series["test_accuracy"].tolist())
 
 
 def client_accuracy(run: Run, aggregate: str) -> float | None:
@@ -52,12 +52,12 @@ def client_accuracy(run: Run, aggregate: str) -> float | None:
 
 def mean_accuracy(run: Run, share: float = 1.0) -> float | None:
     """Mean test accuracy over the first `share` of all rounds (area under the learning curve): speed of convergence."""
-    return _finite_mean(run.series("test_accuracy")[: floor(share * run.num_rounds)])
+    return _finite_mean(run.series["test_accuracy"][: floor(share * run.num_rounds)])
 
 
 def fluctuation(run: Run) -> float | None:
     """Largest distance of the last 11 accuracies from their mean: the ± of GPFL's Table II."""
-    values = run.series("test_accuracy")[-FINAL_WINDOW:]
+    values = run.series["test_accuracy"][-FINAL_WINDOW:]
     values = values[np.isfinite(values)]
     return float(np.abs(values - values.mean()).max()) if len(values) else None
 
@@ -70,24 +70,24 @@ def gain_after(run: Run, share: float) -> float | None:
 
 def rounds_to_cover(run: Run, share: float = 1.0) -> float | None:
     """Rounds until the `share` of all clients has been selected at least once."""
-    return _first_round(run.series("coverage") >= share - 1e-9)
+    return _first_round(run.series["coverage"] >= share - 1e-9)
 
 
 def rounds_to(run: Run, target: float) -> float | None:
     """Rounds until the test accuracy first reaches `target`."""
-    return _first_round(run.series("test_accuracy") >= target)
+    return _first_round(run.series["test_accuracy"] >= target)
 
 
 def bytes_to(run: Run, target: float) -> float | None:
     """Bytes in both directions until the test accuracy first reaches `target`."""
     reached = rounds_to(run, target)
-    return None if reached is None else float(run.total(["bytes_down", "bytes_up"])[: int(reached)].sum())
+    return None if reached is None else float(_spent(run, ["bytes_down", "bytes_up"])[: int(reached)].sum())
 
 
 def simulated_seconds_to(run: Run, target: float) -> float | None:
     """Seconds on the simulated clock until the test accuracy first reaches `target`; None without such a clock."""
     reached = rounds_to(run, target) if is_simulated(run) else None
-    return None if reached is None else float(run.series("simulated_seconds")[: int(reached)].sum())
+    return None if reached is None else float(run.series["simulated_seconds"][: int(reached)].sum())
 
 
 def is_simulated(run: Run) -> bool:
@@ -97,12 +97,12 @@ def is_simulated(run: Run) -> bool:
 
 def participation(run: Run) -> float | None:
     """Mean share of clients that upload in a round."""
-    return _finite_mean(run.series("participation_ratio"))
+    return _finite_mean(run.series["participation_ratio"])
 
 
 def participation_rise(run: Run) -> float | None:
     """Mean share of clients that upload in the second half of the rounds, minus that in the first half."""
-    ratios = run.series("participation_ratio")
+    ratios = run.series["participation_ratio"]
     early, late = _finite_mean(ratios[: len(ratios) // 2]), _finite_mean(ratios[len(ratios) // 2 :])
     return None if early is None or late is None else late - early
 
@@ -145,27 +145,32 @@ def _negative(measure: Measure) -> Measure:
     return lambda run: None if (value := measure(run)) is None else -value
 
 
-def total_cost(run: Run, *names: str) -> float:
+def _spent(run: Run, names: Sequence[str]) -> Floats:
+    """The sum of recorded quantities in every round, [T]."""
+    return np.sum([run.series[name] for name in names], 0)
+
+
+def total_cost(run: Run, names: Sequence[str]) -> float:
     """What the whole run cost, in the sum of recorded quantities (bytes, seconds, samples)."""
-    return float(run.total(names).sum())
+    return float(_spent(run, names).sum())
 
 
-def one_time_cost(run: Run, *names: str) -> float | None:
+def one_time_cost(run: Run, names: Sequence[str]) -> float | None:
     """What the start-up rounds cost beyond as many of the later rounds, in the sum of recorded quantities.
 
     0 if the run has no start-up rounds; None if it ended within them, or did not record how many they are.
     """
-    start, later = run.start_up_rounds, cost_a_round(run, *names)
-    return None if start is None or later is None else float(run.total(names)[:start].sum()) - start * later
+    start, later = run.start_up_rounds, cost_a_round(run, names)
+    return None if start is None or later is None else float(_spent(run, names)[:start].sum()) - start * later
 
 
-def cost_a_round(run: Run, *names: str) -> float | None:
+def cost_a_round(run: Run, names: Sequence[str]) -> float | None:
     """The mean cost of a round after the start-up rounds, in the sum of recorded quantities; None as above."""
-    spent, start = run.total(names), run.start_up_rounds
+    spent, start = _spent(run, names), run.start_up_rounds
     return None if start is None or len(spent) <= start else float(spent[start:].mean())
 
 
-def cost_of_rounds(run: Run, *names: str, rounds: int = 200) -> float | None:
+def cost_of_rounds(run: Run, names: Sequence[str], rounds: int = 200) -> float | None:
     """The cost of the first `rounds` rounds in the sum of recorded quantities (seconds, bytes, samples).
 
     For judging papers' times of 200 rounds; tables show what runs did cost. A run that is long enough gives it
@@ -173,22 +178,22 @@ def cost_of_rounds(run: Run, *names: str, rounds: int = 200) -> float | None:
     which is wrong where a method does more every so many rounds. None if a run ended during its start-up or did not
     record how long it lasts.
     """
-    spent = run.total(names)
+    spent = _spent(run, names)
     if len(spent) >= rounds:
         return float(spent[:rounds].sum())
-    later = cost_a_round(run, *names)
+    later = cost_a_round(run, names)
     return None if later is None else float(spent.sum() + (rounds - len(spent)) * later)
 
 
 def seconds_200(run: Run, phases: Sequence[str] = PHASES) -> float | None:
     """Seconds of 200 rounds in some phases; of selection: by the server, and by clients to answer its requests."""
-    spent = [cost_of_rounds(run, f"seconds_{phase}") for phase in phases]
+    spent = [cost_of_rounds(run, [f"seconds_{phase}"]) for phase in phases]
     return None if None in spent else sum(value for value in spent if value is not None)
 
 
 def selection_overhead(run: Run) -> float | None:
     """Seconds spent on selection, by the server and by clients for it, divided by those of all other phases."""
-    spent = {phase: total_cost(run, f"seconds_{phase}") for phase in PHASES}
+    spent = {phase: total_cost(run, [f"seconds_{phase}"]) for phase in PHASES}
     choosing = spent.pop("select") + spent.pop("ask")
     rest = sum(spent.values())
     return choosing / rest if rest else None
@@ -197,16 +202,23 @@ def selection_overhead(run: Run) -> float | None:
 MEASURES: Mapping[str, Callable[..., float | None]] = {
     "accuracy": accuracy,
     "accuracy_around": accuracy_around,
+    "bytes_down": lambda run: float(run.summary["totals"]["bytes_down"]),
     "bytes_to": bytes_to,
+    "bytes_up": lambda run: float(run.summary["totals"]["bytes_up"]),
     "choosing_seconds_200": partial(seconds_200, phases=("select", "ask")),
+    "fewest_selections": lambda run: float(run.selections.min()),
     "final_accuracy": final_accuracy,
     "final_accuracy_10": partial(final_accuracy, window=10),
     "fluctuation": fluctuation,
     "gain_after": gain_after,
+    "last_accuracy": last_accuracy,
     "mean_accuracy": mean_accuracy,
     "mean_selections": lambda run: float(run.selections.mean()),
+    "median_selections": lambda run: float(np.median(run.selections)),
     "most_selections": lambda run: float(run.selections.max()),
+    "never_selected": lambda run: float((run.selections == 0).sum()),
     "num_clients": _of_sizes(len),
+    "num_rounds": lambda run: run.num_rounds,
     "participation": participation,
     "participation_rise": participation_rise,
     "peak_distance": lambda run, selections: abs(peak_selections(run) - selections),
@@ -221,6 +233,7 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     "selection_gini": selection_gini,
     "selection_overhead": selection_overhead,
     "simulated_seconds_to": simulated_seconds_to,
+    "start_up_rounds": lambda run: run.start_up_rounds,
     "speed": _negative(seconds_200),
     "steadiness": _negative(fluctuation),
     **{f"{KEY}_{name}": partial(client_accuracy, aggregate=name) for name in AGGREGATES},
@@ -250,9 +263,10 @@ def find_measure(text: str) -> Measure:
     return (lambda run: measure(run, float(argument))) if argument else measure
 
 
-def values_of(group: Group, measure: Measure) -> list[float]:
-    """A measure of the group's finished runs for which it exists."""
-    return [value for run in group.complete if (value := measure(run)) is not None]
+def measured(group: Group, measures: Iterable[str | Measure]) -> list[list[float | None]]:
+    """Of each of the `measures`, named or given: its values for the group's finished runs."""
+    found = [find_measure(one) if isinstance(one, str) else one for one in measures]
+    return [[measure(run) for run in group.complete] for measure in found]
 
 
 def values_by_seed(group: Group, measure: str) -> dict[Seeds, float]:

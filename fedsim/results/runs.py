@@ -10,6 +10,7 @@ row alone. What selectors keep of their rounds (trace.jsonl) is not in it.
 import io
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,6 +40,7 @@ from fedsim.results.files import (
 )
 
 Floats = NDArray[np.float64]
+NUMERIC = {int, float, bool, type(None)}
 NUMBERS = ("seed", "num_clients", "num_rounds")
 """Keys of a config without which a run cannot be reported."""
 RECORDED = {"round", "selected", "test_accuracy", "participation_ratio", "coverage", "bytes_down", "bytes_up"}
@@ -87,39 +89,39 @@ class Run:
     summary: Mapping[str, Any]
     archived: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def seed(self) -> int:
         return int(self.config["seed"])
 
-    @property
+    @cached_property
     def seeds(self) -> Seeds:
         """All its seeds, at which it is paired with runs of other configs."""
         return Seeds.of(self.config)
 
-    @property
+    @cached_property
     def status(self) -> str:
         return str(self.summary["status"])
 
-    @property
+    @cached_property
     def choices(self) -> Mapping[str, str]:
         """The choice made in each config group."""
         return self.summary["choices"]
 
-    @property
+    @cached_property
     def num_clients(self) -> int:
         return int(self.config["num_clients"])
 
-    @property
+    @cached_property
     def num_rounds(self) -> int:
         """Number of rounds that were configured."""
         return int(self.config["num_rounds"])
 
-    @property
+    @cached_property
     def start_up_rounds(self) -> int | None:
         """Number of initial rounds whose cost differs from that of later ones; None if it was not recorded."""
         return self.summary.get("start_up_rounds")
 
-    @property
+    @cached_property
     def commit(self) -> str | None:
         """The commit of fedsim that made it, in full; None where none was recorded."""
         return (self.summary.get("revision") or {}).get("commit")
@@ -129,14 +131,13 @@ class Run:
         """The records of its rounds, as in metrics.jsonl."""
         return self.archived["rows"].to_pylist() if self.archived else read_metrics(self.folder)
 
-    def series(self, name: str) -> Floats:
-        """A recorded number of every round, [T]; nan if it was not measured."""
-        values = [np.nan if r[name] is None else r[name] for r in self.records]
-        return np.array(values, dtype=np.float64)
-
-    def total(self, names: Sequence[str]) -> Floats:
-        """The sum of recorded quantities in every round, [T]."""
-        return np.stack([self.series(name) for name in names]).sum(0)
+    @cached_property
+    def series(self) -> Mapping[str, Floats]:
+        """The recorded numbers of every round by name, [T] each; nan where one was not measured."""
+        if not self.records:
+            return defaultdict(lambda: np.empty(0))
+        columns = {name: [record.get(name) for record in self.records] for name in self.records[0]}
+        return {name: np.array(of, np.float64) for name, of in columns.items() if {*map(type, of)} <= NUMERIC}
 
     @cached_property
     def selections(self) -> NDArray[np.int64]:

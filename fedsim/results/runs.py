@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from fedsim.core.disk import unwritable, write_atomically
 from fedsim.core.errors import FedsimError, printable
-from fedsim.partitions.division import Division
 from fedsim.results.files import (
     CLIENTS,
     CONFIG,
@@ -148,21 +147,23 @@ class Run:
     @cached_property
     def histograms(self) -> NDArray[np.int64] | None:
         """Training samples of each client by class, [N, C]; None if the partition was not saved."""
-        if self.archived:
-            found = self.archived["histograms"]
-            return None if found is None else np.array(found, dtype=np.int64)
-        path = self.folder / PARTITION
-        return Division.load(path).histograms if path.is_file() else None
+        return self._saved("histograms", PARTITION, "histograms", np.int64)
 
     @cached_property
     def client_accuracies(self) -> Floats | None:
         """The final model's accuracy on each client, [N], nan where there is none; None if it was not measured."""
-        if self.archived:
-            found = self.archived.get("client_accuracies")  # which earlier archives lack
-            return None if found is None else np.array(found, dtype=np.float64)
-        path = self.folder / CLIENTS
+        return self._saved("client_accuracies", CLIENTS, "accuracy", np.float64)
+
+    def _saved(self, told: str, file: str, name: str, dtype: type[Any]) -> Any:
+        """What an archive tells, or the array `name` of a file; None if it is not there (as in earlier archives) or
+        damaged."""
+        path = self.folder / file
         try:
-            return np.asarray(np.load(path, allow_pickle=False)["accuracy"], np.float64) if path.is_file() else None
+            if self.archived:
+                found = self.archived.get(told)
+            else:
+                found = np.load(path, allow_pickle=False)[name] if path.is_file() else None
+            return None if found is None else np.asarray(found, dtype)
         except Exception as error:  # a damaged file fails in zipfile, zlib or numpy, each in its own way
             _tell_left_out(path, error)
             return None

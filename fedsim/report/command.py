@@ -110,6 +110,6 @@ def report(
 
 
 def _draw(panels: Sequence[Panel], looks: Mapping[str, Look], folder: Path) -> list[tuple[str, bytes]]:
-    from fedsim.report import figures, plot  # here: matplotlib takes time, which a report without figures does not pay
+    from fedsim.report import figures  # here: matplotlib takes time, which a report without figures does not pay
 
-    return plot.save(figures.all_plots(panels, looks), folder)
+    return figures.save(figures.all_plots(panels, looks), folder)

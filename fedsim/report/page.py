@@ -17,9 +17,9 @@ from fedsim.core.configs import flat
 from fedsim.core.record import FINAL_WINDOW
 from fedsim.papers.published import RULES, VERDICTS
 from fedsim.report.tables import FINAL, LAST
-from fedsim.results import measures
 from fedsim.results.curves import AXES, SMOOTHED_FROM, accuracy_curve, is_recorded, spent_until, stack_series
 from fedsim.results.groups import NEW_GROUPS, Group, Panel, relevant, sort_key
+from fedsim.results.measures import measured
 from fedsim.results.runs import Run
 from fedsim.results.table import Cell, Table, number
 
@@ -89,17 +89,12 @@ def runs_table(groups: Sequence[Group]) -> Table:
     """Every run: its group, seed, status, accuracies if it reached its last round, and the name of its folder."""
     rows = []
     for group in groups:
+        both = zip(group.complete, *measured(group, ["final_accuracy", "last_accuracy"]), strict=True)
+        found = {run: accuracies for run, *accuracies in both}
         for run in group.runs:
-            both = measures.final_accuracy, measures.last_accuracy
-            shown = [number(measure(run) if run.status == "done" else None, ".4f") for measure in both]
+            shown = [number(value, ".4f") for value in found.get(run, (None, None))]
             rows.append([group.name, Cell(str(run.seeds), run.seed), run.status, *shown, run.folder.name])
     return Table("runs", "Runs", ["run", "seed", "status", FINAL, LAST, "folder"], rows)
-
-
-def folder_links(groups: Sequence[Group], start: Path) -> list[str | None]:
-    """Links from the folder `start` to the runs' folders, in the order of `runs_table`; None for runs of an archive."""
-    runs = [run for group in groups for run in group.runs]
-    return [None if run.archived else quote(Path(os.path.relpath(run.folder, start)).as_posix()) + "/" for run in runs]
 
 
 Look = Mapping[str, Any]
@@ -199,27 +194,37 @@ def html_page(
 
     `panels`: those with finished runs; none of them, none of the curves. `pictures`: captions and PNG files' contents.
     """
-    configs, shared = config_differences(groups)
+    runs, (configs, shared) = [run for group in groups for run in group.runs], config_differences(groups)
     template = (HERE / "page.html.j2").read_text(encoding="utf-8")
-    curves = ""
+    curves = plotly = ""
     if panels:  # as JSON that can stand in a script element, whatever texts are in it
+        from plotly.offline import get_plotlyjs  # here: 0.3 s, which a report without curves does not pay
+
+        plotly = get_plotlyjs()
         data = curves_data(panels, looks or {})
         curves = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return jinja2.Environment(autoescape=True, trim_blocks=True).from_string(template).render(
-        title=title,
-        facts=header_facts([run for group in groups for run in group.runs]),
-        tables=[_cells(table.shown) for table in tables],
-        configs=_cells(configs.shown),
-        shared=shared,
-        runs=_cells(runs_table(groups)),
-        links=folder_links(groups, folder),
-        sources=sources,
-        rules=RULES.values(),
-        pictures=[{"caption": caption, "data": base64.b64encode(png).decode("ascii")} for caption, png in pictures],
-        css=(HERE / "page.css").read_text(encoding="utf-8"),
-        js=(HERE / "page.js").read_text(encoding="utf-8"),
-        plotly=_plotly() if panels else "",
-        curves=curves,
+    return (
+        jinja2.Environment(autoescape=True, trim_blocks=True)
+        .from_string(template)
+        .render(
+            title=title,
+            facts=header_facts(runs),
+            tables=[_cells(table.shown) for table in tables],
+            configs=_cells(configs.shown),
+            shared=shared,
+            runs=_cells(runs_table(groups)),
+            links=[
+                None if run.archived else f"{quote(Path(os.path.relpath(run.folder, folder)).as_posix())}/"
+                for run in runs
+            ],
+            sources=sources,
+            rules=RULES.values(),
+            pictures=[{"caption": caption, "data": base64.b64encode(png).decode("ascii")} for caption, png in pictures],
+            css=(HERE / "page.css").read_text(encoding="utf-8"),
+            js=(HERE / "page.js").read_text(encoding="utf-8"),
+            plotly=plotly,
+            curves=curves,
+        )
     )
 
 
@@ -240,10 +245,3 @@ def _cells(table: Table) -> dict[str, Any]:
 
 def _number_in(cell: str) -> float | None:
     return cell.value if isinstance(cell, Cell) and not math.isnan(cell.value) else None
-
-
-def _plotly() -> str:
-    """The library plotly.js, which draws the curves."""
-    from plotly.offline import get_plotlyjs  # 0.3 s, which a report without curves does not pay
-
-    return str(get_plotlyjs())

@@ -96,12 +96,10 @@ def compare_summaries(current: Mapping[str, Any], earlier: Mapping[str, Any]) ->
 
 
 def _counterpart(group: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    same = [other for other in earlier if other.get("config") == group["config"]]
-    return max(same, key=lambda other: len(_told(other) & _told(group)), default=None)
+    def alike(other: Mapping[str, Any]) -> int:
+        return sum(len(group[name].items() & other[name].items()) for name in ("choices", "labels"))
 
-
-def _told(group: Mapping[str, Any]) -> set[tuple[str, str]]:
-    return {*group["choices"].items(), *group["labels"].items()}
+    return max((other for other in earlier if other.get("config") == group["config"]), key=alike, default=None)
 
 
 def _compared(group: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[str]:

@@ -108,7 +108,7 @@ def test_latex_and_markdown_escape_what_they_must() -> None:
 
 def test_empty_columns_are_left_out_but_not_of_files_for_programs() -> None:
     table = Table("t", "T", ["", "run", "a", "b"], [["", "x", "-", "1"], ["", "y", "", "2"]])
-    assert table.without_empty_columns().header == ["run", "b"]
+    assert table.shown.header == ["run", "b"]
     assert "| run | b |" in table.markdown()
     assert r"run & b \\" in table.latex()
     assert len(table.rich().columns) == 2

@@ -12,7 +12,7 @@ import yaml
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import with_one_amount_of_work
 from fedsim.papers.examine import Evidence
-from fedsim.papers.judge import Judged, judge, judge_all, verdicts_by_id
+from fedsim.papers.judge import Judged, examine, judge_all, verdicts_by_id
 from fedsim.papers.protocol import Cases
 from fedsim.papers.published import Claim, Number, Publication, publications
 from fedsim.report.__main__ import main
@@ -114,7 +114,7 @@ def test_a_number_that_several_settings_fit_is_not_judged(tmp_path: Path) -> Non
         run_of(tmp_path, "preset=gpfl_rho", f"selector.exploration.rho={rho}")
     number = Number("t/x/y", "", {"selector": "gpfl"}, "final_accuracy", 0.5, 0.1)
     cases = Cases(groups_of(tmp_path), "gpfl_rho")
-    (one,) = judge(Publication("x", "t", "s", [], [], [number], []), cases)
+    (one,) = examine(Publication("x", "t", "s", [], [], [number], []), cases)
     assert (one.verdict, one.detail) == ("not judged", "several runs are of selector=gpfl: rho=0.5, rho=1")
 
 

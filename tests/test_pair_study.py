@@ -72,17 +72,13 @@ def test_too_few_seeds_and_absent_features_are_told() -> None:
     assert {row.printed.id: row.verdict for row in rows}["pncs.table1.power"] == "not judged"
 
 
-def test_a_fold_never_learns_from_the_seed_that_it_is_measured_on() -> None:
+def test_a_fold_picks_pairs_by_other_seeds_than_the_one_that_it_is_measured_on() -> None:
     made = conditions({"cos_4": 1.0}, seeds=3)
     held = [Condition(c.seed, c.setting, c.round, c.features, -c.losses) if c.seed == 1 else c for c in made]
     fold, same = (Fold.of(NAMES, some, 1) for some in (held, made))
     assert fold.alone[0].tolist() == same.alone[0].tolist()
     assert {c.seed for c in fold.held} == {1}
     assert fold.relative_losses(fold.held)[0].mean() > 0.95  # on the seed that is the other way round
-
-
-def test_relative_losses_are_those_of_the_picked_pairs() -> None:
-    fold = Fold.of(NAMES, conditions({"cos_4": 1.0, "cos_2": 0.5}, seeds=3), 0)
     for feature, weights in enumerate(fold.alone):
         values = [c.features[:, feature] for c in fold.held]
         picked = [int(v.argmin() if weights[0] < 0 else v.argmax()) for v in values]
@@ -168,14 +164,10 @@ def test_a_planted_feature_is_found() -> None:
     assert weights[2] == pytest.approx(0, abs=1e-9)  # a constant feature
     fold = Fold(["cos_4", "norm", "none"], testing, training)
     assert fold.relative_losses(testing)[0].tolist() == [0] * 5
-
-
-def test_labels_know_nothing_of_scale_and_shift() -> None:
-    features, losses = np.zeros((45, 1)), np.random.default_rng(0).standard_normal(45)
-    one, other = Condition(0, "1", 0, features, losses), Condition(0, "1", 0, features, 7 + 3 * losses)
+    one, other = (Condition(0, "1", 0, features, by * features[:, 0] + 7 * (by > 1)) for by in (1, 3))
     assert other.labels == pytest.approx(one.labels)
-    assert Condition(0, "1", 0, features, np.ones(45)).labels.tolist() == [0.5] * 45
     assert (one.labels.min(), one.labels.max()) == (0, 1)
+    assert Condition(0, "1", 0, features, np.ones(45)).labels.tolist() == [0.5] * 45
 
 
 def test_the_study_through_the_command(
@@ -195,7 +187,6 @@ def test_the_study_through_the_command(
     held = json.loads((folders[0] / "summary.json").read_text())["totals"]["server_forward_samples"]
     assert held == 3 * records[0]["server_forward_samples"] > 0
     assert records[0]["server_forward_samples"] % 10 == 0  # ten pairs, each on all of the validation split
-    assert records[0]["train_samples"] > 0
     assert main(["outputs/default", "--no-figures"]) == 0
     assert "a random pair" in capsys.readouterr().out
     report = tmp_path / "outputs/default/report"
@@ -206,8 +197,8 @@ def test_the_study_through_the_command(
 
 @pytest.mark.parametrize(
     ("absent", "words", "traced"),
-    [({2}, (), [1, 3]), ({1, 3}, (), [2]), (set(), ("system=uniform", "system.deadline=1e-6"), [])],
-    ids=["nobody there in round 2", "nobody there in rounds 1 and 3", "everybody late"],
+    [({2}, (), [1, 3]), (set(), ("system=uniform", "system.deadline=1e-6"), [])],
+    ids=["nobody there in round 2", "everybody late"],
 )
 def test_rounds_that_bring_no_update_leave_no_trace(
     absent: set[int], words: tuple[str, ...], traced: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

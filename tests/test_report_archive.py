@@ -13,10 +13,9 @@ import yaml
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.jobs.cli import run as fedsim_run
 from fedsim.report.__main__ import main
-from fedsim.report.page import folder_links
-from fedsim.results.curves import is_recorded
+from fedsim.results import measures
 from fedsim.results.runs import PLACES, TOLD, read_archive, read_runs, write_archive
-from tests.report_toys import groups_of, write_run
+from tests.report_toys import write_run
 from tests.test_report_measures import LATE, with_clients, write_simulated
 
 
@@ -81,7 +80,7 @@ def test_records_of_real_runs_and_their_partitions_are_kept(tmp_path: Path, monk
                 assert other[key] == (pytest.approx(value, rel=1e-6) if rounded and value is not None else value), key
     assert main(["outputs/default"]) == 0  # of real runs, with figures
     assert (tmp_path / "outputs/default/report/figures/partitions.png").stat().st_size > 1000
-    assert None not in folder_links(groups_of(Path("outputs")), tmp_path)
+    assert 'class="text"><a href' in (tmp_path / "outputs/default/report/report.html").read_text()
 
 
 def test_simulated_times_and_accuracies_of_clients_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +89,8 @@ def test_simulated_times_and_accuracies_of_clients_are_kept(tmp_path: Path, monk
     runs = read_runs(tmp_path / "runs")
     write_archive(runs, tmp_path / "runs", tmp_path / "a.parquet")
     archived = read_archive(tmp_path / "a.parquet")
-    (timed,) = [run for run in archived if is_recorded([run], ["simulated_seconds"])]
-    assert timed.series("simulated_seconds").tolist() == [10.1, 20, 30, 40, 50]
+    (timed,) = [run for run in archived if measures.is_simulated(run)]
+    assert timed.series["simulated_seconds"].tolist() == [10.1, 20, 30, 40, 50]
     assert [record["late"] for record in timed.records] == LATE
     for run, again in zip(runs, archived, strict=True):
         assert (again.client_accuracies is None) == (run.client_accuracies is None)
@@ -102,21 +101,17 @@ def test_simulated_times_and_accuracies_of_clients_are_kept(tmp_path: Path, monk
     assert [run.client_accuracies for run in read_archive(tmp_path / "earlier.parquet")] == [None] * 4
 
 
-@pytest.mark.parametrize("content", [b"PAR1", None])
-def test_another_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None) -> None:
-    path = tmp_path / "a.parquet"
-    if content is None:
-        pq.write_table(pa.table({"round": [1]}), path)
-    else:
-        path.write_bytes(content)
-    assert main([str(path)]) == 3
-    error = capsys.readouterr().err
-    assert str(path) in error.replace("\n", "")
-    assert "archive of runs" in error
-
-
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_file_and_a_place_that_cannot_be_written_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path / "runs", [0.1], [[0]])
-    (tmp_path / "file").write_text("")
-    assert main([str(tmp_path / "runs"), "--no-figures", "--archive", str(tmp_path / "file" / "a.parquet")]) == 1
+    pq.write_table(pa.table({"round": [1]}), tmp_path / "other.parquet")
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
+    for name in ("other.parquet", "damaged.parquet"):
+        assert main([str(tmp_path / name)]) == 3
+        error = capsys.readouterr().err.replace("\n", "")
+        assert name in error
+        assert "archive of runs" in error
+    below = tmp_path / "damaged.parquet" / "a.parquet"
+    assert main([str(tmp_path / "runs"), "--no-figures", "--archive", str(below)]) == 1
     assert "--archive: cannot write" in capsys.readouterr().err

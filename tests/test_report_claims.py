@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.papers import published
-from fedsim.papers.judge import judge
+from fedsim.papers.judge import Judged, correct, examine
 from fedsim.papers.protocol import Cases
 from fedsim.papers.published import Claim, Publication
 from fedsim.report import tables as results
@@ -17,13 +17,14 @@ FINAL, COVER, MOST = "final_accuracy", "rounds_to_cover", "most_selections"
 YES, NO, BY_DIRECTION, NONE = "reproduced", "not reproduced", "direction only", "not judged"
 
 
-def publication(*claims: Claim) -> Publication:
-    return Publication("x", "t", "s", [], [], [], claims)
+def judge(cases: Cases, *claims: Claim) -> list[Judged]:
+    publication = Publication("x", "t", "s", [], [], [], claims)
+    return correct([(publication, examine(publication, cases))])[0][1]
 
 
 def verdict(folder: Path, about: dict[str, str], measure: str, **form: Any) -> str | None:
     """The verdict on a claim as if it were the only one of its paper; None if there are no runs that it is about."""
-    judged = judge(publication(Claim("a", "", "", about, measure, **form)), Cases(groups_of(folder)))
+    judged = judge(Cases(groups_of(folder)), Claim("a", "", "", about, measure, **form))
     return judged[0].verdict if judged else None
 
 
@@ -114,15 +115,15 @@ def test_tests_are_corrected_within_what_a_paper_says_in_one_place_of_one_quanti
     first.write_text(first.read_text().replace("0.61", "0.69"))
     claim = Claim("a", "Fig. 1", "", GPFL, FINAL, gain=0.0, others=["random"])
     cases = Cases(groups_of(tmp_path))
-    (alone,) = judge(publication(claim), cases)
+    (alone,) = judge(cases, claim)
     for after in (True, False):
         more = [replace(claim, id=str(i), added_after_runs=after) for i in range(9)]
-        found = judge(publication(claim, *more), cases)
+        found = judge(cases, claim, *more)
         assert (found[0].evidence == alone.evidence) is after
     assert (alone.verdict, found[0].verdict) == (YES, "undecided")
     places = [("Fig. 2", FINAL), ("Fig. 1", "mean_accuracy")] * 5
     more = [replace(claim, id=f"{i}", where=where, measure=name) for i, (where, name) in enumerate(places)]
-    found = judge(publication(claim, *more), cases)
+    found = judge(cases, claim, *more)
     assert (found[0].tests, found[0].verdict, found[0].over_paper) == (1, YES, "undecided")
     assert (found[1].tests, found[1].verdict) == (5, "undecided")
 

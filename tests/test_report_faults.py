@@ -19,35 +19,23 @@ from fedsim.tracking.tables import tell_line
 from tests.report_toys import only_run, write_run
 
 
-@pytest.mark.parametrize("text", ["{}", '"done"', "", '{"status": 5}', "[" * 100_000])
-def test_a_summary_that_is_none_counts_as_absent(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "sound", [0.5], [[0]])
-    damaged = write_run(tmp_path / "damaged", [0.5], [[0]])
-    (damaged / SUMMARY).write_text(text)
-    assert read_summary(damaged) is None
-    assert [run.folder.parent.name for run in read_runs(tmp_path)] == ["sound"]
-    assert f"left out {damaged}: summary.json is not that of a run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "reason"),
-    [
-        (METRICS, '{"round": 1, "sel', r"metrics.jsonl holds 0 of 1 rounds"),
-        (METRICS, "5\n", r"metrics.jsonl holds 0 of 1 rounds"),
-        (METRICS, '{"round": 1}\n', "metrics.jsonl holds lines that are not records of rounds"),
-        (CONFIG, "- 1", "config.yaml is not that of a run"),
-        (CONFIG, "seed: x", "config.yaml is not that of a run"),
-        (CONFIG, "{", "config.yaml cannot be read"),
-    ],
-)
-def test_a_report_over_damaged_runs_alone_is_one_line_each_and_an_error(
-    file: str, text: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (write_run(tmp_path, [0.5], [[0]]) / file).write_text(text)
+def test_damaged_runs_are_left_out_with_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = [(SUMMARY, text, "summary.json is not that of a run") for text in ("{}", '"done"', "", "[" * 100_000)]
+    cases += [(METRICS, text, "metrics.jsonl holds 0 of 1 rounds") for text in ('{"round": 1, "sel', "5\n")]
+    cases += [(METRICS, '{"round": 1}\n', "metrics.jsonl holds lines that are not records of rounds")]
+    cases += [(CONFIG, text, "config.yaml is not that of a run") for text in ("- 1", "seed: x")]
+    cases += [(CONFIG, "{", "config.yaml cannot be read")]
+    damaged = [write_run(tmp_path / str(number), [0.5], [[0]]) for number in range(len(cases))]
+    for folder, (file, text, _) in zip(damaged, cases, strict=True):
+        (folder / file).write_text(text)
+        assert (read_summary(folder) is None) == (file == SUMMARY)
     assert main([str(tmp_path), "--no-figures"]) == 3
     told = capsys.readouterr().err
-    assert reason in told
+    for folder, (_, _, reason) in zip(damaged, cases, strict=True):
+        assert f"left out {folder}: {reason}" in told
     assert "no finished run below it" in " ".join(told.split())
+    write_run(tmp_path / "sound", [0.5], [[0]])
+    assert [run.folder.parent.name for run in read_runs(tmp_path)] == ["sound"]
 
 
 def test_what_is_torn_or_damaged_beside_the_records_is_left_out(
@@ -62,15 +50,17 @@ def test_what_is_torn_or_damaged_beside_the_records_is_left_out(
     assert CLIENTS in capsys.readouterr().err
 
 
-def test_cells_in_brackets_are_no_markup() -> None:
-    console = Console(file=io.StringIO(), width=100)
-    console.print(Table("x", "of [b]", ["run[/b]"], [["path=/[mnist]/v1"], ["a[/b]c"]], "a [note]").rich())
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(part in text for part in ("of [b]", "run[/b]", "path=/[mnist]/v1", "a[/b]c", "a [note]"))
-
-
 NASTY = (
-    *("\x1b[31mred\x1b[0m\x07", "two\nlines\r", "\x9b2J\u202ebidi", r"\input{/etc/passwd}", "$x^2$ & ~ # % _"),
+    *(
+        "a [b]",
+        "run[/b]",
+        "path=/[mnist]/v1",
+        "\x1b[31mred\x1b[0m\x07",
+        "two\nlines\r",
+        "\x9b2J\u202ebidi",
+        r"\input{/etc/passwd}",
+        "$x^2$ & ~ # % _",
+    ),
     *("=HYPERLINK(1)", "@SUM(1)", "+1+cmd|' /C calc'!A0", "-2+a", "<script>alert(1)</script>", "![p](http://x)"),
     r"a\|b | c",
 )
@@ -83,6 +73,7 @@ def test_nasty_text_is_harmless_in_every_form() -> None:
         console = Console(file=io.StringIO(), width=200, force_terminal=False)
         console.print(table.rich())
         shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "[" not in text or "\x1b" in text or shown.count(text) == 4, "cells in brackets are no markup"
         for form in (shown, table.markdown(), table.latex(), table.csv()):
             assert all(c.isprintable() or c == "\n" for c in form), text
         rows = table.markdown().splitlines()[2:5]
@@ -99,20 +90,14 @@ def test_nasty_text_is_harmless_in_every_form() -> None:
     assert signed.csv() == 'a\n"+0.1 [-0.2, 0.3]"\n-1e-5\n-\n-3 %\n\' =1\n'
 
 
-def test_latex_and_markdown_escape_what_they_must() -> None:
-    table = Table("t", "T", ["a|b", "c_d"], [["50 %", "1 ± 2"]], "note")
+def test_escapes_and_empty_columns_which_files_for_programs_keep() -> None:
+    table = Table("t", "T", ["", "a|b", "a", "c_d"], [["", "50 %", "-", "1 ± 2"], ["", "y", "", "2"]], "note")
+    assert table.shown.header == ["a|b", "c_d"]
     assert r"| a\|b | c_d |" in table.markdown()
+    assert r"a|b & c\_d \\" in table.latex()
     assert r"50 \% & 1 $\pm$ 2 \\" in table.latex()
-    assert r"c\_d" in table.latex()
-
-
-def test_empty_columns_are_left_out_but_not_of_files_for_programs() -> None:
-    table = Table("t", "T", ["", "run", "a", "b"], [["", "x", "-", "1"], ["", "y", "", "2"]])
-    assert table.without_empty_columns().header == ["run", "b"]
-    assert "| run | b |" in table.markdown()
-    assert r"run & b \\" in table.latex()
     assert len(table.rich().columns) == 2
-    assert table.csv().splitlines()[0] == ",run,a,b"
+    assert table.csv().splitlines()[0] == ",a|b,a,c_d"
 
 
 def test_nasty_text_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from fedsim.report.figures import (
     BINS,
-    accuracy_plot,
+    Plot,
     accuracy_plots,
     all_plots,
     clients_plot,
@@ -24,9 +24,11 @@ from fedsim.report.figures import (
     participation_plot,
     partitions_plot,
     round_plots,
+    save,
     sorted_accuracies,
+    style,
 )
-from fedsim.report.plot import Plot, make_looks, style
+from fedsim.report.page import make_looks
 from fedsim.results.curves import accuracy_curve, smooth, spent_until
 from fedsim.results.groups import Panel
 from fedsim.results.runs import read_runs
@@ -48,8 +50,8 @@ def axes_of(plot: Plot) -> list[Axes]:
     return plot.figure.get_axes()
 
 
-def accuracy_axes(folder: Path, axis: str = "rounds") -> list[Axes]:
-    return axes_of(accuracy_plot(panels_of(folder), make_looks(panels_of(folder)), axis))
+def plots_of(folder: Path) -> list[Plot]:
+    return accuracy_plots(panels_of(folder), make_looks(panels_of(folder)))
 
 
 def drawn(line: Line2D) -> list[float]:
@@ -75,11 +77,11 @@ def test_a_curve_has_the_colour_of_its_name_in_every_panel_and_figure(tmp_path: 
     for plot in plots:
         for ax, values in zip(axes_of(plot), wanted, strict=True):
             found = {str(line.get_color()): drawn(line)[0] for line in ax.get_lines()}
-            assert found == pytest.approx({looks[name].colour: value for name, value in values.items()})
+            assert found == pytest.approx({looks[name]["color"]: value for name, value in values.items()})
     histogram = axes_of(histogram_plot(panels, looks))[1]
     colours = [to_hex(patch.get_facecolor(), keep_alpha=False).upper() for patch in histogram.patches]
     assert [label.get_text() for label in histogram.get_yticklabels()] == list(panels[1].lines)
-    assert colours == [looks[name].colour for name in panels[1].lines]
+    assert colours == [looks[name]["color"] for name in panels[1].lines]
 
 
 def test_many_methods_differ_in_colour_dash_or_marker_and_have_a_legend(tmp_path: Path) -> None:
@@ -87,20 +89,14 @@ def test_many_methods_differ_in_colour_dash_or_marker_and_have_a_legend(tmp_path
         write_run(tmp_path, [0.1, 0.2], [[0], [1]], choices={"selector": f"method_{number}"})
     panels = panels_of(tmp_path)
     looks = make_looks(panels)
-    assert len({(look.colour, look.marker) for look in looks.values()}) == 30
-    assert len({(look.colour, look.dash) for look in looks.values()}) == 28  # of 7 colours and 4 dashes
-    plot = accuracy_plot(panels, looks, "rounds")
+    assert len({(look["color"], look["marker"]) for look in looks.values()}) == 30
+    assert len({(look["color"], look["linestyle"]) for look in looks.values()}) == 28  # of 7 colours and 4 dashes
+    plot = accuracy_plots(panels, looks)[0]
     (legend,) = plot.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == list(looks)
     assert not axes_of(plot)[0].texts
     shown = [(one.get_color(), one.get_linestyle(), one.get_marker()) for one in legend.get_lines()]
-    assert shown == [(look.colour, look.dash, look.marker) for look in looks.values()]
-
-
-def test_smoothing_by_hand() -> None:
-    values = np.array([np.nan, 1.0, np.nan, 4.0, 7.0])
-    np.testing.assert_allclose(smooth(values, 3), [np.nan, 1.0, 1.0, 2.5, 5.5])
-    np.testing.assert_allclose(smooth(values, 1), values)
+    assert shown == [(look["color"], look["linestyle"], look["marker"]) for look in looks.values()]
 
 
 def test_the_smoothed_curve_ends_at_the_final_accuracy_with_the_raw_one_behind(tmp_path: Path) -> None:
@@ -112,10 +108,13 @@ def test_the_smoothed_curve_ends_at_the_final_accuracy_with_the_raw_one_behind(t
     assert curve.smoothed[-1] == pytest.approx(np.mean(ends))
     assert (curve.low[-1], curve.high[-1]) == pytest.approx(ends)
     assert curve.raw[-1] == pytest.approx(0.65)
-    behind, front = accuracy_axes(tmp_path)[0].get_lines()
+    behind, front = axes_of(plots_of(tmp_path)[0])[0].get_lines()
     assert (drawn(behind)[-1], drawn(front)[-1]) == pytest.approx((0.65, np.mean(ends)))
     assert (behind.get_alpha() or 1) < 0.5 < front.get_linewidth()
     assert behind.get_zorder() < front.get_zorder()
+    values = np.array([np.nan, 1.0, np.nan, 4.0, 7.0])
+    np.testing.assert_allclose(smooth(values, 3), [np.nan, 1.0, 1.0, 2.5, 5.5])
+    np.testing.assert_allclose(smooth(values, 1), values)
 
 
 def test_what_is_spent_until_a_round(tmp_path: Path) -> None:
@@ -126,7 +125,7 @@ def test_what_is_spent_until_a_round(tmp_path: Path) -> None:
     np.testing.assert_allclose(spent_until(runs, "samples"), [10, 15, 20])
     np.testing.assert_allclose(spent_until(runs, "seconds"), [4, 8, 12])  # all phases but the evaluation
     with style():
-        (ax,) = accuracy_axes(tmp_path, "bytes")
+        (ax,) = axes_of(plots_of(tmp_path)[1])
         written = [ax.xaxis.get_major_formatter()(value) for value in (0, 25_700_000, 3e9)]
     assert np.asarray(ax.get_lines()[0].get_xdata()).tolist() == [40, 80]  # where it was evaluated
     assert written == ["0 B", "25.7 MB", "3 GB"]
@@ -135,7 +134,7 @@ def test_what_is_spent_until_a_round(tmp_path: Path) -> None:
 def test_a_single_round_has_a_marker(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(tmp_path, [0.3 + 0.2 * seed], [[0]], seed=seed)
-    (ax,) = accuracy_axes(tmp_path)
+    (ax,) = axes_of(plots_of(tmp_path)[0])
     (line, *_) = [line for line in ax.get_lines() if line.get_marker() not in ("None", "_")]
     assert (line.get_marker(), drawn(line)) == ("o", [0.4])
     assert line.get_markevery() == (0, 1)
@@ -148,7 +147,6 @@ def test_panels_and_lines_without_finished_runs_are_left_out(tmp_path: Path) -> 
     panels = panels_of(tmp_path)
     assert [(panel.title, list(panel.lines)) for panel in panels] == [("shards=2", ["random"])]
     assert list(make_looks(panels)) == ["random"]
-    assert len(accuracy_axes(tmp_path)) == 1
     assert not list(all_plots([], {}))
 
 
@@ -168,25 +166,22 @@ def test_participation_and_coverage_are_rows_that_cannot_hide_each_other(tmp_pat
     assert [text.get_text() for text in axes_of(participation_plot(panels))[0].texts] == ["25 %"] * 5
 
 
-def test_the_map_and_the_histogram_of_selections(tmp_path: Path) -> None:
-    write_run(tmp_path, [0.1, 0.2, 0.3], [[0, 1], [1], [1, 3]])
-    panels = panels_of(tmp_path)
-    (plot,) = round_plots(panels)
-    values = np.asarray(axes_of(plot)[0].images[0].get_array())
-    assert values.tolist() == [[1, 0, 0], [1, 1, 1], [0, 0, 0], [0, 0, 1]]  # clients by rounds
+def test_the_maps_and_the_histogram_of_selections(tmp_path: Path) -> None:
+    write_run(tmp_path / "few", [0.1, 0.2, 0.3], [[0, 1], [1], [1, 3]])
+    write_run(tmp_path / "many", [0.1] * 250, [[0], [1]] * 125)
+    panels = panels_of(tmp_path / "few")
+    few, many = (
+        np.asarray(axes_of(plot)[0].images[0].get_array())
+        for (plot,) in (round_plots(panels), round_plots(panels_of(tmp_path / "many")))
+    )
+    assert few.tolist() == [[1, 0, 0], [1, 1, 1], [0, 0, 0], [0, 0, 1]]  # clients by rounds
+    assert many.shape == (4, 125)  # two rounds a column
+    assert many[:2].tolist() == [[0.5] * 125] * 2
     ax = axes_of(histogram_plot(panels, make_looks(panels)))[0]
     (patch,) = ax.patches
     heights = np.asarray(patch.get_data().baseline) - np.asarray(patch.get_data().values)  # type: ignore[attr-defined]
     np.testing.assert_allclose(heights / heights.max(), [0.5, 1, 0, 0.5])  # clients selected 0, 1, 2 and 3 times
     assert [text.get_text() for text in ax.texts] == ["1 never"]
-
-
-def test_many_rounds_are_put_together_in_the_map_of_selections(tmp_path: Path) -> None:
-    write_run(tmp_path, [0.1] * 250, [[0], [1]] * 125)
-    (plot,) = round_plots(panels_of(tmp_path))
-    values = np.asarray(axes_of(plot)[0].images[0].get_array())
-    assert values.shape == (4, 125)
-    assert values[:2].tolist() == [[0.5] * 125] * 2
 
 
 def test_panels_of_one_division_share_its_map_of_labels_and_count_clients_in_whole_numbers(tmp_path: Path) -> None:
@@ -229,8 +224,8 @@ def test_files_are_as_wide_as_a_column_or_a_page_and_have_truetype_fonts(
 ) -> None:
     panels = two_panels(tmp_path / "runs")[:num_panels]
     with style():
-        plot = accuracy_plot(panels, make_looks(panels), "rounds")
-    preview = plot.save(tmp_path)
+        plots = accuracy_plots(panels, make_looks(panels))[:1]
+    ((_, preview),) = save(plots, tmp_path)
     pdf = (tmp_path / "accuracy_rounds.pdf").read_bytes()
     assert b"/Subtype /Type3" not in pdf
     assert b"/FontFile2" in pdf

@@ -15,10 +15,9 @@ from fedsim.report.page import (
     curves_data,
     header_facts,
     html_page,
+    make_looks,
     runs_table,
-    shared_config,
 )
-from fedsim.report.plot import make_looks
 from fedsim.report.tables import overview
 from fedsim.results.curves import accuracy_curve
 from fedsim.results.runs import read_runs
@@ -56,10 +55,10 @@ def test_the_head_says_what_was_run(tmp_path: Path) -> None:
 def test_how_configs_differ(tmp_path: Path) -> None:
     write_run(tmp_path, [0.1], [[0]], choices={"selector": "random"}, mode="u", data_dir="/home/somebody")
     write_run(tmp_path, [0.1], [[0]], choices={"selector": "gpfl"}, lr=0.5, extra={"rho": 2}, data_dir="/home/other")
-    table = config_differences(groups_of(tmp_path))
+    table, text = config_differences(groups_of(tmp_path))
     assert table.header == ["run", "selector", "lr", "keys of its own"]
     assert table.rows == [["random", "random", "0.1", "mode=u"], ["gpfl", "gpfl", "0.5", "extra.rho=2"]]
-    shared = shared_config(groups_of(tmp_path)).splitlines()
+    shared = text.splitlines()
     assert {"num_clients: 4", "dataset: digits"} <= set(shared)
     assert not any(line.startswith(("lr", "data_dir", "selector", "seed")) for line in shared)
 
@@ -151,11 +150,14 @@ window.addEventListener("load", () => {
 
 
 def in_browser(page: Path) -> dict[str, Any]:
-    assert BROWSER is not None
     words = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=30000", "--dump-dom"]
     profile = f"--user-data-dir={page.parent / 'profile'}"
     done = subprocess.run(
-        [BROWSER, *words, profile, page.resolve().as_uri()], capture_output=True, text=True, timeout=300, check=True
+        [str(BROWSER), *words, profile, page.resolve().as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
     )
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stderr[-2000:]
@@ -179,7 +181,7 @@ def test_curves_and_tables_of_thirty_methods_can_be_worked_with(tmp_path: Path) 
     assert found["errors"] == []
     assert found["panels"] == ["shards=2", "shards=10"]
     assert found["drawn"] == [METHODS - 1, METHODS]
-    assert found["colours"] == {name: [looks[name.split()[1]].colour, level] for name, level in levels.items()}
+    assert found["colours"] == {name: [looks[name.split()[1]]["color"], level] for name, level in levels.items()}
     assert len(found["without"]) == METHODS - 2
     assert "method_3" not in found["without"]
     assert (found["none"], found["one"]) == ([], ["method_3"])

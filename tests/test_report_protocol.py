@@ -12,7 +12,7 @@ import yaml
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import with_one_amount_of_work
 from fedsim.papers.examine import Evidence
-from fedsim.papers.judge import Judged, judge, judge_all, verdicts_by_id
+from fedsim.papers.judge import Judged, examine, judge_all, verdicts_by_id
 from fedsim.papers.protocol import Cases
 from fedsim.papers.published import Claim, Number, Publication, publications
 from fedsim.report.__main__ import main
@@ -54,15 +54,6 @@ def test_runs_of_the_preset_are_judged(tmp_path: Path) -> None:
     assert found["gpfl.cover.random"].verdict == "not reproduced"
     gain = found["gpfl.gain.2SPC.gpfl"]  # needs power-of-choice and FedCor, too
     assert (gain.verdict, gain.detail) == ("not judged", "no runs of power_of_choice_d10, fedcor")
-
-
-def test_other_rounds_under_the_presets_name_are_not_judged(tmp_path: Path) -> None:
-    run_of(tmp_path / "gpfl_table2_fmnist", *TABLE2, "selector=gpfl", "num_rounds=3", "optimizer.lr=0.1")
-    found = judged(tmp_path)
-    assert {one.verdict for one in found.values()} == {"not judged"}
-    reason = found["gpfl.t2/gpfl/2SPC 100 %"].detail
-    assert "num_rounds=3 (preset: 500)" in reason
-    assert "optimizer.lr=0.1 (preset: 0.005)" in reason
 
 
 def test_a_smaller_size_says_nothing_about_absolute_values(tmp_path: Path) -> None:
@@ -114,20 +105,16 @@ def test_a_number_that_several_settings_fit_is_not_judged(tmp_path: Path) -> Non
         run_of(tmp_path, "preset=gpfl_rho", f"selector.exploration.rho={rho}")
     number = Number("t/x/y", "", {"selector": "gpfl"}, "final_accuracy", 0.5, 0.1)
     cases = Cases(groups_of(tmp_path), "gpfl_rho")
-    (one,) = judge(Publication("x", "t", "s", [], [], [number], []), cases)
+    (one,) = examine(Publication("x", "t", "s", [], [], [number], []), cases)
     assert (one.verdict, one.detail) == ("not judged", "several runs are of selector=gpfl: rho=0.5, rho=1")
 
 
-def test_runs_without_a_preset_are_not_about_any_paper(tmp_path: Path) -> None:
-    run_of(tmp_path / "gpfl_table2_fmnist", "selector=random", "num_rounds=2", "hydra.mode=MULTIRUN", seeds=1)
-    assert judged(tmp_path) == {}
-
-
-def test_what_cannot_change_a_result_may_differ(tmp_path: Path) -> None:
+def test_what_cannot_change_a_result_may_differ_and_runs_without_a_preset_are_about_no_paper(tmp_path: Path) -> None:
     free = ("engine=sequential", "device=cpu", "tracker=files_only", "output_dir=elsewhere")
-    run_of(tmp_path, *TABLE2, "selector=random", *free, seeds=1)
-    groups = groups_of(tmp_path)
-    assert list(Cases(groups, "gpfl_table2_fmnist").deviations.values()) == [[]]
+    run_of(tmp_path / "a", *TABLE2, "selector=random", *free, seeds=1)
+    assert list(Cases(groups_of(tmp_path / "a"), "gpfl_table2_fmnist").deviations.values()) == [[]]
+    run_of(tmp_path / "gpfl_table2_fmnist", "selector=random", "num_rounds=2", "hydra.mode=MULTIRUN", seeds=1)
+    assert judged(tmp_path / "gpfl_table2_fmnist") == {}
 
 
 def test_a_data_set_in_another_form_is_told(tmp_path: Path) -> None:
@@ -139,10 +126,12 @@ def test_a_data_set_in_another_form_is_told(tmp_path: Path) -> None:
     assert "dataset=parquet" in found.detail
 
 
-def test_the_report_names_what_was_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_of(tmp_path, *TABLE2, "selector=gpfl", "num_rounds=3", seeds=1)
+def test_other_rounds_under_the_presets_name_are_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_of(tmp_path / "gpfl_table2_fmnist", *TABLE2, "selector=gpfl", "num_rounds=3", "optimizer.lr=0.1", seeds=1)
     assert main([str(tmp_path), "--no-figures"]) == 0
-    assert "num_rounds=3 (preset: 500)" in " ".join(capsys.readouterr().out.split())
+    told = " ".join(capsys.readouterr().out.split())
+    assert "num_rounds=3 (preset: 500)" in told
+    assert "optimizer.lr=0.1 (preset: 0.005)" in told
     verdicts = json.loads((tmp_path / "report" / "summary.json").read_text())["verdicts"]
     assert set(verdicts.values()) == {"not judged"}
     printed = [one for p in publications() for one in (*p.numbers, *p.claims) if one.id in verdicts]

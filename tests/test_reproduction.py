@@ -90,16 +90,20 @@ def test_tables_that_pages_link_to_are_made_and_written_as_csv() -> None:
 
 
 @pytest.mark.slow
-def test_the_pages_are_up_to_date() -> None:
+@pytest.mark.parametrize("words", [["pages", "--check"], ["verdicts"]], ids=["pages", "verdicts"])
+def test_pages_and_shipped_verdicts_are_up_to_date(words: list[str]) -> None:
     """Some minutes of a core: all presets with results are composed and judged."""
-    made = subprocess.run(
-        [sys.executable, "-m", "scripts.reproduction.pages", "--check"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (made.returncode, made.stdout) == (0, "")
+    module = [sys.executable, "-m", f"scripts.reproduction.{words[0]}", *words[1:]]
+    made = subprocess.run(module, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert [line for line in made.stdout.splitlines() if ", now " in line or "no claims any more" in line] == []
+    assert words == ["verdicts"] or made.stdout == ""
+
+
+def test_all_shipped_summaries_are_read() -> None:
+    for path in sorted(RESULTS.glob("*/summary.json")):
+        for group in json.loads(path.read_text())["groups"]:
+            assert group["seeds"], path
+            assert set(group.get("made_by", group["seeds"])) == set(group["seeds"]), path
 
 
 @pytest.fixture

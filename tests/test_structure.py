@@ -13,7 +13,7 @@ ALLOWED = {
         "partitions": "core",
         "engine": "core data",
         "models": "core data",
-        "results": "core partitions",
+        "results": "core",
         "clients": "core partitions engine",
         "distributed": "core engine",
         "tracking": "core results",

@@ -26,13 +26,12 @@ def _class_name(target: Any) -> Any:
     return target.rpartition(".")[2] if isinstance(target, str) and target.startswith("fedsim.") else target
 
 
-def flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(node: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """The leaves of nested mappings with their dotted keys: `optimizer.lr`, 0.1. An empty mapping has none."""
+    found: list[tuple[str, Any]] = []
     for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+        found += flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+    return found
 
 
 def has_key(node: Any, key: str) -> bool:

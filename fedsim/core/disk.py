@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -72,6 +72,13 @@ def write_atomically(path: Path, content: bytes | bytearray, keep_as: Path | Non
         sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files by their names below `folder`, which is made, each completely or not at all. Raises OSError."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / name, content)
 
 
 def sync_folder(path: Path) -> None:

@@ -118,11 +118,6 @@ def is_number(printed: float, ours: Estimate | None, margin: float, tolerance: f
     return Evidence(ours, p_for, clipped(p_next), is_draw=p_next >= ALPHA, too_wide=too_wide)
 
 
-def is_about(value: float, ours: Estimate | None, tolerance: float) -> Evidence:
-    """Test that a quantity is `value`, give or take `tolerance`: as a number that is printed no more exactly."""
-    return is_number(value, ours, tolerance, tolerance)
-
-
 def is_median_about(value: float, ours: Median, tolerance: float) -> Evidence:
     """Test that the median of censored values lies within `tolerance` of `value`, and against it that it does not."""
     low, high = value - tolerance, value + tolerance
@@ -267,7 +262,7 @@ def _about(claim: Claim, group: Group) -> Evidence:
     measured = list(map(find_measure(claim.measure), group.complete))
     if base_name(claim.measure) not in FIRST_ROUND_MEASURES:
         known = [value for value in measured if value is not None]
-        return is_about(claim.value, estimate(known, bounds_of(claim.measure)), claim.tolerance)
+        return is_number(claim.value, estimate(known, bounds_of(claim.measure)), claim.tolerance, claim.tolerance)
     ends = min(run.num_rounds for run in group.complete)
     if ends < claim.value + claim.tolerance:
         raise UnjudgedError(f"runs end at round {ends}, before {claim.value + claim.tolerance:g}")

@@ -8,13 +8,12 @@ once: are they, together, draws from the distributions of our runs?
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
 from fedsim.papers.examine import Evidence, examine_claim, examine_number, holm_corrected
-from fedsim.papers.protocol import Cases, UnjudgedError, by_preset
+from fedsim.papers.protocol import Cases, UnjudgedError
 from fedsim.papers.published import Claim, Number, Publication, Verdict, publications_about
 from fedsim.results.groups import group_runs
 from fedsim.results.runs import Run
@@ -59,18 +58,17 @@ def judge_all(runs: Iterable[Run]) -> Compared:
 
 def examine_all(runs: Iterable[Run]) -> Compared:
     """The evidence for every publication about the runs' presets and sizes, each preset by its own runs alone."""
+    by_preset: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if preset := run.choices.get("preset"):
+            by_preset.setdefault((preset, run.choices.get("scale", "full")), []).append(run)
     examined = []
-    for (preset, scale), own in by_preset(runs).items():
+    for (preset, scale), own in sorted(by_preset.items()):
         ours = group_runs(own)
         for publication in publications_about(preset, scale):
             cases = Cases(ours, preset, scale, publication.substitutes)
             examined.append((publication, examine(publication, cases)))
     return examined
-
-
-def judge(publication: Publication, cases: Cases) -> list[Judged]:
-    """Judge all numbers and claims of a publication for which there are runs; others are left out."""
-    return correct([(publication, examine(publication, cases))])[0][1]
 
 
 def examine(publication: Publication, cases: Cases) -> list[Judged]:
@@ -107,23 +105,25 @@ def family_of(publication: Publication, printed: Number | Claim) -> Hashable:
 
 def corrected(judged: Sequence[Judged], families: Sequence[Hashable], papers: Sequence[Hashable]) -> list[Judged]:
     """The judgements with evidence corrected within their families, and for `over_paper` within their papers."""
+    own, over = _corrected(judged, families), _corrected(judged, papers)
     found = list(judged)
-    for family in dict.fromkeys(papers):
-        for at, evidence in _corrected(judged, papers, family):
-            found[at] = replace(found[at], over_paper=evidence.verdict)
-    for family in dict.fromkeys(families):
-        members = _corrected(judged, families, family)
-        tests = sum(evidence.is_tested for _, evidence in members)
-        for at, evidence in members:
-            found[at] = replace(found[at], evidence=evidence, tests=tests)
+    for at, (evidence, tests) in own.items():
+        found[at] = replace(found[at], evidence=evidence, tests=tests, over_paper=over[at][0].verdict)
     return found
 
 
-def _corrected(judged: Sequence[Judged], keys: Sequence[Hashable], family: Hashable) -> list[tuple[int, Evidence]]:
-    """The corrected evidence of what is judged of a family, by its position."""
-    members = [at for at, key in enumerate(keys) if key == family and judged[at].evidence is not None]
-    evidences = [evidence for at in members if (evidence := judged[at].evidence) is not None]
-    return list(zip(members, holm_corrected(evidences), strict=True))
+def _corrected(judged: Sequence[Judged], keys: Sequence[Hashable]) -> dict[int, tuple[Evidence, int]]:
+    """By position the evidence that there is, corrected among that of the same key, and how many tests these are."""
+    by_key: dict[Hashable, dict[int, Evidence]] = {}
+    for at, (key, one) in enumerate(zip(keys, judged, strict=True)):
+        if one.evidence is not None:
+            by_key.setdefault(key, {})[at] = one.evidence
+    found: dict[int, tuple[Evidence, int]] = {}
+    for members in by_key.values():
+        evidences = holm_corrected(list(members.values()))
+        tests = sum(evidence.is_tested for evidence in evidences)
+        found |= {at: (evidence, tests) for at, evidence in zip(members, evidences, strict=True)}
+    return found
 
 
 def verdicts_by_id(judged: Iterable[Judged]) -> dict[str, Verdict]:
@@ -143,25 +143,16 @@ def verdicts_by_id(judged: Iterable[Judged]) -> dict[str, Verdict]:
     return found
 
 
-class Omnibus(NamedTuple):
-    """The standardised errors of `num` printed numbers: standard normal, if each is one more run of ours.
+def omnibus(errors: Sequence[float]) -> tuple[int, float, float, float] | None:
+    """The number, mean and standard deviation of standardised errors: standard normal, if each printed number is one
+    more run of ours; and the p-value of the sum of their squares. None of fewer than two; nan are left out.
 
-    `p_value`: that of the sum of their squares (chi squared with `num` degrees of freedom). It takes the numbers as
-    independent, while those of one run at several rounds are not: it is a description rather than a test.
+    It takes the numbers as independent, while those of one run at several rounds are not: a description, no test.
     """
-
-    num: int
-    mean: float
-    sd: float
-    p_value: float
-
-
-def omnibus(errors: Sequence[float]) -> Omnibus | None:
-    """The omnibus check of standardised errors; None of fewer than two. Those that are nan are left out."""
     z = np.array([error for error in errors if math.isfinite(error)])
     if len(z) < 2:
         return None
-    return Omnibus(len(z), float(z.mean()), float(z.std(ddof=1)), float(special.chdtrc(len(z), float((z**2).sum()))))
+    return len(z), float(z.mean()), float(z.std(ddof=1)), float(special.chdtrc(len(z), float((z**2).sum())))
 
 
 def standardised_errors(judged: Sequence[Judged]) -> dict[tuple[str, str], list[float]]:

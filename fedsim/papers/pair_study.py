@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import minimize
 from scipy.special import expit
 
 from fedsim.core.configs import flat
@@ -97,6 +96,8 @@ def labels_of(conditions: Sequence[Condition]) -> Floats:
 def fit(features: Floats, labels: Floats) -> Floats:
     """Weights and, last, intercept [F + 1] of a logistic regression with soft labels and penalty 1e-3 |weights|^2."""
 
+    from scipy.optimize import minimize  # here: most reports have no traces
+
     def objective(w: Floats) -> tuple[float, Floats]:
         scores = features @ w[:-1] + w[-1]
         slope = (expit(scores) - labels) / len(labels)
@@ -173,20 +174,6 @@ def make_tables(runs: Sequence[Run]) -> list[Table]:
         cells[name] = [*weights, number(int(ranks[feature])), number(entropies[feature], ".4f")]
         losses[name] = relative[feature]
     losses = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
-    rounds = [(c.round - 1) // 5 * 5 + 1 for c in testing]
-    return [
-        _features(cells, losses, training, testing),
-        _losses_by("setting", "Relative loss by shards a client", losses, [c.setting for c in testing]),
-        _losses_by("rounds", "Relative loss by rounds", losses, [f"{first} to {first + 4}" for first in rounds]),
-    ]
-
-
-def _features(
-    cells: Mapping[str, list[str]],
-    losses: Mapping[str, Floats],
-    training: Sequence[Condition],
-    testing: Sequence[Condition],
-) -> Table:
     rows = [
         [name, *cells[name], Cell(f"{np.mean(found):.3f} ± {np.std(found):.3f}", float(np.mean(found)))]
         for name, found in losses.items()
@@ -194,13 +181,20 @@ def _features(
     sizes = f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed."
     if training is testing:
         sizes = f"{len(training)} conditions of one seed, fitted and tested on the same: several seeds tell more."
-    note = (
-        f"{sizes} weight: alone, on standardised features; below 0 the smaller value promises more. rank: by weight"
-        " among all in one model. relative loss: of the pair that the feature picks, 0 the best of its round and 1 the"
-        " worst, with standard deviation."
-    )
     head = ["feature", "weight", "weight among all", "rank", "cross-entropy", "relative loss"]
-    return Table("pair_features", "Features of pairs of gradients (PNCS, Table I)", head, rows, note)
+    rounds = [(c.round - 1) // 5 * 5 + 1 for c in testing]
+    return [
+        Table("pair_features", "Features of pairs of gradients (PNCS, Table I)", head, rows, f"{sizes} {NOTE}"),
+        _losses_by("setting", "Relative loss by shards a client", losses, [c.setting for c in testing]),
+        _losses_by("rounds", "Relative loss by rounds", losses, [f"{first} to {first + 4}" for first in rounds]),
+    ]
+
+
+NOTE = (
+    "weight: alone, on standardised features; below 0 the smaller value promises more. rank: by weight among all in one"
+    " model. relative loss: of the pair that the feature picks, 0 the best of its round and 1 the worst, with standard"
+    " deviation."
+)
 
 
 def _losses_by(name: str, title: str, losses: Mapping[str, Floats], kinds: Sequence[str]) -> Table:
@@ -241,10 +235,13 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
         _against_random(folds, None),
         *(_against_random(folds, setting) for setting in sorted({c.setting for c in conditions}, key=sort_key)),
         _rank(folds),
-        _most_predictive(folds),
-        _best_power(folds),
-        *_smaller_but_wider(folds),
+        _against_rival("best", folds, Fold.entropies, Fold.entropies),
+        Judged(_claim("power", TEXTS["power"]), None, "no other power was measured"),
+        _against_rival("smaller", folds, _mean_loss, _mean_loss, "cos_4 minus {}", above=True),
+        _against_rival("wider", folds, _mean_loss, _spread, "deviation of cos_4 minus {}"),
     ]
+    if any(name.startswith(COSINE_PREFIX) and name != PNCS_FEATURE for name in names):
+        judged[-3] = _against_rival("power", folds, _mean_loss, _mean_loss, prefix=COSINE_PREFIX)
     families = [one.printed.id.split(".")[2] for one in judged]  # the claim, without a setting
     return corrected(judged, families, ["Table I"] * len(judged))
 
@@ -303,38 +300,35 @@ def _rank(folds: Sequence[Fold]) -> Judged:
     return Judged(_claim("rank", TEXTS["rank"], "Table I"), found, detail)
 
 
-def _most_predictive(folds: Sequence[Fold]) -> Judged:
-    rivals = [fold.rival(fold.entropies(fold.others)) for fold in folds]
-    held = [fold.entropies(fold.held) for fold in folds]
-    values = [float(h[fold.pncs] - h[rival]) for fold, h, rival in zip(folds, held, rivals, strict=True)]
-    return _tested_claim("best", values, f"difference to {_rival_names(folds, rivals)}")
+def _mean_loss(fold: Fold, conditions: Sequence[Condition]) -> Floats:
+    return fold.relative_losses(conditions).mean(1)
 
 
-def _best_power(folds: Sequence[Fold]) -> Judged:
-    if not any(name.startswith(COSINE_PREFIX) and name != PNCS_FEATURE for name in folds[0].names):
-        return Judged(_claim("power", TEXTS["power"]), None, "no other power was measured")
-    rivals = [fold.rival(fold.relative_losses(fold.others).mean(1), COSINE_PREFIX) for fold in folds]
-    return _tested_claim("power", _to_rivals(folds, rivals, np.mean), f"difference to {_rival_names(folds, rivals)}")
+def _spread(fold: Fold, conditions: Sequence[Condition]) -> Floats:
+    return fold.relative_losses(conditions).std(1)
 
 
-def _smaller_but_wider(folds: Sequence[Fold]) -> list[Judged]:
-    """Claims that the best other feature has a smaller relative loss than cos_4, but a higher deviation of it."""
-    rivals = [fold.rival(fold.relative_losses(fold.others).mean(1)) for fold in folds]
-    against = f"cos_4 minus {_rival_names(folds, rivals)}"
-    return [
-        _tested_claim("smaller", _to_rivals(folds, rivals, np.mean), against, above=True),
-        _tested_claim("wider", _to_rivals(folds, rivals, np.std), f"deviation of {against}"),
-    ]
+Score = Callable[[Fold, Sequence[Condition]], Floats]
+"""A number of each feature on some conditions, [F]."""
 
 
-def _to_rivals(folds: Sequence[Fold], rivals: Sequence[int], of: Callable[[Floats], np.floating]) -> list[float]:
-    """cos_4 minus its rival, in the statistic `of` of the relative losses, one value per held-out seed."""
-    held = [fold.relative_losses(fold.held) for fold in folds]
-    return [float(of(h[fold.pncs]) - of(h[rival])) for fold, h, rival in zip(folds, held, rivals, strict=True)]
-
-
-def _rival_names(folds: Sequence[Fold], rivals: Sequence[int]) -> str:
-    return " or ".join(sorted({fold.names[rival] for fold, rival in zip(folds, rivals, strict=True)}))
+def _against_rival(
+    name: str,
+    folds: Sequence[Fold],
+    chosen_by: Score,
+    measured_by: Score,
+    detail: str = "difference to {}",
+    prefix: str = "",
+    *,
+    above: bool = False,
+) -> Judged:
+    """cos_4 minus its rival, the best other feature on the other seeds, one value per held-out seed."""
+    values, names = [], set()
+    for fold in folds:
+        rival, found = fold.rival(chosen_by(fold, fold.others), prefix), measured_by(fold, fold.held)
+        values.append(float(found[fold.pncs] - found[rival]))
+        names.add(fold.names[rival])
+    return _tested_claim(name, values, detail.format(" or ".join(sorted(names))), above=above)
 
 
 def _tested_claim(name: str, values: Sequence[float], detail: str, *, above: bool = False) -> Judged:

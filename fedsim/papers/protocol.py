@@ -4,18 +4,15 @@ A folder's name says nothing: a preset can be run with other rounds, learning ra
 Verdicts are for runs that follow the preset in every key that can matter for a result.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import with_one_amount_of_work
 from fedsim.core.configs import flat
 from fedsim.core.errors import ConfigError
 from fedsim.results.files import json_ready
 from fedsim.results.groups import Group, has_made, relevant
-from fedsim.results.runs import Run
 
 FREE = ("engine", "device", "client_accuracy")
 """Top-level keys that change a result by rounding alone, or none. Seeds, names, folders and trackers are free, too."""
@@ -49,12 +46,13 @@ class Cases:
         """Keys in which runs differ from the nearest setting of the preset, as `key=value (preset: value)`."""
         settings = (preset_settings(self.preset, self.scale) if self.preset else None) or ()
         theirs = [comparable_config(config) for _, config in settings]
-        return {group: self._deviations(group, theirs) for group in self.groups}
-
-    def _deviations(self, group: Group, settings: Sequence[Mapping[str, Any]]) -> list[str]:
-        without = self._substituted(group)
-        ours = _without(comparable_config(group.runs[0].config), without)
-        return min((_differences(ours, _without(theirs, without)) for theirs in settings), key=len, default=[])
+        found = {}
+        for group in self.groups:
+            without = self._substituted(group)
+            ours = _without(comparable_config(group.runs[0].config), without)
+            all_differences = (_differences(ours, _without(one, without)) for one in theirs)
+            found[group] = min(all_differences, key=len, default=[])
+        return found
 
     def _substituted(self, group: Group) -> list[str]:
         return [name for name, some in self.substitutes.items() if group.choices.get(name) in some]
@@ -91,21 +89,15 @@ class Cases:
 @cache
 def preset_settings(preset: str, scale: str) -> Sequence[tuple[Mapping[str, str], Mapping[str, Any]]] | None:
     """The choices and configs of all jobs of a shipped preset in a size, at seed 0; None without such a preset."""
+    from fedsim.config.compose import compose_jobs, search_path  # here: a report that judges nothing needs no torch
+    from fedsim.config.plan import with_one_amount_of_work
+
     try:
         with search_path():
             jobs = compose_jobs([f"preset={preset}", f"scale={scale}", "seed=0"], multirun=True)
     except ConfigError:
         return None
     return [(dict(job.choices), json_ready(with_one_amount_of_work(job.config))) for job in jobs]
-
-
-def by_preset(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]:
-    """The runs of each preset and size, sorted by these; those without a preset are left out."""
-    found: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        if preset := run.choices.get("preset"):
-            found.setdefault((preset, run.choices.get("scale", "full")), []).append(run)
-    return dict(sorted(found.items()))
 
 
 def comparable_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,8 @@ def all_numbers(judged: Sequence[Judged]) -> Table:
     rows = []
     for (table, row), errors in sorted(standardised_errors(judged).items()):
         if (found := omnibus(errors)) is not None:
-            cells = [number(found.num), number(found.mean, "+.2f"), number(found.sd, ".2f"), show_p(found.p_value)]
+            num, mean, sd, p_value = found
+            cells = [number(num), number(mean, "+.2f"), number(sd, ".2f"), show_p(p_value)]
             rows.append([table, row or "all rows", *cells])
     note = (
         "Standardised error: the distance of a printed number from our mean, in units in which that of one more run of"

@@ -13,25 +13,23 @@ PDF, and summary.json, which is small enough to keep and to compare.
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, cast
 
 from rich.console import Console
 
-from fedsim.core.disk import unwritable, write_atomically
+from fedsim.core.disk import unwritable, write_files
 from fedsim.papers import tables as papers
 from fedsim.papers.judge import judge_all, verdicts_by_id
 from fedsim.papers.pair_study import claims_table, judge_runs, make_tables
-from fedsim.report.figures import all_plots
-from fedsim.report.page import html_page
-from fedsim.report.plot import make_looks
+from fedsim.report.page import Look, html_page, make_looks
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
 from fedsim.report.tables import all_tables
 from fedsim.results.files import OutputError
-from fedsim.results.groups import distinct, drawn_panels, group_runs, make_panels
+from fedsim.results.groups import Panel, distinct, drawn_panels, group_runs, make_panels
 from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
-from fedsim.results.table import Table
+from fedsim.results.table import rich_tables, table_files
 from fedsim.tracking.tables import Output
 
 DEFAULT_WIDTH = 180
@@ -91,32 +89,27 @@ def report(
     tables = [table for table in tables if table.rows]
     if against is not None:
         tables.append(compare_summaries(summary, read_summary_file(against, "--against")))
-    screen = cast(IO[str], Output())  # the files are written even if nobody reads the tables to their end
-    console = Console(highlight=False, file=screen)
-    if not console.is_terminal:
-        console = Console(highlight=False, file=screen, width=DEFAULT_WIDTH)
-    for table in tables:
-        console.print(table.rich())
+    screen = Output()  # the files are written even if nobody reads the tables to their end
+    width = None if screen.isatty() else DEFAULT_WIDTH
+    console = Console(highlight=False, file=cast(IO[str], screen), width=width)
+    console.print(*rich_tables(tables))
     target = to or (source.parent if source.is_file() else source) / "report"
     drawn = drawn_panels(panels) if figures else []
     looks = make_looks(drawn)
     try:
-        write(target, tables)
-        pictures = [(plot.caption, plot.save(target / "figures")) for plot in all_plots(drawn, looks)]
+        write_files(target, table_files(tables))
+        pictures = _draw(drawn, looks, target / "figures") if drawn else []
         name = source.stem if source.is_file() else source.resolve().name
         sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
         html = html_page(name, groups, tables, target, panels=drawn, looks=looks, pictures=pictures, sources=sources)
-        write_atomically(target / "report.html", html.encode())
-        write_atomically(target / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        texts = {"report.html": html, "summary.json": json.dumps(summary, indent=1) + "\n"}
+        write_files(target, {name: text.encode() for name, text in texts.items()})
     except OSError as error:
         raise OutputError(unwritable("--to", target, error)) from error
     console.print(f"report in {target}", soft_wrap=True, markup=False)
 
 
-def write(target: Path, tables: Sequence[Table]) -> None:
-    """Write tables.md, and each table as .tex and .csv, to the folder `target`."""
-    target.mkdir(parents=True, exist_ok=True)
-    write_atomically(target / "tables.md", "\n".join(table.markdown() for table in tables).encode())
-    for table in tables:
-        write_atomically(target / f"{table.name}.tex", table.latex().encode())
-        write_atomically(target / f"{table.name}.csv", table.csv().encode())
+def _draw(panels: Sequence[Panel], looks: Mapping[str, Look], folder: Path) -> list[tuple[str, bytes]]:
+    from fedsim.report import figures  # here: matplotlib takes time, which a report without figures does not pay
+
+    return figures.save(figures.all_plots(panels, looks), folder)

@@ -3,7 +3,10 @@
 They are of `drawn_panels`: all lines have finished runs.
 """
 
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -11,22 +14,120 @@ import numpy as np
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
+from PIL import Image
 
+from fedsim.core.disk import write_files
 from fedsim.core.record import FINAL_WINDOW, PHASES
-from fedsim.report.plot import COLUMN, PAGE, SMALL, Look, Plot, line_axes, make_axes, row_axes, style, write_beside_rows
-from fedsim.results import measures
-from fedsim.results.curves import AXES, accuracy_curve, is_recorded, smoothing_window, spent_until, stack_series
+from fedsim.report.page import Look
+from fedsim.results.curves import AXES, AccuracyCurve, accuracy_curve, is_recorded, spent_until, stack_series
 from fedsim.results.groups import Group, Panel, show_labels
-from fedsim.results.measures import PHASE_SECONDS, values_of
+from fedsim.results.measures import PHASE_SECONDS, measured
 from fedsim.results.runs import Floats, Run
-from fedsim.results.table import show_median_reached
+from fedsim.results.table import Values, show_median_reached
 
+COLUMN, PAGE = 3.5, 7.16
+"""Widths in inches of a column and of the text of a two-column page (IEEE)."""
+SMALL = 7.0
+"""Size of text in points, as printed, but for titles and labels of axes."""
+DPI, PREVIEW_DPI = 300, 110
 HEIGHT = 2.3
+"""Of a panel with lines, in inches."""
+
+
+ASSETS = Path(__file__).parent / "assets"
+CAPTIONS: Mapping[str, str] = yaml.safe_load((ASSETS / "figures.yaml").read_text("utf-8"))
+
+
+def style() -> AbstractContextManager[None]:
+    """The context in which figures are drawn and saved."""
+    return matplotlib.rc_context(fname=ASSETS / "figures.mplstyle")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure, the name of its files, and its caption."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+
+def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
+    """Write the figures as PNG and PDF to `folder`; returns captions and smaller PNGs, for a page on the screen."""
+    files: dict[str, bytes] = {}
+    pictures = []
+    for plot in plots:
+        png, pdf, preview = io.BytesIO(), io.BytesIO(), io.BytesIO()
+        with style():
+            plot.figure.savefig(png, format="png", dpi=DPI)
+            plot.figure.set_layout_engine("none")  # as it is laid out by now: that is most of the time of saving
+            plot.figure.savefig(pdf, format="pdf", dpi=DPI, metadata={"CreationDate": None})
+        with Image.open(png) as picture:
+            width, height = (round(side * PREVIEW_DPI / DPI) for side in picture.size)
+            small = picture.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+            small.save(preview, "png", optimize=True)
+        files |= {f"{plot.name}.png": png.getvalue(), f"{plot.name}.pdf": pdf.getvalue()}
+        pictures.append((plot.caption, preview.getvalue()))
+    write_files(folder, files)
+    return pictures
+
+
+LEGEND_ROW = 0.15
+"""Inches of a row of a legend."""
+
+
+def make_axes(num_panels: int, height: float, extra: float = 0.0, most: int = 2) -> tuple[Figure, list[Axes]]:
+    """A figure of the width of a page with at most so many panels side by side, of a column for half of them.
+
+    `height`: of a panel, in inches; `extra`: of what is below them.
+    """
+    columns = min(num_panels, most)
+    rows = -(-num_panels // columns)
+    figure = Figure(figsize=(COLUMN if columns <= most // 2 else PAGE, height * rows + extra))
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=most > 2).flat)
+    for unused in axes[num_panels:]:
+        unused.remove()
+    return figure, axes[:num_panels]
+
+
+def line_axes(panels: Sequence[Panel], looks: Mapping[str, Look]) -> tuple[Figure, list[Axes]]:
+    """Axes for lines of these looks, with one legend for all panels below them, if there are several lines."""
+    width = (COLUMN if len(panels) == 1 else PAGE) * 72
+    columns = max(1, min(len(looks), int(width / (0.6 * SMALL * max(map(len, looks)) + 30))))
+    several = len(looks) > 1
+    figure, axes = make_axes(len(panels), HEIGHT, LEGEND_ROW * -(-len(looks) // columns) + 0.1 if several else 0.0)
+    if several:
+        handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+    for panel, ax in zip(panels, axes, strict=True):
+        ax.set_title(panel.title)
+        ax.grid()
+    return figure, axes
+
+
+def row_axes(panels: Sequence[Panel], row: float, margin: float, extra: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """Axes with a row for each line of a panel, from the top down, of `row` inches and a `margin` around them."""
+    figure, axes = make_axes(len(panels), row * max(len(panel.lines) for panel in panels) + margin, extra)
+    for panel, ax in zip(panels, axes, strict=True):
+        ax.set_title(panel.title)
+        ax.set_yticks(range(len(panel.lines)), list(panel.lines))
+        ax.set_ylim(len(panel.lines) - 0.5, -0.5)
+        ax.tick_params(axis="y", length=0)
+        ax.spines["left"].set_visible(False)
+    return figure, axes
+
+
+def write_beside_rows(ax: Axes, texts: Sequence[str]) -> None:
+    """Write a text to the right of each row."""
+    for number, text in enumerate(texts):
+        ax.annotate(text, (1.02, number), xycoords=("axes fraction", "data"), fontsize=SMALL, va="center")
+
+
 MARKS = 8
 """About so many markers on a line."""
-CAPTIONS: Mapping[str, str] = yaml.safe_load((Path(__file__).parent / "assets" / "figures.yaml").read_text("utf-8"))
 
 
 def runs_of(panels: Sequence[Panel]) -> list[Run]:
@@ -34,111 +135,94 @@ def runs_of(panels: Sequence[Panel]) -> list[Run]:
 
 
 def accuracy_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> list[Plot]:
-    """A figure for each axis of which all runs have records."""
-    return [accuracy_plot(panels, looks, name) for name, a in AXES.items() if is_recorded(runs_of(panels), a.names)]
-
-
-def accuracy_plot(panels: Sequence[Panel], looks: Mapping[str, Look], axis: str) -> Plot:
-    """Test accuracy against `axis`, one of `curves.AXES`: one panel per setting, one line per method."""
-    figure, all_axes = line_axes(panels, HEIGHT, looks)
-    for panel, ax in zip(panels, all_axes, strict=True):
-        for name, group in panel.lines.items():
-            _draw(ax, group, looks[name], list(looks).index(name), axis)
-        ax.set(xlabel=AXES[axis].label, ylabel="test accuracy")
-        if axis == "rounds":
-            ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        if (unit := AXES[axis].unit) is not None:
-            ax.xaxis.set_major_locator(MaxNLocator(5))
-            ax.xaxis.set_major_formatter(EngFormatter(unit))
+    """Test accuracy against each axis of which all runs have records: a panel per setting, a line per method."""
+    curves = {group: accuracy_curve(group.complete) for panel in panels for group in panel.lines.values()}
     drawn = "means over seeds"
-    if smoothing_window(max(run.num_rounds for run in runs_of(panels))) > 1:
+    if any(curve.window > 1 for curve in curves.values()):
         drawn += f" of the last {FINAL_WINDOW} rounds, those of single rounds faintly behind"
-    return Plot(f"accuracy_{axis}", CAPTIONS[f"accuracy_{axis}"].format(drawn=drawn), figure)
+    plots = []
+    for axis, about in AXES.items():
+        if not is_recorded(runs_of(panels), about.names):
+            continue
+        figure, all_axes = line_axes(panels, looks)
+        for panel, ax in zip(panels, all_axes, strict=True):
+            for name, group in panel.lines.items():
+                x = spent_until(group.complete, axis)[curves[group].rounds - 1]
+                _draw(ax, x, curves[group], looks[name], list(looks).index(name), len(group.complete))
+            ax.set(xlabel=about.label, ylabel="test accuracy")
+            if axis == "rounds" or about.unit is not None:
+                ax.xaxis.set_major_locator(MaxNLocator(5, integer=axis == "rounds"))
+            if about.unit is not None:
+                ax.xaxis.set_major_formatter(EngFormatter(about.unit))
+        name = f"accuracy_{axis}"
+        plots.append(Plot(name, CAPTIONS[name].format(drawn=drawn), figure))
+    return plots
 
 
-def _draw(ax: Axes, group: Group, look: Look, number: int, axis: str) -> None:
-    curve = accuracy_curve(group.complete)
-    x = spent_until(group.complete, axis)[curve.rounds - 1]
-    if smoothing_window(group.complete[0].num_rounds) > 1:
-        ax.plot(x, curve.raw, color=look.colour, linewidth=0.5, alpha=0.22, zorder=1)
-    if len(group.complete) > 1 and len(x) > 1:
-        ax.fill_between(x, curve.low, curve.high, color=look.colour, alpha=0.12, linewidth=0)
-    elif len(group.complete) > 1:
+def _draw(ax: Axes, x: Floats, curve: AccuracyCurve, look: Look, number: int, seeds: int) -> None:
+    if curve.window > 1:
+        ax.plot(x, curve.raw, color=look["color"], linewidth=0.5, alpha=0.22, zorder=1)
+    if seeds > 1 and len(x) > 1:
+        ax.fill_between(x, curve.low, curve.high, color=look["color"], alpha=0.12, linewidth=0)
+    elif seeds > 1:
         below_and_above = np.stack([curve.smoothed - curve.low, curve.high - curve.smoothed])
-        ax.errorbar(x, curve.smoothed, below_and_above, color=look.colour, linewidth=0.8, capsize=2)
+        ax.errorbar(x, curve.smoothed, below_and_above, color=look["color"], linewidth=0.8, capsize=2)
     step = max(1, len(x) // MARKS)
     first = int(number % MARKS / MARKS * step)  # markers of different lines do not lie on each other
-    ax.plot(x, curve.smoothed, markevery=(first, step), **look.style)
+    ax.plot(x, curve.smoothed, markevery=(first, step), **look)
 
 
 def coverage_plot(panels: Sequence[Panel]) -> Plot:
     """The share of clients that have been selected at least once."""
-
-    def covered_after(group: Group) -> str:
-        return show_median_reached(group, measures.rounds_to_cover)
-
-    figure = _strips(panels, "coverage", 1.0, "coverage", covered_after, logarithmic=True)
-    return Plot("coverage", CAPTIONS["coverage"], figure)
+    return _strips(panels, "coverage", "coverage", 1.0, "log", "rounds_to_cover", show_median_reached)
 
 
 def participation_plot(panels: Sequence[Panel]) -> Plot:
     """The share of clients that upload in a round."""
-
-    def mean(group: Group) -> str:
-        values = values_of(group, measures.participation)
-        return f"{100 * np.mean(values):.3g} %" if values else "-"
-
-    groups = [group for panel in panels for group in panel.lines.values()]
-    highest = max(float(_mean_over_seeds(group, "participation_ratio").max()) for group in groups)
-    figure = _strips(panels, "participation_ratio", highest, "participation", mean)
-    return Plot("participation", CAPTIONS["participation"], figure)
+    name, groups = "participation_ratio", [group for panel in panels for group in panel.lines.values()]
+    highest = max(float(stack_series(group.complete, name).mean(0).max()) for group in groups)
+    return _strips(panels, "participation", name, highest, "linear", "participation", _mean_share)
 
 
-def _strips(
-    panels: Sequence[Panel],
-    name: str,
-    highest: float,
-    label: str,
-    remark: Callable[[Group], str],
-    *,
-    logarithmic: bool = False,
-) -> Figure:
-    """A strip per method: the mean over seeds of the series `name` by colour, and a remark to the right of it."""
+def _mean_share(values: Values) -> str:
+    known = [value for value in values if value is not None]
+    return f"{100 * np.mean(known):.3g} %" if known else "-"
+
+
+Show = Callable[[Values], str]
+
+
+def _strips(panels: Sequence[Panel], name: str, key: str, highest: float, scale: str, measure: str, show: Show) -> Plot:
+    """A strip per method: the mean over seeds of the series `key` by colour, and a measure to the right of it."""
     figure, axes = row_axes(panels, 0.17, 0.8)
     for panel, ax in zip(panels, axes, strict=True):
         for number, group in enumerate(panel.lines.values()):
-            values = _mean_over_seeds(group, name)
+            values = stack_series(group.complete, key).mean(0)
             x, y = np.arange(len(values) + 1) + 0.5, [number - 0.4, number + 0.4]
             mesh = ax.pcolormesh(x, y, values[None], vmin=0, vmax=highest, cmap="viridis", rasterized=True)
-        write_beside_rows(ax, [remark(group) for group in panel.lines.values()])
-        ax.set(xlabel="round", xscale="log" if logarithmic else "linear")
+        write_beside_rows(ax, [show(measured(group, [measure])[0]) for group in panel.lines.values()])
+        ax.set(xlabel="round", xscale=scale)
         ax.xaxis.set_major_formatter("{x:g}")
-    figure.colorbar(mesh, ax=axes, label=label, fraction=0.05, aspect=30 * axes[0].get_position().height)
-    return figure
-
-
-def _mean_over_seeds(group: Group, name: str) -> Floats:
-    return stack_series(group.complete, name).mean(0)
+    figure.colorbar(mesh, ax=axes, label=name, fraction=0.05, aspect=30 * axes[0].get_position().height)
+    return Plot(name, CAPTIONS[name], figure)
 
 
 def clients_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot | None:
     """A line per method from its worst client to its best; None if no run measured the accuracy of its clients."""
-    measured = [
-        panel for panel in panels if any(sorted_accuracies(group) is not None for group in panel.lines.values())
-    ]
-    if not measured:
+    shown = [panel for panel in panels if any(sorted_accuracies(g) is not None for g in panel.lines.values())]
+    if not shown:
         return None
-    figure, axes = line_axes(measured, HEIGHT, looks)
-    for panel, ax in zip(measured, axes, strict=True):
+    figure, axes = line_axes(shown, looks)
+    for panel, ax in zip(shown, axes, strict=True):
         for number, (name, group) in enumerate(panel.lines.items()):
             if (values := sorted_accuracies(group)) is None:
                 continue
             share = 100 * (np.arange(values.shape[1]) + 0.5) / values.shape[1]
             step = max(1, len(share) // MARKS)
-            ax.plot(share, values.mean(0), markevery=(number * step // len(panel.lines), step), **looks[name].style)
+            ax.plot(share, values.mean(0), markevery=(number * step // len(panel.lines), step), **looks[name])
             if len(values) > 1:
                 low, high = values.min(0), values.max(0)
-                ax.fill_between(share, low, high, color=looks[name].colour, alpha=0.12, linewidth=0)
+                ax.fill_between(share, low, high, color=looks[name]["color"], alpha=0.12, linewidth=0)
         ax.set(xlabel="clients, sorted by accuracy [%]", ylabel="accuracy on the client")
     return Plot("clients", CAPTIONS["clients"], figure)
 
@@ -197,7 +281,7 @@ def histogram_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot:
             heights, _ = np.histogram(values, edges)
             bottom = row + 0.45
             tops = bottom - 0.85 * heights / heights.max()
-            ax.stairs(tops, edges, baseline=bottom, fill=True, color=looks[name].colour)
+            ax.stairs(tops, edges, baseline=bottom, fill=True, color=looks[name]["color"])
         write_beside_rows(ax, [f"{(values == 0).sum(1).mean():.3g} never" for values in counts.values()])
         ax.set(xlabel="selections of a client")
     return Plot("selections", CAPTIONS["selections"], figure)
@@ -224,18 +308,13 @@ def round_plots(panels: Sequence[Panel]) -> Iterator[Plot]:
 def _maps(panel: Panel) -> Figure:
     first = [group.complete[0] for group in panel.lines.values()]
     shown = [_selected_by_round(run) for run in first]
-    columns = min(len(shown), 4)
-    rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(COLUMN if columns <= 2 else PAGE, 1.5 * rows + 0.4))
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    axes, highest = list(grid.flat)[: len(shown)], max(values.max() for values in shown)
+    figure, axes = make_axes(len(shown), 1.5, 0.4, most=4)
+    highest = max(values.max() for values in shown)
     for ax, name, values, run in zip(axes, panel.lines, shown, first, strict=True):
         extent = (0.5, len(run.records) + 0.5, len(values) - 0.5, -0.5)
         image = ax.imshow(values, cmap="Greys", vmin=0, vmax=highest, aspect="auto", extent=extent, rasterized=True)
         ax.set_title(name, fontsize=SMALL)
-    for unused in grid.flat[len(shown) :]:
-        unused.remove()
-    for ax in grid[:, 0]:
+    for ax in axes[::4]:
         ax.set_ylabel("client")
     figure.supxlabel("round", fontsize=SMALL)
     if panel.title:
@@ -258,48 +337,35 @@ SIMULATED = ("ask", "train")
 """Phases on the simulated clock."""
 
 
-def phases_plot(panels: Sequence[Panel]) -> Plot:
+def _bars(name: str, panels: Sequence[Panel], prefix: str, phases: Sequence[str], label: str) -> Plot:
     """A bar per method, in parts: what the server selects for, what clients are asked, training, and so on."""
-    return Plot("phases", CAPTIONS["phases"], _bars(panels, "seconds_", PHASES, "seconds of a run"))
-
-
-def simulated_phases_plot(panels: Sequence[Panel]) -> Plot:
-    """The same on the simulated clock: questions before the selection, and training."""
-    figure = _bars(panels, "simulated_seconds_", SIMULATED, "simulated seconds of a run")
-    return Plot("simulated_phases", CAPTIONS["simulated_phases"], figure)
-
-
-def _bars(panels: Sequence[Panel], prefix: str, phases: Sequence[str], label: str) -> Figure:
     figure, axes = row_axes(panels, 0.2, 0.7, 0.25)
     colours = matplotlib.colormaps["cividis"](np.linspace(0, 1, len(phases)))
     for panel, ax in zip(panels, axes, strict=True):
         left = np.zeros(len(panel.lines))
         for phase, colour in zip(phases, colours, strict=True):
-            name = f"{prefix}{phase}"
-            spent = [np.mean([measures.total_cost(run, name) for run in g.complete]) for g in panel.lines.values()]
+            key = f"{prefix}{phase}"
+            spent = [np.mean([run.series[key].sum() for run in g.complete]) for g in panel.lines.values()]
             ax.barh(range(len(left)), spent, left=left, color=colour, height=0.7, label=phase)
             left += spent
         ax.set(xlabel=label)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(phases), columnspacing=1, handlelength=1)
-    return figure
+    return Plot(name, CAPTIONS[name], figure)
 
 
-def all_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Iterator[Plot]:
-    """All figures for which the panels have data, each as it is asked for."""
+def all_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> list[Plot]:
+    """All figures for which the panels have data."""
     if not panels:
-        return
+        return []
     with style():
-        yield from accuracy_plots(panels, looks)
-        yield coverage_plot(panels)
-        yield participation_plot(panels)
-        yield histogram_plot(panels, looks)
-        yield from round_plots(panels)
-        if (of_clients := clients_plot(panels, looks)) is not None:
-            yield of_clients
+        plots: list[Plot | None] = list(accuracy_plots(panels, looks))
+        plots += [coverage_plot(panels), participation_plot(panels)]
+        plots += [histogram_plot(panels, looks), *round_plots(panels), clients_plot(panels, looks)]
         if is_recorded(runs_of(panels), PHASE_SECONDS):
-            yield phases_plot(panels)
+            plots.append(_bars("phases", panels, "seconds_", PHASES, "seconds of a run"))
         if is_recorded(runs_of(panels), [f"simulated_seconds_{phase}" for phase in SIMULATED]):
-            yield simulated_phases_plot(panels)
-        if (partitions := partitions_plot(panels)) is not None:
-            yield partitions
+            label = "simulated seconds of a run"
+            plots.append(_bars("simulated_phases", panels, "simulated_seconds_", SIMULATED, label))
+        plots.append(partitions_plot(panels))
+        return [plot for plot in plots if plot is not None]

@@ -16,12 +16,10 @@ import numpy as np
 from fedsim.core.configs import flat
 from fedsim.core.record import FINAL_WINDOW
 from fedsim.papers.published import RULES, VERDICTS
-from fedsim.report.figures import runs_of
-from fedsim.report.plot import DASHES, MARKERS, Look
 from fedsim.report.tables import FINAL, LAST
-from fedsim.results import measures
 from fedsim.results.curves import AXES, SMOOTHED_FROM, accuracy_curve, is_recorded, spent_until, stack_series
-from fedsim.results.groups import NEW_GROUPS, Group, Panel, relevant
+from fedsim.results.groups import NEW_GROUPS, Group, Panel, relevant, sort_key
+from fedsim.results.measures import measured
 from fedsim.results.runs import Run
 from fedsim.results.table import Cell, Table, number
 
@@ -63,49 +61,66 @@ def _listed(values: Iterable[Any]) -> str:
     return shown if len(found) <= MOST else f"{shown} and {len(found) - MOST} more"
 
 
-def config_differences(groups: Sequence[Group]) -> Table:
-    """How the configs of groups differ: a column for each key of all of them, and one for keys that only some have."""
+def config_differences(groups: Sequence[Group]) -> tuple[Table, str]:
+    """How the configs of groups differ: a table with a column for each key of all of them, and one for keys that only
+    some have; and the keys and values that all have in common, a line each."""
     configs = [_compared(group.runs[0]) for group in groups]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     everywhere = [key for key in keys if all(key in config for config in configs)]
-    columns = [key for key in everywhere if len({config[key] for config in configs}) > 1]
+    columns = [key for key in everywhere if len({str(config[key]) for config in configs}) > 1]
     rows = []
     for group, config in zip(groups, configs, strict=True):
         own = ", ".join(f"{key}={value}" for key, value in config.items() if key not in everywhere)
-        rows.append([group.name, *(config[key] for key in columns), own])
-    return Table("configs", "How the configs differ", ["run", *columns, "keys of its own"], rows)
+        values = [config[key] for key in columns]
+        cells = [Cell(str(one), one) if type(one) in (int, float) else str(one) for one in values]
+        rows.append([group.name, *cells, own])
+    shared = "\n".join(f"{key}: {configs[0][key]}" for key in everywhere if key not in columns)
+    return Table("configs", "How the configs differ", ["run", *columns, "keys of its own"], rows), shared
 
 
-def shared_config(groups: Sequence[Group]) -> str:
-    """The keys and values that all configs have in common, a line each."""
-    configs = [_compared(group.runs[0]) for group in groups]
-    shared = {key: value for key, value in configs[0].items() if all(config.get(key) == value for config in configs)}
-    return "\n".join(f"{key}: {value}" for key, value in shared.items())
-
-
-def _compared(run: Run) -> dict[str, str]:
+def _compared(run: Run) -> dict[str, Any]:
     """The choices and values of a run that can change its results; a class is told by the choice that names it."""
     choices = NEW_GROUPS | {group: choice for group, choice in run.choices.items() if group not in UNCOMPARED}
     told = {f"{group.replace('/', '.')}._target_" for group in choices}
-    values = {key: value for key, value in flat(relevant(run.config)) if key not in told}
-    return choices | {k: number(v) if type(v) in (int, float) else str(v) for k, v in values.items()}
+    return choices | {key: value for key, value in flat(relevant(run.config)) if key not in told}
 
 
 def runs_table(groups: Sequence[Group]) -> Table:
     """Every run: its group, seed, status, accuracies if it reached its last round, and the name of its folder."""
     rows = []
     for group in groups:
+        both = zip(group.complete, *measured(group, ["final_accuracy", "last_accuracy"]), strict=True)
+        found = {run: accuracies for run, *accuracies in both}
         for run in group.runs:
-            both = measures.final_accuracy, measures.last_accuracy
-            shown = [number(measure(run) if run.status == "done" else None, ".4f") for measure in both]
+            shown = [number(value, ".4f") for value in found.get(run, (None, None))]
             rows.append([group.name, Cell(str(run.seeds), run.seed), run.status, *shown, run.folder.name])
     return Table("runs", "Runs", ["run", "seed", "status", FINAL, LAST, "folder"], rows)
 
 
-def folder_links(groups: Sequence[Group], start: Path) -> list[str | None]:
-    """Links from the folder `start` to the runs' folders, in the order of `runs_table`; None for runs of an archive."""
-    runs = [run for group in groups for run in group.runs]
-    return [None if run.archived else quote(Path(os.path.relpath(run.folder, start)).as_posix()) + "/" for run in runs]
+Look = Mapping[str, Any]
+"""The colour, dash and marker of a method, as matplotlib's keyword arguments."""
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+"""Okabe and Ito's palette, told apart with any colour blindness, without its yellow, which white paper swallows."""
+DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
+MARKERS = {
+    **{"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down"},
+    **{"P": "cross", "X": "x", "<": "triangle-left", ">": "triangle-right"},
+}
+"""matplotlib's dashes and markers, and plotly's names of them."""
+
+
+def make_looks(panels: Sequence[Panel]) -> Mapping[str, Look]:
+    """The look of each line of the panels by its name, in the order in which legends have them.
+
+    Colours repeat after seven methods, with another dash; colour and marker together after 63.
+    """
+    names = sorted({name for panel in panels for name in panel.lines}, key=sort_key)
+    dashes, markers = list(DASHES), list(MARKERS)
+    looks = {}
+    for at, name in enumerate(names):
+        style = {"linestyle": dashes[at // len(COLOURS) % len(dashes)], "marker": markers[at % len(markers)]}
+        looks[name] = {"color": COLOURS[at % len(COLOURS)], **style, "markerfacecolor": "white"}
+    return looks
 
 
 MAX_POINTS = 250
@@ -119,7 +134,7 @@ VALUES = {
 
 def curves_data(panels: Sequence[Panel], looks: Mapping[str, Look]) -> dict[str, Any]:
     """Axes and values with their labels, axes' units, which value the ranges are of, methods' looks, panels' lines."""
-    runs = runs_of(panels)
+    runs = [run for panel in panels for group in panel.lines.values() for run in group.complete]
     axes = {name: axis.label for name, axis in AXES.items() if is_recorded(runs, axis.names)}
     short = all(run.num_rounds < SMOOTHED_FROM for run in runs)  # then nothing is smoothed
     return {
@@ -128,7 +143,7 @@ def curves_data(panels: Sequence[Panel], looks: Mapping[str, Look]) -> dict[str,
         "range_of": "raw" if short else "smoothed",
         "values": {name: label for name, label in VALUES.items() if not (short and name == "smoothed")},
         "looks": {
-            name: {"color": look.colour, "dash": DASHES[look.dash], "symbol": MARKERS[look.marker]}
+            name: {"color": look["color"], "dash": DASHES[look["linestyle"]], "symbol": MARKERS[look["marker"]]}
             for name, look in looks.items()
         },
         "panels": [
@@ -179,26 +194,37 @@ def html_page(
 
     `panels`: those with finished runs; none of them, none of the curves. `pictures`: captions and PNG files' contents.
     """
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
-    curves = ""
+    runs, (configs, shared) = [run for group in groups for run in group.runs], config_differences(groups)
+    template = (HERE / "page.html.j2").read_text(encoding="utf-8")
+    curves = plotly = ""
     if panels:  # as JSON that can stand in a script element, whatever texts are in it
+        from plotly.offline import get_plotlyjs  # here: 0.3 s, which a report without curves does not pay
+
+        plotly = get_plotlyjs()
         data = curves_data(panels, looks or {})
         curves = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return environment.get_template("page.html.j2").render(
-        title=title,
-        facts=header_facts([run for group in groups for run in group.runs]),
-        tables=[_cells(table.without_empty_columns()) for table in tables],
-        configs=_cells(config_differences(groups).without_empty_columns()),
-        shared=shared_config(groups),
-        runs=_cells(runs_table(groups)),
-        links=folder_links(groups, folder),
-        sources=sources,
-        rules=RULES.values(),
-        pictures=[{"caption": caption, "data": base64.b64encode(png).decode("ascii")} for caption, png in pictures],
-        css=(HERE / "page.css").read_text(encoding="utf-8"),
-        js=(HERE / "page.js").read_text(encoding="utf-8"),
-        plotly=_plotly() if panels else "",
-        curves=curves,
+    return (
+        jinja2.Environment(autoescape=True, trim_blocks=True)
+        .from_string(template)
+        .render(
+            title=title,
+            facts=header_facts(runs),
+            tables=[_cells(table.shown) for table in tables],
+            configs=_cells(configs.shown),
+            shared=shared,
+            runs=_cells(runs_table(groups)),
+            links=[
+                None if run.archived else f"{quote(Path(os.path.relpath(run.folder, folder)).as_posix())}/"
+                for run in runs
+            ],
+            sources=sources,
+            rules=RULES.values(),
+            pictures=[{"caption": caption, "data": base64.b64encode(png).decode("ascii")} for caption, png in pictures],
+            css=(HERE / "page.css").read_text(encoding="utf-8"),
+            js=(HERE / "page.js").read_text(encoding="utf-8"),
+            plotly=plotly,
+            curves=curves,
+        )
     )
 
 
@@ -219,10 +245,3 @@ def _cells(table: Table) -> dict[str, Any]:
 
 def _number_in(cell: str) -> float | None:
     return cell.value if isinstance(cell, Cell) and not math.isnan(cell.value) else None
-
-
-def _plotly() -> str:
-    """The library plotly.js, which draws the curves."""
-    from plotly.offline import get_plotlyjs  # 0.3 s, which a report without curves does not pay
-
-    return str(get_plotlyjs())

@@ -9,7 +9,7 @@ from typing import Any
 from fedsim.papers.protocol import FREE, comparable_config
 from fedsim.papers.published import Claim, Number
 from fedsim.results.groups import Group, show_labels
-from fedsim.results.measures import find_measure
+from fedsim.results.measures import measured
 from fedsim.results.runs import ReportError, Run
 from fedsim.results.table import Table, number
 
@@ -39,15 +39,14 @@ def make_summary(
     run has the engine and the commit that made it. `verdicts` are those on numbers and claims by their ids.
     """
     more = dict.fromkeys(one.measure for one in printed if one.measure not in SUMMARY_MEASURES.values())
-    measures = {key: find_measure(name) for key, name in [*SUMMARY_MEASURES.items(), *zip(more, more, strict=True)]}
+    measures = {**SUMMARY_MEASURES, **dict(zip(more, more, strict=True))}
     made = []
     for group in groups:
-        seeds = {
-            str(run.seeds): {
-                key: None if (value := measure(run)) is None else round(value, 5) for key, measure in measures.items()
-            }
-            for run in group.complete
-        }
+        names = [str(run.seeds) for run in group.complete]
+        seeds: dict[str, dict[str, float | None]] = {name: {} for name in names}
+        for key, values in zip(measures, measured(group, measures.values()), strict=True):
+            for name, value in zip(names, values, strict=True):
+                seeds[name][key] = None if value is None else round(value, 5)
         about = {
             "labels": dict(group.labels),
             "choices": {name: choice for name, choice in group.choices.items() if name not in _NO_CHOICE},
@@ -97,12 +96,10 @@ def compare_summaries(current: Mapping[str, Any], earlier: Mapping[str, Any]) ->
 
 
 def _counterpart(group: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    same = [other for other in earlier if other.get("config") == group["config"]]
-    return max(same, key=lambda other: len(_told(other) & _told(group)), default=None)
+    def alike(other: Mapping[str, Any]) -> int:
+        return sum(len(group[name].items() & other[name].items()) for name in ("choices", "labels"))
 
-
-def _told(group: Mapping[str, Any]) -> set[tuple[str, str]]:
-    return {*group["choices"].items(), *group["labels"].items()}
+    return max((other for other in earlier if other.get("config") == group["config"]), key=alike, default=None)
 
 
 def _compared(group: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[str]:

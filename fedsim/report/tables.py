@@ -1,7 +1,4 @@
-"""The tables of a report: results, accuracy by client, paired differences, times and traffic, the simulated clock.
-
-A column of a table with a row a group is its name and what makes the cell of a group.
-"""
+"""The tables of a report: results, accuracy by client, paired differences, times and traffic, the simulated clock."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,46 +9,37 @@ import numpy as np
 import yaml
 
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
-from fedsim.results import measures
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import REFERENCE, Group, Panel
 from fedsim.results.measures import (
     PHASE_SECONDS,
     Measure,
+    bytes_to,
     cost_a_round,
-    find_measure,
+    measured,
     one_time_cost,
+    rounds_to,
+    simulated_seconds_to,
     total_cost,
     values_by_seed,
-    values_of,
 )
 from fedsim.results.runs import Run, Seeds
-from fedsim.results.statistics import (
-    UNIT,
-    Difference,
-    half_width_in_sd,
-    holm,
-    paired_values,
-    pooled,
-    sign_flip_test,
-)
+from fedsim.results.statistics import Difference, half_width_in_sd, holm, paired_values, pooled, sign_flip_test
 from fedsim.results.table import (
+    Cell,
     Format,
     Table,
-    estimate_measure,
     median_reached,
     number,
-    show_estimate,
     show_interval,
     show_median_reached,
     show_p,
-    show_seeds,
+    show_row,
 )
 from fedsim.tracking.tables import show_bytes, show_seconds
 
-Cells = Callable[[Group], str]
-Columns = Mapping[str, Cells]
-
+Columns = Mapping[str, tuple[str | Measure, Format]]
+"""Of a table with a row a group: a measure, named or given, and its form as of `show_values`, by the column's name."""
 
 LEVEL_MARGIN = 0.02
 """Within which methods are told to be level with each other."""
@@ -66,37 +54,22 @@ def _table(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> T
     return Table(name, TEXTS[name]["title"], header, rows, TEXTS[name]["note"].format(**FILLED))
 
 
-def _by_group(name: str, groups: Sequence[Group], columns: Columns) -> Table:
-    rows = [[group.name, *(cell(group) for cell in columns.values())] for group in groups]
-    return _table(name, ["run", *columns], rows)
+def _by_group(
+    name: str, groups: Sequence[Group], columns: Columns, own: Mapping[str, Callable[[Group], str]] | None = None
+) -> Table:
+    """`own`: columns before the others, as functions that make the cell of a group."""
+    own = own or {}
+    rows = []
+    for group in groups:
+        found = measured(group, [measure for measure, _ in columns.values()])
+        cells = show_row(zip(found, [form for _, form in columns.values()], strict=True))
+        rows.append([group.name, *(cell(group) for cell in own.values()), *cells])
+    return _table(name, ["run", *own, *columns], rows)
 
 
-def _accuracy(measure: Measure) -> Cells:
-    """The mean of a measure between 0 and 1 with its interval, which is cut there."""
-    return lambda group: show_estimate(estimate_measure(group, measure, UNIT))
-
-
-def _mean(measure: Measure, form: Format) -> Cells:
-    """The mean over the runs that have the measure."""
-    return lambda group: number(float(np.mean(found)) if (found := values_of(group, measure)) else None, form)
-
-
-def _mean_of_all(measure: Callable[..., float | None], form: Format, *names: str) -> Cells:
-    """The mean of a cost in the sum of recorded quantities; '-' if one of the runs does not have it."""
-
-    def cell(group: Group) -> str:
-        values = values_of(group, lambda run: measure(run, *names))
-        return number(float(np.mean(values)) if len(values) == len(group.complete) else None, form)
-
-    return cell
-
-
-def _reached(measure: Measure) -> Cells:
-    return lambda group: show_median_reached(group, measure)
-
-
-def _rounds(group: Group) -> str:
-    return number(group.complete[0].num_rounds)
+def _seeds(group: Group) -> str:
+    diverged = f", {group.num_diverged} diverged" if group.num_diverged else ""
+    return Cell(f"{len(group.complete)}{diverged}", len(group.complete))
 
 
 def _with_records(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
@@ -104,20 +77,15 @@ def _with_records(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
     return [group for group in groups if group.complete and is_recorded(group.complete, names)]
 
 
-def _never_selected(run: Run) -> float:
-    return float((run.selections == 0).sum())
-
-
 def clients(groups: Sequence[Group]) -> Table:
     """Mean, spread and ends of the distribution over clients, as means over seeds, of runs that measured them."""
+    measured_on = {"measured on": lambda group: str(group.runs[0].config[KEY])}
     columns: Columns = {
-        "seeds": show_seeds,
-        "measured on": lambda group: str(group.runs[0].config[KEY]),
-        **{name.replace("_", " "): _accuracy(find_measure(f"{KEY}_{name}")) for name in AGGREGATES},
-        "clients never selected": _mean(_never_selected, ".3g"),
+        **{name.replace("_", " "): (f"{KEY}_{name}", "accuracy") for name in AGGREGATES},
+        "clients never selected": ("never_selected", ".3g"),
     }
-    measured = [group for group in groups if group.complete and group.runs[0].config.get(KEY)]
-    return _by_group("clients", measured, columns)
+    some = [group for group in groups if group.complete and group.runs[0].config.get(KEY)]
+    return _by_group("clients", some, columns, {"seeds": _seeds, **measured_on})
 
 
 FINAL, LAST = f"final accuracy (last {FINAL_WINDOW})", "last round"
@@ -127,45 +95,42 @@ FINAL, LAST = f"final accuracy (last {FINAL_WINDOW})", "last round"
 def overview(groups: Sequence[Group]) -> Table:
     """The results and costs of every group, as means over seeds."""
     columns: Columns = {
-        "seeds": show_seeds,
-        FINAL: _accuracy(measures.final_accuracy),
-        LAST: _accuracy(measures.last_accuracy),
-        "fluct.": _mean(measures.fluctuation, ".3f"),
-        "covered after": _reached(measures.rounds_to_cover),
-        "Gini": _mean(measures.selection_gini, ".3f"),
-        "part.": _mean(measures.participation, ".3f"),
-        "down": _mean(lambda run: float(run.summary["totals"]["bytes_down"]), show_bytes),
-        "up": _mean(lambda run: float(run.summary["totals"]["bytes_up"]), show_bytes),
+        FINAL: ("final_accuracy", "accuracy"),
+        LAST: ("last_accuracy", "accuracy"),
+        "fluct.": ("fluctuation", ".3f"),
+        "covered after": ("rounds_to_cover", "reached"),
+        "Gini": ("selection_gini", ".3f"),
+        "part.": ("participation", ".3f"),
+        "down": ("bytes_down", show_bytes),
+        "up": ("bytes_up", show_bytes),
     }
-    return _by_group("overview", groups, columns)
+    return _by_group("overview", groups, columns, {"seeds": _seeds})
 
 
 def checkpoints(groups: Sequence[Group]) -> Table:
     """Accuracy after 15 % and 50 % of the rounds, of the single round and of a window around it, and at the end."""
     columns: Columns = {
-        "seeds": show_seeds,
-        "15 %": _accuracy(find_measure("accuracy@0.15")),
-        "around 15 %": _accuracy(find_measure("accuracy_around@0.15")),
-        "50 %": _accuracy(find_measure("accuracy@0.5")),
-        "around 50 %": _accuracy(find_measure("accuracy_around@0.5")),
-        FINAL: _accuracy(measures.final_accuracy),
-        LAST: _accuracy(measures.last_accuracy),
+        "15 %": ("accuracy@0.15", "accuracy"),
+        "around 15 %": ("accuracy_around@0.15", "accuracy"),
+        "50 %": ("accuracy@0.5", "accuracy"),
+        "around 50 %": ("accuracy_around@0.5", "accuracy"),
+        FINAL: ("final_accuracy", "accuracy"),
+        LAST: ("last_accuracy", "accuracy"),
     }
-    return _by_group("checkpoints", groups, columns)
+    return _by_group("checkpoints", groups, columns, {"seeds": _seeds})
 
 
 def selections(groups: Sequence[Group]) -> Table:
     """The distribution of the clients' numbers of selections, as means over seeds."""
     columns: Columns = {
-        "covered after": _reached(measures.rounds_to_cover),
-        "never": _mean(_never_selected, ".3g"),
-        "min": _mean(lambda run: float(run.selections.min()), ".3g"),
-        "median": _mean(lambda run: float(np.median(run.selections)), ".3g"),
-        "max": _mean(lambda run: float(run.selections.max()), ".3g"),
-        "Gini": _mean(measures.selection_gini, ".3f"),
+        "covered after": ("rounds_to_cover", "reached"),
+        "never": ("never_selected", ".3g"),
+        "min": ("fewest_selections", ".3g"),
+        "median": ("median_selections", ".3g"),
+        "max": ("most_selections", ".3g"),
+        "Gini": ("selection_gini", ".3f"),
     }
-    finished = [group for group in groups if group.complete]
-    return _by_group("selections", finished, columns)
+    return _by_group("selections", [group for group in groups if group.complete], columns)
 
 
 P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
@@ -239,19 +204,23 @@ def _p_cells(difference: Difference, corrected: float) -> list[str]:
     return [*p_values, number(difference.num), number(difference.detectable, ".4f")]
 
 
+def _level(panel: Panel) -> float | None:
+    """The mean final accuracy of a panel's reference; None without finished runs."""
+    finals = values_by_seed(panel.reference(REFERENCE), "final_accuracy")
+    return float(np.mean(list(finals.values()))) if finals else None
+
+
 def targets(panels: Sequence[Panel]) -> Table:
     """Rounds and bytes until a run first reaches the mean final accuracy of the reference."""
     rows = []
     for panel in panels:
-        level = estimate_measure(panel.reference(REFERENCE), measures.final_accuracy)
-        if level is None:
+        if (level := _level(panel)) is None:
             continue
         for line, group in panel.lines.items():
-            rounds = show_median_reached(group, partial(measures.rounds_to, target=level.mean))
-            volume = show_median_reached(group, partial(measures.bytes_to, target=level.mean), show_bytes)
-            rows.append([panel.title, line, number(level.mean, ".4f"), rounds, volume])
-    header = ["", "run", "target", "rounds", "bytes both ways"]
-    return _table("targets", header, rows)
+            rounds, volume = measured(group, [partial(of, target=level) for of in (rounds_to, bytes_to)])
+            reached = show_median_reached(rounds), show_median_reached(volume, show_bytes)
+            rows.append([panel.title, line, number(level, ".4f"), *reached])
+    return _table("targets", ["", "run", "target", "rounds", "bytes both ways"], rows)
 
 
 LEVELS = (0.9, 0.95, 1.0)
@@ -262,21 +231,19 @@ def time_to_accuracy(panels: Sequence[Panel]) -> Table:
     """Simulated time until a run first reaches shares of the mean final accuracy of the reference."""
     rows = []
     for panel in panels:
-        reference, lines = panel.reference(REFERENCE), panel.lines
-        level = estimate_measure(reference, measures.final_accuracy)
+        level, lines = _level(panel), panel.lines
         if level is None or len(_with_records(list(lines.values()), ["simulated_seconds"])) < len(lines):
             continue
-        for share in LEVELS:
-            target = share * level.mean
-            measure = partial(measures.simulated_seconds_to, target=target)
-            slowest = median_reached(reference, measure)
+        for share, target in [(share, share * level) for share in LEVELS]:
+            measures = [partial(of, target=target) for of in (simulated_seconds_to, rounds_to)]
+            slowest = median_reached(measured(panel.reference(REFERENCE), measures)[0])
             for line, group in lines.items():
-                shown = show_median_reached(group, measure, show_seconds)
-                rounds = show_median_reached(group, partial(measures.rounds_to, target=target))
-                own = median_reached(group, measure)
+                seconds, rounds = measured(group, measures)
+                own = median_reached(seconds)
                 speed_up = number(slowest / own, ".2f") if own and slowest and max(own, slowest) < math.inf else "-"
                 aims = number(target, ".4f"), number(share, ".0%")
-                rows.append([panel.title, line, *aims, shown, speed_up, rounds])
+                reached = show_median_reached(seconds, show_seconds), speed_up, show_median_reached(rounds)
+                rows.append([panel.title, line, *aims, *reached])
     header = ["", "run", "target", "of the reference's final", "simulated time", "times as fast", "rounds"]
     return _table("time_to_accuracy", header, rows)
 
@@ -285,22 +252,21 @@ def simulated_phases(groups: Sequence[Group]) -> Table:
     """Simulated time of whole runs beside the measured one, by what the server waited for."""
 
     def a_round(run: Run) -> float:
-        return total_cost(run, "simulated_seconds") / run.num_rounds
+        return total_cost(run, ["simulated_seconds"]) / run.num_rounds
 
     def late_a_round(run: Run) -> float:
         return sum(len(record["late"]) for record in run.records) / run.num_rounds
 
     columns: Columns = {
-        "rounds": _rounds,
-        "measured": _mean_of_all(lambda run: run.records[-1].get("wall_seconds"), show_seconds),
-        "simulated": _mean_of_all(total_cost, show_seconds, "simulated_seconds"),
-        "ask": _mean_of_all(total_cost, show_seconds, "simulated_seconds_ask"),
-        "train": _mean_of_all(total_cost, show_seconds, "simulated_seconds_train"),
-        "a round": _mean_of_all(a_round, show_seconds),
-        "late a round": _mean_of_all(late_a_round, ".2f"),
+        "rounds": ("num_rounds", ".0f"),
+        "measured": (lambda run: run.records[-1].get("wall_seconds"), show_seconds),
+        "simulated": (partial(total_cost, names=["simulated_seconds"]), show_seconds),
+        "ask": (partial(total_cost, names=["simulated_seconds_ask"]), show_seconds),
+        "train": (partial(total_cost, names=["simulated_seconds_train"]), show_seconds),
+        "a round": (a_round, show_seconds),
+        "late a round": (late_a_round, ".2f"),
     }
-    timed = _with_records(groups, ["simulated_seconds"])
-    return _by_group("simulated_phases", timed, columns)
+    return _by_group("simulated_phases", _with_records(groups, ["simulated_seconds"]), columns)
 
 
 BYTES = ("bytes_down", "bytes_up")
@@ -310,16 +276,16 @@ SAMPLES = ("train_samples", "forward_samples")
 def costs(groups: Sequence[Group]) -> Table:
     """What the runs cost as they are, and what of it the start-up and each later round take."""
     columns: Columns = {
-        "rounds": _rounds,
-        "start-up rounds": lambda group: number(group.complete[0].start_up_rounds),
-        "time": _mean_of_all(total_cost, show_seconds, *PHASE_SECONDS),
-        "down": _mean_of_all(total_cost, show_bytes, "bytes_down"),
-        "up": _mean_of_all(total_cost, show_bytes, "bytes_up"),
-        "samples": _mean_of_all(total_cost, ",.0f", *SAMPLES),
-        "one-time bytes": _mean_of_all(one_time_cost, show_bytes, *BYTES),
-        "one-time time": _mean_of_all(one_time_cost, _show_signed_seconds, *PHASE_SECONDS),
-        "bytes a round": _mean_of_all(cost_a_round, show_bytes, *BYTES),
-        "time a round": _mean_of_all(cost_a_round, show_seconds, *PHASE_SECONDS),
+        "rounds": ("num_rounds", ".0f"),
+        "start-up rounds": ("start_up_rounds", ".0f"),
+        "time": (partial(total_cost, names=PHASE_SECONDS), show_seconds),
+        "down": (partial(total_cost, names=["bytes_down"]), show_bytes),
+        "up": (partial(total_cost, names=["bytes_up"]), show_bytes),
+        "samples": (partial(total_cost, names=SAMPLES), ",.0f"),
+        "one-time bytes": (partial(one_time_cost, names=BYTES), show_bytes),
+        "one-time time": (partial(one_time_cost, names=PHASE_SECONDS), _show_signed_seconds),
+        "bytes a round": (partial(cost_a_round, names=BYTES), show_bytes),
+        "time a round": (partial(cost_a_round, names=PHASE_SECONDS), show_seconds),
     }
     return _by_group("costs", _with_records(groups, (*SAMPLES, *PHASE_SECONDS)), columns)
 
@@ -331,9 +297,9 @@ def _show_signed_seconds(value: float) -> str:
 def phases(groups: Sequence[Group]) -> Table:
     """Seconds of whole runs by phase."""
     columns: Columns = {
-        "rounds": _rounds,
-        "total": _mean_of_all(total_cost, show_seconds, *PHASE_SECONDS),
-        **{phase: _mean_of_all(total_cost, show_seconds, f"seconds_{phase}") for phase in PHASES},
+        "rounds": ("num_rounds", ".0f"),
+        "total": (partial(total_cost, names=PHASE_SECONDS), show_seconds),
+        **{phase: (partial(total_cost, names=[f"seconds_{phase}"]), show_seconds) for phase in PHASES},
     }
     return _by_group("phases", _with_records(groups, PHASE_SECONDS), columns)
 
@@ -345,7 +311,7 @@ def selection_times(groups: Sequence[Group]) -> Table:
         runs = group.complete
         spent = {phase: 1e3 * float(np.mean([_mean_after_first_round(run, phase) for run in runs])) for phase in PHASES}
         share = spent["select"] / spent["train"] if spent["train"] else float("nan")
-        worst = 1e3 * max(float(run.series("seconds_select").max()) for run in runs)
+        worst = 1e3 * max(float(run.series["seconds_select"].max()) for run in runs)
         shown = [number(value, ".1f") for value in (*spent.values(), sum(spent.values()))]
         rows.append([group.name, *shown, number(share, ".0%"), number(worst, ".0f")])
     header = ["run", *PHASES, "all", "select / train", "worst select"]
@@ -353,7 +319,7 @@ def selection_times(groups: Sequence[Group]) -> Table:
 
 
 def _mean_after_first_round(run: Run, phase: str) -> float:
-    values = run.series(f"seconds_{phase}")
+    values = run.series[f"seconds_{phase}"]
     return float(values[1:].mean() if len(values) > 1 else values.mean())
 
 

@@ -15,7 +15,7 @@ SMOOTHED_FROM = 5 * FINAL_WINDOW
 
 @dataclass(frozen=True)
 class Axis:
-    """What accuracy is drawn against: the recorded quantities whose sum is spent (none: a round counts 1).
+    """What accuracy is drawn against: a label, and the recorded quantities whose sum is spent (none: a round counts 1).
 
     `per`: how many of them are 1 on the axis. `unit`: that of the numbers on it, which then have a prefix (5 MB).
     """
@@ -39,53 +39,59 @@ AXES: Mapping[str, Axis] = {
 
 @dataclass(frozen=True)
 class AccuracyCurve:
-    """Test accuracy after the `rounds` (1-based) that were evaluated, over seeds [T]. `raw`: the mean; `smoothed`: that
-    of the seeds' smoothed accuracies, whose last value is the final accuracy; `low`, `high`: their range."""
+    """Test accuracy after the rounds that were evaluated, over seeds.
+
+    `rounds` [T], 1-based; `raw` [T]: the mean; `smoothed` [T]: the mean of the seeds' smoothed accuracies, whose last
+    value is the final accuracy; `low`, `high` [T]: their range. `window`: the rounds in the mean that is drawn, those
+    of the final accuracy, and one in runs too short for it.
+    """
 
     rounds: NDArray[np.int64]
     raw: Floats
     smoothed: Floats
     low: Floats
     high: Floats
+    window: int
 
 
 def accuracy_curve(runs: Sequence[Run]) -> AccuracyCurve:
-    """Raises `ValueError` if there are no runs."""
+    """The accuracies of finished runs of one group. Raises `ValueError` if there are none."""
     values = stack_series(runs, "test_accuracy")
-    measured = np.isfinite(values).any(0)
-    smoothed = np.stack([smooth(row, smoothing_window(values.shape[1])) for row in values])[:, measured]
+    measured, window = np.isfinite(values).any(0), FINAL_WINDOW if values.shape[1] >= SMOOTHED_FROM else 1
+    smoothed = np.stack([smooth(row, window) for row in values])[:, measured]
     raw = np.nanmean(values[:, measured], 0)
     ends = np.nanmin(smoothed, 0), np.nanmax(smoothed, 0)
-    return AccuracyCurve(np.flatnonzero(measured) + 1, raw, np.nanmean(smoothed, 0), *ends)
-
-
-def smoothing_window(num_rounds: int) -> int:
-    return FINAL_WINDOW if num_rounds >= SMOOTHED_FROM else 1
+    return AccuracyCurve(np.flatnonzero(measured) + 1, raw, np.nanmean(smoothed, 0), *ends, window)
 
 
 def smooth(values: Floats, window: int) -> Floats:
     """At each round the mean over those of the last `window` rounds that were evaluated; nan where none was. [T]"""
-    known, ones = np.isfinite(values), np.ones(window)
-    sums = np.convolve(np.where(known, values, 0.0), ones)[: len(values)]
-    counts = np.convolve(known, ones)[: len(values)]
+    known = np.isfinite(values)
+    sums, counts = (
+        np.convolve(part, np.ones(window))[: len(values)]
+        for part in (np.where(known, values, 0.0), known.astype(np.float64))
+    )
     return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
 
 
 def spent_until(runs: Sequence[Run], axis: str) -> Floats:
     """What had been spent of `axis`, one of `AXES`, by the end of each round, mean over runs [T]."""
-    names, per = AXES[axis].names, AXES[axis].per
-    spent = [run.total(names) / per if names else np.ones(len(run.records)) for run in runs]
-    return _stacked(list(map(np.cumsum, spent))).mean(0)
+    of = AXES[axis]
+    spent = [
+        np.sum([run.series[name] for name in of.names], 0) / of.per if of.names else np.ones(len(run.records))
+        for run in runs
+    ]
+    return _stacked([np.cumsum(one) for one in spent]).mean(0)
 
 
 def is_recorded(runs: Sequence[Run], names: Sequence[str]) -> bool:
-    """Whether all runs have records with these quantities."""
+    """Whether all runs have records of rounds with these quantities."""
     return all(run.records and all(run.records[0].get(name) is not None for name in names) for run in runs)
 
 
 def stack_series(runs: Sequence[Run], name: str) -> Floats:
     """A recorded quantity of all runs, [S, T], cut to the length T of the shortest."""
-    return _stacked([run.series(name) for run in runs])
+    return _stacked([run.series[name] for run in runs])
 
 
 def _stacked(rows: Sequence[Floats]) -> Floats:

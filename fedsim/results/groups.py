@@ -31,11 +31,11 @@ class Group:
     labels: Mapping[str, str]
     runs: Sequence[Run]
 
-    @property
+    @cached_property
     def name(self) -> str:
         return show_labels(self.labels) or self.runs[0].choices.get("selector", "run")
 
-    @property
+    @cached_property
     def choices(self) -> Mapping[str, str]:
         return self.runs[0].choices
 

@@ -8,7 +8,8 @@ also has, as JSON, its `TOLD`; a run that ended before its first round is that r
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 
 from fedsim.core.disk import unwritable, write_atomically
 from fedsim.core.errors import FedsimError, printable
-from fedsim.partitions.division import Division
 from fedsim.results.files import (
     CLIENTS,
     CONFIG,
@@ -37,6 +37,7 @@ from fedsim.results.files import (
 )
 
 Floats = NDArray[np.float64]
+NUMERIC = {int, float, bool, type(None)}
 NUMBERS = ("seed", "num_clients", "num_rounds")
 """Keys of every run's config."""
 RECORDED = {"round", "selected", "test_accuracy", "participation_ratio", "coverage", "bytes_down", "bytes_up"}
@@ -82,36 +83,36 @@ class Run:
     summary: Mapping[str, Any]
     archived: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def seed(self) -> int:
         return int(self.config["seed"])
 
-    @property
+    @cached_property
     def seeds(self) -> Seeds:
         return Seeds.of(self.config)
 
-    @property
+    @cached_property
     def status(self) -> str:
         return str(self.summary["status"])
 
-    @property
+    @cached_property
     def choices(self) -> Mapping[str, str]:
         return self.summary["choices"]
 
-    @property
+    @cached_property
     def num_clients(self) -> int:
         return int(self.config["num_clients"])
 
-    @property
+    @cached_property
     def num_rounds(self) -> int:
         return int(self.config["num_rounds"])
 
-    @property
+    @cached_property
     def start_up_rounds(self) -> int | None:
         """Number of initial rounds whose cost differs from that of later ones; None if it was not recorded."""
         return self.summary.get("start_up_rounds")
 
-    @property
+    @cached_property
     def commit(self) -> str | None:
         return (self.summary.get("revision") or {}).get("commit")
 
@@ -119,13 +120,13 @@ class Run:
     def records(self) -> list[dict[str, Any]]:
         return self.archived["rows"].to_pylist() if self.archived else read_metrics(self.folder)
 
-    def series(self, name: str) -> Floats:
-        """A recorded number of every round, [T]; nan if it was not measured."""
-        return np.array([r[name] for r in self.records], dtype=np.float64)
-
-    def total(self, names: Sequence[str]) -> Floats:
-        """The sum of recorded numbers of every round, [T]."""
-        return np.stack([self.series(name) for name in names]).sum(0)
+    @cached_property
+    def series(self) -> Mapping[str, Floats]:
+        """The recorded numbers of every round by name, [T] each; nan where one was not measured."""
+        if not self.records:
+            return defaultdict(lambda: np.empty(0))
+        columns = {name: [record.get(name) for record in self.records] for name in self.records[0]}
+        return {name: np.array(of, np.float64) for name, of in columns.items() if {*map(type, of)} <= NUMERIC}
 
     @cached_property
     def selections(self) -> NDArray[np.int64]:
@@ -136,22 +137,23 @@ class Run:
     @cached_property
     def histograms(self) -> NDArray[np.int64] | None:
         """Training samples of each client by class, [N, C]; None if the partition was not saved."""
-        found = self._told("histograms", PARTITION, lambda path: Division.load(path).histograms)
-        return None if found is None else np.asarray(found, dtype=np.int64)
+        return self._saved("histograms", PARTITION, "histograms", np.int64)
 
     @cached_property
     def client_accuracies(self) -> Floats | None:
         """The final model's accuracy on each client, [N], nan where there is none; None if it was not measured."""
-        found = self._told("client_accuracies", CLIENTS, lambda path: np.load(path, allow_pickle=False)["accuracy"])
-        return None if found is None else np.asarray(found, dtype=np.float64)
+        return self._saved("client_accuracies", CLIENTS, "accuracy", np.float64)
 
-    def _told(self, name: str, file: str, load: Callable[[Path], Any]) -> Any:
-        """What the archive, or a file in the folder, has of the whole run; None where it lacks it."""
+    def _saved(self, told: str, file: str, name: str, dtype: type[Any]) -> Any:
+        """What an archive tells, or the array `name` of a file; None if it is not there (as in earlier archives) or
+        damaged."""
         path = self.folder / file
-        if self.archived or not path.is_file():
-            return self.archived.get(name)
         try:
-            return load(path)
+            if self.archived:
+                found = self.archived.get(told)
+            else:
+                found = np.load(path, allow_pickle=False)[name] if path.is_file() else None
+            return None if found is None else np.asarray(found, dtype)
         except Exception as error:  # a damaged file fails in zipfile, zlib or numpy, each in its own way
             _tell_left_out(path, error)
             return None

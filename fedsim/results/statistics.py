@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 Key = TypeVar("Key")
 LEVEL = 0.95
@@ -206,9 +206,11 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Exact 95 % interval (Clopper and Pearson, 1934) of the share."""
-        found = stats.binomtest(self.count, self.num).proportion_ci(LEVEL, method="exact")
-        return float(found.low), float(found.high)
+        """Exact 95 % interval (Clopper and Pearson, 1934) of the share of runs for which it holds."""
+        failed, outside = self.num - self.count, (1 - LEVEL) / 2
+        low = special.betaincinv(self.count, failed + 1, outside) if self.count else 0.0
+        high = special.betaincinv(self.count + 1, failed, 1 - outside) if failed else 1.0
+        return float(low), float(high)
 
     def p_above(self, share: float) -> float:
         return float(special.bdtrc(self.count - 1, self.num, share)) if self.count else 1.0
@@ -238,7 +240,7 @@ class Median:
     def interval(self) -> tuple[float, float]:
         """95 % interval of the median by order statistics (the sign test inverted); infinite below six values."""
         ordered = [-math.inf, *sorted(self.values), math.inf]
-        rank = int(stats.binom.ppf((1 - LEVEL) / 2, self.num, 0.5))
+        rank = int(np.searchsorted(special.bdtr(np.arange(self.num), self.num, 0.5), (1 - LEVEL) / 2))
         return ordered[rank], ordered[self.num + 1 - rank]
 
     def p_above(self, value: float) -> float:

@@ -4,17 +4,17 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+import numpy as np
 import rich.table
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 
 from fedsim.core.errors import printable, printable_lines
-from fedsim.results.groups import Group
-from fedsim.results.measures import Measure, values_of
-from fedsim.results.statistics import UNBOUNDED, Difference, Estimate, Mean, Median, Share, estimate
+from fedsim.results.statistics import UNIT, Difference, Mean, Median, Share, estimate
 
 Format = str | Callable[[float], str]
 
@@ -76,26 +76,39 @@ def show_both(p_for: float, p_against: float) -> str:
     return Cell(text, p_for) if text else ""
 
 
-def show_median_reached(group: Group, measure: Measure, show: Callable[[float], str] = "{:.0f}".format) -> str:
+Values = Sequence[float | None]
+"""A measure of several runs; None where a run does not have it."""
+
+
+def show_values(values: Values, form: Format) -> str:
+    """A measure over seeds. `form`: "accuracy" for the mean with its interval, which is cut at 0 and 1, "reached" for
+    the median of where a run first gets; else the format of the mean, which is '-' if a run does not have it."""
+    if form == "reached":
+        return show_median_reached(values)
+    known = [value for value in values if value is not None]
+    if form == "accuracy":
+        return show_estimate(estimate(known, UNIT))
+    return number(float(np.mean(known)) if known and len(known) == len(values) else None, form)
+
+
+def show_row(columns: Iterable[tuple[Values, Format]]) -> list[str]:
+    """A cell for each column (see `show_values`)."""
+    return [show_values(values, form) for values, form in columns]
+
+
+def show_median_reached(values: Values, show: Callable[[float], str] = "{:.0f}".format) -> str:
     """The `median_reached` as text. If not all runs reach it, the number of those that do is added."""
-    median, count, reaching = median_reached(group, measure), len(group.complete), len(values_of(group, measure))
-    missed = "" if reaching == count else f" ({reaching}/{count})"
-    return number(median, lambda value: ("never" if math.isinf(value) else show(value)) + missed)
+    median, reaching = median_reached(values), sum(value is not None for value in values)
+    if median is None:
+        return "-"
+    text = "never" if math.isinf(median) else show(median)
+    return Cell(text + ("" if reaching == len(values) else f" ({reaching}/{len(values)})"), median)
 
 
-def median_reached(group: Group, measure: Measure) -> float | None:
-    """The lower median over finished runs, of which those that never get there are inf; None without."""
-    values = [measure(run) for run in group.complete]
-    return Median(tuple(math.inf if v is None else v for v in values), math.inf).median if values else None
-
-
-def estimate_measure(group: Group, measure: Measure, bounds: tuple[float, float] = UNBOUNDED) -> Estimate | None:
-    return estimate(values_of(group, measure), bounds)
-
-
-def show_seeds(group: Group) -> str:
-    diverged = f", {group.num_diverged} diverged" if group.num_diverged else ""
-    return Cell(f"{len(group.complete)}{diverged}", len(group.complete))
+def median_reached(values: Values) -> float | None:
+    """The lower median of values of which None is beyond all others, then inf; None if there are no values."""
+    ordered = sorted(math.inf if value is None else value for value in values)
+    return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
 @dataclass(frozen=True)
@@ -108,16 +121,19 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
 
-    def without_empty_columns(self) -> "Table":
-        """The table without columns whose cells are all empty or `-`."""
+    @cached_property
+    def shown(self) -> "Table":
+        """The table without columns that say nothing: whose cells are all empty or `-`."""
         kept = [at for at in range(len(self.header)) if not all(row[at] in ("", "-") for row in self.rows)]
         rows = [[row[at] for at in kept] for row in self.rows]
         return replace(self, header=[self.header[at] for at in kept], rows=rows) if self.rows else self
 
     def rich(self) -> rich.table.Table:
-        shown = self.without_empty_columns()
-        table = rich.table.Table(title=_on_screen(self.title), caption=_on_screen(self.note) or None, box=SIMPLE_HEAD)
-        table.title_justify = table.caption_justify = "left"
+        shown = self.shown
+        title, note = _on_screen(self.title), _on_screen(self.note) or None
+        table = rich.table.Table(
+            title=title, title_justify="left", caption=note, caption_justify="left", box=SIMPLE_HEAD
+        )
         for number, name in enumerate(shown.header):
             table.add_column(_on_screen(name), justify="left" if number < 2 else "right", overflow="fold")
         for row in shown.rows:
@@ -125,7 +141,7 @@ class Table:
         return table
 
     def markdown(self) -> str:
-        shown = self.without_empty_columns()
+        shown = self.shown
         rows = [shown.header, ["---"] * len(shown.header), *shown.rows]
         lines = [f"| {' | '.join(map(_escape_markdown, row))} |" for row in rows]
         note = [*map(_escape_markdown, self.note.splitlines()), ""] if self.note else []
@@ -133,7 +149,7 @@ class Table:
 
     def latex(self) -> str:
         """A `tabular` environment with the rules of the package booktabs."""
-        shown = self.without_empty_columns()
+        shown = self.shown
         head, *body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in (shown.header, *shown.rows)]
         columns = "ll".ljust(len(shown.header), "r")[: len(shown.header)]
         rules = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
@@ -144,6 +160,18 @@ class Table:
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([*map(_no_formula, row)] for row in [self.header, *self.rows])
         return out.getvalue()
+
+
+def rich_tables(tables: Sequence[Table]) -> list[rich.table.Table]:
+    return [table.rich() for table in tables]
+
+
+def table_files(tables: Sequence[Table]) -> dict[str, bytes]:
+    """All tables in tables.md, and each as .tex and .csv: contents by the names of files."""
+    files = {"tables.md": "\n".join(table.markdown() for table in tables)}
+    for table in tables:
+        files |= {f"{table.name}.tex": table.latex(), f"{table.name}.csv": table.csv()}
+    return {name: text.encode() for name, text in files.items()}
 
 
 def _on_screen(text: str) -> str:

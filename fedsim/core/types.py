@@ -5,6 +5,7 @@ Legend: N clients, K of them in a cohort, P parameters; axis 0 of a Stack is the
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -201,10 +202,7 @@ class ByClient(Sequence[Positions]):
         return self.flat[end - self.sizes[client] : end]
 
     def __iter__(self) -> Iterator[Positions]:
-        first = 0
-        for end in self.ends.tolist():
-            yield self.flat[first:end]
-            first = end
+        return iter([self.flat[a:b] for a, b in pairwise([0, *self.ends.tolist()])])
 
     def rows(self, ids: NDArray[np.int64]) -> "ByClient":
         """Those of the clients `ids`, in this order."""

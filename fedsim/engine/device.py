@@ -10,8 +10,8 @@ import copy
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -100,16 +100,16 @@ def prepare(device: torch.device, deterministic: bool | None) -> None:
         _CUDNN.benchmark = False  # which would choose an algorithm by its time
 
 
-@contextmanager
-def passes_in(precision: Precision, device: torch.device) -> Iterator[None]:
-    """The context of forward and backward passes, or of their recording."""
-    if precision != "tf32" or device.type != "cuda":
-        yield
-        return
-    _set_products("tf32")
-    try:
-        yield
-    finally:
+def passes_in(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+    """The context of forward and backward passes, or of their recording; may be entered again, but not inside itself."""
+    return _Tf32() if precision == "tf32" and device.type == "cuda" else nullcontext()
+
+
+class _Tf32(AbstractContextManager[None]):
+    def __enter__(self) -> None:
+        _set_products("tf32")
+
+    def __exit__(self, *error: object) -> None:
         _set_products("ieee")
 
 

@@ -15,7 +15,7 @@ from fedsim.core.errors import check
 from fedsim.core.flat import real_dtype, to_device
 from fedsim.core.types import Params
 from fedsim.engine.backend import TrainingResult, Workload, workers_problem
-from fedsim.engine.device import Precision, autocast, passes_in
+from fedsim.engine.device import Precision, autocast
 from fedsim.engine.model import for_sequential, keyed_dropouts, refuse_hidden_randomness, traveling
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import TorchBackend
@@ -138,7 +138,7 @@ class ReferenceBackend(TorchBackend):
             finally:
                 self._free.put(trainer)
 
-        with passes_in(self.precision, self.data.x.device):
+        with self.passes:
             done = list(self._pool.map(train_in_a_thread, range(side_by_side)))
             done += [train_client(self._trainers[0], row) for row in range(side_by_side, count)]
         delta, momentum = (

@@ -65,6 +65,7 @@ class TorchBackend(Backend):
             precision_problem(precision, x.device),
         )
         prepare(x.device, deterministic)
+        self.passes = passes_in(precision, x.device)
         self.data, self.optimizer, self.precision = workload.data, workload.optimizer, precision
         self.model = copy.deepcopy(workload.model).to(x.device).eval()
         self.layout = layout_for(self.model, x)
@@ -108,7 +109,7 @@ class TorchBackend(Backend):
         """What `compute` returns for `count` clients at once; None where memory ran out: chunks are then half as large.
         Raises for one client."""
         try:
-            with passes_in(self.precision, self.data.x.device):
+            with self.passes:
                 return compute()
         except RuntimeError as error:
             if count == 1 or not is_out_of_memory(error):
@@ -126,7 +127,7 @@ class TorchBackend(Backend):
         return len(x) if count >= MOST * len(x) else 0
 
     def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
-        with torch.no_grad(), passes_in(self.precision, x.device):
+        with torch.no_grad(), self.passes:
             self._load(params)
             if positions is None:
                 return joined([self._logits(part) for part in self._in_layout(x).split(self.pass_size)])
@@ -188,7 +189,7 @@ class TorchBackend(Backend):
         """Of the sum of the cross-entropies of the samples at these positions."""
         with (
             torch.enable_grad(),  # whatever the caller computes with
-            passes_in(self.precision, chosen.device),
+            self.passes,
             recurrent_in_training(self.model),
         ):
             logits = self._logits(self.data.x.index_select(0, chosen))

@@ -14,7 +14,7 @@ from fedsim.engine.device import Compile, Precision, worth_compiling
 from fedsim.engine.engine import fetched
 from fedsim.engine.model import refuse_hidden_randomness
 from fedsim.engine.schedule import Schedule
-from fedsim.engine.stacked import Differentiated, LinearChain, StackedGradients, run_steps
+from fedsim.engine.stacked import Differentiated, LinearChain, Program, StackedGradients, run_steps
 from fedsim.engine.torch_backend import TorchBackend
 
 
@@ -72,7 +72,7 @@ class BatchedBackend(TorchBackend):
         values, finite = fetched(losses, delta)
         return TrainingResult(delta, values[back], None if momentum is None else _in_order(momentum, back), finite)
 
-    def _program(self, start: Stack, lr: float) -> Differentiated | LinearChain:
+    def _program(self, start: Stack, lr: float) -> Program:
         if self.chain is not None:
             return LinearChain(self.chain, self.optimizer, start, lr)
         return Differentiated(self.gradients_of_stack, self.optimizer, start, lr)

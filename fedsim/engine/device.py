@@ -101,7 +101,7 @@ def prepare(device: torch.device, deterministic: bool | None) -> None:
 
 
 def passes_in(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """The context of forward and backward passes, or of their recording; may be entered again, but not inside itself."""
+    """The context of forward and backward passes, or of their recording; may be entered again, not inside itself."""
     return _Tf32() if precision == "tf32" and device.type == "cuda" else nullcontext()
 
 

@@ -130,34 +130,30 @@ class MaskedBatchNorm(nn.Module):
         return y if self.weight is None else y * self.weight.view(channels) + self.bias.view(channels)
 
 
-class _LenientBatchNorm1d(nn.BatchNorm1d):
-    def forward(self, x: Tensor) -> Tensor:
-        return _of_one_value(self, x) if self.training and x[:, 0].numel() == 1 else super().forward(x)
+class _LenientBatchNorm(nn.BatchNorm2d):
+    def _check_input_dim(self, input: Tensor) -> None:
+        """For inputs of any number of axes."""
 
-
-class _LenientBatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
-        return _of_one_value(self, x) if self.training and x[:, 0].numel() == 1 else super().forward(x)
+        if not self.training or x[:, 0].numel() > 1:
+            return super().forward(x)
+        with torch.no_grad():
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)
+            if self.running_mean is not None and self.running_var is not None:
+                share = 1 / int(self.num_batches_tracked or 1) if self.momentum is None else self.momentum
+                self.running_mean.lerp_(x.flatten(), share)
+                self.running_var.lerp_(torch.zeros_like(self.running_var), share)
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        zeros = x - x
+        return zeros * self.weight.view(shape) + self.bias.view(shape) if self.affine else zeros
 
 
 def lenient(source: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
     """torch's own layer, which takes one value per channel for a batch of variance zero instead of refusing it."""
     layer = copy.deepcopy(source)
-    layer.__class__ = _LenientBatchNorm1d if isinstance(source, nn.BatchNorm1d) else _LenientBatchNorm2d
+    layer.__class__ = _LenientBatchNorm
     return layer
-
-
-def _of_one_value(layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        if layer.num_batches_tracked is not None:
-            layer.num_batches_tracked.add_(1)
-        if layer.running_mean is not None and layer.running_var is not None:
-            share = 1 / int(layer.num_batches_tracked or 1) if layer.momentum is None else layer.momentum
-            layer.running_mean.lerp_(x.flatten(), share)
-            layer.running_var.lerp_(torch.zeros_like(layer.running_var), share)
-    shape = (1, -1) + (1,) * (x.dim() - 2)
-    zeros = x - x
-    return zeros if not layer.affine else zeros * layer.weight.view(shape) + layer.bias.view(shape)
 
 
 @contextmanager
@@ -271,16 +267,18 @@ def is_convolutional(model: nn.Module) -> bool:
     return any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
 
 
-def keyed_dropouts(model: nn.Module) -> Iterator[tuple[str, KeyedDropout]]:
-    """The dropout layers of an adapted model that draw masks, by the name of their key buffer."""
-    for path, layer in model.named_modules():
-        if isinstance(layer, KeyedDropout) and layer.p > 0:
-            yield f"{path}.key" if path else "key", layer
+def keyed_dropouts(model: nn.Module) -> dict[str, KeyedDropout]:
+    """The dropout layers of an adapted model, by the name of their key buffer."""
+    return {_name(path, "key"): layer for path, layer in model.named_modules() if isinstance(layer, KeyedDropout)}
 
 
 def masked_norms(model: nn.Module) -> list[str]:
     """Names of the mask buffers of a model's MaskedBatchNorm layers."""
-    return [f"{path}.mask" if path else "mask" for path, m in model.named_modules() if isinstance(m, MaskedBatchNorm)]
+    return [_name(path, "mask") for path, layer in model.named_modules() if isinstance(layer, MaskedBatchNorm)]
+
+
+def _name(path: str, buffer: str) -> str:
+    return f"{path}.{buffer}" if path else buffer
 
 
 def _adapted(model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNorm2d], nn.Module]) -> nn.Module:
@@ -288,14 +286,11 @@ def _adapted(model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNo
     model = copy.deepcopy(model)
     replaced: dict[nn.Module, nn.Module] = {}
     for path, layer in list(model.named_modules(remove_duplicate=False)):
-        if layer in replaced:
-            pass
-        elif isinstance(layer, nn.Dropout):
-            replaced[layer] = KeyedDropout(layer.p, len(replaced))
-        elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-            replaced[layer] = batch_norm(layer)
-        else:
+        if not isinstance(layer, nn.Dropout | nn.BatchNorm1d | nn.BatchNorm2d):
             continue
+        if layer not in replaced:
+            number = len(replaced)
+            replaced[layer] = KeyedDropout(layer.p, number) if isinstance(layer, nn.Dropout) else batch_norm(layer)
         if not path:
             return replaced[layer].train()
         parent, _, name = path.rpartition(".")

@@ -28,7 +28,7 @@ class ClientTrainer:
         self.data, self.optimizer = workload.data, workload.optimizer
         self.model = for_sequential(workload.model).to(self.data.x.device)
         self.layout, self.precision = layout, precision
-        self.dropouts = [layer for _, layer in keyed_dropouts(self.model)]
+        self.dropouts = list(keyed_dropouts(self.model).values())
         self.tensors = traveling(self.model)
         own = {name: buffer for name, buffer in self.model.named_buffers() if name not in self.tensors}
         self.counters = list(own.values())  # what no client gets, such as the number of BatchNorm's batches

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedsim.core.flat import real_dtype
@@ -19,16 +18,9 @@ from fedsim.engine.chain import Chain
 from fedsim.engine.data import ClientData
 from fedsim.engine.device import Precision, autocast
 from fedsim.engine.graph.buffers import Fields, State, Tables
-from fedsim.engine.model import (
-    for_batched,
-    for_sequential,
-    keyed_dropouts,
-    masked_norms,
-    refuse_mixed_samples,
-    refused_if_it_fails,
-)
+from fedsim.engine.model import for_batched, for_sequential, refuse_mixed_samples, refused_if_it_fails
 from fedsim.engine.optimizers import SGD, Adam
-from fedsim.engine.stacked import StackedBatch, layers_of, passes, samples_at, side_inputs
+from fedsim.engine.stacked import Functional, StackedBatch, layers_of, passes, samples_at
 
 
 class StepProgram(ABC):
@@ -108,13 +100,13 @@ class OneByOne(StepProgram):
     def gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
         template = self.passes.full if full else self.passes.masked
         moved = self.statistics.clone()
-        side = side_inputs(template.keys, template.masks, batch) | self.state.views(moved, self.params.shape[1])
+        side = template.side_inputs(batch) | self.state.views(moved, self.params.shape[1])
         losses = self._gradient(template, batch, {name: value[0] for name, value in side.items()})
         if moved.numel():
             torch.where(live, moved, self.statistics, out=self.statistics)
         return losses.unsqueeze(0)
 
-    def _gradient(self, template: "_Template", batch: StackedBatch, side: Params) -> Tensor:
+    def _gradient(self, template: Functional, batch: StackedBatch, side: Params) -> Tensor:
         """The gradient of the mean loss into `grads`; running statistics in `side` are updated in place. Returns the
         samples' losses [B]."""
         assert batch.weights is not None
@@ -142,9 +134,9 @@ class Passes:
         """Raises `ConfigError` naming a layer that cannot be trained on padded batches."""
         device = workload.data.x.device
         self.precision, self.layout = precision, layout
-        self.masked = self.full = _Template(for_batched(workload.model).to(device))
+        self.masked = self.full = _functional(for_batched(workload.model).to(device))
         if self.masked.masks:
-            self.full = _Template(for_sequential(workload.model).to(device))
+            self.full = _functional(for_sequential(workload.model).to(device))
 
     def try_out(self, x: Tensor) -> None:
         """The pass of two samples of `x`, the second as padding, through BatchNorm with masks.
@@ -162,20 +154,9 @@ class Passes:
         refuse_mixed_samples(module, beside[0][0].float(), beside[1][0].float())
 
 
-class _Template:
-    """A module whose tensors are passed in; frozen parameters are its own, and it writes nothing of its own."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module.requires_grad_(False)
-        for layer in module.modules():
-            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-                layer.num_batches_tracked = None  # which nothing reads where there is a momentum
-        dropouts = dict(keyed_dropouts(module))
-        self.keys, self.dropouts = list(dropouts), list(dropouts.values())
-        self.masks = masked_norms(module)
-
-    def __call__(self, tensors: Params, x: Tensor) -> Tensor:
-        """Running statistics are updated in place, or replaced in `tensors`."""
-        for layer in self.dropouts:
-            layer.calls = 0
-        return functional_call(self.module, tensors, (x,))
+def _functional(module: nn.Module) -> Functional:
+    """Frozen parameters are its own, and it writes nothing of its own."""
+    for layer in module.requires_grad_(False).modules():
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+            layer.num_batches_tracked = None  # which nothing reads where there is a momentum
+    return Functional(module)

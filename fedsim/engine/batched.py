@@ -20,10 +20,7 @@ from fedsim.engine.torch_backend import TorchBackend
 
 class BatchedBackend(TorchBackend):
     """torch.func's vmap over clients. Clients with fewer samples are padded and masked; those with fewer steps are the
-    last rows of the stack and leave it early.
-
-    `compile` is for models that are differentiated: for chains of linear layers the passes are written out, and
-    compiling gains nothing there.
+    last rows of the stack and leave it early. The passes of chains of linear layers are written out, and not compiled.
     """
 
     fewest_clients = 2
@@ -49,11 +46,9 @@ class BatchedBackend(TorchBackend):
 
     @property
     def description(self) -> str:
-        compiled = self.gradients_of_stack.compiled
-        if not compiled:
-            return "batched"
-        failures = [c.failure for c in compiled if c.failure is not None]
-        return f"batched, not compiled: {failures[0]}" if failures else "batched, compiled"
+        failures = {c.failure for c in self.gradients_of_stack.compiled} - {None}
+        compiled = "batched, compiled" if self.gradients_of_stack.compiled else "batched"
+        return f"batched, not compiled: {failures.pop()}" if failures else compiled
 
     @property
     def max_joint_clients(self) -> int:

@@ -1,9 +1,8 @@
 """Users' models as engines take them: what travels, copies that can be trained, and what cannot.
 
-Both engines draw dropout masks by the same counter-based rule, so that a mask depends on (seed, round, client, step,
-layer, element) alone, whether clients train one by one or side by side, padded or not. An element is its place in the
-layer's input, so that padding changes masks where the batch is not the first axis (sequence first): there, engines draw
-other masks of the same rate for batches that are short.
+Dropout masks are counter-based: functions of (seed, round, client, step, layer, element) alone, whether clients train
+one by one or side by side, padded or not. An element is its place in the layer's input, so that padding changes masks
+where the batch is not the first axis.
 """
 
 import copy
@@ -58,11 +57,8 @@ def mix(z: Tensor) -> Tensor:
 
 
 class KeyedDropout(nn.Module):
-    """Inverted dropout whose mask is a pure function of `key` (an int64 scalar that the engine supplies per step).
-
-    `calls` counts applications within a step, so that a layer used twice draws two masks; the engine sets it back to 0
-    before each step.
-    """
+    """Inverted dropout whose mask is a pure function of `key` (an int64 scalar that the engine supplies per step), and
+    of `calls`, the applications within a step, which the engine sets back to 0 before each."""
 
     key: Tensor
 
@@ -93,11 +89,8 @@ def dropout_mask(keys: Tensor, layer: int, calls: int, shape: Sequence[int], p: 
 
 
 class MaskedBatchNorm(nn.Module):
-    """BatchNorm over the samples that `mask` [batch] marks, for batches padded to a common length.
-
-    Equal to torch's layer on the valid samples alone. One value per channel, which torch refuses in training, counts
-    as a batch of variance zero.
-    """
+    """BatchNorm over the samples that `mask` [batch] marks, as torch's layer on these alone; one value per channel,
+    which torch refuses in training, counts as a batch of variance zero."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -158,10 +151,8 @@ def lenient(source: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
 
 @contextmanager
 def recurrent_in_training(model: nn.Module) -> Iterator[None]:
-    """Recurrent layers of a model in eval mode are in training mode, which cuDNN wants for their gradients.
-
-    They compute the same in both: those with dropout are refused.
-    """
+    """Recurrent layers of a model in eval mode are in training mode, which cuDNN wants for their gradients; without
+    dropout, they compute the same in both."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.RNNBase)]
     for layer in layers:
         layer.train()
@@ -178,10 +169,8 @@ ONE_BY_ONE = "engine=sequential runs it"
 
 @contextmanager
 def refused_if_it_fails(model: nn.Module, what: str) -> Iterator[None]:
-    """Try out a pass of `model`: what torch raises in it is a `ConfigError` that says `what` it cannot do.
-
-    That there is no memory is no property of the model, and raised as it is.
-    """
+    """Try out a pass of `model`: what torch raises in it is a `ConfigError` that says `what` it cannot do, unless there
+    is no memory."""
     try:
         yield
     except RuntimeError as error:
@@ -199,31 +188,23 @@ def for_batched(model: nn.Module) -> nn.Module:
 
 
 def for_sequential(model: nn.Module) -> nn.Module:
-    """A copy in training mode with keyed dropout, and BatchNorm of torch's that takes batches of one value.
-
-    Raises `ConfigError` naming layers whose randomness is hidden.
-    """
+    """A copy in training mode with keyed dropout, and BatchNorm of torch's that takes batches of one value. Raises
+    `ConfigError` naming layers whose randomness is hidden."""
     check(*_problems(model, _random))
     return _adapted(model, lenient)
 
 
 def refuse_mixed_samples(model: nn.Module, first: Tensor, other: Tensor) -> None:
     """Raise `ConfigError` where `first` and `other`, what a batch of a valid sample and padding gives for the valid one
-    with two samples as padding, differ: beside full batches, the model would train on padding.
-
-    Nothing is said of values that are not finite.
-    """
+    with two samples as padding, are finite and differ: the model would train on padding."""
     if torch.isfinite(first).all() and torch.isfinite(other).all() and not torch.allclose(first, other, 1e-3, 1e-3):
         rule = f"model {type(model).__name__} mixes the samples of a batch, so that padding would change its training"
         raise ConfigError([Problem("", ..., rule, ONE_BY_ONE)])
 
 
 def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
-    """Pass the two first samples of `x` through a sequential copy in training mode.
-
-    Raises `ConfigError` if that draws from torch's global generator (a functional dropout, added noise); the generator
-    is put back.
-    """
+    """Raise `ConfigError` if two samples of `x` that pass in training mode draw from torch's global generator (a
+    functional dropout, added noise), which is put back."""
     worker = for_sequential(model).to(x.device)
 
     def generator_state() -> Tensor:
@@ -240,11 +221,8 @@ def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
 
 
 def layout_for(model: nn.Module, x: Tensor) -> torch.memory_format:
-    """How batches of `x` should lie in memory: channels last for convolutions, 1.3 to 2 times as fast on a CPU, and
-    what the tensor cores of a GPU take without a conversion.
-
-    Not for models that cannot take it, such as those with `view` behind a convolution.
-    """
+    """How batches of `x` should lie in memory: channels last for convolutions (1.3 to 2 times as fast on a CPU, no
+    conversion on a GPU), but for models that cannot take it, such as those with `view` behind a convolution."""
     convolutional = any(isinstance(m, nn.Conv2d) for m in model.modules())
     if x.dim() != 4 or not len(x) or not convolutional:
         return torch.contiguous_format
@@ -262,8 +240,7 @@ def has_dropout(model: nn.Module) -> bool:
 
 
 def is_convolutional(model: nn.Module) -> bool:
-    """Whether there are convolutions, which torch.func's vmap over clients makes grouped ones of: slow on a CPU, and
-    more and smaller kernels on a GPU than one client after another."""
+    """Whether there are convolutions, of which vmap over clients makes grouped ones, slower than one after another."""
     return any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
 
 

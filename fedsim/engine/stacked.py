@@ -51,7 +51,7 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
     """One step after another of clients that are ordered by falling number of steps; who has finished is left out.
 
     torch multiplies one pair of matrices in another order of additions than several, so where a single client is
-    left of several, its batch comes twice: what it computes does not depend on who trained beside it before.
+    left of several, its batch comes twice.
     """
     device = data.x.device
     positions = to_device(torch.as_tensor(schedule.positions), device)
@@ -73,7 +73,6 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
 
 
 def samples_at(x: Tensor, where: Tensor) -> Tensor:
-    """Those of `x` [n, ...] at the positions `where` [R, B]: [R, B, ...], in new memory."""
     return x.index_select(0, where.reshape(-1)).view(*where.shape, *x.shape[1:])
 
 
@@ -129,11 +128,9 @@ class StackedGradients:
         self._full, self._padded = self.compiled = (Compiled(self._full), Compiled(self._padded))
 
     def try_out(self, x: Tensor, y: Tensor) -> None:
-        """One gradient of two models on two samples, for what vmap finds out only then, and to load what it needs.
-
-        Raises `ConfigError` where the model cannot run batched (data-dependent control flow, an operation that vmap
-        does not know), or gives another loss for a sample with another one as padding beside it.
-        """
+        """One gradient of two models on two samples. Raises `ConfigError` where the model cannot run batched
+        (data-dependent control flow, an operation that vmap does not know), or gives another loss for a sample with
+        another one as padding beside it."""
         stack = {name: torch.stack([value, value]) for name, value in initial(self.template.module).items()}
         pair = torch.zeros(2, dtype=torch.int64, device=x.device)
         weights = torch.zeros((2, len(x[:2])), dtype=real_dtype(x), device=x.device)

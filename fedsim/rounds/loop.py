@@ -126,8 +126,7 @@ class Simulation:
         begun = simulated.asked if simulated else 0.0  # the questions are over
         clock.enter("train")
         cohort = clients.collect(selection.ids) if len(selection.ids) else None
-        nobody = selection.ids[:0]
-        arrived = Arrivals(cohort, selection.weights, late=nobody, unsent=nobody, seconds=0.0)
+        arrived = Arrivals(cohort, selection.weights, selection.ids[:0], selection.ids[:0], seconds=0.0)
         if cohort is not None and simulated is not None and parts.simulated is not None:
             arrived = arrivals(cohort, selection.weights, simulated, begun, parts.simulated.wanted)
         ledger.uploaded.difference_update(arrived.unsent.tolist())
@@ -221,28 +220,22 @@ class Simulation:
         parts = self.components
         if t % parts.eval_every and t != parts.population.num_rounds:
             return {"test_accuracy": None, "test_loss": None}
-        found: dict[str, Any] = {}
-        if parts.client_accuracy is None:
-            evaluation = self.evaluate()
-        else:
-            evaluation, accuracies = self._evaluate_clients(parts.client_accuracy)
-            found = {f"{KEY}_{name}": value for name, value in aggregates(accuracies, self.covered).items()}
+        evaluation, accuracies = self.measure()
+        of_clients = {} if accuracies is None else aggregates(accuracies, self.covered)
+        found = {f"{KEY}_{name}": value for name, value in of_clients.items()}
         return {"test_accuracy": evaluation.accuracy, "test_loss": evaluation.loss, **found}
 
-    def _evaluate_clients(self, of_clients: ClientAccuracy) -> tuple[Evaluation, NDArray[np.float64]]:
+    def measure(self) -> tuple[Evaluation, NDArray[np.float64] | None]:
+        """The global model on the test set, and its accuracy on each client [N]; None where that is not measured."""
         parts, test = self.components, self.components.server_data.test
+        if parts.client_accuracy is None:
+            return parts.engine.evaluate(self.params, test.x, test.y), None
         evaluation, hits = parts.engine.evaluate_samples(self.params, test.x, test.y)
-        return evaluation, of_clients.measure(parts.engine, self.params, hits.cpu().numpy())
-
-    def client_accuracies(self) -> NDArray[np.float64] | None:
-        """The accuracy of the global model on each client [N]; None where it is not measured."""
-        of_clients = self.components.client_accuracy
-        return None if of_clients is None else self._evaluate_clients(of_clients)[1]
+        return evaluation, parts.client_accuracy.measure(parts.engine, self.params, hits.cpu().numpy())
 
     def evaluate(self) -> Evaluation:
         """The global model on the test set."""
-        test = self.components.server_data.test
-        return self.components.engine.evaluate(self.params, test.x, test.y)
+        return self.measure()[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that crosses rounds; random streams are keyed, so no generator is in it."""
@@ -259,9 +252,7 @@ class Simulation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken."""
-        self.round = state["round"]
-        self.started = state["started"]
-        self.wall_seconds = state["wall_seconds"]
+        self.round, self.started, self.wall_seconds = state["round"], state["started"], state["wall_seconds"]
         self.covered = state["covered"].copy()
         self.params = {name: value.clone() for name, value in state["params"].items()}
         if self.components.simulated is not None:

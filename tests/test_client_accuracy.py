@@ -20,12 +20,12 @@ from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division
 from fedsim.results.files import CLIENTS, read_metrics, read_summary
 from fedsim.rounds.client_accuracy import (
-    ByLabels,
     ClientAccuracy,
-    OnOwnSamples,
     Samples,
     aggregates,
+    by_labels,
     client_accuracy,
+    on_own_samples,
 )
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build, prepare
@@ -82,7 +82,7 @@ def test_by_labels_weights_the_accuracy_of_each_class_by_the_clients_labels() ->
     """Classes 0, 1, 2 of the test set are right in 1/2, 1 and 1/4 of the cases; class 3 has no test sample."""
     labels = np.array([0, 0, 1, 2, 2, 2, 2])
     hits = np.array([1, 0, 1, 0, 0, 1, 0], bool)
-    of_clients = ByLabels(np.array([[4, 0, 0, 0], [1, 3, 0, 0], [0, 2, 2, 4], [0, 0, 0, 5], [0, 0, 0, 0]]), labels)
+    of_clients = by_labels(np.array([[4, 0, 0, 0], [1, 3, 0, 0], [0, 2, 2, 4], [0, 0, 0, 5], [0, 0, 0, 0]]), labels)
     expected = [1 / 2, (1 / 2 + 3) / 4, (2 + 2 / 4) / 4, np.nan, np.nan]
     np.testing.assert_allclose(of_clients.measure(ToyEngine([1]), toy_params(), hits), expected)
     assert of_clients.samples.tolist() == [4, 4, 4, 0, 0]
@@ -124,7 +124,7 @@ def test_on_own_samples() -> None:
         ([np.array([0, 1, 2]), nobody, np.array([3]), np.array([4, 6])], [2 / 3, np.nan, 0, 1]),
         ([nobody, nobody], [np.nan, np.nan]),
     ):
-        found = OnOwnSamples(positions).measure(Guesses([7]), toy_params(), np.empty(0, bool))
+        found = on_own_samples(positions).measure(Guesses([7]), toy_params(), np.empty(0, bool))
         np.testing.assert_array_equal(found, expected)
 
 

@@ -11,9 +11,9 @@ import torch
 
 from fedsim.engine.graph.backend import GraphBackend
 from fedsim.running import assembly as prepared_data
-from tests.card_runs import BATCHED, W2, Run, made_up, run, run_on_card
+from tests.card_runs import BATCHED, Run, run, run_on_card
 from tests.clocks import NEED_A_CLOCK
-from tests.pretended_cuda import PretendedCard, held
+from tests.pretended_cuda import PretendedCard
 
 CONF = Path(__file__).parents[1] / "conf"
 SELECTORS = sorted(path.stem for path in (CONF / "selector").glob("*.yaml"))
@@ -76,22 +76,6 @@ def timeless(record: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("case", in_short(CASES, CASES.keys() - set(LONG)))
 def test_equals_the_cpu(case: str) -> None:
     assert_equal(run_on_card(CASES[case]), run(CASES[case], "cpu"))
-
-
-@pytest.mark.parametrize("form", in_short(("vmap", "one by one", "step by step"), {"step by step"}))
-def test_the_cnn_equals_the_cpu(form: str) -> None:
-    """On images of the size that it needs."""
-    engine = {"vmap": BATCHED, "one by one": SEQUENTIAL, "step by step": GRAPH}[form]
-    words = [word for word in W2 if not word.startswith(("local.", "num_clients", "cohort_size"))]
-    small = ("local.steps=2", "local.batch_size=4", "num_clients=5", "cohort_size=2")
-    runs = []
-    for device in ("cpu", "cuda"):
-        with PretendedCard():
-            made = made_up((*words, *small, *engine), 40, 20, device)
-            rounds = iter(made)
-            records = [next(rounds) for _ in range(2)]
-            runs.append(Run(records, {name: held(value).clone() for name, value in made.params.items()}, made))
-    assert_equal(runs[1], runs[0])
 
 
 def test_auto_takes_recorded_steps_on_a_gpu() -> None:

@@ -17,7 +17,7 @@ from fedsim.engine.engine import Engine, mean_losses
 from fedsim.engine.model import initial
 from fedsim.engine.optimizers import SGD, Adam, Constant, LocalOptimizer
 from fedsim.engine.schedule import LocalWork, Schedule
-from tests.engines import auto, batched, graph, native, reference, schedule_of
+from tests.engines import batched, graph, native, reference, schedule_of
 from tests.tape import TapeRecorder
 
 
@@ -192,14 +192,6 @@ def test_a_backend_equals_the_reference(backend: str, case: Case) -> None:
     assert torch.get_num_threads() == 1  # as the tests set it: threads of workers keep theirs to themselves
 
 
-@pytest.mark.parametrize("name", ["mlp", "dropout", "conv", "batch norm and dropout", "group norm"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_backends_agree_in_single_precision_too(backend: str, name: str) -> None:
-    if fits(backend, name):
-        task = task_of((name, "ragged", "epochs", "momentum"), torch.float32)
-        assert_equal(BACKENDS[backend](*task), reference(*task), np.arange(5), tolerance=2e-5)
-
-
 @pytest.mark.parametrize("name", ["dropout", "batch norm and dropout"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_questions_are_answered_as_plain_torch_does(backend: str, name: str) -> None:
@@ -349,13 +341,6 @@ def test_parameters_that_are_frozen_or_not_used(build: Any) -> None:
         for gradient in engine.client_gradients(initial(model), data.train, ["b.bias", "unused.weight"]):
             assert gradient[:3].any()
             assert gradient[3:].tolist() == [0.0] * 16
-
-
-def test_auto_says_what_it_chose_and_why() -> None:
-    data = problem([4])
-    for name, text in (("mlp", "batched (auto: no convolutions)"), ("conv", "sequential (auto: convolutions on a")):
-        engine = auto(model_of(name), data, WORKS["epochs"], OPTIMIZERS["sgd"], Streams(0), compile=False)
-        assert engine.description.startswith(text)
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv", "batch norm and dropout"])

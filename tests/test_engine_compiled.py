@@ -10,7 +10,7 @@ from torch import nn
 
 from fedsim.core.rng import Streams
 from fedsim.engine import device as compiled
-from fedsim.engine.device import WORTH_STEPS, Compiled, worth_compiling
+from fedsim.engine.device import WORTH_STEPS, worth_compiling
 from fedsim.engine.engine import Engine
 from fedsim.engine.schedule import LocalWork
 from tests.engines import batched
@@ -72,12 +72,3 @@ def test_what_cannot_be_compiled_runs_all_the_same_and_is_told_once(
     told = capsys.readouterr().err
     assert told.count("no compiler") == 1  # though full batches and padded ones are compiled apart
     assert "much more" not in told
-
-    def full(*_: Any) -> Any:
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(compiled.torch, "compile", lambda _: full)
-    function = Compiled(lambda x: x)
-    with pytest.raises(torch.OutOfMemoryError):  # which is not taken for a failure
-        function(1)
-    assert function.failure is None

@@ -100,16 +100,6 @@ def test_a_weight_or_a_sample_that_is_nan_makes_the_losses_nan(engine: str, mode
         assert [torch.stack([d[row].isnan().any() for d in trained.delta.values()]).any() for row in (0, 1)] == [0, 1]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_training_goes_on_from_nan_to_nan(engine: str) -> None:
-    module = model_of("two convolutions")
-    params = {name: value.clone() for name, value in initial(module).items()}
-    params["0.weight"][0, 0, 1, 1] = torch.nan
-    trained = engine_of(engine, module, problem(), LocalWork(3, None, 2)).train(params, np.arange(2), 1, 0.1)
-    assert np.isnan(trained.loss).all()
-    assert all(delta.isnan().any() for delta in trained.delta.values())
-
-
 @pytest.mark.parametrize(("label", "found"), [(-1, "-1..2"), (3, "0..3"), (10**9, "0..1000000000")])
 def test_a_label_that_is_no_class_never_reaches_an_engine(label: int, found: str) -> None:
     y = torch.arange(7) % 3

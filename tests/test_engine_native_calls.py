@@ -75,23 +75,22 @@ def outputs(calls: Calls, work: Work) -> list[Any]:
 WITH_LABELS = [train, gradient]
 ALL = [*WITH_LABELS, outputs]
 Call = Callable[[Calls, Work], list[Any]]
-WRONG: list[tuple[str, int, str]] = [
-    *(("y", label, rf"labels must lie in 0\.\.2, found {min(label, 0)}..") for label in (-1, 3, 2**62, -100)),
-    *(("positions", p, rf"positions must lie in 0\.\.19, found .*{p}") for p in (-1, NUM_SAMPLES, 2**62, -(2**62))),
-    ("counts", -1, r"counts must lie in 0\.\.5, found -1..5"),
-    ("counts", WIDTH + 1, r"counts must lie in 0\.\.5, found 5..6"),
+WRONG = [
+    *(("y", label) for label in (-1, 3, 2**62, -100)),
+    *(("positions", position) for position in (-1, NUM_SAMPLES, 2**62, -(2**62))),
+    *(("counts", count) for count in (-1, WIDTH + 1)),
 ]
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("name", "value", "rule"), WRONG)
-def test_values_out_of_range_are_refused_and_nothing_is_trained(name: str, value: int, rule: str, model: str) -> None:
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_values_out_of_range_are_refused_and_nothing_is_trained(name: str, value: int, model: str) -> None:
     calls = Calls(model)
     work = calls.work
     array: Any = {"y": work.y, "positions": work.positions, "counts": work.counts}[name]
     array[{"y": int(work.positions[1, 2]), "positions": (1, 2), "counts": 1}[name]] = value
     for call in WITH_LABELS if name == "y" else ALL:
-        with pytest.raises(ValueError, match=rule):
+        with pytest.raises(ValueError, match=f"a {'label' if name == 'y' else name[:-1]} is out of range"):
             call(calls, work)
     assert not work.losses.any()
 
@@ -117,13 +116,10 @@ def test_what_no_batch_uses_is_not_read() -> None:
         ({"x": torch.zeros(20, 1, 8, 8)}, "samples are torch.float32"),
         ({"x": torch.zeros(20, 1, 8, 16).double()[..., ::2]}, "x must be .* not contiguous"),
         ({"y": torch.zeros(19, dtype=torch.int64)}, r"y must be .* \(20,\) on the CPU, not torch.int64 \(19,\)"),
-        ({"y": torch.zeros(20, dtype=torch.int32)}, "y must be contiguous, of torch.int64"),
         ({"positions": np.zeros((2, 5), np.int32)}, "positions must be contiguous, of .*int64"),
         ({"positions": np.zeros((2, 10), np.int64)[:, ::2]}, "positions must be .* not contiguous"),
         ({"positions": np.zeros(10, np.int64)}, r"positions must be \[steps, width\]"),
         ({"positions": np.zeros((3, 5), np.int64)}, r"counts must be .* \(3,\) on the CPU, not int64 \(2,\)"),
-        ({"counts": np.zeros(2)}, "counts must be contiguous, of .*int64"),
-        ({"losses": np.zeros((2, 4))}, r"losses must be .* \(2, 5\) on the CPU, not float64 \(2, 4\)"),
         ({"losses": np.zeros((2, 5), np.float32)}, "losses must be contiguous, of float64"),
         ({"keys": np.zeros(1, np.int64)}, r"keys must be .* \(2,\) on the CPU, not int64 \(1,\)"),
     ],
@@ -163,8 +159,6 @@ def test_what_a_call_needs_must_be_given() -> None:
             call(calls, replace(calls.work, y=None))
     with pytest.raises(ValueError, match="keys where the model has dropout"):
         train(calls, replace(calls.work, keys=None))
-    with pytest.raises(ValueError, match="no velocity without momentum"):
-        calls.calls.train(calls.work, Rule(0.1), calls.zeros(), calls.zeros())
 
 
 @pytest.mark.parametrize(
@@ -213,5 +207,5 @@ def test_losses_of_logits() -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     odd = torch.tensor([[0.0, math.nan], [math.inf, 0], [0, -math.inf]])
     np.testing.assert_array_equal(cross_entropies(odd, torch.tensor([0, 1, 0])), [math.nan, math.nan, 0])
-    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.6, found 0\.\.7"):
+    with pytest.raises(ValueError, match="a label is out of range"):
         cross_entropies(logits, torch.arange(150) % 8)

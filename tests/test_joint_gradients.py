@@ -101,16 +101,6 @@ def test_equals_one_client_after_another_on_the_card(build: Any, chunk_size: Any
     assert [backend._lists_that_fit(OWN) for backend in few] == [1, 1]  # which need not take padding
 
 
-def test_a_chunk_is_computed_when_its_first_gradient_is_asked_for() -> None:
-    with PretendedCard() as card:
-        asked = engine("cuda", chunk_size=3)
-        answers = asked.client_gradients(initial(asked.workload.model), [OWN[0]] * 6, None)
-        card.counts.reset()
-        launches = [card.counts.launches.total() for answer in answers]
-        assert card.counts.waits.total() == 0
-    assert launches == [launches[0]] * 3 + [2 * launches[0]] * 3
-
-
 def test_without_memory_or_an_operation_of_vmap_it_goes_on_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

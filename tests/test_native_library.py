@@ -1,4 +1,4 @@
-"""The compiled library is loaded only as it was compiled, and from where nobody else can write."""
+"""The compiled library is loaded only from where nobody else can write."""
 
 import ctypes
 import os
@@ -44,52 +44,31 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return found
 
 
-def put(path: Path, content: bytes) -> None:
-    """In a file of its own: the old one is loaded here, and a change of it would be one of this process."""
-    path.unlink()
-    path.write_bytes(content)
-    path.chmod(0o600)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    for position in range(100, len(content), 7):
-        content[position] ^= 0xFF
-    put(path, bytes(content))
-
-
 def link(path: Path) -> None:
     path.rename(path.with_name("elsewhere"))
     path.symlink_to(path.with_name("elsewhere"))
 
 
-DAMAGES: list[Callable[[Path], object]] = [
-    *(flip, link),
-    lambda path: path.chmod(0o666),
-    lambda path: path.with_suffix(".sha256").unlink(),
-    lambda path: path.with_suffix(".sha256").write_bytes(b"\xff"),
-    lambda path: put(path, b""),
-]
+def empty(path: Path) -> None:
+    """In a file of its own: the old one is loaded here, and a change of it would be one of this process."""
+    path.unlink()
+    path.touch(0o600)
+
+
+DAMAGES: list[Callable[[Path], object]] = [link, empty, lambda path: path.chmod(0o666), lambda path: path.unlink()]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_one_is_built_anew_and_never_loaded(
-    damage: Callable[[Path], object], folder: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch
+def test_one_that_is_not_ours_alone_is_built_anew(
+    damage: Callable[[Path], object], folder: Path, builds: list[Path]
 ) -> None:
     answer()
     assert builds[0].parent == folder
     assert folder.stat().st_mode & 0o777 == 0o700
     damage(builds[0])
-    damaged = builds[0].read_bytes() if builds[0].exists() else b""
-    loaded: list[bytes] = []
-    cdll = ctypes.CDLL
-    monkeypatch.setattr(ctypes, "CDLL", lambda path: (loaded.append(Path(path).read_bytes()), cdll(path))[1])
-    assert answer() == 42
+    assert answer() == answer() == 42
     assert len(builds) == 2
     assert not builds[0].is_symlink()
-    assert damage is not flip or loaded[-1] != damaged
-    assert answer() == 42
-    assert len(builds) == 2
 
 
 def test_a_folder_that_others_can_write_to_is_closed_and_its_files_are_not_trusted(
@@ -116,7 +95,6 @@ def test_a_folder_of_somebody_else_or_that_is_none_is_not_used(
     assert answer() == 42
     folder.unlink()
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
-    monkeypatch.setattr(module, "_is_intact", lambda path: pytest.fail("looked at"))
     assert answer() == 42
     assert all(path.parent.name.startswith("fedsim-native-") and not path.exists() for path in builds)
 

@@ -1,7 +1,5 @@
 """Samples that are made on demand: the same results as with all of them in memory, in bounded memory."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -327,52 +325,3 @@ def test_a_run_is_the_same_however_its_data_are_held(tmp_path: Path, selector: s
     demanded, held = outcome(*words, "dataset.hold=on_demand"), outcome(*words, "dataset.hold=memory")
     assert demanded == held
     assert demanded[2] != outcome(*words, "seed=1")[2]
-
-
-def test_the_server_and_the_clients_hold_what_the_division_gives_them(tmp_path: Path) -> None:
-    (job,) = compose_jobs([*RUN, f"cache_dir={tmp_path}", "selector=gpfl"], multirun=False)
-    made = build(make_plan(job.config, job.choices))
-    data, division = made.simulation.components.engine.data, made.division
-    source, server = data.source, made.simulation.components.server_data
-    assert source is not None
-    assert server.validation is not None
-    assert server.public is not None
-    assert torch.equal(server.validation.x, source.rows(division.validation))
-    assert torch.equal(server.validation.y, data.y[torch.as_tensor(division.validation)])
-    assert torch.equal(server.public, source.rows(division.public))
-    for given, own in ((data.train, division.train), (data.evaluate, division.holdout)):
-        assert all(np.array_equal(a, b) for a, b in zip(given, own, strict=True))
-
-
-MEASURE = """
-import re, sys
-from pathlib import Path
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import make_plan
-from fedsim.engine import data
-from fedsim.running.assembly import build
-data.ROOM_BYTES = 2**20
-with search_path():
-    (job,) = compose_jobs(sys.argv[1:], multirun=False)
-    made = build(make_plan(job.config, job.choices))
-    engine = made.simulation.components.engine
-    engine.losses(made.simulation.params, engine.data.train)
-    print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024)
-"""
-"""Prints the peak of the process in MiB: `ru_maxrss` would begin with that of the process that started it."""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
-def test_memory_is_that_of_the_room_and_not_of_all_clients(tmp_path: Path) -> None:
-    """All clients are asked for their losses. 128 MB of features: held in memory they show in the peak of the process,
-    made on demand they do not."""
-    large = ("dataset.num_owners=1600", "dataset.num_features=1000", "num_clients=1600", "num_rounds=1")
-    small = (*large, "dataset.num_classes=2", "selector=random", "engine=sequential", f"cache_dir={tmp_path}")
-
-    def peak(*words: str) -> float:
-        command = [sys.executable, "-c", MEASURE, *RUN, *small, *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return float(done.stdout.split()[-1])
-
-    demanded, held = peak("dataset.hold=on_demand"), peak("dataset.hold=memory")
-    assert held - demanded > 80

@@ -91,14 +91,6 @@ def test_steps_by_hand() -> None:
     assert one_weight(adam(), 3.0, 1.0) == one_weight(adam(), 3.0, 1.0)
 
 
-def test_a_row_of_nan_leaves_its_neighbours_alone() -> None:
-    for optimizer in OPTIMIZERS.values():
-        stack = {"w": torch.ones(3, 2)}
-        optimizer.step(stack, {"w": torch.tensor([[1.0, 1], [torch.nan, 1], [1, 1]])}, optimizer.init(stack), 0.1)
-        assert torch.isfinite(stack["w"][[0, 2]]).all()
-        assert torch.isnan(stack["w"][1, 0])
-
-
 @pytest.mark.parametrize(
     ("build", "values", "messages"),
     [

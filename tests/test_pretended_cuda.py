@@ -1,13 +1,11 @@
 """The pretended CUDA device: what it computes, refuses and counts."""
 
-import copy
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tests.pretended_cuda import CardTensor, PretendedCard, held
 
@@ -77,22 +75,6 @@ def test_copies_of_pinned_memory_do_not_wait() -> None:
         assert (card.counts.copied.total(), card.counts.waits.total()) == (2, 0)
         torch.zeros(3).copy_(a)
         assert (card.counts.copied.total(), card.counts.waits.total()) == (3, 1)
-
-
-def test_a_module_moves_is_copied_and_is_differentiated() -> None:
-    def gradients(device: str) -> list[Tensor]:
-        torch.manual_seed(0)
-        layers = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
-        model = copy.deepcopy(nn.Sequential(*layers).to(device))
-        x = torch.linspace(0, 1, 80).view(5, 1, 4, 4).to(device)
-        F.cross_entropy(model(x), torch.arange(5, device=device) % 3).backward()
-        return [held(p.grad) for p in model.parameters() if p.grad is not None]
-
-    with PretendedCard():
-        on_card = gradients("cuda:0")
-    on_host = gradients("cpu")
-    assert len(on_card) == 6
-    assert all(torch.equal(a, b) for a, b in zip(on_card, on_host, strict=True))
 
 
 def test_meta_is_no_card_and_code_makes_tensors_where_its_arguments_are() -> None:

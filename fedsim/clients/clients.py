@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedsim.clients.compression import Compressor, Identity
 from fedsim.clients.context import RoundContext, Signal
-from fedsim.clients.local_results import Lent, LentCopy, LocalResults, row_norms
+from fedsim.clients.local_results import Lent, LocalResults, row_norms
 from fedsim.clients.system import Resources
 from fedsim.core.errors import FedsimError
 from fedsim.core.exact import length, mean_row, row_sums
@@ -49,8 +49,8 @@ class Clients:
         """`first_model`: the model from which each client trains in place of `params` (it downloads `params` all the
         same)."""
         self._engine, self._context, self._params, self._first_model = engine, context, params, first_model
-        self._own = Lent(params)  # which a cohort's `start` is
-        self._copy = LentCopy(params)
+        self._lent = Lent(params)  # which a cohort's `start` is
+        self._copy: Params | None = None
         self._ledger, self._clock = context.ledger, context.clock
         self._losses: dict[int, float] = {}
         self._batch_losses: dict[int, float] = {}
@@ -78,17 +78,15 @@ class Clients:
     @property
     def params(self) -> Params:
         """The version of the model: a copy, which is not to be modified either."""
-        return self._copy.tensors
+        if self._copy is None:
+            self._copy = self._lent.copy_of(self._params)
+        return self._copy
 
     @property
-    def modified(self) -> list[str]:
-        """Names of tensors in `params`, or in the `start` of a cohort, that the selector has modified in place."""
-        return list(dict.fromkeys([*self._own.modified, *self._copy.modified]))
-
-    @property
-    def modified_updates(self) -> list[str]:
-        """Names of tensors in the clients' updates that the selector has modified in place."""
-        return self._results.modified
+    def modified(self) -> tuple[list[str], list[str]]:
+        """Names of tensors in `params` or in the `start` of a cohort, and of tensors in the clients' updates, that the
+        selector has modified in place."""
+        return self._lent.modified, self._results.lent.modified
 
     def broadcast(self, params: Params) -> "Clients":
         """The same clients at another model in the same round (a virtual round), with the same ledger."""

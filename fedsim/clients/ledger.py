@@ -52,13 +52,15 @@ class Clock:
         self.device = device
         self.now = now
         self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
-        self._open: list[Phase] = []
+        self._phase: Phase | None = None
         self._since = 0.0
         self._events = DeviceTimes(device) if device.type == "cuda" and now is time.perf_counter else None
 
     @property
     def seconds(self) -> dict[Phase, float]:
-        """By phase, up to the last border of one. On a GPU, to be asked for once, when no phase is open."""
+        """By phase, up to now; asking ends the present phase."""
+        if self._phase is not None:
+            self.enter(None)
         if self._events is not None:
             for phase, seconds in self._events.intervals():
                 self._seconds[phase] += seconds
@@ -66,24 +68,24 @@ class Clock:
 
     @contextmanager
     def __call__(self, phase: Phase) -> Iterator[None]:
-        self._charge()
-        self._open.append(phase)
+        outer = self._phase
+        self.enter(phase)
         try:
             yield
         finally:
-            self._charge()
-            self._open.pop()
+            self.enter(outer)
 
-    def _charge(self) -> None:
-        """The time since the last border to the phase that was open."""
+    def enter(self, phase: Phase | None) -> None:
+        """Charge the time since the last border to the present phase, and go on with `phase`."""
+        ends, self._phase = self._phase, phase
         if self._events is not None:
-            self._events.border(self._open[-1] if self._open else None)
+            self._events.border(ends)
             return
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = self.now()
-        if self._open:
-            self._seconds[self._open[-1]] += now - self._since
+        if ends is not None:
+            self._seconds[ends] += now - self._since
         self._since = now
 
 

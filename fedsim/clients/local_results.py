@@ -14,41 +14,35 @@ BLOCK_ENTRIES = 2**20  # entries of a block of rows, small enough for the proces
 
 
 class Lent:
-    """Tensors that a part of the user's is given and others use, too, and which of them it has modified in place.
+    """Dictionaries of tensors that a part of the user's is given and others use, too, and which of the tensors it has
+    modified in place.
 
     A tensor's version counts torch's operations on it and on its views, not what is written through `numpy()` or
     `data`.
     """
 
-    def __init__(self, tensors: Params) -> None:
-        self.tensors = tensors
-        self._before = {name: (value, value._version) for name, value in tensors.items()}
+    def __init__(self, *lent: Params) -> None:
+        self._lent: list[tuple[Params, dict[str, tuple[Tensor, int]]]] = []
+        for tensors in lent:
+            self.add(tensors)
+
+    def add(self, tensors: Params) -> Params:
+        """Watch these, too."""
+        self._lent.append((tensors, {name: (value, value._version) for name, value in tensors.items()}))
+        return tensors
+
+    def copy_of(self, params: Params) -> Params:
+        """A copy to be given, watched from now on."""
+        return self.add({name: value.clone() for name, value in params.items()})
 
     @property
     def modified(self) -> list[str]:
         """Names of tensors that have been modified, replaced, added or deleted."""
-        before, now = self._before, self.tensors
-        changed = [n for n, (own, version) in before.items() if now.get(n) is not own or own._version != version]
-        return changed + [name for name in now if name not in before]
-
-
-class LentCopy:
-    """A copy of a model for a part of the user's, made when it is first asked for."""
-
-    def __init__(self, params: Params) -> None:
-        self._params = params
-        self._lent: Lent | None = None
-
-    @property
-    def tensors(self) -> Params:
-        if self._lent is None:
-            self._lent = Lent({name: value.clone() for name, value in self._params.items()})
-        return self._lent.tensors
-
-    @property
-    def modified(self) -> list[str]:
-        """As of `Lent`."""
-        return [] if self._lent is None else self._lent.modified
+        found: dict[str, None] = {}
+        for now, before in self._lent:
+            changed = [n for n, (own, version) in before.items() if now.get(n) is not own or own._version != version]
+            found |= dict.fromkeys([*changed, *(name for name in now if name not in before)])
+        return list(found)
 
 
 class LocalResults:
@@ -56,7 +50,8 @@ class LocalResults:
 
     def __init__(self, num_clients: int) -> None:
         self._parts: list[Cohort] = []
-        self._lent: list[Lent] = []
+        self.lent = Lent()
+        """The updates."""
         self._part, self._row = np.full((2, num_clients), -1)  # where the update of each client is
 
     def known(self, ids: Ids) -> NDArray[np.bool_]:
@@ -67,12 +62,7 @@ class LocalResults:
         """The updates of clients that have just trained."""
         self._part[part.ids], self._row[part.ids] = len(self._parts), np.arange(len(part.ids))
         self._parts.append(part)
-        self._lent.append(Lent(part.delta))
-
-    @property
-    def modified(self) -> list[str]:
-        """Names of tensors of updates that somebody has modified in place since they were trained."""
-        return list(dict.fromkeys(name for lent in self._lent for name in lent.modified))
+        self.lent.add(part.delta)
 
     def of(self, ids: Ids) -> Cohort:
         """The updates of `ids`, in this order; without a copy if these are all that were trained in one call."""

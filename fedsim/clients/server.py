@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.context import RoundContext, Signal
-from fedsim.clients.local_results import LentCopy
+from fedsim.clients.local_results import Lent
 from fedsim.core.errors import FedsimError
 from fedsim.core.types import Cohort, Evaluation, Params
 from fedsim.engine.engine import Engine
@@ -36,17 +36,21 @@ class Server:
     """The server's own samples, as a selector sees them in one round: every use is declared and counted."""
 
     def __init__(self, engine: Engine, data: ServerData, context: RoundContext, params: Params) -> None:
-        self._engine, self._data, self._context, self._copy = engine, data, context, LentCopy(params)
+        self._engine, self._data, self._context, self._params = engine, data, context, params
+        self._lent = Lent()
+        self._copy: Params | None = None
 
     @property
     def params(self) -> Params:
         """The global model after this round's aggregation: a copy, which is not to be modified either."""
-        return self._copy.tensors
+        if self._copy is None:
+            self._copy = self._lent.copy_of(self._params)
+        return self._copy
 
     @property
     def modified(self) -> list[str]:
         """Names of tensors in `params` that the selector has modified in place."""
-        return self._copy.modified
+        return self._lent.modified
 
     def validate(self, params: Params) -> Evaluation:
         """Accuracy and loss of `params` on the server's validation split (never the test set)."""

@@ -75,18 +75,17 @@ def rule(holds: bool, key: str, value: Any, text: str, remedy: str = "") -> Prob
     return None if holds else Problem(key, value, text, remedy)
 
 
-def positive(key: str, value: float, remedy: str = "") -> Problem | None:
+def positive(key: str, value: float) -> Problem | None:
     """None if `value` is finite, in float32 too, and > 0, else a `Problem`."""
-    return rule(value <= LARGEST and value > 0, key, value, _finite(value) + "> 0", remedy)
+    return rule(value <= LARGEST and value > 0, key, value, _finite(value) + "> 0")
 
 
-def at_least(key: str, value: float, low: float, remedy: str = "") -> Problem | None:
+def at_least(key: str, value: float, low: float) -> Problem | None:
     """None if `value` is finite, in float32 too, and >= `low`, else a `Problem`."""
-    return rule(value <= LARGEST and value >= low, key, value, f"{_finite(value)}>= {low:g}", remedy)
+    return rule(value <= LARGEST and value >= low, key, value, f"{_finite(value)}>= {low:g}")
 
 
 def at_most(key: str, value: float, high: float, remedy: str = "") -> Problem | None:
-    """None if `value` is <= `high`, else a `Problem`."""
     return rule(value <= high, key, value, f"must be at most {high}", remedy)
 
 
@@ -97,13 +96,11 @@ def _finite(value: float) -> str:
 
 
 def between(key: str, value: float, low: float, high: float, *, open_high: bool = False) -> Problem | None:
-    """None if `value` lies in [`low`, `high`], without `high` if `open_high`, else a `Problem`."""
     holds = low <= value < high if open_high else low <= value <= high
     return rule(holds, key, value, f"must lie in [{low:g}, {high:g}{')' if open_high else ']'}")
 
 
 def one_of(key: str, value: Any, allowed: Iterable[Any]) -> Problem | None:
-    """None if `value` is one of `allowed`, else a `Problem`."""
     allowed = list(allowed)
     return rule(value in allowed, key, value, f"must be one of {', '.join(map(str, allowed))}")
 

@@ -55,8 +55,7 @@ def arccos(x: Any) -> Any:
 
 
 def power(x: Any, exponent: float) -> Any:
-    """x^exponent of an array of numbers >= 0, or of one: by products and a root where 2 `exponent` is whole and not
-    large, else exp(exponent log x)."""
+    """x^exponent of an array of numbers >= 0, or of one: by products and a root for half-integer exponents up to 8."""
     x, doubled = np.asarray(x, np.float64), 2 * exponent
     if not (doubled == int(doubled) and 0 < doubled <= 16):
         return exp(exponent * log(x))
@@ -199,11 +198,9 @@ SMALLEST_EXPONENT = -900
 
 
 class Factors:
-    """Rows [n, D] to be multiplied with others of the same D.
-
-    In float64 on a CPU each entry becomes the sum of a high and a low whole number of b bits, in units of its row, so
-    that D products of them stay below 2^53: b = (53 - log2 D) / 2 rounded down, 20 for D = 2^13. What is below 2^(-2 b)
-    of a row's largest entry is lost; the products of the parts are exact, whatever BLAS does.
+    """Rows [n, D] to be multiplied with others of the same D. In float64 on a CPU each entry becomes the sum of a high
+    and a low whole number of b bits, in units of its row, so that D products of them stay below 2^53: b = (53 - log2 D)
+    / 2 rounded down. What is below 2^(-2 b) of a row's largest entry is lost; the products of the parts are exact.
     """
 
     def __init__(self, rows: Tensor, parts: tuple[Tensor, Tensor, int] | None = None) -> None:

@@ -61,7 +61,6 @@ def parameters(cls: type[T]) -> type[T]:
 
 
 def _ranges(hint: Any) -> list[Any]:
-    """The ranges in an annotation, which may be one of several that are joined by |."""
     if get_origin(hint) in (Union, types.UnionType):
         return [found for arg in get_args(hint) for found in _ranges(arg)]
     return [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, BaseMetadata | GroupedMetadata)]

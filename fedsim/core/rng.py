@@ -3,9 +3,8 @@
 Selectors are therefore compared in pairs at equal seeds, a run needs no saved generator to resume, and a job is the
 same alone, as one of a sweep, or trained in one batch with others. Nothing in fedsim touches a global generator.
 
-`numpy.random.SeedSequence` (numpy/random/bit_generator.pyx, after O'Neill's seed_seq_fe) mixes 32-bit words of entropy
-into a pool of four, and makes words of state from it. Both are stable by numpy's policy (NEP 19); tests/test_streams.py
-compares them with numpy.
+`seed_words` is `numpy.random.SeedSequence` (numpy/random/bit_generator.pyx, after O'Neill's seed_seq_fe, stable by NEP
+19) for many keys at once: it mixes 32-bit words of entropy into a pool of four, and makes words of state from it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -124,11 +123,8 @@ def _hashed(words: Words, constants: Words) -> Words:
 
 
 class UniformDraws(TorchDispatchMode):
-    """While it is entered, `Tensor.uniform_(a, b)` on a CPU is a + (b - a) u in float64 with torch's own u in [0, 1).
-
-    torch rounds once where the processor has fused multiply-adds, else twice. For float32 this rounds once, too (but
-    for one draw in 2^29 or so), so that models stay those of processors that have them.
-    """
+    """While it is entered, `Tensor.uniform_(a, b)` on a CPU is a + (b - a) u in float64 with torch's own u in [0, 1),
+    so that models are the same on processors with and without fused multiply-adds."""
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None

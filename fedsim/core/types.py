@@ -5,6 +5,7 @@ Legend: N clients, K of them in a cohort, P parameters; axis 0 of a Stack is the
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -49,10 +50,8 @@ class Population:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a selector returns: ids, and aggregation weights [K] only where the method defines them.
-
-    Weights are used as they are: w <- w + sum_k weights_k (w_k - w). They need not sum to one (unbiased schemes).
-    Running statistics of BatchNorm are averaged by the weights divided by their sum.
+    """What a selector returns: ids, and aggregation weights [K] only where the method defines them: w <- w + sum_k
+    weights_k (w_k - w). They need not sum to one; running statistics are averaged by the weights divided by their sum.
     """
 
     ids: Ids
@@ -122,8 +121,7 @@ Weights = NDArray[np.float64] | None
 
 
 def kept_rows(cohort: Cohort, weights: Weights, keep: NDArray[np.bool_]) -> tuple[Cohort, Weights]:
-    """The clients of a cohort that `keep` [K] names, at least one; the selector's weights of these are scaled to keep
-    their sum."""
+    """The clients that `keep` [K] names, at least one; the weights of these are scaled to keep their sum."""
     if weights is not None:
         total, weights = weights.sum(), weights[keep]
         weights = weights * (total / weights.sum()) if weights.sum() != 0 else weights
@@ -131,10 +129,8 @@ def kept_rows(cohort: Cohort, weights: Weights, keep: NDArray[np.bool_]) -> tupl
 
 
 def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, int]:
-    """The cohort without updates that hold a nan or infinity, and how many those were.
-
-    The selector's weights of the rest are scaled to keep their sum. Raises `DivergedError` if no update is left.
-    """
+    """As `kept_rows`, of the updates without nan and infinity, and how many the others were. Raises `DivergedError` if
+    no update is left."""
     keep = cohort.finite
     if keep is None:
         # the sum of a row is finite exactly where all its entries are (or so large that their sum is not)
@@ -170,10 +166,7 @@ Positions = NDArray[np.int64]
 
 
 class ByClient(Sequence[Positions]):
-    """A sequence of N arrays, which are consecutive parts of `flat` [n], of the lengths `sizes` [N].
-
-    What a list of a million arrays takes a second to walk through is arithmetic on their ends.
-    """
+    """A sequence of N arrays, which are consecutive parts of `flat` [n], of the lengths `sizes` [N]."""
 
     def __init__(self, flat: Positions, sizes: NDArray[np.int64]) -> None:
         self.flat, self.sizes = flat, sizes
@@ -201,10 +194,7 @@ class ByClient(Sequence[Positions]):
         return self.flat[end - self.sizes[client] : end]
 
     def __iter__(self) -> Iterator[Positions]:
-        first = 0
-        for end in self.ends.tolist():
-            yield self.flat[first:end]
-            first = end
+        return iter([self.flat[a:b] for a, b in pairwise([0, *self.ends.tolist()])])
 
     def rows(self, ids: NDArray[np.int64]) -> "ByClient":
         """Those of the clients `ids`, in this order."""

@@ -1,9 +1,5 @@
-"""What trains stacks of local models. A backend knows models, samples and optimisers, and nothing of federated
-learning.
-
-To add one: a subclass of `Backend`, whose constructor takes the `Workload` and keyword-only, annotated switches, and a
-YAML in conf/engine/. It must equal the reference backend (tests/test_engine.py).
-"""
+"""What trains stacks of local models. To add one: a subclass of `Backend`, whose constructor takes the `Workload` and
+keyword-only, annotated switches, and a YAML in conf/engine/. It must equal the reference (tests/test_engine.py)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
@@ -28,18 +24,14 @@ MAX_WORKERS = 256
 
 
 def workers_problem(workers: int | Literal["auto"]) -> Problem | None:
-    """None if `workers` is a number of threads that a backend may start, else a `Problem`."""
     fits = workers == "auto" or 1 <= workers <= MAX_WORKERS
     return rule(fits, "workers", workers, f"must be auto or lie in [1, {MAX_WORKERS}]")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a backend is built for: a model's architecture, the samples, and the optimiser of local training.
-
-    `total_steps` is about how many local steps a client would make if it took part in all rounds of the run; for
-    what pays only in long runs.
-    """
+    """What a backend is built for. `total_steps` is about how many local steps a client would make if it took part in
+    all rounds of the run; for what pays only in long runs."""
 
     model: nn.Module
     data: ClientData
@@ -88,9 +80,7 @@ class Backend(ABC):
     pass_size: int = 1
     """Samples that `forward` passes at once: cut at multiples of it, a pass gives the same bits in parts."""
     fewest_clients: int = 1
-    """Clients in one call of `train` from which on what one of them gets does not depend on how many they are, as far
-    as it does not depend on who they are."""
-
+    """Clients in one call of `train` from which on what one of them gets does not depend on how many they are."""
     room: int | None = None
     """Samples that it holds at once, where they are made on demand: a call of `train` that needs more is taken in
     parts."""
@@ -121,11 +111,8 @@ class Backend(ABC):
     def gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
     ) -> Iterator[Tensor]:
-        """For each list of positions in the workload's data, the gradient of its mean cross-entropy in eval mode.
-
-        Those of the parameters `names`, flat [D] in their order; zeros for an empty list. One at a time, so that memory
-        is needed for those alone that the backend computes at once.
-        """
+        """For each list of positions in the workload's data, the gradient of its mean cross-entropy in eval mode, in
+        the parameters `names`, flat [D] in their order; zeros for an empty list."""
 
     @property
     def max_joint_clients(self) -> int:
@@ -133,9 +120,6 @@ class Backend(ABC):
         return 1
 
     def joint_key(self, schedule: Schedule) -> Hashable:
-        """Schedules with equal keys give the same bits whether they are trained in one call or each in its own.
-
-        Here: products of matrices of the same shapes are the same however many there are, from two on; those of
-        other shapes may be summed in another order.
-        """
+        """Schedules with equal keys give the same bits whether they are trained in one call or each in its own. Here:
+        products of matrices of one shape are the same however many there are, from two on."""
         return (schedule.lr, schedule.widths) if len(schedule) > 1 else object()

@@ -14,16 +14,13 @@ from fedsim.engine.device import Compile, Precision, worth_compiling
 from fedsim.engine.engine import fetched
 from fedsim.engine.model import refuse_hidden_randomness
 from fedsim.engine.schedule import Schedule
-from fedsim.engine.stacked import Differentiated, LinearChain, StackedGradients, run_steps
+from fedsim.engine.stacked import Differentiated, LinearChain, Program, StackedGradients, run_steps
 from fedsim.engine.torch_backend import TorchBackend
 
 
 class BatchedBackend(TorchBackend):
     """torch.func's vmap over clients. Clients with fewer samples are padded and masked; those with fewer steps are the
-    last rows of the stack and leave it early.
-
-    `compile` is for models that are differentiated: for chains of linear layers the passes are written out, and
-    compiling gains nothing there.
+    last rows of the stack and leave it early. The passes of chains of linear layers are written out, and not compiled.
     """
 
     fewest_clients = 2
@@ -49,11 +46,9 @@ class BatchedBackend(TorchBackend):
 
     @property
     def description(self) -> str:
-        compiled = self.gradients_of_stack.compiled
-        if not compiled:
-            return "batched"
-        failures = [c.failure for c in compiled if c.failure is not None]
-        return f"batched, not compiled: {failures[0]}" if failures else "batched, compiled"
+        failures = {c.failure for c in self.gradients_of_stack.compiled} - {None}
+        compiled = "batched, compiled" if self.gradients_of_stack.compiled else "batched"
+        return f"batched, not compiled: {failures.pop()}" if failures else compiled
 
     @property
     def max_joint_clients(self) -> int:
@@ -72,7 +67,7 @@ class BatchedBackend(TorchBackend):
         values, finite = fetched(losses, delta)
         return TrainingResult(delta, values[back], None if momentum is None else _in_order(momentum, back), finite)
 
-    def _program(self, start: Stack, lr: float) -> Differentiated | LinearChain:
+    def _program(self, start: Stack, lr: float) -> Program:
         if self.chain is not None:
             return LinearChain(self.chain, self.optimizer, start, lr)
         return Differentiated(self.gradients_of_stack, self.optimizer, start, lr)

@@ -1,6 +1,7 @@
 """Plain chains of layers, recognised in a model by tracing it."""
 
 import copy
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,11 +63,59 @@ def any_chain(model: nn.Module) -> Chain | None:
         nodes, in_eval_mode = (list(fx.symbolic_trace(traced.train(mode)).graph.nodes) for mode in (True, False))
     except Exception:  # tracing a user's model may fail in any way
         return None
-    reader = _Reader(model)
-    alike = [_called(node) for node in nodes] == [_called(node) for node in in_eval_mode]
-    if not alike or not _is_a_line(nodes) or not all(reader.read(node) for node in nodes[1:-1]):
+    if [_called(node) for node in nodes] != [_called(node) for node in in_eval_mode] or not _is_a_line(nodes):
         return None
-    return reader.chain()
+    layers = dict(model.named_modules())
+    called = [(node, layers.get(str(node.target)) if node.op == "call_module" else None) for node in nodes[1:-1]]
+    letters = "".join(_letter(node, layer) for node, layer in called)
+    before, flatten, after = letters.partition("f")
+    fits = CHAIN.fullmatch(before + after.replace("f", "")) and not set(after) & set("cp")
+    if not fits or ("c" in before and (not flatten or "l" in before)):
+        return None
+    links = _links(model, [(str(node.target), layer) for node, layer in called if layer is not None])
+    return None if links is None else Chain(links, "l" in before and bool(flatten))
+
+
+CHAIN = re.compile("(c(rp?|pr))*(l(d?r|rd))*l")
+"""Letters of the layers of a chain, without flattening."""
+
+
+def _letter(node: fx.Node, layer: nn.Module | None) -> str:
+    """Convolution, max pooling, linear layer, dropout, ReLU, flattening; none for what does nothing, ? for the rest."""
+    if isinstance(layer, nn.Flatten):
+        return "f" if layer.start_dim == 1 and layer.end_dim == -1 else "?"
+    if _calls(node, torch.flatten, "flatten"):
+        return "f" if node.args[1:] == (1,) and not node.kwargs else "?"
+    if type(layer) is nn.ReLU or _calls(node, torch.relu, nn.functional.relu, "relu"):
+        return "r"
+    if type(layer) is nn.Dropout:
+        return "d" if layer.p else ""
+    if type(layer) is nn.Conv2d:
+        return "c" if _is_plain(layer) else "?"
+    if type(layer) is nn.MaxPool2d:
+        return "p" if _halves(layer) else "?"
+    return {nn.Linear: "l", nn.Identity: ""}.get(type(layer), "?")
+
+
+def _links(model: nn.Module, called: Sequence[tuple[str, nn.Module]]) -> list[Link] | None:
+    """Of layers that are a chain by their letters; None unless each is used once, and their tensors are all of the
+    model's, and all trained."""
+    dropouts = [layer for layer in model.modules() if isinstance(layer, nn.Dropout)]  # as the engines count them
+    links: list[Link] = []
+    for name, layer in called:
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            links.append(Link(f"{name}.weight", None if layer.bias is None else f"{name}.bias"))
+        if isinstance(layer, nn.Conv2d):
+            links[-1] = replace(links[-1], kernel=layer.kernel_size[0], padding=int(layer.padding[0]))
+        elif isinstance(layer, nn.MaxPool2d):
+            links[-1] = replace(links[-1], pool=True)
+        elif isinstance(layer, nn.Dropout) and layer.p:
+            links[-1] = replace(links[-1], dropout=dropouts.index(layer), rate=layer.p)
+    once = [layer for _, layer in called if isinstance(layer, nn.Linear | nn.Conv2d) or getattr(layer, "p", False)]
+    names = {name for link in links for name in (link.weight, link.bias) if name is not None}
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    whole = names == trained == {name for name, _ in model.named_parameters()} and not list(model.buffers())
+    return links if whole and len(once) == len(set(once)) else None
 
 
 def _has_hooks(layer: nn.Module) -> bool:
@@ -88,96 +137,16 @@ def _is_a_line(nodes: Sequence[fx.Node]) -> bool:
     return straight and single and not any(node.op in ("placeholder", "output") for node in between)
 
 
-class _Reader:
-    """Reads the nodes of a trace one after another."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.modules = dict(model.named_modules())
-        dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout)]
-        self.dropouts = {layer: number for number, layer in enumerate(dropouts)}  # as the engines count them
-        self.links: list[Link] = []
-        self.activated = True  # the next layer may come
-        self.flat = False  # seen a Flatten
-        self.flattens_late = False
-        self.used: set[nn.Module] = set()
-
-    def read(self, node: fx.Node) -> bool:
-        """Whether the node fits into a chain."""
-        layer = self.modules.get(str(node.target)) if node.op == "call_module" else None
-        if _is_nothing(node, layer):
-            if not self.flat and type(layer) not in (nn.Identity, nn.Dropout):
-                self.flat, self.flattens_late = True, bool(self.links) and not self.links[-1].kernel
-            return True
-        if layer is not None and layer in self.used and not isinstance(layer, nn.ReLU | nn.MaxPool2d):
-            return False
-        if layer is not None:
-            self.used.add(layer)
-        if type(layer) is nn.Dropout:
-            return self._read_dropout(layer)
-        if type(layer) is nn.Linear or type(layer) is nn.Conv2d:
-            return self._read_layer(str(node.target), layer)
-        if type(layer) is nn.MaxPool2d:
-            return self._read_pool(layer)
-        if _is_relu(node, layer) and not self.activated:
-            self.activated = True
-            return True
-        return False
-
-    def _read_layer(self, name: str, layer: nn.Linear | nn.Conv2d) -> bool:
-        if not self.activated:
-            return False
-        self.activated = False
-        convolved = bool(self.links) and self.links[-1].kernel > 0
-        link = Link(f"{name}.weight", None if layer.bias is None else f"{name}.bias")
-        if isinstance(layer, nn.Linear):
-            self.links.append(link)
-            return self.flat or not convolved
-        if isinstance(layer.padding, str) or not _is_plain(layer, layer.padding):
-            return False
-        self.links.append(replace(link, kernel=layer.kernel_size[0], padding=layer.padding[0]))
-        return not self.flat and (convolved or len(self.links) == 1)
-
-    def _read_pool(self, layer: nn.MaxPool2d) -> bool:
-        if not self.links or not self.links[-1].kernel or self.links[-1].pool or self.flat:
-            return False
-        self.links[-1] = replace(self.links[-1], pool=True)
-        given = layer.kernel_size, layer.stride, layer.padding, layer.dilation
-        fits = all(value in (side, (side, side)) for value, side in zip(given, (2, 2, 0, 1), strict=True))
-        return fits and not layer.ceil_mode and not layer.return_indices
-
-    def _read_dropout(self, layer: nn.Dropout) -> bool:
-        if not self.links or self.links[-1].rate or self.links[-1].kernel:
-            return False
-        self.links[-1] = replace(self.links[-1], dropout=self.dropouts[layer], rate=layer.p)
-        return True
-
-    def chain(self) -> Chain | None:
-        """What was read, if it is whole: the chain's tensors are all of the model's, and all are trained."""
-        names = {name for link in self.links for name in (link.weight, link.bias) if name is not None}
-        parameters = dict(self.model.named_parameters())
-        trained = all(p.requires_grad for p in parameters.values())
-        whole = names == set(parameters) and trained and not list(self.model.buffers())
-        ends_plainly = bool(self.links) and not self.activated and not self.links[-1].rate and not self.links[-1].kernel
-        return Chain(self.links, self.flattens_late) if whole and ends_plainly else None
-
-
-def _is_plain(layer: nn.Conv2d, padding: tuple[int, ...]) -> bool:
-    (height, width), (above, beside) = layer.kernel_size, padding
-    square = height == width and above == beside < height
+def _is_plain(layer: nn.Conv2d) -> bool:
+    (height, width), padding = layer.kernel_size, layer.padding
+    square = not isinstance(padding, str) and height == width and padding[0] == padding[1] < height
     return square and layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
 
 
-def _is_nothing(node: fx.Node, layer: nn.Module | None) -> bool:
-    if isinstance(layer, nn.Flatten):
-        return layer.start_dim == 1 and layer.end_dim == -1
-    if _calls(node, torch.flatten, "flatten"):
-        return node.args[1:] == (1,) and not node.kwargs
-    return type(layer) is nn.Identity or (type(layer) is nn.Dropout and layer.p == 0)
-
-
-def _is_relu(node: fx.Node, layer: nn.Module | None) -> bool:
-    return type(layer) is nn.ReLU or _calls(node, torch.relu, nn.functional.relu, "relu")
+def _halves(layer: nn.MaxPool2d) -> bool:
+    given = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    fits = all(value in (side, (side, side)) for value, side in zip(given, (2, 2, 0, 1), strict=True))
+    return fits and not layer.ceil_mode and not layer.return_indices
 
 
 def _calls(node: fx.Node, *targets: Any) -> bool:

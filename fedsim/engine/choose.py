@@ -75,7 +75,7 @@ def _because(reason: str, backend: Backend) -> Backend:
 
 def _disagreement(graph: GraphBackend, other: Backend, precision: Precision) -> str | None:
     """Why recorded steps are not to be trusted on this machine: None where two short steps of two clients give what
-    `other` gives, up to rounding. Nothing is said where that is not finite."""
+    `other` gives, up to rounding, or no finite values."""
     x, model = graph.data.x, graph.model
     if not len(x):
         return None

@@ -1,17 +1,15 @@
 """What a device is asked for: compiled functions, the precision of its passes, and how much fits into its memory.
 
 Parameters, updates and losses are float32 always. What torch computes in on a GPU depends on switches of the whole
-process, of which the one for convolutions stands at TF32 by default. They are set here, both ways, by every backend
-that computes with torch: outside of passes, products are those of float32 whatever a config says, so that averages and
-what a selector sees are float32's, too.
+process, which every backend that computes with torch sets here: outside of passes, products are those of float32.
 """
 
 import copy
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -21,8 +19,6 @@ from torch import Tensor, nn
 from fedsim.core.errors import Problem, rule
 
 Compile = Literal["auto"] | bool
-"""conf/engine: `true`, `false`, or `auto`, which is true for models and runs that are worth it."""
-
 WORTH_STEPS = 10_000
 """Local steps of a run, one client's, from which on compiling pays: it takes some 10 s, and saves 1 to 3 ms a step
 (docs/performance.md)."""
@@ -35,11 +31,7 @@ def worth_compiling(choice: Compile, num_steps: int, enough: int = WORTH_STEPS) 
 
 class Compiled:
     """A function that is compiled at its first call. Where that fails, it is called uncompiled from then on, and a
-    warning is printed.
-
-    The function must not change its arguments, because a call that fails is repeated. torch keeps compiled code on
-    disk for later runs.
-    """
+    warning is printed. It must not change its arguments, because a call that fails is repeated."""
 
     def __init__(self, plain: Callable[..., Any]) -> None:
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns that there is no GPU
@@ -90,26 +82,24 @@ def precision_problem(precision: Precision, device: torch.device) -> Problem | N
 
 
 def prepare(device: torch.device, deterministic: bool | None) -> None:
-    """Set the switches of a GPU for what is computed outside of passes.
-
-    `deterministic`: cuDNN takes only algorithms that add in the same order every time (None: yes).
-    """
+    """Set the switches of a GPU for what is computed outside of passes. `deterministic`: cuDNN takes only algorithms
+    that add in the same order every time (None: yes)."""
     if device.type == "cuda":
         _set_products("ieee")
         _CUDNN.deterministic = deterministic is not False
         _CUDNN.benchmark = False  # which would choose an algorithm by its time
 
 
-@contextmanager
-def passes_in(precision: Precision, device: torch.device) -> Iterator[None]:
-    """The context of forward and backward passes, or of their recording."""
-    if precision != "tf32" or device.type != "cuda":
-        yield
-        return
-    _set_products("tf32")
-    try:
-        yield
-    finally:
+def passes_in(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+    """The context of forward and backward passes, or of their recording; may be entered again, not inside itself."""
+    return _Tf32() if precision == "tf32" and device.type == "cuda" else nullcontext()
+
+
+class _Tf32(AbstractContextManager[None]):
+    def __enter__(self) -> None:
+        _set_products("tf32")
+
+    def __exit__(self, *error: object) -> None:
         _set_products("ieee")
 
 

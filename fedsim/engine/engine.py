@@ -49,16 +49,12 @@ def concatenate_results(parts: Sequence[TrainingResult], schedule: Schedule) -> 
         losses[first : first + rows, :steps, :width] = part.losses
         first += rows
     known = [part.finite for part in parts if part.finite is not None]
-    return TrainingResult(
-        _joined([part.delta for part in parts]),
-        losses,
-        _joined([part.momentum for part in parts if part.momentum is not None]) or None,
-        np.concatenate(known) if len(known) == len(parts) else None,
+    finite = np.concatenate(known) if len(known) == len(parts) else None
+    delta, momentum = (
+        {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
+        for stacks in ([part.delta for part in parts], [part.momentum or {} for part in parts])
     )
-
-
-def _joined(stacks: Sequence[Stack]) -> Stack:
-    return {name: torch.cat([stack[name] for stack in stacks]) for name in (stacks[0] if stacks else ())}
+    return TrainingResult(delta, losses, momentum or None, finite)
 
 
 class Engine:
@@ -108,10 +104,8 @@ class Engine:
         )
 
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-        """Mean cross-entropy of `params` in eval mode over each list of positions in `data` [len(positions)].
-
-        All lists pass through the model together. An empty list gives nan.
-        """
+        """Mean cross-entropy of `params` in eval mode over each list of positions in `data` [len(positions)]; of none,
+        nan. All lists pass through the model together."""
         return self._means(params, positions, self.backend.cross_entropies)
 
     def accuracies(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
@@ -121,7 +115,6 @@ class Engine:
     def _means(
         self, params: Params, positions: Sequence[NDArray[np.int64]], values: Callable[[Tensor, Tensor], Tensor]
     ) -> NDArray[np.float64]:
-        """The mean over each list of positions of the `values` [n] of logits [n, C] and labels [n]; of none, nan."""
         own = ByClient.of(positions)
         sizes, chosen = own.sizes, own.flat
         if not len(chosen):
@@ -137,10 +130,8 @@ class Engine:
     def client_gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None = None
     ) -> Iterator[Tensor]:
-        """For each list of positions in `data`, the gradient of its mean cross-entropy in eval mode, flat [D].
-
-        `names` picks parameters (None: all that are trained), in their order. An empty list gives zeros.
-        """
+        """For each list of positions in `data`, the gradient of its mean cross-entropy in eval mode, flat [D], in the
+        parameters `names` (None: all that are trained). An empty list gives zeros."""
         return self.backend.gradients(params, positions, self.trained if names is None else names)
 
     def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:

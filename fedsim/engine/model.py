@@ -1,9 +1,8 @@
 """Users' models as engines take them: what travels, copies that can be trained, and what cannot.
 
-Both engines draw dropout masks by the same counter-based rule, so that a mask depends on (seed, round, client, step,
-layer, element) alone, whether clients train one by one or side by side, padded or not. An element is its place in the
-layer's input, so that padding changes masks where the batch is not the first axis (sequence first): there, engines draw
-other masks of the same rate for batches that are short.
+Dropout masks are counter-based: functions of (seed, round, client, step, layer, element) alone, whether clients train
+one by one or side by side, padded or not. An element is its place in the layer's input, so that padding changes masks
+where the batch is not the first axis.
 """
 
 import copy
@@ -58,11 +57,8 @@ def mix(z: Tensor) -> Tensor:
 
 
 class KeyedDropout(nn.Module):
-    """Inverted dropout whose mask is a pure function of `key` (an int64 scalar that the engine supplies per step).
-
-    `calls` counts applications within a step, so that a layer used twice draws two masks; the engine sets it back to 0
-    before each step.
-    """
+    """Inverted dropout whose mask is a pure function of `key` (an int64 scalar that the engine supplies per step), and
+    of `calls`, the applications within a step, which the engine sets back to 0 before each."""
 
     key: Tensor
 
@@ -93,11 +89,8 @@ def dropout_mask(keys: Tensor, layer: int, calls: int, shape: Sequence[int], p: 
 
 
 class MaskedBatchNorm(nn.Module):
-    """BatchNorm over the samples that `mask` [batch] marks, for batches padded to a common length.
-
-    Equal to torch's layer on the valid samples alone. One value per channel, which torch refuses in training, counts
-    as a batch of variance zero.
-    """
+    """BatchNorm over the samples that `mask` [batch] marks, as torch's layer on these alone; one value per channel,
+    which torch refuses in training, counts as a batch of variance zero."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -130,42 +123,36 @@ class MaskedBatchNorm(nn.Module):
         return y if self.weight is None else y * self.weight.view(channels) + self.bias.view(channels)
 
 
-class _LenientBatchNorm1d(nn.BatchNorm1d):
-    def forward(self, x: Tensor) -> Tensor:
-        return _of_one_value(self, x) if self.training and x[:, 0].numel() == 1 else super().forward(x)
+class _LenientBatchNorm(nn.BatchNorm2d):
+    def _check_input_dim(self, input: Tensor) -> None:
+        """For inputs of any number of axes."""
 
-
-class _LenientBatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
-        return _of_one_value(self, x) if self.training and x[:, 0].numel() == 1 else super().forward(x)
+        if not self.training or x[:, 0].numel() > 1:
+            return super().forward(x)
+        with torch.no_grad():
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)
+            if self.running_mean is not None and self.running_var is not None:
+                share = 1 / int(self.num_batches_tracked or 1) if self.momentum is None else self.momentum
+                self.running_mean.lerp_(x.flatten(), share)
+                self.running_var.lerp_(torch.zeros_like(self.running_var), share)
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        zeros = x - x
+        return zeros * self.weight.view(shape) + self.bias.view(shape) if self.affine else zeros
 
 
 def lenient(source: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
     """torch's own layer, which takes one value per channel for a batch of variance zero instead of refusing it."""
     layer = copy.deepcopy(source)
-    layer.__class__ = _LenientBatchNorm1d if isinstance(source, nn.BatchNorm1d) else _LenientBatchNorm2d
+    layer.__class__ = _LenientBatchNorm
     return layer
-
-
-def _of_one_value(layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        if layer.num_batches_tracked is not None:
-            layer.num_batches_tracked.add_(1)
-        if layer.running_mean is not None and layer.running_var is not None:
-            share = 1 / int(layer.num_batches_tracked or 1) if layer.momentum is None else layer.momentum
-            layer.running_mean.lerp_(x.flatten(), share)
-            layer.running_var.lerp_(torch.zeros_like(layer.running_var), share)
-    shape = (1, -1) + (1,) * (x.dim() - 2)
-    zeros = x - x
-    return zeros if not layer.affine else zeros * layer.weight.view(shape) + layer.bias.view(shape)
 
 
 @contextmanager
 def recurrent_in_training(model: nn.Module) -> Iterator[None]:
-    """Recurrent layers of a model in eval mode are in training mode, which cuDNN wants for their gradients.
-
-    They compute the same in both: those with dropout are refused.
-    """
+    """Recurrent layers of a model in eval mode are in training mode, which cuDNN wants for their gradients; without
+    dropout, they compute the same in both."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.RNNBase)]
     for layer in layers:
         layer.train()
@@ -182,10 +169,8 @@ ONE_BY_ONE = "engine=sequential runs it"
 
 @contextmanager
 def refused_if_it_fails(model: nn.Module, what: str) -> Iterator[None]:
-    """Try out a pass of `model`: what torch raises in it is a `ConfigError` that says `what` it cannot do.
-
-    That there is no memory is no property of the model, and raised as it is.
-    """
+    """Try out a pass of `model`: what torch raises in it is a `ConfigError` that says `what` it cannot do, unless there
+    is no memory."""
     try:
         yield
     except RuntimeError as error:
@@ -203,31 +188,23 @@ def for_batched(model: nn.Module) -> nn.Module:
 
 
 def for_sequential(model: nn.Module) -> nn.Module:
-    """A copy in training mode with keyed dropout, and BatchNorm of torch's that takes batches of one value.
-
-    Raises `ConfigError` naming layers whose randomness is hidden.
-    """
+    """A copy in training mode with keyed dropout, and BatchNorm of torch's that takes batches of one value. Raises
+    `ConfigError` naming layers whose randomness is hidden."""
     check(*_problems(model, _random))
     return _adapted(model, lenient)
 
 
 def refuse_mixed_samples(model: nn.Module, first: Tensor, other: Tensor) -> None:
     """Raise `ConfigError` where `first` and `other`, what a batch of a valid sample and padding gives for the valid one
-    with two samples as padding, differ: beside full batches, the model would train on padding.
-
-    Nothing is said of values that are not finite.
-    """
+    with two samples as padding, are finite and differ: the model would train on padding."""
     if torch.isfinite(first).all() and torch.isfinite(other).all() and not torch.allclose(first, other, 1e-3, 1e-3):
         rule = f"model {type(model).__name__} mixes the samples of a batch, so that padding would change its training"
         raise ConfigError([Problem("", ..., rule, ONE_BY_ONE)])
 
 
 def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
-    """Pass the two first samples of `x` through a sequential copy in training mode.
-
-    Raises `ConfigError` if that draws from torch's global generator (a functional dropout, added noise); the generator
-    is put back.
-    """
+    """Raise `ConfigError` if two samples of `x` that pass in training mode draw from torch's global generator (a
+    functional dropout, added noise), which is put back."""
     worker = for_sequential(model).to(x.device)
 
     def generator_state() -> Tensor:
@@ -244,11 +221,8 @@ def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
 
 
 def layout_for(model: nn.Module, x: Tensor) -> torch.memory_format:
-    """How batches of `x` should lie in memory: channels last for convolutions, 1.3 to 2 times as fast on a CPU, and
-    what the tensor cores of a GPU take without a conversion.
-
-    Not for models that cannot take it, such as those with `view` behind a convolution.
-    """
+    """How batches of `x` should lie in memory: channels last for convolutions (1.3 to 2 times as fast on a CPU, no
+    conversion on a GPU), but for models that cannot take it, such as those with `view` behind a convolution."""
     convolutional = any(isinstance(m, nn.Conv2d) for m in model.modules())
     if x.dim() != 4 or not len(x) or not convolutional:
         return torch.contiguous_format
@@ -266,21 +240,22 @@ def has_dropout(model: nn.Module) -> bool:
 
 
 def is_convolutional(model: nn.Module) -> bool:
-    """Whether there are convolutions, which torch.func's vmap over clients makes grouped ones of: slow on a CPU, and
-    more and smaller kernels on a GPU than one client after another."""
+    """Whether there are convolutions, of which vmap over clients makes grouped ones, slower than one after another."""
     return any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
 
 
-def keyed_dropouts(model: nn.Module) -> Iterator[tuple[str, KeyedDropout]]:
-    """The dropout layers of an adapted model that draw masks, by the name of their key buffer."""
-    for path, layer in model.named_modules():
-        if isinstance(layer, KeyedDropout) and layer.p > 0:
-            yield f"{path}.key" if path else "key", layer
+def keyed_dropouts(model: nn.Module) -> dict[str, KeyedDropout]:
+    """The dropout layers of an adapted model, by the name of their key buffer."""
+    return {_name(path, "key"): layer for path, layer in model.named_modules() if isinstance(layer, KeyedDropout)}
 
 
 def masked_norms(model: nn.Module) -> list[str]:
     """Names of the mask buffers of a model's MaskedBatchNorm layers."""
-    return [f"{path}.mask" if path else "mask" for path, m in model.named_modules() if isinstance(m, MaskedBatchNorm)]
+    return [_name(path, "mask") for path, layer in model.named_modules() if isinstance(layer, MaskedBatchNorm)]
+
+
+def _name(path: str, buffer: str) -> str:
+    return f"{path}.{buffer}" if path else buffer
 
 
 def _adapted(model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNorm2d], nn.Module]) -> nn.Module:
@@ -288,14 +263,11 @@ def _adapted(model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNo
     model = copy.deepcopy(model)
     replaced: dict[nn.Module, nn.Module] = {}
     for path, layer in list(model.named_modules(remove_duplicate=False)):
-        if layer in replaced:
-            pass
-        elif isinstance(layer, nn.Dropout):
-            replaced[layer] = KeyedDropout(layer.p, len(replaced))
-        elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-            replaced[layer] = batch_norm(layer)
-        else:
+        if not isinstance(layer, nn.Dropout | nn.BatchNorm1d | nn.BatchNorm2d):
             continue
+        if layer not in replaced:
+            number = len(replaced)
+            replaced[layer] = KeyedDropout(layer.p, number) if isinstance(layer, nn.Dropout) else batch_norm(layer)
         if not path:
             return replaced[layer].train()
         parent, _, name = path.rpartition(".")

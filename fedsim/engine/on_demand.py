@@ -21,12 +21,9 @@ Positions = NDArray[np.int64]
 
 
 class OnDemandBackend(Backend):
-    """A backend that finds in a tensor of fixed size, `data.x`, the samples that the present call needs.
-
-    Calls whose samples do not fit are taken in parts. Training gives the same bits as with all samples in memory where
-    the samples of a call fit (64 MiB, `fedsim.engine.data.ROOM_BYTES`), and else up to rounding, as other sizes of
-    batches do.
-    """
+    """A backend that finds in a tensor of fixed size, `data.x`, the samples that the present call needs. Calls whose
+    samples do not fit are taken in parts: training gives the same bits as with all samples in memory where those of a
+    call fit (64 MiB, `fedsim.engine.data.ROOM_BYTES`), and else the same up to rounding."""
 
     def __init__(self, workload: Workload, build: Callable[[Workload], Backend]) -> None:
         """`build` makes the backend that computes, from a workload whose data are those in the room."""
@@ -79,8 +76,7 @@ class OnDemandBackend(Backend):
         return self._forward(params, positions)
 
     def gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
-        """Some at a time, whose gradients take no more memory than the samples do: whoever takes one of them may use
-        the backend before the next."""
+        """Some at a time: whoever takes one of them may use the backend before the next."""
         length = sum(params[name].nbytes for name in names)
         most, first = max(ROOM_BYTES // max(length, 1), 1), 0
         while first < len(positions):

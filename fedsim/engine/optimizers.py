@@ -26,10 +26,8 @@ class Schedule(ABC):
 
 @parameters
 class LocalOptimizer(ABC):
-    """An optimiser of the clients' local training, whose state is initialised anew in every round.
-
-    It works on stacked parameters: all tensors have a leading axis of clients.
-    """
+    """An optimiser of the clients' local training, on stacked parameters: all tensors have a leading axis of clients.
+    Its state is initialised anew in every round."""
 
     lr: Positive
     schedule: Schedule
@@ -44,11 +42,8 @@ class LocalOptimizer(ABC):
 
     @abstractmethod
     def step(self, params: Stack, grads: Stack, state: Any, lr: float) -> None:
-        """One optimiser step, in place, of the clients in `params` and `grads`.
-
-        These may be the first rows only of the clients that `state` was made for; all of them have made the same number
-        of steps. `grads` may be overwritten.
-        """
+        """One optimiser step, in place, of the clients in `params` and `grads`: maybe only the first rows of those that
+        `state` was made for, which have all made the same number of steps. `grads` may be overwritten."""
 
     def momentum_buffers(self, state: Any) -> Stack | None:
         """The momentum buffers in `state`, or None if the optimiser has none."""
@@ -87,17 +82,14 @@ class SGD(LocalOptimizer):
         elif self.weight_decay:
             torch._foreach_add_(steps, values, alpha=self.weight_decay)
         if self.momentum:
-            steps = self._with_momentum(params, steps, state)
+            velocity = [state[name][: len(p)] for name, p in params.items()]
+            torch._foreach_mul_(velocity, self.momentum)
+            torch._foreach_add_(velocity, steps)
+            if self.nesterov:
+                torch._foreach_add_(steps, velocity, alpha=self.momentum)
+            else:
+                steps = velocity
         torch._foreach_add_(values, steps, alpha=-lr)
-
-    def _with_momentum(self, params: Stack, steps: list[Tensor], state: Stack) -> list[Tensor]:
-        velocity = [state[name][: len(p)] for name, p in params.items()]
-        torch._foreach_mul_(velocity, self.momentum)
-        torch._foreach_add_(velocity, steps)
-        if not self.nesterov:
-            return velocity
-        torch._foreach_add_(steps, velocity, alpha=self.momentum)
-        return steps
 
     @property
     def num_buffers(self) -> int:
@@ -142,11 +134,8 @@ class AdamState:
 
 @parameters
 class Adam(LocalOptimizer):
-    """Adam with bias correction (Kingma and Ba, 2015).
-
-    `decoupled` applies weight decay to the parameters directly in place of the gradient (AdamW; Loshchilov and Hutter,
-    2019).
-    """
+    """Adam with bias correction (Kingma and Ba, 2015). `decoupled` applies weight decay to the parameters directly in
+    place of the gradient (AdamW; Loshchilov and Hutter, 2019)."""
 
     beta1: Annotated[float, Interval(ge=0, lt=1)]
     beta2: Annotated[float, Interval(ge=0, lt=1)]

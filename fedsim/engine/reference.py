@@ -1,7 +1,6 @@
-"""Every client by itself in plain PyTorch: what the other backends are tested against, and the faster one for
-convolutions on a CPU."""
+"""Every client by itself in plain PyTorch: what other backends are tested against."""
 
-import queue
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from fedsim.core.errors import check
 from fedsim.core.flat import real_dtype, to_device
 from fedsim.core.types import Params
 from fedsim.engine.backend import TrainingResult, Workload, workers_problem
-from fedsim.engine.device import Precision, autocast, passes_in
+from fedsim.engine.device import Precision, autocast
 from fedsim.engine.model import for_sequential, keyed_dropouts, refuse_hidden_randomness, traveling
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import TorchBackend
@@ -28,17 +27,15 @@ class ClientTrainer:
         self.data, self.optimizer = workload.data, workload.optimizer
         self.model = for_sequential(workload.model).to(self.data.x.device)
         self.layout, self.precision = layout, precision
-        self.dropouts = [layer for _, layer in keyed_dropouts(self.model)]
+        self.dropouts = list(keyed_dropouts(self.model).values())
         self.tensors = traveling(self.model)
         own = {name: buffer for name, buffer in self.model.named_buffers() if name not in self.tensors}
         self.counters = list(own.values())  # what no client gets, such as the number of BatchNorm's batches
         self.counters_before = [buffer.clone() for buffer in self.counters]
 
     def train(self, params: Params, schedule: Schedule, losses: NDArray[Any]) -> tuple[Params, Params]:
-        """Train from `params` by the `schedule` of one client; its samples' losses go into `losses` [S, B].
-
-        Returns w_k - w, and the optimiser's momentum buffers, empty for one without.
-        """
+        """Train from `params` by the `schedule` of one client; its samples' losses go into `losses` [S, B]. Returns
+        w_k - w, and the optimiser's momentum buffers, empty for one without."""
         with torch.no_grad():
             torch._foreach_copy_(list(self.tensors.values()), [params[name] for name in self.tensors])
             if self.counters:
@@ -63,7 +60,8 @@ class ClientTrainer:
             values = self._losses(positions[step, :count])
             optimizer.zero_grad(set_to_none=True)
             values.mean().backward()
-            _with_zeros(optimizer)
+            for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is None):
+                parameter.grad = torch.zeros_like(parameter)  # without one, torch leaves out weight decay
             optimizer.step()
             each.append(values.detach())
         if each:
@@ -85,14 +83,6 @@ class ClientTrainer:
         return {n: torch.zeros_like(trained[n]) if b is None else b for n, b in buffers.items()}
 
 
-def _with_zeros(optimizer: torch.optim.Optimizer) -> None:
-    """Give parameters that the pass did not use their gradient, zero: without one, torch leaves out weight decay."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-
-
 class ReferenceBackend(TorchBackend):
     """Clients one after another, or, on a CPU, `workers` at a time on one core each (`auto`: as many as torch has
     threads; one on a GPU)."""
@@ -109,9 +99,7 @@ class ReferenceBackend(TorchBackend):
         super().__init__(workload, precision, deterministic)
         count = (1 if self.data.x.is_cuda else torch.get_num_threads()) if workers == "auto" else workers
         self._trainers = [ClientTrainer(workload, self.layout, precision) for _ in range(count)]
-        self._free: queue.SimpleQueue[ClientTrainer] = queue.SimpleQueue()
-        for trainer in self._trainers:
-            self._free.put(trainer)
+        self._free = deque(self._trainers)  # whose operations no two threads do at once
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
         if len(self.data.x):
             refuse_hidden_randomness(workload.model, self.data.x)
@@ -132,13 +120,13 @@ class ReferenceBackend(TorchBackend):
             return trainer.train(start[row], schedule.rows(slice(row, row + 1)), losses[row])
 
         def train_in_a_thread(row: int) -> tuple[Params, Params]:
-            trainer = self._free.get()
+            trainer = self._free.pop()  # there are as many as threads
             try:
                 return train_client(trainer, row)
             finally:
-                self._free.put(trainer)
+                self._free.append(trainer)
 
-        with passes_in(self.precision, self.data.x.device):
+        with self.passes:
             done = list(self._pool.map(train_in_a_thread, range(side_by_side)))
             done += [train_client(self._trainers[0], row) for row in range(side_by_side, count)]
         delta, momentum = (

@@ -1,5 +1,4 @@
-"""Which samples each client trains on in each local step: fixed before the training begins, the same for all
-backends."""
+"""Which samples each client trains on in each local step: fixed before the training, the same for all backends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ class LocalWork:
     batch_size: int
 
     def num_steps(self, size: int) -> int:
-        """Optimiser steps of a client with `size` samples."""
         if size == 0:
             return 0
         if self.steps is not None:
@@ -49,8 +47,7 @@ class LocalWork:
         return epochs * size + min(rest * self.batch_size, size)
 
     def too_large(self, sizes: NDArray[np.int64], cohort_size: int) -> Problem | None:
-        """The problem of a round whose schedule would not fit in memory, for clients with `sizes` samples [N], or
-        None."""
+        """The problem of a round whose schedule would not fit in memory, for clients with `sizes` samples [N]."""
         largest = int(sizes.max(initial=0))
         count = cohort_size * self.num_steps(largest) * min(self.batch_size, largest)
         key, value = ("local.epochs", self.epochs) if self.steps is None else ("local.steps", self.steps)
@@ -116,8 +113,7 @@ class Schedule:
 
 
 def concatenate_schedules(parts: Sequence[Schedule]) -> Schedule:
-    """All clients of `parts`, which agree in the learning rate, in order and padded to the largest number of steps and
-    the largest batch."""
+    """All clients of `parts`, which agree in the learning rate, padded to the most steps and the largest batch."""
     if len(parts) == 1:
         return parts[0]
     steps, width = (max(part.positions.shape[axis] for part in parts) for axis in (1, 2))
@@ -138,10 +134,8 @@ def _padded(array: NDArray[np.int64], *shape: int) -> NDArray[np.int64]:
 def make_schedule(
     positions: Sequence[Positions], work: LocalWork, streams: Streams, round: int, ids: Ids, lr: float, *, dropout: bool
 ) -> Schedule:
-    """The schedule of clients `ids` in `round`, from the `positions` of all N clients.
-
-    The order of a client's samples depends on (seed, TRAIN, round, client) alone, its dropout masks on (seed, DROPOUT,
-    round, client) and the step. `dropout`: whether the model needs keys for them.
+    """The schedule of clients `ids` in `round`, from the `positions` of all N clients. The order of a client's samples
+    depends on (seed, TRAIN, round, client) alone, its dropout masks on (seed, DROPOUT, round, client) and the step.
     """
     own = chosen(positions, ids)
     steps = np.array([work.num_steps(size) for size in own.sizes.tolist()], dtype=np.int64)

@@ -1,6 +1,7 @@
 """Losses and gradients of many clients at once: by torch.func's vmap, or, for chains of linear layers, with both
 passes written out over models stacked on a client axis."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
     """One step after another of clients that are ordered by falling number of steps; who has finished is left out.
 
     torch multiplies one pair of matrices in another order of additions than several, so where a single client is
-    left of several, its batch comes twice: what it computes does not depend on who trained beside it before.
+    left of several, its batch comes twice.
     """
     device = data.x.device
     positions = to_device(torch.as_tensor(schedule.positions), device)
@@ -72,18 +73,29 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
 
 
 def samples_at(x: Tensor, where: Tensor) -> Tensor:
-    """Those of `x` [n, ...] at the positions `where` [R, B]: [R, B, ...], in new memory."""
     return x.index_select(0, where.reshape(-1)).view(*where.shape, *x.shape[1:])
 
 
-def side_inputs(keys: Sequence[str], masks: Sequence[str], batch: StackedBatch) -> Stack:
-    """Buffers of these names that are not part of the model, for each row: dropout keys and BatchNorm's masks."""
-    side = {} if batch.keys is None else dict.fromkeys(keys, batch.keys)
-    if masks:
-        dtype = real_dtype(batch.x)
-        valid = batch.x.new_ones(batch.x.shape[:2], dtype=dtype) if batch.weights is None else batch.weights > 0
-        side |= dict.fromkeys(masks, valid.to(dtype))
-    return side
+class Functional:
+    """An adapted module whose tensors are passed in, keys of dropout and masks of BatchNorm among them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.dropouts, self.masks = module, keyed_dropouts(module), masked_norms(module)
+
+    def side_inputs(self, batch: StackedBatch) -> Stack:
+        """Keys and masks for each row."""
+        side = {} if batch.keys is None else dict.fromkeys(self.dropouts, batch.keys)
+        if self.masks:
+            dtype = real_dtype(batch.x)
+            valid = batch.x.new_ones(batch.x.shape[:2], dtype=dtype) if batch.weights is None else batch.weights > 0
+            side |= dict.fromkeys(self.masks, valid.to(dtype))
+        return side
+
+    def __call__(self, tensors: Params, x: Tensor) -> Tensor:
+        """Running statistics are updated in place, or replaced in `tensors`."""
+        for layer in self.dropouts.values():
+            layer.calls = 0
+        return functional_call(self.module, tensors, (x,))
 
 
 class StackedGradients:
@@ -95,20 +107,14 @@ class StackedGradients:
     def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
         """Raises `ConfigError` naming a layer that cannot run batched."""
         self.precision, self.device = precision, device
-        self.template = for_batched(model).to(device)
-        self.trained = trained_names(self.template)
-        self.buffers = buffer_names(self.template)
-        dropouts = dict(keyed_dropouts(self.template))
-        self.keys, self.dropouts = list(dropouts), list(dropouts.values())
-        self.masks = masked_norms(self.template)
+        module = for_batched(model).to(device)
+        self.template, self.trained, self.buffers = Functional(module), trained_names(module), buffer_names(module)
         self._full, self._padded = self._transforms()
         self.compiled: tuple[Compiled, ...] = ()
 
     def __call__(self, stack: Stack, batch: StackedBatch) -> tuple[Stack, Tensor]:
-        for layer in self.dropouts:
-            layer.calls = 0
         trained = {name: stack[name] for name in self.trained}
-        rest = {name: stack[name] for name in self.buffers} | side_inputs(self.keys, self.masks, batch)
+        rest = {name: stack[name] for name in self.buffers} | self.template.side_inputs(batch)
         if batch.weights is None:
             grads, (_, (losses, statistics)) = self._full(trained, rest, batch.x, batch.y)
         else:
@@ -122,20 +128,18 @@ class StackedGradients:
         self._full, self._padded = self.compiled = (Compiled(self._full), Compiled(self._padded))
 
     def try_out(self, x: Tensor, y: Tensor) -> None:
-        """One gradient of two models on two samples, for what vmap finds out only then, and to load what it needs.
-
-        Raises `ConfigError` where the model cannot run batched (data-dependent control flow, an operation that vmap
-        does not know), or gives another loss for a sample with another one as padding beside it.
-        """
-        stack = {name: torch.stack([value, value]) for name, value in initial(self.template).items()}
+        """One gradient of two models on two samples. Raises `ConfigError` where the model cannot run batched
+        (data-dependent control flow, an operation that vmap does not know), or gives another loss for a sample with
+        another one as padding beside it."""
+        stack = {name: torch.stack([value, value]) for name, value in initial(self.template.module).items()}
         pair = torch.zeros(2, dtype=torch.int64, device=x.device)
         weights = torch.zeros((2, len(x[:2])), dtype=real_dtype(x), device=x.device)
         weights[:, 0] = 1
         twice = torch.cat([x[:1]] * len(x[:2]))
         batch = StackedBatch(torch.stack([x[:2], twice]), torch.stack([y[:2], y[:2]]), weights, pair)
-        with refused_if_it_fails(self.template, "cannot run for several clients at once"):
+        with refused_if_it_fails(self.template.module, "cannot run for several clients at once"):
             _, losses = self(stack, batch)
-        refuse_mixed_samples(self.template, losses[0, 0], losses[1, 0])
+        refuse_mixed_samples(self.template.module, losses[0, 0], losses[1, 0])
 
     def _transforms(self) -> tuple[Callable[..., tuple[Stack, tuple[Tensor, tuple[Tensor, Stack]]]], ...]:
         def loss(
@@ -143,7 +147,7 @@ class StackedGradients:
         ) -> tuple[Tensor, tuple[Tensor, Params]]:
             everything = {**trained, **rest}
             with autocast(self.precision, self.device):
-                output = functional_call(self.template, everything, (x,)).to(real_dtype(x))
+                output = self.template(everything, x).to(real_dtype(x))
             statistics = {name: everything[name] for name in self.buffers}
             each = F.cross_entropy(output, y, reduction="none")
             total = each.mean() if weights is None else (each * weights).sum()
@@ -199,35 +203,48 @@ def padded(positions: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], N
     return where, mean_weights(lengths, where.shape[1])
 
 
-class Differentiated:
-    """Local steps of R clients from models `start` [R, ...], which are not modified: any model and optimiser, through
-    `StackedGradients`."""
+class Program(ABC):
+    """Local steps of R clients, from models `start` [R, ...], which are not modified, in those of `stack`."""
 
-    def __init__(self, gradients: StackedGradients, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
-        self.gradients, self.optimizer, self.start, self.lr = gradients, optimizer, start, lr
-        self.stack = {name: value.clone(memory_format=torch.contiguous_format) for name, value in start.items()}
-        self.state = optimizer.init({name: self.stack[name] for name in gradients.trained})
+    def __init__(
+        self, optimizer: LocalOptimizer, start: Stack, stack: Stack, trained: Sequence[str], lr: float
+    ) -> None:
+        self.optimizer, self.start, self.stack, self.lr = optimizer, start, stack, lr
+        self.state = optimizer.init({name: stack[name] for name in trained})
 
+    @abstractmethod
     def step(self, batch: StackedBatch) -> Tensor:
         """One step of the leading rows, as many as the batch has; its samples' losses before the step [rows, B]."""
+
+    def row(self, row: int) -> list[Tensor]:
+        """The parameters and momentum buffers of one client; share memory with the program's."""
+        return [value[row] for value in (*self.stack.values(), *self._buffers().values())]
+
+    def delta(self) -> Stack:
+        """w_k - w of all rows; the models are lost."""
+        return {name: value.sub_(self.start[name]).contiguous() for name, value in self.stack.items()}
+
+    def momentum(self) -> Stack | None:
+        return {name: value.contiguous() for name, value in self._buffers().items()} or None
+
+    def _buffers(self) -> Stack:
+        return self.optimizer.momentum_buffers(self.state) or {}
+
+
+class Differentiated(Program):
+    """Any model and optimiser, through `StackedGradients`."""
+
+    def __init__(self, gradients: StackedGradients, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
+        stack = {name: value.clone(memory_format=torch.contiguous_format) for name, value in start.items()}
+        super().__init__(optimizer, start, stack, gradients.trained, lr)
+        self.gradients = gradients
+
+    def step(self, batch: StackedBatch) -> Tensor:
         live = {name: value[: len(batch.x)] for name, value in self.stack.items()}
         grads, losses = self.gradients(live, batch)
         trained = {name: live[name] for name in self.gradients.trained}
         self.optimizer.step(trained, grads, self.state, self.lr)
         return losses
-
-    def row(self, row: int) -> list[Tensor]:
-        """The parameters and momentum buffers of one client; share memory with the program's."""
-        return [value[row] for value in (*self.stack.values(), *(self.momentum() or {}).values())]
-
-    def delta(self) -> Stack:
-        """w_k - w of all rows, in place of the models."""
-        for name, value in self.stack.items():
-            value.sub_(self.start[name])
-        return self.stack
-
-    def momentum(self) -> Stack | None:
-        return self.optimizer.momentum_buffers(self.state)
 
 
 Layer = tuple[Tensor, Tensor | None]
@@ -273,61 +290,44 @@ def passes(chain: Chain, layers: Sequence[Layer], batch: StackedBatch) -> tuple[
     return total.log_().sub_(chosen).squeeze(2), inputs, slopes
 
 
-class LinearChain:
-    """As `Differentiated`, of a chain of linear layers; the step of plain SGD is part of the matrix products."""
+class LinearChain(Program):
+    """A chain of linear layers; the step of plain SGD is part of the matrix products."""
 
     def __init__(self, chain: Chain, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
-        self.chain, self.optimizer, self.start, self.lr = chain, optimizer, start, lr
-        views = self._by_name(layers_of(chain, start))
-        own = {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
-        self.layers: list[Layer] = [(own[k.weight], None if k.bias is None else own[k.bias]) for k in chain.links]
-        self.tensors = own
+        stack = {name: _transposed(value) for name, value in start.items()}
+        super().__init__(optimizer, start, stack, list(stack), lr)
+        self.chain, self.layers = chain, layers_of(chain, stack)
         self.decay = optimizer.weight_decay if type(optimizer) is SGD and not optimizer.momentum else None
-        self.state = None if self.decay is not None else optimizer.init(self.tensors)
-
-    def _by_name(self, layers: Sequence[Layer]) -> Stack:
-        named = zip(self.chain.links, layers, strict=True)
-        pairs = [pair for link, (weight, bias) in named for pair in ((link.weight, weight), (link.bias, bias))]
-        return {name: value for name, value in pairs if name is not None and value is not None}
 
     @torch.no_grad()
     def step(self, batch: StackedBatch) -> Tensor:
         rows = len(batch.x)
         live = [(weight[:rows], None if bias is None else bias[:rows]) for weight, bias in self.layers]
         losses, inputs, slopes = passes(self.chain, live, batch)
-        passed = list(zip(inputs, slopes, strict=True))
         if self.decay is None:
-            found = [(torch.bmm(x.transpose(1, 2), slope), slope.sum(1, keepdim=True)) for x, slope in passed]
-            self.optimizer.step(self._by_name(live), self._by_name(found), self.state, self.lr)
+            grads: Stack = {}
+            for link, x, slope in zip(self.chain.links, inputs, slopes, strict=True):
+                grads[link.weight] = torch.bmm(x.transpose(1, 2), slope).transpose(1, 2)
+                if link.bias is not None:
+                    grads[link.bias] = slope.sum(1)
+            self.optimizer.step({name: self.stack[name][:rows] for name in grads}, grads, self.state, self.lr)
             return losses
         keep = 1 - self.lr * self.decay
-        for (weight, bias), (x, slope) in zip(live, passed, strict=True):
+        for (weight, bias), x, slope in zip(live, inputs, slopes, strict=True):
             weight.baddbmm_(x.transpose(1, 2), slope, beta=keep, alpha=-self.lr)
             if bias is not None:
                 bias.mul_(keep).sub_(slope.sum(1, keepdim=True), alpha=self.lr)
         return losses
 
-    def row(self, row: int) -> list[Tensor]:
-        return [value[row] for value in (*self.tensors.values(), *(self._buffers() or {}).values())]
 
-    def delta(self) -> Stack:
-        stack = self._named(self.tensors)
-        return {name: (stack[name] - value).contiguous() for name, value in self.start.items()}
-
-    def momentum(self) -> Stack | None:
-        buffers = self._buffers()
-        return None if buffers is None else {n: value.contiguous() for n, value in self._named(buffers).items()}
-
-    def _buffers(self) -> Stack | None:
-        return None if self.state is None else self.optimizer.momentum_buffers(self.state)
-
-    def _named(self, tensors: Stack) -> Stack:
-        """In the layout of `torch.nn.Linear`."""
-        weights = {link.weight for link in self.chain.links}
-        return {n: value.transpose(1, 2) if n in weights else value.squeeze(1) for n, value in tensors.items()}
+def _transposed(value: Tensor) -> Tensor:
+    """A copy of weights [R, out, in] or biases [R, out], in which weights lie as [R, in, out]."""
+    own = value.mT if value.dim() == 3 else value
+    copied = own.clone(memory_format=torch.contiguous_format)
+    return copied.mT if value.dim() == 3 else copied
 
 
-def run_steps(program: Differentiated | LinearChain, data: ClientData, schedule: Schedule) -> Tensor:
+def run_steps(program: Program, data: ClientData, schedule: Schedule) -> Tensor:
     """All steps of clients that are ordered by falling number of steps; their samples' losses [R, steps, width]."""
     losses = data.x.new_zeros(schedule.positions.shape, dtype=real_dtype(data.x))
     kept: list[Tensor] = []

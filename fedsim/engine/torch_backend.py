@@ -38,8 +38,6 @@ EVALUATION_BATCH = 1000
 """Samples in one forward pass on a CPU, and at least on a GPU, which takes as many as fit into its memory."""
 MOST = 0.7
 """Share of all samples from which on it is faster to pass all of them in their order than to gather some."""
-
-
 CACHED_BYTES = 4 * 2**20
 """Stacked models of several runs in one call on a CPU: beyond, products wait for memory (docs/performance.md)."""
 
@@ -65,6 +63,7 @@ class TorchBackend(Backend):
             precision_problem(precision, x.device),
         )
         prepare(x.device, deterministic)
+        self.passes = passes_in(precision, x.device)
         self.data, self.optimizer, self.precision = workload.data, workload.optimizer, precision
         self.model = copy.deepcopy(workload.model).to(x.device).eval()
         self.layout = layout_for(self.model, x)
@@ -75,19 +74,18 @@ class TorchBackend(Backend):
             self.pass_size = samples_that_fit(self.activations, x.device, EVALUATION_BATCH)
         self._laid_out: tuple[Tensor, Tensor] | None = None
         self.chunk_size = rows_that_fit(self.model, x.device) if chunk_size == "auto" else chunk_size
-        self._counts_activations = chunk_size == "auto" and x.is_cuda
+        self._counts_activations = chunk_size == "auto" and x.is_cuda  # a CPU trains what has large ones one by one
         self.joint = x.is_cuda and not is_convolutional(self.model)
 
     @property
     def max_joint_clients(self) -> int:
         """As many as fit into the memory of a GPU, or into the cache of a CPU."""
-        if self.data.x.is_cuda:
-            return self.chunk_size
-        return max(1, min(self.chunk_size, CACHED_BYTES // max(model_bytes(self.model), 1)))
+        cached = max(1, CACHED_BYTES // max(model_bytes(self.model), 1))
+        return self.chunk_size if self.data.x.is_cuda else min(self.chunk_size, cached)
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """By `_train_chunk`, for as many clients at once as fit."""
-        size = self._clients_that_fit(schedule)
+        size = self._that_fit(schedule.positions.shape[2]) if self._counts_activations else self.chunk_size
         if len(schedule) <= size:
             found = self._if_it_fits(lambda: self._train_chunk(start, schedule), len(schedule))
             return self.train(start, schedule) if found is None else found
@@ -97,18 +95,15 @@ class TorchBackend(Backend):
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         raise NotImplementedError
 
-    def _clients_that_fit(self, schedule: Schedule) -> int:
-        """At once, with their batches' activations. On a GPU alone: a CPU trains what has large ones one by one."""
-        if not self._counts_activations:
-            return self.chunk_size
-        width = schedule.positions.shape[2]
+    def _that_fit(self, width: int) -> int:
+        """Clients at once, with the activations of batches of `width`."""
         return min(self.chunk_size, rows_that_fit(self.model, self.data.x.device, self.activations * width))
 
     def _if_it_fits(self, compute: Callable[[], Found], count: int, what: str = "clients") -> Found | None:
         """What `compute` returns for `count` clients at once; None where memory ran out: chunks are then half as large.
         Raises for one client."""
         try:
-            with passes_in(self.precision, self.data.x.device):
+            with self.passes:
                 return compute()
         except RuntimeError as error:
             if count == 1 or not is_out_of_memory(error):
@@ -126,7 +121,7 @@ class TorchBackend(Backend):
         return len(x) if count >= MOST * len(x) else 0
 
     def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
-        with torch.no_grad(), passes_in(self.precision, x.device):
+        with torch.no_grad(), self.passes:
             self._load(params)
             if positions is None:
                 return joined([self._logits(part) for part in self._in_layout(x).split(self.pass_size)])
@@ -158,8 +153,7 @@ class TorchBackend(Backend):
         """How many lists are padded to the longest and pass at once."""
         if not self.joint or self.chunk_size == 1:
             return 1
-        width = min(max(map(len, positions)), EVALUATION_BATCH)
-        return min(self.chunk_size, rows_that_fit(self.model, self.data.x.device, self.activations * width))
+        return self._that_fit(min(max(map(len, positions)), EVALUATION_BATCH))
 
     def _joint_gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
@@ -188,7 +182,7 @@ class TorchBackend(Backend):
         """Of the sum of the cross-entropies of the samples at these positions."""
         with (
             torch.enable_grad(),  # whatever the caller computes with
-            passes_in(self.precision, chosen.device),
+            self.passes,
             recurrent_in_training(self.model),
         ):
             logits = self._logits(self.data.x.index_select(0, chosen))

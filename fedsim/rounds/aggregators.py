@@ -23,12 +23,10 @@ Decay = Annotated[float, Interval(ge=0, lt=1)]
 
 @parameters
 class Aggregator(ABC):
-    """The interface of aggregators.
+    """The interface of aggregators. Hyper-parameters are keyword-only fields, as of selectors.
 
-    Hyper-parameters are keyword-only fields, as of selectors. `buffers` names the
-    entries of a model that are not trained (running statistics of BatchNorm): they are always averaged, by weights that
-    sum to one, and not changed by a server optimiser. `weighting`: equal weights (`uniform`) or in proportion to n_k
-    (`by_size`).
+    `buffers` names the entries of a model that are not trained (running statistics of BatchNorm): they are averaged by
+    weights that sum to one. `weighting`: equal weights (`uniform`) or in proportion to n_k (`by_size`).
     """
 
     buffers: frozenset[str] = field(kw_only=False)
@@ -39,10 +37,7 @@ class Aggregator(ABC):
 
     @abstractmethod
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
-        """The next global model from `params`, the present one.
-
-        `weights` [K] come from the selector; None: the aggregator's own.
-        """
+        """The next global model from `params`, the present one. `weights` [K]: the selector's; None: its own."""
 
     def weights(self, cohort: Cohort) -> NDArray[np.float64]:
         """The aggregator's own weights [K]: 1 / K, or n_k divided by the sum over the cohort."""
@@ -109,10 +104,8 @@ class ServerOptimizer(Aggregator):
 
     @abstractmethod
     def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
-        """The tensors to add to the parameters `names`, given their mean updates `means`.
-
-        Operations are torch's on lists (`torch._foreach_mul`): on a GPU, one launch for all tensors of a model.
-        """
+        """The tensors to add to the parameters `names`, given their mean updates `means`; by operations on lists
+        (`torch._foreach_mul`), each of which is one launch on a GPU."""
 
 
 @parameters

@@ -26,6 +26,17 @@ class AvailabilityError(FedsimError):
     """An availability model returned what is not a mask of the clients."""
 
 
+def _refuse(kind: type[FedsimError], part: object, round: int, fault: str | None) -> None:
+    """Raise an error that says which part it was, in which round, and what was wrong, if anything."""
+    if fault:
+        raise kind(f"round {round}: {type(part).__name__} {fault}")
+
+
+def check_selection(part: object, round: int, selection: object, available: Ids, expected: int | None) -> None:
+    """Raise `SelectionError` if `selection_fault` finds something."""
+    _refuse(SelectionError, part, round, selection_fault(selection, available, expected))
+
+
 def selection_fault(selection: object, available: Ids, expected: int | None) -> str | None:
     """What is wrong with a selection, in words, or None. `expected` is the number of clients, None for adaptive."""
     if not isinstance(selection, Selection):
@@ -45,44 +56,40 @@ def selection_fault(selection: object, available: Ids, expected: int | None) -> 
     return None
 
 
-def availability_fault(mask: object, num_clients: int) -> str | None:
-    """What is wrong with what an availability model returned, in words, or None."""
+def check_unmodified(part: object, round: int, model: Sequence[str], updates: Sequence[str] = ()) -> None:
+    """Raise `SelectionError` if a selector has modified these tensors of the model or of the clients' updates."""
+    fault = _updates_fault(updates)
+    if model:
+        names = ", ".join(model[:3])
+        copy = "{name: value.clone() for name, value in clients.params.items()}"
+        fault = f"modified the model's {names} in place; work on a copy: {copy}"
+    _refuse(SelectionError, part, round, fault)
+
+
+def _updates_fault(modified: Sequence[str]) -> str | None:
+    """Updates are aggregated, and seen by selector and aggregator."""
+    names, remedy = ", ".join(modified[:3]), "compute new tensors, as in m / norm in place of m /= norm"
+    return f"modified the updates' {names} in place, which others use, too; {remedy}" if modified else None
+
+
+def check_available(part: object, round: int, mask: object, num_clients: int) -> None:
+    """Raise `AvailabilityError` unless the mask that an availability model returned is one."""
     if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (num_clients,):
-        return None
+        return
     rule = f"must return a mask of booleans with one entry for each of the {num_clients} clients, not {_shown(mask)}"
-    return f"{rule}; np.isin(np.arange(num_clients), ids) makes one of ids" if _is_numeric(mask) else rule
+    hint = "; np.isin(np.arange(num_clients), ids) makes one of ids" if _is_numeric(mask) else ""
+    _refuse(AvailabilityError, part, round, rule + hint)
 
 
-def refuse(kind: type[FedsimError], part: object, round: int, fault: str | None) -> None:
-    """Raise an error of this `kind` that says which part it was, in which round, and what was wrong, if anything."""
-    if fault:
-        raise kind(f"round {round}: {type(part).__name__} {fault}")
+def check_model(part: object, round: int, model: Params, like: Params, modified: Sequence[str]) -> None:
+    """Raise `AggregationError` unless an aggregator has left the updates as they were and returned a model with the
+    tensors of the one before, and `DivergedError` where that holds a nan or infinity; on a GPU there is one answer to
+    wait for."""
+    _refuse(AggregationError, part, round, _updates_fault(modified) or _model_fault(model, like))
+    require_finite(model, round)
 
 
-def model_changed(modified: Sequence[str]) -> str | None:
-    """What is wrong with a selector that has `modified` these tensors of the model, in words, or None."""
-    if not modified:
-        return None
-    names = ", ".join(modified[:3])
-    return (
-        f"modified the model's {names} in place; work on a copy: "
-        "{name: value.clone() for name, value in clients.params.items()}"
-    )
-
-
-def updates_changed(modified: Sequence[str]) -> str | None:
-    """The same of the clients' updates, which are aggregated, and seen by selector and aggregator."""
-    if not modified:
-        return None
-    names = ", ".join(modified[:3])
-    return (
-        f"modified the updates' {names} in place, which others use, too; compute new tensors, as in m / norm in place "
-        "of m /= norm"
-    )
-
-
-def model_fault(model: object, like: Params) -> str | None:
-    """What is wrong with a model that must have the tensors of the one before, in words, or None."""
+def _model_fault(model: object, like: Params) -> str | None:
     if not isinstance(model, Mapping):
         return f"must return a model, that is, a dict of tensors by name, not {_shown(model)}"
     if model.keys() != like.keys():

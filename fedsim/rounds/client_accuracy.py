@@ -5,7 +5,6 @@ fairness in federated learning is measured by the spread of these accuracies (Li
 in federated learning", section 4: mean, worst and best tenth, variance over clients).
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,70 +13,57 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.record import KEY, MeasuredOn
-from fedsim.core.types import Params
+from fedsim.core.types import ByClient, Params
 from fedsim.engine.engine import Engine
 from fedsim.partitions.division import Division
 
 Floats = NDArray[np.float64]
 
 
-class ClientAccuracy(ABC):
-    """A way to measure the accuracy of each of N clients.
+@dataclass(frozen=True)
+class ClientAccuracy:
+    """A way to measure the accuracy of each of N clients: the share of right answers in each of G `groups` of samples.
 
-    `samples` [N]: on how many samples it rests; the accuracy of a client with none is nan.
+    `groups` [n] are of the test samples, or of those at `positions` [n] in the engine's data, which costs a pass over
+    them. A client's accuracy is that of its own group, or, where there are `counts` [N, G], the mean over the groups
+    weighted by them. `samples` [N]: on how many samples it rests; the accuracy of a client with none is nan.
     """
 
     samples: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    positions: NDArray[np.int64] | None = None
+    counts: NDArray[np.int64] | None = None
 
-    @abstractmethod
     def measure(self, engine: Engine, params: Params, test_hits: NDArray[np.bool_]) -> Floats:
         """The accuracy of `params` on each client [N]; `test_hits` says which test samples it classifies correctly."""
+        hits = test_hits
+        if self.positions is not None:
+            hits = engine.hits(params, self.positions) if len(self.positions) else np.empty(0, np.bool_)
+        num_groups = len(self.samples) if self.counts is None else self.counts.shape[1]
+        right = np.bincount(self.groups, hits, num_groups)
+        rates = _divided(right, np.bincount(self.groups, minlength=num_groups))  # type: ignore[arg-type]
+        if self.counts is None:
+            return rates[: len(self.samples)]
+        return _divided((self.counts * np.nan_to_num(rates)).sum(1), self.samples)
 
 
-class ByLabels(ClientAccuracy):
-    """The test accuracy of each class, weighted by the share of that class in the client's training samples.
-
-    This is the accuracy to be expected on test samples with the client's distribution of labels. Classes that the test
-    set lacks are left out. Costs no pass of its own.
-    """
-
-    def __init__(self, histograms: NDArray[np.int64], test_labels: NDArray[np.int64]) -> None:
-        """`histograms` [N, C]: the clients' training samples by label."""
-        self.labels = test_labels
-        tested = np.bincount(test_labels, minlength=histograms.shape[1]) > 0
-        self.counts = histograms * tested
-        self.samples = self.counts.sum(1)
-
-    def measure(self, engine: Engine, params: Params, test_hits: NDArray[np.bool_]) -> Floats:
-        by_class = np.nan_to_num(_rates(self.labels, test_hits, self.counts.shape[1]))
-        return _divided((self.counts * by_class).sum(1), self.samples)
+def by_labels(histograms: NDArray[np.int64], test_labels: NDArray[np.int64]) -> ClientAccuracy:
+    """The test accuracy of each class, weighted by the share of that class in the client's training samples
+    (`histograms` [N, C]): what is to be expected on test samples with the client's distribution of labels. Classes that
+    the test set lacks are left out."""
+    counts = histograms * (np.bincount(test_labels, minlength=histograms.shape[1]) > 0)
+    return ClientAccuracy(counts.sum(1), test_labels, counts=counts)
 
 
-class OnTestSamples(ClientAccuracy):
-    """The test samples that belong to the client, where the data set says whose they are. Costs no pass of its own."""
-
-    def __init__(self, clients: NDArray[np.int64], num_clients: int) -> None:
-        """`clients` [n_test]: whose each test sample is; `num_clients` stands for nobody's."""
-        self.clients, self.num_clients = clients, num_clients
-        self.samples = np.bincount(clients, minlength=num_clients + 1)[:num_clients]
-
-    def measure(self, engine: Engine, params: Params, test_hits: NDArray[np.bool_]) -> Floats:
-        return _rates(self.clients, test_hits, self.num_clients + 1)[: self.num_clients]
+def on_test_samples(clients: NDArray[np.int64], num_clients: int) -> ClientAccuracy:
+    """The test samples that belong to the client: `clients` [n_test], where `num_clients` stands for nobody's."""
+    return ClientAccuracy(np.bincount(clients, minlength=num_clients + 1)[:num_clients], clients)
 
 
-class OnOwnSamples(ClientAccuracy):
-    """The client's own samples, training or held-out ones. Costs a pass over all of them."""
-
-    def __init__(self, positions: Sequence[NDArray[np.int64]]) -> None:
-        """`positions`: of each client's samples in the engine's data."""
-        self.samples = np.array([len(own) for own in positions], dtype=np.int64)
-        self.positions = np.concatenate([np.empty(0, np.int64), *positions])
-        self.clients = np.repeat(np.arange(len(positions)), self.samples)
-
-    def measure(self, engine: Engine, params: Params, test_hits: NDArray[np.bool_]) -> Floats:
-        if not len(self.positions):
-            return np.full(len(self.samples), np.nan)
-        return _rates(self.clients, engine.hits(params, self.positions), len(self.samples))
+def on_own_samples(positions: Sequence[NDArray[np.int64]]) -> ClientAccuracy:
+    """The client's own samples, training or held-out ones, at these positions in the engine's data."""
+    own = ByClient.of(positions)
+    return ClientAccuracy(own.sizes, np.repeat(np.arange(len(own)), own.sizes), own.flat)
 
 
 @dataclass(frozen=True)
@@ -95,10 +81,10 @@ def client_accuracy(measured_on: MeasuredOn, division: Division, samples: Sample
     Raises `ConfigError` for `test` where test samples do not belong to clients.
     """
     if measured_on == "labels":
-        return ByLabels(division.histograms, samples.test_labels)
+        return by_labels(division.histograms, samples.test_labels)
     if measured_on == "test":
-        return OnTestSamples(_clients_of_test_samples(division, samples), len(division.train))
-    return OnOwnSamples(division.holdout if measured_on == "holdout" else division.train)
+        return on_test_samples(_clients_of_test_samples(division, samples), len(division.train))
+    return on_own_samples(division.holdout if measured_on == "holdout" else division.train)
 
 
 def _clients_of_test_samples(division: Division, samples: Samples) -> NDArray[np.int64]:
@@ -138,11 +124,6 @@ def aggregates(accuracies: Floats, selected: NDArray[np.bool_]) -> dict[str, flo
 
 def _mean(values: Floats) -> float | None:
     return float(values.mean()) if len(values) else None
-
-
-def _rates(groups: NDArray[np.int64], hits: NDArray[np.bool_], count: int) -> Floats:
-    """The share of `hits` in each of `count` groups; nan in an empty one."""
-    return _divided(np.bincount(groups, hits, count), np.bincount(groups, minlength=count))  # type: ignore[arg-type]
 
 
 def _divided(totals: Floats, counts: NDArray[np.int64]) -> Floats:

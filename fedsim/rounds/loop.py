@@ -24,18 +24,7 @@ from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selec
 from fedsim.engine.engine import Engine
 from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
-from fedsim.rounds.checks import (
-    AggregationError,
-    AvailabilityError,
-    SelectionError,
-    availability_fault,
-    model_changed,
-    model_fault,
-    refuse,
-    require_finite,
-    selection_fault,
-    updates_changed,
-)
+from fedsim.rounds.checks import SelectionError, check_available, check_model, check_selection, check_unmodified
 from fedsim.rounds.client_accuracy import ClientAccuracy, aggregates
 from fedsim.selectors.base import Selector
 
@@ -132,37 +121,36 @@ class Simulation:
         clients = Clients(parts.engine, context, self.params, None if self.started else parts.first_model)
         params, num_dropped = self.params, 0
 
-        with clock("select"):
-            selection = self._select(t, clients)
+        clock.enter("select")
+        selection = self._select(t, clients, context.available)
         begun = simulated.asked if simulated else 0.0  # the questions are over
-        with clock("train"):
-            cohort = clients.collect(selection.ids) if len(selection.ids) else None
-        nobody = selection.ids[:0]
-        arrived = Arrivals(cohort, selection.weights, late=nobody, unsent=nobody, seconds=0.0)
+        clock.enter("train")
+        cohort = clients.collect(selection.ids) if len(selection.ids) else None
+        arrived = Arrivals(cohort, selection.weights, selection.ids[:0], selection.ids[:0], seconds=0.0)
         if cohort is not None and simulated is not None and parts.simulated is not None:
             arrived = arrivals(cohort, selection.weights, simulated, begun, parts.simulated.wanted)
         ledger.uploaded.difference_update(arrived.unsent.tolist())
         if arrived.cohort is not None:
-            with clock("aggregate"):
-                cohort, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
-                params = self._aggregate(t, cohort, weights)
+            clock.enter("aggregate")
+            cohort, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
+            params = self._aggregate(t, cohort, weights)
             server = Server(parts.engine, parts.server_data, context, params)
             declared = replace(  # training losses reach only a selector that has them sent
                 cohort,
                 loss=cohort.loss if Signal.TRAINING_LOSS in selector.needs else None,
                 rms_loss=cohort.rms_loss if Signal.SQUARED_LOSS in selector.needs else None,
             )
-            with clock("select"):
-                selector.observe(t, declared, server)
-            refuse(SelectionError, selector, t, model_changed(server.modified))
+            clock.enter("select")
+            selector.observe(t, declared, server)
+            check_unmodified(selector, t, server.modified)
 
         self.started |= bool(len(context.available))
         self.params, self.round, self.observed = params, t, arrived.cohort is not None
         self.covered[selection.ids] = True
-        with clock("evaluate"):
-            measured = self._evaluate(t)
-        self.wall_seconds += sum(clock.seconds.values())
+        clock.enter("evaluate")
+        measured = self._evaluate(t)
         spent: dict[str, Any] = {f"seconds_{phase}": seconds for phase, seconds in clock.seconds.items()}
+        self.wall_seconds += sum(spent.values())
         return Record(
             round=t,
             train_loss=mean_loss(arrived.cohort),
@@ -181,13 +169,13 @@ class Simulation:
         """Who can be reached in round `t`, and the clocks and the ledger of it."""
         parts, population = self.components, self.components.population
         mask = parts.availability.available(t, population.num_clients, parts.streams.generator(Purpose.AVAILABILITY, t))
-        refuse(AvailabilityError, parts.availability, t, availability_fault(mask, population.num_clients))
+        check_available(parts.availability, t, mask, population.num_clients)
         if parts.simulated is not None and (present := parts.simulated.present(self.simulated_time)) is not None:
             mask = mask & present
         return RoundContext(
             round=t,
             lr=parts.learning_rate(t),
-            available=np.flatnonzero(mask & (parts.population.sizes > 0)),
+            available=np.flatnonzero(mask & (population.sizes > 0)),
             needs=parts.selector.needs,
             streams=parts.streams,
             first=not self.started,
@@ -197,15 +185,14 @@ class Simulation:
             simulated=None if parts.simulated is None else parts.simulated.round(t, self.simulated_time),
         )
 
-    def _select(self, t: int, clients: Clients) -> Selection:
-        if not len(clients.available):
-            return Selection(clients.available)
-        selector, available = self.components.selector, clients.available.copy()
+    def _select(self, t: int, clients: Clients, available: Ids) -> Selection:
+        if not len(available):
+            return Selection(available)
+        selector, available = self.components.selector, available.copy()
         selection = selector.select(t, clients, self.components.streams.generator(Purpose.SELECT, t))
         expected = None if selector.adaptive else selector.cohort_size(clients)
-        fault = selection_fault(selection, available, expected)
-        fault = fault or model_changed(clients.modified) or updates_changed(clients.modified_updates)
-        refuse(SelectionError, selector, t, fault)
+        check_selection(selector, t, selection, available, expected)
+        check_unmodified(selector, t, *clients.modified)
         return selection
 
     def _aggregate(self, t: int, cohort: Cohort, weights: Weights) -> Params:
@@ -214,8 +201,7 @@ class Simulation:
         mine = {name: torch.empty_like(value) for name, value in self.params.items()}
         torch._foreach_copy_(list(mine.values()), list(self.params.values()))  # in one launch on a GPU
         params = aggregator.aggregate(mine, replace(cohort, start=mine), weights)
-        refuse(AggregationError, aggregator, t, updates_changed(updates.modified) or model_fault(params, self.params))
-        require_finite(params, t)
+        check_model(aggregator, t, params, self.params, updates.modified)
         return {name: params[name] for name in self.params}
 
     def _times(self, context: RoundContext, asking: float, arrived: Arrivals) -> dict[str, Any]:
@@ -234,28 +220,22 @@ class Simulation:
         parts = self.components
         if t % parts.eval_every and t != parts.population.num_rounds:
             return {"test_accuracy": None, "test_loss": None}
-        found: dict[str, Any] = {}
-        if parts.client_accuracy is None:
-            evaluation = self.evaluate()
-        else:
-            evaluation, accuracies = self._evaluate_clients(parts.client_accuracy)
-            found = {f"{KEY}_{name}": value for name, value in aggregates(accuracies, self.covered).items()}
+        evaluation, accuracies = self.measure()
+        of_clients = {} if accuracies is None else aggregates(accuracies, self.covered)
+        found = {f"{KEY}_{name}": value for name, value in of_clients.items()}
         return {"test_accuracy": evaluation.accuracy, "test_loss": evaluation.loss, **found}
 
-    def _evaluate_clients(self, of_clients: ClientAccuracy) -> tuple[Evaluation, NDArray[np.float64]]:
+    def measure(self) -> tuple[Evaluation, NDArray[np.float64] | None]:
+        """The global model on the test set, and its accuracy on each client [N]; None where that is not measured."""
         parts, test = self.components, self.components.server_data.test
+        if parts.client_accuracy is None:
+            return parts.engine.evaluate(self.params, test.x, test.y), None
         evaluation, hits = parts.engine.evaluate_samples(self.params, test.x, test.y)
-        return evaluation, of_clients.measure(parts.engine, self.params, hits.cpu().numpy())
-
-    def client_accuracies(self) -> NDArray[np.float64] | None:
-        """The accuracy of the global model on each client [N]; None where it is not measured."""
-        of_clients = self.components.client_accuracy
-        return None if of_clients is None else self._evaluate_clients(of_clients)[1]
+        return evaluation, parts.client_accuracy.measure(parts.engine, self.params, hits.cpu().numpy())
 
     def evaluate(self) -> Evaluation:
         """The global model on the test set."""
-        test = self.components.server_data.test
-        return self.components.engine.evaluate(self.params, test.x, test.y)
+        return self.measure()[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that crosses rounds; random streams are keyed, so no generator is in it."""
@@ -272,9 +252,7 @@ class Simulation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken."""
-        self.round = state["round"]
-        self.started = state["started"]
-        self.wall_seconds = state["wall_seconds"]
+        self.round, self.started, self.wall_seconds = state["round"], state["started"], state["wall_seconds"]
         self.covered = state["covered"].copy()
         self.params = {name: value.clone() for name, value in state["params"].items()}
         if self.components.simulated is not None:

@@ -174,7 +174,8 @@ def of_clients(simulation: Simulation) -> tuple[dict[str, Any], Arrays | None]:
 
     Nothing where it is not measured.
     """
-    accuracies, measure = simulation.client_accuracies(), simulation.components.client_accuracy
+    measure = simulation.components.client_accuracy
+    accuracies = None if measure is None else simulation.measure()[1]
     if accuracies is None or measure is None:
         return {}, None
     selected = simulation.covered

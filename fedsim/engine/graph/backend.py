@@ -17,7 +17,7 @@ from fedsim.engine.backend import TrainingResult, Workload
 from fedsim.engine.device import Precision, tell
 from fedsim.engine.engine import fetched
 from fedsim.engine.graph.buffers import State, Tables
-from fedsim.engine.graph.recorder import Body, Eager, NotRecordedError, Recorder, recorder_for
+from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder, recorder_for
 from fedsim.engine.graph.steps import LinearProgram, OneByOne, Passes, StepProgram
 from fedsim.engine.model import refuse_hidden_randomness
 from fedsim.engine.optimizers import SGD, Adam
@@ -33,8 +33,7 @@ MOST_TRAINERS = 8
 
 
 class Trainer:
-    """Buffers for R clients, S steps and batches of B, the programs on them, one for all clients or one for each, and
-    what was recorded so far, at most `longest` steps at once."""
+    """Buffers for R clients, S steps and batches of B, the programs on them, and what was recorded so far."""
 
     def __init__(
         self, tables: Tables, state: State, optimizer: SGD | Adam, programs: Sequence[StepProgram], longest: int
@@ -67,8 +66,7 @@ class Trainer:
         return TrainingResult(delta, losses.transpose(1, 0, 2), momentum, finite)
 
     def _bodies(self, number: int, counts: NDArray[np.int64], recorder: Recorder) -> list[Body]:
-        """Recordings of that program which make up the steps of clients with these `counts` [R, S]; those not made yet
-        are made."""
+        """Recordings of that program which make up the steps of clients with these `counts` [R, S]."""
         program, used = self.programs[number], counts.T[counts.any(0)]
         forms = [program.two_forms and bool((column == self.tables.batch).all()) for column in used]
         keys = [(number, steps, full) for steps, full in recordings(forms, self._longest)]
@@ -86,10 +84,7 @@ def longest_recording(launches: int) -> int:
 
 
 def recordings(forms: Sequence[bool], longest: int) -> list[tuple[int, bool]]:
-    """Recordings, each of a power of two of steps of one form and at most `longest`, that make up these steps.
-
-    Powers of two, so that a few recordings do for any number of steps, and no step is replayed in vain.
-    """
+    """Recordings that make up these steps: of powers of two, so that few do, of one form, and at most `longest`."""
     found: list[tuple[int, bool]] = []
     for form, run in groupby(forms):
         left = len(list(run))
@@ -139,8 +134,7 @@ class GraphBackend(TorchBackend):
 
     def joint_key(self, schedule: Schedule) -> Hashable:
         """Batches are padded to the widest of the call, and products of one shape are the same for any number of
-        clients from two on, which is the fewest that are ever trained. (On a CPU; a library of a GPU may choose another
-        product for another number of matrices.)"""
+        clients from two on, the fewest that are ever trained (on a CPU)."""
         return schedule.lr, schedule.positions.shape[2]
 
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
@@ -149,7 +143,7 @@ class GraphBackend(TorchBackend):
             return self._trainer(schedule).train(start, schedule, self.recorder)
         except NotRecordedError as error:
             tell(f"engine=graph: not recorded, which is slower and else the same: {error}")
-            self.recorder = Eager(str(error))
+            self.recorder = Recorder(str(error))
         self._free_memory()
         return self._train_chunk(start, schedule)
 

@@ -4,8 +4,8 @@ A model is a row of one flat buffer. The schedule has one row a step, all in one
 one copy to the device and a step one gather.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,12 +22,9 @@ ALIGNMENT = 32
 
 
 class State:
-    """The models of R clients, all zero at first, of the kind of `like`.
-
-    `params` [R, P] holds the parameters that are trained, `statistics` [R, Q] the other tensors that travel (running
-    statistics of BatchNorm), `grads` [R, P] is for gradients, zero between the tensors, and `buffers` are the
-    optimiser's, as `grads`.
-    """
+    """The models of R clients, all zero at first, of the kind of `like`: `params` [R, P] that are trained, `statistics`
+    [R, Q], the other tensors that travel, `grads` [R, P], zero between the tensors, and `buffers` of the optimiser's,
+    as `grads`."""
 
     def __init__(self, model: nn.Module, rows: int, like: Tensor, num_buffers: int) -> None:
         trained, tensors = set(trained_names(model)), traveling(model)
@@ -93,61 +90,49 @@ class State:
 
 _UNIT = 8
 """Every field starts at a multiple of so many int32, 32 bytes."""
+Fields = dict[str, Tensor]
+"""Views of n rows of the table, for R clients and batches of B samples.
 
-
-@dataclass(frozen=True)
-class Fields:
-    """Views of n rows of the table, for R clients and batches of B samples.
-
-    `positions` [n, R, B] int32 are rows of the data, valid ones everywhere. `counts` [n, R] int32: how many of them
-    are samples of the step, 0 for a client that takes no step. `weights` [n, R, B]: 1 / count for these and 0 for the
-    others. `keys` [n, R] int64 are those of the dropout masks. `scalars` [n, C]: the optimiser's numbers of the step.
-    """
-
-    positions: Tensor
-    counts: Tensor
-    weights: Tensor
-    keys: Tensor
-    scalars: Tensor
+`positions` [n, R, B] int32 are rows of the data, valid ones everywhere. `counts` [n, R] int32: how many of them are
+samples of the step, 0 for a client that takes no step. `weights` [n, R, B]: 1 / count for these and 0 for the others.
+`keys` [n, R] int64 are those of the dropout masks. `scalars` [n, C]: the optimiser's numbers of the step.
+"""
 
 
 class Tables:
     """Room for S steps of R clients with batches of B samples and C numbers of the optimiser.
 
     `numbers` [R] int64: the next step of the program that begins at that row; what is recorded ends each step by
-    `advance`. `losses` [S, R, B] takes every sample's loss.
+    `end_step`. `losses` [S, R, B] takes every sample's loss.
     """
 
     def __init__(self, steps: int, rows: int, batch: int, scalars: int, like: Tensor) -> None:
-        each = like.element_size() // 4
-        fields = {
-            "keys": (2 * rows, torch.int64, (rows,)),
-            "scalars": (each * scalars, like.dtype, (scalars,)),
-            "weights": (each * rows * batch, like.dtype, (rows, batch)),
-            "positions": (rows * batch, torch.int32, (rows, batch)),
-            "counts": (rows, torch.int32, (rows,)),
+        self._fields: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+            "keys": (torch.int64, (rows,)),
+            "scalars": (like.dtype, (scalars,)),
+            "weights": (like.dtype, (rows, batch)),
+            "positions": (torch.int32, (rows, batch)),
+            "counts": (torch.int32, (rows,)),
         }
-        self._places: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}
-        width = 0
-        for name, (size, dtype, shape) in fields.items():
-            self._places[name] = (width, size, dtype, shape)
-            width += size + -size % _UNIT
-        self._table = torch.zeros((steps, width), dtype=torch.int32, device=like.device)
+        sizes = [math.prod(shape) * dtype.itemsize // 4 for dtype, shape in self._fields.values()]
+        self._split = [part for size in sizes for part in (size, -size % _UNIT)]
+        self._table = torch.zeros((steps, sum(self._split)), dtype=torch.int32, device=like.device)
         self.numbers = torch.zeros(rows, dtype=torch.int64, device=like.device)
         self.losses = like.new_zeros(steps, rows, batch)
         self.steps, self.batch = steps, batch
 
-    def _fields(self, table: Tensor, rows: slice) -> Fields:
+    def _views(self, table: Tensor, rows: slice) -> Fields:
         """Those of clients `rows` in `table` [n, width]; share memory."""
-        found = {}
-        for name, (first, size, dtype, shape) in self._places.items():
-            whole = table[:, first : first + size].view(dtype).view(len(table), *shape)
-            found[name] = whole if name == "scalars" else whole[:, rows]
-        return Fields(**found)
+        parts = table.split(self._split, dim=1)[::2]
+        whole = {
+            name: part.view(dtype).view(len(table), *shape)
+            for part, (name, (dtype, shape)) in zip(parts, self._fields.items(), strict=True)
+        }
+        return {name: view if name == "scalars" else view[:, rows] for name, view in whole.items()}
 
     def next_step(self, rows: slice) -> Fields:
         """The fields of the next step (n = 1) of clients `rows`, in new memory; recordable."""
-        return self._fields(self._table.index_select(0, self._number(rows)), rows)
+        return self._views(self._table.index_select(0, self._number(rows)), rows)
 
     def end_step(self, rows: slice, losses: Tensor) -> None:
         """Keep the samples' losses [R, B] of this step, and go on to the next; recordable."""
@@ -168,12 +153,12 @@ class Tables:
         count, steps = schedule.counts.shape
         width, on_gpu = self._table.shape[1], self._table.is_cuda
         table = torch.zeros((steps, width), dtype=torch.int32, pin_memory=on_gpu)
-        host = self._fields(table, slice(count))
-        host.positions.numpy()[:] = schedule.positions.transpose(1, 0, 2)
-        host.counts.numpy()[:] = schedule.counts.T
-        host.weights.numpy()[:] = mean_weights(schedule.counts.T, self.batch)
-        host.scalars.numpy()[:] = scalars
+        host = {name: view.numpy() for name, view in self._views(table, slice(count)).items()}
+        host["positions"][:] = schedule.positions.transpose(1, 0, 2)
+        host["counts"][:] = schedule.counts.T
+        host["weights"][:] = mean_weights(schedule.counts.T, self.batch)
+        host["scalars"][:] = scalars
         if schedule.keys is not None:
-            host.keys.numpy()[:] = schedule.keys.T
+            host["keys"][:] = schedule.keys.T
         self._table[:steps].copy_(table, non_blocking=True)
         self.numbers.zero_()

@@ -1,6 +1,5 @@
 """Record what a function makes a device do, and replay it: the host then launches once what it launched many times."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -18,18 +17,19 @@ class NotRecordedError(Exception):
     """A step that cannot be recorded, such as one that makes the host wait."""
 
 
-class Recorder(ABC):
-    """Records steps that work on static tensors alone, and leave nothing in new memory that a later one needs.
+class Recorder:
+    """What takes steps on static tensors alone, which leave nothing in new memory that a later one needs. This one
+    records nothing and takes them each time; `reason` is why.
 
     Steps of different `track`s (0, 1, ...) share no tensor that either writes; their replays may run side by side.
     """
 
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """What it does, in a few words, for the summary."""
+    description: str
+    """What it does, in a few words, for the summary."""
 
-    @abstractmethod
+    def __init__(self, reason: str) -> None:
+        self.description = f"step by step ({reason})"
+
     def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
         """What does the same as so many calls of `step` whenever it is called, on what the tensors hold then.
 
@@ -37,18 +37,21 @@ class Recorder(ABC):
         that cannot be.
         """
 
+        def body() -> None:
+            for _ in range(times):
+                step()
+
+        return body
+
     def side_by_side(self, tracks: int) -> AbstractContextManager[None]:
         """What is replayed inside may run side by side where the tracks differ; all is done behind it."""
         return nullcontext()
 
 
 class CudaGraphs(Recorder):
-    """CUDA graphs, those of a track recorded and replayed on a stream of its own.
-
-    Those of a stream share a pool of memory, which is right because they are replayed one after another and none leaves
-    a tensor behind in it. With one track, all is replayed on the current stream. (Libraries keep a workspace for each
-    stream: steps recorded on one stream would share it while they run side by side.)
-    """
+    """CUDA graphs, those of a track recorded and replayed on a stream of its own (libraries keep a workspace for each);
+    with one track, replayed on the current stream. Those of a stream share a pool of memory, which is right because
+    they are replayed one after another and none leaves a tensor behind in it."""
 
     MOST_STREAMS = 16
     description = "CUDA graphs"
@@ -108,24 +111,6 @@ class CudaGraphs(Recorder):
             self._forked = ()
 
 
-class Eager(Recorder):
-    """No recording: the steps are taken each time. `reason` is why."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-    @property
-    def description(self) -> str:
-        return f"step by step ({self.reason})"
-
-    def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
-        def body() -> None:
-            for _ in range(times):
-                step()
-
-        return body
-
-
 FIRST_WITH_OWN_WORKSPACES = "2.15"
 """The first torch whose graphs hold cuBLAS's workspace themselves. Before, it is the stream's, and the end of one graph
 takes it from the others that were recorded there (issue 193402 of pytorch/pytorch)."""
@@ -134,7 +119,7 @@ takes it from the others that were recorded there (issue 193402 of pytorch/pytor
 def recorder_for(device: torch.device) -> Recorder:
     """CUDA graphs on a CUDA device, else none."""
     if device.type != "cuda":
-        return Eager(f"no CUDA graphs on device {device.type}")
+        return Recorder(f"no CUDA graphs on device {device.type}")
     if torch.__version__ < FIRST_WITH_OWN_WORKSPACES:
-        return Eager(f"CUDA graphs of libraries need torch {FIRST_WITH_OWN_WORKSPACES}")
+        return Recorder(f"CUDA graphs of libraries need torch {FIRST_WITH_OWN_WORKSPACES}")
     return CudaGraphs(device)

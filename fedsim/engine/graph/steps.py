@@ -1,15 +1,11 @@
 """What takes the local steps of the clients in static buffers: for chains of linear layers the written-out passes of
-the batched engine, else the plain pass of PyTorch for each client by itself.
-
-The latter has ordinary convolutions and, on full batches, ordinary BatchNorm, where vmap makes grouped convolutions and
-BatchNorm of many small passes. Its recordings, one for each client, run side by side.
+the batched engine, else the plain pass of PyTorch for each client by itself, whose recordings run side by side.
 """
 
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedsim.core.flat import real_dtype
@@ -18,17 +14,10 @@ from fedsim.engine.backend import Workload
 from fedsim.engine.chain import Chain
 from fedsim.engine.data import ClientData
 from fedsim.engine.device import Precision, autocast
-from fedsim.engine.graph.buffers import Fields, State, Tables
-from fedsim.engine.model import (
-    for_batched,
-    for_sequential,
-    keyed_dropouts,
-    masked_norms,
-    refuse_mixed_samples,
-    refused_if_it_fails,
-)
+from fedsim.engine.graph.buffers import State, Tables
+from fedsim.engine.model import for_batched, for_sequential, refuse_mixed_samples, refused_if_it_fails
 from fedsim.engine.optimizers import SGD, Adam
-from fedsim.engine.stacked import StackedBatch, layers_of, passes, samples_at, side_inputs
+from fedsim.engine.stacked import Functional, StackedBatch, layers_of, passes, samples_at
 
 
 class StepProgram(ABC):
@@ -49,16 +38,15 @@ class StepProgram(ABC):
     @torch.no_grad()
     def step(self, *, full: bool) -> None:
         """The next step in `tables`: for the rows with a count > 0, updates the parameters and `state.statistics` in
-        place and writes the samples' losses before the step.
-
-        Nothing of other rows changes, whatever is in them; losses where there is no sample may be anything. `full`:
-        all rows have a count of B; only passed to programs with `two_forms`.
-        """
-        fields = self.tables.next_step(self.rows)
-        live = (fields.counts[0] > 0).unsqueeze(1)
-        losses = self.gradients(gathered(self.data, fields), live, full=full)
+        place and writes the samples' losses before the step; of other rows, nothing changes. `full`: all rows have a
+        count of B; only passed to programs with `two_forms`."""
+        fields = {name: view[0] for name, view in self.tables.next_step(self.rows).items()}
+        where, live = fields["positions"], (fields["counts"] > 0).unsqueeze(1)
+        labels = self.data.y.index_select(0, where.reshape(-1)).view(where.shape)
+        batch = StackedBatch(samples_at(self.data.x, where), labels, fields["weights"], fields["keys"])
+        losses = self.gradients(batch, live, full=full)
         self.tables.end_step(self.rows, losses)
-        self.optimizer.recorded_step(self.params, self.grads, self.buffers, live, fields.scalars[0])
+        self.optimizer.recorded_step(self.params, self.grads, self.buffers, live, fields["scalars"])
 
     @abstractmethod
     def gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
@@ -86,16 +74,8 @@ class LinearProgram(StepProgram):
         return losses
 
 
-def gathered(data: ClientData, fields: Fields) -> StackedBatch:
-    """The samples of a step; recordable."""
-    where = fields.positions[0]
-    labels = data.y.index_select(0, where.reshape(-1)).view(where.shape)
-    return StackedBatch(samples_at(data.x, where), labels, fields.weights[0], fields.keys[0])
-
-
 class OneByOne(StepProgram):
-    """One client's passes on views of its row of the flat buffers. Full batches take torch's BatchNorm, others the
-    one with masks."""
+    """One client's passes. Full batches take torch's BatchNorm, others the one with masks."""
 
     def __init__(
         self, data: ClientData, tables: Tables, state: State, optimizer: SGD | Adam, rows: slice, passes: "Passes"
@@ -108,15 +88,13 @@ class OneByOne(StepProgram):
     def gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
         template = self.passes.full if full else self.passes.masked
         moved = self.statistics.clone()
-        side = side_inputs(template.keys, template.masks, batch) | self.state.views(moved, self.params.shape[1])
+        side = template.side_inputs(batch) | self.state.views(moved, self.params.shape[1])
         losses = self._gradient(template, batch, {name: value[0] for name, value in side.items()})
         if moved.numel():
             torch.where(live, moved, self.statistics, out=self.statistics)
         return losses.unsqueeze(0)
 
-    def _gradient(self, template: "_Template", batch: StackedBatch, side: Params) -> Tensor:
-        """The gradient of the mean loss into `grads`; running statistics in `side` are updated in place. Returns the
-        samples' losses [B]."""
+    def _gradient(self, template: Functional, batch: StackedBatch, side: Params) -> Tensor:
         assert batch.weights is not None
         leaves = self._leaves
         x = batch.x[0].contiguous(memory_format=self.passes.layout)
@@ -142,16 +120,13 @@ class Passes:
         """Raises `ConfigError` naming a layer that cannot be trained on padded batches."""
         device = workload.data.x.device
         self.precision, self.layout = precision, layout
-        self.masked = self.full = _Template(for_batched(workload.model).to(device))
+        self.masked = self.full = _functional(for_batched(workload.model).to(device))
         if self.masked.masks:
-            self.full = _Template(for_sequential(workload.model).to(device))
+            self.full = _functional(for_sequential(workload.model).to(device))
 
     def try_out(self, x: Tensor) -> None:
-        """The pass of two samples of `x`, the second as padding, through BatchNorm with masks.
-
-        Raises `ConfigError` where the model cannot take padded batches (samples and another axis made one before a
-        BatchNorm, or samples that depend on each other).
-        """
+        """Raises `ConfigError` where the model cannot take padded batches (samples and another axis made one before a
+        BatchNorm, or samples that depend on each other), by a pass of two samples, the second as padding."""
         module, x = self.masked.module, x[:2].contiguous(memory_format=self.layout)
         twice = torch.cat([x[:1]] * len(x))
         mask = (torch.arange(len(x), device=x.device) < 1).to(real_dtype(x))
@@ -162,20 +137,9 @@ class Passes:
         refuse_mixed_samples(module, beside[0][0].float(), beside[1][0].float())
 
 
-class _Template:
-    """A module whose tensors are passed in; frozen parameters are its own, and it writes nothing of its own."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module.requires_grad_(False)
-        for layer in module.modules():
-            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-                layer.num_batches_tracked = None  # which nothing reads where there is a momentum
-        dropouts = dict(keyed_dropouts(module))
-        self.keys, self.dropouts = list(dropouts), list(dropouts.values())
-        self.masks = masked_norms(module)
-
-    def __call__(self, tensors: Params, x: Tensor) -> Tensor:
-        """Running statistics are updated in place, or replaced in `tensors`."""
-        for layer in self.dropouts:
-            layer.calls = 0
-        return functional_call(self.module, tensors, (x,))
+def _functional(module: nn.Module) -> Functional:
+    """Frozen parameters are its own, and it writes nothing of its own."""
+    for layer in module.requires_grad_(False).modules():
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+            layer.num_batches_tracked = None  # which nothing reads where there is a momentum
+    return Functional(module)

@@ -31,11 +31,9 @@ TASKS = 32
 
 
 class NativeBackend(Backend):
-    """Clients side by side, `workers` at a time (`auto`: as many as torch has threads). Equal to the other backends up
-    to rounding; a client's result is the same to the last bit whoever trains beside it.
-
-    For chains (`fedsim.engine.chain.any_chain`) under SGD in float32 on a CPU. Raises `ConfigError` for anything
-    else, and where the C code cannot be compiled.
+    """Clients side by side, `workers` at a time (`auto`: as many as torch has threads), each the same to the last bit
+    whoever trains beside it. For chains (`fedsim.engine.chain.any_chain`) under SGD in float32 on a CPU: raises
+    `ConfigError` for anything else, and where the C code cannot be compiled.
     """
 
     exact = True

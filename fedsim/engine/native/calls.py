@@ -4,7 +4,6 @@ The structures and status codes are those of `task.h`: change both together.
 """
 
 import ctypes
-import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,16 +21,15 @@ from fedsim.engine.native.library import library
 _Int, _Double, _Pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
-class Status(enum.IntEnum):
-    """What a function of the library returns: `enum status`."""
-
-    OK = 0
-    NO_MEMORY = 1
-    BAD_LAYER = 2
-    BAD_SIZE = 3
-    BAD_COUNT = 4
-    BAD_POSITION = 5
-    BAD_LABEL = 6
+ERRORS = (
+    "no memory for a model and its batch",
+    "the layers of the chain do not fit each other",
+    "the number of steps, samples or threads is out of range",
+    "a count is out of range",
+    "a position is out of range",
+    "a label is out of range",
+)
+"""Of a function of the library: those of `enum status` behind 0, in their order."""
 
 
 class LayerSpec(ctypes.Structure):
@@ -58,11 +56,8 @@ class Task(ctypes.Structure):
 
 
 def layer_specs(chain: Chain, params: Params, shape: Sequence[int]) -> ctypes.Array[LayerSpec]:
-    """The layers of a chain with the sizes of their images, for samples of `shape`.
-
-    A linear layer behind convolutions takes their flattened output. Raises `ValueError` where a weight, a bias or the
-    samples do not have the size that the layer needs: C would read past their end.
-    """
+    """The layers of a chain with the sizes of their images, for samples of `shape`. Raises `ValueError` where a weight,
+    a bias or the samples do not have the size that the layer needs: C would read past their end."""
     specs: list[LayerSpec] = []
     image = chain.links[0].kernel > 0
     channels, height, width = shape if image and len(shape) == 3 else (math.prod(shape), 1, 1)
@@ -90,7 +85,6 @@ def _outputs(link: Link, params: Params, inputs: int, sides: tuple[int, int]) ->
 
 
 def _output_side(link: Link, side: int) -> int:
-    """Pixels along a side of an image behind a layer; 1 behind a linear layer."""
     return (side + 2 * link.padding - link.kernel + 1) // (1 + link.pool) if link.kernel else 1
 
 
@@ -124,10 +118,10 @@ class Work:
 
 
 class ChainCalls:
-    """The library's functions for a chain with the parameters `params` and samples of `shape`.
+    """The library's functions for a chain with the parameters `params` and samples of `shape`, for several threads.
 
-    Several threads may call at the same time. A call raises `ValueError` where an array has the wrong shape or type, or
-    a count, position or label is out of its range, before it has written anything, and `MemoryError`.
+    A call raises `ValueError` where an array has the wrong shape or type, or a count, position or label is out of its
+    range, before it has written anything, and `MemoryError`.
     """
 
     def __init__(self, chain: Chain, params: Params, shape: Sequence[int]) -> None:
@@ -145,17 +139,13 @@ class ChainCalls:
 
     def train(self, work: Work, rule: Rule, delta: Params, velocity: Params | None) -> None:
         """Local training from `params`: writes the change to `delta`, the final momentum buffers to `velocity` (None:
-        not wanted) and `work.losses`, each sample's before its step."""
-        if work.y is None or (self.dropout and work.keys is None):
-            raise ValueError("training needs labels, and keys where the model has dropout")
-        if velocity is not None and not rule.momentum:
-            raise ValueError("there is no velocity without momentum")
+        not wanted; else there must be a momentum) and `work.losses`, each sample's before its step."""
+        if self.dropout and work.keys is None:
+            raise ValueError("training needs keys where the model has dropout")
         self._call("train", work, rule, delta, velocity)
 
     def gradient(self, work: Work, result: Params) -> None:
         """The gradient of the sum of the samples' cross-entropies in eval mode, to `result`; also `work.losses`."""
-        if work.y is None:
-            raise ValueError("a gradient needs labels")
         self._call("gradient", work, Rule(0.0), result)
 
     def outputs(self, work: Work, result: Tensor) -> None:
@@ -174,6 +164,8 @@ class ChainCalls:
     def _call(self, name: str, work: Work, rule: Rule, result: Params | Tensor, velocity: Params | None = None) -> None:
         """Call the function `name` of the library. Raises what `ChainCalls` says."""
         x, y, keys = work.x, work.y, work.keys
+        if y is None and name != "outputs":
+            raise ValueError(f"a call of {name} needs labels")
         if x.dtype != self.dtype or tuple(x.shape[1:]) != self.shape:
             raise ValueError(f"samples are {x.dtype} {tuple(x.shape[1:])}, not {self.dtype} {self.shape}")
         if work.positions.ndim != 2:
@@ -206,9 +198,7 @@ class ChainCalls:
             velocity=None if velocities is None else ctypes.addressof(velocities),
             losses=_address("losses", work.losses, (steps, width), self._real),
         )
-        status = Status(getattr(self._library, name)(ctypes.byref(task)))
-        if status != Status.OK:
-            raise _exception(status, work, self.outputs_per_sample)
+        _raise(getattr(self._library, name)(ctypes.byref(task)))
 
 
 def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
@@ -224,33 +214,13 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
         *(ctypes.c_int64(samples), ctypes.c_int64(classes)),
         _Pointer(losses.data_ptr()),
     )
-    if status != Status.OK:
-        raise _out_of_range("labels", classes - 1, labels.numpy())
+    _raise(status)
     return losses
 
 
-def _exception(status: Status, work: Work, outputs: int) -> Exception:
-    """What a status other than OK is raised as, naming the values that were found."""
-    steps, width = work.positions.shape
-    used = work.positions[np.arange(width) < work.counts[:, None]]
-    match status:
-        case Status.NO_MEMORY:
-            return MemoryError(f"no memory for a model and its batch of {width} samples")
-        case Status.BAD_COUNT:
-            return _out_of_range("counts", width, work.counts)
-        case Status.BAD_POSITION:
-            return _out_of_range("positions", len(work.x) - 1, used)
-        case Status.BAD_LABEL:
-            assert work.y is not None
-            return _out_of_range("labels", outputs - 1, work.y.numpy()[used])
-        case Status.BAD_SIZE:
-            return ValueError(f"{steps} steps of {width} samples on {work.threads} threads: out of range")
-        case _:
-            return ValueError("the layers of the chain do not fit each other")
-
-
-def _out_of_range(name: str, highest: int, found: NDArray[np.int64]) -> ValueError:
-    return ValueError(f"{name} must lie in 0..{highest}, found {found.min()}..{found.max()}")
+def _raise(status: int) -> None:
+    if status:
+        raise (MemoryError if status == 1 else ValueError)(ERRORS[status - 1])
 
 
 def _address(name: str, values: Tensor | NDArray[Any], shape: Sequence[int], dtype: torch.dtype | DTypeLike) -> int:

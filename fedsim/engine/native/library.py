@@ -1,8 +1,7 @@
 """The C sources of this folder as a library, compiled once per machine and kept in the user's cache.
 
 A library is code that this process runs, so it is loaded only from a folder that nobody else can write to, and only if
-it is, to the last bit, what was compiled: a checksum lies beside it. Else it is compiled anew, if need be for this
-process alone.
+nobody else can write to the file. Else it is compiled anew, if need be for this process alone.
 """
 
 import ctypes
@@ -49,9 +48,10 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
             with tempfile.TemporaryDirectory(prefix="fedsim-native-") as own:  # gone once the library is loaded
                 _build(command, Path(own) / name)
                 return ctypes.CDLL(str(Path(own) / name))
-        if not _is_intact(folder / name):
-            _build(command, folder / name)
-        return ctypes.CDLL(str(folder / name))
+        path = folder / name
+        if not (os.path.lexists(path) and _is_own(path, stat.S_ISREG) and path.stat().st_size):
+            _build(command, path)
+        return ctypes.CDLL(str(path))
     except OSError as error:
         raise NotCompiledError(str(error)) from error
 
@@ -100,36 +100,23 @@ def _is_private(folder: Path) -> bool:
             status = own.lstat()
             if status.st_mode & OTHERS_WRITE and status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode):
                 own.chmod(0o700)
-        return all(_is_own(own.lstat(), stat.S_ISDIR) for own in (folder.parent, folder))
+        return all(_is_own(own, stat.S_ISDIR) for own in (folder.parent, folder))
     except OSError:
         return False
 
 
-def _is_own(status: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
+def _is_own(path: Path, is_kind: Callable[[int], bool]) -> bool:
+    status = path.lstat()
     return is_kind(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & OTHERS_WRITE
 
 
-def _is_intact(path: Path) -> bool:
-    """Whether `path` and its checksum are files of this user, no links, and agree."""
-    try:
-        checksum = path.with_suffix(".sha256")
-        if not all(_is_own(file.lstat(), stat.S_ISREG) for file in (path, checksum)):
-            return False
-        return hashlib.sha256(path.read_bytes()).hexdigest() == checksum.read_text().strip()
-    except (OSError, ValueError):
-        return False
-
-
 def _build(command: list[str], path: Path) -> None:
-    """To files of its own first, so that processes that build at once do not disturb each other."""
+    """To a file of its own first, so that processes that build at once do not disturb each other."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made, checksum = Path(folder) / "native.so", Path(folder) / "native.sha256"
+        made = Path(folder) / "native.so"
         _run([*command, "-o", str(made), str(SOURCES / "native.c"), "-lm"])
         made.chmod(0o600)
-        checksum.write_text(hashlib.sha256(made.read_bytes()).hexdigest() + "\n")
-        checksum.chmod(0o600)
         made.replace(path)  # never in place: another process may have the old one loaded
-        checksum.replace(path.with_suffix(".sha256"))
 
 
 def _run(command: list[str]) -> bytes:

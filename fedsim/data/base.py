@@ -111,13 +111,7 @@ class LoadedData:
 
     @classmethod
     def of(
-        cls,
-        tensors: Mapping[str, Tensor],
-        num_classes: int,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
-        *others: Any,
-        **named: Any,
+        cls, tensors: Mapping[str, Tensor], num_classes: int, mean: Any, std: Any, *others: Any, **named: Any
     ) -> "LoadedData":
         """Of `train_x`, `train_y`, `test_x` and `test_y`; and of `train_owners` and `test_owners`, if there are any."""
         train, test = (Samples(tensors[f"{split}_x"], tensors[f"{split}_y"]) for split in ("train", "test"))
@@ -149,15 +143,12 @@ class LoadedData:
 def _check_form(samples: Samples, split: str, owners: NDArray[np.int64] | None) -> None:
     for what, value, kinds in (("samples", samples.x, (Tensor, SampleSource)), ("labels", samples.y, (Tensor,))):
         if not isinstance(value, kinds):
-            raise DataError(
-                f"the {split} {what} must be a torch tensor, not {type(value).__name__}; torch.as_tensor makes one of "
-                "an array"
-            )
-    counts = {"images": len(samples.x), "labels": len(samples.y)}
-    counts |= {} if owners is None else {"owners": len(owners)}
-    if len(set(counts.values())) > 1 or not len(samples):
-        found = ", ".join(f"{count} {name}" for name, count in counts.items())
-        raise DataError(f"the {split} set must have one label for each image, and at least one image; found {found}")
+            told = f"the {split} {what} must be a torch tensor, not {type(value).__name__}"
+            raise DataError(f"{told}; torch.as_tensor makes one of an array")
+    sizes = len(samples.x), len(samples.y), len(samples.y if owners is None else owners)
+    if len(set(sizes)) > 1 or not len(samples):
+        rule = "must have one label and one owner, if any, for each image, and at least one image"
+        raise DataError(f"the {split} set {rule}; found {sizes[0]} images, {sizes[1]} labels, {sizes[2]} owners")
 
 
 def check_labels(y: Tensor, num_classes: int, split: str) -> None:
@@ -191,10 +182,6 @@ class Dataset(ABC):
     def form(self) -> tuple[tuple[int, ...], int] | None:
         """The shape of an input and the number of classes, where they are known before files are read."""
         return None
-
-    def missing(self) -> list[str]:
-        """Names of source files that are not there, and that `load` would fetch."""
-        return []
 
     def absent(self) -> list[str]:
         """What is not on disk, and `load` needs and would not fetch: `train/ in /data/insects`. Nothing is read."""

@@ -5,8 +5,9 @@ Cached files are verified at every read and rebuilt if damaged.
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ FORMAT = "1"
 def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors stored in `path`; if there are none, those returned by `build`, which are then stored there.
 
-    One process builds while others wait for it. A file that is damaged or of another format is rebuilt. A valid file
-    can be read from a folder that is not writable. Raises `DataError` if a file cannot be written there.
+    One process builds while others wait for it. A damaged file is rebuilt. A valid one can be read from a folder that
+    is not writable. Raises `DataError` if a file cannot be written there.
     """
     if (cached := _read(path)) is not None:
         return cached
@@ -69,7 +70,7 @@ def load_or_decode(
     than their checksum. Links are followed: what is told by the place of a link itself (its name, a class, a split)
     must be among the `facts`.
     """
-    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    stats = [(str(file.resolve()), found.st_size, found.st_mtime_ns) for file in files if (found := _stat(file))]
     key = hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
 
     def build() -> dict[str, Tensor]:
@@ -102,8 +103,7 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")  # one writer at a time; a file left by a killed one is deleted
-    temporary.unlink(missing_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")  # one writer at a time; a file left by a killed one is replaced
     try:
         metadata = {"format": FORMAT, "sha256": digest(tensors)}
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
@@ -112,13 +112,21 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 (hexadecimal) of a file. Raises `DataError` if it cannot be read."""
+def file_digest(path: Path, kind: str = "sha256") -> str:
+    """The checksum (hexadecimal) of a file. Raises `DataError` if it cannot be read."""
+    _stat(path)
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(file, kind).hexdigest()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
+
+
+def _stat(path: Path) -> os.stat_result:
+    """Raises `DataError` for what is no regular file, nor a link to one: to read a named pipe may never end."""
+    if not path.is_file():
+        raise DataError(f"{path} is no regular file, nor a link to one; remove it, or put the file itself there")
+    return path.stat()
 
 
 def sha256_of_files(root: Path, files: Sequence[Path]) -> tuple[str, dict[Path, str]]:
@@ -128,7 +136,7 @@ def sha256_of_files(root: Path, files: Sequence[Path]) -> tuple[str, dict[Path, 
     The list has one line for each file, sorted by path relative to `root`, so that the result does not depend on where
     the data set is: (cd ROOT && sha256sum FILES...) | sha256sum.
     """
-    sums = {file: file_sha256(file) for file in files}
+    sums = {file: file_digest(file) for file in files}
     if len(files) == 1:
         return sums[files[0]], sums
     lines = sorted((file.relative_to(root).as_posix(), found) for file, found in sums.items())
@@ -150,11 +158,3 @@ def require_sha256(expected: str | None, found: str, where: str) -> None:
             f"dataset.sha256={expected}: the files of {where} have {found}; they are damaged or of another version: "
             "fetch them again, or give this checksum if they are meant to be these"
         )
-
-
-def require_regular(paths: Iterable[Path]) -> None:
-    """Raise `DataError` for a path that is no regular file, nor a link to one: to read a named pipe may never end."""
-    for path in paths:
-        if not path.is_file():
-            kind = "a link to nothing" if path.is_symlink() and not path.exists() else "no regular file"
-            raise DataError(f"{path} is {kind}; remove it, or put the file itself there")

@@ -1,7 +1,6 @@
 """Features of a frozen backbone, computed once per data set and cached."""
 
 import hashlib
-import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,6 @@ from fedsim.data.base import LoadedData, Samples
 from fedsim.data.cache import load_or_build
 
 BATCH = 64
-ANNOUNCED_SECONDS = 10
-"""Expected seconds from which the work is announced to the user."""
 
 
 class Extractor(ABC):
@@ -71,14 +68,5 @@ def extract(
 
 @torch.no_grad()
 def _extract_split(backbone: nn.Module, images: Tensor, device: torch.device, split: str) -> Tensor:
-    first, *rest = images.split(BATCH)
-    start = time.perf_counter()
-    batches = [backbone(first.to(device)).float().cpu()]
-    estimate = (time.perf_counter() - start) * len(rest)
-    console = Console(stderr=True)
-    if estimate >= ANNOUNCED_SECONDS:
-        minutes = f"about {estimate / 60:.0f} min, kept for later runs; a smaller model.input_size is faster"
-        console.print(f"features of {len(images)} {split} images on {device}: {minutes}", soft_wrap=True)
-    for batch in track(rest, f"{split} features", console=console, disable=estimate < ANNOUNCED_SECONDS):
-        batches.append(backbone(batch.to(device)).float().cpu())
-    return torch.cat(batches)
+    shown = track(images.split(BATCH), f"features of {split} images on {device}", console=Console(stderr=True))
+    return torch.cat([backbone(batch.to(device)).float().cpu() for batch in shown])

@@ -16,7 +16,7 @@ from fedsim.core.disk import reading_problem
 from fedsim.core.errors import DataError, Problem, between
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems, numbers_in
-from fedsim.data.cache import digest, load_or_decode, require_regular, require_sha256, sha256_problem
+from fedsim.data.cache import digest, load_or_decode, require_sha256, sha256_problem
 from fedsim.data.fetch import require_files, source_problem
 from fedsim.data.parquet import Parquet
 
@@ -88,7 +88,6 @@ class Femnist(Dataset):
         self.require_present("dataset.source=leaf")
         root = self._folder
         train, test = (sorted((root / split).glob("*.json")) for split in ("train", "test"))
-        require_regular([*train, *test])
 
         def read() -> dict[str, Tensor]:
             return {**read_leaf_split(train, "train"), **read_leaf_split(test, "test")}
@@ -136,16 +135,13 @@ def _leaf_samples(samples: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarr
 
 
 def _keep_digits(data: LoadedData) -> LoadedData:
-    train, test = data.train.y < NUM_DIGITS, data.test.y < NUM_DIGITS
-    return replace(
-        data,
-        train=Samples(data.train.tensor[train], data.train.y[train]),
-        test=Samples(data.test.tensor[test], data.test.y[test]),
-        num_classes=NUM_DIGITS,
-        fingerprint=f"{data.fingerprint} digits",
-        owners=None if data.owners is None else data.owners[train.numpy()],
-        test_owners=None if data.test_owners is None else data.test_owners[test.numpy()],
-    )
+    kept: dict[str, Any] = {"num_classes": NUM_DIGITS, "fingerprint": f"{data.fingerprint} digits"}
+    for split, owners in (("train", "owners"), ("test", "test_owners")):
+        samples, own = getattr(data, split), getattr(data, owners)
+        is_digit = samples.y < NUM_DIGITS
+        kept[split] = Samples(samples.tensor[is_digit], samples.y[is_digit])
+        kept[owners] = None if own is None else own[is_digit.numpy()]
+    return replace(data, **kept)
 
 
 def _fetch_hub(data_dir: Path) -> None:

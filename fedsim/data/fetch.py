@@ -43,9 +43,7 @@ def require_files(
             if missing():
                 fetch()
     except Exception as error:  # torchvision and urllib raise many kinds of errors
-        is_stalled = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
-        stalled = f"the server sent nothing for {STALL_SECONDS:g} s"
-        reason = stalled if is_stalled else shorten(str(error) or type(error).__name__, 300)
+        reason = shorten(str(error) or type(error).__name__, 300)
     finally:
         socket.setdefaulttimeout(before)
     if names := ", ".join(missing()):

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError, DataError, between, check
+from fedsim.core.errors import ConfigError, DataError, between
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import LoadedData, normalisation_problems, numbers_in
-from fedsim.data.cache import load_or_build, require_regular, require_sha256, sha256_of_files
+from fedsim.data.cache import load_or_build, require_sha256, sha256_of_files
 from fedsim.data.images import FromPath, Side, decode
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ class Parquet(FromPath):
     def load(self) -> LoadedData:
         self.require_present(f"dataset.path={self.path}")
         root, paths = self._found()
-        require_regular(paths)
         splits = [_split_of(file, root, len(paths) == 1) for file in paths]
         files = {split: [f for f, own in zip(paths, splits, strict=True) if own == split] for split in splits}
         sha256, sums = sha256_of_files(root, paths)
@@ -76,15 +75,12 @@ class Parquet(FromPath):
         columns = {"image": self.image_column, "label": self.label_column, "client": self.client_column}
         settings = [columns, self.size, self.test_fraction]
         fingerprint = hashlib.sha256("\n".join([*facts, str(settings)]).encode()).hexdigest()
-        kind = "parquet" if self.client_column is None else "parquet-clients"
-        cache = self.cache_dir / f"{kind}-{fingerprint[:32]}.safetensors"
+        cache = self.cache_dir / f"parquet-{fingerprint[:32]}.safetensors"
         tensors = load_or_build(cache, lambda: self._decode(files))
         channels = tensors["train_x"].shape[1]
         mean, std = self.mean or [0.5] * channels, self.std or [0.5] * channels
-        try:
-            check(*normalisation_problems(mean, std, channels))
-        except ConfigError as error:
-            raise ConfigError(p.within("dataset") for p in error.problems) from error
+        if problems := list(filter(None, normalisation_problems(mean, std, channels))):
+            raise ConfigError(p.within("dataset") for p in problems)
         classes = int(tensors["num_classes"])
         return LoadedData.of(tensors, classes, mean, std, f"parquet {fingerprint}", sha256=sha256)
 
@@ -127,16 +123,12 @@ def _split_of(file: Path, root: Path, is_lone: bool) -> str:
     for name in (file.stem, file.parent.name if root not in (file.parent, file) else ""):
         splits = {SPLITS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in SPLITS}
         if len(splits) > 1:
-            raise DataError(
-                f"{file}: {name!r} has the words of several splits ({', '.join(sorted(splits))}); rename it"
-            )
+            raise DataError(f"{file}: {name!r} has words of several splits ({', '.join(sorted(splits))}); rename it")
         if splits:
             return splits.pop()
     if not is_lone:
-        raise DataError(
-            f"{file}: neither its name nor its folder has one of the words {', '.join(SPLITS)}; rename it, or move it "
-            "away if it is not part of the data set"
-        )
+        told = f"{file}: neither its name nor its folder has one of the words {', '.join(SPLITS)}"
+        raise DataError(f"{told}; rename it, or move it away if it is not part of the data set")
     return "train"
 
 

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torchvision
 from safetensors.torch import load_file
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.core.errors import ConfigError, DataError, Problem, check, rule
-from fedsim.data.cache import file_sha256
+from fedsim.data.cache import file_digest
 from fedsim.data.features import Extractor
 from fedsim.data.fetch import require_files
 
@@ -74,10 +75,8 @@ class LibraryExtractor(Extractor):
     def fingerprint(self) -> str:
         if self.weights == "random":
             source = f"random {self.seed} torch {torch.__version__.split('+')[0]}"
-        elif self.weights == "imagenet":
-            source = _url(self.name).rsplit("/", 1)[-1]
         else:
-            source = self._sha256_of_file()
+            source = _url(self.name).rsplit("/", 1)[-1] if self.weights == "imagenet" else self._sha256_of_file()
         if self.cut:
             return json.dumps([self.name, self.cut, source, self.input_size, torchvision.__version__.split("+")[0]])
         return json.dumps(["timm", self.name, source, self.input_size, str(_timm().__version__)])
@@ -88,28 +87,24 @@ class LibraryExtractor(Extractor):
             network = _new_network(self.name, is_timm=not self.cut).requires_grad_(False)
         config = _config(network)
         classifier = config.get("classifier", ())
-        left_out = [classifier] if isinstance(classifier, str) else list(classifier)
-        if self.cut:
-            left_out = cut_off(network, self.cut)
+        left_out = cut_off(network, self.cut) if self.cut else np.atleast_1d(classifier).tolist()
         if self.weights != "random":
-            path = _imagenet_file(self.name, self.data_dir) if self.weights == "imagenet" else self._file()
+            is_file = self.weights != "imagenet"
+            path = Path(self.weights).expanduser() if is_file else _imagenet_file(self.name, self.data_dir)
             try:
                 network.load_state_dict(_read(path, network._version, left_out))
             except Exception as error:  # torch raises many kinds of errors for damaged or unsuitable files
                 reason = f"does not hold the weights of {self.name} ({' '.join(str(error).split())[:200]})"
                 raise DataError(f"model.weights={self.weights}: {path} {reason}") from error
-        mean, std = (tuple(config.get(key, default)) for key, default in zip(("mean", "std"), IMAGENET, strict=True))
-        return TruncatedNetwork(network, self.input_size, (mean, std))
+        normalisation = config.get("mean", IMAGENET[0]), config.get("std", IMAGENET[1])
+        return TruncatedNetwork(network, self.input_size, normalisation)
 
-    def _file(self) -> Path:
+    def _sha256_of_file(self) -> str:
         path = Path(self.weights).expanduser()
         if not path.is_file():
             remedy = "give imagenet, random, or a .pth or .safetensors file"
             raise DataError(f"model.weights={self.weights}: no such file; {remedy}")
-        return path
-
-    def _sha256_of_file(self) -> str:
-        found = file_sha256(self._file())
+        found = file_digest(path)
         if self.sha256 not in (None, found):
             reason = "it is damaged or another file: fetch it again, or correct the checksum"
             raise DataError(f"model.sha256={self.sha256}: {self.weights} has {found}; {reason}")
@@ -123,16 +118,9 @@ def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
     Raises `ConfigError` for `library` where timm is not installed, for `backbone` if there is no such model or layer,
     and for `input_size` if the network does not accept images of that size.
     """
-    if is_timm:
-        try:
-            known = bool(_timm().is_model(name))
-        except DataError as error:
-            remedy = "library=torchvision needs no package"
-            raise ConfigError([Problem("library", "timm", str(error), remedy)]) from error
-        check(rule(known, "backbone", name, "must be a model of timm (timm.list_models()), e.g. resnet18"))
-    else:
-        known = name in torchvision.models.list_models(module=torchvision.models)
-        check(rule(known, "backbone", name, "must be a torchvision classification model, e.g. resnet18"))
+    known = _timm().is_model(name) if is_timm else name in torchvision.models.list_models(module=torchvision.models)
+    kind = "model of timm (timm.list_models())" if is_timm else "torchvision classification model"
+    check(rule(bool(known), "backbone", name, f"must be a {kind}, e.g. resnet18"))
     network, cut = _meta_network(name, is_timm), ""
     if not is_timm:
         linear = [path for path, layer in network.named_modules() if isinstance(layer, nn.Linear)]
@@ -176,7 +164,8 @@ def _timm() -> Any:
     try:
         return import_module("timm")
     except ImportError as error:
-        raise DataError("needs the package timm; install fedsim with its extra 'timm'") from error
+        text = "needs the package timm; install fedsim with its extra 'timm'"
+        raise ConfigError([Problem("library", "timm", text, "library=torchvision needs no package")]) from error
 
 
 def cut_off(network: nn.Module, cut: str) -> list[str]:
@@ -212,7 +201,7 @@ def _url(name: str) -> str:
 
 
 def _imagenet_file(name: str, data_dir: Path) -> Path:
-    """The path of torchvision's file, downloaded if absent; its name ends in the first digits of its checksum."""
+    """The path of torchvision's file, fetched if absent; its name ends in the first digits of its checksum."""
     url = _url(name)
     path = data_dir / "weights" / url.rsplit("/", 1)[-1]
     digits = re.findall(r"-([0-9a-f]{8,})\.", path.name)[-1]
@@ -221,13 +210,8 @@ def _imagenet_file(name: str, data_dir: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(path), hash_prefix=digits, progress=sys.stderr.isatty())
 
-    try:
-        require_files(path.parent, data_dir, lambda: [] if path.is_file() else [path.name], fetch)
-    except DataError as error:
-        raise DataError(f"model.weights=imagenet: {error}. model.weights=random needs no file") from error
-    if not file_sha256(path).startswith(digits):
-        remedy = "delete it and fetch it again"
-        raise DataError(
-            f"model.weights=imagenet: {path} is damaged: its SHA-256 does not begin with {digits}; {remedy}"
-        )
+    require_files(path.parent, data_dir, lambda: [] if path.is_file() else [path.name], fetch)
+    if not file_digest(path).startswith(digits):
+        told = f"is damaged: its SHA-256 does not begin with {digits}"
+        raise DataError(f"model.weights=imagenet: {path} {told}; delete it and fetch it again")
     return path

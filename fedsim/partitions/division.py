@@ -122,9 +122,13 @@ def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> By
     """What a partition returned, which may be a user's class. Raises `DataError` unless it is as many arrays of
     different positions as there are clients; empty ones may be of any type."""
     told = f"partition: {name}.split must return {num_clients} arrays of different positions in [0, {num_samples}); it"
-    if not isinstance(parts, Iterable):
-        raise DataError(f"{told} returned a {type(parts).__name__}")
-    own = parts if isinstance(parts, ByClient) else ByClient.of([_whole_numbers(part, told) for part in parts])
+    if not isinstance(parts, ByClient):
+        arrays = [np.asarray(part) for part in parts] if isinstance(parts, Iterable) else [np.asarray(parts)]
+        for one in arrays:
+            if one.ndim != 1 or (len(one) and not np.issubdtype(one.dtype, np.integer)):
+                raise DataError(f"{told} returned one of {one.dtype} with the shape {one.shape}")
+        parts = [one.astype(np.int64, copy=False) for one in arrays]
+    own = ByClient.of(parts)
     found = np.zeros(num_samples, np.bool_)
     found[own.flat[(own.flat >= 0) & (own.flat < num_samples)]] = True
     num_different = int(np.count_nonzero(found))
@@ -132,13 +136,6 @@ def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> By
         different = f"{len(own.flat)} positions, {num_different} of them different and in that range"
         raise DataError(f"{told} returned {len(own)} arrays of {different}")
     return own
-
-
-def _whole_numbers(part: object, told: str) -> Indices:
-    found = np.asarray(part)
-    if found.ndim != 1 or (len(found) and not np.issubdtype(found.dtype, np.integer)):
-        raise DataError(f"{told} returned one of {found.dtype} with the shape {found.shape}")
-    return found.astype(np.int64, copy=False)
 
 
 def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generator) -> tuple[Indices, Indices, Indices]:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from fedsim.core.exact import exp
 class SampleSource(ABC):
     """Stands where a data set has the tensor `x` [n, ...] of its training samples: `rows` makes some of them.
 
-    A row is a function of its position alone, whenever and with whichever others it is asked for, so that results are
-    those of the same samples held in memory. Rows are what a model receives; they are not normalised further.
+    A row is a function of its position alone, so that results are those of the same samples held in memory. Rows are
+    what a model receives; they are not normalised further.
     """
 
     dtype = torch.float32
@@ -36,7 +36,6 @@ class SampleSource(ABC):
         """The samples at `positions` [m], which may repeat and come in any order: [m, ...] of `dtype`, on the CPU."""
 
     def everything(self) -> Tensor:
-        """All samples [n, ...]."""
         return self.rows(np.arange(len(self)))
 
 
@@ -199,8 +198,7 @@ class Dataset(ABC):
 
 
 def log_normal_sizes(mean: float, deviation: float, normal: NDArray[np.float64]) -> NDArray[np.int64]:
-    """How many samples owners have, `mean` on average and at least one: log-normal, with the standard `deviation` of
-    the logarithm, from standard normal numbers."""
+    """Owners' log-normal numbers of samples, `mean` on average and at least one, from standard normal numbers."""
     return np.maximum(np.round(mean * exp(deviation * normal - deviation**2 / 2)).astype(np.int64), 1)
 
 
@@ -210,9 +208,7 @@ def numbers_in(known: NDArray[Any], values: NDArray[Any]) -> NDArray[np.int64]:
     return np.where(known[places] == values, places, -1).astype(np.int64)
 
 
-def normalisation_problems(
-    mean: Sequence[float] | None, std: Sequence[float] | None, channels: int | None = None
-) -> list[Problem | None]:
+def normalisation_problems(mean: Any, std: Any, channels: int | None = None) -> list[Problem | None]:
     """Problems with `mean` and `std` for images of `channels` channels (None: not known yet); both may be None."""
     if mean is None or std is None:
         return [rule(mean is std, "std", std, "must be null exactly where mean is")]

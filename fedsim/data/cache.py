@@ -53,8 +53,8 @@ def load_or_generate(
 
 
 def parameters_key(version: int, dataset: Any) -> Tensor:
-    """The bytes [b] uint8 that tell generated data apart: the generator's version and the keyword-only fields of the
-    data set, except those that do not determine the data."""
+    """The bytes [b] uint8 that tell generated data apart: the generator's version and the data set's parameters, except
+    those that do not determine the data."""
     names = sorted(f.name for f in fields(dataset) if f.kw_only and f.name not in ("mean", "std", "hold"))
     text = json.dumps([version, *((name, getattr(dataset, name)) for name in names)])
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
@@ -66,9 +66,8 @@ def load_or_decode(
     """What `decode` makes of the files below `root`, stored in a file whose name begins with `prefix`; and the files'
     checksum (see `sha256_of_files`).
 
-    They are decoded again if the path, size or modification time of a file changes, which is much cheaper to find out
-    than their checksum. Links are followed: what is told by the place of a link itself (its name, a class, a split)
-    must be among the `facts`.
+    They are decoded again if the path, size or modification time of a file changes. Links are followed: what is told by
+    the place of a link itself (its name, a class, a split) must be among the `facts`.
     """
     stats = [(str(file.resolve()), found.st_size, found.st_mtime_ns) for file in files if (found := _stat(file))]
     key = hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
@@ -130,12 +129,9 @@ def _stat(path: Path) -> os.stat_result:
 
 
 def sha256_of_files(root: Path, files: Sequence[Path]) -> tuple[str, dict[Path, str]]:
-    """SHA-256 (hexadecimal) of a data set's files: of a lone file's content, else of the list that sha256sum prints.
-    And that of each file. Raises `DataError` if a file cannot be read.
-
-    The list has one line for each file, sorted by path relative to `root`, so that the result does not depend on where
-    the data set is: (cd ROOT && sha256sum FILES...) | sha256sum.
-    """
+    """SHA-256 (hexadecimal) of a data set's files, and that of each: of a lone file's content, else of the list that
+    sha256sum prints of paths relative to `root`: (cd ROOT && sha256sum FILES...) | sha256sum. Raises `DataError` if a
+    file cannot be read."""
     sums = {file: file_digest(file) for file in files}
     if len(files) == 1:
         return sums[files[0]], sums
@@ -154,7 +150,5 @@ def sha256_problem(expected: str | None) -> Problem | None:
 def require_sha256(expected: str | None, found: str, where: str) -> None:
     """Raise `DataError` unless the checksum `found` of the files at `where` is the `expected` one (None: any)."""
     if expected is not None and found != expected:
-        raise DataError(
-            f"dataset.sha256={expected}: the files of {where} have {found}; they are damaged or of another version: "
-            "fetch them again, or give this checksum if they are meant to be these"
-        )
+        remedy = "they are damaged or of another version: fetch them again, or give this checksum if it is meant"
+        raise DataError(f"dataset.sha256={expected}: the files of {where} have {found}; {remedy}")

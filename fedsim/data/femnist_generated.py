@@ -18,10 +18,8 @@ SIDE, NUM_CONTROLS, NUM_POINTS = 28, 6, 40
 """Pixels per side; control points of a glyph's curve, and points at which the curve is drawn."""
 CHUNK = 512
 """Images drawn per batch."""
-MAX_GLYPHS = 10_000_000
-"""Writers times classes: 480 MB of control points."""
-MAX_IMAGES = 10_000_000
-"""On average, in either split: 8 GB."""
+MAX_GLYPHS = MAX_IMAGES = 10_000_000
+"""Writers times classes (480 MB of control points); on average, in either split (8 GB)."""
 GENERATOR_VERSION = 3
 """To be increased whenever a change of the code gives other tensors for the same parameters."""
 

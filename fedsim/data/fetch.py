@@ -28,8 +28,7 @@ def require_files(
     """Call `fetch` if `missing()` returns the names of files that should be in `folder`, which is below `data_dir`.
 
     One process downloads while others wait for it; nothing is written if nothing is missing. Raises `DataError` naming
-    the files, the folder where they belong, and the settings that say where they are; or, before anything is fetched,
-    why there is no room for the `need` bytes of them (0: not known).
+    the files and their folder; or, before anything is fetched, why there is no room for the `need` bytes of them.
     """
     if problem := source_problem(folder, data_dir, missing, need):
         raise DataError(str(problem))

@@ -71,11 +71,10 @@ def _open_image(source: Any, number: int, name: str, *, is_header: bool = False)
             image = Image.open(io.BytesIO(content), formats=FORMATS)
         image.load()
     except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
-        file = "" if isinstance(source, bytes) else f"{source}: "
+        told = f"image {number} cannot be decoded" if isinstance(source, bytes) else f"{source} cannot be decoded"
         is_unknown = isinstance(error, UnidentifiedImageError)
         reason = f"in none of the formats {', '.join(FORMATS)}" if is_unknown else str(error)
-        remedy = "convert it, or fetch the file again"
-        raise DataError(f"{name}: image {number} cannot be decoded ({file}{reason}); {remedy}") from error
+        raise DataError(f"{name}: {told} ({reason}); convert it, or fetch the file again") from error
     if image.mode in HIGH_BIT_DEPTH:
         raise DataError(f"{name}: image {number} has more than 8 bits per pixel; convert the images to 8 bits first")
     return image
@@ -83,11 +82,8 @@ def _open_image(source: Any, number: int, name: str, *, is_header: bool = False)
 
 @parameters
 class FromPath(Dataset):
-    """A data set at `path`: absolute, or relative to the working folder or to data_dir.
-
-    `mean` and `std`: None is .5 per channel. `sha256`: None, or the checksum that the files must have (see
-    `sha256_of_files`).
-    """
+    """A data set at `path`: absolute, or relative to the working folder or to data_dir. `mean` and `std`: None is
+    .5 each. `sha256`: None, or the checksum that the files must have (see `sha256_of_files`)."""
 
     channels = None
     path: str
@@ -113,11 +109,8 @@ class FromPath(Dataset):
 
 @parameters
 class ImageFolder(FromPath):
-    """Images `path`/train/<class>/* and `path`/test/<class>/*, scaled to `size` x `size` pixels.
-
-    `grey` converts to one channel. Images are decoded once into a cache whose key includes the names, classes, sizes
-    and modification times of all files; they may be links.
-    """
+    """Images `path`/train/<class>/* and `path`/test/<class>/*, which may be links, scaled to `size` x `size` pixels;
+    `grey` converts to one channel."""
 
     size: Side
     grey: bool

@@ -12,20 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torchvision
+from annotated_types import Interval
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.core.errors import ConfigError, DataError, Problem, check, rule
+from fedsim.core.parameters import CountOrZero, parameters
 from fedsim.data.cache import file_digest
-from fedsim.data.features import Extractor
 from fedsim.data.fetch import require_files
+from fedsim.models.shapes import MAX_INPUT_SIZE, Chain, Shape, require_images
 
+InputSize = Annotated[int, Interval(ge=32, le=MAX_INPUT_SIZE)]
 WRAPPERS = ("state_dict", "model")
 """Keys under which training scripts save the state dict of a network, beside that of an optimiser and the like."""
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
@@ -54,47 +57,59 @@ class TruncatedNetwork(nn.Module):
         return self.network((x - mean) / std).flatten(1)
 
 
-@dataclass(frozen=True)
-class LibraryExtractor(Extractor):
-    """Features: the flattened input of layer `cut` of torchvision's model `name`; or, with `cut` "", what enters the
-    classifier of timm's model.
+@dataclass(eq=False, repr=False)
+class Head(Chain):
+    """Layers that are trained on the features of a frozen network, which is given images [1 or 3, H, W]."""
 
-    `weights`: `random` (a function of `seed` alone), `imagenet` (torchvision's default weights in <data_dir>/weights,
-    downloaded if absent), or the path of a .pth or .safetensors file, with the checksum `sha256` if that is given.
+    choice = ""
+    input_shape: Shape
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        nn.Module.__init__(self)
+        require_images(self.input_shape, f"model={self.choice}", 1, (1, 3))
+
+
+@parameters
+class LibraryHead(Head):
+    """Features: the flattened input of layer `cut` of torchvision's model `backbone`; or, with `cut` "", what enters
+    the classifier of timm's model.
+
+    `weights`: `random` (a function of `backbone_seed` alone), `imagenet` (torchvision's default weights in
+    <data_dir>/weights, downloaded if absent), or the path of a .pth or .safetensors file, with the checksum `sha256` if
+    that is given. Images are scaled to `input_size` x `input_size` pixels.
     """
 
-    name: str
-    cut: str
+    cut = ""
+    backbone: str
     weights: str
-    seed: int
-    input_size: int
-    data_dir: Path
+    backbone_seed: CountOrZero
+    input_size: InputSize
     sha256: str | None = None
 
-    @property
-    def fingerprint(self) -> str:
+    def backbone_key(self) -> str:
         if self.weights == "random":
-            source = f"random {self.seed} torch {torch.__version__.split('+')[0]}"
+            source = f"random {self.backbone_seed} torch {torch.__version__.split('+')[0]}"
         else:
-            source = _url(self.name).rsplit("/", 1)[-1] if self.weights == "imagenet" else self._sha256_of_file()
+            source = _url(self.backbone).rsplit("/", 1)[-1] if self.weights == "imagenet" else self._sha256_of_file()
         if self.cut:
-            return json.dumps([self.name, self.cut, source, self.input_size, torchvision.__version__.split("+")[0]])
-        return json.dumps(["timm", self.name, source, self.input_size, str(_timm().__version__)])
+            return json.dumps([self.backbone, self.cut, source, self.input_size, torchvision.__version__.split("+")[0]])
+        return json.dumps(["timm", self.backbone, source, self.input_size, str(_timm().__version__)])
 
-    def load(self) -> TruncatedNetwork:
+    def load_backbone(self, data_dir: Path) -> TruncatedNetwork:
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self.seed)
-            network = _new_network(self.name, is_timm=not self.cut).requires_grad_(False)
+            torch.default_generator.manual_seed(self.backbone_seed)
+            network = _new_network(self.backbone, is_timm=not self.cut).requires_grad_(False)
         config = _config(network)
         classifier = config.get("classifier", ())
         left_out = cut_off(network, self.cut) if self.cut else np.atleast_1d(classifier).tolist()
         if self.weights != "random":
             is_file = self.weights != "imagenet"
-            path = Path(self.weights).expanduser() if is_file else _imagenet_file(self.name, self.data_dir)
+            path = Path(self.weights).expanduser() if is_file else _imagenet_file(self.backbone, data_dir)
             try:
                 network.load_state_dict(_read(path, network._version, left_out))
             except Exception as error:  # torch raises many kinds of errors for damaged or unsuitable files
-                reason = f"does not hold the weights of {self.name} ({' '.join(str(error).split())[:200]})"
+                reason = f"does not hold the weights of {self.backbone} ({' '.join(str(error).split())[:200]})"
                 raise DataError(f"model.weights={self.weights}: {path} {reason}") from error
         normalisation = config.get("mean", IMAGENET[0]), config.get("std", IMAGENET[1])
         return TruncatedNetwork(network, self.input_size, normalisation)
@@ -112,8 +127,7 @@ class LibraryExtractor(Extractor):
 
 
 def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
-    """The `cut` of a `LibraryExtractor`, before the last linear layer, and its number of features, without computing
-    anything.
+    """The `cut` of a `LibraryHead`, before the last linear layer, and its number of features. Nothing is computed.
 
     Raises `ConfigError` for `library` where timm is not installed, for `backbone` if there is no such model or layer,
     and for `input_size` if the network does not accept images of that size.
@@ -148,7 +162,6 @@ def _meta_network(name: str, is_timm: bool) -> nn.Module:
 
 
 def _new_network(name: str, is_timm: bool) -> nn.Module:
-    """timm's model without its classifier, or torchvision's with the input transform of its weights."""
     if is_timm:
         return _timm().create_model(name, pretrained=False, num_classes=0)
     inception = name in ("googlenet", "inception_v3")

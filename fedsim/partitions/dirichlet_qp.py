@@ -47,11 +47,9 @@ class DirichletQP(Partition):
                 return _assign_samples(q * sizes, data, rng)
         if self.fallback == "nnls":
             return _assign_samples(_least_squares_counts(q, b), data, rng)
-        raise DataError(
-            f"partition.alpha={self.alpha}: no sizes use all samples of every class in {self.retries + 1} draws of "
-            f"label mixes for num_clients={num_clients}; raise num_clients (100 rarely fails) or alpha, or set "
-            "partition.fallback=nnls"
-        )
+        told = f"no sizes use all samples of every class in {self.retries + 1} draws for num_clients={num_clients}"
+        remedy = "raise num_clients (100 rarely fails) or alpha, or set partition.fallback=nnls"
+        raise DataError(f"partition.alpha={self.alpha}: {told}; {remedy}")
 
     def _label_mixes(self, b: NDArray[np.float64], num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """The label mixes Q [C, N] with columns of sum 1; the row of a class without samples is zero."""

@@ -41,19 +41,16 @@ def write_shards(folder: Path, split: str, rows: int, shards: tuple[int, ...], c
         pq.write_table(table(rows, seed=shard)[0], folder / f"{split}-{shard:05d}-of-{count:05d}.parquet")
 
 
-def test_shards_are_read_in_order_and_a_path_may_be_relative_to_data_dir(tmp_path: Path) -> None:
+def test_shards_are_read_in_order_and_a_test_split_goes_before_a_validation_split(tmp_path: Path) -> None:
     write_shards(tmp_path / "set" / "data", "train", 6, (0, 1), 2)
     write_shards(tmp_path / "set" / "data", "validation", 4, (0,), 1)
     data = build("parquet", tmp_path, path="set").load()
     assert (len(data.train), len(data.test)) == (12, 4)
     assert np.array_equal(data.train.x[6:].permute(0, 2, 3, 1).numpy(), table(6, seed=1)[1])
-
-
-def test_files_in_split_folders_and_a_test_split_goes_before_a_validation_split(tmp_path: Path) -> None:
     for split, rows in (("train", 6), ("valid", 5), ("test", 4)):
-        (tmp_path / split).mkdir()
-        pq.write_table(table(rows)[0], tmp_path / split / "0000.parquet")
-    data = build("parquet", tmp_path / "elsewhere", path=str(tmp_path)).load()
+        (tmp_path / "folders" / split).mkdir(parents=True)
+        pq.write_table(table(rows)[0], tmp_path / "folders" / split / "0000.parquet")
+    data = build("parquet", tmp_path / "elsewhere", path=str(tmp_path / "folders")).load()
     assert (len(data.train), len(data.test)) == (6, 4)
 
 
@@ -64,23 +61,18 @@ def test_absent_files_and_shards_are_named_without_reading_any(tmp_path: Path, m
     write_shards(tmp_path / "set", "train", 3, (0, 2), 4)
     absent = build("parquet", tmp_path, path="set").absent()
     assert absent == [f"shards 1, 3 of the 4 of 'train' in {tmp_path / 'set'}"]
-    with pytest.raises(
-        DataError, match=r"dataset\.path=set: is missing shards 1, 3 of the 4 of 'train' in .*; correct"
-    ):
+    with pytest.raises(DataError, match=r"path=set: is missing shards 1, 3 of the 4 of 'train' in .*; correct"):
         build("parquet", tmp_path, path="set").load()
     write_shards(tmp_path / "set", "train", 3, (1, 3), 4)
     assert build("parquet", tmp_path, path="set").absent() == []
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("extra", "neither its name nor its folder has one of the words train,"), ("train-test", "of several splits")],
-)
-def test_a_file_of_no_or_two_splits_is_named(tmp_path: Path, name: str, reason: str) -> None:
-    pq.write_table(table(4)[0], tmp_path / "train.parquet")
-    pq.write_table(table(4)[0], tmp_path / f"{name}.parquet")
-    with pytest.raises(DataError, match=rf"{name}\.parquet: .*{reason}"):
-        build("parquet", tmp_path, path=str(tmp_path)).load()
+    for name in ("extra", "train-test"):
+        (tmp_path / name).mkdir()
+        for file in ("train", name):
+            pq.write_table(table(4)[0], tmp_path / name / f"{file}.parquet")
+        with pytest.raises(
+            DataError, match=rf"{name}\.parquet: its name, or its folder's, must have a word of one split"
+        ):
+            build("parquet", tmp_path, path=name).load()
 
 
 @pytest.fixture
@@ -107,23 +99,21 @@ def test_owners_string_labels_bytes_and_a_share_for_testing(tmp_path: Path, lone
     assert data.owners.tolist() == [i % 4 for i in train]
     assert data.test_owners is not None
     assert data.test_owners.tolist() == [i % 4 for i in test]
-
-
-@pytest.mark.parametrize(("who", "expected"), [({"who": [9, 4, 5, 6, 10]}, [2, -1, 0, -1, -1]), ({}, None)])
-def test_owners_of_test_rows_have_the_numbers_of_the_training_rows_if_there_are_any(
-    tmp_path: Path, who: dict[str, Any], expected: list[int] | None
-) -> None:
-    pq.write_table(table(4, who=[7, 5, 7, 9])[0], tmp_path / "train.parquet")
-    pq.write_table(table(5, **who)[0], tmp_path / "test.parquet")
-    data = build("parquet", tmp_path, path=str(tmp_path), client_column="who").load()
-    assert data.owners is not None
-    assert data.owners.tolist() == [1, 0, 1, 2]
-    assert (None if data.test_owners is None else data.test_owners.tolist()) == expected
-
-
-def test_a_lone_file_without_a_share_for_testing_is_refused(tmp_path: Path, lone: Path) -> None:
     with pytest.raises(DataError, match=r"dataset\.test_fraction=0\.0: .* has no test split.* its 20 rows"):
         build("parquet", tmp_path, path=str(lone)).load()
+    with pytest.raises(ConfigError, match=r"dataset\.mean=\[0\.5, 0\.5, 0\.5\]: must have 1 values"):
+        build("parquet", tmp_path, path=str(lone), test_fraction=0.25, mean=[0.5] * 3, std=[0.5] * 3).load()
+
+
+def test_owners_of_test_rows_have_the_numbers_of_the_training_rows_if_there_are_any(tmp_path: Path) -> None:
+    pq.write_table(table(4, who=[7, 5, 7, 9])[0], tmp_path / "train.parquet")
+    cases: list[tuple[dict[str, Any], Any]] = [({"who": [9, 4, 5, 6, 10]}, [2, -1, 0, -1, -1]), ({}, None)]
+    for who, expected in cases:
+        pq.write_table(table(5, **who)[0], tmp_path / "test.parquet")
+        data = build("parquet", tmp_path, path=str(tmp_path), client_column="who").load()
+        assert data.owners is not None
+        assert data.owners.tolist() == [1, 0, 1, 2]
+        assert (None if data.test_owners is None else data.test_owners.tolist()) == expected
 
 
 def test_the_hubs_description_tells_the_number_of_classes(tmp_path: Path) -> None:
@@ -157,35 +147,25 @@ def test_decoded_once_and_again_when_content_or_split_changes(tmp_path: Path, mo
     assert len(decoded) == 4
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ({"path": "nowhere"}, r"dataset\.path=nowhere: is missing a parquet file at .*nowhere or .*nowhere"),
-        ({"label_column": "lable"}, r"dataset\.label_column=lable: the columns are img, label"),
-        ({"label_column": "odd"}, r"dataset\.label_column=odd: must hold integers or strings, not double"),
-        ({"label_column": "gaps"}, r"dataset\.label_column=gaps: 11 of its 12 values are missing"),
-        (
-            {"label_column": "minus"},
-            r"dataset\.label_column=minus: labels are numbers of classes and must lie in 0\.\.999999, found -1",
-        ),
-        ({"client_column": "who"}, r"dataset\.client_column=who: the columns are"),
-        ({"image_column": "label"}, r"dataset\.image_column=label: must hold the encoded images themselves"),
-        ({"image_column": "paths"}, r"dataset\.image_column=paths: must hold the encoded images themselves"),
-    ],
-)
-def test_mistakes_are_named(tmp_path: Path, values: dict[str, Any], reason: str) -> None:
-    paths = pa.array(
-        [{"bytes": None, "path": "x.png"}] * 12, pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    )
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    paths = pa.array([{"bytes": None, "path": "x.png"}] * 12, kind)
     rows, _ = table(12, odd=[0.5] * 12, gaps=[1] + [None] * 11, minus=[-1] * 12, paths=paths, many=[0, *[10**6] * 11])
     pq.write_table(rows, tmp_path / "train.parquet")
-    with pytest.raises(DataError, match=reason):
-        build("parquet", tmp_path, **{"path": str(tmp_path), "test_fraction": 0.5, **values}).load()
-
-
-def test_means_that_do_not_fit_the_images_found_are_refused(tmp_path: Path, lone: Path) -> None:
-    with pytest.raises(ConfigError, match=r"dataset\.mean=\[0\.5, 0\.5, 0\.5\]: must have 1 values"):
-        build("parquet", tmp_path, path=str(lone), test_fraction=0.25, mean=[0.5] * 3, std=[0.5] * 3).load()
+    for key, value, told in (
+        ("path", "nowhere", "is missing a parquet file at .*nowhere or .*nowhere"),
+        ("label_column", "lable", "the columns are img, label"),
+        ("label_column", "odd", "must hold integers or strings, not double"),
+        ("label_column", "gaps", "11 of its 12 values are missing"),
+        ("label_column", "minus", r"labels are numbers of classes and must lie in 0\.\.999999, found -1"),
+        ("label_column", "many", r"labels are numbers of classes and must lie in 0\.\.999999, found 0\.\.1000000"),
+        ("client_column", "who", "the columns are"),
+        ("image_column", "label", "must hold the encoded images themselves"),
+        ("image_column", "paths", "must hold the encoded images themselves"),
+    ):
+        values = {"path": str(tmp_path), "test_fraction": 0.5, key: value}
+        with pytest.raises(DataError, match=rf"dataset\.{key}={value}: {told}"):
+            build("parquet", tmp_path, **values).load()
 
 
 def write_images(path: Path, *images: bytes) -> None:
@@ -195,44 +175,33 @@ def write_images(path: Path, *images: bytes) -> None:
 GREY, COLOUR = np.full((6, 6), 7, np.uint8), np.full((6, 6, 3), (1, 2, 3), np.uint8)
 
 
-@pytest.mark.parametrize("first", [GREY, COLOUR])
-def test_one_colour_image_makes_all_of_them_colour_images(tmp_path: Path, first: np.ndarray) -> None:
-    write_images(tmp_path / "train.parquet", *[encoded(first)] * 600, encoded(GREY), encoded(COLOUR))
-    write_images(tmp_path / "test.parquet", encoded(GREY))
-    data = build("parquet", tmp_path, path=str(tmp_path)).load()
-    assert data.input_shape == (3, 6, 6)
-    assert data.train.x[-2:, :, 0, 0].tolist() == [[7, 7, 7], [1, 2, 3]]
-
-
-@pytest.mark.parametrize(
-    ("images", "reason"),
-    [
-        ([b"not an image"], "image 0 cannot be decoded"),
-        ([encoded(GREY), encoded(GREY)[:-30]], "image 1 cannot be decoded"),
-        (
-            [encoded(GREY), encoded(np.zeros((7, 5), np.uint8))],
-            r"image 1 has 5x7 pixels and the first 6x6; set dataset",
-        ),
-        ([encoded(np.full((6, 6), 60000, np.uint16))], "image 0 has more than 8 bits per pixel"),
-    ],
-)
-def test_unsound_images_are_named(tmp_path: Path, images: list[bytes], reason: str) -> None:
-    write_images(tmp_path / "train.parquet", *images, encoded(GREY))
-    with pytest.raises(DataError, match=rf"dataset\.path=.*: {reason}"):
-        build("parquet", tmp_path, path=str(tmp_path), test_fraction=0.5).load()
-
-
-def test_images_of_several_sizes_are_brought_to_one(tmp_path: Path) -> None:
+def test_one_colour_image_makes_all_of_them_colour_images_and_one_size_all_of_that_size(tmp_path: Path) -> None:
+    for first in (GREY, COLOUR):
+        write_images(tmp_path / "train.parquet", *[encoded(first)] * 600, encoded(GREY), encoded(COLOUR))
+        write_images(tmp_path / "test.parquet", encoded(GREY))
+        data = build("parquet", tmp_path, path=str(tmp_path)).load()
+        assert data.input_shape == (3, 6, 6)
+        assert data.train.x[-2:, :, 0, 0].tolist() == [[7, 7, 7], [1, 2, 3]]
+    (tmp_path / "test.parquet").unlink()
     write_images(tmp_path / "train.parquet", encoded(GREY), encoded(np.full((7, 5), 9, np.uint8)))
     data = build("parquet", tmp_path, path=str(tmp_path), test_fraction=0.5, size=4).load()
     assert data.input_shape == (1, 4, 4)
     assert sorted([*data.train.x.unique().tolist(), *data.test.x.unique().tolist()]) == [7, 9]
 
 
-def test_unsound_empty_or_unlike_tables_are_refused(tmp_path: Path) -> None:
+def test_unsound_images_and_unsound_empty_or_unlike_tables_are_named(tmp_path: Path) -> None:
     def load() -> None:
-        build("parquet", tmp_path, path=str(tmp_path)).load()
+        build("parquet", tmp_path, path=str(tmp_path), test_fraction=0.5).load()
 
+    for reason, images in {
+        "image 0 cannot be decoded": [b"not an image"],
+        "image 1 cannot be decoded": [encoded(GREY), encoded(GREY)[:-30]],
+        "image 1 has 5x7 pixels and the first 6x6; set": [encoded(GREY), encoded(np.zeros((7, 5), np.uint8))],
+        "image 0 has more than 8 bits per pixel": [encoded(np.full((6, 6), 60000, np.uint16))],
+    }.items():
+        write_images(tmp_path / "train.parquet", *images, encoded(GREY))
+        with pytest.raises(DataError, match=rf"dataset\.path=.*: {reason}"):
+            load()
     train, test = tmp_path / "train.parquet", tmp_path / "test.parquet"
     pq.write_table(table(4)[0], train)
     pq.write_table(table(4)[0].slice(0, 0), test)
@@ -301,19 +270,18 @@ def test_the_checksum_of_several_files_is_that_of_sha256sums_list(tmp_path: Path
     assert data.sha256 == printed.stdout.split()[0]
 
 
-@pytest.mark.parametrize("checked", [True, False])
-def test_page_checksums_are_verified_where_a_file_has_them(tmp_path: Path, checked: bool) -> None:
+def test_page_checksums_are_verified_where_a_file_has_them(tmp_path: Path) -> None:
     """Labels are not compressed here: without the checksum of their page a flipped bit is another label."""
     path = tmp_path / "all.parquet"
     rows = table(40)[0].set_column(1, "label", pa.array([7] * 39 + [1], pa.int64()))
-    pq.write_table(rows, path, compression="none", use_dictionary=False, write_page_checksum=checked)
-    flip(path, path.read_bytes().index(np.full(39, 7, "<i8").tobytes()))
-    if checked:
-        with pytest.raises(DataError, match=r"all\.parquet is no sound parquet file .*fetch it again"):
-            load_lone(path)
-    else:
-        data = load_lone(path)
-        assert 3 in torch.cat([data.train.y, data.test.y])
+    for checked in (False, True):
+        pq.write_table(rows, path, compression="none", use_dictionary=False, write_page_checksum=checked)
+        flip(path, path.read_bytes().index(np.full(39, 7, "<i8").tobytes()))
+        if not checked:
+            data = load_lone(path)
+            assert 3 in torch.cat([data.train.y, data.test.y])
+    with pytest.raises(DataError, match=r"all\.parquet is no sound parquet file .*fetch it again"):
+        load_lone(path)
 
 
 def test_other_data_sets_compare_their_checksum_too(tmp_path: Path) -> None:
@@ -331,11 +299,6 @@ def test_other_data_sets_compare_their_checksum_too(tmp_path: Path) -> None:
         assert build(choice, tmp_path, **values, sha256=found).load().sha256 == found
         with pytest.raises(DataError, match=rf"dataset\.sha256=0{{64}}: the files of .* have {found}"):
             build(choice, tmp_path, **values, sha256="0" * 64).load()
-        with pytest.raises(ConfigError, match=r"dataset\.sha256='abc': must be null or 64 hexadecimal digits"):
-            build(choice, tmp_path, **values, sha256="abc")
-
-
-def test_a_checksum_that_is_not_given_does_not_change_the_hash_of_a_config() -> None:
     assert hash_config({"dataset": {"path": "x", "sha256": None}}) == hash_config({"dataset": {"path": "x"}})
     assert hash_config({"dataset": {"path": "x", "sha256": "0"}}) != hash_config({"dataset": {"path": "x"}})
 
@@ -343,7 +306,7 @@ def test_a_checksum_that_is_not_given_does_not_change_the_hash_of_a_config() -> 
 # --- what is no file -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["no regular file", "a link to nothing"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
 def test_pipes_and_dangling_links_are_named_and_not_read(tmp_path: Path, kind: str) -> None:
     cases: dict[str, tuple[str, dict[str, Any]]] = {
         "rows/train.parquet": ("parquet", {"path": "rows"}),
@@ -355,9 +318,9 @@ def test_pipes_and_dangling_links_are_named_and_not_read(tmp_path: Path, kind: s
         for split in (name, name.replace("train", "test")):
             file = tmp_path / split
             file.parent.mkdir(parents=True, exist_ok=True)
-            os.mkfifo(file) if kind == "no regular file" else file.symlink_to(tmp_path / "nowhere")
+            os.mkfifo(file) if kind == "pipe" else file.symlink_to(tmp_path / "nowhere")
         either = name.replace("train", "t(rain|est)")
-        with pytest.raises(DataError, match=rf"{either} is {kind}; remove it"):
+        with pytest.raises(DataError, match=rf"{either} is no regular file, nor a link to one; remove it"):
             build(choice, tmp_path, **values).load()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import DataError
 from fedsim.data import images as image_folder
 from tests.dataset_toys import build, check_sound
 
@@ -51,22 +51,14 @@ def test_a_folder_is_decoded_once_and_its_fingerprint_is_its_content(
     assert 0 in changed.train.x[changed.train.y == 1][:, 0]
 
 
-def link_classes(folders: Path, name: str, classes: dict[str, list[str]]) -> None:
-    """Beside `folders` a folder `name` whose classes are links to the images of `folders`/train, in both splits."""
-    for split in ("train", "test"):
-        for label, members in classes.items():
-            (folders.parent / name / split / label).mkdir(parents=True)
-            for image in (p for member in members for p in sorted((folders / "train" / member).iterdir())):
-                (folders.parent / name / split / label / f"{image.parent.name}{image.name}").symlink_to(image)
-
-
-@pytest.mark.parametrize("order", [("fine", "coarse"), ("coarse", "fine")])
-def test_links_to_the_same_images_with_other_labels_share_no_cache(
-    tmp_path: Path, folders: Path, order: tuple[str, str]
-) -> None:
-    link_classes(folders, "fine", {"ant": ["ant"], "bee": ["bee"]})
-    link_classes(folders, "coarse", {"insect": ["ant", "bee"]})
-    for name in order:
+def test_links_to_the_same_images_with_other_labels_share_no_cache(tmp_path: Path, folders: Path) -> None:
+    for name in ("fine", "coarse"):
+        for image in sorted((folders / "train").rglob("*.png")):
+            for split in ("train", "test"):
+                label = image.parent.name if name == "fine" else "insect"
+                (tmp_path / name / split / label).mkdir(parents=True, exist_ok=True)
+                (tmp_path / name / split / label / f"{image.parent.name}{image.name}").symlink_to(image)
+    for name in ("fine", "coarse"):
         data = build("image_folder", tmp_path, path=name).load()
         alone = build("image_folder", tmp_path, tmp_path / f"cache of {name}", path=name).load()
         assert data.num_classes == alone.num_classes == len(set(data.train.y.tolist()))
@@ -78,8 +70,6 @@ def test_folders_that_are_absent_or_differ_in_their_classes_are_named(tmp_path: 
     with pytest.raises(DataError, match=r"dataset\.path=nowhere: is missing train/ in .*nowhere or .*nowhere"):
         build("image_folder", tmp_path, path="nowhere").load()
     assert build("image_folder", tmp_path, path="insects").absent() == []
-    with pytest.raises(ConfigError, match=r"dataset\.path='': must name a file or folder"):
-        build("image_folder", tmp_path, path="")
     (folders / "test" / "cow").mkdir()
     with pytest.raises(DataError, match=r"dataset\.path: Found no valid file for the classes cow"):
         build("image_folder", tmp_path, path="insects").load()

@@ -69,7 +69,7 @@ def load_or_decode(
     They are decoded again if the path, size or modification time of a file changes. Links are followed: what is told by
     the place of a link itself (its name, a class, a split) must be among the `facts`.
     """
-    stats = [(str(file.resolve()), found.st_size, found.st_mtime_ns) for file in files if (found := _stat(file))]
+    stats = [(str(file.resolve()), found.st_size, found.st_mtime_ns) for file in files if (found := stat_of(file))]
     key = hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
 
     def build() -> dict[str, Tensor]:
@@ -113,7 +113,7 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def file_digest(path: Path, kind: str = "sha256") -> str:
     """The checksum (hexadecimal) of a file. Raises `DataError` if it cannot be read."""
-    _stat(path)
+    stat_of(path)
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, kind).hexdigest()
@@ -121,7 +121,7 @@ def file_digest(path: Path, kind: str = "sha256") -> str:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
 
 
-def _stat(path: Path) -> os.stat_result:
+def stat_of(path: Path) -> os.stat_result:
     """Raises `DataError` for what is no regular file, nor a link to one: to read a named pipe may never end."""
     if not path.is_file():
         raise DataError(f"{path} is no regular file, nor a link to one; remove it, or put the file itself there")

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsim.core.errors import DataError, Problem, rule
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
-from fedsim.data.cache import digest, file_digest, require_sha256, sha256_of_files, sha256_problem
+from fedsim.data.cache import digest, file_digest, require_sha256, sha256_of_files, sha256_problem, stat_of
 from fedsim.data.fetch import require_files, source_problem
 
 MD5 = {
@@ -54,8 +54,11 @@ class _TorchvisionSet(Dataset):
         return [name for name in names if not os.path.lexists(folder / name)]
 
     def _require_downloaded(self, **kwargs: Any) -> None:
+        folder, names = self._files()
+        for name in set(names) - set(self.missing()):
+            stat_of(folder / name)
         fetch = partial(_fetch, self.source, self.data_dir, **kwargs)
-        require_files(self._files()[0], self.data_dir, self.missing, fetch, 1_000_000 * MEGABYTES[self.source])
+        require_files(folder, self.data_dir, self.missing, fetch, 1_000_000 * MEGABYTES[self.source])
 
 
 def _fetch(source: str, data_dir: Path, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
 from fedsim.core.errors import DataError
-from fedsim.data.femnist_generated import FemnistGenerated, _Handwriting
+from fedsim.data.femnist_generated import FemnistGenerated
 from fedsim.running.assembly import build
 from scripts.benchmarks import clients as scale
 
@@ -27,13 +27,7 @@ def plan(*words: str) -> Plan:
 
 
 def test_digits_take_a_client_for_each_sample() -> None:
-    words = (
-        "partition=quantity_skew",
-        "cohort_size=100",
-        "model=logistic",
-        "server.validation_fraction=0",
-        "engine=sequential",
-    )
+    words = ("partition=quantity_skew", "cohort_size=100", "model=logistic", "server.validation_fraction=0")
     made = build(plan("num_clients=1438", *words))
     assert made.division.sizes.tolist() == [1] * 1438
     assert [len(record.selected) for record in made.simulation] == [100, 100]
@@ -47,7 +41,7 @@ def test_the_whole_shape_of_femnist_is_a_choice(tmp_path: Path) -> None:
     made = instantiate(job.config["dataset"], FemnistGenerated, "dataset", tmp_path, tmp_path)
     assert made.form() == ((1, 28, 28), 62)
     rng = np.random.default_rng(made.seed)
-    _Handwriting.draw(made, rng)
+    made._handwriting(rng)
     labels, owners = made._training_labels(rng)
     sizes = np.bincount(owners) / 0.9  # a tenth is the test set
     assert (len(sizes), len(np.unique(labels))) == (3550, 62)

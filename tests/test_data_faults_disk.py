@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import safetensors.torch
@@ -63,9 +64,7 @@ def test_a_folder_that_takes_no_file_is_told(tmp_path: Path, monkeypatch: pytest
     assert problem is not None
     assert problem.rule.startswith(f"cannot write in {tmp_path / 'file'} (Not a directory)")
 
-    def read_only(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
+    read_only = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     monkeypatch.setattr("tempfile.TemporaryFile", read_only)
     with pytest.raises(ConfigError, match=rf"cannot write in {tmp_path} \(Read-only file system\); need 2\.1 MB"):
         require_room([plan(tmp_path)])

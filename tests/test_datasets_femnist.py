@@ -56,19 +56,6 @@ def test_leafs_samples_keep_their_writers_and_paper_stays_white(leaf: Path) -> N
     assert data.fingerprint != digits.fingerprint
 
 
-def test_links_to_the_same_leaf_files_in_other_splits_share_no_cache(leaf: Path) -> None:
-    (leaf / "femnist").rename(leaf / "files")
-    files = [leaf / "files" / f"{name}.json" for name in ("train/all_data_0", "train/all_data_1", "test/all_data_0")]
-    for name, num_train in (("first", 2), ("second", 1)):
-        for number, file in enumerate(files):
-            link = leaf / name / "femnist" / ("train" if number < num_train else "test") / f"{number}.json"
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file)
-    loaded = [build("femnist", leaf / name, leaf / "cache", source="leaf").load() for name in ("first", "second")]
-    assert [(len(data.train), len(data.test)) for data in loaded] == [(6, 2), (5, 3)]
-    assert loaded[0].sha256 != loaded[1].sha256
-
-
 def test_an_unsound_leaf_file_is_named(leaf: Path) -> None:
     contents: dict[str, Any] = {
         "KeyError: 'user_data'": "{}",
@@ -92,7 +79,6 @@ def test_absent_leaf_files_are_asked_for_by_folder(tmp_path: Path) -> None:
     assert build("femnist", tmp_path, source="hub").absent() == []  # which is fetched
     for split in ("train", "test"):
         write_leaf(tmp_path / "femnist", split, {"ann": user()})
-    assert build("femnist", tmp_path, source="leaf").absent() == []
     with pytest.raises(DataError, match=r"no writer has an image in .*all_data_0\.json"):
         build("femnist", tmp_path, source="leaf").load()
 
@@ -131,11 +117,6 @@ def test_femnist_of_the_hub_is_fetched_whole_or_not_at_all(tmp_path: Path, hub: 
     assert [p.name for p in (tmp_path / "new").glob("*") if p.name[0] != "."] == ["femnist"]
     hub.clear()
     assert build("femnist", tmp_path / "new", tmp_path / "cache").load().fingerprint == data.fingerprint
-
-
-def test_what_is_no_web_address_is_not_opened() -> None:
-    with pytest.raises(ValueError, match="is no https address"):
-        femnist._download(Path(__file__).as_uri())
 
 
 # --- made-up handwriting -------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""Parquet files in the Hub's layout; checksums, and files that are damaged or hostile: nothing is trained on them,
-nothing hangs, nothing in them is run."""
+"""Parquet files in the Hub's layout, folders of images; checksums, and files that are damaged or hostile: nothing is
+trained on them, nothing hangs, nothing in them is run."""
 
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from PIL import EpsImagePlugin, Image
 
 from fedsim.config.plan import hash_config
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.data import parquet
+from fedsim.data import images, parquet
 from fedsim.data.base import LoadedData
 from fedsim.data.images import decode
-from tests.dataset_toys import REAL, build, check_sound, encoded, table
+from tests.dataset_toys import build, check_sound, encoded, table
 
 
 def test_splits_are_told_by_name_columns_by_type_and_pixels_are_exact(tmp_path: Path) -> None:
@@ -193,13 +194,13 @@ def test_unsound_images_and_unsound_empty_or_unlike_tables_are_named(tmp_path: P
     def load() -> None:
         build("parquet", tmp_path, path=str(tmp_path), test_fraction=0.5).load()
 
-    for reason, images in {
+    for reason, contents in {
         "image 0 cannot be decoded": [b"not an image"],
         "image 1 cannot be decoded": [encoded(GREY), encoded(GREY)[:-30]],
         "image 1 has 5x7 pixels and the first 6x6; set": [encoded(GREY), encoded(np.zeros((7, 5), np.uint8))],
         "image 0 has more than 8 bits per pixel": [encoded(np.full((6, 6), 60000, np.uint16))],
     }.items():
-        write_images(tmp_path / "train.parquet", *images, encoded(GREY))
+        write_images(tmp_path / "train.parquet", *contents, encoded(GREY))
         with pytest.raises(DataError, match=rf"dataset\.path=.*: {reason}"):
             load()
     train, test = tmp_path / "train.parquet", tmp_path / "test.parquet"
@@ -227,7 +228,6 @@ def test_an_eps_file_named_png_starts_no_other_program(tmp_path: Path, monkeypat
 
 
 def test_a_flipped_bit_in_a_png_is_found_by_its_checksum() -> None:
-    """Pillow alone decodes some of them into other pixels."""
     sound = encoded((np.add.outer(np.arange(64), np.arange(64)) * 3 % 256).astype(np.uint8))
     for position in range(sound.index(b"IDAT") + 4, sound.index(b"IEND") - 8):
         damaged = bytearray(sound)
@@ -249,7 +249,7 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_parquet_file_of_another_checksum_is_refused_and_what_was_found_is_told(tmp_path: Path) -> None:
+def test_a_parquet_file_of_another_checksum_is_refused_and_several_have_that_of_sha256sum(tmp_path: Path) -> None:
     path = tmp_path / "all.parquet"
     pq.write_table(table(40)[0], path)
     sound = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -258,9 +258,6 @@ def test_a_parquet_file_of_another_checksum_is_refused_and_what_was_found_is_tol
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     with pytest.raises(DataError, match=rf"dataset\.sha256={sound}: the files of .* have {found}"):
         load_lone(path, sha256=sound)
-
-
-def test_the_checksum_of_several_files_is_that_of_sha256sums_list(tmp_path: Path) -> None:
     (tmp_path / "set" / "b").mkdir(parents=True)
     pq.write_table(table(6)[0], tmp_path / "set" / "b" / "train.parquet")
     pq.write_table(table(4, seed=1)[0], tmp_path / "set" / "a-test.parquet")
@@ -324,11 +321,72 @@ def test_pipes_and_dangling_links_are_named_and_not_read(tmp_path: Path, kind: s
             build(choice, tmp_path, **values).load()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not (REAL / "cifar10").is_dir(), reason="CIFAR-10 is not beside the checkout")
-def test_real_cifar10_in_parquet(tmp_path: Path) -> None:
-    data = build("parquet", REAL, tmp_path, path="cifar10").load()
+# --- folders of images, one folder a class -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """Ants of red 0 and bees of red 200, three each in each split, of several sizes."""
+    root = tmp_path / "insects"
+    for split in ("train", "test"):
+        for number, name in enumerate(("ant", "bee")):
+            (root / split / name).mkdir(parents=True)
+            for i in range(3):
+                Image.new("RGB", (10 + i, 12), (200 * number, 0, 0)).save(root / split / name / f"{i}.png")
+    return root
+
+
+def test_images_are_scaled_and_classes_numbered_alphabetically(tmp_path: Path, folders: Path) -> None:
+    data = build("image_folder", tmp_path, path="insects", size=8).load()
     check_sound(data)
-    assert data.input_shape == (3, 32, 32)
-    assert np.bincount(data.train.y).tolist() == [5000] * 10
-    assert np.bincount(data.test.y).tolist() == [1000] * 10
+    assert (data.num_classes, data.input_shape, len(data.train), len(data.test)) == (2, (3, 8, 8), 6, 6)
+    for y, red in ((0, 0), (1, 200)):
+        assert data.train.x[data.train.y == y][:, 0].unique().tolist() == [red]
+    grey = build("image_folder", tmp_path, path=str(folders), size=8, grey=True).load()
+    assert (grey.input_shape, grey.mean) == ((1, 8, 8), (0.5,))
+    assert grey.fingerprint != data.fingerprint
+
+
+def test_a_folder_is_decoded_once_and_its_fingerprint_is_its_content(
+    tmp_path: Path, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, original = [], images.decode
+    monkeypatch.setattr(images, "decode", lambda *a, **k: decoded.append(1) or original(*a, **k))
+    first = build("image_folder", tmp_path, path="insects").load().fingerprint
+    assert build("image_folder", tmp_path, path="insects").load().fingerprint == first
+    assert len(decoded) == 2
+    folders.rename(tmp_path / "moved")
+    assert build("image_folder", tmp_path, path="moved").load().fingerprint == first
+    Image.new("RGB", (9, 9)).save(tmp_path / "moved" / "train" / "bee" / "0.png")
+    changed = build("image_folder", tmp_path, path="moved").load()
+    assert changed.fingerprint != first
+    assert 0 in changed.train.x[changed.train.y == 1][:, 0]
+
+
+def test_links_to_the_same_images_with_other_labels_share_no_cache(tmp_path: Path, folders: Path) -> None:
+    for name in ("fine", "coarse"):
+        for image in sorted((folders / "train").rglob("*.png")):
+            for split in ("train", "test"):
+                label = image.parent.name if name == "fine" else "insect"
+                (tmp_path / name / split / label).mkdir(parents=True, exist_ok=True)
+                (tmp_path / name / split / label / f"{image.parent.name}{image.name}").symlink_to(image)
+    for name in ("fine", "coarse"):
+        data = build("image_folder", tmp_path, path=name).load()
+        alone = build("image_folder", tmp_path, tmp_path / f"cache of {name}", path=name).load()
+        assert data.num_classes == alone.num_classes == len(set(data.train.y.tolist()))
+        assert torch.equal(data.train.y, alone.train.y)
+        assert (data.sha256, data.fingerprint) == (alone.sha256, alone.fingerprint)
+
+
+def test_folders_that_are_absent_or_differ_in_their_classes_are_named(tmp_path: Path, folders: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset\.path=nowhere: is missing train/ in .*nowhere or .*nowhere"):
+        build("image_folder", tmp_path, path="nowhere").load()
+    assert build("image_folder", tmp_path, path="insects").absent() == []
+    (folders / "test" / "cow").mkdir()
+    with pytest.raises(DataError, match=r"dataset\.path: Found no valid file for the classes cow"):
+        build("image_folder", tmp_path, path="insects").load()
+    Image.new("L", (4, 4)).save(folders / "test" / "cow" / "0.png")
+    with pytest.raises(DataError, match="train/ and test/ differ in their classes: cow"):
+        build("image_folder", tmp_path, path="insects").load()
+    shutil.rmtree(folders / "test")
+    assert build("image_folder", tmp_path, path="insects").absent() == [f"test/ in {folders}"]

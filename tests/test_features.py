@@ -1,8 +1,5 @@
-"""Frozen networks as feature extractors, and the heads that are trained on their features.
-
-Where timm is not installed, a stand-in with the same calls takes its place, and the tests on its own networks are
-skipped.
-"""
+"""Frozen networks as feature extractors, and the heads trained on them. A stand-in has the calls of timm, whose own
+networks are tested where it is installed."""
 
 import hashlib
 import pickle
@@ -21,8 +18,6 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import hash_config
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import features
 from fedsim.data.base import LoadedData, Samples
@@ -175,19 +170,16 @@ def test_weights_from_a_file_that_was_trained_on_other_classes(
 
 
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
-@pytest.mark.parametrize("kind", ["html.pth", "html.safetensors", "truncated.pth", "other.safetensors", "list.pth"])
-def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path, kind: str, library: str) -> None:
-    what, suffix = kind.split(".")
-    state = network(5).state_dict() if what == "truncated" else {"weight": torch.zeros(2)}
-    file = saved(tmp_path, [state] if what == "list" else state, suffix)
-    if what == "truncated":
-        file.write_bytes(file.read_bytes()[:-1000])
-    elif what == "html":
-        file.write_text("<html>not found</html>")
-    name = {"torchvision": TINY, "timm": "tiny"}[library]
-    with pytest.raises(DataError, match=rf"model\.weights={re.escape(str(file))}: .*does not hold .*{name}"):
-        run(head(library=library, backbone=name, weights=str(file)), tmp_path)
+@pytest.mark.parametrize(("library", "name"), [("torchvision", TINY), ("timm", "tiny")])
+def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path, library: str, name: str) -> None:
+    weight, html = {"weight": torch.zeros(2)}, b"<html>not found</html>"
+    truncated = saved(tmp_path, network(5).state_dict()).read_bytes()[:-1000]
+    cases: list[tuple[str, Any]] = [("pth", html), ("safetensors", html), ("pth", truncated)]
+    for suffix, content in [*cases, ("safetensors", weight), ("pth", [weight])]:
+        file = tmp_path / f"w.{suffix}"
+        file.write_bytes(content) if isinstance(content, bytes) else saved(tmp_path, content, suffix)
+        with pytest.raises(DataError, match=rf"model\.weights={file}: .*does not hold .*{name}"):
+            run(head(library=library, backbone=name, weights=str(file)), tmp_path)
 
 
 class Hostile:
@@ -227,29 +219,18 @@ def test_the_checksum_of_a_file_is_compared_before_it_is_read(library: str | Non
         run(head(**values, sha256="0" * 64), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ({"library": "torchvision", "backbone": TINY, "sha256": "12"}, "sha256='12': must be null or 64"),
-        ({"library": "torchvision", "backbone": TINY, "sha256": "0" * 64}, "is for a file that model.weights names"),
-        ({"weights": "imagenet"}, "weights='imagenet': is for library=torchvision; files of timm are not fetched"),
-        ({"library": "keras"}, "model.library='keras': must be one of torchvision, timm or null"),
-        ({"backbone": "resnet19"}, "backbone='resnet19': must be a model of timm"),
-    ],
-)
 @pytest.mark.usefixtures("stand_in")
-def test_mistakes_in_the_keys(values: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        timm_head(**values)
-    assert text in str(caught.value)
-
-
-def test_folders_of_earlier_configs_keep_their_names() -> None:
-    with search_path():
-        (job,) = compose_jobs(["model=frozen_features"], multirun=False)
-    earlier = {k: v for k, v in job.config["model"].items() if k not in ("library", "sha256")}
-    assert hash_config({**job.config, "model": earlier}) == hash_config(job.config)
-    assert hash_config({**job.config, "model": {**earlier, "library": "timm"}}) != hash_config(job.config)
+def test_mistakes_in_the_keys() -> None:
+    ours: dict[str, Any] = {"library": "torchvision", "backbone": TINY}
+    for text, values in {
+        "sha256='12': must be null or 64": {**ours, "sha256": "12"},
+        "is for a file that model.weights names": {**ours, "sha256": "0" * 64},
+        "weights='imagenet': is for library=torchvision; files of timm are not fetched": {"weights": "imagenet"},
+        "model.library='keras': must be one of torchvision, timm or null": {"library": "keras"},
+        "backbone='resnet19': must be a model of timm": {"backbone": "resnet19"},
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            timm_head(**values)
 
 
 # --- timm ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from fedsim.core.errors import DataError
 from fedsim.partitions import dirichlet
 from fedsim.partitions.base import Labelled, largest_remainder, require_samples
 from fedsim.partitions.dirichlet import DirichletClass, DirichletClient, _draw_class
-from fedsim.partitions.dirichlet_qp import DirichletQP, _assign_samples, _least_squares_counts, solve_sizes
+from fedsim.partitions.dirichlet_qp import DirichletQP, _assign_samples
 from fedsim.partitions.iid import IID, Natural, QuantitySkew
 from fedsim.partitions.shards import Shards, _shards_per_class
 from tests.partition_toys import balanced, histograms, split
@@ -22,7 +22,6 @@ def rng(seed: int = 0) -> np.random.Generator:
 @pytest.mark.parametrize(
     ("shares", "total", "expected"),
     [
-        ([0.5, 0.3, 0.2], 10, [5, 3, 2]),
         ([0.45, 0.33, 0.22], 10, [5, 3, 2]),  # quotas 4.5, 3.3, 2.2: the one seat goes to the largest remainder
         ([0.16, 0.27, 0.57], 10, [1, 3, 6]),  # remainders .6, .7, .7
         ([1, 1, 1], 4, [2, 1, 1]),  # ties to the lower index
@@ -79,19 +78,11 @@ def test_cuts_lie_at_rounded_cumulative_proportions() -> None:
 
 
 def test_draws_are_repeated_until_the_smallest_has_exactly_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    smallest = iter([2, 3, 4, 5])
-    drawn: list[int] = []
-
-    def draw(self: DirichletClass, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        drawn.append(next(smallest))
-        return [np.arange(drawn[-1]), np.arange(9)]
-
-    monkeypatch.setattr(DirichletClass, "_draw", draw)
+    smallest = iter([2, 3, 4, 2, 3, 4])
+    monkeypatch.setattr(DirichletClass, "_draw", lambda *_: [np.arange(next(smallest)), np.arange(9)])
     data = Labelled(np.zeros(20, np.int64), 1)
     parts = DirichletClass(alpha=1.0, balanced=False, min_size=4, max_tries=3).split(data, 2, rng())
     assert len(parts[0]) == 4
-    assert drawn == [2, 3, 4]
-    smallest = iter([2, 3, 4])
     with pytest.raises(DataError, match=r"partition\.max_tries=2 .*smallest client has 3"):
         DirichletClass(alpha=1.0, balanced=False, min_size=4, max_tries=2).split(data, 2, rng())
 
@@ -156,22 +147,10 @@ def test_mixes_have_the_frequencies_as_their_mean_and_alpha_as_their_total() -> 
     assert q.mean(1) == pytest.approx([0.8, 0.0, 0.2], abs=0.03)
 
 
-def test_of_many_solutions_the_one_of_least_norm() -> None:
-    """Clients 0 and 1 are alike: half of class 0 each; sizes add up to the classes'."""
-    q = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    assert solve_sizes(q, np.array([60.0, 10.0]), "CLARABEL") == pytest.approx([30, 30, 10], abs=0.01)
-
-
 def test_quotas_are_rounded_down_but_for_rounding_errors() -> None:
     last: Any = Given(integers=lambda count, size: np.full(size, count - 1))
     parts = _assign_samples(np.array([[2.9, 3.9999999999, 3.1]]), Labelled(np.zeros(10, np.int64), 1), last)
     assert [len(p) for p in parts] == [2, 4, 4]
-
-
-def test_the_fallback_scales_every_class_to_its_own_size() -> None:
-    q = np.array([[0.9, 0.8], [0.1, 0.2]])
-    counts = _least_squares_counts(q, np.array([30.0, 70.0]))
-    assert counts.sum(1) == pytest.approx([30, 70])
 
 
 # --- sizes and owners ----------------------------------------------------------------------------------------------

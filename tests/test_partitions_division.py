@@ -119,13 +119,10 @@ class Given(Partition):
     [
         ([[0, 1], [1, 2]], "2 arrays of 4 positions, 3 of them different"),
         ([[0, 1]], "it returned 1 arrays"),
-        ([[0], [500]], "2 positions, 1 of them different and in that range"),
-        ([[0], [-1]], "2 positions, 1 of them different and in that range"),
+        *((parts, "2 positions, 1 of them different and in that range") for parts in ([[0], [500]], [[0], [-1]])),
         ([[0.0], [1.0]], r"it returned one of float64 with the shape \(1,\)"),
         ([[0], [[1, 2]]], r"it returned one of int64 with the shape \(1, 2\)"),
-        ([[True], [False]], "it returned one of bool"),
-        ([[0], None], "it returned one of object"),
-        (None, "it returned one of object"),
+        *(([[True], [False]], "it returned one of bool"), (None, "it returned one of object")),
     ],
 )
 def test_a_partition_of_ones_own_that_breaks_its_promise_is_refused(parts: Any, fault: str) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.config.compose import search_path
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.rng import Streams
 from fedsim.data.base import LoadedData, Samples, TokenShape
@@ -22,11 +21,9 @@ from fedsim.engine.stacked import joint_gradients
 from fedsim.jobs.cli import run
 from fedsim.models.text import TextGRU, TextMLP
 from fedsim.results.files import read_metrics
-from fedsim.running.assembly import build as build_experiment
 from tests.dataset_toys import build
 from tests.engines import auto, batched, graph, native, reference
 from tests.test_engine import OPTIMIZERS, SIZES, assert_equal
-from tests.test_experiment import plan
 
 SMALL: dict[str, Any] = {"num_speakers": 8, "samples_per_speaker": 60.0, "test_samples": 90, "num_words": 30}
 WORDS = tuple(f"dataset.{key}={value}" for key, value in SMALL.items())
@@ -212,21 +209,3 @@ def test_selectors_ask_as_of_images(selector: str, tmp_path: Path, monkeypatch: 
     words = ["partition=dirichlet_client", "num_clients=6", "cohort_size=2", "num_rounds=2", "local.epochs=1"]
     words += [f"selector={selector}", "model=text_mlp", "server.public_samples=20"]
     assert fedsim(tmp_path, monkeypatch, *words) == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (("dataset=text_generated", "model=mlp"), ("model=mlp", "texts of 20 tokens", "model=text_gru")),
-        (("dataset=text_generated", "model=cnn"), ("model=cnn", "texts of 20 tokens", "dataset=digits")),
-        (("model=text_gru",), ("model=text_gru", "the data set has 1x8x8", "dataset=text_generated")),
-        (("model=text_mlp",), ("model=text_mlp", "the data set has 1x8x8", "model=mlp")),
-    ],
-)
-def test_models_and_data_that_do_not_fit(words: tuple[str, ...], parts: tuple[str, ...], tmp_path: Path) -> None:
-    small = WORDS if len(words) > 1 else ()
-    with search_path(), pytest.raises(ConfigError) as caught:  # before or after the data are there
-        build_experiment(plan(*words, *small, f"cache_dir={tmp_path}", f"output_dir={tmp_path}"))
-    (problem,) = caught.value.problems
-    assert problem.key == "model"
-    assert all(part in str(problem) for part in parts)

@@ -14,7 +14,6 @@ from fedsim.config.build import instantiate
 from fedsim.data.base import Dataset, LoadedData
 
 FOLDER = Path(__file__).parents[1] / "conf" / "dataset"
-REAL = Path(__file__).parents[2] / "shared" / "data"
 
 
 def build(choice: str, data_dir: Path, cache_dir: Path | None = None, **values: Any) -> Dataset:

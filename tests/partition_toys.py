@@ -32,11 +32,4 @@ def histograms(data: Labelled, parts: list[np.ndarray]) -> np.ndarray:
     return np.stack([np.bincount(data.labels[p], minlength=data.num_classes) for p in parts])
 
 
-def skew(data: Labelled, parts: list[np.ndarray]) -> float:
-    """Mean total-variation distance between a client's label distribution and that of all."""
-    counts = histograms(data, parts)
-    overall = counts.sum(0) / counts.sum()
-    return float(np.mean([abs(c / c.sum() - overall).sum() / 2 for c in counts if c.sum()]))
-
-
 SMALL: dict[str, dict[str, Any]] = {"dirichlet_class": {"min_size": 1}, "natural": {"min_samples": 1}}

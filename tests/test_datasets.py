@@ -4,6 +4,8 @@ import hashlib
 import pickle
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from sklearn.datasets import load_digits
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.data import fetch, torchvision_sets
+from fedsim.data import digits, fetch, torchvision_sets
 from fedsim.data.base import LoadedData, Samples
-from tests.dataset_toys import REAL, build, check_sound
+from tests.dataset_toys import build, check_sound
 
 
 def test_digits_need_nothing_and_a_fifth_of_each_is_the_test_set(tmp_path: Path) -> None:
@@ -29,23 +32,38 @@ def test_digits_need_nothing_and_a_fifth_of_each_is_the_test_set(tmp_path: Path)
     assert float(everything.std()) == pytest.approx(1, abs=0.001)
     assert data.train.x.max() == 255
     assert torch.equal(data.test.x, again.test.x)
+    assert np.array_equal(digits.read_table(), np.column_stack(load_digits(return_X_y=True)))
     totals = np.bincount(data.train.y) + np.bincount(data.test.y)
     assert np.bincount(data.test.y).tolist() == np.round(0.2 * totals).astype(int).tolist()
     assert not list(tmp_path.iterdir())
+    code = "import sys; from fedsim.data.digits import Digits; Digits('', '', mean=[0.], std=[1.]).load()"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'sklearn' not in sys.modules"], check=True)
 
 
 @pytest.mark.parametrize(
     ("choice", "values", "problem"),
     [
+        ("emnist", {"split": "klingon"}, r"dataset\.split='klingon': must be one of byclass, .* for EMNIST"),
+        ("mnist", {"split": "letters"}, r"dataset\.split='letters': must be one of null for MNIST"),
         ("digits", {"mean": [0.5, 0.5]}, r"dataset\.mean=\[0\.5, 0\.5\]: must have 1 values, one for each channel"),
         ("mnist", {"std": [0.0]}, r"dataset\.std=\[0\.0\]: must be finite and > 0"),
         ("cifar10", {"std": [1.0]}, r"dataset\.std=\[1\.0\]: must have 3 values"),
         ("femnist", {"mean": [float("nan")]}, r"dataset\.mean=\[nan\]: must be finite"),
         ("parquet", {"path": "x", "mean": [0.5]}, r"dataset\.std=None: must be null exactly where mean is"),
         ("image_folder", {"path": "x", "mean": [0.5], "std": [0.5]}, r"dataset\.mean=\[0\.5\]: must have 3 values"),
+        ("image_folder", {"path": ""}, r"dataset\.path='': must name a file or folder"),
+        ("parquet", {"path": "x", "test_fraction": 1.0}, r"dataset\.test_fraction=1\.0: must lie in \[0, 1\)"),
+        ("parquet", {"path": "x", "sha256": "abc"}, r"dataset\.sha256='abc': must be null or 64 hexadecimal digits"),
+        ("femnist", {"test_fraction": -0.1}, r"dataset\.test_fraction=-0\.1: must lie in \[0, 1\)"),
+        ("femnist_generated", {"classes_per_writer": 11}, r"classes_per_writer=11: must be at most 10"),
+        ("femnist_generated", {"size_deviation": 1e200}, r"size_deviation=1e\+200: must lie in \[0, 3\]"),
+        ("text_generated", {"num_speakers": 100_001}, r"num_speakers=100001: must lie in \[1, 100000\]"),
+        ("text_generated", {"samples_per_speaker": 5e5 + 1}, r"must be at most 500000"),  # 1e9 characters, texts of 20
+        ("text_generated", {"length": 0}, r"length=0: must lie in \[1, 10000\]"),
+        ("text_generated", {"test_samples": 50_000_001}, "must be at most 50000000"),
     ],
 )
-def test_means_and_deviations_that_do_not_fit_are_refused(
+def test_parameters_that_do_not_fit_are_refused(
     tmp_path: Path, choice: str, values: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
@@ -96,79 +114,41 @@ def test_emnist_letters_start_at_zero_and_stand_upright(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("any_mnist")
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: content[:-1],
-        lambda content: content[:7],
-        lambda content: b"<html>not found</html>" * 9,
-        lambda content: b"",
-        lambda content: idx(np.zeros((20, 27, 28))),
-    ],
-)
-def test_a_damaged_file_is_named(tmp_path: Path, damage: Any) -> None:
+def test_a_damaged_file_or_one_of_another_checksum_is_named(tmp_path: Path) -> None:
     write_mnist(tmp_path / "MNIST" / "raw")
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte is damaged: expected IDX, .* nx28x28; .*fetch it ag"):
-        build("mnist", tmp_path).load()
-
-
-def test_files_of_other_content_fail_their_checksum(tmp_path: Path) -> None:
+    sound = file.read_bytes()
+    for damaged in (sound[:-1], sound[:7], b"<html>not found</html>" * 9, b"", idx(np.zeros((20, 27, 28)))):
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"train-images-idx3-ubyte is damaged: expected IDX, .* nx28x28; .*fetch"):
+            build("mnist", tmp_path).load()
     write_mnist(tmp_path / "FashionMNIST" / "raw")
     with pytest.raises(DataError, match="is damaged: expected md5 f4a8712d7a061bf5bd6d2ca38dc4d50a; delete it"):
         build("fashion_mnist", tmp_path).load()
 
 
-def test_a_split_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"dataset\.split='klingon': must be one of byclass, .* for EMNIST"):
-        build("emnist", tmp_path, split="klingon")
-    with pytest.raises(ConfigError, match=r"dataset\.split='letters': must be one of null for MNIST"):
-        build("mnist", tmp_path, split="letters")
-
-
-@pytest.mark.skipif(not (REAL / "FashionMNIST").is_dir(), reason="Fashion-MNIST is not beside the checkout")
-def test_real_fashion_mnist(tmp_path: Path) -> None:
-    data = build("fashion_mnist", REAL, tmp_path).load()
-    check_sound(data)
-    assert np.bincount(data.train.y).tolist() == [6000] * 10
-    assert np.bincount(data.test.y).tolist() == [1000] * 10
-
-
 # --- fetching ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("choice", "wanted", "folder"),
-    [
-        ("mnist", "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k", "MNIST/raw"),
-        ("emnist", "emnist-balanced-train-images-idx3-ubyte", "EMNIST/raw"),
-        ("cifar10", "data_batch_1, data_batch_2", "cifar-10-batches-py"),
-        ("cifar100", "train, test", "cifar-100-python"),
-    ],
-)
-def test_without_network_the_wanted_files_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, wanted: str, folder: str
+def test_without_network_the_files_that_are_missing_are_named_with_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def offline(*_: Any, **__: Any) -> None:
         raise OSError("no network\nat all")
 
-    monkeypatch.setattr(torchvision_sets, "_fetch", offline)
-    with pytest.raises(
-        DataError, match=rf"data_dir=.*no {wanted}.* in .*{folder}.*\(no network at all\).*the files there.*FEDSIM_DATA"
-    ):
-        build(choice, tmp_path / "new").load()
-
-
-def test_only_the_files_that_are_missing_are_named_and_the_others_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     write_mnist(tmp_path / "MNIST" / "raw")
     (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
-    monkeypatch.setattr(torchvision_sets, "_fetch", lambda *_: None)
-    with pytest.raises(DataError, match=r"data_dir=\S+: no t10k-labels-idx1-ubyte in .*they are not there afterwards"):
-        build("mnist", tmp_path).load()
-    assert len(list((tmp_path / "MNIST" / "raw").iterdir())) == 3
+    monkeypatch.setattr(torchvision_sets, "_fetch", offline)
+    for choice, wanted, folder in (
+        ("mnist", "t10k-labels-idx1-ubyte", "MNIST/raw"),
+        ("emnist", "emnist-balanced-train-images-idx3-ubyte.*", "EMNIST/raw"),
+        ("cifar10", "data_batch_1, data_batch_2.*", "cifar-10-batches-py"),
+        ("cifar100", "train, test", "cifar-100-python"),
+    ):
+        told = rf"data_dir=.*: no {wanted} in .*{folder}.*\(no network at all\).*the files there.*FEDSIM_DATA"
+        with pytest.raises(DataError, match=told):
+            build(choice, tmp_path).load()
+    assert len(list((tmp_path / "MNIST" / "raw").iterdir())) == 3, "the others are not kept"
 
 
 @pytest.mark.parametrize("choice", ["mnist", "cifar10"])
@@ -179,7 +159,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path, choice: str, mo
         address = f"http://127.0.0.1:{server.getsockname()[1]}/"
         monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [address])
         monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", address + "cifar-10-python.tar.gz")
-        with pytest.raises(DataError, match=r"sent nothing for 0\.3 s\)"):
+        with pytest.raises(DataError, match=r"fetching failed \(.*timed out"):
             build(choice, tmp_path / "new").load()
     assert socket.getdefaulttimeout() is None
 
@@ -210,32 +190,28 @@ def test_of_several_processes_one_fetches_and_the_others_wait(tmp_path: Path, mo
 def write_cifar(folder: Path, kind: Any, label_key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four images a file, and torchvision's list of checksums to match."""
     folder.mkdir()
-    rng = np.random.default_rng(0)
+    pixels = np.random.default_rng(0).integers(256, size=(4, 3072)).astype(np.uint8)
 
     def written(name: str, content: dict[str, Any]) -> str:
         (folder / name).write_bytes(pickle.dumps(content))
         return hashlib.md5((folder / name).read_bytes()).hexdigest()
 
-    for names in ("train_list", "test_list"):
-        sums = [
-            [name, written(name, {"data": rng.integers(256, size=(4, 3072)).astype(np.uint8), label_key: [3, 1, 0, 9]})]
-            for name, _ in getattr(kind, names)
-        ]
-        monkeypatch.setattr(kind, names, sums)
+    for names, lists in (("train_list", kind.train_list), ("test_list", kind.test_list)):
+        listed = [[n, written(n, {"data": pixels + i, label_key: [3, 1, 0, i]})] for i, (n, _) in enumerate(lists)]
+        monkeypatch.setattr(kind, names, listed)
     meta = {kind.meta["key"]: ["a"] * 10}
     monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": written(kind.meta["filename"], meta)})
 
 
 @pytest.mark.parametrize(
-    ("choice", "folder", "key", "classes"),
-    [("cifar10", "cifar-10-batches-py", "labels", 10), ("cifar100", "cifar-100-python", "fine_labels", 100)],
+    ("kind", "key", "classes"),
+    [(torchvision.datasets.CIFAR10, "labels", 10), (torchvision.datasets.CIFAR100, "fine_labels", 100)],
 )
 def test_cifar_is_read_as_torchvision_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, folder: str, key: str, classes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, key: str, classes: int
 ) -> None:
-    kind = getattr(torchvision.datasets, choice.upper())
-    write_cifar(tmp_path / folder, kind, key, monkeypatch)
-    data = build(choice, tmp_path).load()
+    write_cifar(tmp_path / kind.base_folder, kind, key, monkeypatch)
+    data = build(kind.__name__.lower(), tmp_path).load()
     check_sound(data)
     assert (data.num_classes, data.input_shape) == (classes, (3, 32, 32))
     for ours, train in ((data.train, True), (data.test, False)):
@@ -266,20 +242,14 @@ def labelled(x: Any, y: Any, owners: Any = None, broken: str = "training") -> Lo
     ("values", "told"),
     [
         ({"y": torch.tensor([0, -1, 1])}, r"labels of the training samples must lie in 0\.\.1, found -1\.\.1"),
-        (
-            {"y": torch.tensor([0, 2, 1]), "broken": "test"},
-            r"labels of the test samples must lie in 0\.\.1, found 0\.\.2",
-        ),
+        ({"y": torch.tensor([0, 2, 1]), "broken": "test"}, r"labels of the test samples must .* found 0\.\.2"),
         ({"y": torch.zeros(3)}, "labels of the training samples must be int64, not torch.float32"),
-        (
-            {"x": np.zeros((3, 2)), "broken": "test"},
-            "the test samples must be a torch tensor, not ndarray; torch.as_tens",
-        ),
+        ({"x": np.zeros((3, 2)), "broken": "test"}, "the test samples must be a torch tensor, not ndarray; torch.as_t"),
         (
             {"y": np.zeros(3, np.int64)},
             "the training labels must be a torch tensor, not ndarray; torch.as_tensor makes",
         ),
-        ({"x": torch.zeros(4, 2)}, "must have one label for each image.*found 4 images, 3 labels"),
+        ({"x": torch.zeros(4, 2)}, "must have one label .*for each image.*found 4 images, 3 labels"),
         ({"x": torch.zeros(0, 2), "y": torch.zeros(0, dtype=torch.int64)}, "at least one image; found 0 images"),
         ({"owners": np.zeros(2, np.int64)}, "found 3 images, 3 labels, 2 owners"),
     ],

@@ -1,16 +1,18 @@
 """What partitions draw: their distributions, that all is shuffled, and where rounding and borders lie."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from fedsim.core.errors import DataError
 from fedsim.partitions import dirichlet
-from fedsim.partitions.base import Labelled, largest_remainder, require_samples, shuffled_by_class
+from fedsim.partitions.base import Labelled, largest_remainder, require_samples
 from fedsim.partitions.dirichlet import DirichletClass, DirichletClient, _draw_class
-from fedsim.partitions.dirichlet_qp import DirichletQP, _assign_samples, _least_squares_counts, solve_sizes
+from fedsim.partitions.dirichlet_qp import DirichletQP, _assign_samples
 from fedsim.partitions.iid import IID, Natural, QuantitySkew
 from fedsim.partitions.shards import Shards, _shards_per_class
-from tests.partition_toys import balanced, histograms
+from tests.partition_toys import balanced, histograms, split
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -20,7 +22,6 @@ def rng(seed: int = 0) -> np.random.Generator:
 @pytest.mark.parametrize(
     ("shares", "total", "expected"),
     [
-        ([0.5, 0.3, 0.2], 10, [5, 3, 2]),
         ([0.45, 0.33, 0.22], 10, [5, 3, 2]),  # quotas 4.5, 3.3, 2.2: the one seat goes to the largest remainder
         ([0.16, 0.27, 0.57], 10, [1, 3, 6]),  # remainders .6, .7, .7
         ([1, 1, 1], 4, [2, 1, 1]),  # ties to the lower index
@@ -37,73 +38,51 @@ def test_enough_samples_is_exactly_so_many_each() -> None:
         require_samples(11, 3, 4, "x")
 
 
-def test_samples_of_a_class_come_in_random_order() -> None:
-    labels = np.repeat([0, 1], 50)
-    first, second = shuffled_by_class(labels, 2, rng())
-    assert sorted(first) == list(range(50))
-    assert sorted(second) == list(range(50, 100))
-    assert list(first) != sorted(first)
-
-
 # --- Dirichlet -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.5, 2.0])
-def test_classes_are_spread_by_a_dirichlet_of_this_alpha(alpha: float) -> None:
-    """Of Dir(alpha 1_N): E sum_k p_k^2 = (alpha + 1) / (N alpha + 1), over 400 classes of 400 samples."""
-    data = Labelled(np.repeat(np.arange(400), 400), 400)
-    counts = histograms(
-        data, DirichletClass(alpha=alpha, min_size=0, max_tries=1, balanced=False).split(data, 8, rng())
-    )
-    found = ((counts / 400) ** 2).sum(0).mean()
-    assert found == pytest.approx((alpha + 1) / (8 * alpha + 1), rel=0.06)
-
-
 @pytest.mark.parametrize("alpha", [0.5, 2.0])
-def test_a_clients_labels_are_drawn_by_a_dirichlet_of_this_alpha(alpha: float) -> None:
-    """E sum_c q_c^2 = (alpha + 1) / (C alpha + 1), with (1 - that) / n from drawing n samples; classes hardly run out
-    where they are many clients' together."""
+def test_labels_are_drawn_by_dirichlets_of_this_alpha(alpha: float) -> None:
+    """Of a class, Dir(alpha 1_N): E sum_k p_k^2 = (alpha + 1) / (N alpha + 1), over 400 classes of 400 samples. Of a
+    client, E sum_c q_c^2 = (alpha + 1) / (C alpha + 1), with (1 - that) / n from drawing n samples; classes hardly run
+    out where they are many clients' together."""
+    data = Labelled(np.repeat(np.arange(400), 400), 400)
+    counts = histograms(data, split("dirichlet_class", data, 8, alpha=alpha, min_size=0, max_tries=1))
+    assert ((counts / 400) ** 2).sum(0).mean() == pytest.approx((alpha + 1) / (8 * alpha + 1), rel=0.06)
     data = balanced(4000, 5)
-    counts = histograms(data, DirichletClient(alpha=alpha).split(data, 400, rng()))
+    counts = histograms(data, split("dirichlet_client", data, 400, alpha=alpha))
     even = (alpha + 1) / (5 * alpha + 1)
     assert ((counts / 50) ** 2).sum(1).mean() == pytest.approx(even + (1 - even) / 50, rel=0.06)
     assert set(counts.sum(1)) == {50}
 
 
-def test_cuts_lie_at_rounded_cumulative_proportions(monkeypatch: pytest.MonkeyPatch) -> None:
+class Given:
+    """A generator some of whose methods are replaced."""
+
+    def __init__(self, **methods: Any) -> None:
+        self.rng = rng()
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rng, name)
+
+
+def test_cuts_lie_at_rounded_cumulative_proportions() -> None:
     """Proportions (.26, .48, .26) of ten samples: cuts at 2.6 and 7.4, that is, 3 and 7."""
-
-    class Given:
-        def __init__(self, shares: list[float]) -> None:
-            self.shares = shares
-
-        def dirichlet(self, alphas: np.ndarray) -> np.ndarray:
-            assert alphas.tolist() == [0.7] * 3
-            return np.array(self.shares)
-
-        def permutation(self, x: np.ndarray) -> np.ndarray:
-            return x
-
-    data = Labelled(np.zeros(10, np.int64), 1)
+    data, asked = Labelled(np.zeros(10, np.int64), 1), []
     for shares, sizes in (([0.26, 0.48, 0.26], [3, 4, 3]), ([1.0 + 1e-9, 0.2, -0.2], [10, 0, 0])):
-        parts = DirichletClass(alpha=0.7, min_size=0, max_tries=1, balanced=False).split(data, 3, Given(shares))  # type: ignore[arg-type]
+        given: Any = Given(dirichlet=lambda alphas, shares=shares: asked.append(alphas) or np.array(shares))
+        parts = DirichletClass(alpha=0.7, min_size=0, max_tries=1, balanced=False).split(data, 3, given)
         assert [len(p) for p in parts] == sizes
+    assert np.array_equal(asked, np.full((2, 3), 0.7))
 
 
 def test_draws_are_repeated_until_the_smallest_has_exactly_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    smallest = iter([2, 3, 4, 5])
-    drawn: list[int] = []
-
-    def draw(self: DirichletClass, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        drawn.append(next(smallest))
-        return [np.arange(drawn[-1]), np.arange(9)]
-
-    monkeypatch.setattr(DirichletClass, "_draw", draw)
+    smallest = iter([2, 3, 4, 2, 3, 4])
+    monkeypatch.setattr(DirichletClass, "_draw", lambda *_: [np.arange(next(smallest)), np.arange(9)])
     data = Labelled(np.zeros(20, np.int64), 1)
     parts = DirichletClass(alpha=1.0, balanced=False, min_size=4, max_tries=3).split(data, 2, rng())
     assert len(parts[0]) == 4
-    assert drawn == [2, 3, 4]
-    smallest = iter([2, 3, 4])
     with pytest.raises(DataError, match=r"partition\.max_tries=2 .*smallest client has 3"):
         DirichletClass(alpha=1.0, balanced=False, min_size=4, max_tries=2).split(data, 2, rng())
 
@@ -119,20 +98,16 @@ def test_a_clients_samples_are_not_sorted_by_label(partition: DirichletClass | D
     """The first batches of an unshuffled reader would see one class only."""
     data = balanced(600, 4)
     parts = [data.labels[p] for p in partition.split(data, 10, rng())]
-    mixed = [
-        labels for labels in parts if len(labels) > 50 and np.bincount(labels, minlength=4).max() < 0.9 * len(labels)
-    ]
+    mixed = [own for own in parts if len(own) > 50 and np.bincount(own, minlength=4).max() < 0.9 * len(own)]
     assert len(mixed) >= 5
     assert all((np.diff(labels) < 0).any() for labels in mixed)
 
 
-@pytest.mark.parametrize(("u", "expected"), [(0.0, 1), (0.49, 1), (0.5, 3), (0.99, 3)])
-def test_a_class_is_drawn_at_its_quantile_among_those_left(u: float, expected: int) -> None:
-    """Class 0 has no samples left, class 2 no probability; 1 and 3 share the rest."""
-    assert _draw_class(np.array([0.6, 0.2, 0.0, 0.2]), np.array([0, 5, 5, 5]), u) == expected
-
-
-def test_where_the_classes_have_run_out_or_are_all_but_impossible_one_is_drawn() -> None:
+def test_a_class_is_drawn_at_its_quantile_among_those_left() -> None:
+    """Class 0 has no samples left, class 2 no probability; 1 and 3 share the rest. Then classes that have all run out,
+    or are all but impossible."""
+    shares, left = np.array([0.6, 0.2, 0.0, 0.2]), np.array([0, 5, 5, 5])
+    assert [_draw_class(shares, left, u) for u in (0.0, 0.49, 0.5, 0.99)] == [1, 1, 3, 3]
     assert [_draw_class(np.array([1.0, 0, 0]), np.array([0, 3, 3]), u) for u in (0.1, 0.9)] == [1, 2]
     probabilities = np.array([0.5, 5e-324, 0.0])  # 0.9 times the smallest number is the smallest number
     assert _draw_class(probabilities, np.array([0, 1, 1]), 0.9) == 1
@@ -142,24 +117,14 @@ def test_clients_take_turns_in_a_new_random_order_each_time(monkeypatch: pytest.
     """By draw number: who has his first, second and third sample when. Clients' own mixes tell them apart."""
     turns: list[int] = []
     draw = dirichlet._draw_class
-    mixes = np.eye(4)
-
-    class Own:
-        def __init__(self) -> None:
-            self.given = rng()
-
-        def dirichlet(self, alphas: np.ndarray, count: int) -> np.ndarray:
-            return mixes
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.given, name)
 
     def watched(probabilities: np.ndarray, left: np.ndarray, u: float) -> int:
         turns.append(int(probabilities.argmax()))
         return draw(probabilities, left, u)
 
     monkeypatch.setattr(dirichlet, "_draw_class", watched)
-    DirichletClient(alpha=1.0).split(balanced(20, 4), 4, Own())  # type: ignore[arg-type]
+    given: Any = Given(dirichlet=lambda alphas, count: np.eye(4))
+    DirichletClient(alpha=1.0).split(balanced(20, 4), 4, given)
     orders = [tuple(turns[start : start + 4]) for start in range(0, 80, 4)]
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
     assert len(set(orders)) > 5
@@ -176,36 +141,16 @@ def test_mixes_have_the_frequencies_as_their_mean_and_alpha_as_their_total() -> 
     assert (q[1] == 0).all()
     assert q[[0, 2, 3]].mean(1) == pytest.approx(p, abs=0.01)
     assert q[[0, 2, 3]].var(1) == pytest.approx(p * (1 - p) / 3, rel=0.06)
-
-
-def test_of_many_solutions_the_one_of_least_norm() -> None:
-    """Clients 0 and 1 are alike: half of class 0 each; sizes add up to the classes'."""
-    q = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    assert solve_sizes(q, np.array([60.0, 10.0]), "CLARABEL") == pytest.approx([30, 30, 10], abs=0.01)
+    given: Any = Given(dirichlet=lambda alphas, count: np.full((count, len(alphas)), np.nan))
+    q = partition._label_mixes(np.array([80.0, 0.0, 20.0]), 4000, given)  # where every gamma draw underflows
+    assert np.isin(q, [0, 1]).all()
+    assert q.mean(1) == pytest.approx([0.8, 0.0, 0.2], abs=0.03)
 
 
 def test_quotas_are_rounded_down_but_for_rounding_errors() -> None:
-    data = Labelled(np.zeros(10, np.int64), 1)
-
-    class LastTakesAll:
-        def __init__(self) -> None:
-            self.given = rng()
-
-        def integers(self, count: int, size: int) -> np.ndarray:
-            assert count == 3
-            return np.full(size, 2)
-
-        def permutation(self, x: np.ndarray) -> np.ndarray:
-            return self.given.permutation(x)
-
-    parts = _assign_samples(np.array([[2.9, 3.9999999999, 3.1]]), data, LastTakesAll())  # type: ignore[arg-type]
+    last: Any = Given(integers=lambda count, size: np.full(size, count - 1))
+    parts = _assign_samples(np.array([[2.9, 3.9999999999, 3.1]]), Labelled(np.zeros(10, np.int64), 1), last)
     assert [len(p) for p in parts] == [2, 4, 4]
-
-
-def test_the_fallback_scales_every_class_to_its_own_size() -> None:
-    q = np.array([[0.9, 0.8], [0.1, 0.2]])
-    counts = _least_squares_counts(q, np.array([30.0, 70.0]))
-    assert counts.sum(1) == pytest.approx([30, 70])
 
 
 # --- sizes and owners ----------------------------------------------------------------------------------------------
@@ -213,10 +158,8 @@ def test_the_fallback_scales_every_class_to_its_own_size() -> None:
 
 def test_iid_parts_are_random() -> None:
     data = Labelled(np.zeros(100, np.int64), 1)
-    for parts in (
-        IID().split(data, 4, rng()),
-        QuantitySkew(law="lognormal", skew=0.5, min_size=1).split(data, 4, rng()),
-    ):
+    for partition in (IID(), QuantitySkew(law="lognormal", skew=0.5, min_size=1)):
+        parts = partition.split(data, 4, rng())
         assert any(sorted(p) != list(range(min(p), max(p) + 1)) for p in parts)
 
 
@@ -253,13 +196,8 @@ def test_owners_with_exactly_enough_samples_are_drawn_by_seed_and_stand_in_order
     assert len(Natural(min_samples=5, cap=None, keep="random").split(data, 4, rng())) == 4
     with pytest.raises(DataError, match="only 4 of 6 owners have"):
         Natural(min_samples=5, cap=None, keep="random").split(data, 5, rng())
-
-
-def test_a_cap_keeps_random_samples() -> None:
-    kept = {
-        int(i) for s in range(30) for i in Natural(min_samples=1, cap=2, keep="random").split(owned([20]), 1, rng(s))[0]
-    }
-    assert len(kept) > 10
+    capped = Natural(min_samples=1, cap=2, keep="random")
+    assert len({int(i) for s in range(30) for i in capped.split(owned([20]), 1, rng(s))[0]}) > 10
 
 
 # --- shards --------------------------------------------------------------------------------------------------------
@@ -267,30 +205,18 @@ def test_a_cap_keeps_random_samples() -> None:
 
 def test_spread_leftovers_go_to_the_first_shards_one_each() -> None:
     partition = Shards(shards_per_client=1, pure=False, leftover="spread")
-    assert [[len(s) for s in partition._cut_shards([np.arange(n)], 4)] for n in (9, 10, 11)] == [
-        [3, 2, 2, 2],
-        [3, 3, 2, 2],
-        [3, 3, 3, 2],
-    ]
+    found = [[len(s) for s in partition._cut_shards([np.arange(n)], 4)] for n in (9, 10, 11)]
+    assert found == [[3, 2, 2, 2], [3, 3, 2, 2], [3, 3, 3, 2]]
     dropped = Shards(shards_per_client=1, pure=False, leftover="drop")._cut_shards([np.arange(11)], 4)
     assert [s.tolist() for s in dropped] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_as_many_shards_as_classes_are_enough_for_pure_ones() -> None:
-    data = balanced(20, 5)
-    counts = histograms(data, Shards(shards_per_client=1, pure=True, leftover="drop").split(data, 5, rng()))
-    assert ((counts > 0).sum(1) == 1).all()
-
-
-def test_shards_are_dealt_at_random() -> None:
+def test_pure_shards_are_as_many_as_classes_and_dealt_at_random() -> None:
     data = Labelled(np.repeat(np.arange(10), 10), 10)
-    hands = [
-        tuple(
-            data.labels[p[0]] for p in Shards(shards_per_client=1, pure=True, leftover="drop").split(data, 10, rng(s))
-        )
-        for s in range(5)
-    ]
-    assert len(set(hands)) > 1
+    partition = Shards(shards_per_client=1, pure=True, leftover="drop")
+    dealt = [partition.split(data, 10, rng(seed)) for seed in range(5)]
+    assert all(((histograms(data, parts) > 0).sum(1) == 1).all() for parts in dealt)
+    assert len({tuple(data.labels[p[0]] for p in parts) for parts in dealt}) > 1
 
 
 def test_pure_shards_are_taken_from_the_class_whose_shards_are_smallest() -> None:
@@ -299,22 +225,3 @@ def test_pure_shards_are_taken_from_the_class_whose_shards_are_smallest() -> Non
     assert _shards_per_class(np.array([100.0, 3.0, 3.0]), 4).tolist() == [2, 1, 1]
     assert _shards_per_class(np.array([50.0, 46.0, 4.0]), 3).tolist() == [1, 1, 1]
     assert _shards_per_class(np.array([60.0, 30.0, 1.0]), 6).tolist() == [3, 2, 1]
-
-
-def test_a_mix_that_cannot_be_drawn_is_a_single_class_by_frequency() -> None:
-    """Where every gamma draw underflows, numpy returns nan."""
-
-    class Underflowing:
-        def __init__(self) -> None:
-            self.given = rng()
-
-        def dirichlet(self, alphas: np.ndarray, count: int) -> np.ndarray:
-            return np.full((count, len(alphas)), np.nan)
-
-        def multinomial(self, *args: object) -> np.ndarray:
-            return self.given.multinomial(*args)  # type: ignore[arg-type, no-any-return]
-
-    partition = DirichletQP(alpha=1.0, solver="CLARABEL", retries=0, fallback="error")
-    q = partition._label_mixes(np.array([80.0, 0.0, 20.0]), 4000, Underflowing())  # type: ignore[arg-type]
-    assert np.isin(q, [0, 1]).all()
-    assert q.mean(1) == pytest.approx([0.8, 0.0, 0.2], abs=0.03)

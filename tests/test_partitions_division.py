@@ -15,7 +15,13 @@ from fedsim.partitions.division import Division, ServerSplit, divide
 from fedsim.partitions.iid import IID, Natural
 
 DATA = Labelled(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 50)), 10)
-NOTHING = ServerSplit(validation_fraction=0.0, public_samples=0, public_stratified=False)
+
+
+def served(validation: float = 0.0, public: int = 0, stratified: bool = False) -> ServerSplit:
+    return ServerSplit(validation_fraction=validation, public_samples=public, public_stratified=stratified)
+
+
+NOTHING = served()
 
 
 def division(server: ServerSplit = NOTHING, holdout: float = 0.0, seed: int = 0, **values: Any) -> Division:
@@ -23,31 +29,28 @@ def division(server: ServerSplit = NOTHING, holdout: float = 0.0, seed: int = 0,
 
 
 def test_a_public_set_has_its_share_of_every_class_and_a_holdout_of_every_client() -> None:
-    d = division(ServerSplit(validation_fraction=0.1, public_samples=60, public_stratified=True), holdout=0.2)
+    d = division(served(0.1, 60, stratified=True), holdout=0.2)
     rest = np.bincount(np.delete(DATA.labels, d.validation), minlength=10)
     assert (abs(np.bincount(DATA.labels[d.public], minlength=10) - rest / rest.sum() * 60) < 1).all()
     assert all(len(h) == round(0.2 * (len(h) + len(t))) for t, h in zip(d.train, d.holdout, strict=True))
+    labels = DATA.labels[division(served(0, 100, stratified=True)).public]
+    assert (np.bincount(labels) == 10).all()
+    assert (np.diff(labels) < 0).any(), "they are ordered by label"
+    d = divide(Labelled(np.arange(10), 10), IID(), 10, Streams(0), NOTHING, 0.9)
+    assert [len(t) for t in d.train] == [1] * 10, "one sample is left to train on"
 
 
 def test_another_public_set_leaves_validation_alone_and_seeds_are_their_own() -> None:
-    small, large = (
-        division(ServerSplit(validation_fraction=0.1, public_samples=p, public_stratified=False)) for p in (0, 90)
-    )
+    small, large = (division(served(0.1, public)) for public in (0, 90))
     assert np.array_equal(small.validation, large.validation)
     assert division(seed=1, partition_seed=5).hash == division(seed=2, partition_seed=5).hash
     assert division(seed=1).hash != division(seed=2).hash
 
 
-def test_holding_out_leaves_one_sample_to_train_on() -> None:
-    d = divide(Labelled(np.arange(10), 10), IID(), 10, Streams(0), NOTHING, 0.9)
-    assert [len(t) for t in d.train] == [1] * 10
-
-
 def test_a_saved_division_comes_back_and_a_changed_one_is_refused(tmp_path: Path) -> None:
-    server = ServerSplit(validation_fraction=0.1, public_samples=20, public_stratified=False)
-    d = division(server, holdout=0.3)
-    path = tmp_path / "partition.npz"
-    path.write_bytes(d.to_bytes())
+    d = division(served(0.1, 20), holdout=0.3)
+    path, saved = tmp_path / "partition.npz", d.to_bytes()
+    path.write_bytes(saved)
     again = Division.load(path)
     assert again.hash == d.hash
     assert all(np.array_equal(a, b) for a, b in zip(d.train, again.train, strict=True))
@@ -57,16 +60,22 @@ def test_a_saved_division_comes_back_and_a_changed_one_is_refused(tmp_path: Path
     np.savez(path, **arrays)
     with pytest.raises(DataError, match="does not match its hash"):
         Division.load(path)
+    for damaged in (b"", b"<html>", saved[: len(saved) // 2], saved[:300] + bytes(50) + saved[350:]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"partition\.npz: cannot be read as a saved partition"):
+            Division.load(path)
 
 
 def test_a_server_may_leave_one_sample_and_no_less() -> None:
-    most, all_of_them = (
-        ServerSplit(validation_fraction=0.5, public_samples=n, public_stratified=False) for n in (249, 250)
-    )
-    assert divide(DATA, IID(), 1, Streams(0), most, 0).sizes.tolist() == [1]
+    assert divide(DATA, IID(), 1, Streams(0), served(0.5, 249), 0).sizes.tolist() == [1]
     rule = r"server\.validation_fraction=0\.5, server\.public_samples=250: take 250 and 250 of 500 .* lower one of them"
     with pytest.raises(DataError, match=rule):
-        divide(DATA, IID(), 1, Streams(0), all_of_them, 0)
+        divide(DATA, IID(), 1, Streams(0), served(0.5, 250), 0)
+    for value, told in ((1.0, r"=1\.0: must lie in \[0, 1\)"), (float("nan"), "=nan")):
+        with pytest.raises(ConfigError, match=f"validation_fraction{told}"):
+            served(value)
+    with pytest.raises(ConfigError, match="public_samples=-1: must be"):
+        served(0.0, -1)
 
 
 @settings(max_examples=40, deadline=None)
@@ -76,7 +85,7 @@ def test_a_server_may_leave_one_sample_and_no_less() -> None:
 def test_every_sample_has_one_place_whatever_is_taken_out(
     validation: float, public: int, stratified: bool, holdout: float, num_clients: int, seed: int
 ) -> None:
-    server = ServerSplit(validation_fraction=validation, public_samples=public, public_stratified=stratified)
+    server = served(validation, public, stratified)
     d = divide(DATA, IID(), num_clients, Streams(seed), server, holdout)
     everything = np.concatenate([*d.train, *d.holdout, d.validation, d.public])
     assert np.array_equal(np.sort(everything), np.arange(500))
@@ -86,33 +95,23 @@ def test_every_sample_has_one_place_whatever_is_taken_out(
     assert divide(DATA, IID(), num_clients, Streams(seed), server, holdout).hash == d.hash
 
 
-def test_a_stratified_public_set_is_not_ordered_by_label() -> None:
-    server = ServerSplit(validation_fraction=0.0, public_samples=100, public_stratified=True)
-    labels = DATA.labels[division(server).public]
-    assert (np.bincount(labels) == 10).all()
-    assert (np.diff(labels) < 0).any()
-
-
 def test_owners_follow_their_samples_past_the_servers_split() -> None:
     owners = np.random.default_rng(1).integers(8, size=500)
-    server = ServerSplit(validation_fraction=0.2, public_samples=30, public_stratified=False)
     data = Labelled(DATA.labels, 10, owners)
-    d = divide(data, Natural(min_samples=1, cap=None, keep="random"), 8, Streams(0), server, 0.1)
+    d = divide(data, Natural(min_samples=1, cap=None, keep="random"), 8, Streams(0), served(0.2, 30), 0.1)
     held = [np.concatenate([t, h]) for t, h in zip(d.train, d.holdout, strict=True)]
     assert [set(owners[p]) for p in held] == [{i} for i in range(8)]
     assert len(np.concatenate(held)) == 500 - 100 - 30
 
 
-def test_one_clients_holdout_does_not_depend_on_the_others() -> None:
-    """Streams are keyed by client: a client with the same samples holds out the same ones among fewer clients."""
+class Given(Partition):
+    """Returns what it is made with."""
 
-    class FirstTen(Partition):
-        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-            return [np.arange(10) + 10 * i for i in range(num_clients)]
+    def __init__(self, parts: Any) -> None:
+        self.parts = parts
 
-    few, many = (divide(DATA, FirstTen(), n, Streams(0), NOTHING, 0.3) for n in (2, 20))
-    assert all(np.array_equal(a, b) for a, b in zip(few.holdout, many.holdout[:2], strict=True))
-    assert not np.array_equal(np.sort(many.holdout[0]) + 10, np.sort(many.holdout[1]))
+    def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> Any:
+        return self.parts
 
 
 @pytest.mark.parametrize(
@@ -120,71 +119,32 @@ def test_one_clients_holdout_does_not_depend_on_the_others() -> None:
     [
         ([[0, 1], [1, 2]], "2 arrays of 4 positions, 3 of them different"),
         ([[0, 1]], "it returned 1 arrays"),
-        ([[0], [500]], "2 positions, 1 of them different and in that range"),
-        ([[0], [-1]], "2 positions, 1 of them different and in that range"),
+        *((parts, "2 positions, 1 of them different and in that range") for parts in ([[0], [500]], [[0], [-1]])),
         ([[0.0], [1.0]], r"it returned one of float64 with the shape \(1,\)"),
         ([[0], [[1, 2]]], r"it returned one of int64 with the shape \(1, 2\)"),
-        ([[True], [False]], "it returned one of bool"),
-        ([[0], None], "it returned one of object"),
-        (None, "it returned a NoneType"),
+        *(([[True], [False]], "it returned one of bool"), (None, "it returned one of object")),
     ],
 )
 def test_a_partition_of_ones_own_that_breaks_its_promise_is_refused(parts: Any, fault: str) -> None:
-    class Broken(Partition):
-        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> Any:
-            return parts if parts is None else [np.array(p) for p in parts]
-
-    with pytest.raises(DataError, match=rf"partition: Broken\.split must return 2 arrays .*{fault}"):
-        divide(DATA, Broken(), 2, Streams(0), NOTHING, 0.0)
+    with pytest.raises(DataError, match=rf"partition: Given\.split must return 2 arrays .*{fault}"):
+        divide(DATA, Given(parts), 2, Streams(0), NOTHING, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        (
-            [np.arange(5, dtype=np.uint16), np.array([])],
-            [[0, 1, 2, 3, 4], []],
-        ),  # the empty one of floating-point numbers
+def test_parts_may_be_of_any_integers_and_the_rows_of_one_array() -> None:
+    cases: list[tuple[Any, list[list[int]]]] = [
+        ([np.arange(5, dtype=np.uint16), np.array([])], [[0, 1, 2, 3, 4], []]),  # the empty one of floats
         (np.arange(6).reshape(2, 3), [[0, 1, 2], [3, 4, 5]]),
-    ],
-)
-def test_parts_may_be_of_any_integers_and_the_rows_of_one_array(parts: Any, expected: list[list[int]]) -> None:
-    class Given(Partition):
-        def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> Any:
-            return parts
-
-    found = divide(DATA, Given(), 2, Streams(0), NOTHING, 0.0)
-    assert [part.tolist() for part in found.train] == expected
-    assert [part.dtype for part in found.train] == [np.int64, np.int64]
-
-
-def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "partition.npz"
-    saved = division().to_bytes()
-    for damaged in (b"", b"<html>", saved[: len(saved) // 2], saved[:300] + bytes(50) + saved[350:]):
-        path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"partition\.npz: cannot be read as a saved partition"):
-            Division.load(path)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"validation_fraction": 1.0}, r"validation_fraction=1\.0: must lie in \[0, 1\)"),
-        ({"validation_fraction": float("nan")}, "validation_fraction=nan"),
-        ({"public_samples": -1}, "public_samples=-1: must be"),
-    ],
-)
-def test_a_servers_share_out_of_range_is_refused(values: dict[str, Any], message: str) -> None:
-    kept: dict[str, Any] = {"validation_fraction": 0.0, "public_samples": 0, "public_stratified": False}
-    with pytest.raises(ConfigError, match=message):
-        ServerSplit(**{**kept, **values})
+    ]
+    for parts, expected in cases:
+        found = divide(DATA, Given(parts), 2, Streams(0), NOTHING, 0.0)
+        assert [part.tolist() for part in found.train] == expected
+        assert [part.dtype for part in found.train] == [np.int64, np.int64]
 
 
 # --- streams -------------------------------------------------------------------------------------------------------
 
 BALANCED = Labelled(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60)), 10)
-SERVER = ServerSplit(validation_fraction=0.1, public_samples=45, public_stratified=False)
+SERVER = served(0.1, 45)
 
 
 class Blocks(Partition):
@@ -202,8 +162,8 @@ def blocks(holdout: float = 0.25, server: ServerSplit = SERVER, seed: int = 3, *
 
 
 def test_a_client_holds_out_by_a_stream_of_its_own() -> None:
-    """A permutation by (HOLDOUT, client); the first quarter is held out."""
-    d = blocks(server=ServerSplit(validation_fraction=0, public_samples=0, public_stratified=False))
+    """A permutation by (HOLDOUT, client), whoever else there is; the first quarter is held out."""
+    d = blocks(server=NOTHING)
     for i in range(5):
         own = np.arange(120 * i, 120 * (i + 1))
         shuffled = Streams(3).generator(Purpose.HOLDOUT, i).permutation(own)
@@ -220,14 +180,14 @@ def test_partition_and_server_draw_from_their_own_streams() -> None:
     first = np.concatenate([order[BALANCED.labels[order] == c][:6] for c in range(10)])
     assert d.validation.tolist() == sorted(first)
     assert d.public.tolist() == [i for i in order if i not in set(first)][:45]
+    rest = np.concatenate(blocks(holdout=0.0).train)
+    assert rest.tolist() == sorted(rest)
 
 
 def test_the_validation_set_has_its_share_of_every_class() -> None:
     assert np.bincount(BALANCED.labels[blocks().validation]).tolist() == [6] * 10
-    d = blocks(server=ServerSplit(validation_fraction=0.0775, public_samples=0, public_stratified=False))
-    assert len(d.validation) == round(0.0775 * 600) == 46  # 46.5, to the even number
-    d = blocks(server=ServerSplit(validation_fraction=0.0799, public_samples=0, public_stratified=False))
-    assert len(d.validation) == 48
+    assert len(blocks(server=served(0.0775)).validation) == round(0.0775 * 600) == 46  # 46.5, to the even number
+    assert len(blocks(server=served(0.0799)).validation) == 48
 
 
 def test_what_clients_train_on_is_what_histograms_count() -> None:
@@ -237,29 +197,19 @@ def test_what_clients_train_on_is_what_histograms_count() -> None:
     assert d.histograms.sum() == d.sizes.sum() == 600 - 60 - 45 - sum(map(len, d.holdout))
 
 
-@pytest.mark.parametrize("purpose", [Purpose.PARTITION, Purpose.SERVER_SPLIT, Purpose.HOLDOUT])
-def test_the_partitions_seed_is_for_all_that_divides(purpose: Purpose) -> None:
-    assert Streams(1, partition_seed=7).key(purpose, 2) == Streams(7).key(purpose, 2)
-    assert Streams(1, init_seed=7).key(purpose, 2) == Streams(1).key(purpose, 2)
-
-
-@pytest.mark.parametrize("purpose", [p for p in Purpose if p not in (1, 2, 9, 10)])
-def test_all_else_is_by_the_runs_own_seed(purpose: Purpose) -> None:
-    assert Streams(1, partition_seed=7, init_seed=8).key(purpose, 2) == Streams(1).key(purpose, 2)
+def test_the_partitions_seed_is_for_all_that_divides_and_all_else_is_by_the_runs_own_seed() -> None:
+    for purpose in (Purpose.PARTITION, Purpose.SERVER_SPLIT, Purpose.HOLDOUT):
+        assert Streams(1, partition_seed=7).key(purpose, 2) == Streams(7).key(purpose, 2)
+        assert Streams(1, init_seed=7).key(purpose, 2) == Streams(1).key(purpose, 2)
+    for purpose in (p for p in Purpose if p not in (1, 2, 9, 10)):
+        assert Streams(1, partition_seed=7, init_seed=8).key(purpose, 2) == Streams(1).key(purpose, 2)
 
 
 def test_purposes_have_the_numbers_that_published_results_were_made_with() -> None:
-    assert {p.name: int(p) for p in Purpose} == {
-        **{"PARTITION": 1, "INIT": 2, "SELECT": 3, "TRAIN": 4, "SKETCH": 5, "AVAILABILITY": 6, "DROPOUT": 7},
-        **{
-            "LOSS_BATCH": 8,
-            "SERVER_SPLIT": 9,
-            "HOLDOUT": 10,
-            "DEVICES": 21,
-            "DEVICE_VARIATION": 22,
-            "ARRIVAL_ORDER": 23,
-        },
-    }
+    first = ["PARTITION", "INIT", "SELECT", "TRAIN", "SKETCH", "AVAILABILITY", "DROPOUT", "LOSS_BATCH", "SERVER_SPLIT"]
+    numbers = {name: number for number, name in enumerate([*first, "HOLDOUT"], start=1)}
+    later = {"DEVICES": 21, "DEVICE_VARIATION": 22, "ARRIVAL_ORDER": 23}
+    assert {p.name: int(p) for p in Purpose} == numbers | later
 
 
 def test_the_hash_tells_apart_what_lies_in_other_arrays() -> None:
@@ -269,10 +219,3 @@ def test_the_hash_tells_apart_what_lies_in_other_arrays() -> None:
     histograms = np.zeros((1, 2), np.int64)
     a, b = Division(*common, one, none, histograms), Division(*common, none, one, histograms)
     assert a.hash != b.hash
-
-
-def test_a_public_set_is_in_random_order_and_the_rest_keeps_its_own() -> None:
-    d = blocks(holdout=0.0)
-    assert d.public.tolist() != sorted(d.public)
-    rest = np.concatenate(d.train)
-    assert rest.tolist() == sorted(rest)

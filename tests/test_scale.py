@@ -1,7 +1,9 @@
-"""Many clients: one sample each, as many of them as a data set allows, and what is measured of runs at such sizes."""
+"""Many clients: as many of them as a data set allows, what is measured of runs at such sizes, and methods that compare
+all pairs of clients, which are refused where their tables would not fit, before anything is run."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +11,22 @@ import pytest
 from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
-from fedsim.core.errors import DataError
-from fedsim.data.femnist_generated import FemnistGenerated, _Handwriting
+from fedsim.core.disk import conf_dir
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import Population
+from fedsim.data.femnist_generated import FemnistGenerated
 from fedsim.running.assembly import build
+from fedsim.selectors.base import Selector
 from scripts.benchmarks import clients as scale
+from tests.test_size_limits import node_of
+
+COMMON = ("num_clients=100000", "cohort_size=100", "model=logistic", "system=lognormal")
+SERVER = ("server.validation_fraction=0.1", "server.public_samples=20", "optimizer.momentum=0.9")
+ALL_PAIRS = {
+    *("clustered2", "divfl", "divfl_no_overhead", "fedabc", "hics", "hics_code", "lefl", "pair_study"),
+    *("pncs", "pncs_each", "pncs_gradient", "pncs_q0", "pncs_q2", "pncs_q4", "pncs_q6", "pncs_two"),
+}
+"""Those whose tables of 100,000 x 100,000 numbers are refused; all others start."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,13 +41,7 @@ def plan(*words: str) -> Plan:
 
 
 def test_digits_take_a_client_for_each_sample() -> None:
-    words = (
-        "partition=quantity_skew",
-        "cohort_size=100",
-        "model=logistic",
-        "server.validation_fraction=0",
-        "engine=sequential",
-    )
+    words = ("partition=quantity_skew", "cohort_size=100", "model=logistic", "server.validation_fraction=0")
     made = build(plan("num_clients=1438", *words))
     assert made.division.sizes.tolist() == [1] * 1438
     assert [len(record.selected) for record in made.simulation] == [100, 100]
@@ -47,7 +55,7 @@ def test_the_whole_shape_of_femnist_is_a_choice(tmp_path: Path) -> None:
     made = instantiate(job.config["dataset"], FemnistGenerated, "dataset", tmp_path, tmp_path)
     assert made.form() == ((1, 28, 28), 62)
     rng = np.random.default_rng(made.seed)
-    _Handwriting.draw(made, rng)
+    made._handwriting(rng)
     labels, owners = made._training_labels(rng)
     sizes = np.bincount(owners) / 0.9  # a tenth is the test set
     assert (len(sizes), len(np.unique(labels))) == (3550, 62)
@@ -56,7 +64,7 @@ def test_the_whole_shape_of_femnist_is_a_choice(tmp_path: Path) -> None:
     assert sizes.std() == pytest.approx(88.94, rel=0.01)
 
 
-def test_a_case_of_scale_is_measured_apart(tmp_path: Path) -> None:
+def test_a_case_of_scale_is_measured_apart_or_refused(tmp_path: Path) -> None:
     found = [scale.measure_apart(name, 120, str(tmp_path)) for name in ("random", "divfl")]
     random, divfl = found
     assert "error" not in random
@@ -68,11 +76,57 @@ def test_a_case_of_scale_is_measured_apart(tmp_path: Path) -> None:
     assert len(table) == 4
     assert table[2].startswith("| random | < .001 / - |")
     assert "| partition, s | 0.0" in scale.common(found, [120])
-
-
-def test_a_case_that_is_refused_is_told(tmp_path: Path) -> None:
-    found = scale.measure_apart("pncs", 100_000, str(tmp_path))
-    assert "compares all pairs" in found["refused"]
-    assert "refused" in scale.markdown([found], [100_000])
+    refused = scale.measure_apart("pncs", 100_000, str(tmp_path))
+    assert "compares all pairs" in refused["refused"]
+    assert "refused" in scale.markdown([refused], [100_000])
     times = {n: {"later": {"round": (n / 100) ** 2 + 1, "train": 1.0}} for n in (10, 100, 1000)}
     assert scale.growth(times, [10, 100, 1000]) == "N^2.0"
+
+
+# --- all pairs -----------------------------------------------------------------------------------------------------
+
+
+def refusal(choice: str, num_clients: int, **values: Any) -> str:
+    """What a selector says of so many clients, "" if it takes them."""
+    population = Population(np.ones(num_clients, np.int64), 100, 10)
+    try:
+        instantiate({**node_of("selector", choice), **values}, Selector, "selector", population)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_all_choices_but_these_take_a_hundred_thousand_clients_and_these_name_size_bytes_and_remedy() -> None:
+    names = [path.stem for path in (conf_dir() / "selector").glob("*.yaml")]
+    few = {name for name in names if name.endswith("_d10")}  # which ask fewer clients than the 100 that they select
+    told = {name: refusal(name, 100_000, **({"num_candidates": 100} if name in few else {})) for name in names}
+    assert {name for name, text in told.items() if text} == ALL_PAIRS
+    for name in ALL_PAIRS - {"pair_study"}:
+        assert "selector: compares all pairs of num_clients=100000 clients, in tables of" in told[name]
+        assert "must take at most 16 GiB, as they do up to num_clients=" in told[name]
+        assert "lower num_clients" in told[name]
+        assert not refusal(name, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("choice", "num_clients", "values", "text"),
+    [
+        ("hics", 20_000, {"fallback": "never", "ward_on": "distances"}, ""),
+        ("fedcor", 100_000, {}, ""),
+        ("fedcor", 20_000, {"objective": "loo"}, "selector.kernel=linear selector.objective=mml is linear"),
+        ("fedcor", 3_000, {"kernel": "se"}, ""),
+        ("pncs_each", 23_170, {}, ""),
+        ("pncs_each", 23_171, {}, "must take at most 16 GiB"),
+        ("pair_study", 1_001, {}, "500,500 for num_clients=1001; must have at most 1000 clients"),
+        ("pair_study", 1_000, {}, ""),
+    ],
+)
+def test_what_decides_has_limits_of_its_own(choice: str, num_clients: int, values: dict[str, Any], text: str) -> None:
+    found = refusal(choice, num_clients, **values)
+    assert text in found if text else not found
+
+
+def test_a_config_is_refused_before_its_data_are_read() -> None:
+    with pytest.raises(ConfigError, match="compares all pairs of num_clients=100000 clients"):
+        plan("selector=pncs", *COMMON, *SERVER)
+    plan("selector=random", *COMMON, *SERVER)

@@ -47,12 +47,12 @@ def check_model(node: Any, form: Form | None) -> None:
 
     `form`: that of the data set, None where it is not known before files are read; the constructor is not called then.
     It is called on torch's meta device for a model of this package, so that no weights are made. A class of the user's
-    is built as a run builds it, since it may not know that device; one that has an `extractor`, and a function, may
+    is built as a run builds it, since it may not know that device; one that has a backbone, and a function, may
     read files of weights and are called by the run alone.
     """
     cls = inspect_node(node, nn.Module, "model")
     shipped = cls.__module__.startswith(SHIPPED)
-    if form is None or not (shipped or (isinstance(cls, type) and not hasattr(cls, "extractor"))):
+    if form is None or not (shipped or (isinstance(cls, type) and not hasattr(cls, "load_backbone"))):
         return
     known = (cls, json.dumps(node, sort_keys=True, default=lambda v: [type(v).__name__, repr(v)]), repr(form))
     if known not in _found:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from fedsim.core.exact import exp
 class SampleSource(ABC):
     """Stands where a data set has the tensor `x` [n, ...] of its training samples: `rows` makes some of them.
 
-    A row is a function of its position alone, whenever and with whichever others it is asked for, so that results are
-    those of the same samples held in memory. Rows are what a model receives; they are not normalised further.
+    A row is a function of its position alone, so that results are those of the same samples held in memory. Rows are
+    what a model receives; they are not normalised further.
     """
 
     dtype = torch.float32
@@ -36,7 +36,6 @@ class SampleSource(ABC):
         """The samples at `positions` [m], which may repeat and come in any order: [m, ...] of `dtype`, on the CPU."""
 
     def everything(self) -> Tensor:
-        """All samples [n, ...]."""
         return self.rows(np.arange(len(self)))
 
 
@@ -111,13 +110,7 @@ class LoadedData:
 
     @classmethod
     def of(
-        cls,
-        tensors: Mapping[str, Tensor],
-        num_classes: int,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
-        *others: Any,
-        **named: Any,
+        cls, tensors: Mapping[str, Tensor], num_classes: int, mean: Any, std: Any, *others: Any, **named: Any
     ) -> "LoadedData":
         """Of `train_x`, `train_y`, `test_x` and `test_y`; and of `train_owners` and `test_owners`, if there are any."""
         train, test = (Samples(tensors[f"{split}_x"], tensors[f"{split}_y"]) for split in ("train", "test"))
@@ -149,15 +142,12 @@ class LoadedData:
 def _check_form(samples: Samples, split: str, owners: NDArray[np.int64] | None) -> None:
     for what, value, kinds in (("samples", samples.x, (Tensor, SampleSource)), ("labels", samples.y, (Tensor,))):
         if not isinstance(value, kinds):
-            raise DataError(
-                f"the {split} {what} must be a torch tensor, not {type(value).__name__}; torch.as_tensor makes one of "
-                "an array"
-            )
-    counts = {"images": len(samples.x), "labels": len(samples.y)}
-    counts |= {} if owners is None else {"owners": len(owners)}
-    if len(set(counts.values())) > 1 or not len(samples):
-        found = ", ".join(f"{count} {name}" for name, count in counts.items())
-        raise DataError(f"the {split} set must have one label for each image, and at least one image; found {found}")
+            told = f"the {split} {what} must be a torch tensor, not {type(value).__name__}"
+            raise DataError(f"{told}; torch.as_tensor makes one of an array")
+    sizes = len(samples.x), len(samples.y), len(samples.y if owners is None else owners)
+    if len(set(sizes)) > 1 or not len(samples):
+        rule = "must have one label and one owner, if any, for each image, and at least one image"
+        raise DataError(f"the {split} set {rule}; found {sizes[0]} images, {sizes[1]} labels, {sizes[2]} owners")
 
 
 def check_labels(y: Tensor, num_classes: int, split: str) -> None:
@@ -192,10 +182,6 @@ class Dataset(ABC):
         """The shape of an input and the number of classes, where they are known before files are read."""
         return None
 
-    def missing(self) -> list[str]:
-        """Names of source files that are not there, and that `load` would fetch."""
-        return []
-
     def absent(self) -> list[str]:
         """What is not on disk, and `load` needs and would not fetch: `train/ in /data/insects`. Nothing is read."""
         return []
@@ -212,8 +198,7 @@ class Dataset(ABC):
 
 
 def log_normal_sizes(mean: float, deviation: float, normal: NDArray[np.float64]) -> NDArray[np.int64]:
-    """How many samples owners have, `mean` on average and at least one: log-normal, with the standard `deviation` of
-    the logarithm, from standard normal numbers."""
+    """Owners' log-normal numbers of samples, `mean` on average and at least one, from standard normal numbers."""
     return np.maximum(np.round(mean * exp(deviation * normal - deviation**2 / 2)).astype(np.int64), 1)
 
 
@@ -223,9 +208,7 @@ def numbers_in(known: NDArray[Any], values: NDArray[Any]) -> NDArray[np.int64]:
     return np.where(known[places] == values, places, -1).astype(np.int64)
 
 
-def normalisation_problems(
-    mean: Sequence[float] | None, std: Sequence[float] | None, channels: int | None = None
-) -> list[Problem | None]:
+def normalisation_problems(mean: Any, std: Any, channels: int | None = None) -> list[Problem | None]:
     """Problems with `mean` and `std` for images of `channels` channels (None: not known yet); both may be None."""
     if mean is None or std is None:
         return [rule(mean is std, "std", std, "must be null exactly where mean is")]

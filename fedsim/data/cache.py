@@ -5,8 +5,9 @@ Cached files are verified at every read and rebuilt if damaged.
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ FORMAT = "1"
 def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors stored in `path`; if there are none, those returned by `build`, which are then stored there.
 
-    One process builds while others wait for it. A file that is damaged or of another format is rebuilt. A valid file
-    can be read from a folder that is not writable. Raises `DataError` if a file cannot be written there.
+    One process builds while others wait for it. A damaged file is rebuilt. A valid one can be read from a folder that
+    is not writable. Raises `DataError` if a file cannot be written there.
     """
     if (cached := _read(path)) is not None:
         return cached
@@ -52,8 +53,8 @@ def load_or_generate(
 
 
 def parameters_key(version: int, dataset: Any) -> Tensor:
-    """The bytes [b] uint8 that tell generated data apart: the generator's version and the keyword-only fields of the
-    data set, except those that do not determine the data."""
+    """The bytes [b] uint8 that tell generated data apart: the generator's version and the data set's parameters, except
+    those that do not determine the data."""
     names = sorted(f.name for f in fields(dataset) if f.kw_only and f.name not in ("mean", "std", "hold"))
     text = json.dumps([version, *((name, getattr(dataset, name)) for name in names)])
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
@@ -65,11 +66,10 @@ def load_or_decode(
     """What `decode` makes of the files below `root`, stored in a file whose name begins with `prefix`; and the files'
     checksum (see `sha256_of_files`).
 
-    They are decoded again if the path, size or modification time of a file changes, which is much cheaper to find out
-    than their checksum. Links are followed: what is told by the place of a link itself (its name, a class, a split)
-    must be among the `facts`.
+    They are decoded again if the path, size or modification time of a file changes. Links are followed: what is told by
+    the place of a link itself (its name, a class, a split) must be among the `facts`.
     """
-    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    stats = [(str(file.resolve()), found.st_size, found.st_mtime_ns) for file in files if (found := stat_of(file))]
     key = hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
 
     def build() -> dict[str, Tensor]:
@@ -102,8 +102,7 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")  # one writer at a time; a file left by a killed one is deleted
-    temporary.unlink(missing_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")  # one writer at a time; a file left by a killed one is replaced
     try:
         metadata = {"format": FORMAT, "sha256": digest(tensors)}
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
@@ -112,23 +111,28 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 (hexadecimal) of a file. Raises `DataError` if it cannot be read."""
+def file_digest(path: Path, kind: str = "sha256") -> str:
+    """The checksum (hexadecimal) of a file. Raises `DataError` if it cannot be read."""
+    stat_of(path)
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(file, kind).hexdigest()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
 
 
-def sha256_of_files(root: Path, files: Sequence[Path]) -> tuple[str, dict[Path, str]]:
-    """SHA-256 (hexadecimal) of a data set's files: of a lone file's content, else of the list that sha256sum prints.
-    And that of each file. Raises `DataError` if a file cannot be read.
+def stat_of(path: Path) -> os.stat_result:
+    """Raises `DataError` for what is no regular file, nor a link to one: to read a named pipe may never end."""
+    if not path.is_file():
+        raise DataError(f"{path} is no regular file, nor a link to one; remove it, or put the file itself there")
+    return path.stat()
 
-    The list has one line for each file, sorted by path relative to `root`, so that the result does not depend on where
-    the data set is: (cd ROOT && sha256sum FILES...) | sha256sum.
-    """
-    sums = {file: file_sha256(file) for file in files}
+
+def sha256_of_files(root: Path, files: Sequence[Path]) -> tuple[str, dict[Path, str]]:
+    """SHA-256 (hexadecimal) of a data set's files, and that of each: of a lone file's content, else of the list that
+    sha256sum prints of paths relative to `root`: (cd ROOT && sha256sum FILES...) | sha256sum. Raises `DataError` if a
+    file cannot be read."""
+    sums = {file: file_digest(file) for file in files}
     if len(files) == 1:
         return sums[files[0]], sums
     lines = sorted((file.relative_to(root).as_posix(), found) for file, found in sums.items())
@@ -146,15 +150,5 @@ def sha256_problem(expected: str | None) -> Problem | None:
 def require_sha256(expected: str | None, found: str, where: str) -> None:
     """Raise `DataError` unless the checksum `found` of the files at `where` is the `expected` one (None: any)."""
     if expected is not None and found != expected:
-        raise DataError(
-            f"dataset.sha256={expected}: the files of {where} have {found}; they are damaged or of another version: "
-            "fetch them again, or give this checksum if they are meant to be these"
-        )
-
-
-def require_regular(paths: Iterable[Path]) -> None:
-    """Raise `DataError` for a path that is no regular file, nor a link to one: to read a named pipe may never end."""
-    for path in paths:
-        if not path.is_file():
-            kind = "a link to nothing" if path.is_symlink() and not path.exists() else "no regular file"
-            raise DataError(f"{path} is {kind}; remove it, or put the file itself there")
+        remedy = "they are damaged or of another version: fetch them again, or give this checksum if it is meant"
+        raise DataError(f"dataset.sha256={expected}: the files of {where} have {found}; {remedy}")

@@ -1,8 +1,6 @@
 """Features of a frozen backbone, computed once per data set and cached."""
 
 import hashlib
-import time
-from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -17,68 +15,39 @@ from fedsim.data.base import LoadedData, Samples
 from fedsim.data.cache import load_or_build
 
 BATCH = 64
-ANNOUNCED_SECONDS = 10
-"""Expected seconds from which the work is announced to the user."""
-
-
-class Extractor(ABC):
-    """A frozen backbone, which is loaded only if its features are not cached yet."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """A text that identifies everything on which the features depend. Raises `DataError` if that is unknown."""
-
-    @abstractmethod
-    def load(self) -> nn.Module:
-        """The module from uint8 images [b, C, H, W] to features [b, D]. Raises `DataError` if it has no weights."""
 
 
 @runtime_checkable
 class TrainsOnFeatures(Protocol):
-    """A model that is trained on features: its input is the output of its `extractor` in place of the images."""
+    """A model that is trained on features: its input is the output of a frozen backbone in place of the images."""
 
-    def extractor(self, data_dir: Path) -> Extractor:
-        """The frozen backbone, whose weight files are in `data_dir`."""
+    def backbone_key(self) -> str:
+        """A text that identifies everything on which the features depend. Raises `DataError` if that is unknown."""
+
+    def load_backbone(self, data_dir: Path) -> nn.Module:
+        """The module from uint8 images [b, C, H, W] to features [b, D], with the weights that are in a file or in
+        `data_dir`; called where the features are not cached yet. Raises `DataError` if there are none."""
 
 
 def extract(
     data: LoadedData, model: TrainsOnFeatures, data_dir: Path, cache_dir: Path, device: torch.device
 ) -> LoadedData:
-    """`data` with float32 features [n, D] in place of images, computed on `device` or read from the cache.
-
-    Raises `DataError` if the images are not uint8.
-    """
+    """`data` with float32 features [n, D] in place of images, computed on `device` or read from the cache. Raises
+    `DataError` if the images are not uint8."""
     if data.train.x.dtype != torch.uint8:
         raise DataError(f"a frozen backbone needs images of type uint8; the data set has {data.train.x.dtype}")
-    extractor = model.extractor(data_dir)
-    fingerprint = hashlib.sha256(f"{data.fingerprint} {extractor.fingerprint}".encode()).hexdigest()
+    fingerprint = hashlib.sha256(f"{data.fingerprint} {model.backbone_key()}".encode()).hexdigest()
 
     def build() -> dict[str, Tensor]:
-        backbone = extractor.load().eval().to(device)
+        backbone = model.load_backbone(data_dir).eval().to(device)
         return {split: _extract_split(backbone, getattr(data, split).x, device, split) for split in ("train", "test")}
 
     features = load_or_build(cache_dir / f"features-{fingerprint[:32]}.safetensors", build)
-    return replace(
-        data,
-        train=Samples(features["train"], data.train.y),
-        test=Samples(features["test"], data.test.y),
-        mean=None,
-        std=None,
-        fingerprint=fingerprint,
-    )
+    train, test = Samples(features["train"], data.train.y), Samples(features["test"], data.test.y)
+    return replace(data, train=train, test=test, mean=None, std=None, fingerprint=fingerprint)
 
 
 @torch.no_grad()
 def _extract_split(backbone: nn.Module, images: Tensor, device: torch.device, split: str) -> Tensor:
-    first, *rest = images.split(BATCH)
-    start = time.perf_counter()
-    batches = [backbone(first.to(device)).float().cpu()]
-    estimate = (time.perf_counter() - start) * len(rest)
-    console = Console(stderr=True)
-    if estimate >= ANNOUNCED_SECONDS:
-        minutes = f"about {estimate / 60:.0f} min, kept for later runs; a smaller model.input_size is faster"
-        console.print(f"features of {len(images)} {split} images on {device}: {minutes}", soft_wrap=True)
-    for batch in track(rest, f"{split} features", console=console, disable=estimate < ANNOUNCED_SECONDS):
-        batches.append(backbone(batch.to(device)).float().cpu())
-    return torch.cat(batches)
+    shown = track(images.split(BATCH), f"features of {split} images on {device}", console=Console(stderr=True))
+    return torch.cat([backbone(batch.to(device)).float().cpu() for batch in shown])

@@ -6,24 +6,25 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.disk import reading_problem
-from fedsim.core.errors import DataError, Problem, between
+from fedsim.core.errors import DataError, Problem
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems, numbers_in
-from fedsim.data.cache import digest, load_or_decode, require_regular, require_sha256, sha256_problem
+from fedsim.data.cache import digest, load_or_decode, require_sha256, sha256_problem
 from fedsim.data.fetch import require_files, source_problem
 from fedsim.data.parquet import Parquet
 
 HUB_LISTING_URL = "https://huggingface.co/api/datasets/flwrlabs/femnist/parquet/default/train"
-"""Returns a JSON list of the URLs of the data set's parquet files (0.2 GB in all)."""
 HUB_BYTES = 210_000_000
-"""Roughly what these files need."""
+"""A JSON list of the URLs of the data set's parquet files, and roughly what these need."""
 NUM_CLASSES, NUM_DIGITS = 62, 10
 """Labels: first the digits, then the capital letters, then the lower-case letters."""
 
@@ -43,13 +44,12 @@ class Femnist(Dataset):
 
     source: Literal["hub", "leaf"]
     classes: Literal["all", "digits"]
-    test_fraction: float
+    test_fraction: Annotated[float, Interval(ge=0, lt=1)]
     mean: list[float]
     std: list[float]
     sha256: str | None = None
 
     def problems(self) -> Problems:
-        yield between("test_fraction", self.test_fraction, 0, 1, open_high=True)
         yield from normalisation_problems(self.mean, self.std, 1)
         yield sha256_problem(self.sha256)
 
@@ -88,24 +88,22 @@ class Femnist(Dataset):
         self.require_present("dataset.source=leaf")
         root = self._folder
         train, test = (sorted((root / split).glob("*.json")) for split in ("train", "test"))
-        require_regular([*train, *test])
 
         def read() -> dict[str, Tensor]:
-            return {**read_leaf_split(train, "train"), **read_leaf_split(test, "test")}
+            (tensors, writers), (tested, test_writers) = read_leaf_split(train, "train"), read_leaf_split(test, "test")
+            return {**tensors, **tested, "numbers": torch.as_tensor(numbers_in(writers, test_writers))}
 
         facts = [[file.name for file in split] for split in (train, test)]
-        tensors, sha256 = load_or_decode(self.cache_dir / "leaf", root, [*train, *test], facts, read)
+        tensors, sha256 = load_or_decode(self.cache_dir / "femnist-leaf", root, [*train, *test], facts, read)
         require_sha256(self.sha256, sha256, f"dataset.source=leaf in {root}")
-        names, test_names = (json.loads(tensors.pop(f"{split}_names").numpy().tobytes()) for split in ("train", "test"))
+        numbers = tensors.pop("numbers")
         fingerprint = f"femnist leaf {digest(tensors)}"
-        numbers = torch.as_tensor(numbers_in(np.array(names), np.array(test_names)))
         tensors["test_owners"] = numbers[tensors["test_owners"]]
         return LoadedData.of(tensors, NUM_CLASSES, self.mean, self.std, fingerprint, sha256=sha256)
 
 
-def read_leaf_split(files: Sequence[Path], split: str) -> dict[str, Tensor]:
-    """Tensors `<split>_x`, `<split>_y` and `<split>_owners` of a LEAF split; writers are numbered in the order of
-    names, and `<split>_names` are these names as bytes of JSON."""
+def read_leaf_split(files: Sequence[Path], split: str) -> tuple[dict[str, Tensor], NDArray[np.str_]]:
+    """Tensors `<split>_x`, `<split>_y` and `<split>_owners` of a LEAF split, and the writers, by number."""
     pixels, labels, names = [], [], []
     for file in files:
         try:
@@ -120,8 +118,7 @@ def read_leaf_split(files: Sequence[Path], split: str) -> dict[str, Tensor]:
         raise DataError(f"dataset.source=leaf: no writer has an image in {', '.join(map(str, files))}")
     writers, owners = np.unique(np.array(names), return_inverse=True)
     tensors = {"x": np.concatenate(pixels), "y": np.concatenate(labels), "owners": owners.astype(np.int64)}
-    tensors["names"] = np.frombuffer(bytearray(json.dumps(writers.tolist()).encode()), np.uint8)
-    return {f"{split}_{name}": torch.as_tensor(values) for name, values in tensors.items()}
+    return {f"{split}_{name}": torch.as_tensor(values) for name, values in tensors.items()}, writers
 
 
 def _leaf_samples(samples: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarray]:
@@ -136,16 +133,13 @@ def _leaf_samples(samples: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarr
 
 
 def _keep_digits(data: LoadedData) -> LoadedData:
-    train, test = data.train.y < NUM_DIGITS, data.test.y < NUM_DIGITS
-    return replace(
-        data,
-        train=Samples(data.train.tensor[train], data.train.y[train]),
-        test=Samples(data.test.tensor[test], data.test.y[test]),
-        num_classes=NUM_DIGITS,
-        fingerprint=f"{data.fingerprint} digits",
-        owners=None if data.owners is None else data.owners[train.numpy()],
-        test_owners=None if data.test_owners is None else data.test_owners[test.numpy()],
-    )
+    kept: dict[str, Any] = {"num_classes": NUM_DIGITS, "fingerprint": f"{data.fingerprint} digits"}
+    for split, owners in (("train", "owners"), ("test", "test_owners")):
+        samples, own = getattr(data, split), getattr(data, owners)
+        is_digit = samples.y < NUM_DIGITS
+        kept[split] = Samples(samples.tensor[is_digit], samples.y[is_digit])
+        kept[owners] = None if own is None else own[is_digit.numpy()]
+    return replace(data, **kept)
 
 
 def _fetch_hub(data_dir: Path) -> None:

@@ -1,6 +1,5 @@
 """Synthetic handwriting in the format of FEMNIST, for use without FEMNIST. Results on it are not results on FEMNIST."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -19,10 +18,8 @@ SIDE, NUM_CONTROLS, NUM_POINTS = 28, 6, 40
 """Pixels per side; control points of a glyph's curve, and points at which the curve is drawn."""
 CHUNK = 512
 """Images drawn per batch."""
-MAX_GLYPHS = 10_000_000
-"""Writers times classes: 480 MB of control points."""
-MAX_IMAGES = 10_000_000
-"""On average, in either split: 8 GB."""
+MAX_GLYPHS = MAX_IMAGES = 10_000_000
+"""Writers times classes (480 MB of control points); on average, in either split (8 GB)."""
 GENERATOR_VERSION = 3
 """To be increased whenever a change of the code gives other tensors for the same parameters."""
 
@@ -69,70 +66,54 @@ class FemnistGenerated(Dataset):
     def _build(self) -> dict[str, Tensor]:
         """Training images, labels and writers, ordered by writer, and test images, labels and writers."""
         rng = np.random.default_rng(self.seed)
-        handwriting = _Handwriting.draw(self, rng)
+        handwriting = self._handwriting(rng)
         y, owners = self._training_labels(rng)
         test_y = np.arange(self.test_samples) % self.num_classes
         test_writers = rng.integers(self.num_writers, size=self.test_samples)
-        train_x = handwriting.images(y, owners, self.noise, rng)
-        test_x = handwriting.images(test_y, test_writers, self.noise, rng)
-        made = {"train_x": train_x, "train_y": y, "train_owners": owners}
-        made |= {"test_x": test_x, "test_y": test_y, "test_owners": test_writers}
+        made = {"train_x": self._images(handwriting, y, owners, rng), "train_y": y, "train_owners": owners}
+        made |= {"test_x": self._images(handwriting, test_y, test_writers, rng)}
+        made |= {"test_y": test_y, "test_owners": test_writers}
         return {name: torch.as_tensor(values) for name, values in made.items()}
 
     def _training_labels(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         normal = rng.standard_normal(self.num_writers)
         counts = log_normal_sizes(self.samples_per_writer, self.size_deviation, normal)
         known_classes = [rng.permutation(self.num_classes)[: self.classes_per_writer] for _ in counts]
-        labels = np.concatenate(
-            [rng.choice(classes, count) for classes, count in zip(known_classes, counts, strict=True)]
-        )
+        labels = np.concatenate([rng.choice(own, count) for own, count in zip(known_classes, counts, strict=True)])
         return labels.astype(np.int64), np.repeat(np.arange(self.num_writers, dtype=np.int64), counts)
 
-
-@dataclass(frozen=True)
-class _Handwriting:
-    """How W writers write C classes.
-
-    `controls` [C, P, 2]: control points of each class in [-1, 1]; `offsets` [W, C, P, 2]: each writer's shifts of them;
-    `maps` [W, 2, 2]: linear maps (size and slant); `positions` [W, 2]; `widths` [W]: pen widths.
-    """
-
-    controls: Floats
-    offsets: Floats
-    maps: Floats
-    positions: Floats
-    widths: Floats
-
-    @classmethod
-    def draw(cls, parameters: FemnistGenerated, rng: np.random.Generator) -> "_Handwriting":
-        w, c, style = parameters.num_writers, parameters.num_classes, parameters.style
+    def _handwriting(self, rng: np.random.Generator) -> list[Floats]:
+        """How W writers write C classes: control points of each class in [-1, 1] [C, P, 2], each writer's shifts of
+        them [W, C, P, 2], linear maps (size and slant) [W, 2, 2], positions [W, 2] and pen widths [W]."""
+        w, c, style = self.num_writers, self.num_classes, self.style
         slants, sizes = style * rng.standard_normal(w), exp(style / 2 * rng.standard_normal((w, 2)))
         maps = np.zeros((w, 2, 2))
         maps[:, 0, 0], maps[:, 1, 1], maps[:, 0, 1] = sizes[:, 0], sizes[:, 1], slants
-        values = (
+        values = [
             rng.uniform(-1, 1, (c, NUM_CONTROLS, 2)),
             style / 2 * rng.standard_normal((w, c, NUM_CONTROLS, 2)),
             maps,
             style / 4 * rng.standard_normal((w, 2)),
             0.09 * exp(style * rng.standard_normal(w)),
-        )
-        return cls(*(value.astype(np.float32) for value in values))
+        ]
+        return [value.astype(np.float32) for value in values]
 
-    def images(
-        self, labels: NDArray[np.int64], writers: NDArray[np.int64], noise: float, rng: np.random.Generator
+    def _images(
+        self, handwriting: list[Floats], labels: NDArray[np.int64], writers: NDArray[np.int64], rng: np.random.Generator
     ) -> NDArray[np.uint8]:
         """Images, uint8 [n, 1, 28, 28], of the characters `labels` [n] written by `writers` [n]."""
-        basis = _spline_basis()
+        basis, noise = _spline_basis(), self.noise / 2
+        points, shifts, maps, places, widths = handwriting
         pixels = np.empty((len(labels), SIDE * SIDE), np.uint8)
         for start in range(0, len(labels), CHUNK):
             rows = slice(start, start + CHUNK)
             y, w = labels[rows], writers[rows]
-            controls = self.controls[y] + self.offsets[w, y]
-            controls = controls + (noise / 2 * rng.standard_normal(controls.shape)).astype(np.float32)
+            controls = points[y] + shifts[w, y]
+            controls = controls + (noise * rng.standard_normal(controls.shape)).astype(np.float32)
             curve = (basis[:, :, None] * controls[:, None]).sum(2)  # [n, P, 2]
-            curve = (self.maps[w][:, None] * curve[:, :, None]).sum(3)
-            ink = _ink(curve + self.positions[w][:, None], self.widths[w])
-            grain = (noise / 2 * rng.standard_normal(ink.shape)).astype(np.float32)
+            curve = (maps[w][:, None] * curve[:, :, None]).sum(3)
+            ink = _ink(curve + places[w][:, None], widths[w])
+            grain = (noise * rng.standard_normal(ink.shape)).astype(np.float32)
             pixels[rows] = np.round(255 * (1 - np.clip(ink + grain, 0, 1)))
         return pixels.reshape(-1, 1, SIDE, SIDE)
 

@@ -28,8 +28,7 @@ def require_files(
     """Call `fetch` if `missing()` returns the names of files that should be in `folder`, which is below `data_dir`.
 
     One process downloads while others wait for it; nothing is written if nothing is missing. Raises `DataError` naming
-    the files, the folder where they belong, and the settings that say where they are; or, before anything is fetched,
-    why there is no room for the `need` bytes of them (0: not known).
+    the files and their folder; or, before anything is fetched, why there is no room for the `need` bytes of them.
     """
     if problem := source_problem(folder, data_dir, missing, need):
         raise DataError(str(problem))
@@ -43,9 +42,7 @@ def require_files(
             if missing():
                 fetch()
     except Exception as error:  # torchvision and urllib raise many kinds of errors
-        is_stalled = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
-        stalled = f"the server sent nothing for {STALL_SECONDS:g} s"
-        reason = stalled if is_stalled else shorten(str(error) or type(error).__name__, 300)
+        reason = shorten(str(error) or type(error).__name__, 300)
     finally:
         socket.setdefaulttimeout(before)
     if names := ", ".join(missing()):

@@ -16,7 +16,7 @@ from fedsim.core.disk import reading_problem
 from fedsim.core.errors import DataError, Problem, rule
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import Dataset, LoadedData, normalisation_problems
-from fedsim.data.cache import load_or_decode, require_regular, require_sha256, sha256_problem
+from fedsim.data.cache import load_or_decode, require_sha256, sha256_problem
 
 GREY = ("1", "L", "LA")
 HIGH_BIT_DEPTH = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
@@ -28,10 +28,6 @@ Side = Annotated[int, Interval(ge=1, le=4096)]
 """Pixels per side to which images are scaled."""
 
 
-class _ColourError(Exception):
-    """Raised if an image is in colour although all were expected to be grey."""
-
-
 def decode(sources: Sequence[Any], *, mode: str | None, size: int | None, name: str) -> Tensor:
     """The images in `sources`, encoded bytes or file paths, as uint8 [n, C, H, W].
 
@@ -39,13 +35,9 @@ def decode(sources: Sequence[Any], *, mode: str | None, size: int | None, name: 
     of pixels per side to scale to; None: no scaling, all images must have the same size. Raises `DataError` with `name`
     and the number of the image that cannot be used.
     """
-    try:
-        return _decode(sources, mode or "L", size, name, only_grey=mode is None)
-    except _ColourError:
-        return _decode(sources, "RGB", size, name, only_grey=False)
-
-
-def _decode(sources: Sequence[Any], mode: str, size: int | None, name: str, only_grey: bool) -> Tensor:
+    if mode is None:
+        grey = (_open_image(source, i, name, is_header=True).mode in GREY for i, source in enumerate(sources))
+        mode = "L" if all(grey) else "RGB"
     width, height = (size, size) if size is not None else _open_image(sources[0], 0, name).size
     shape = (len(sources), height, width, *((3,) if mode == "RGB" else ()))
     result = np.empty(shape, np.uint8)
@@ -53,13 +45,9 @@ def _decode(sources: Sequence[Any], mode: str, size: int | None, name: str, only
     def decode_chunk(start: int) -> None:
         for i in range(start, min(start + CHUNK, len(sources))):
             image = _open_image(sources[i], i, name)
-            if only_grey and image.mode not in GREY:
-                raise _ColourError
             if size is None and image.size != (width, height):
-                raise DataError(
-                    f"{name}: image {i} has {image.width}x{image.height} pixels and the first {width}x{height}; "
-                    "set dataset.size to bring all to one size"
-                )
+                told = f"image {i} has {image.width}x{image.height} pixels and the first {width}x{height}"
+                raise DataError(f"{name}: {told}; set dataset.size to bring all to one size")
             image = image.convert(mode)
             same = image.size == (width, height)
             result[i] = image if same else image.resize((width, height), Image.Resampling.BILINEAR)
@@ -71,20 +59,22 @@ def _decode(sources: Sequence[Any], mode: str, size: int | None, name: str, only
     return pixels.permute(0, 3, 1, 2).contiguous() if mode == "RGB" else pixels[:, None]
 
 
-def _open_image(source: Any, number: int, name: str) -> Image.Image:
+def _open_image(source: Any, number: int, name: str, *, is_header: bool = False) -> Image.Image:
+    """One of several images, decoded unless its header is enough."""
     try:
         content = source if isinstance(source, bytes) else Path(source).read_bytes()
         image = Image.open(io.BytesIO(content), formats=FORMATS)
+        if is_header:
+            return image
         if image.format == "PNG":  # decoding does not look at the checksums of a PNG file
             image.verify()
             image = Image.open(io.BytesIO(content), formats=FORMATS)
         image.load()
     except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
-        file = "" if isinstance(source, bytes) else f"{source}: "
+        told = f"image {number} cannot be decoded" if isinstance(source, bytes) else f"{source} cannot be decoded"
         is_unknown = isinstance(error, UnidentifiedImageError)
         reason = f"in none of the formats {', '.join(FORMATS)}" if is_unknown else str(error)
-        remedy = "convert it, or fetch the file again"
-        raise DataError(f"{name}: image {number} cannot be decoded ({file}{reason}); {remedy}") from error
+        raise DataError(f"{name}: {told} ({reason}); convert it, or fetch the file again") from error
     if image.mode in HIGH_BIT_DEPTH:
         raise DataError(f"{name}: image {number} has more than 8 bits per pixel; convert the images to 8 bits first")
     return image
@@ -92,11 +82,8 @@ def _open_image(source: Any, number: int, name: str) -> Image.Image:
 
 @parameters
 class FromPath(Dataset):
-    """A data set at `path`: absolute, or relative to the working folder or to data_dir.
-
-    `mean` and `std`: None is .5 per channel. `sha256`: None, or the checksum that the files must have (see
-    `sha256_of_files`).
-    """
+    """A data set at `path`: absolute, or relative to the working folder or to data_dir. `mean` and `std`: None is
+    .5 each. `sha256`: None, or the checksum that the files must have (see `sha256_of_files`)."""
 
     channels = None
     path: str
@@ -122,11 +109,8 @@ class FromPath(Dataset):
 
 @parameters
 class ImageFolder(FromPath):
-    """Images `path`/train/<class>/* and `path`/test/<class>/*, scaled to `size` x `size` pixels.
-
-    `grey` converts to one channel. Images are decoded once into a cache whose key includes the names, classes, sizes
-    and modification times of all files; they may be links.
-    """
+    """Images `path`/train/<class>/* and `path`/test/<class>/*, which may be links, scaled to `size` x `size` pixels;
+    `grey` converts to one channel."""
 
     size: Side
     grey: bool
@@ -176,6 +160,4 @@ def _list_files(folder: Path) -> tuple[list[tuple[Path, int]], list[str]]:
         found = datasets.ImageFolder(str(folder))
     except FileNotFoundError as error:
         raise DataError(f"dataset.path: {error}") from error
-    files = [(Path(path), number) for path, number in found.samples]
-    require_regular(path for path, _ in files)
-    return files, found.classes
+    return [(Path(path), number) for path, number in found.samples], found.classes

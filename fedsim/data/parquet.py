@@ -8,17 +8,18 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError, DataError, between, check
-from fedsim.core.parameters import Problems, parameters
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.parameters import parameters
 from fedsim.data.base import LoadedData, normalisation_problems, numbers_in
-from fedsim.data.cache import load_or_build, require_regular, require_sha256, sha256_of_files
+from fedsim.data.cache import load_or_build, require_sha256, sha256_of_files
 from fedsim.data.images import FromPath, Side, decode
 
 if TYPE_CHECKING:
@@ -36,22 +37,16 @@ SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 class Parquet(FromPath):
     """Parquet files at `path`, a file or a folder.
 
-    The split of a file is derived from its name or folder. Without a test split, the validation split is used as test
-    set; without either, a fixed random `test_fraction` of all rows. Columns that are None are found by type and name:
-    images are structs with a field `bytes`, or bytes; labels are integers or strings. `client_column` holds the owner
-    of each row. `size` scales all images to `size` x `size` pixels. Images are decoded once into a cache whose key
-    includes the checksums of the files.
+    Without a test split, the validation split is used as test set; without either, a fixed random `test_fraction` of
+    all rows. Images are structs with a field `bytes`, or bytes; labels are integers or strings. `client_column` holds
+    the owner of each row. `size` scales all images to `size` x `size` pixels.
     """
 
     image_column: str | None
     label_column: str | None
     client_column: str | None
-    test_fraction: float
+    test_fraction: Annotated[float, Interval(ge=0, lt=1)]
     size: Side | None
-
-    def problems(self) -> Problems:
-        yield from super().problems()
-        yield between("test_fraction", self.test_fraction, 0, 1, open_high=True)
 
     def absent(self) -> list[str]:
         _, files = self._found()
@@ -67,7 +62,6 @@ class Parquet(FromPath):
     def load(self) -> LoadedData:
         self.require_present(f"dataset.path={self.path}")
         root, paths = self._found()
-        require_regular(paths)
         splits = [_split_of(file, root, len(paths) == 1) for file in paths]
         files = {split: [f for f, own in zip(paths, splits, strict=True) if own == split] for split in splits}
         sha256, sums = sha256_of_files(root, paths)
@@ -76,15 +70,12 @@ class Parquet(FromPath):
         columns = {"image": self.image_column, "label": self.label_column, "client": self.client_column}
         settings = [columns, self.size, self.test_fraction]
         fingerprint = hashlib.sha256("\n".join([*facts, str(settings)]).encode()).hexdigest()
-        kind = "parquet" if self.client_column is None else "parquet-clients"
-        cache = self.cache_dir / f"{kind}-{fingerprint[:32]}.safetensors"
+        cache = self.cache_dir / f"parquet-{fingerprint[:32]}.safetensors"
         tensors = load_or_build(cache, lambda: self._decode(files))
         channels = tensors["train_x"].shape[1]
         mean, std = self.mean or [0.5] * channels, self.std or [0.5] * channels
-        try:
-            check(*normalisation_problems(mean, std, channels))
-        except ConfigError as error:
-            raise ConfigError(p.within("dataset") for p in error.problems) from error
+        if problems := list(filter(None, normalisation_problems(mean, std, channels))):
+            raise ConfigError(p.within("dataset") for p in problems)
         classes = int(tensors["num_classes"])
         return LoadedData.of(tensors, classes, mean, std, f"parquet {fingerprint}", sha256=sha256)
 
@@ -111,10 +102,8 @@ class Parquet(FromPath):
             return rows, np.arange(train.num_rows), np.arange(train.num_rows, rows.num_rows)
         count = round(self.test_fraction * train.num_rows)
         if not 0 < count < train.num_rows:
-            raise DataError(
-                f"dataset.test_fraction={self.test_fraction}: {self.path} has no test split; set the share of its "
-                f"{train.num_rows} rows to test on, e.g. 0.1"
-            )
+            told = f"{self.path} has no test split; set the share of its {train.num_rows} rows to test on, e.g. 0.1"
+            raise DataError(f"dataset.test_fraction={self.test_fraction}: {told}")
         order = np.random.default_rng(0).permutation(train.num_rows)  # fixed: it belongs to the data set, not to a run
         return train, np.sort(order[count:]), np.sort(order[:count])
 
@@ -122,22 +111,16 @@ class Parquet(FromPath):
 def _split_of(file: Path, root: Path, is_lone: bool) -> str:
     """The split of a file below `root`, from a word in its name ("train-00000-of-00002") or else its folder's.
 
-    A lone file that names no split is training data; one of several raises `DataError`.
+    A lone file that names no split, or several, is training data; one of several files raises `DataError`.
     """
     for name in (file.stem, file.parent.name if root not in (file.parent, file) else ""):
         splits = {SPLITS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in SPLITS}
-        if len(splits) > 1:
-            raise DataError(
-                f"{file}: {name!r} has the words of several splits ({', '.join(sorted(splits))}); rename it"
-            )
-        if splits:
+        if len(splits) == 1:
             return splits.pop()
-    if not is_lone:
-        raise DataError(
-            f"{file}: neither its name nor its folder has one of the words {', '.join(SPLITS)}; rename it, or move it "
-            "away if it is not part of the data set"
-        )
-    return "train"
+    if is_lone:
+        return "train"
+    told = f"its name, or its folder's, must have a word of one split ({', '.join(SPLITS)})"
+    raise DataError(f"{file}: {told}; rename it, or move it away if it is not part of the data set")
 
 
 def _missing_shards(files: Sequence[Path]) -> list[str]:
@@ -215,10 +198,9 @@ def _class_labels(table: "pa.Table", name: str | None) -> tuple[NDArray[np.int64
         known, labels = np.unique(values, return_inverse=True)
         return labels.astype(np.int64), len(known)
     if values.min() < 0 or values.max() >= MAX_CLASSES:
-        raise DataError(
-            f"dataset.label_column={name}: labels are numbers of classes and must lie in 0..{MAX_CLASSES - 1}, found "
-            f"{values.min()}..{values.max()}; number the classes from 0, or store the labels as strings"
-        )
+        found = f"must lie in 0..{MAX_CLASSES - 1}, found {values.min()}..{values.max()}"
+        remedy = "number the classes from 0, or store the labels as strings"
+        raise DataError(f"dataset.label_column={name}: labels are numbers of classes and {found}; {remedy}")
     return values.astype(np.int64), max(int(values.max()) + 1, _num_named_classes(table, name))
 
 
@@ -232,8 +214,8 @@ def _num_named_classes(table: "pa.Table", name: str) -> int:
 
 
 def _owners(table: "pa.Table", name: str, train: NDArray[np.int64], test: NDArray[np.int64]) -> dict[str, Tensor]:
-    """The owners of the training rows, numbered in sorted order, and those of the test rows by the same numbers, -1 for
-    owners of no training row; none of test rows if one of them lacks an owner."""
+    """The owners of the training rows, and those of the test rows by the same numbers, -1 for owners of no training
+    row; none of test rows if one of them lacks an owner."""
     known, codes = np.unique(_values(table.take(train), name, "client_column"), return_inverse=True)
     owners = {"train_owners": torch.as_tensor(codes.astype(np.int64))}
     tested = table.select([name]).take(test)

@@ -15,12 +15,9 @@ from fedsim.core.parameters import Count, Positive, Problems, parameters
 from fedsim.data.base import Dataset, LoadedData, Samples, SampleSource, log_normal_sizes
 from fedsim.data.cache import digest, load_or_generate, parameters_key
 
-MAX_SAMPLES = 100_000_000
-"""In either split, on average: labels and owners take 16 bytes each."""
-MAX_NUMBERS = 2_000_000_000
-"""Features of all samples that are held in memory, or of the test set: 8 GB."""
-MAX_WEIGHTS = 10_000_000
-"""Features times classes: the model that labels an owner's samples."""
+MAX_SAMPLES, MAX_NUMBERS, MAX_WEIGHTS = 100_000_000, 2_000_000_000, 10_000_000
+"""In either split, on average (labels and owners take 16 bytes each); features of all samples that are held in memory,
+or of the test set (8 GB); features times classes, in the model that labels an owner's samples."""
 GENERATOR_VERSION = 1
 """To be increased whenever a change of the code gives other data for the same parameters."""
 BLOCK_NUMBERS = 2**18
@@ -73,10 +70,8 @@ class Synthetic(Dataset):
         source = OwnerSamples(self)
         train = Samples(source if self.hold == "on_demand" else source.everything(), tensors["train_y"])
         test = Samples(tensors["test_x"], tensors["test_y"])
-        owners, test_owners = (np.repeat(np.arange(self.num_owners), n) for n in (self.counts, self.test_counts))
-        return LoadedData(
-            train, test, self.num_classes, None, None, fingerprint, owners=owners, test_owners=test_owners
-        )
+        owners, tested = (np.repeat(np.arange(self.num_owners), n) for n in (self.counts, self.test_counts))
+        return LoadedData(train, test, self.num_classes, None, None, fingerprint, owners, test_owners=tested)
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
@@ -148,20 +143,18 @@ class Synthetic(Dataset):
     def _stream(self, owner: int, purpose: int) -> np.random.Generator:
         """The owner's generator for a purpose: Philox (Salmon et al., 2011) with the key (seed, owner), at the part of
         its sequence that is for the purpose. Any earlier result of this method is reset to it, too."""
-        self._start["state"]["counter"][3] = purpose
-        self._start["state"]["key"][1] = owner
-        self._generator.bit_generator.state = self._start
-        return self._generator
+        generator, start = self._philox
+        start["state"]["counter"][3] = purpose
+        start["state"]["key"][1] = owner
+        generator.bit_generator.state = start
+        return generator
 
     @cached_property
-    def _generator(self) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(key=0))
-
-    @cached_property
-    def _start(self) -> dict[str, Any]:
-        """The state of a generator that has drawn nothing, whose key and counter are changed in place: to make a new
-        one takes ten times as long, with arrays in it twice as long."""
-        return {**np.random.Philox(key=0).state, "state": {"counter": [0, 0, 0, 0], "key": [self.seed, 0]}}
+    def _philox(self) -> tuple[np.random.Generator, dict[str, Any]]:
+        """A generator, and the state of one that has drawn nothing, whose key and counter are changed in place: to make
+        a new one takes ten times as long, with arrays in it twice as long."""
+        state = {**np.random.Philox(key=0).state, "state": {"counter": [0, 0, 0, 0], "key": [self.seed, 0]}}
+        return np.random.Generator(np.random.Philox(key=0)), state
 
 
 def _labels(

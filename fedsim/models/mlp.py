@@ -6,10 +6,10 @@ import math
 from torch import Tensor, nn
 
 from fedsim.core.errors import between, check, rule
-from fedsim.models.shapes import Shape, require_numbers, too_many_parameters
+from fedsim.models.shapes import Chain, Shape, require_numbers, too_many_parameters
 
 
-class MLP(nn.Module):
+class MLP(Chain):
     """Hidden layers of Linear, Dropout, ReLU, in this order as in FedCor's code, and a linear output layer.
 
     Widths 784-64-30-10 have 52,500 parameters, 784-64-10 have 50,890.
@@ -28,9 +28,6 @@ class MLP(nn.Module):
             layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Dropout(dropout), nn.ReLU())
         ]
         self.layers = nn.Sequential(nn.Flatten(), *blocks, nn.Linear(widths[-1], num_classes))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
 
 
 class Logistic(nn.Module):

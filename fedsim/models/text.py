@@ -8,8 +8,7 @@ from fedsim.models.shapes import Shape, require_text, too_many_parameters
 
 
 class TextGRU(nn.Module):
-    """An embedding of `embedding` numbers a token, a gated recurrent unit of `hidden` units, and a linear layer on its
-    last state.
+    """Embeddings of `embedding` numbers a token, a gated recurrent unit of `hidden` units, a linear layer on its state.
 
     The unit is `torch.nn.GRU`'s (Cho et al. 2014) in plain operations, which run for several clients at once.
     """
@@ -43,8 +42,7 @@ class TextGRU(nn.Module):
 
 
 class TextMLP(nn.Module):
-    """An embedding of `embedding` numbers a token, all of them side by side, a hidden layer of `hidden` units with ReLU
-    and a linear layer.
+    """Embeddings of `embedding` numbers a token, side by side, a hidden layer of `hidden` units with ReLU, a last one.
 
     The network of Bengio et al. 2003 ("A neural probabilistic language model", Eq. 1) without its direct connections,
     and with ReLU in place of tanh.
@@ -64,5 +62,4 @@ class TextMLP(nn.Module):
         self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [b, num_classes] of texts [b, length]."""
         return self.layers(self.embedding(tokens).flatten(1))

@@ -22,18 +22,12 @@ class Labelled:
 
 
 class Partition(ABC):
-    """A rule that divides samples among clients by their labels or owners.
-
-    Subclasses take their hyper-parameters keyword-only, with type annotations and without defaults.
-    """
+    """A rule that divides samples among clients by their labels or owners, with keyword-only hyper-parameters."""
 
     @abstractmethod
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> Sequence[Indices]:
-        """`num_clients` disjoint arrays of positions in `data.labels`, one per client: a list, or a
-        `ByClient`, which is faster where clients are many.
-
-        Raises `DataError` if the data cannot be divided in this way, naming the number of samples or owners.
-        """
+        """`num_clients` disjoint arrays of positions in `data.labels`, one per client: a list, or a `ByClient`, which
+        is faster where clients are many. Raises `DataError` if the data cannot be divided in this way."""
 
 
 def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:

@@ -35,11 +35,9 @@ class DirichletClass(Partition):
             smallest = min(map(len, parts))
             if smallest >= self.min_size:
                 return parts
-        raise DataError(
-            f"partition.min_size={self.min_size}: not reached for every client in partition.max_tries={self.max_tries} "
-            f"draws with alpha={self.alpha} (the last one's smallest client has {smallest}); lower min_size or "
-            "num_clients, or raise alpha"
-        )
+        tries = f"not reached for every client in partition.max_tries={self.max_tries} draws with alpha={self.alpha}"
+        told = f"{tries} (the last one's smallest client has {smallest}); lower min_size or num_clients, or raise alpha"
+        raise DataError(f"partition.min_size={self.min_size}: {told}")
 
     def _draw(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         pieces: list[list[Indices]] = [[] for _ in range(num_clients)]
@@ -92,10 +90,8 @@ class DirichletClient(Partition):
 
 
 def _draw_class(probabilities: NDArray[np.float64], remaining: NDArray[np.int64], u: float) -> int:
-    """The class at quantile `u` of `probabilities` [C], restricted to classes with samples remaining.
-
-    Uniform over these classes if all of their probabilities are 0.
-    """
+    """The class at quantile `u` of `probabilities` [C], restricted to classes with samples remaining; uniform over
+    these if all of their probabilities are 0."""
     weights = np.where(remaining > 0, probabilities, 0.0)
     if weights.sum() <= 0:
         weights = (remaining > 0).astype(float)

@@ -33,8 +33,9 @@ class DirichletQP(Partition):
 
     def problems(self) -> Problems:
         if self.solver != "CLARABEL":  # which is a dependency; importing cvxpy is slow
+            serves = solve_sizes(np.eye(2), np.ones(2), self.solver) is not None
             text = "must be an installed cvxpy solver for quadratic programs"
-            yield rule(_minimises_a_square(self.solver), "solver", self.solver, text, "set partition.solver=CLARABEL")
+            yield rule(serves, "solver", self.solver, text, "set partition.solver=CLARABEL")
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         require_samples(len(data.labels), num_clients, 1, "partition=dirichlet_qp")
@@ -46,11 +47,9 @@ class DirichletQP(Partition):
                 return _assign_samples(q * sizes, data, rng)
         if self.fallback == "nnls":
             return _assign_samples(_least_squares_counts(q, b), data, rng)
-        raise DataError(
-            f"partition.alpha={self.alpha}: no sizes use all samples of every class in {self.retries + 1} draws of "
-            f"label mixes for num_clients={num_clients}; raise num_clients (100 rarely fails) or alpha, or set "
-            "partition.fallback=nnls"
-        )
+        told = f"no sizes use all samples of every class in {self.retries + 1} draws for num_clients={num_clients}"
+        remedy = "raise num_clients (100 rarely fails) or alpha, or set partition.fallback=nnls"
+        raise DataError(f"partition.alpha={self.alpha}: {told}; {remedy}")
 
     def _label_mixes(self, b: NDArray[np.float64], num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """The label mixes Q [C, N] with columns of sum 1; the row of a class without samples is zero."""
@@ -64,17 +63,6 @@ class DirichletQP(Partition):
         return q
 
 
-def _minimises_a_square(solver: str) -> bool:
-    import cvxpy as cp
-
-    x = cp.Variable()
-    try:
-        cp.Problem(cp.Minimize(cp.square(x)), [x == 1]).solve(solver=solver)
-    except Exception:  # one that is not there, or without its licence, may fail in any way
-        return False
-    return bool(x.value is not None)
-
-
 def solve_sizes(q: NDArray[np.float64], b: NDArray[np.float64], solver: str) -> NDArray[np.float64] | None:
     """The x >= 0 [N] of least norm with Q x = b, verified; None if the solver finds none."""
     import cvxpy as cp
@@ -84,7 +72,7 @@ def solve_sizes(q: NDArray[np.float64], b: NDArray[np.float64], solver: str) -> 
     program = cp.Problem(cp.Minimize(cp.sum_squares(x)), [q[present] @ x == b[present] / unit])
     try:
         program.solve(solver=solver)
-    except (cp.error.SolverError, ValueError, ArithmeticError):  # some solvers raise errors of their own
+    except Exception:  # a solver that is not there, or has no licence, may fail in any way
         return None
     if program.status != cp.OPTIMAL or x.value is None or not np.isfinite(x.value).all():
         return None

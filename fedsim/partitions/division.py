@@ -1,7 +1,5 @@
-"""The division of the training set between clients, their held-out samples and the server, and its file format.
-
-A division is a function of the config and the seed.
-"""
+"""The division of the training set between clients, their held-out samples and the server: a function of the config and
+the seed; and its file format."""
 
 import hashlib
 import io
@@ -10,11 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
 
-from fedsim.core.errors import DataError, at_least, between, check
+from fedsim.core.errors import DataError
+from fedsim.core.parameters import CountOrZero, parameters
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import ByClient, sizes_of
 from fedsim.partitions.base import Indices, Labelled, Partition, largest_remainder
@@ -23,18 +24,14 @@ COMPRESSION = 1
 """zlib's level for partition.npz: of a million clients, a fifth of the time that the usual 6 takes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@parameters
 class ServerSplit:
     """The samples that the server takes from the training set before the rest is partitioned: a share of it to validate
     on, and a number of public ones, with `public_stratified` in proportion to the classes."""
 
-    validation_fraction: float
-    public_samples: int
+    validation_fraction: Annotated[float, Interval(ge=0, lt=1)]
+    public_samples: CountOrZero
     public_stratified: bool
-
-    def __post_init__(self) -> None:
-        fraction = between("validation_fraction", self.validation_fraction, 0, 1, open_high=True)
-        check(fraction, at_least("public_samples", self.public_samples, 0))
 
 
 @dataclass(frozen=True)
@@ -83,10 +80,8 @@ class Division:
         """Read a file that holds `to_bytes`. Raises `DataError` if it cannot be read or does not match its hash."""
         try:
             with np.load(path, allow_pickle=False) as file:
-                train, holdout = (
-                    ByClient(file["train"], file["sizes"]),
-                    ByClient(file["holdout"], file["holdout_sizes"]),
-                )
+                train = ByClient(file["train"], file["sizes"])
+                holdout = ByClient(file["holdout"], file["holdout_sizes"])
                 division = cls(train, holdout, file["validation"], file["public"], file["histograms"])
                 intact = division.hash == str(file["hash"])
         except Exception as error:  # a damaged archive fails in zipfile, zlib or numpy, each in its own way
@@ -98,20 +93,15 @@ class Division:
 
 
 def divide(
-    data: Labelled,
-    partition: Partition,
-    num_clients: int,
-    streams: Streams,
-    server: ServerSplit,
-    holdout_fraction: float,
+    data: Labelled, partition: Partition, num_clients: int, streams: Streams, server: ServerSplit, holdout_share: float
 ) -> Division:
-    """Take the server's samples, partition the rest, then hold out a share `holdout_fraction` of each client's samples.
+    """Take the server's samples, partition the rest, then hold out a share `holdout_share` of each client's samples.
     Raises `DataError` if there are too few samples."""
     public, validation, rest = _server_samples(data, server, streams.generator(Purpose.SERVER_SPLIT))
     remaining = Labelled(data.labels[rest], data.num_classes, None if data.owners is None else data.owners[rest])
     parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
     own = _checked(parts, num_clients, len(rest), type(partition).__name__)
-    train, holdout = _hold_out(ByClient(rest[own.flat], own.sizes), holdout_fraction, streams)
+    train, holdout = _hold_out(ByClient(rest[own.flat], own.sizes), holdout_share, streams)
     cells = np.repeat(np.arange(num_clients) * data.num_classes, train.sizes)
     cells += data.labels[train.flat]
     counts = np.bincount(cells, minlength=num_clients * data.num_classes)
@@ -122,9 +112,13 @@ def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> By
     """What a partition returned, which may be a user's class. Raises `DataError` unless it is as many arrays of
     different positions as there are clients; empty ones may be of any type."""
     told = f"partition: {name}.split must return {num_clients} arrays of different positions in [0, {num_samples}); it"
-    if not isinstance(parts, Iterable):
-        raise DataError(f"{told} returned a {type(parts).__name__}")
-    own = parts if isinstance(parts, ByClient) else ByClient.of([_whole_numbers(part, told) for part in parts])
+    if not isinstance(parts, ByClient):
+        arrays = [np.asarray(part) for part in parts] if isinstance(parts, Iterable) else [np.asarray(parts)]
+        for one in arrays:
+            if one.ndim != 1 or (len(one) and not np.issubdtype(one.dtype, np.integer)):
+                raise DataError(f"{told} returned one of {one.dtype} with the shape {one.shape}")
+        parts = [one.astype(np.int64, copy=False) for one in arrays]
+    own = ByClient.of(parts)
     found = np.zeros(num_samples, np.bool_)
     found[own.flat[(own.flat >= 0) & (own.flat < num_samples)]] = True
     num_different = int(np.count_nonzero(found))
@@ -134,27 +128,15 @@ def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> By
     return own
 
 
-def _whole_numbers(part: object, told: str) -> Indices:
-    found = np.asarray(part)
-    if found.ndim != 1 or (len(found) and not np.issubdtype(found.dtype, np.integer)):
-        raise DataError(f"{told} returned one of {found.dtype} with the shape {found.shape}")
-    return found.astype(np.int64, copy=False)
-
-
 def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generator) -> tuple[Indices, Indices, Indices]:
-    """Positions of the public set (in random order), the validation set and the rest (ascending).
-
-    The validation set is stratified, so that classes of equal size remain of equal size, and does not depend on the
-    size of the public set.
-    """
+    """Positions of the public set (in random order), the validation set and the rest (ascending). The validation set is
+    stratified and does not depend on the size of the public set."""
     num = len(data.labels)
     num_validation = round(server.validation_fraction * num)
     if num_validation + server.public_samples >= num:
-        raise DataError(
-            f"server.validation_fraction={server.validation_fraction}, server.public_samples={server.public_samples}: "
-            f"take {num_validation} and {server.public_samples} of {num} training samples and leave none for the "
-            "clients; lower one of them"
-        )
+        keys = f"server.validation_fraction={server.validation_fraction}, server.public_samples={server.public_samples}"
+        taken = f"take {num_validation} and {server.public_samples} of {num} training samples and leave none"
+        raise DataError(f"{keys}: {taken} for the clients; lower one of them")
     order = rng.permutation(num)
     validation = _stratified(data, order, num_validation)
     free = np.ones(num, np.bool_)

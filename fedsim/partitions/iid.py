@@ -47,10 +47,7 @@ class QuantitySkew(Partition):
 @parameters
 class Natural(Partition):
     """Clients are `num_clients` random owners, in ascending order, among those with at least `min_samples` samples.
-
-    `cap` limits the number of samples per client (None: no limit); `keep` says which are kept, the `first` in the data
-    set (GPFL's Fig. 7: the first 10) or `random` ones.
-    """
+    `cap` limits the samples per client to the first in the data set (GPFL's Fig. 7: 10) or to random ones (`keep`)."""
 
     min_samples: Count
     cap: Count | None
@@ -58,20 +55,16 @@ class Natural(Partition):
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> ByClient:
         if data.owners is None:
-            raise DataError(
-                "partition=natural: this data set does not say whose samples are whose; use dataset=femnist, "
-                "dataset=synthetic, dataset=text_generated, or dataset=parquet with dataset.client_column"
-            )
+            remedy = "use one with owners, such as dataset=femnist, or dataset=parquet with dataset.client_column"
+            raise DataError(f"partition=natural: this data set does not say whose samples are whose; {remedy}")
         order = np.argsort(data.owners, kind="stable")
         ordered = data.owners[order]
         starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
         owners, counts = ordered[starts], np.diff(starts, append=len(order))
         eligible = owners[counts >= self.min_samples]
         if len(eligible) < num_clients:
-            raise DataError(
-                f"num_clients={num_clients}: only {len(eligible)} of {len(owners)} owners have "
-                f"partition.min_samples={self.min_samples} training samples; lower one of the two"
-            )
+            found = f"only {len(eligible)} of {len(owners)} owners have partition.min_samples={self.min_samples}"
+            raise DataError(f"num_clients={num_clients}: {found} training samples; lower one of the two")
         chosen = np.sort(rng.choice(eligible, num_clients, replace=False))
         owned = ByClient(order, counts).rows(np.searchsorted(owners, chosen))
         if self.keep == "first":

@@ -42,10 +42,10 @@ class Shards(Partition):
     def _pure_shards(self, classes: list[Indices], num_shards: int) -> list[Indices]:
         present = [c for c in classes if len(c)]
         if num_shards < len(present):
-            raise DataError(
-                f"partition.pure=true: {num_shards} shards (num_clients * shards_per_client) cannot hold "
-                f"{len(present)} classes one by one; raise either, or set partition.pure=false"
+            told = (
+                f"{num_shards} shards (num_clients * shards_per_client) cannot hold {len(present)} classes one by one"
             )
+            raise DataError(f"partition.pure=true: {told}; raise either, or set partition.pure=false")
         counts = _shards_per_class(np.array([len(c) for c in present], dtype=np.float64), num_shards)
         return [shard for c, k in zip(present, counts, strict=True) for shard in self._cut_shards([c], int(k))]
 

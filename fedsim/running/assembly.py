@@ -114,7 +114,7 @@ def _load(plan: Plan, device: torch.device) -> PreparedData:
         raise DataError(f"{type(dataset).__name__}.load must return a {expected}, not {type(data).__name__}")
     shape, source = data.input_shape, {"fingerprint": data.fingerprint, "sha256": data.sha256}
     model_class = resolve(plan.config["model"], nn.Module, "model")
-    if hasattr(model_class, "extractor") or not isinstance(model_class, type):  # what a function returns: see there
+    if hasattr(model_class, "load_backbone") or not isinstance(model_class, type):  # what a function returns: see there
         model = build_model(plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed))
         if isinstance(model, TrainsOnFeatures):
             data = extract(data, model, plan.data_dir, plan.cache_dir, device)

@@ -19,14 +19,7 @@ from fedsim.core.types import Selection
 from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division
 from fedsim.results.files import CLIENTS, read_metrics, read_summary
-from fedsim.rounds.client_accuracy import (
-    ByLabels,
-    ClientAccuracy,
-    OnOwnSamples,
-    Samples,
-    aggregates,
-    client_accuracy,
-)
+from fedsim.rounds.client_accuracy import ByLabels, ClientAccuracy, OnOwnSamples, Samples, aggregates, client_accuracy
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build, prepare
 from fedsim.selectors.base import Selector

@@ -12,7 +12,6 @@ from fedsim.config.build import instantiate
 from fedsim.core.types import Params
 from fedsim.selectors.fedcor import FedCor
 from fedsim.selectors.gaussian_process import (
-    Dense,
     DenseProcess,
     Kernel,
     LowRank,
@@ -80,7 +79,7 @@ def test_low_rank_selection_equals_the_dense_one(q: int, n: int, count: int, see
     factor, shares, discounts = random.standard_normal((q, n)), random.random(n), random.random(n)
     sigma = factor.T @ factor + 0.3**2 * np.eye(n)
     expected, _ = dense_falls(sigma, shares, discounts, min(count, n))
-    for covariance in (LowRank(factor, 0.3), Dense(sigma)):
+    for covariance in (LowRank(factor, 0.3), sigma):
         assert greedy_selection(covariance, shares, discounts, min(count, n), rng()).tolist() == sorted(expected)
 
 
@@ -148,7 +147,7 @@ def test_a_fit_that_breaks_keeps_what_it_had_and_selection_goes_on_at_random() -
     for process in (make_process("linear", "mml", 0.2, 1.0, 0.01), make_process("se", "loo", 0.2, 1.0, 0.01)):
         fitted = process.fit(parameters, residuals, weights, 5)
         assert (fitted["embedding"] == parameters["embedding"]).all()
-    broken = Dense(np.full((5, 5), np.nan))
+    broken = np.full((5, 5), np.nan)
     picks = {tuple(greedy_selection(broken, np.ones(5), np.ones(5), 2, np.random.default_rng(s))) for s in range(50)}
     assert len(picks) > 5
 

@@ -16,7 +16,7 @@ from fedsim.rounds.availability import Availability
 from fedsim.rounds.loop import Simulation
 from fedsim.selectors import fedcor as module
 from fedsim.selectors.fedcor import FedCor
-from fedsim.selectors.gaussian_process import Dense, LowRank, greedy_selection, make_process
+from fedsim.selectors.gaussian_process import LowRank, greedy_selection, make_process
 from tests.test_fedcor import fedcor
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params
 
@@ -124,7 +124,7 @@ def test_a_noise_that_is_lost_in_rounding_still_gives_a_selection(noise: float) 
     """After q picks nothing but the noise is left, which may come out as a variance <= 0."""
     for seed in range(20):
         factor = np.random.default_rng(seed).standard_normal((3, 20))
-        for covariance in (LowRank(factor, noise), Dense(factor.T @ factor + noise**2 * np.eye(20))):
+        for covariance in (LowRank(factor, noise), factor.T @ factor + noise**2 * np.eye(20)):
             picked = greedy_selection(covariance, np.ones(20), np.ones(20), 10, np.random.default_rng(seed))
             assert len(set(picked)) == 10
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from fedsim.clients.compression import Identity, Int8, TopK
 from fedsim.clients.ledger import Ledger
 from fedsim.core.errors import ConfigError
+from fedsim.selectors import base
 from fedsim.selectors import pncs as pncs_module
-from fedsim.selectors import tools as all_pairs
 from fedsim.selectors.pncs import NORM_ORDERS, PNCS
 from fedsim.selectors.similarity import PowerSimilarity, similarities
-from fedsim.selectors.tools import least_similar_subset, moved_to_front
+from fedsim.selectors.tools import least_similar_subset
 from tests.toys import ToyEngine, picked, toy_clients, toy_population
 
 
@@ -121,12 +121,6 @@ def test_of_several_lowest_pairs_each_is_begun_with() -> None:
         similarity[i, j] = similarity[j, i] = -1.0
     drawn = (least_similar_subset(similarity.copy(), 2, "greedy", 0, np.random.default_rng(s)) for s in range(40))
     assert {tuple(sorted(pair.tolist())) for pair in drawn} == {(0, 3), (1, 4), (1, 2)}
-
-
-def test_what_may_be_selected_is_moved_to_the_front_of_its_table() -> None:
-    similarity, rows = np.random.default_rng(0).random((9, 9)), np.array([0, 2, 3, 7])
-    wanted = similarity[np.ix_(rows, rows)]
-    assert np.array_equal(moved_to_front(similarity, rows), wanted)
 
 
 def pncs(n: int, k: int, **more: Any) -> PNCS:
@@ -270,7 +264,7 @@ def test_what_cannot_be_combined_or_held_is_refused() -> None:
 
 
 def test_similarities_that_need_more_tables_are_refused_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_pairs, "MAX_BYTES", 16 * 5**2)
+    monkeypatch.setattr(base, "MAX_BYTES", 16 * 5**2)
     for similarity in ("signed_power", "even_power"):
         pncs(5, 2, p=4.0, similarity=similarity)
     for similarity in ("polar", "dot_over_norms", "semi"):

@@ -127,7 +127,7 @@ def test_columns_of_fedscale_and_rows_drawn_at_random(tmp_path: Path) -> None:
 
 
 def test_a_client_without_a_row_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)has no row for client 2, 3; .* system\.devices\.assign=random"):
+    with pytest.raises(ConfigError, match=r"(?s)has no row for client 2; .* system\.devices\.assign=random"):
         draw(Trace(path=table(tmp_path, OURS), assign="id"), 4)
 
 
@@ -140,18 +140,14 @@ def test_a_client_without_a_row_is_named(tmp_path: Path) -> None:
         ("computation,communication,active\n1,2,0\n", "lacks the column inactive, finish_time"),
         ("computation,computation,communication\n1,1,2\n", "has a column twice"),
         ("computation,communication\n1,2\n12,5,8000\n", "line 3: has more cells than the header, 2"),
-        (
-            "computation,communication\n1,2\nfast,3\n4\n",
-            "line 3: computation='fast' must be a finite number > 0; line",
-        ),
-        ("computation,communication\n0,2\n1,-3\n", "line 2: computation='0' must be a finite number > 0; line 3: co"),
-        ("computation,communication\ninf,2\nnan,2\n", "line 2: computation='inf' must be a finite number > 0; line 3"),
+        ("computation,communication\n1,2\nfast,3\n4\n", "line 3: computation='fast' must be a finite number > 0"),
+        ("computation,communication\n0,2\n1,-3\n", "line 2: computation='0' must be a finite number > 0"),
+        ("computation,communication\ninf,2\nnan,2\n", "line 2: computation='inf' must be a finite number > 0"),
         ("client_id,computation,communication\n1,1,1\n1,2,2\n", "line 3: client_id=1 is that of line 2, too"),
         ("client_id,computation,communication\na,1,1\n", "client_id='a' must be an integer >= 0"),
         ("computation,communication,active,inactive,finish_time\n1,1,0;5,4,9\n", "active has 2 numbers and inactive 1"),
         ("computation,communication,active,inactive,finish_time\n1,1,0;5,6;9,9\n", "must rise strictly"),
         ("computation,communication,active,inactive,finish_time\n1,1,0,10,9\n", "[0, finish_time=9]"),
-        ("computation,communication\n" + "x,1\n" * 8, "(and 3 more lines)"),
     ],
 )
 def test_a_bad_table_is_refused_with_line_and_column(tmp_path: Path, text: str, reason: str) -> None:
@@ -185,10 +181,7 @@ def test_without_a_clock_configs_and_hashes_are_those_from_before_it() -> None:
         ("system=lognormal system.devices.up_kbps_sigma=-1", r"up_kbps_sigma=-1.0: must lie in \[0, 10\]"),
         ("system=trace", r"system\.devices\.path='': must be the path of a CSV file"),
         ("system=trace system.devices.path=nothing.csv", r"system\.devices\.path=.*cannot be read"),
-        (
-            "system=trace system.devices.path=FEDSCALE system.devices.assign=id",
-            "has no column client_id",
-        ),
+        ("system=trace system.devices.path=FEDSCALE system.devices.assign=id", "has no column client_id"),
         ("selector=fedcs", r"system='none': must be a simulated clock for FedCS\n.*system=lognormal"),
         ("selector=tifl", r"system='none': must be a simulated clock for TiFL"),
         ("system.deadline=3", r"system\.deadline: is not a known key\n    it is a key of system=lognormal"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedsim.selectors.delta import Delta, redistribute_mass
-from tests.toys import toy_clients, toy_cohort, toy_population
+from tests.toys import selection_of, toy_cohort, toy_population
 
 SERVER: Any = None
 
@@ -13,15 +13,12 @@ def delta(sizes: list[int], k: int, diversity: float = 1.0, variance: float = 0.
     return Delta(toy_population(sizes, k), diversity=diversity, variance=variance)
 
 
-def test_only_those_that_took_part_share_their_mass_anew() -> None:
+def test_only_those_that_took_part_share_their_mass_anew_and_where_scores_give_none_it_stays() -> None:
     selector = delta([1] * 4, 2)
     selector._ids, selector._spreads = np.array([0, 1, 2]), np.zeros(3)
     selector.observe(1, toy_cohort([0, 1, 2], [1, 1, 1], [[3, 0], [0, 0], [0, 0]]), SERVER)
     # mean gradient -(1, 0): distances 2, 1, 1
     assert selector.probabilities == pytest.approx([0.75 * 0.5, 0.75 * 0.25, 0.75 * 0.25, 0.25])
-
-
-def test_masses_stay_where_scores_give_none() -> None:
     mass = np.array([0.2, 0.3])
     for scores in ([0.0, 1.0], [np.nan, 1.0]):
         assert redistribute_mass(mass, np.array(scores)) is mass
@@ -32,8 +29,7 @@ def test_draws_are_unbiased() -> None:
     selector = delta(sizes, 2)
     selector.probabilities = np.array([0.4, 0.3, 0.2, 0.1])
     for s in range(4000):
-        clients = toy_clients(sizes, selector.needs)
-        selection = selector.select(1, clients, np.random.default_rng(s))
+        selection = selection_of(selector, seed=s)
         assert selection.weights is not None
         total[selection.ids] += selection.weights
     assert total / 4000 == pytest.approx(np.array(sizes) / 10, rel=0.08)
@@ -56,6 +52,5 @@ def test_weights_are_draws_times_p_over_k_times_chance() -> None:
     sizes = [1, 3]
     selector = delta(sizes, 4)
     selector.probabilities = np.array([0.5, 0.5])
-    selection = selector.select(1, toy_clients(sizes, selector.needs), np.random.default_rng(0))
     draws = np.random.default_rng(0).multinomial(4, [0.5, 0.5])
-    assert selection.weights == pytest.approx(draws * [0.25, 0.75] / (4 * 0.5))
+    assert selection_of(selector).weights == pytest.approx(draws * [0.25, 0.75] / (4 * 0.5))

@@ -9,7 +9,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.types import Cohort
 from fedsim.selectors.base import softmax
 from fedsim.selectors.hics import HiCS, class_updates, entropy, output_layer
-from tests.toys import toy_clients, toy_population
+from tests.toys import selection_of, toy_population
 
 SERVER: Any = None
 
@@ -32,12 +32,22 @@ def cohort(biases: list[list[float]]) -> Cohort:
     return Cohort(np.arange(num), ones.astype(np.int64), start, delta, ones, ones, ones.astype(np.int64), list(delta))
 
 
-def test_entropies_by_hand() -> None:
+def test_entropies_by_hand_and_of_a_first_update_for_good_if_so_wished() -> None:
     assert entropy(softmax(np.zeros(10))) == pytest.approx(np.log(10))
     assert entropy(np.array([1.0, 0.0])) == 0
     selector = hics(2)
     selector.observe(1, cohort([[0.001, 0.001], [0.1, -0.1]]), SERVER)
     assert selector.entropy == pytest.approx([np.log(2), 0], abs=1e-9)
+    for kept, expected in (("latest", 0.0), ("first", np.log(2))):
+        selector = hics(2, 1, kept_update=kept)
+        selector.observe(1, cohort([[0.001, 0.001]]), SERVER)
+        before = selector.state_dict()["updates"]
+        selector.observe(2, cohort([[0.1, -0.1], [0.2, 0.1]]), SERVER)
+        assert selector.entropy[0] == pytest.approx(expected, abs=1e-9)
+        assert selector.updates is not None
+        assert torch.equal(selector.updates[0], before[0]) == (kept == "first")
+        assert selector.seen.all()
+        assert selector.updates[1].any()
 
 
 def test_the_output_layer_and_both_sources() -> None:
@@ -49,11 +59,6 @@ def test_the_output_layer_and_both_sources() -> None:
         class_updates(both, ["out.weight"], "bias")
 
 
-def share_of_the_balanced(selector: HiCS, t: int, num: int = 2000) -> float:
-    """How often client 5 is drawn first in round t."""
-    return sum(5 in selector._draw_clients(np.arange(6), 1, t, np.random.default_rng(s)) for s in range(num)) / num
-
-
 @pytest.mark.parametrize(("gamma", "t", "expected"), [(0.0, 2, 0.0), (4.0, 1, 4.0), (4.0, 2, 2.0)])
 def test_balanced_clusters_come_first_by_gamma_which_falls_but_is_still_there_in_the_last_round(
     gamma: float, t: int, expected: float
@@ -62,7 +67,8 @@ def test_balanced_clusters_come_first_by_gamma_which_falls_but_is_still_there_in
     selector = hics(6, 2, num_rounds=2, temperature=0.1, gamma=gamma)
     selector.observe(1, cohort([[1, -1]] * 5 + [[0, 0]]), SERVER)
     gap = np.log(2) - selector.entropy[0]
-    assert share_of_the_balanced(selector, t) == pytest.approx(1 / (1 + np.exp(-expected * gap)), abs=0.03)
+    drawn = [5 in selector._draw_clients(np.arange(6), 1, t, np.random.default_rng(s)) for s in range(2000)]
+    assert np.mean(drawn) == pytest.approx(1 / (1 + np.exp(-expected * gap)), abs=0.03)
 
 
 def test_picks_are_different_clients_and_begin_with_the_most_balanced_whatever_the_preference() -> None:
@@ -76,12 +82,11 @@ def test_picks_are_different_clients_and_begin_with_the_most_balanced_whatever_t
             assert picks[0] == 5 or gamma == 4.0
 
 
-@pytest.mark.parametrize(("num_clusters", "expected"), [(None, 2), (1, 1), (3, 3)])
-def test_clusters_may_be_more_or_fewer_than_k(num_clusters: int | None, expected: int) -> None:
-    selector = hics(6, 2, num_clusters=num_clusters)
-    selector.observe(1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER)
-    assert len(set(selector._clusters(np.arange(6)))) == expected
-    assert len(set(selector._draw_clients(np.arange(6), 2, 1, np.random.default_rng(0)))) == 2
+def test_clusters_may_be_more_or_fewer_than_k() -> None:
+    for num_clusters, expected in ((None, 2), (1, 1), (3, 3)):
+        selector = hics(6, 2, num_clusters=num_clusters)
+        selector.observe(1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER)
+        assert len(set(selector._clusters(np.arange(6)))) == expected
 
 
 @pytest.mark.filterwarnings("ignore:The symmetric non-negative hollow observation matrix")
@@ -95,14 +100,10 @@ def test_ward_on_rows_builds_another_tree() -> None:
         labels = selector._clusters(np.arange(6))
         clusters[ward_on] = {tuple(np.flatnonzero(labels == c)) for c in set(labels)}
     assert clusters["distances"] != clusters["rows"]
-    assert clusters["rows"] == by_rows([0, 6, 10, 13, 20, 21], 3)
-
-
-def by_rows(points: list[int], count: int) -> set[tuple[int, ...]]:
-    """Clusters as scikit-learn, which the published code uses, makes them of the table of distances."""
-    table = np.abs(np.array(points)[:, None] - np.array(points)[None]).astype(float)
-    labels = AgglomerativeClustering(count, linkage="ward").fit_predict(table)
-    return {tuple(np.flatnonzero(labels == c)) for c in range(count)}
+    points = np.array([0, 6, 10, 13, 20, 21])
+    table = np.abs(points[:, None] - points[None]).astype(float)
+    labels = AgglomerativeClustering(3, linkage="ward").fit_predict(table)  # which the published code uses
+    assert clusters["rows"] == {tuple(np.flatnonzero(labels == c)) for c in range(3)}
 
 
 @pytest.mark.parametrize(
@@ -116,22 +117,8 @@ def test_the_fallback_draws_one_client_from_each_half(fallback: str, variance: f
     assert selector.entropy.var() == pytest.approx(0.12, abs=0.001)
     assert selector.adaptive == (fallback != "never")
     for s in range(20):
-        selection = selector.select(2, toy_clients([1] * 6, frozenset()), np.random.default_rng(s))
+        selection = selection_of(selector, 2, s)
         balanced = int((selection.ids >= 3).sum())
         assert balanced == (1 if falls else 2)
         assert (selection.weights is None) != falls
         assert selection.weights is None or selection.weights.tolist() == [0.5, 0.5]
-
-
-def test_a_first_update_is_kept_for_good_if_so_wished() -> None:
-    for kept, expected in (("latest", 0.0), ("first", np.log(2))):
-        selector = hics(2, 1, kept_update=kept)
-        selector.observe(1, cohort([[0.001, 0.001]]), SERVER)
-        before = None if selector.updates is None else selector.updates.clone()
-        selector.observe(2, cohort([[0.1, -0.1], [0.2, 0.1]]), SERVER)
-        assert selector.entropy[0] == pytest.approx(expected, abs=1e-9)
-        assert selector.updates is not None
-        assert before is not None
-        assert torch.equal(selector.updates[0], before[0]) == (kept == "first")
-        assert selector.seen.all()
-        assert selector.updates[1].any()

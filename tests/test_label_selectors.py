@@ -34,21 +34,12 @@ def test_qcid_by_hand() -> None:
 
 def test_fedcbs_draws_on_where_one_already_picked_would_balance_the_pool() -> None:
     """After 102 picks only class 0 is left; one more of class 1 or 2 would be better by a factor beyond e^709."""
-    labels = [[0]] * 40 + [[1]] * 34 + [[2]] * 33
     selector = FedCBS(toy_population([1] * 107, 105), exploration=10.0)
-    assert len(chosen_of(selector, labels, 1, 0)) == 105
+    assert len(chosen_of(selector, [[0]] * 40 + [[1]] * 34 + [[2]] * 33)) == 105
 
 
-def test_entropy_by_hand_and_greedy_completion() -> None:
+def test_entropy_by_hand_and_rotation_by_the_queue() -> None:
     assert entropies(np.array([[1.0, 1], [3, 0]])) == pytest.approx([np.log(2), 0])
-    labels = [[0, 0, 1], [2, 2, 2], [0, 1, 1], [0, 0, 0]]
-    selector = EntropyGreedy(toy_population([3] * 4, 2), queue_length=0)
-    ids = chosen_of(selector, labels, 1, 0)
-    assert 1 in ids
-    assert ids != [1, 3]
-
-
-def test_entropy_greedy_rotates_by_its_queue() -> None:
     labels = [[0, 1, 2]] * 6
     selector, picked = EntropyGreedy(toy_population([3] * 6, 2), queue_length=4), []
     for t in range(6):
@@ -61,11 +52,8 @@ def test_entropy_greedy_rotates_by_its_queue() -> None:
     assert selector.queue[0] in first
 
 
-def test_what_clients_give_away_is_said_before_the_run() -> None:
+def test_counts_are_asked_for_once_without_a_model_and_this_is_said_before_the_run() -> None:
     assert "how many samples of each class" in str(FedCBS(toy_population([2] * 3, 1), exploration=1.0).warning)
-
-
-def test_counts_are_asked_for_once_without_a_model() -> None:
     labels, counts, ledger = [[0, 0, 2], [1, 1, 1], [2, 0, 0]], np.empty((3, 0), np.int64), Ledger()
     counts = collect_label_counts(counts, door_of(labels, available=[0, 2], ledger=ledger))
     assert counts.tolist() == [[2, 0, 1], [-1, -1, -1], [2, 0, 1]]
@@ -76,7 +64,7 @@ def test_counts_are_asked_for_once_without_a_model() -> None:
 
 
 class Watched:
-    """A generator that always takes the likeliest, and keeps what it was asked to draw from."""
+    """A generator that takes the likeliest, and keeps what it was asked to draw from."""
 
     def __init__(self) -> None:
         self.chances: list[np.ndarray] = []

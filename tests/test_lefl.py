@@ -8,7 +8,7 @@ from fedsim.clients.ledger import Ledger
 from fedsim.selectors import lefl as lefl_module
 from fedsim.selectors.lefl import LEFL
 from fedsim.selectors.tools import ward_linkage
-from tests.toys import picked, toy_clients, toy_population
+from tests.toys import picked, selection_of, toy_population
 
 
 def lefl(sizes: list[int], k: int, weights: Any = "aggregator") -> LEFL:
@@ -27,7 +27,7 @@ def test_one_client_of_each_stratum_whose_data_may_weigh() -> None:
     assert len(picked(lefl(sizes, 3), 2, available=[0, 3, 6, 1])) == 3
     for weights, given in (("aggregator", False), ("strata", True)):
         selector = lefl(sizes, 3, weights)
-        selection = selector.select(2, toy_clients(sizes, selector.needs), np.random.default_rng(0))
+        selection = selection_of(selector, 2)
         expected = pytest.approx([(1 + i % 3) / 6 for i in selection.ids])
         assert selection.weights == (expected if given else None)
 

@@ -9,7 +9,7 @@ from fedsim.clients.ledger import Ledger
 from fedsim.selectors import optimal_sampling
 from fedsim.selectors.optimal_sampling import OptimalSampling, aggregated_probabilities, exact_probabilities
 from tests.clocks import fixed_clock
-from tests.toys import picked, toy_clients, toy_population
+from tests.toys import picked, selection_of, toy_population
 
 
 @pytest.mark.parametrize(
@@ -18,19 +18,12 @@ from tests.toys import picked, toy_clients, toy_population
         ((1, 2, 3, 4), 2, (0.2, 0.4, 0.6, 0.8)),
         ((1, 1, 1, 7), 2, (1 / 3, 1 / 3, 1 / 3, 1)),
         ((2, 2, 2), 1, (1 / 3,) * 3),
+        ([0.1] * 100 + [0.2] * 1000, 1050, [0.5] * 100 + [1.0] * 1000),  # whose border falls among equal ones
     ],
 )
-def test_probabilities_by_hand(u: tuple[float, ...], m: int, expected: tuple[float, ...]) -> None:
+def test_probabilities_by_hand(u: Any, m: int, expected: Any) -> None:
     assert exact_probabilities(np.array(u, float), m) == pytest.approx(expected)
     assert aggregated_probabilities(np.array(u, float), m, 4)[0] == pytest.approx(expected)
-
-
-def test_equal_scores_at_the_border_are_all_below_it_or_all_above() -> None:
-    """100 clients of score .1 and 1,000 of .2, of which 1,050 are to upload: half of those, and all of these. Sums of
-    many tenths are not exact, so that the border can fall among the equal ones."""
-    u = np.array([0.1] * 100 + [0.2] * 1000)
-    for chances in (exact_probabilities(u, 1050), aggregated_probabilities(u, 1050, 4)[0]):
-        assert chances == pytest.approx([0.5] * 100 + [1.0] * 1000)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +88,7 @@ def test_weights_make_the_average_unbiased() -> None:
     selector = OptimalSampling(toy_population(sizes, m), probabilities="exact", iterations=4)
     total, uploads = np.zeros(4), []
     for s in range(4000):
-        clients = toy_clients(sizes, selector.needs)
-        selection = selector.select(1, clients, np.random.default_rng(s))
+        selection = selection_of(selector, seed=s)
         assert selection.weights is not None
         total[selection.ids] += selection.weights
         uploads.append(len(selection.ids))
@@ -108,12 +100,10 @@ def test_weights_make_the_average_unbiased() -> None:
 
 def test_chances_grow_with_the_share_of_data_times_the_norm_of_the_update() -> None:
     """Updates of clients 1 and 2 are as 1 to 2, their shares 1/4 and 3/4: chances 1/7 and 6/7, weights p / chance."""
-    sizes = [1, 1, 3]
-    selector = OptimalSampling(toy_population(sizes, 1), probabilities="exact", iterations=1)
+    selector = OptimalSampling(toy_population([1, 1, 3], 1), probabilities="exact", iterations=1)
     found: dict[int, set[float]] = {1: set(), 2: set()}
     for seed in range(40):
-        clients = toy_clients(sizes, selector.needs, available=[1, 2])
-        selection = selector.select(1, clients, np.random.default_rng(seed))
+        selection = selection_of(selector, seed=seed, available=[1, 2])
         assert selection.weights is not None
         for client, weight in zip(selection.ids, selection.weights, strict=True):
             found[int(client)].add(round(float(weight), 6))

@@ -14,7 +14,7 @@ from fedsim.clients.ledger import Clock, Ledger
 from fedsim.clients.server import LabelledSamples, ServerData
 from fedsim.clients.system import RoundClock, SimulatedClock
 from fedsim.core.rng import Streams
-from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
@@ -170,11 +170,23 @@ def toy_clients(
     return Clients(engine or ToyEngine(sizes), context, toy_params() if params is None else params)
 
 
+def selection_of(selector: Selector, round: int = 1, seed: int = 0, **more: Any) -> Selection:
+    """What it selects; `more` is for `toy_clients`."""
+    clients = toy_clients(selector.population.sizes.tolist(), selector.needs, round=round, **more)
+    return selector.select(round, clients, np.random.default_rng(seed))
+
+
 def picked(selector: Selector, round: int = 1, seed: int = 0, **more: Any) -> list[int]:
-    """The clients that it selects; `more` is for `toy_clients`."""
-    population = selector.population
-    clients = toy_clients(population.sizes.tolist(), selector.needs, round=round, **more)
-    return selector.select(round, clients, np.random.default_rng(seed)).ids.tolist()
+    """The clients that it selects."""
+    return selection_of(selector, round, seed, **more).ids.tolist()
+
+
+def chances(selector: Selector, num: int = 2000, round: int = 1, **more: Any) -> NDArray[np.float64]:
+    """How often it selects each client over `num` seeds, as a share [N]."""
+    counts = np.zeros(selector.population.num_clients)
+    for seed in range(num):
+        counts[picked(selector, round, seed, **more)] += 1
+    return counts / num
 
 
 def toy_cohort(ids: Sequence[int], sizes: Sequence[int], delta: Sequence[Sequence[float]], **more: Any) -> Cohort:

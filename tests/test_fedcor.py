@@ -136,8 +136,8 @@ def test_the_low_rank_form_is_taken_where_it_is_exact_and_agrees_with_the_dense_
         dense = DenseProcess(0.2, 0.01, kernel=kernel, length=1.0, objective="mml")
         assert not isinstance(low, DenseProcess)
         fitted, expected = (p.fit(parameters, residuals, weights, 20) for p in (low, dense))
-        for name in parameters:
-            np.testing.assert_allclose(fitted[name], expected[name], rtol=1e-7)
+        np.testing.assert_allclose(fitted["embedding"], expected["embedding"], rtol=1e-7)
+        np.testing.assert_allclose(fitted["amplitude"], expected["amplitude"], rtol=1e-7)
         np.testing.assert_allclose(low.covariance(fitted).diagonal(), dense.covariance(fitted).diagonal(), rtol=1e-7)
 
 
@@ -152,16 +152,9 @@ def test_a_fit_that_breaks_keeps_what_it_had_and_selection_goes_on_at_random() -
     assert len(picks) > 5
 
 
-def test_a_singular_covariance_gets_jitter() -> None:
-    process = DenseProcess(1e-12, 0.01, kernel="linear", length=1.0, objective="mml")
-    gradient = process.gradient({"embedding": np.ones((1, 4)), "amplitude": np.ones(())}, np.ones((1, 4)), np.ones(1))
-    assert np.isfinite(gradient["embedding"]).all()
-
-
 def test_fitting_equals_torchs_adam() -> None:
     random = np.random.default_rng(2)
-    residuals = random.standard_normal((200, 6))
-    x = random.standard_normal((4, 6)) / 2
+    residuals, x = random.standard_normal((200, 6)), random.standard_normal((4, 6)) / 2
     process = Process(0.1, 0.01, kernel="linear")
     fitted = process.fit({"embedding": x}, residuals, np.ones(200), 300)["embedding"]
     leaf = torch.tensor(x, requires_grad=True)

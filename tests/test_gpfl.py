@@ -15,7 +15,16 @@ from fedsim.core.types import Cohort, Evaluation, Ids, Params
 from fedsim.rounds.loop import Simulation
 from fedsim.selectors.gpfl import GPFL, Decreasing, Exploration, Fixed, Linear, Triangular, projections
 from fedsim.selectors.gpfl_official import GPFLOfficial, reward_sign
-from tests.toys import ToyEngine, picked, toy_clients, toy_cohort, toy_components, toy_params, toy_population
+from tests.toys import (
+    ToyEngine,
+    picked,
+    selection_of,
+    toy_clients,
+    toy_cohort,
+    toy_components,
+    toy_params,
+    toy_population,
+)
 
 DELTA = {"w": torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0]])}
 G = {"w": torch.tensor([4 / 3, 2 / 3])}
@@ -53,13 +62,6 @@ def test_several_tensors_are_one_vector_or_averaged_and_zero_directions_give_zer
     assert not projections(delta, {n: torch.zeros_like(d) for n, d in g.items()}, "projection", False).any()
 
 
-def test_the_bonus_by_hand() -> None:
-    """alpha = .2, sum of pulls = 100: n_i = 1, 4, 9 -> .60697, .30349, .20232."""
-    selector = gpfl(4)
-    selector.pulls = np.array([1.0, 4.0, 9.0, 86.0])
-    assert selector.gpcb(2)[:3] == pytest.approx([0.60697, 0.30349, 0.20232], abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("switches", "after", "factor"),
     [
@@ -70,19 +72,17 @@ def test_the_bonus_by_hand() -> None:
         ({"tie_sign": "literal"}, (0.5, 0.7), np.exp(-0.3)),
     ],
 )
-def test_the_reward_factor_by_hand(switches: dict[str, Any], after: tuple[float, float], factor: float) -> None:
+def test_rewards_by_hand(switches: dict[str, Any], after: tuple[float, float], factor: float) -> None:
+    """Softmax shares of all, times the factor for the selected; and the bonus."""
     selector = gpfl(**switches)
     selector.previous, selector.last = Evaluation(0.5, 1.0), Evaluation(*after)
-    assert selector.reward_factor() == pytest.approx(factor, abs=1e-5)
-
-
-def test_rewards_are_softmax_shares_of_all_times_the_factor_for_the_selected() -> None:
-    selector = gpfl()
-    selector.projections = projections(DELTA, G, "projection", False)
-    selector.selected = np.array([2])
-    selector.previous, selector.last = Evaluation(0.5, 1.0), Evaluation(0.52, 1.0)
+    selector.projections, selector.selected = projections(DELTA, G, "projection", False), np.array([2])
     selector._add_rewards()
-    assert selector.reward_sum == pytest.approx([0.96842, 0.02706, 0.00452 * 2.0404], abs=1e-5)
+    assert selector.reward_sum == pytest.approx([0.96842, 0.02706, 0.00452 * factor], abs=1e-5)
+    assert selector.reward_factor() == pytest.approx(factor, abs=1e-5)
+    selector = gpfl(4)  # alpha = .2, sum of pulls = 100
+    selector.pulls = np.array([1.0, 4.0, 9.0, 86.0])
+    assert selector.gpcb(2)[:3] == pytest.approx([0.60697, 0.30349, 0.20232], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -109,22 +109,18 @@ def official(sizes: list[int], k: int = 3, warmup: int = 4, average: Any = None,
     return GPFLOfficial(toy_population(sizes, k, 100), **values, average=average)
 
 
-def test_coverage_takes_exactly_the_warm_up() -> None:
+def test_coverage_takes_exactly_the_warm_up_and_ties_go_to_the_higher_id() -> None:
     selector = official([2] * 10)
     found = [picked(selector, t, t) for t in range(1, 5)]
     assert [len(p) for p in found] == [3, 3, 3, 1]
     assert sorted(sum(found, [])) == list(range(10))
     assert "test set" in str(selector.warning)
-
-
-def test_scores_divide_by_selections_plus_one_and_ties_go_to_the_higher_id() -> None:
-    """Rewards +.2 and -.2 give 0, +.2 once gives .1."""
-    selector = official([2] * 4)
-    selector.pulls, selector.reward_sum = np.array([2.0, 1.0, 1.0, 1.0]), np.array([0.0, 0.2, 0.0, 0.0])
-    assert selector.index(2)[:2] == pytest.approx([0, 0.1])  # ln 1 = 0: no bonus
     selector = official([2] * 5, 2)
     selector.pulls[:] = 1
     assert picked(selector, 9) == [3, 4]
+    for average, weights in ((None, [0.125, 0.25, 0.625]), ("aggregator", None)):  # all are selected in round 1
+        found = selection_of(official([1, 2, 5], 3, 1, average, 10)).weights
+        assert (None if found is None else found.tolist()) == weights
 
 
 @pytest.mark.parametrize(
@@ -190,14 +186,6 @@ class PublishedRule:
             self.rewards[i].append(share * sign)
             self.times[i] += 1
         self.last, self.count = score, self.count + 1
-
-
-def test_models_are_averaged_by_size_or_as_all_others_are() -> None:
-    """Clients of 1, 2 and 5 samples, all of them selected in round 1."""
-    for average, weights in ((None, [0.125, 0.25, 0.625]), ("aggregator", None)):
-        selector = official([1, 2, 5], 3, 1, average, 10)
-        found = selector.select(1, toy_clients([1, 2, 5], selector.needs), np.random.default_rng(0)).weights
-        assert (None if found is None else found.tolist()) == weights
 
 
 @pytest.mark.parametrize("exploration", list(ALPHAS))
@@ -270,7 +258,7 @@ def test_models_may_weigh_by_gp() -> None:
         selector = gpfl(weights=weights, k=2)
         selector.projections = projections(DELTA, G, "projection", False)
         selector.previous = selector.last = Evaluation(0.5, 1.0)
-        selection = selector.select(t, toy_clients([1] * 3, selector.needs, round=t), np.random.default_rng(0))
+        selection = selection_of(selector, t)
         c = selector.projections[selection.ids]
         assert selection.weights == (None if weights == "aggregator" else pytest.approx(np.exp(c) / np.exp(c).sum()))
 
@@ -280,23 +268,20 @@ def test_directions_that_are_sent_besides_the_update_are_charged(
     direction: Any, passes: int, value: float | None
 ) -> None:
     _, records = run(local_direction=direction)
+    assert [r.server_forward_samples for r in records] == [2, 1, 1, 1, 1, 1]  # the first model once more
     model = 2 * 4
     assert (records[0].bytes_up, records[0].train_samples) == (2 * 8 * model, passes * 2 * 8)
     for r in records[1:]:
         assert (r.bytes_up, r.train_samples) == (2 * 2 * model, passes * 2 * 2)
     if value is not None:  # the toy's buffers are ten times its updates, and a buffer points uphill
-        plain, _ = run(local_direction="update", num_rounds=1)
-        buffered, _ = run(local_direction="momentum_buffer", num_rounds=1)
+        plain, buffered = (run(local_direction=how, num_rounds=1)[0] for how in ("update", "momentum_buffer"))
         assert buffered.projections == pytest.approx(value * plain.projections)
-
-
-def test_momentum_buffers_need_momentum() -> None:
-    engine = ToyEngine([2, 2])
-    train = engine.train
-    engine.train = lambda *args: replace(train(*args), momentum=None)  # type: ignore[method-assign]
-    clients = toy_clients([2, 2], frozenset({Signal.TRAINING}), engine=engine)
-    with pytest.raises(FedsimError, match=r"set optimizer=sgd optimizer\.momentum=0\.9"):
-        clients.momentum_buffers(clients.available)
+        engine = ToyEngine([2, 2])
+        train = engine.train
+        engine.train = lambda *args: replace(train(*args), momentum=None)  # type: ignore[method-assign]
+        clients = toy_clients([2, 2], frozenset({Signal.TRAINING}), engine=engine)
+        with pytest.raises(FedsimError, match=r"set optimizer=sgd optimizer\.momentum=0\.9"):
+            clients.momentum_buffers(clients.available)
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,8 @@ def test_fedcs_takes_whoever_is_done_before_the_deadline(deadline: float, chosen
     selector, ledger = fedcs(deadline=deadline), Ledger()
     assert choose(selector, sizes=SIZES, ledger=ledger) == chosen
     assert (ledger.bytes_up, ledger.bytes_down) == (3 * 3 * 4, 0)
-
-
-def test_fedcs_asks_a_share_of_all_clients_or_k_of_them() -> None:
-    for fraction, count in ((None, 2), (1e-12, 1), (0.1, 1), (0.34, 2), (1.0, 3)):
-        selector, ledger = fedcs(candidate_fraction=fraction), Ledger()
-        choose(selector, sizes=SIZES, ledger=ledger)
+    for fraction, count in ((None, 2), (1e-12, 1), (0.34, 2), (1.0, 3)):  # a share of all clients, or K of them
+        choose(fedcs(candidate_fraction=fraction), sizes=SIZES, ledger=(ledger := Ledger()))
         assert ledger.bytes_up == count * 3 * 4
 
 
@@ -62,14 +58,6 @@ def test_sequential_uploads_by_hand() -> None:
     assert one_after_another(found, 100.0).tolist() == [2, 1, 0]  # 6, 8 and 5.5; then, with T^d = 5, 5 and 3
 
 
-def test_fedcs_goes_through_rounds_in_which_nobody_fits() -> None:
-    selector, engine = fedcs(deadline=7.0), ToyEngine(SIZES)
-    run = Simulation(toy_components(engine, selector.population, selector, simulated=fixed_clock()), toy_params())
-    record = run.step()
-    assert (record.selected, record.simulated_seconds) == ([], 1 + 12)  # the answer of client 2 alone
-    assert run.params["w"].tolist() == [0, 0]
-
-
 # --- TiFL -------------------------------------------------------------------------------------------------------------
 
 
@@ -78,20 +66,15 @@ def tifl(sizes: list[int] = SIX, k: int = 2, **more: Any) -> TiFL:
     return TiFL(toy_population(sizes, k, 10), **(values | more))
 
 
-def test_tiers_are_cut_by_response_times_and_one_of_them_is_selected_from() -> None:
-    selector = tifl()
-    assert choose(selector) == [1, 4]
-    assert selector.latency.tolist() == [6, 11, 21, 6, 11, 21]
-    assert [tier.tolist() for tier in selector.tiers()] == [[0, 3], [1, 4], [2, 5]]
-    assert choose(tifl(probabilities=[0.0, 0.0, 1.0])) == [2, 5]
-
-
-def test_who_is_known_is_not_profiled_again() -> None:
+def test_tiers_are_cut_by_response_times_asked_for_once_and_one_of_them_is_selected_from() -> None:
     selector, ledger = tifl(), Ledger()
     choose(selector, ledger=ledger, available=[0, 1, 2])
     assert (ledger.bytes_up, ledger.train_samples) == (3 * 4, 3 * 2)
-    choose(selector, ledger=ledger, available=[0, 1, 2, 3])
-    assert (ledger.bytes_up, ledger.train_samples) == (4 * 4, 4 * 2)
+    assert choose(selector, ledger=ledger) == [1, 4]
+    assert (ledger.bytes_up, ledger.train_samples) == (6 * 4, 6 * 2)
+    assert selector.latency.tolist() == [6, 11, 21, 6, 11, 21]
+    assert [tier.tolist() for tier in selector.tiers()] == [[0, 3], [1, 4], [2, 5]]
+    assert choose(tifl(probabilities=[0.0, 0.0, 1.0])) == [2, 5]
 
 
 def test_a_tier_with_too_few_clients_is_filled_from_its_neighbours() -> None:
@@ -151,11 +134,8 @@ def test_credits_are_exact_and_never_more_than_there_are_rounds(credits: float, 
     selector = TiFL(population, num_tiers=10, interval=1, credits=credits, probabilities=None)
     assert selector.left.tolist() == [expected] * 10
     assert selector.left.dtype == np.int64
-
-
-def test_values_out_of_range_are_named() -> None:
-    wrong: list[dict[str, Any]] = [{"probabilities": [0.5, 0.5]}, {"probabilities": [0.0] * 3}]
-    for values in (*wrong, {"num_tiers": 0}, {"num_tiers": 7}, {"credits": 0.0}):
+    wrong: list[dict[str, Any]] = [{"probabilities": [0.5, 0.5]}, {"probabilities": [0.0] * 3}, {"num_tiers": 7}]
+    for values in wrong:
         with pytest.raises(ConfigError, match=next(iter(values))):
             tifl(**values)
 
@@ -189,9 +169,8 @@ def test_the_late_are_not_learnt_of_and_rounds_without_an_update_not_observed() 
 
 
 def test_oort_by_speed_asks_once_and_explores_the_fast() -> None:
-    values = {k: v for k, v in vars(oort()).items() if k in ("cutoff", "cutoff_rank", "first_round", "clip", "prior")}
-    values |= {"exploration": 1.0, "exploration_decay": 1.0, "exploration_floor": 1.0, "penalty": 2.0}
-    values |= {"percentile": 50.0, "pacer_window": 2, "pacer_step": 10.0}
+    values = {name: getattr(oort(), name) for name in OortBySpeed.__parameters__ if name != "population"}  # type: ignore[attr-defined]
+    values |= {"exploration": 1.0, "exploration_decay": 1.0, "exploration_floor": 1.0}
     sizes, counts = [1, 1, 1], np.zeros(3)
     for s in range(300):
         selector, ledger = OortBySpeed(toy_population(sizes, 1, 10), **values), Ledger()

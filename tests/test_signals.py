@@ -20,7 +20,6 @@ from fedsim.running.process import StopRequests
 pytestmark = pytest.mark.usefixtures("stop")
 HANG = 1800
 WORDS = ("num_rounds=8", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "selector=oort")
-CODES = {"interrupted": 130, "preempted": 75}
 
 
 @pytest.fixture
@@ -56,26 +55,25 @@ def result(folder: Path) -> Any:
     return records, (read_summary(folder) or {})["status"], (folder / MODEL).read_bytes()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_saves_after_the_round_and_the_same_command_goes_on(number: int, asked: Any) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "status", "rounds"),
+    [
+        ([signal.SIGTERM, signal.SIGTERM], "preempted", 4),  # repeated by clusters
+        ([signal.SIGUSR1, signal.SIGTERM], "preempted", 4),
+        ([signal.SIGINT], "interrupted", 4),
+        ([signal.SIGINT, signal.SIGINT], "interrupted", 3),  # in the middle of the round
+    ],
+)
+def test_a_signal_saves_after_the_round_and_the_same_command_goes_on(
+    numbers: list[int], status: str, rounds: int, asked: Any
+) -> None:
     assert run([*WORDS, "output_dir=whole"]) == 0
-    error = asked(numbers=[number] if number == signal.SIGINT else [number, signal.SIGTERM])  # repeated by clusters
-    status = "interrupted" if number == signal.SIGINT else "preempted"
+    error = asked("checkpoint.every=2", numbers=numbers)
     assert isinstance(error, KeyboardInterrupt if status == "interrupted" else signals.Preempted)
     (folder,) = folders("outputs")
     summary = read_summary(folder) or {}
-    assert (summary["status"], summary["rounds"]) == (status, 4)
+    assert (summary["status"], summary["rounds"]) == (status, rounds)
     assert (folder / NEWEST).exists()
-    assert run(list(WORDS)) == 0
-    assert result(folder) == result(*folders("whole"))
-
-
-def test_ctrl_c_pressed_twice_stops_in_the_middle_of_a_round_and_the_run_goes_on(asked: Any) -> None:
-    assert run([*WORDS, "output_dir=whole"]) == 0
-    assert isinstance(asked("checkpoint.every=2", numbers=[signal.SIGINT, signal.SIGINT]), KeyboardInterrupt)
-    (folder,) = folders("outputs")
-    summary = read_summary(folder) or {}
-    assert (summary["status"], summary["rounds"]) == ("interrupted", 3)
     assert run([*WORDS, "checkpoint.every=2"]) == 0
     assert result(folder) == result(*folders("whole"))
 
@@ -89,19 +87,6 @@ def test_a_sweep_stops_with_all_that_runs_saved(asked: Any) -> None:
     assert all(3 <= s["rounds"] <= 4 for s in found)
     assert run([*WORDS, *words]) == 0
     assert [result(f) for f in folders("outputs")] == [result(f) for f in folders("whole")]
-
-
-def test_a_signal_that_the_parent_ignores_stays_ignored(stop: StopRequests) -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)}
-    others = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
-    try:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        stop.install()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGTERM) == stop.handle
-    finally:
-        for number, handler in (before | others).items():
-            signal.signal(number, handler)
 
 
 # --- as a cluster and a user do it ---------------------------------------------------------------------------------

@@ -8,11 +8,10 @@ import pytest
 from fedsim.core.record import Record
 from fedsim.rounds.loop import Simulation
 from fedsim.selectors.tools import clients_to_try
-from tests.clocks import THREE, fixed_clock
+from tests.clocks import fixed_clock
 from tests.test_selector_contract import KINDS, build
 from tests.toys import ToyEngine, toy_components, toy_params, toy_population
 
-OORT = ("oort", "oort_by_speed", "oort_code")
 WARMING_UP = ("greedy_shapley", "hics", "hics_code", "rpow_d", "ucb_shapley")
 """Methods that at first select every client once."""
 NUM_ROUNDS = 60
@@ -22,7 +21,7 @@ def rounds(choice: str, n: int, k: int, broken: frozenset[int] = frozenset(), **
     """The three devices of `fixed_clock` in turn: a round takes their clients 6, 11 and 21 s."""
     population, engine = toy_population([1] * n, k, NUM_ROUNDS), ToyEngine([1] * n)
     engine.broken = set(broken)
-    simulated = fixed_clock(n, clock.pop("wanted", k), **clock)
+    simulated = fixed_clock(n, k, **clock)
     selector = build(choice, population)
     parts = toy_components(engine, population, selector, validation=True, num_public=3, simulated=simulated)
     return list(Simulation(parts, toy_params()))
@@ -39,34 +38,21 @@ def longest_standstill(records: list[Record]) -> int:
 
 @pytest.mark.parametrize("choice", KINDS)
 def test_no_method_keeps_selecting_only_clients_that_are_always_late(choice: str) -> None:
-    """Clients 2, 5, 8 and 11 need 21 s, the deadline is 15 s."""
-    assert longest_standstill(rounds(choice, 12, 3, deadline=15.0)) < 20
+    """Clients 2, 5, 8 and 11 need 21 s, the deadline is 15 s. Random selection brings 75 updates in the last rounds."""
+    records = rounds(choice, 12, 3, deadline=15.0)
+    assert longest_standstill(records) < 20
+    if choice in WARMING_UP:
+        assert sum(not r.uploaded for r in records[20:]) <= 2
+        assert sum(r.uploaded for r in records[20:]) >= 70
 
 
-@pytest.mark.parametrize("choice", WARMING_UP)
-def test_most_rounds_bring_updates_although_as_many_as_k_are_always_late(choice: str) -> None:
-    """Random selection brings 75 updates in these rounds."""
-    records = rounds(choice, 12, 3, deadline=15.0)[20:]
-    assert sum(not r.uploaded for r in records) <= 2
-    assert sum(r.uploaded for r in records) >= 70
-
-
-@pytest.mark.parametrize(("n", "k"), [(6, 1), (6, 2), (12, 3)])
-@pytest.mark.parametrize("choice", OORT)
+@pytest.mark.parametrize(("n", "k"), [(6, 1), (12, 3)])
+@pytest.mark.parametrize("choice", ["oort", "oort_by_speed", "oort_code"])
 def test_oort_does_not_explore_clients_that_are_always_late_for_good(choice: str, n: int, k: int) -> None:
     """A third of the clients is late; of K <= 4 places exploration has one at least while anybody is unseen."""
     records = rounds(choice, n, k, deadline=15.0)
     assert longest_standstill(records) <= 2
     assert sum(not r.uploaded for r in records[20:]) <= 4
-
-
-@pytest.mark.parametrize("choice", WARMING_UP)
-def test_the_slowest_is_not_selected_in_every_round_of_over_selection(choice: str) -> None:
-    """Four are selected, the first three count: client 11, the slowest of all, never is among them."""
-    forward = [*THREE["forward"] * 3, 0.5, 1, 3]
-    records = rounds(choice, 12, 4, wanted=3, over_selection=1.34, devices={**THREE, "forward": forward})
-    assert all(11 in r.late for r in records if 11 in r.selected)
-    assert sum(11 in r.selected for r in records) <= 6
 
 
 @pytest.mark.parametrize("choice", [c for c in WARMING_UP if c != "rpow_d"])

@@ -188,16 +188,6 @@ def test_measuring_changes_no_other_bit(engine: str, selector: str, kind: str, f
     assert "client_accuracy" not in (read_summary(without) or {})
 
 
-def test_lanes_record_what_the_runs_do_alone(fedsim: Run, tmp_path: Path) -> None:
-    words = ("client_accuracy=train", "selector=gpfl")
-    assert fedsim("-m", *words, "seed=0,1", "hydra/launcher=lanes", "name=lanes") == 0
-    assert fedsim(*words, "seed=1", "name=alone") == 0
-    alone = folder_of(tmp_path, "alone")
-    lane = tmp_path / "outputs" / "lanes" / alone.name
-    assert without_seconds(alone) == without_seconds(lane)
-    assert (alone / CLIENTS).read_bytes() == (lane / CLIENTS).read_bytes()
-
-
 def test_a_run_that_goes_on_records_the_same(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("client_accuracy=labels", "num_rounds=6", "eval_every=1", "checkpoint.every=1", "selector=oort")
     assert fedsim(*words, "name=whole") == 0

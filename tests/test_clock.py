@@ -27,10 +27,10 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.record import Record
 from fedsim.core.rng import Purpose
 from fedsim.core.types import Cohort, Ids, Selection
-from fedsim.rounds.loop import Simulation, arrivals
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
 from tests.clocks import fixed_clock
-from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
 
 SIZES = [1, 2, 3]
 QUESTIONS = frozenset(Signal) - {Signal.TRAINING_LOSS, Signal.SQUARED_LOSS}  # these two come with updates
@@ -255,21 +255,3 @@ def test_resources_and_response_times_are_seconds_of_each_client() -> None:
     for question in ("resources", "response_times"):
         with pytest.raises(FedsimError, match="system=lognormal"):
             getattr(toy_clients(SIZES, QUESTIONS), question)(ALL)
-
-
-def test_without_a_clock_a_record_has_no_word_of_it() -> None:
-    engine, selector = ToyEngine(SIZES), Asking([0, 1])
-    run = Simulation(toy_components(engine, selector.population, selector), toy_params())
-    record = run.step().as_dict()
-    assert not [name for name in record if name.startswith("simulated") or name == "late"]
-    assert "simulated_time" not in run.state_dict()
-    assert selector.observed[0].durations is None
-
-
-def test_whoever_is_late_with_an_update_that_the_server_asked_for_has_not_sent_it() -> None:
-    clock: Any = SimpleNamespace(race=lambda *_: (np.array([True, False, False]), 0.25))
-    cohort = toy_cohort([3, 4, 5], [1, 1, 1], [[1, 1]] * 3, durations=np.array([0.25, 0.5, 0.0]))
-    found = arrivals(cohort, None, clock, 0.0, 1)
-    assert (found.late.tolist(), found.unsent.tolist()) == ([4, 5], [4])
-    assert found.cohort is not None
-    assert found.cohort.ids.tolist() == [3]

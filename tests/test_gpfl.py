@@ -15,20 +15,10 @@ from fedsim.clients.server import Server
 from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.record import Record
 from fedsim.core.types import Cohort, Evaluation, Ids, Params
-from fedsim.rounds.loop import Simulation
 from fedsim.selectors.gpfl import GPFL, Decreasing, Exploration, Fixed, Linear, Triangular, projections
 from fedsim.selectors.gpfl_official import GPFLOfficial, reward_sign
 from tests.clocks import fixed_clock
-from tests.toys import (
-    ToyEngine,
-    picked,
-    selection_of,
-    toy_clients,
-    toy_cohort,
-    toy_components,
-    toy_params,
-    toy_population,
-)
+from tests.toys import ToyEngine, picked, selection_of, toy_clients, toy_cohort, toy_components, toy_population, toy_run
 
 DELTA = {"w": torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0]])}
 G = {"w": torch.tensor([4 / 3, 2 / 3])}
@@ -233,9 +223,8 @@ def cohort_of(ids: Ids, moves: NDArray[np.float64], server: FixedScores) -> Coho
 def run(num_rounds: int = 6, sizes: list[int] | None = None, k: int = 2, **switches: Any) -> tuple[GPFL, list[Record]]:
     sizes = sizes or [2] * 8
     selector = gpfl(len(sizes), k, **switches)
-    population = toy_population(sizes, k, num_rounds)
-    parts = toy_components(ToyEngine(sizes), population, selector, validation=True)
-    return selector, list(Simulation(parts, toy_params()))
+    selector.population = toy_population(sizes, k, num_rounds)
+    return selector, list(toy_run(selector, validation=True))
 
 
 def test_round_1_without_everybody_covers_new_clients_by_index_or_in_random_blocks() -> None:
@@ -312,10 +301,9 @@ ROOT8, LR = np.sqrt(8), 0.25
 
 def first_rounds(num_rounds: int, **switches: Any) -> GPFL:
     selector = gpfl(3, 1, **switches)
-    engine = ToyEngine([1, 1, 1])
-    population = toy_population([1, 1, 1], 1, num_rounds)
-    parts = toy_components(engine, population, selector, validation=True, learning_rate=lambda t: LR)
-    list(Simulation(parts, toy_params()))
+    run = toy_run(selector, validation=True, learning_rate=lambda t: LR)
+    for _ in range(num_rounds):
+        run.step()
     return selector
 
 
@@ -386,10 +374,11 @@ def test_rewards_by_pulls_leave_the_first_round_of_everybody_out() -> None:
 
 def broken_rounds(num_rounds: int, broken: set[int], **switches: Any) -> GPFL:
     """Six clients, two of them selected; the updates of the `broken` ones are nan."""
-    engine, population = ToyEngine([1] * 6), toy_population([1] * 6, 2, num_rounds)
+    engine, selector = ToyEngine([1] * 6), gpfl(6, 2, **switches)
     engine.broken = broken
-    selector = gpfl(6, 2, **switches)
-    list(Simulation(toy_components(engine, population, selector, validation=True), toy_params()))
+    run = toy_run(selector, engine, validation=True)
+    for _ in range(num_rounds):
+        run.step()
     return selector
 
 
@@ -415,7 +404,7 @@ def test_projections_stay_where_the_global_direction_is_zero(direction: str) -> 
     selector.projections[:] = [1.0, 2.0, 3.0]
     engine, context = ToyEngine([1] * 3), toy_clients([1] * 3, selector.needs)._context
     data = toy_components(engine, selector.population, selector, validation=True).server_data
-    server = Server(engine, data, context, toy_params())
+    server = Server(engine, data, context, {"w": torch.zeros(2)})
     selector.observe(2, toy_cohort([0, 2], [1, 1], [[0, 0], [0, 0]]), server)
     selector.observe(3, toy_cohort([0, 2], [1, 1], [[1, 1], [2, 2]]), server)
     assert selector.projections.tolist() == [1, 2, 3]
@@ -424,8 +413,7 @@ def test_projections_stay_where_the_global_direction_is_zero(direction: str) -> 
 def test_a_round_in_which_nothing_arrives_multiplies_no_reward() -> None:
     """Nothing arrives in time in round 3, so that the accuracy of the model does not change."""
     selector, clock = gpfl(6, 2), fixed_clock(6, 2)
-    parts = toy_components(ToyEngine([1] * 6), selector.population, selector, validation=True, simulated=clock)
-    run = Simulation(parts, toy_params())
+    run = toy_run(selector, validation=True, simulated=clock)
     run.step()
     run.step()
     assert selector.reward_factor() > 2

@@ -404,14 +404,3 @@ def test_chances_grow_with_the_share_of_data_times_the_norm_of_the_update() -> N
         for client, weight in zip(selection.ids, selection.weights, strict=True):
             found[int(client)].add(round(float(weight), 6))
     assert found == {1: {1.75}, 2: {0.875}}
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_an_exchange_is_two_numbers_of_everybody(count: int) -> None:
-    sizes, ledger = [1, 1, 3, 1, 40], Ledger()
-    selector = OptimalSampling(toy_population(sizes, count), probabilities="aggregated", iterations=4)
-    picked(selector, ledger=ledger)
-    shares, norms = np.array(sizes) / sum(sizes), np.arange(5) / np.sqrt(2)
-    _, exchanges = aggregated_probabilities(shares * norms, count, 4)
-    assert exchanges >= 1
-    assert ledger.bytes_up == 5 * 4 * (1 + 2 * exchanges)

@@ -152,15 +152,6 @@ def test_absent_clients_are_not_selected(choice: str, present: list[int]) -> Non
     assert selection_fault(selection, np.array(present), expected) is None
 
 
-@every_choice
-def test_the_yaml_says_what_it_is_and_every_value_is_strict(choice: str) -> None:
-    text = (FOLDER / f"{choice}.yaml").read_text()
-    assert text.startswith("# ")
-    node = composed(choice)
-    with pytest.raises(ValueError, match="is not a known key"):
-        instantiate({**node, "no_such_key": 1}, Selector, "selector", toy_population([1] * 20, 5))
-
-
 # --- clients whose updates never arrive, or are never finite, bring no method to a standstill ---
 
 WARMING_UP = ("greedy_shapley", "hics", "hics_code", "rpow_d", "ucb_shapley")

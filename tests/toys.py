@@ -18,30 +18,12 @@ from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selec
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
-from fedsim.engine.optimizers import LocalOptimizer, Schedule
+from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork
 from fedsim.rounds.aggregators import FedAvg
 from fedsim.rounds.availability import Always, Availability
-from fedsim.rounds.loop import Components
+from fedsim.rounds.loop import Components, Simulation
 from fedsim.selectors.base import Selector
-
-
-class ConstantOne(Schedule):
-    def factor(self, round: int, num_rounds: int) -> float:
-        return 1.0
-
-
-class Idle(LocalOptimizer):
-    """An optimiser for engines that do not use one."""
-
-    def init(self, params: Any) -> Any:
-        raise AssertionError
-
-    def step(self, params: Any, grads: Any, state: Any, lr: float) -> None:
-        raise AssertionError
-
-    def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        raise AssertionError
 
 
 class ToyModel(nn.Module):
@@ -59,7 +41,9 @@ class ToyEngine(Engine):
         num = int(ends[-1])
         data = ClientData(torch.zeros(num, 1), torch.arange(num) % 3, positions, positions, 3)
         work = LocalWork(epochs=2, steps=None, batch_size=batch_size)
-        workload = Workload(ToyModel(), data, Idle(lr=1.0, schedule=ConstantOne()))
+        workload = Workload(
+            ToyModel(), data, SGD(lr=1.0, schedule=Constant(), momentum=0.0, nesterov=False, weight_decay=0.0)
+        )
         super().__init__(cast(Backend, None), workload, work, Streams(seed))
         self.streams = Streams(seed)
         self.broken: set[int] = set()
@@ -139,6 +123,12 @@ def toy_components(
         eval_every=eval_every,
         simulated=simulated,
     )
+
+
+def toy_run(selector: Selector, engine: ToyEngine | None = None, **more: Any) -> Simulation:
+    """A run of its population; `more` is for `toy_components`."""
+    engine = engine or ToyEngine(selector.population.sizes.tolist())
+    return Simulation(toy_components(engine, selector.population, selector, **more), toy_params())
 
 
 def toy_clients(

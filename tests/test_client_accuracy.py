@@ -1,6 +1,5 @@
-"""The accuracy of each client: what it is by hand, that nothing else changes by it, and that no selector gets at it."""
+"""The accuracy of each client: what it is by hand, and that nothing else changes by it."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.clients.clients import Clients
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import hash_config, make_plan
 from fedsim.core.errors import ConfigError
 from fedsim.core.record import AGGREGATES
-from fedsim.core.types import Selection
 from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division
 from fedsim.results.files import CLIENTS, read_metrics, read_summary
@@ -29,8 +26,7 @@ from fedsim.rounds.client_accuracy import (
 )
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build, prepare
-from fedsim.selectors.base import Selector
-from fedsim.selectors.random import Random
+from tests.run_toys import without_seconds
 from tests.toys import ToyEngine, toy_params
 
 Run = Callable[..., int]
@@ -57,15 +53,6 @@ def fedsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def folder_of(tmp_path: Path, name: str) -> Path:
     (found,) = (p.parent for p in tmp_path.glob(f"outputs/{name}/*/summary.json"))
     return found
-
-
-def without_seconds(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if "seconds" not in k} for record in read_metrics(folder)]
-
-
-def without_measures(folder: Path) -> list[dict[str, Any]]:
-    kept = without_seconds(folder)
-    return [{k: v for k, v in record.items() if not k.startswith("client_accuracy")} for record in kept]
 
 
 # --- the numbers ---------------------------------------------------------------------------------------------------
@@ -96,19 +83,13 @@ def test_on_the_test_samples_of_a_clients_owner() -> None:
     hits = np.array([1, 1, 1, 0, 1, 1], bool)
     np.testing.assert_array_equal(of_clients.measure(ToyEngine([1]), toy_params(), hits), [1, 1 / 2, np.nan])
     assert of_clients.samples.tolist() == [2, 2, 0]
-
-
-@pytest.mark.parametrize(
-    ("owners", "test_owners", "train", "text"),
-    [
+    for some, its, train, text in (
         (None, None, [[0], [1]], "whose each test sample is"),
         (np.array([1, 2, 2]), np.array([1]), [[0, 1], [2]], "one owner each"),
         (np.array([1, 1, 2]), np.array([1]), [[0], [1]], "one owner each, and no two of them of the same"),
-    ],
-)
-def test_test_samples_must_belong_to_clients(owners: Any, test_owners: Any, train: Any, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        client_accuracy("test", a_division(np.ones((2, 2), int), train), Samples(np.zeros(1, int), owners, test_owners))
+    ):
+        with pytest.raises(ConfigError, match=text):
+            client_accuracy("test", a_division(np.ones((2, 2), int), train), Samples(np.zeros(1, int), some, its))
 
 
 class Guesses(ToyEngine):
@@ -165,44 +146,37 @@ def own_accuracies(folder: Path, kind: str, words: tuple[str, ...]) -> list[floa
     if kind in ("holdout", "train"):
         return [float(right[torch.as_tensor(own)].double().mean()) for own in positions]
     if kind == "test":
-        whose = prepare(made_plan).test_owners
-        return [float(tested[whose == owner].mean()) for owner in owners_of(made.division, prepare(made_plan).owners)]
+        found = prepare(made_plan)
+        assert found.owners is not None
+        return [float(tested[found.test_owners == found.owners[own[0]]].mean()) for own in made.division.train]
     by_class = torch.stack([tested[test.y == c].mean() for c in range(10)])
     return [float(by_class[data.y[torch.as_tensor(own)]].mean()) for own in positions]
 
 
-def owners_of(division: Division, owners: Any) -> list[int]:
-    return [int(owners[own[0]]) for own in division.train]
-
-
-@pytest.mark.parametrize("kind", ["labels", "holdout", "train"])
-def test_a_run_records_what_its_model_gets_right_on_each_client(kind: str, fedsim: Run, tmp_path: Path) -> None:
-    words = ("local.holdout_fraction=0.3", "name=x")
-    assert fedsim(*words, f"client_accuracy={kind}") == 0
+@pytest.mark.parametrize(
+    ("kind", "words", "num"),
+    [*((kind, ("local.holdout_fraction=0.3",), 20) for kind in ("labels", "holdout", "train")), ("test", WRITERS, 8)],
+    ids=["labels", "holdout", "train", "writers"],
+)
+def test_a_run_records_what_its_model_gets_right_on_each_client(
+    kind: str, words: tuple[str, ...], num: int, fedsim: Run, tmp_path: Path
+) -> None:
+    assert fedsim(*words, "name=x", f"client_accuracy={kind}") == 0
     folder = folder_of(tmp_path, "x")
     records, summary = read_metrics(folder), read_summary(folder)
     assert summary is not None
     with np.load(folder / CLIENTS) as file:
         arrays = dict(file)
     np.testing.assert_allclose(arrays["accuracy"], own_accuracies(folder, kind, words), atol=1e-12)
-    selected = np.isin(np.arange(20), [i for r in records for i in r["selected"]])
+    selected = np.isin(np.arange(num), [i for r in records for i in r["selected"]])
     assert (arrays["selected"] == selected).all()
     assert [sorted(k for k in r if k.startswith("client")) for r in records[::2]] == [[], []]
     expected = aggregates(arrays["accuracy"], selected)
     assert {name: records[-1][f"client_accuracy_{name}"] for name in AGGREGATES} == expected
-    assert summary["client_accuracy"] == {**expected, "clients": 20, "clients_never_selected": int((~selected).sum())}
-
-
-def test_writers_are_measured_on_their_own_test_samples(fedsim: Run, tmp_path: Path) -> None:
-    assert fedsim(*WRITERS, "client_accuracy=test", "name=x") == 0
-    folder = folder_of(tmp_path, "x")
-    with np.load(folder / CLIENTS) as file:
-        accuracies, samples = file["accuracy"], file["samples"]
-    summary = read_summary(folder)
-    assert summary is not None
-    assert 0 < samples.sum() < 100  # four of the twelve writers are no clients
-    np.testing.assert_allclose(accuracies, own_accuracies(folder, "test", WRITERS), atol=1e-12)
-    assert summary["client_accuracy"]["clients"] == (samples > 0).sum()
+    told = {"clients": int((arrays["samples"] > 0).sum()), "clients_never_selected": int((~selected).sum())}
+    assert summary["client_accuracy"] == {**expected, **told}
+    totals = summary["totals"]
+    assert (totals["forward_samples"], totals["server_forward_samples"]) == (0, 0)  # nothing is charged for it
 
 
 @pytest.mark.parametrize(
@@ -213,22 +187,12 @@ def test_measuring_changes_no_other_bit(engine: str, selector: str, kind: str, f
     assert fedsim(*words, "name=without") == 0
     assert fedsim(*words, "name=with", f"client_accuracy={kind}") == 0
     without, measured = (folder_of(tmp_path, name) for name in ("without", "with"))
-    assert without_measures(measured) == without_measures(without)
+    kept = [{k: v for k, v in r.items() if not k.startswith("client_accuracy")} for r in without_seconds(measured)]
+    assert kept == without_seconds(without)
     assert (measured / "model.safetensors").read_bytes() == (without / "model.safetensors").read_bytes()
     assert read_metrics(measured)[1]["client_accuracy_mean"] > 0
     assert not (without / CLIENTS).exists()
     assert "client_accuracy" not in (read_summary(without) or {})
-    assert not any(k.startswith("client_accuracy") for r in read_metrics(without) for k in r)
-
-
-def test_lanes_record_what_the_runs_do_alone(fedsim: Run, tmp_path: Path) -> None:
-    words = ("client_accuracy=train", "selector=gpfl")
-    assert fedsim("-m", *words, "seed=0,1", "hydra/launcher=lanes", "name=lanes") == 0
-    assert fedsim(*words, "seed=1", "name=alone") == 0
-    alone = folder_of(tmp_path, "alone")
-    lane = tmp_path / "outputs" / "lanes" / alone.name
-    assert without_seconds(alone) == without_seconds(lane)
-    assert (alone / CLIENTS).read_bytes() == (lane / CLIENTS).read_bytes()
 
 
 def test_a_run_that_goes_on_records_the_same(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +216,7 @@ def test_a_run_that_goes_on_records_the_same(fedsim: Run, tmp_path: Path, monkey
     assert (parts / CLIENTS).read_bytes() == (whole / CLIENTS).read_bytes()
 
 
-# --- what must not change, and what must not be seen ---------------------------------------------------------------
+# --- configs -------------------------------------------------------------------------------------------------------
 
 
 def test_folders_of_runs_without_it_keep_their_names() -> None:
@@ -277,41 +241,3 @@ def test_mistakes_are_told_before_anything_runs(words: list[str], text: str) -> 
     with pytest.raises(ConfigError, match=text) as caught:
         make_plan(job.config, job.choices)
     assert "client_accuracy" in str(caught.value)
-
-
-class Prying(Random):
-    """Gathers every object that can be reached by public names from what a selector is given."""
-
-    found: list[object] = []  # noqa: RUF012
-
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        self.found += reachable(clients)
-        return super().select(round, clients, rng)
-
-    def observe(self, round: int, cohort: Any, server: Any) -> None:
-        self.found += [*reachable(cohort), *reachable(server), *reachable(self.population)]
-
-
-def reachable(root: object) -> list[object]:
-    seen: dict[int, object] = {}
-    waiting = [root]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen or isinstance(one, str | bytes | int | float | np.ndarray | torch.Tensor | type):
-            continue
-        seen[id(one)] = one
-        names = [name for name in getattr(one, "__dict__", {}) if not name.startswith("_")]
-        waiting += [getattr(one, name) for name in names]
-        waiting += list(one.values()) if isinstance(one, dict) else list(one) if isinstance(one, list | tuple) else []
-    return list(seen.values())
-
-
-def test_a_selector_cannot_reach_it(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Prying, "found", [])
-    assert issubclass(Prying, Selector)
-    assert fedsim("client_accuracy=train", f"selector._target_={__name__}.Prying", "name=x") == 0
-    assert len(Prying.found) > 4
-    assert not [one for one in Prying.found if isinstance(one, ClientAccuracy)]
-    summary = json.loads((folder_of(tmp_path, "x") / "summary.json").read_text())
-    totals = summary["totals"]
-    assert (totals["forward_samples"], totals["server_forward_samples"]) == (0, 0)  # nothing is charged for it

@@ -27,10 +27,10 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.record import Record
 from fedsim.core.rng import Purpose
 from fedsim.core.types import Cohort, Ids, Selection
-from fedsim.rounds.loop import Simulation, arrivals
+from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
 from tests.clocks import fixed_clock
-from tests.toys import ToyEngine, toy_clients, toy_cohort, toy_components, toy_params, toy_population
+from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
 
 SIZES = [1, 2, 3]
 QUESTIONS = frozenset(Signal) - {Signal.TRAINING_LOSS, Signal.SQUARED_LOSS}  # these two come with updates
@@ -81,13 +81,13 @@ def test_a_plain_round_lasts_as_long_as_its_slowest_client() -> None:
     assert record.late == []
     assert selector.observed[0].durations == pytest.approx([7, 19, 49])
     assert times(first(Asking([0, 1]))) == (0, 19, 19)
-
-
-def test_losses_before_training_are_a_round_trip_and_the_model_is_not_sent_again() -> None:
-    """Losses: 1 + 1 + .5 + 1, 1 + 2 + 2 + 2, 1 + 4 + 6 + 4. Then clients 0 and 1 train: 1 + 3 + 2, 1 + 12 + 4."""
+    # losses: 1 + 1 + .5 + 1, 1 + 2 + 2 + 2, 1 + 4 + 6 + 4; then clients 0 and 1 train: 1 + 3 + 2, 1 + 12 + 4
     selector = Asking([0, 1], lambda clients: clients.losses(ALL))
     assert times(first(selector)) == (15, 17, 32)
     assert selector.observed[0].durations == pytest.approx([6, 17])
+    selector = Asking([0, 1], lambda clients: clients.updates(ALL))  # who has sent everything is not waited for
+    assert times(first(selector)) == (49, 0, 49)
+    assert selector.observed[0].durations == pytest.approx([0, 0])
 
 
 def test_each_question_waits_for_the_answers_to_the_one_before() -> None:
@@ -135,10 +135,24 @@ def test_training_that_nobody_reports_delays_the_next_answer() -> None:
     assert times(record) == (4 + 36 + 1 + 4, 19, 45 + 19)
 
 
-def test_who_has_sent_everything_is_not_waited_for() -> None:
-    selector = Asking([0, 1], lambda clients: clients.updates(ALL))
-    assert times(first(selector)) == (49, 0, 49)
-    assert selector.observed[0].durations == pytest.approx([0, 0])
+@pytest.mark.parametrize(
+    ("chosen", "rules", "seconds", "late"),
+    [
+        ([0, 1], {"deadline": 20.0}, 19, []),  # a deadline that all meet is not waited for
+        ([0, 1], {"deadline": 19.0}, 19, []),
+        ([1, 2], {"deadline": 10.0}, 10, [1, 2]),
+        ([0, 1, 2], {"over_selection": 1.5, "wanted": 2}, 19, [2]),  # the first count
+        ([0, 1, 2], {"over_selection": 1.5, "wanted": 2, "deadline": 10.0}, 10, [1, 2]),
+        ([0, 1, 2], {"wanted": 2}, 49, []),  # without over-selection all are waited for
+    ],
+)
+def test_who_arrives_in_time(chosen: list[int], rules: dict[str, Any], seconds: float, late: list[int]) -> None:
+    selector = Asking(chosen)
+    run = simulate(selector, **rules)
+    record = run.step()
+    assert (times(record), record.late, record.uploaded) == ((0, seconds, seconds), late, len(chosen) - len(late))
+    if late == chosen:  # the model stays and nothing is observed
+        assert (record.train_loss, run.params["w"].tolist(), selector.observed) == (None, [0, 0], [])
 
 
 def test_a_deadline_drops_the_late_who_are_charged() -> None:
@@ -152,28 +166,10 @@ def test_a_deadline_drops_the_late_who_are_charged() -> None:
     assert (record.bytes_up, record.bytes_down, record.train_samples) == (24, 24, 12)
     assert (record.contacted, record.trained, record.uploaded) == (3, 3, 2)
     assert record.train_loss == 0.5  # of clients 0 and 1; of all three it is 1
-
-
-def test_a_deadline_that_all_meet_is_not_waited_for() -> None:
-    assert times(first(Asking([0, 1]), deadline=20.0)) == (0, 19, 19)
-    assert first(Asking([0, 1]), deadline=19.0).late == []
-
-
-def test_where_nobody_arrives_the_model_stays_and_nothing_is_observed() -> None:
-    selector = Asking([1, 2])
-    run = simulate(selector, deadline=10.0)
-    record = run.step()
-    assert times(record) == (0, 10, 10)
-    assert (record.late, record.uploaded, record.train_loss) == ([1, 2], 0, None)
-    assert run.params["w"].tolist() == [0, 0]
-    assert selector.observed == []
-
-
-def test_of_the_over_selected_the_first_count() -> None:
-    record = first(Asking([0, 1, 2]), over_selection=1.5, wanted=2)
-    assert times(record) == (0, 19, 19)
-    assert record.late == [2]
-    assert times(first(Asking([0, 1, 2]), over_selection=1.5, wanted=2, deadline=10.0)) == (0, 10, 10)
+    selector.weights = np.array([0.1, 0.3, 0.6])  # those of who arrives keep their sum: .25 and .75
+    run = simulate(selector, deadline=20.0)
+    run.step()
+    assert run.params["w"].tolist() == pytest.approx([0.75 * 0.5, -0.75 * 0.5])
 
 
 def test_who_is_first_of_clients_that_take_equally_long_is_drawn() -> None:
@@ -196,15 +192,6 @@ def test_updates_that_the_server_had_before_it_asked_stay_uploaded() -> None:
     record = first(Asking([0, 1, 2], lambda c: c.collect(ALL)), over_selection=1.5, wanted=2)
     assert record.late is not None
     assert (len(record.late), record.uploaded, record.bytes_up) == (1, 3, 24)
-    assert first(Asking([0, 1, 2]), wanted=2).late == []  # without over-selection all are waited for
-
-
-def test_weights_of_those_who_arrive_keep_their_sum() -> None:
-    selector = Asking([0, 1, 2])
-    selector.weights = np.array([0.1, 0.3, 0.6])
-    run = simulate(selector, deadline=20.0)
-    run.step()
-    assert run.params["w"].tolist() == pytest.approx([0.75 * 0.5, -0.75 * 0.5])  # weights .25 and .75
 
 
 def test_time_adds_up_and_a_round_without_anybody_takes_its_own() -> None:
@@ -268,21 +255,3 @@ def test_resources_and_response_times_are_seconds_of_each_client() -> None:
     for question in ("resources", "response_times"):
         with pytest.raises(FedsimError, match="system=lognormal"):
             getattr(toy_clients(SIZES, QUESTIONS), question)(ALL)
-
-
-def test_without_a_clock_a_record_has_no_word_of_it() -> None:
-    engine, selector = ToyEngine(SIZES), Asking([0, 1])
-    run = Simulation(toy_components(engine, selector.population, selector), toy_params())
-    record = run.step().as_dict()
-    assert not [name for name in record if name.startswith("simulated") or name == "late"]
-    assert "simulated_time" not in run.state_dict()
-    assert selector.observed[0].durations is None
-
-
-def test_whoever_is_late_with_an_update_that_the_server_asked_for_has_not_sent_it() -> None:
-    clock: Any = SimpleNamespace(race=lambda *_: (np.array([True, False, False]), 0.25))
-    cohort = toy_cohort([3, 4, 5], [1, 1, 1], [[1, 1]] * 3, durations=np.array([0.25, 0.5, 0.0]))
-    found = arrivals(cohort, None, clock, 0.0, 1)
-    assert (found.late.tolist(), found.unsent.tolist()) == ([4, 5], [4])
-    assert found.cohort is not None
-    assert found.cohort.ids.tolist() == [3]

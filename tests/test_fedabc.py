@@ -1,18 +1,18 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedsim.core.types import Cohort
 from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, finite_losses, kl_divergences
 from fedsim.selectors.top_loss import TopLoss
 from tests.test_selector_contract import composed
 from tests.test_selectors import FixedLosses
-from tests.toys import picked, toy_clients, toy_cohort, toy_population
+from tests.toys import picked, selection_of, toy_cohort, toy_population
 
 CONF = Path(__file__).parents[1] / "conf" / "selector" / "threshold"
 LOG_P = torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.2, 0.8]]], dtype=torch.float64).log()
@@ -42,6 +42,11 @@ def test_divergences_by_hand() -> None:
 
 
 def test_scores_by_hand() -> None:
+    assert fedabc().scores(V, np.zeros((3, 3))) == pytest.approx([2, 2, 2])  # identical models: the mean loss
+    assert fedabc(self_term=False).scores(V, np.zeros((3, 3))) == pytest.approx([2.5, 2, 1.5])
+    assert fedabc(self_term=False).scores(V[:1], np.zeros((1, 1))) == V[:1]  # who is alone has itself
+    assert finite_losses(np.array([1.0, np.nan, 3.0, np.inf])).tolist() == [1, 3, 3, 3]
+    assert finite_losses(np.array([np.nan])).tolist() == [0]
     s = fedabc().scores(V, kl_divergences(LOG_P, "mean"))
     assert s == pytest.approx([1.828697, 1.879335, 2.228139], abs=1e-6)
     assert s / s.sum() == pytest.approx([0.30806, 0.31659, 0.37535], abs=1e-5)
@@ -49,16 +54,16 @@ def test_scores_by_hand() -> None:
     assert s / s.sum() == pytest.approx([0.28720, 0.30086, 0.41193], abs=1e-5)
 
 
-def test_identical_models_share_the_mean_loss_and_without_the_self_term_the_others_mean() -> None:
-    assert fedabc().scores(V, np.zeros((3, 3))) == pytest.approx([2, 2, 2])
-    assert fedabc(self_term=False).scores(V, np.zeros((3, 3))) == pytest.approx([2.5, 2, 1.5])
-    assert fedabc(self_term=False).scores(V[:1], np.zeros((1, 1))) == V[:1]  # who is alone has itself
-
-
-@pytest.mark.parametrize(("tau", "count"), [(0.2, 1), (0.5, 2), (0.7, 3)])
-def test_the_fewest_clients_that_reach_the_threshold(tau: float, count: int) -> None:
-    rule = Cumulative(schedule="step", start=tau, increment=0, every=1, end=1.1, mode="reach")
-    assert rule.count(np.array([0.37535, 0.31659, 0.30806]), 3, 20) == count
+def test_thresholds_by_hand() -> None:
+    for tau, count in ((0.2, 1), (0.5, 2), (0.7, 3)):  # the fewest clients that reach it
+        rule = Cumulative(schedule="step", start=tau, increment=0, every=1, end=1.1, mode="reach")
+        assert rule.count(np.array([0.37535, 0.31659, 0.30806]), 3, 20) == count
+    for schedule, end in (("linear", 1.0941), ("convex", 1.9772), ("concave", 0.8595)):  # 68 % on average
+        rule = threshold(schedule, end)
+        assert np.mean([1.0] + [min(1.0, rule.tau(t, 20)) for t in range(1, 20)]) == pytest.approx(0.68, abs=0.002)
+        assert (rule.tau(0, 20), rule.tau(19, 20)) == pytest.approx((0.2, end))
+    shares = np.array([0.5, 0.3, 0.2])  # more and more of them exceed .4 / (1 + t / 2)
+    assert [Lambda(strength=0.4, growth=0.5).count(shares, t, 20) for t in (0, 1, 3)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("mode", "with_first", "without"), [("reach", 0.68, 0.64), ("exceed", 0.755, 0.72)])
@@ -69,15 +74,6 @@ def test_participation_with_equal_scores_is_the_published_one(mode: str, with_fi
     assert np.mean([1, *taken]) == pytest.approx(with_first, abs=0.006)
     first = rule.count(np.full(10, 0.1), 0, 20) / 10
     assert np.mean([first, *taken]) == pytest.approx(without, abs=0.006)
-
-
-@pytest.mark.parametrize(("schedule", "end"), [("linear", 1.0941), ("convex", 1.9772), ("concave", 0.8595)])
-def test_schedules_are_matched_at_a_mean_threshold_of_68_percent(schedule: str, end: float) -> None:
-    rule = threshold(schedule, end)
-    taus = [1.0] + [min(1.0, rule.tau(t, 20)) for t in range(1, 20)]
-    assert np.mean(taus) == pytest.approx(0.68, abs=0.002)
-    assert rule.tau(0, 20) == pytest.approx(0.2)
-    assert rule.tau(19, 20) == pytest.approx(end)
 
 
 @pytest.mark.parametrize(("name", "percent"), [("step", 68), ("linear", 72), ("convex", 71), ("concave", 73)])
@@ -91,59 +87,34 @@ def test_participation_that_the_files_of_thresholds_state(name: str, percent: in
     assert re.findall(r"(\d+) %", text) == [str(percent)]
 
 
-def test_lambda_lets_more_in_as_eta_grows() -> None:
-    rule = Lambda(strength=0.4, growth=0.5)
-    shares = np.array([0.5, 0.3, 0.2])
-    assert [rule.count(shares, t, 20) for t in (0, 1, 3)] == [1, 2, 3]
-
-
-def test_losses_that_are_not_finite_count_as_the_largest() -> None:
-    assert finite_losses(np.array([1.0, np.nan, 3.0, np.inf])).tolist() == [1, 3, 3, 3]
-    assert finite_losses(np.array([np.nan])).tolist() == [0]
-
-
 def test_a_round_weighs_the_selected_by_their_scores() -> None:
     selector = fedabc(threshold=Cumulative(schedule="step", start=0.5, increment=0, every=1, end=1, mode="reach"))
     selector.predictions = {i: LOG_P[i] for i in range(3)}
-    first, second = (toy_clients([1] * 3, selector.needs, engine=FixedLosses([1.0, 2.0, 3.0]), round=t) for t in (1, 2))
-    assert selector.select(1, first, np.random.default_rng(0)).ids.tolist() == [0, 1, 2]
-    selection = selector.select(2, second, np.random.default_rng(0))
+    assert picked(selector, engine=FixedLosses([1.0, 2.0, 3.0])) == [0, 1, 2]
+    selection = selection_of(selector, 2, engine=FixedLosses([1.0, 2.0, 3.0]))
     assert selection.ids.tolist() == [1, 2]
     assert selection.weights == pytest.approx(np.array([1.879335, 2.228139]) / (1.879335 + 2.228139))
 
 
-class FixedPredictions:
-    """A server at which the uploaded models have these log-probabilities on the public samples."""
-
-    def __init__(self, log_p: torch.Tensor) -> None:
-        self.log_p = log_p
-
-    def predict_public(self, cohort: Cohort) -> torch.Tensor:
-        return self.log_p
+def server_of(log_p: torch.Tensor) -> Any:
+    """At which the uploaded models have these log-probabilities on the public samples."""
+    return SimpleNamespace(predict_public=lambda cohort: log_p)
 
 
 def test_predictions_that_are_nan_are_not_kept_and_leave_the_scores_of_the_others() -> None:
     """An update may be finite and the model so far off that its outputs are not; client 2 has no earlier ones."""
     selector, cohort, broken = fedabc(), toy_cohort([0, 1, 2], [1] * 3, [[0, 0]] * 3), LOG_P.clone()
     broken[2] = torch.nan
-    selector.observe(1, cohort, FixedPredictions(broken))  # type: ignore[arg-type]
+    selector.observe(1, cohort, server_of(broken))
     found = selector._divergences(np.arange(3))
     assert found[:2, :2] == pytest.approx(kl_divergences(LOG_P[:2], "mean"))
     assert not found[2].any()
     assert not found[:, 2].any()
     for log_p in (LOG_P, LOG_P * torch.nan):
-        selector.observe(1, cohort, FixedPredictions(log_p))  # type: ignore[arg-type]
+        selector.observe(1, cohort, server_of(log_p))
     assert selector._divergences(np.arange(3)) == pytest.approx(kl_divergences(LOG_P, "mean"))
-
-
-def test_no_predictions_are_kept_but_the_latest_of_each_client() -> None:
-    """A row of a cohort's tensor would keep all of that tensor."""
-    selector = fedabc()
-    for round, ids in enumerate(([0, 1, 2], [1, 2], [2]), start=1):
-        cohort = toy_cohort(ids, [1] * len(ids), [[0, 0]] * len(ids))
-        selector.observe(round, cohort, FixedPredictions(torch.zeros(len(ids), 5, 2)))  # type: ignore[arg-type]
     held = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in selector.predictions.values()}
-    assert sum(held.values()) == 3 * 5 * 2 * 4
+    assert sum(held.values()) == 3 * 2 * 8  # and not the whole cohort's for each client
 
 
 def top_loss(**more: Any) -> TopLoss:
@@ -159,9 +130,6 @@ def picked_by_loss(selector: TopLoss, losses: list[float], rounds: int) -> list[
 def test_top_loss_takes_the_highest_and_those_that_are_not_finite_last() -> None:
     assert picked_by_loss(top_loss(), [0.5, 2.0, 1.0, 2.0], 2) == [[0, 1, 2, 3], [1, 3]]  # full at first
     assert picked_by_loss(top_loss(first_round_full=False), [np.inf, 1.0, np.nan, 2.0], 1) == [[1, 3]]
-
-
-def test_top_loss_takes_one_client_at_least_and_all_at_most() -> None:
     for count in (1, 4):
         assert top_loss(count=count).count == count
     for count in (0, 5):

@@ -1,3 +1,5 @@
+"""GPFL, as the paper describes it and as its authors' code runs it."""
+
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.clients.context import Signal
-from fedsim.core.errors import FedsimError
+from fedsim.clients.server import Server
+from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.record import Record
 from fedsim.core.types import Cohort, Evaluation, Ids, Params
-from fedsim.rounds.loop import Simulation
 from fedsim.selectors.gpfl import GPFL, Decreasing, Exploration, Fixed, Linear, Triangular, projections
 from fedsim.selectors.gpfl_official import GPFLOfficial, reward_sign
-from tests.toys import ToyEngine, picked, toy_clients, toy_cohort, toy_components, toy_params, toy_population
+from tests.clocks import fixed_clock
+from tests.toys import ToyEngine, picked, selection_of, toy_clients, toy_cohort, toy_components, toy_population, toy_run
 
 DELTA = {"w": torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0]])}
 G = {"w": torch.tensor([4 / 3, 2 / 3])}
@@ -53,13 +56,6 @@ def test_several_tensors_are_one_vector_or_averaged_and_zero_directions_give_zer
     assert not projections(delta, {n: torch.zeros_like(d) for n, d in g.items()}, "projection", False).any()
 
 
-def test_the_bonus_by_hand() -> None:
-    """alpha = .2, sum of pulls = 100: n_i = 1, 4, 9 -> .60697, .30349, .20232."""
-    selector = gpfl(4)
-    selector.pulls = np.array([1.0, 4.0, 9.0, 86.0])
-    assert selector.gpcb(2)[:3] == pytest.approx([0.60697, 0.30349, 0.20232], abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("switches", "after", "factor"),
     [
@@ -70,19 +66,17 @@ def test_the_bonus_by_hand() -> None:
         ({"tie_sign": "literal"}, (0.5, 0.7), np.exp(-0.3)),
     ],
 )
-def test_the_reward_factor_by_hand(switches: dict[str, Any], after: tuple[float, float], factor: float) -> None:
+def test_rewards_by_hand(switches: dict[str, Any], after: tuple[float, float], factor: float) -> None:
+    """Softmax shares of all, times the factor for the selected; and the bonus."""
     selector = gpfl(**switches)
     selector.previous, selector.last = Evaluation(0.5, 1.0), Evaluation(*after)
-    assert selector.reward_factor() == pytest.approx(factor, abs=1e-5)
-
-
-def test_rewards_are_softmax_shares_of_all_times_the_factor_for_the_selected() -> None:
-    selector = gpfl()
-    selector.projections = projections(DELTA, G, "projection", False)
-    selector.selected = np.array([2])
-    selector.previous, selector.last = Evaluation(0.5, 1.0), Evaluation(0.52, 1.0)
+    selector.projections, selector.selected = projections(DELTA, G, "projection", False), np.array([2])
     selector._add_rewards()
-    assert selector.reward_sum == pytest.approx([0.96842, 0.02706, 0.00452 * 2.0404], abs=1e-5)
+    assert selector.reward_sum == pytest.approx([0.96842, 0.02706, 0.00452 * factor], abs=1e-5)
+    assert selector.reward_factor() == pytest.approx(factor, abs=1e-5)
+    selector = gpfl(4)  # alpha = .2, sum of pulls = 100
+    selector.pulls = np.array([1.0, 4.0, 9.0, 86.0])
+    assert selector.gpcb(2)[:3] == pytest.approx([0.60697, 0.30349, 0.20232], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -109,22 +103,18 @@ def official(sizes: list[int], k: int = 3, warmup: int = 4, average: Any = None,
     return GPFLOfficial(toy_population(sizes, k, 100), **values, average=average)
 
 
-def test_coverage_takes_exactly_the_warm_up() -> None:
+def test_coverage_takes_exactly_the_warm_up_and_ties_go_to_the_higher_id() -> None:
     selector = official([2] * 10)
     found = [picked(selector, t, t) for t in range(1, 5)]
     assert [len(p) for p in found] == [3, 3, 3, 1]
     assert sorted(sum(found, [])) == list(range(10))
     assert "test set" in str(selector.warning)
-
-
-def test_scores_divide_by_selections_plus_one_and_ties_go_to_the_higher_id() -> None:
-    """Rewards +.2 and -.2 give 0, +.2 once gives .1."""
-    selector = official([2] * 4)
-    selector.pulls, selector.reward_sum = np.array([2.0, 1.0, 1.0, 1.0]), np.array([0.0, 0.2, 0.0, 0.0])
-    assert selector.index(2)[:2] == pytest.approx([0, 0.1])  # ln 1 = 0: no bonus
     selector = official([2] * 5, 2)
     selector.pulls[:] = 1
     assert picked(selector, 9) == [3, 4]
+    for average, weights in ((None, [0.125, 0.25, 0.625]), ("aggregator", None)):  # all are selected in round 1
+        found = selection_of(official([1, 2, 5], 3, 1, average, 10)).weights
+        assert (None if found is None else found.tolist()) == weights
 
 
 @pytest.mark.parametrize(
@@ -192,14 +182,6 @@ class PublishedRule:
         self.last, self.count = score, self.count + 1
 
 
-def test_models_are_averaged_by_size_or_as_all_others_are() -> None:
-    """Clients of 1, 2 and 5 samples, all of them selected in round 1."""
-    for average, weights in ((None, [0.125, 0.25, 0.625]), ("aggregator", None)):
-        selector = official([1, 2, 5], 3, 1, average, 10)
-        found = selector.select(1, toy_clients([1, 2, 5], selector.needs), np.random.default_rng(0)).weights
-        assert (None if found is None else found.tolist()) == weights
-
-
 @pytest.mark.parametrize("exploration", list(ALPHAS))
 def test_selections_of_200_rounds_equal_those_of_the_published_rule(exploration: str) -> None:
     """Over random updates (two trained tensors, and running statistics, which must play no part) and given accuracies
@@ -241,9 +223,8 @@ def cohort_of(ids: Ids, moves: NDArray[np.float64], server: FixedScores) -> Coho
 def run(num_rounds: int = 6, sizes: list[int] | None = None, k: int = 2, **switches: Any) -> tuple[GPFL, list[Record]]:
     sizes = sizes or [2] * 8
     selector = gpfl(len(sizes), k, **switches)
-    population = toy_population(sizes, k, num_rounds)
-    parts = toy_components(ToyEngine(sizes), population, selector, validation=True)
-    return selector, list(Simulation(parts, toy_params()))
+    selector.population = toy_population(sizes, k, num_rounds)
+    return selector, list(toy_run(selector, validation=True))
 
 
 def test_round_1_without_everybody_covers_new_clients_by_index_or_in_random_blocks() -> None:
@@ -270,7 +251,7 @@ def test_models_may_weigh_by_gp() -> None:
         selector = gpfl(weights=weights, k=2)
         selector.projections = projections(DELTA, G, "projection", False)
         selector.previous = selector.last = Evaluation(0.5, 1.0)
-        selection = selector.select(t, toy_clients([1] * 3, selector.needs, round=t), np.random.default_rng(0))
+        selection = selection_of(selector, t)
         c = selector.projections[selection.ids]
         assert selection.weights == (None if weights == "aggregator" else pytest.approx(np.exp(c) / np.exp(c).sum()))
 
@@ -280,23 +261,20 @@ def test_directions_that_are_sent_besides_the_update_are_charged(
     direction: Any, passes: int, value: float | None
 ) -> None:
     _, records = run(local_direction=direction)
+    assert [r.server_forward_samples for r in records] == [2, 1, 1, 1, 1, 1]  # the first model once more
     model = 2 * 4
     assert (records[0].bytes_up, records[0].train_samples) == (2 * 8 * model, passes * 2 * 8)
     for r in records[1:]:
         assert (r.bytes_up, r.train_samples) == (2 * 2 * model, passes * 2 * 2)
     if value is not None:  # the toy's buffers are ten times its updates, and a buffer points uphill
-        plain, _ = run(local_direction="update", num_rounds=1)
-        buffered, _ = run(local_direction="momentum_buffer", num_rounds=1)
+        plain, buffered = (run(local_direction=how, num_rounds=1)[0] for how in ("update", "momentum_buffer"))
         assert buffered.projections == pytest.approx(value * plain.projections)
-
-
-def test_momentum_buffers_need_momentum() -> None:
-    engine = ToyEngine([2, 2])
-    train = engine.train
-    engine.train = lambda *args: replace(train(*args), momentum=None)  # type: ignore[method-assign]
-    clients = toy_clients([2, 2], frozenset({Signal.TRAINING}), engine=engine)
-    with pytest.raises(FedsimError, match=r"set optimizer=sgd optimizer\.momentum=0\.9"):
-        clients.momentum_buffers(clients.available)
+        engine = ToyEngine([2, 2])
+        train = engine.train
+        engine.train = lambda *args: replace(train(*args), momentum=None)  # type: ignore[method-assign]
+        clients = toy_clients([2, 2], frozenset({Signal.TRAINING}), engine=engine)
+        with pytest.raises(FedsimError, match=r"set optimizer=sgd optimizer\.momentum=0\.9"):
+            clients.momentum_buffers(clients.available)
 
 
 @pytest.mark.parametrize(
@@ -310,3 +288,138 @@ def test_every_switch_runs(switches: dict[str, Any]) -> None:
     selector, records = run(**switches)
     assert len(records) == 6
     assert np.isfinite(selector.reward_sum).all()
+
+
+# --- the first three rounds by hand, with a learning rate that is not 1 ---
+#
+# Client i pulls the model w halfway to (i, -i), accuracy is w[0] and loss w[1]. From w = 0 with K = 1 of N = 3 and
+# lr = 1/4: updates (0, 0), (1/2, -1/2), (1, -1), so g_i = (w - w_i) / lr = (-2i, 2i), their mean g = (-2, 2) and
+# c_i = <g_i, g> / |g| = sqrt(8) i. Client 2 is selected and w = (1, -1); it stays ahead, and w = (3/2, -3/2).
+
+ROOT8, LR = np.sqrt(8), 0.25
+
+
+def first_rounds(num_rounds: int, **switches: Any) -> GPFL:
+    selector = gpfl(3, 1, **switches)
+    run = toy_run(selector, validation=True, learning_rate=lambda t: LR)
+    for _ in range(num_rounds):
+        run.step()
+    return selector
+
+
+def shares(c: list[float]) -> np.ndarray:
+    return np.exp(c) / np.exp(c).sum()
+
+
+def test_round_1() -> None:
+    selector = first_rounds(1)
+    assert selector.projections == pytest.approx([0, ROOT8, 2 * ROOT8])
+    assert selector.pulls.tolist() == [1, 1, 2]
+    assert selector.selected.tolist() == [2]
+    assert selector.direction["w"].tolist() == [-4, 4]  # (0 - w) / lr, the server's step
+    assert selector.reward_sum.tolist() == [0, 0, 0]
+
+
+def test_round_2_projects_on_the_step_of_round_1_and_rewards_its_selected() -> None:
+    """Client 2 changes w by (1/2, -1/2), so g_2 = (-2, 2) and c_2 = sqrt(8), towards where the server went."""
+    selector = first_rounds(2)
+    assert selector.projections == pytest.approx([0, ROOT8, ROOT8])
+    assert selector.pulls.tolist() == [1, 1, 3]
+    assert selector.direction["w"].tolist() == [-2, 2]
+    assert selector.reward_sum == pytest.approx(shares([0, ROOT8, 2 * ROOT8]) * [1, 1, 2 * np.exp(1.0)])
+
+
+def test_round_3_adds_rewards_and_their_mean_is_over_rounds() -> None:
+    selector = first_rounds(3)
+    first = shares([0, ROOT8, 2 * ROOT8]) * [1, 1, 2 * np.exp(1.0)]
+    second = shares([0, ROOT8, ROOT8]) * [1, 1, 2 * np.exp(0.5)]
+    assert selector.reward_sum == pytest.approx(first + second)
+    assert selector.projections[2] == pytest.approx(ROOT8 / 2)
+    bonus = 0.2 * np.sqrt(2 * np.log(6) / np.array([1, 1, 4]))
+    assert selector.gpcb(4) == pytest.approx((first + second) / 3 + bonus)
+
+
+@pytest.mark.parametrize(
+    ("direction", "in_round_1", "in_round_2"),
+    [("per_lr", 2 * ROOT8, ROOT8), ("update", 2 * ROOT8 * LR, ROOT8 * LR), ("per_step", ROOT8, ROOT8 / 2)],
+)
+def test_local_directions(direction: str, in_round_1: float, in_round_2: float) -> None:
+    """A client with one sample makes two steps in its two epochs."""
+    assert first_rounds(1, local_direction=direction).projections[2] == pytest.approx(in_round_1)
+    assert first_rounds(2, local_direction=direction).projections[2] == pytest.approx(in_round_2)
+
+
+@pytest.mark.parametrize(
+    ("direction", "expected", "projection"),
+    [("previous", [-2, 2], ROOT8), ("same_round", [-2, 2], ROOT8), ("server_momentum", [-7.22, 7.22], ROOT8)],
+)
+def test_global_directions(direction: str, expected: list[float], projection: float) -> None:
+    """With momentum .9: (-2, 2), then .9 (-2, 2) + (-4, 4) = (-5.8, 5.8), then .9 of that + (-2, 2)."""
+    selector = first_rounds(2, global_direction=direction)
+    assert selector.direction["w"].tolist() == pytest.approx(expected)
+    assert selector.projections[2] == pytest.approx(projection)
+
+
+def test_rewards_by_pulls_leave_the_first_round_of_everybody_out() -> None:
+    selector = first_rounds(3, reward_average="pulls")
+    assert selector.pulls.tolist() == [1, 1, 4]
+    bonus = 0.2 * np.sqrt(2 * np.log(6) / np.array([1, 1, 4]))
+    assert selector.gpcb(4) == pytest.approx(np.array([0, 0, selector.reward_sum[2] / 3]) + bonus)
+    plus_one = first_rounds(3, reward_average="pulls_plus_one")
+    assert plus_one.gpcb(4) == pytest.approx(plus_one.reward_sum / np.array([1, 1, 4]) + bonus)
+    selector = gpfl(3, 1, exploration=Linear(rho=1.0, reference=None))  # of 100 rounds, at the round itself
+    selector.pulls = np.array([1.0, 2.0, 3.0])
+    assert selector.gpcb(50) == pytest.approx(0.5 * np.sqrt(2 * np.log(6) / selector.pulls))
+
+
+def broken_rounds(num_rounds: int, broken: set[int], **switches: Any) -> GPFL:
+    """Six clients, two of them selected; the updates of the `broken` ones are nan."""
+    engine, selector = ToyEngine([1] * 6), gpfl(6, 2, **switches)
+    engine.broken = broken
+    run = toy_run(selector, engine, validation=True)
+    for _ in range(num_rounds):
+        run.step()
+    return selector
+
+
+@pytest.mark.parametrize("switches", [{}, {"local_direction": "momentum_buffer"}, {"local_direction": "per_step"}])
+def test_one_broken_update_in_round_1_leaves_the_projections_of_the_others(switches: dict[str, Any]) -> None:
+    """They are on the mean of five clients now, which points the same way."""
+    sound, hurt = broken_rounds(1, set(), **switches).projections, broken_rounds(1, {1}, **switches).projections
+    assert hurt[1] == 0
+    assert np.delete(hurt, 1) == pytest.approx(np.delete(sound, 1))
+    assert (np.diff(np.abs(hurt[2:])) > 0).all()
+    assert hurt[2] != 0
+    selector = broken_rounds(8, {0}, global_direction="server_momentum")
+    assert torch.isfinite(selector.direction["w"]).all()
+    assert selector.projections[3:].all()
+    with pytest.raises(DivergedError, match="every update of the round"):
+        broken_rounds(1, set(range(6)))
+
+
+@pytest.mark.parametrize("direction", ["previous", "same_round"])
+def test_projections_stay_where_the_global_direction_is_zero(direction: str) -> None:
+    """|g| = 0 says nothing about a client: its c stays as it is, in place of 0, which others may be below."""
+    selector = gpfl(3, 1, init="none", global_direction=direction)
+    selector.projections[:] = [1.0, 2.0, 3.0]
+    engine, context = ToyEngine([1] * 3), toy_clients([1] * 3, selector.needs)._context
+    data = toy_components(engine, selector.population, selector, validation=True).server_data
+    server = Server(engine, data, context, {"w": torch.zeros(2)})
+    selector.observe(2, toy_cohort([0, 2], [1, 1], [[0, 0], [0, 0]]), server)
+    selector.observe(3, toy_cohort([0, 2], [1, 1], [[1, 1], [2, 2]]), server)
+    assert selector.projections.tolist() == [1, 2, 3]
+
+
+def test_a_round_in_which_nothing_arrives_multiplies_no_reward() -> None:
+    """Nothing arrives in time in round 3, so that the accuracy of the model does not change."""
+    selector, clock = gpfl(6, 2), fixed_clock(6, 2)
+    run = toy_run(selector, validation=True, simulated=clock)
+    run.step()
+    run.step()
+    assert selector.reward_factor() > 2
+    clock.system.deadline = 0.5
+    assert run.step().uploaded == 0
+    assert selector.reward_factor() == 1
+    before = selector.reward_sum.copy()
+    run.step()
+    assert selector.reward_sum - before == pytest.approx(shares(selector.projections.tolist()))

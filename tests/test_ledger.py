@@ -1,4 +1,4 @@
-"""The clients charges what the cost table says (base: K models down, K up, E n_k training samples)."""
+"""Clients charge what the cost table says (base: K models down, K up, E n_k training samples)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedsim.clients import clients as clients_module
-from fedsim.clients.compression import TopK
+from fedsim.clients.compression import Compressor, Coordinates, CountSketch, Gaussian, Identity, Int8, TopK
 from fedsim.clients.context import Signal, UndeclaredSignalError
 from fedsim.clients.ledger import Clock, Ledger
+from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import Cohort, Ids, Params
 from tests.toys import ToyEngine, toy_clients, toy_params
 
@@ -76,13 +80,9 @@ def test_an_update_that_was_sent_for_comparison_is_not_sent_again() -> None:
     clients.updates(ids(1, 2, 4))
     clients.collect(ids(1, 2))
     assert (ledger.bytes_up, ledger.uploaded) == (4 * MODEL, {1, 2, 4})
-
-
-def test_after_a_sketch_the_whole_update_is_sent() -> None:
-    ledger = Ledger()
-    clients = toy_clients(SIZES, TRAINING, ledger=ledger)
+    clients = toy_clients(SIZES, TRAINING, ledger=(ledger := Ledger()))
     clients.updates(ids(0, 1), compressor=TopK(size=1))
-    clients.collect(ids(1))
+    clients.collect(ids(1))  # after a sketch the whole update is sent
     assert ledger.bytes_up == 2 * 8 + MODEL
 
 
@@ -156,7 +156,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, engine: ToyEngine, question: str) -> 
 def test_gradients_are_of_training_samples_and_losses_of_those_that_they_are_reported_on(
     question: str, values: dict[str, Any], num: int, odd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, needs = split_engine(), LOSSES | TRAINING | {Signal.GRADIENTS}
+    engine, needs = split_engine(), LOSSES | TRAINING | {Signal.GRADIENTS, Signal.LABEL_COUNTS}
+    engine.data.y[:] = torch.arange(200) % 2
+    assert toy_clients([200], needs, engine=engine).label_counts(ids(0)).tolist() == [[100, 0, 0]]
     seen = asked(monkeypatch, engine, "losses" if odd else "client_gradients")
     list(getattr(toy_clients([200], needs, engine=engine), question)(ids(0), **values))
     positions = np.concatenate(seen[0])
@@ -174,25 +176,6 @@ def test_a_phase_inside_another_stops_the_outer_ones_time() -> None:
     assert clock.seconds == {"select": 0 + 1 + 5 + 1, "ask": 0, "train": 3, "aggregate": 0, "evaluate": 0}
 
 
-class Stopwatch:
-    """A clock's time, which passes only where it is told to."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def slow(self, function: Any, seconds: float) -> Any:
-        """The same function, taking so long."""
-
-        def slowly(*args: Any) -> Any:
-            self.time += seconds
-            return function(*args)
-
-        return slowly
-
-
 @pytest.mark.parametrize(
     ("ask", "spent"),
     [
@@ -208,15 +191,160 @@ class Stopwatch:
 def test_what_clients_compute_is_charged_to_their_time(
     ask: Any, spent: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch, engine, sketch = Stopwatch(), ToyEngine([2, 2]), TopK(size=1)
+    time, engine, sketch = [0.0], ToyEngine([2, 2]), TopK(size=1)
+
+    def slowed(function: Any, seconds: float) -> Any:
+        def slowly(*args: Any) -> Any:
+            time[0] += seconds
+            return function(*args)
+
+        return slowly
+
     slow = [(engine, "losses", 3.0), (engine, "train", 5.0), (sketch, "compress", 3.0)]
     slow += [(clients_module, "length", 3.0), (clients_module, "_spread", 3.0), (clients_module, "row_norms", 6.0)]
     for owner, name, seconds in slow:
-        monkeypatch.setattr(owner, name, watch.slow(getattr(owner, name), seconds))
-    clock, needs = Clock(torch.device("cpu"), watch.now), LOSSES | TRAINING | {Signal.GRADIENTS}
+        monkeypatch.setattr(owner, name, slowed(getattr(owner, name), seconds))
+    clock, needs = Clock(torch.device("cpu"), lambda: time[0]), LOSSES | TRAINING | {Signal.GRADIENTS}
     clients = toy_clients([2, 2], needs, engine=engine, clock=clock)
     with clock("select"):
-        watch.time += 1
+        time[0] += 1
         ask(clients, sketch)
     asking, training = spent
     assert clock.seconds == {"select": 1, "ask": asking, "train": training, "aggregate": 0, "evaluate": 0}
+
+
+# --- which samples, which stream and whose numbers an answer is made of ---
+
+BOTH = frozenset({Signal.GRADIENTS, Signal.TRAINING})
+
+
+@pytest.mark.parametrize(("question", "signal"), [("batch_losses", Signal.LOSSES), ("gradients", Signal.GRADIENTS)])
+def test_mini_batches_are_the_beginning_of_a_permutation_by_round_and_client(
+    question: str, signal: Signal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ToyEngine([9, 9], batch_size=4)
+    seen = asked(monkeypatch, engine, "losses" if question == "batch_losses" else "client_gradients")
+    for t in (1, 2):
+        clients = toy_clients([9, 9], frozenset({signal}), engine=engine, round=t)
+        list(getattr(clients, question)(ids(0, 1), **({"batch": True} if question == "gradients" else {})))
+        for i in (0, 1):
+            shuffled = Streams(0).generator(Purpose.LOSS_BATCH, t, i).permutation(np.arange(9 * i, 9 * i + 9))
+            assert seen[-1][i].tolist() == shuffled[:4].tolist()
+
+
+def test_spreads_by_hand() -> None:
+    """Gradients (m + 1, -m^2 / 7) of batches with mean position m: the root of their mean squared distance from the
+    mean; samples are charged once each."""
+    engine, ledger = ToyEngine([8], batch_size=4), Ledger()
+    (found,) = toy_clients([8], BOTH, engine=engine, ledger=ledger).gradient_spreads(ids(0))
+    shuffled = Streams(0).generator(Purpose.LOSS_BATCH, 1, 0).permutation(np.arange(8))
+    a, b = (np.array([m + 1, -m * m / 7]) for m in (shuffled[:4].mean(), shuffled[4:].mean()))
+    assert found == pytest.approx(np.linalg.norm(a - b) / 2, rel=1e-5)
+    assert ledger.train_samples == 8
+
+
+def test_sketches_of_a_round_share_a_key_and_those_of_another_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[int] = []
+    monkeypatch.setattr(Coordinates, "compress", lambda self, vector, key: (keys.append(key), vector[:1])[1])
+    for t in (1, 2):
+        clients = toy_clients([2, 2], BOTH, round=t)
+        list(clients.gradients(ids(0, 1), compressor=Coordinates(size=1)))
+    expected = [Streams(0).key(Purpose.SKETCH, t) for t in (1, 2)]
+    assert keys == [expected[0], expected[0], expected[1], expected[1]]
+
+
+def test_layers_are_named_whole() -> None:
+    """`fc1` is not `fc10`."""
+    engine = ToyEngine([2, 2])
+    engine.trained = ["fc1.weight", "fc1.bias", "fc10.weight", "out"]
+    clients = toy_clients([2, 2], BOTH, engine=engine)
+    assert clients.layer_names(["fc1"]) == ["fc1.weight", "fc1.bias"]
+    assert clients.layer_names(["out"]) == ["out"]
+    assert clients.layer_names(["fc10.weight", "fc1.bias"]) == ["fc1.bias", "fc10.weight"]
+
+
+def test_infinite_losses_are_counted_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, ledger = ToyEngine([2, 2, 2]), Ledger()
+    monkeypatch.setattr(engine, "losses", lambda *_: np.array([1.0, np.inf, np.nan]))
+    toy_clients([2, 2, 2], frozenset({Signal.LOSSES}), engine=engine, ledger=ledger).losses(ids(0, 1, 2))
+    assert ledger.nonfinite_reports == 2
+
+
+def test_public_labels_and_momentum_cost_their_numbers() -> None:
+    ledger = Ledger()
+    needs = frozenset({Signal.TRAINING, Signal.PUBLIC})
+    clients: Any = toy_clients([2, 2], needs, ledger=ledger)
+    list(clients.public_labels(ids(0, 1)))
+    assert (ledger.forward_samples, ledger.bytes_up) == (2 * 3, 2 * 3 * 3 * 4)
+    clients.momentum_buffers(ids(0))
+    assert ledger.bytes_up == 2 * 3 * 3 * 4 + 2 * 4
+
+
+def test_some_of_those_that_trained_together_are_collected_alone_and_all_who_train_are_counted() -> None:
+    sizes, ledger = [5, 1, 4, 2], Ledger()
+    clients = toy_clients(sizes, frozenset(), ledger=ledger)
+    clients.collect(ids(1, 2, 3))
+    for some in ([1, 2], [2, 3], [1, 2, 3], [0, 3]):
+        cohort = clients.collect(ids(*some))
+        assert cohort.delta["w"][:, 0].tolist() == [i / 2 for i in some]
+        assert (cohort.loss.tolist(), cohort.sizes.tolist()) == (some, [sizes[i] for i in some])
+    assert ledger.trained == ledger.uploaded == {0, 1, 2, 3}
+    assert (ledger.bytes_down, ledger.bytes_up, ledger.train_samples) == (4 * 8, 4 * 8, 2 * sum(sizes))
+
+
+# --- sketches ---
+
+X = torch.tensor([3.0, -1.0, 0.5, -4.0, 0.0])
+SKETCHES = [Identity(), TopK(size=3), Coordinates(size=3), Gaussian(size=3), CountSketch(size=3), Int8()]
+
+
+@pytest.mark.parametrize(("sketch", "expected"), list(zip(SKETCHES, [20, 20, 12, 12, 12, 5], strict=True)))
+def test_bytes(sketch: Compressor, expected: int) -> None:
+    assert sketch.num_bytes(5) == expected  # of topk 3 numbers and where they are, but no more than all 5 numbers
+    assert len(sketch.compress(X, 1)) == (3 if expected == 12 else 5)
+
+
+def test_topk_keeps_the_largest_and_int8_keeps_all_within_a_step() -> None:
+    assert TopK(size=2).compress(X, 0).tolist() == [3, 0, 0, -4, 0]
+    assert Int8().compress(X, 0).tolist() == [95, -32, 16, -127, 0]
+    assert not Int8().compress(torch.zeros(3), 0).any()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**40))
+def test_a_seed_fixes_a_sketch_for_every_client(seed: int) -> None:
+    for sketch in SKETCHES:
+        torch.testing.assert_close(sketch.compress(X, seed), sketch.compress(X.clone(), seed))
+        scale = 1 if isinstance(sketch, Int8) else 2
+        torch.testing.assert_close(sketch.compress(2 * X, seed), scale * sketch.compress(X, seed))
+
+
+@pytest.mark.parametrize("kind", [Gaussian, CountSketch])
+def test_inner_products_are_unbiased(kind: type[Gaussian | CountSketch]) -> None:
+    x, y = torch.randn(2, 40, generator=torch.Generator().manual_seed(0)).double()
+    sketch = kind(size=20)
+    products = [float(sketch.compress(x, s) @ sketch.compress(y, s)) for s in range(4000)]
+    assert abs(np.mean(products) - float(x @ y)) < 4 * np.std(products) / np.sqrt(len(products))
+
+
+def test_coordinates_keep_every_power_sum_on_average() -> None:
+    x = torch.randn(40, generator=torch.Generator().manual_seed(0)).double()
+    sums = [float((Coordinates(size=10).compress(x, s) ** 4).sum()) * 4 for s in range(4000)]
+    assert abs(np.mean(sums) - float((x**4).sum())) < 4 * np.std(sums) / np.sqrt(len(sums))
+
+
+def test_the_door_charges_the_sketch_in_place_of_the_vector() -> None:
+    ledger = Ledger()
+    clients = toy_clients([2, 2], frozenset({Signal.GRADIENTS, Signal.TRAINING}), ledger=ledger)
+    assert [len(g) for g in clients.gradients(clients.available, compressor=Coordinates(size=1))] == [1, 1]
+    assert ledger.bytes_up == 2 * 4
+    (sketches,) = clients.updates(clients.available, compressor=TopK(size=1)).values()
+    assert sketches.shape == (2, 2)
+    assert ledger.bytes_up == 2 * 4 + 2 * 8
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match="size=0: must be >= 1"):
+        TopK(size=0)
+    with pytest.raises(FedsimError, match=r"takes 4\.0 GiB.*countsketch"):
+        Gaussian(size=2**10).compress(torch.zeros(2**20), 0)

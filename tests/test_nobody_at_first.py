@@ -11,11 +11,10 @@ from fedsim.core.record import Record
 from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
 from tests.clocks import fixed_clock
-from tests.test_deadline_selectors import tifl
 from tests.test_fedabc import fedabc, top_loss
-from tests.test_fedcor_faults import NobodyIn
+from tests.test_fedcor import NobodyIn
 from tests.test_gpfl import gpfl
-from tests.test_oort import oort
+from tests.test_oort import oort, tifl
 from tests.toys import ToyEngine, toy_components, toy_params, toy_population
 
 

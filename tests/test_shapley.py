@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedsim.core.types import Evaluation, Params
 from fedsim.selectors.base import softmax, weighted_without_replacement
 from fedsim.selectors.shapley import SFedAvg, ShapleyBandit, Valuation, average_model, exact_values, sampled_values
-from tests.toys import picked, toy_clients, toy_cohort, toy_population
+from tests.toys import picked, toy_cohort, toy_population
 
 
 def enumerated(worth: Callable[[frozenset[int]], float], num: int) -> np.ndarray:
@@ -43,26 +43,22 @@ def test_exact_equals_the_definition_is_efficient_and_null_players_get_nothing(n
 
 
 def test_sampling_converges_and_truncation_saves_evaluations() -> None:
-    random = np.random.default_rng(0)
+    random, calls = np.random.default_rng(0), list[frozenset[int]]()
     weights = random.random(5)
-    calls = 0
 
     def worth(members: frozenset[int]) -> float:
-        nonlocal calls
-        calls += 1
+        calls.append(members)
         return math.sqrt(sum(weights[i] for i in members))
 
     exact = exact_values(worth, 5)
     assert sampled_values(worth, 5, 4000, 0.0, random) == pytest.approx(exact, abs=0.02)
-    calls = 0
+    calls.clear()
     sampled_values(worth, 5, 10, 10.0, random)
-    assert calls == 1 + 10
+    assert len(calls) == 1 + 10
 
 
 @dataclass
 class OneNumber:
-    """A server that judges a model by the first entry of its only tensor."""
-
     calls: int = 0
 
     def validate(self, params: Params) -> Evaluation:
@@ -98,21 +94,16 @@ def test_relevance_is_a_running_mean_and_the_draw_a_softmax_of_it() -> None:
     assert selector.relevance.tolist() == [0.25] * 4
     selector.observe(1, toy_cohort([1, 2], [1, 1], [[2, 0], [0, 0]]), OneNumber())  # type: ignore[arg-type]
     assert selector.relevance == pytest.approx([0.25, 0.1875 + 0.25 * 1.5, 0.1875 + 0.25 * -0.5, 0.25])
-    selector.relevance[:] = [0, 0, 50, 0]
-    clients = toy_clients([1] * 4, selector.needs)
-    picks = {selector.select(2, clients, np.random.default_rng(s)).ids[0] for s in range(20)}
-    assert picks == {2}
+    assert {relevant([0, 0, 50, 0], 1, seed)[0] for seed in range(20)} == {2}
 
 
 def test_everybody_is_valued_once_and_then_the_highest_means_win() -> None:
     selector = ShapleyBandit(toy_population([1] * 6, 2), valuation=valuation(), confidence=0.0)
     worth, rounds = np.array([0.0, 5, 1, 4, 2, 3]), []
     for t in range(1, 6):
-        clients = toy_clients([1] * 6, selector.needs, round=t)
-        ids = selector.select(t, clients, np.random.default_rng(t)).ids
-        rounds.append(ids.tolist())
+        rounds.append(ids := picked(selector, t, t))
         delta = [[float(worth[i]), 0.0] for i in ids]
-        selector.observe(t, toy_cohort(ids.tolist(), [1, 1], delta), OneNumber())  # type: ignore[arg-type]
+        selector.observe(t, toy_cohort(ids, [1, 1], delta), OneNumber())  # type: ignore[arg-type]
     assert sorted(sum(rounds[:3], [])) == list(range(6))
     assert rounds[3] == rounds[4]
     assert 1 in rounds[3]
@@ -128,6 +119,9 @@ def test_values_that_are_not_finite_are_dropped() -> None:
         with np.errstate(invalid="ignore"):
             selector.observe(1, cohort, OneNumber())  # type: ignore[arg-type]
         assert all(np.array_equal(before[n], v) for n, v in selector.state_dict().items())
+    selector.valuation.values = lambda *_: np.array([1.0, np.nan])  # type: ignore[method-assign]
+    selector.observe(1, cohort, OneNumber())  # type: ignore[arg-type]
+    assert (selector.times.tolist(), selector.total.tolist()) == ([1, 0], [1, 0])  # type: ignore[attr-defined]
 
 
 def test_the_confidence_bound_is_the_root_of_ln_t_over_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,25 +135,18 @@ def test_the_confidence_bound_is_the_root_of_ln_t_over_times(monkeypatch: pytest
     selector = ShapleyBandit(toy_population([1] * 3, 1), valuation=valuation(), confidence=0.3)
     selector.total, selector.times = np.array([2.0, -1.0, 0.0]), np.array([4, 1, 0])
     for t in (1, 7):
-        selector.select(t, toy_clients([1] * 3, selector.needs, round=t), np.random.default_rng(0))
+        picked(selector, t)
         assert seen[-1] == pytest.approx([0.5 + 0.3 * np.sqrt(np.log(t) / 4), -1 + 0.3 * np.sqrt(np.log(t)), np.inf])
 
 
-def test_only_values_that_count_are_counted() -> None:
-    selector = ShapleyBandit(toy_population([1] * 3, 1), valuation=valuation(), confidence=0.0)
-    selector.valuation.values = lambda *_: np.array([1.0, np.nan])  # type: ignore[method-assign]
-    selector.observe(1, toy_cohort([0, 2], [1, 1], [[0, 0], [0, 0]]), OneNumber())  # type: ignore[arg-type]
-    assert (selector.times.tolist(), selector.total.tolist()) == ([1, 0, 0], [1, 0, 0])
-
-
-@pytest.mark.parametrize(("num", "exact"), [(10, True), (11, False)])
-def test_auto_is_exact_up_to_ten_clients(num: int, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_exact_up_to_ten_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
     for name in ("exact_values", "sampled_values"):
-        monkeypatch.setattr(f"fedsim.selectors.shapley.{name}", lambda *_, n=name: (used.append(n), np.zeros(num))[1])
-    cohort = toy_cohort(list(range(num)), [1] * num, [[0, 0]] * num)
-    valuation().values(cohort, OneNumber(), np.random.default_rng(0))  # type: ignore[arg-type]
-    assert used == ["exact_values" if exact else "sampled_values"]
+        monkeypatch.setattr(f"fedsim.selectors.shapley.{name}", lambda *_, n=name: used.append(n))
+    for num in (10, 11):
+        cohort = toy_cohort(list(range(num)), [1] * num, [[0, 0]] * num)
+        valuation().values(cohort, OneNumber(), np.random.default_rng(0))  # type: ignore[arg-type]
+    assert used == ["exact_values", "sampled_values"]
 
 
 def test_an_order_is_cut_short_near_to_everybodys_worth_and_not_before() -> None:
@@ -176,14 +163,9 @@ def relevant(relevance: list[float], count: int, seed: int = 0) -> list[int]:
     return picked(selector, 2, seed)
 
 
-def test_clients_of_far_lower_relevance_are_drawn_where_there_are_no_others() -> None:
-    assert relevant([0, -800], 2) == [0, 1]
+def test_relevances_draw_whom_the_softmax_does_and_far_lower_ones_where_there_are_no_others() -> None:
     for seed in range(20):
         assert relevant([0, -1e5, -800, 1e300], 3, seed) == [0, 2, 3]
-
-
-def test_relevances_of_usual_size_draw_whom_the_softmax_does() -> None:
-    for seed in range(50):
         relevance = np.random.default_rng(1000 + seed).normal(0, 3, 8)
         drawn = weighted_without_replacement(softmax(relevance), 3, np.random.default_rng(seed))
         assert relevant(relevance.tolist(), 3, seed) == sorted(drawn.tolist())

@@ -12,15 +12,14 @@ import pytest
 
 from fedsim.core.record import Record
 from fedsim.jobs.cli import run
-from fedsim.results.files import MODEL, NEWEST, read_metrics, read_summary
+from fedsim.results.files import NEWEST, read_metrics, read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running import process as signals
 from fedsim.running.process import StopRequests
+from tests.checkpoint_toys import WORDS, result
 
 pytestmark = pytest.mark.usefixtures("stop")
 HANG = 1800
-WORDS = ("num_rounds=8", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "selector=oort")
-CODES = {"interrupted": 130, "preempted": 75}
 
 
 @pytest.fixture
@@ -51,31 +50,25 @@ def folders(place: str) -> list[Path]:
     return sorted(p.parent for p in Path(place).glob("*/*/config.yaml"))
 
 
-def result(folder: Path) -> Any:
-    records = [{k: v for k, v in r.items() if "seconds" not in k} for r in read_metrics(folder)]
-    return records, (read_summary(folder) or {})["status"], (folder / MODEL).read_bytes()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_saves_after_the_round_and_the_same_command_goes_on(number: int, asked: Any) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "status", "rounds"),
+    [
+        ([signal.SIGTERM, signal.SIGTERM], "preempted", 4),  # repeated by clusters
+        ([signal.SIGUSR1, signal.SIGTERM], "preempted", 4),
+        ([signal.SIGINT], "interrupted", 4),
+        ([signal.SIGINT, signal.SIGINT], "interrupted", 3),  # in the middle of the round
+    ],
+)
+def test_a_signal_saves_after_the_round_and_the_same_command_goes_on(
+    numbers: list[int], status: str, rounds: int, asked: Any
+) -> None:
     assert run([*WORDS, "output_dir=whole"]) == 0
-    error = asked(numbers=[number] if number == signal.SIGINT else [number, signal.SIGTERM])  # repeated by clusters
-    status = "interrupted" if number == signal.SIGINT else "preempted"
+    error = asked("checkpoint.every=2", numbers=numbers)
     assert isinstance(error, KeyboardInterrupt if status == "interrupted" else signals.Preempted)
     (folder,) = folders("outputs")
     summary = read_summary(folder) or {}
-    assert (summary["status"], summary["rounds"]) == (status, 4)
+    assert (summary["status"], summary["rounds"]) == (status, rounds)
     assert (folder / NEWEST).exists()
-    assert run(list(WORDS)) == 0
-    assert result(folder) == result(*folders("whole"))
-
-
-def test_ctrl_c_pressed_twice_stops_in_the_middle_of_a_round_and_the_run_goes_on(asked: Any) -> None:
-    assert run([*WORDS, "output_dir=whole"]) == 0
-    assert isinstance(asked("checkpoint.every=2", numbers=[signal.SIGINT, signal.SIGINT]), KeyboardInterrupt)
-    (folder,) = folders("outputs")
-    summary = read_summary(folder) or {}
-    assert (summary["status"], summary["rounds"]) == ("interrupted", 3)
     assert run([*WORDS, "checkpoint.every=2"]) == 0
     assert result(folder) == result(*folders("whole"))
 
@@ -89,19 +82,6 @@ def test_a_sweep_stops_with_all_that_runs_saved(asked: Any) -> None:
     assert all(3 <= s["rounds"] <= 4 for s in found)
     assert run([*WORDS, *words]) == 0
     assert [result(f) for f in folders("outputs")] == [result(f) for f in folders("whole")]
-
-
-def test_a_signal_that_the_parent_ignores_stays_ignored(stop: StopRequests) -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)}
-    others = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
-    try:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        stop.install()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGTERM) == stop.handle
-    finally:
-        for number, handler in (before | others).items():
-            signal.signal(number, handler)
 
 
 # --- as a cluster and a user do it ---------------------------------------------------------------------------------
@@ -161,7 +141,7 @@ def handles(pid: int, number: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
-@pytest.mark.parametrize("seconds", [0.0, 0.6, *(pytest.param(0.05 * n, marks=pytest.mark.slow) for n in range(1, 61))])
+@pytest.mark.parametrize("seconds", [0.0, 0.6])
 def test_ctrl_c_is_130_without_a_traceback_however_early(seconds: float, tmp_path: Path) -> None:
     process = started(tmp_path, "tracker=files_only")
     try:

@@ -19,15 +19,7 @@ from fedsim.running.assembly import build
 from fedsim.running.experiment import execute
 from tests.run_toys import plan_of
 
-FEW = (
-    "num_rounds=4",
-    "local.epochs=1",
-    "tracker=files_only",
-    "num_clients=6",
-    "cohort_size=2",
-    "device=cpu",
-    "engine=batched",
-)
+FEW = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "engine=batched")
 CLOCK = ("system=lognormal", "system.deadline=4", "system.over_selection=1.5", "system.variation=0.3")
 
 
@@ -49,13 +41,13 @@ def draw(model: DeviceModel, num: int = 4000, seed: int = 0) -> Devices:
 
 
 def test_uniform_devices_lie_evenly_between_their_bounds() -> None:
-    found = draw(Uniform(ms_per_sample=(5.0, 25.0), down_kbps=(800.0, 1600.0), up_kbps=(80.0, 80.0)))
+    model = Uniform(ms_per_sample=(5.0, 25.0), down_kbps=(800.0, 1600.0), up_kbps=(80.0, 80.0))
+    found = draw(model)
     assert found.forward.min() == pytest.approx(0.005, abs=1e-4)
     assert found.forward.mean() == pytest.approx(0.015, rel=0.02)
     assert (found.down.min(), found.down.max()) == pytest.approx((100_000, 200_000), rel=0.01)  # bytes a second
     assert (found.up == 10_000).all()
-    few = draw(Uniform(ms_per_sample=(5.0, 25.0), down_kbps=(800.0, 1600.0), up_kbps=(80.0, 80.0)), 3)
-    assert few.down.tolist() == found.down[:3].tolist()  # whatever the number of clients
+    assert draw(model, 3).down.tolist() == found.down[:3].tolist()  # whatever the number of clients
 
 
 def test_log_normal_devices_have_median_and_sigma() -> None:
@@ -104,12 +96,14 @@ def table(folder: Path, text: str) -> Path:
     return path
 
 
-def test_devices_of_a_table_by_id(tmp_path: Path) -> None:
+def test_devices_of_a_table_by_id_and_a_client_without_a_row_is_named(tmp_path: Path) -> None:
     found = draw(Trace(path=table(tmp_path, OURS), assign="id"), 2)
     assert found.forward.tolist() == [0.01, 0.02]
     assert found.down.tolist() == [100_000, 200_000]
     assert found.up.tolist() == [50_000, 100_000]
     assert found.presence is None
+    with pytest.raises(ConfigError, match=r"(?s)has no row for client 2; .* system\.devices\.assign=random"):
+        draw(Trace(path=table(tmp_path, OURS), assign="id"), 4)
 
 
 def test_columns_of_fedscale_and_rows_drawn_at_random(tmp_path: Path) -> None:
@@ -126,11 +120,6 @@ def test_columns_of_fedscale_and_rows_drawn_at_random(tmp_path: Path) -> None:
     }
 
 
-def test_a_client_without_a_row_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)has no row for client 2, 3; .* system\.devices\.assign=random"):
-        draw(Trace(path=table(tmp_path, OURS), assign="id"), 4)
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -140,18 +129,13 @@ def test_a_client_without_a_row_is_named(tmp_path: Path) -> None:
         ("computation,communication,active\n1,2,0\n", "lacks the column inactive, finish_time"),
         ("computation,computation,communication\n1,1,2\n", "has a column twice"),
         ("computation,communication\n1,2\n12,5,8000\n", "line 3: has more cells than the header, 2"),
-        (
-            "computation,communication\n1,2\nfast,3\n4\n",
-            "line 3: computation='fast' must be a finite number > 0; line",
-        ),
-        ("computation,communication\n0,2\n1,-3\n", "line 2: computation='0' must be a finite number > 0; line 3: co"),
-        ("computation,communication\ninf,2\nnan,2\n", "line 2: computation='inf' must be a finite number > 0; line 3"),
+        ("computation,communication\n1,2\nfast,3\n4\n", "line 3: computation='fast' must be a finite number > 0"),
+        ("computation,communication\ninf,2\nnan,2\n", "line 2: computation='inf' must be a finite number > 0"),
         ("client_id,computation,communication\n1,1,1\n1,2,2\n", "line 3: client_id=1 is that of line 2, too"),
         ("client_id,computation,communication\na,1,1\n", "client_id='a' must be an integer >= 0"),
         ("computation,communication,active,inactive,finish_time\n1,1,0;5,4,9\n", "active has 2 numbers and inactive 1"),
         ("computation,communication,active,inactive,finish_time\n1,1,0;5,6;9,9\n", "must rise strictly"),
         ("computation,communication,active,inactive,finish_time\n1,1,0,10,9\n", "[0, finish_time=9]"),
-        ("computation,communication\n" + "x,1\n" * 8, "(and 3 more lines)"),
     ],
 )
 def test_a_bad_table_is_refused_with_line_and_column(tmp_path: Path, text: str, reason: str) -> None:
@@ -176,21 +160,13 @@ def test_without_a_clock_configs_and_hashes_are_those_from_before_it() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("system=lognormal system.deadline=0", r"system\.deadline=0.*must be > 0"),
         ("system=lognormal system.over_selection=0.9", r"system\.over_selection=0\.9: must lie in \[1, 1000\]"),
-        ("system=tiers system.training_factor=0.5", r"system\.training_factor=0\.5: must be >= 1"),
         ("system=tiers system.devices.up_kbps=[1]", r"system\.devices\.up_kbps.*one value for each of the 5"),
         ("system=uniform system.devices.up_kbps=[9,1]", r"system\.devices\.up_kbps.*the lower one first"),
-        ("system=uniform system.devices.up_kbps=[1]", r"system\.devices\.up_kbps"),
-        ("system=lognormal system.devices.up_kbps_sigma=-1", r"up_kbps_sigma=-1.0: must lie in \[0, 10\]"),
         ("system=trace", r"system\.devices\.path='': must be the path of a CSV file"),
         ("system=trace system.devices.path=nothing.csv", r"system\.devices\.path=.*cannot be read"),
-        (
-            "system=trace system.devices.path=FEDSCALE system.devices.assign=id",
-            "has no column client_id",
-        ),
+        ("system=trace system.devices.path=FEDSCALE system.devices.assign=id", "has no column client_id"),
         ("selector=fedcs", r"system='none': must be a simulated clock for FedCS\n.*system=lognormal"),
-        ("selector=tifl", r"system='none': must be a simulated clock for TiFL"),
         ("system.deadline=3", r"system\.deadline: is not a known key\n    it is a key of system=lognormal"),
     ],
 )
@@ -228,12 +204,24 @@ def test_a_clock_without_rules_changes_no_result() -> None:
 
 
 @pytest.mark.parametrize("selector", ["random", "oort", "fedcs", "tifl"])
-def test_a_run_that_goes_on_from_a_checkpoint_is_the_same(tmp_path: Path, selector: str) -> None:
+def test_a_run_that_goes_on_from_a_checkpoint_is_the_same(
+    tmp_path: Path, selector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = (*CLOCK, f"selector={selector}", "checkpoint.every=1")
     whole = plan(*words, f"output_dir={tmp_path / 'whole'}")
     assert execute(whole).status == "done"
     halved = plan(*words, f"output_dir={tmp_path / 'halved'}")
-    _stop_after(halved, 2)
+    step = Simulation.step
+
+    def interrupted(self: Simulation) -> Any:
+        if self.round == 2:
+            raise KeyboardInterrupt
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            execute(halved)
     assert execute(halved).status == "done"
     one, other = (list(map(without_times, read_metrics(p.folder))) for p in (whole, halved))
     assert one == other
@@ -242,21 +230,6 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_same(tmp_path: Path, select
     summary = read_summary(whole.folder) or {}
     assert summary["simulated_seconds"] == one[-1]["simulated_time"]
     assert summary["late_updates"] == sum(len(r["late"]) for r in one)
-
-
-def _stop_after(halved: Plan, rounds: int) -> None:
-    """Run it as if Ctrl-C had been pressed in round `rounds` + 1."""
-    step = Simulation.step
-
-    def interrupted(self: Simulation) -> Any:
-        if self.round == rounds:
-            raise KeyboardInterrupt
-        return step(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Simulation, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            execute(halved)
 
 
 def test_devices_are_drawn_by_the_seed_and_nothing_else() -> None:

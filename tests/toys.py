@@ -14,34 +14,16 @@ from fedsim.clients.ledger import Clock, Ledger
 from fedsim.clients.server import LabelledSamples, ServerData
 from fedsim.clients.system import RoundClock, SimulatedClock
 from fedsim.core.rng import Streams
-from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
-from fedsim.engine.optimizers import LocalOptimizer, Schedule
+from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork
 from fedsim.rounds.aggregators import FedAvg
 from fedsim.rounds.availability import Always, Availability
-from fedsim.rounds.loop import Components
+from fedsim.rounds.loop import Components, Simulation
 from fedsim.selectors.base import Selector
-
-
-class ConstantOne(Schedule):
-    def factor(self, round: int, num_rounds: int) -> float:
-        return 1.0
-
-
-class Idle(LocalOptimizer):
-    """An optimiser for engines that do not use one."""
-
-    def init(self, params: Any) -> Any:
-        raise AssertionError
-
-    def step(self, params: Any, grads: Any, state: Any, lr: float) -> None:
-        raise AssertionError
-
-    def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        raise AssertionError
 
 
 class ToyModel(nn.Module):
@@ -59,7 +41,9 @@ class ToyEngine(Engine):
         num = int(ends[-1])
         data = ClientData(torch.zeros(num, 1), torch.arange(num) % 3, positions, positions, 3)
         work = LocalWork(epochs=2, steps=None, batch_size=batch_size)
-        workload = Workload(ToyModel(), data, Idle(lr=1.0, schedule=ConstantOne()))
+        workload = Workload(
+            ToyModel(), data, SGD(lr=1.0, schedule=Constant(), momentum=0.0, nesterov=False, weight_decay=0.0)
+        )
         super().__init__(cast(Backend, None), workload, work, Streams(seed))
         self.streams = Streams(seed)
         self.broken: set[int] = set()
@@ -141,6 +125,12 @@ def toy_components(
     )
 
 
+def toy_run(selector: Selector, engine: ToyEngine | None = None, **more: Any) -> Simulation:
+    """A run of its population; `more` is for `toy_components`."""
+    engine = engine or ToyEngine(selector.population.sizes.tolist())
+    return Simulation(toy_components(engine, selector.population, selector, **more), toy_params())
+
+
 def toy_clients(
     sizes: Sequence[int],
     needs: frozenset[Signal],
@@ -170,11 +160,23 @@ def toy_clients(
     return Clients(engine or ToyEngine(sizes), context, toy_params() if params is None else params)
 
 
+def selection_of(selector: Selector, round: int = 1, seed: int = 0, **more: Any) -> Selection:
+    """What it selects; `more` is for `toy_clients`."""
+    clients = toy_clients(selector.population.sizes.tolist(), selector.needs, round=round, **more)
+    return selector.select(round, clients, np.random.default_rng(seed))
+
+
 def picked(selector: Selector, round: int = 1, seed: int = 0, **more: Any) -> list[int]:
-    """The clients that it selects; `more` is for `toy_clients`."""
-    population = selector.population
-    clients = toy_clients(population.sizes.tolist(), selector.needs, round=round, **more)
-    return selector.select(round, clients, np.random.default_rng(seed)).ids.tolist()
+    """The clients that it selects."""
+    return selection_of(selector, round, seed, **more).ids.tolist()
+
+
+def chances(selector: Selector, num: int = 2000, round: int = 1, **more: Any) -> NDArray[np.float64]:
+    """How often it selects each client over `num` seeds, as a share [N]."""
+    counts = np.zeros(selector.population.num_clients)
+    for seed in range(num):
+        counts[picked(selector, round, seed, **more)] += 1
+    return counts / num
 
 
 def toy_cohort(ids: Sequence[int], sizes: Sequence[int], delta: Sequence[Sequence[float]], **more: Any) -> Cohort:

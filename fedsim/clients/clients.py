@@ -1,11 +1,9 @@
 """How clients answer a selector's questions: what they compute and send, and what is charged for it.
 
-All that a selector learns of the clients, it asks for here, and every answer is charged.
-
-The first contact of a client with a version of the model charges one download; each answer charges its upload and the
-samples passed. What the server already has of a client at this version is not sent again: a loss is the same number,
-and a tensor of an update is charged once, whether `updates` or `collect` asks for it. A question that needs a signal
-which the selector does not declare raises. Neither data set, engine nor config is reachable.
+All that a selector learns of the clients, it asks for here. The first contact of a client with a version of the model
+charges one download; each answer charges its upload and the samples passed. What the server already has of a client at
+this version is not sent again: neither a loss nor a tensor of an update, whether `updates` or `collect` asks for it. A
+question that needs a signal which the selector does not declare raises.
 
 Each question is one exchange, whose clients work side by side. Where there is a simulated clock it takes as long as the
 slowest of them, and the next question follows it. Answers that come client after client are charged at the question.
@@ -36,44 +34,29 @@ Amounts = int | NDArray[np.int64]
 
 
 class Clients:
-    """The clients of one round, at one version of the model. Creating it costs nothing: nobody has been contacted
-    yet."""
+    """The clients of one round, at one version of the model; nobody has been contacted yet."""
 
     def __init__(
-        self,
-        engine: Engine,
-        context: RoundContext,
-        params: Params,
-        first_model: Callable[[int], Params] | None = None,
+        self, engine: Engine, context: RoundContext, params: Params, first_model: Callable[[int], Params] | None = None
     ) -> None:
         """`first_model`: the model from which each client trains in place of `params` (it downloads `params` all the
         same)."""
+        self.available = context.available
+        """Clients that can be reached this round and have data, ascending."""
+        self.in_first_round = context.first
+        """Whether this is the first round in which clients can be reached: round 1, or a later one."""
+        self.lr = context.lr
+        """The local learning rate of this round, which the server sets."""
         self._engine, self._context, self._params, self._first_model = engine, context, params, first_model
         self._lent = Lent(params)  # which a cohort's `start` is
         self._copy: Params | None = None
         self._ledger, self._clock = context.ledger, context.clock
-        self._losses: dict[int, float] = {}
-        self._batch_losses: dict[int, float] = {}
+        self._losses, self._batch_losses = dict[int, float](), dict[int, float]()
         num = len(engine.data.train)
         self._results = LocalResults(num)
         self._bytes = {name: t.numel() * t.element_size() for name, t in params.items()}
         self._has_model, self._collected = np.zeros((2, num), bool)
         self._has_sent = defaultdict[str, NDArray[np.bool_]](lambda: np.zeros(num, bool))  # by tensor of the update
-
-    @property
-    def available(self) -> Ids:
-        """Clients that can be reached this round and have data, ascending."""
-        return self._context.available
-
-    @property
-    def in_first_round(self) -> bool:
-        """Whether this is the first round in which clients can be reached: round 1, or a later one."""
-        return self._context.first
-
-    @property
-    def lr(self) -> float:
-        """The local learning rate of this round, which the server sets."""
-        return self._context.lr
 
     @property
     def params(self) -> Params:
@@ -93,10 +76,7 @@ class Clients:
         return Clients(self._engine, self._context, params)
 
     def losses(self, ids: Ids) -> Floats:
-        """Mean cross-entropy of the current model on all local (evaluation) samples of each client [len(ids)].
-
-        Asking a client again at the same model is free.
-        """
+        """Mean cross-entropy of the current model on all local (evaluation) samples of each client [len(ids)]."""
         return self._report_losses(ids, self._losses, lambda new: chosen(self._engine.data.evaluate, new))
 
     def batch_losses(self, ids: Ids) -> Floats:
@@ -105,10 +85,8 @@ class Clients:
         return self._report_losses(ids, self._batch_losses, lambda new: [self._batch(own, i) for i in new])
 
     def accuracies(self, ids: Ids) -> Floats:
-        """Share of its local (evaluation) samples that the current model classifies rightly, of each client [len(ids)].
-
-        nan for a client without any. One number up and one forward pass each.
-        """
+        """Share of its local (evaluation) samples that the current model classifies rightly, of each client [len(ids)];
+        nan without any."""
         self._context.require(Signal.ACCURACIES)
         positions = chosen(self._engine.data.evaluate, ids)
         with self._clock("ask"):
@@ -129,18 +107,13 @@ class Clients:
         return counts
 
     def gradients(
-        self,
-        ids: Ids,
-        *,
-        batch: bool = False,
-        layers: Sequence[str] | None = None,
-        compressor: Compressor = WHOLE,
+        self, ids: Ids, *, batch: bool = False, layers: Sequence[str] | None = None, compressor: Compressor = WHOLE
     ) -> Iterator[Tensor]:
-        """The gradient of each client's mean training loss at the current model, flat [D], client after client.
+        """The gradient of each client's mean training loss at the current model in eval mode, flat [D], client after
+        client, on all its training samples or on one fresh mini-batch of them.
 
-        On all its training samples, or on one fresh mini-batch of them. `layers` picks the parameters whose names
-        begin so. Charges D numbers up, or the size of what the `compressor` makes of them and is sent instead, and one
-        training pass; the model is in eval mode (no dropout).
+        `layers` picks the parameters whose names begin so. Charges D numbers up, or the size of what the `compressor`
+        makes of them and is sent instead, and one training pass.
         """
         self._context.require(Signal.GRADIENTS)
         own = self._engine.data.train
@@ -160,10 +133,8 @@ class Clients:
         return norms
 
     def gradient_spreads(self, ids: Ids) -> Floats:
-        """Each client's root mean square distance of its mini-batch gradients from their mean [len(ids)].
-
-        One pass over its data in mini-batches of the local batch size, fresh every round; one number up each.
-        """
+        """Each client's root mean square distance of its mini-batch gradients from their mean [len(ids)], by one pass
+        over its data, shuffled every round; one number up each."""
         self._context.require(Signal.GRADIENTS)
         own, size = self._engine.data.train, self._engine.work.batch_size
         shuffled = [self._context.shuffled(own[i], i) for i in ids]
@@ -174,10 +145,8 @@ class Clients:
         return spreads
 
     def train(self, ids: Ids) -> None:
-        """Train `ids` locally (those that have not trained on this model yet); their models stay with them.
-
-        Nothing is reported, so that nothing is waited for: on a simulated clock, it delays their next answer.
-        """
+        """Train `ids` locally (those that have not trained on this model yet); their models stay with them. On a
+        simulated clock, this is not waited for, but delays their next answer."""
         self._context.require(Signal.TRAINING)
         self._exchange(ids, train=self._train(ids), answered=False)
 
@@ -194,7 +163,7 @@ class Clients:
         """w_k - w of each client after training, of the `layers` named, as matrices [len(ids), d] by tensor.
 
         Charges up the tensors that the server does not have yet. With a `compressor` the result is one matrix
-        "sketch" of compressed updates, which are charged by their size; collecting an update then sends all of it.
+        "sketch" of compressed updates; collecting an update then sends all of it.
         """
         self._context.require(Signal.TRAINING)
         names, train = self.layer_names(layers), self._train(ids)
@@ -208,10 +177,8 @@ class Clients:
             return {"sketch": torch.stack([compressor.compress(row, self._context.compression_seed) for row in rows])}
 
     def gradients_after_training(self, ids: Ids) -> Iterator[Tensor]:
-        """The gradient of each client's mean training loss at the model it has trained, flat [D].
-
-        Trains whoever has not; charges D numbers up and one more training pass each.
-        """
+        """The gradient of each client's mean training loss at the model it has trained, flat [D]: D numbers up and one
+        more training pass each."""
         self._context.require(Signal.GRADIENTS)
         self._context.require(Signal.TRAINING)
         positions = [self._engine.data.train[i] for i in ids]
@@ -223,11 +190,8 @@ class Clients:
         )
 
     def public_labels(self, ids: Ids) -> Iterator[Tensor]:
-        """Log-probabilities of each client's trained model on the public samples, float64 [M, C], client after client.
-
-        Trains whoever has not; charges M C numbers up and M forward samples each. The public samples themselves are
-        taken as known to all.
-        """
+        """Log-probabilities of each client's trained model on the public samples, which all have, float64 [M, C],
+        client after client: M C numbers up and M forward samples each."""
         self._context.require(Signal.PUBLIC)
         self._context.require(Signal.TRAINING)
         if (public := self._context.public) is None:
@@ -237,26 +201,18 @@ class Clients:
         return self._timed(self._engine.predict(self._trained_model(i), public) for i in ids)
 
     def momentum_buffers(self, ids: Ids) -> dict[str, Tensor]:
-        """The momentum buffer each client ended its training with, per parameter [len(ids), ...]: P numbers up each.
-
-        Raises `FedsimError` where the optimiser has none.
-        """
+        """The momentum buffer each client ended its training with, per parameter [len(ids), ...]: P numbers up each."""
         self._context.require(Signal.TRAINING)
         train = self._train(ids)
         buffers = self._results.of(ids).momentum
         if buffers is None:
-            raise FedsimError(
-                "this selector needs the momentum buffers of local training, and the optimiser has none: set "
-                "optimizer=sgd optimizer.momentum=0.9, say"
-            )
+            raise FedsimError("this selector needs momentum buffers: set optimizer=sgd optimizer.momentum=0.9, say")
         self._exchange(ids, train=train, up=NUMBER * sum(b[0].numel() for b in buffers.values()))
         return buffers
 
     def resources(self, ids: Ids) -> Resources:
-        """How long each client would take to download the model, to train and to upload its update [len(ids)].
-
-        Three numbers up each, without any model (FedCS's resource request). Raises `FedsimError` without a `system`.
-        """
+        """How long each client would take to download the model, to train and to upload its update [len(ids)]: three
+        numbers up each, without any model (FedCS's resource request)."""
         self._context.require(Signal.RESOURCES)
         clock = self._context.simulated_clock()
         self._exchange(ids, model=False, up=3 * NUMBER)
@@ -264,10 +220,8 @@ class Clients:
         return clock.resources(ids, samples, sum(self._bytes.values()))
 
     def response_times(self, ids: Ids) -> Floats:
-        """Seconds from the request until each client has trained and said so [len(ids)]: one number up each.
-
-        Their models stay with them; whoever has trained already just answers. Raises `FedsimError` without a `system`.
-        """
+        """Seconds from the request until each client has trained and said so [len(ids)]: one number up each. Their
+        models stay with them; whoever has trained already just answers."""
         self._context.require(Signal.RESPONSE_TIMES)
         self._context.simulated_clock()  # or refuse
         seconds = self._exchange(ids, train=self._train(ids), up=NUMBER)
@@ -279,11 +233,8 @@ class Clients:
         self._exchange(ids, model=False, up=NUMBER * count)
 
     def collect(self, ids: Ids) -> Cohort:
-        """Train whoever of `ids` has not trained on this model yet, and receive all their updates.
-
-        Counts them as uploaded. An update is sent once: tensors that `updates` has brought, and clients collected
-        before, cost nothing.
-        """
+        """Train whoever of `ids` has not trained on this model yet, and receive all their updates: they are uploaded.
+        Tensors that `updates` has brought, and clients collected before, cost nothing."""
         extra = len({Signal.TRAINING_LOSS, Signal.SQUARED_LOSS} & self._context.needs)
         train = self._train(ids)
         up = self._tensors_to_send(ids, self._bytes) + NUMBER * extra * ~self._collected[ids]
@@ -298,9 +249,7 @@ class Clients:
             return self._engine.trained
         names = [n for n in self._engine.trained if any(n == p or n.startswith(f"{p}.") for p in layers)]
         if not names:
-            raise FedsimError(
-                f"selector.layers={list(layers)}: the model trains no such layer; it has {self._engine.trained}"
-            )
+            raise FedsimError(f"selector.layers={layers}: the model has no such layer, but {self._engine.trained}")
         return names
 
     def _exchange(
@@ -314,10 +263,7 @@ class Clients:
         answered: bool = True,
     ) -> Floats | None:
         """One request to `ids` and their answers: whoever lacks the `model` downloads it, passes so many samples, and
-        sends so many bytes.
-
-        Seconds [n] that it took each on the simulated clock, 0 where there was nothing to do; None without one.
-        """
+        sends so many bytes. Seconds [n] that it took each on the simulated clock, 0 where there was nothing to do."""
         new = ~self._has_model[ids] & model
         self._has_model[ids[new]] = True
         self._ledger.contacted.update(ids[new].tolist())
@@ -368,7 +314,6 @@ class Clients:
         return samples
 
     def _matrices(self, ids: Ids, names: Sequence[str]) -> dict[str, Tensor]:
-        """Updates as one matrix [len(ids), d] for each tensor of `names`."""
         delta = self._results.of(ids).delta
         return {name: delta[name].flatten(1) for name in names}
 
@@ -386,13 +331,12 @@ class Clients:
             yield answer
 
     def _fetched(self, answers: Iterator[Tensor]) -> Floats:
-        """Answers of one number each, in one copy from a GPU; their time is charged to the clients."""
+        """Answers of one number each, in one copy from a GPU."""
         with self._clock("ask"):
             numbers = list(answers)
             return np.array(torch.stack(numbers).tolist()) if numbers else np.empty(0)
 
     def _batch(self, samples: Sequence[NDArray[np.int64]], client: int) -> NDArray[np.int64]:
-        """One mini-batch of a client's `samples`, fresh every round."""
         return self._context.shuffled(samples[client], client)[: self._engine.work.batch_size]
 
 

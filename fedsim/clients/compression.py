@@ -10,11 +10,11 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.parameters import Count, parameters
 
 FLOAT_BYTES = 4
-LARGEST_PROJECTION = 2**28  # entries of a Gaussian projection that are worth holding: 1 GiB
+LARGEST_PROJECTION = 2**28  # entries, 1 GiB
 
 
 class Compressor(ABC):
-    """Compression of a flat vector [D]; all clients use the same `seed` in a round."""
+    """Of a flat vector [D]; all clients use the same `seed` in a round."""
 
     @abstractmethod
     def compress(self, vector: Tensor, seed: int) -> Tensor:
@@ -65,18 +65,14 @@ class Coordinates(_Sized):
 
 
 class Gaussian(_Sized):
-    """m random projections [m] (Johnson and Lindenstrauss): inner products survive, other powers do not.
-
-    Raises `FedsimError` where the projection would take more than 1 GiB.
-    """
+    """m random projections [m] (Johnson and Lindenstrauss): inner products survive, other powers do not. Refused beyond
+    1 GiB."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
         size = min(self.size, len(vector))
         if size * len(vector) > LARGEST_PROJECTION:
-            raise FedsimError(
-                f"selector.sketch.size={self.size}: a Gaussian projection of {len(vector)} numbers to {size} takes "
-                f"{FLOAT_BYTES * size * len(vector) / 2**30:.1f} GiB (at most 1); use selector/sketch=countsketch"
-            )
+            told = f"a projection that takes {FLOAT_BYTES * size * len(vector) / 2**30:.1f} GiB (at most 1)"
+            raise FedsimError(f"selector.sketch.size={self.size}: {told}; use selector/sketch=countsketch")
         return vector @ _projection(len(vector), size, seed).to(vector)
 
 
@@ -90,8 +86,7 @@ class CountSketch(_Sized):
 
 
 class Int8(Compressor):
-    """Each entry as one of 255 steps of the largest one. The scale is not sent: all similarities of PNCS but `polar`,
-    which it refuses, do not depend on it."""
+    """Each entry as one of 255 steps of the largest one, without the scale, on which only PNCS' `polar` depends."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
         scale = vector.abs().max().clamp(min=torch.finfo(vector.dtype).tiny)
@@ -101,22 +96,18 @@ class Int8(Compressor):
         return length
 
 
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 @lru_cache(maxsize=1)
 def _coordinates(length: int, size: int, seed: int) -> Tensor:
-    return torch.randperm(length, generator=_generator(seed))[:size].sort().values
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed))[:size].sort().values
 
 
 @lru_cache(maxsize=1)
 def _projection(length: int, size: int, seed: int) -> Tensor:
-    return torch.randn(length, size, generator=_generator(seed)) / size**0.5
+    return torch.randn(length, size, generator=torch.Generator().manual_seed(seed)) / size**0.5
 
 
 @lru_cache(maxsize=1)
 def _buckets(length: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
-    generator = _generator(seed)
+    generator = torch.Generator().manual_seed(seed)
     buckets = torch.randint(size, (length,), generator=generator)
     return buckets, torch.randint(2, (length,), generator=generator) * 2 - 1

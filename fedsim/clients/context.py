@@ -53,11 +53,8 @@ class UndeclaredSignalError(FedsimError):
 
 @dataclass(frozen=True)
 class RoundContext:
-    """The round's number (1-based), its local learning rate, the clients that can be reached, the signals that the
-    selector declares, the run's random streams, and whether in no earlier round clients could be reached.
-
-    `public`: the public samples [M, ...], if there are any. `simulated`: the simulated clock, if there is one.
-    """
+    """`needs`: the signals that the selector declares; `first`: whether in no earlier round clients could be reached;
+    `public`: the public samples [M, ...]; `simulated`: the simulated clock."""
 
     round: int
     lr: float

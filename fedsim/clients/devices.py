@@ -1,18 +1,7 @@
 """Clients' devices: how fast they compute, their bandwidths, and when they can be reached.
 
-A table of devices is a CSV file with one row a device.
-
-| column | what it holds |
-|---|---|
-| `client_id` | optional: the client that has this device, an integer >= 0; no two rows have the same |
-| `ms_per_sample` or `computation` | milliseconds to pass one sample forward (FedScale: inference latency) |
-| `down_kbps` and `up_kbps`, or `communication` for both | kilobits (1000 bits) per second |
-| `active`, `inactive` | optional: when the device begins and ends to be reachable, seconds, as lists of equal length |
-| `finish_time` | with these: the seconds after which they repeat |
-
-`computation`, `communication`, `active`, `inactive` and `finish_time` are the names in FedScale's tables, whose
-bandwidths come from MobiPerf (Lai et al., "FedScale: Benchmarking Model and System Performance of Federated Learning at
-Scale", ICML 2022). A list is written `0;3600` or `[0, 3600]` (which CSV wants in quotes). Other columns are ignored.
+docs/system.md has the columns of a table of devices, a CSV file with one row a device; FedScale's names are those of
+Lai et al., "FedScale: Benchmarking Model and System Performance of Federated Learning at Scale", ICML 2022.
 """
 
 import csv
@@ -35,10 +24,8 @@ from fedsim.core.types import Floats, Ids
 from fedsim.partitions.base import largest_remainder
 
 BYTES_PER_KILOBIT = 125.0
-SPEEDS = {"ms_per_sample": "computation", "down_kbps": "communication", "up_kbps": "communication"}
-"""What a device has of its own, and FedScale's names for it."""
+SPEEDS = {"ms_per_sample": "computation", "down_kbps": "communication", "up_kbps": "communication"}  # FedScale's names
 PRESENCE = ("active", "inactive", "finish_time")
-MOST_TOLD = 5
 Sigma = Annotated[float, Interval(ge=0, le=10)]
 
 
@@ -46,8 +33,7 @@ Sigma = Annotated[float, Interval(ge=0, le=10)]
 class Presence:
     """For each client the intervals [start, end) in which it is there, in seconds, repeated after its `period`.
 
-    `intervals[i]` is float64 [J, 2], ascending and disjoint, within [0, periods[i]]. An interval that ends with the
-    period goes on in one that begins with the next.
+    `intervals[i]` is float64 [J, 2], ascending and disjoint, within [0, periods[i]].
     """
 
     intervals: Sequence[NDArray[np.float64]]
@@ -98,7 +84,7 @@ def devices_of(ms_per_sample: Floats, down_kbps: Floats, up_kbps: Floats, presen
 
 
 def read_table(path: Path) -> tuple[Devices, Ids | None]:
-    """The devices in a CSV file, and whose they are. Raises `ConfigError` with the rows and columns at fault."""
+    """The devices in a CSV file, and whose they are. Raises `ConfigError` with the first line at fault."""
     try:
         return _read(path, path.stat().st_mtime_ns)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -110,26 +96,23 @@ def _read(path: Path, _modified: int) -> tuple[Devices, Ids | None]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         reader.fieldnames = names = [name.strip() for name in reader.fieldnames or []]
-        rows: list[tuple[int, dict[Any, Any]]] = [(reader.line_num, row) for row in reader]
-    columns = _columns(path, names)
-    problems: list[str] = []
-    speeds: list[list[float]] = []
-    ids: dict[int, int] = {}
-    presences: list[tuple[NDArray[np.float64], float]] = []
-    for line, row in rows:
-        try:
-            if any(row.get(None, [])):
-                raise ValueError(f"has more cells than the header, {len(names)} (a comma inside a cell needs quotes)")
-            speeds.append([_positive(row, column) for column in columns])
-            if "client_id" in names and ids.setdefault(client := _id(row), line) != line:
-                raise ValueError(f"client_id={client} is that of line {ids[client]}, too")
-            if "active" in names:
-                presences.append(_intervals(row, _positive(row, "finish_time")))
-        except ValueError as error:
-            problems.append(f"line {line}: {error}")
-    if problems or not rows:
-        more = f" (and {len(problems) - MOST_TOLD} more lines)" if len(problems) > MOST_TOLD else ""
-        raise _error(path, "; ".join(problems[:MOST_TOLD]) + more or "has no row below its header")
+        columns = _columns(path, names)
+        speeds: list[list[float]] = []
+        ids: dict[int, int] = {}
+        presences: list[tuple[NDArray[np.float64], float]] = []
+        for row in reader:
+            try:
+                if any(row.get(None, [])):
+                    raise ValueError(f"has more cells than the header, {len(names)} (a comma in a cell needs quotes)")
+                speeds.append([_positive(row, column) for column in columns])
+                if "client_id" in names and ids.setdefault(client := _id(row), reader.line_num) != reader.line_num:
+                    raise ValueError(f"client_id={client} is that of line {ids[client]}, too")
+                if "active" in names:
+                    presences.append(_intervals(row, _positive(row, "finish_time")))
+            except ValueError as error:
+                raise _error(path, f"line {reader.line_num}: {error}") from error
+    if not speeds:
+        raise _error(path, "has no row below its header")
     presence = None
     if presences:
         presence = Presence([own for own, _ in presences], np.array([period for _, period in presences]))
@@ -175,10 +158,7 @@ def _intervals(row: Mapping[str, Any], period: float) -> tuple[NDArray[np.float6
     pairs = np.stack([starts, ends], 1)
     times = pairs.ravel()
     if not ((np.diff(times) > 0).all() and times[0] >= 0 and times[-1] <= period):
-        raise ValueError(
-            f"active={starts.tolist()} inactive={ends.tolist()} must rise strictly, one interval after another, within "
-            f"[0, finish_time={period:g}]"
-        )
+        raise ValueError(f"active and inactive must rise strictly in turn, within [0, finish_time={period:g}]")
     return pairs, period
 
 
@@ -187,11 +167,8 @@ def _error(path: Path, reason: str) -> ConfigError:
 
 
 class DeviceModel(ABC):
-    """The interface of models of devices.
-
-    Subclasses take their hyper-parameters keyword-only, with type annotations and without defaults. Speeds are
-    milliseconds to pass one sample forward, bandwidths kilobits (1000 bits) per second.
-    """
+    """The interface of models of devices. Speeds are milliseconds to pass one sample forward, bandwidths kilobits (1000
+    bits) per second."""
 
     @abstractmethod
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
@@ -200,8 +177,7 @@ class DeviceModel(ABC):
 
 @parameters
 class Uniform(DeviceModel):
-    """Each of the three values of a device is drawn uniformly between two bounds; two equal bounds make all devices
-    equal in it."""
+    """Each of the three values of a device is drawn uniformly between two bounds, which may be equal."""
 
     ms_per_sample: tuple[float, float]
     down_kbps: tuple[float, float]
@@ -221,10 +197,7 @@ class Uniform(DeviceModel):
 
 @parameters
 class LogNormal(DeviceModel):
-    """Each of the three values is log-normal: its `median` times exp(`sigma` z), with z standard normal.
-
-    The three are independent of each other.
-    """
+    """Each of the three values is log-normal: its `median` times exp(`sigma` z), with z standard normal."""
 
     ms_per_sample_median: Positive
     ms_per_sample_sigma: Sigma
@@ -265,11 +238,8 @@ class Tiers(DeviceModel):
 
 @parameters
 class Trace(DeviceModel):
-    """The devices in the rows of a CSV file (`fedsim.clients.devices` has its columns).
-
-    `assign: id` takes the row whose `client_id` is the client's, and needs one for each client; `random` draws a row
-    for each client, with replacement.
-    """
+    """The devices in the rows of a CSV file (docs/system.md has its columns). `assign: id` takes the row
+    whose `client_id` is the client's; `random` draws a row for each client, with replacement."""
 
     path: Path
     assign: Literal["id", "random"]
@@ -285,9 +255,9 @@ class Trace(DeviceModel):
         if self.assign == "random" or ids is None:
             return table.of(rng.integers(len(table.forward), size=num_clients))
         if len(missing := np.setdiff1d(np.arange(num_clients), ids)):
-            some = ", ".join(map(str, missing[:MOST_TOLD])) + (" and more" if len(missing) > MOST_TOLD else "")
-            reason = f"has no row for client {some}; needs the client_ids 0 to num_clients - 1 = {num_clients - 1}"
-            raise ConfigError(
-                [Problem("system.devices.path", str(self.path), reason, "use system.devices.assign=random")]
+            reason = (
+                f"has no row for client {missing[0]}; needs the client_ids 0 to num_clients - 1 = {num_clients - 1}"
             )
+            remedy = "use system.devices.assign=random"
+            raise ConfigError([Problem("system.devices.path", str(self.path), reason, remedy)])
         return table.of(np.argsort(ids)[np.searchsorted(np.sort(ids), np.arange(num_clients))])

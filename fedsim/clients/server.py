@@ -22,10 +22,7 @@ class LabelledSamples:
 
 @dataclass(frozen=True)
 class ServerData:
-    """The server's samples. The test set is for the record; a selector reaches it only by declaring `Signal.TEST`.
-
-    `validation` is None, too, where the selector does not declare `Signal.VALIDATION`.
-    """
+    """The server's samples; `validation` is None, too, where the selector does not declare `Signal.VALIDATION`."""
 
     test: LabelledSamples
     validation: LabelledSamples | None = None

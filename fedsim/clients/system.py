@@ -29,11 +29,10 @@ class System:
     """Devices, network and deadline of a run whose rounds get a simulated duration.
 
     `training_factor`: how many times as long training on a sample takes as passing it forward. `latency`: seconds that
-    every exchange with a client takes besides its transfers and computations. `variation`: sigma of a log-normal factor
-    (median 1) on the time of transfers and computations, drawn for each round and client. `deadline`: seconds after
-    which the server no longer waits for the updates of the selected (None: it waits). `over_selection`: f, so that
-    K' = ceil(f K) clients are selected, of whom the first K to arrive count. `idle_seconds`: how long a round takes in
-    which no client can be reached.
+    every exchange takes besides transfers and computations. `variation`: sigma of a log-normal factor (median 1) on the
+    time of these, drawn for each round and client. `deadline`: seconds after which the server no longer waits for the
+    updates of the selected (None: it waits). `over_selection`: f, so that K' = ceil(f K) clients are selected, of whom
+    the first K to arrive count. `idle_seconds`: how long a round takes in which no client can be reached.
     """
 
     devices: DeviceModel
@@ -51,10 +50,8 @@ class System:
 
 @dataclass(frozen=True)
 class Resources:
-    """Seconds of n clients [n]: to be reached and download the model, to train locally, to upload the update.
-
-    Those of a device as it is on most days, without the variation of the round.
-    """
+    """Seconds of n clients [n], without the variation of the round: to be reached and download the model, to train, to
+    upload the update."""
 
     download: Floats
     training: Floats
@@ -62,10 +59,7 @@ class Resources:
 
 
 class RoundClock:
-    """The simulated time of one round, which begins at `start` seconds of the run.
-
-    `asked`: the seconds that exchanges have taken so far.
-    """
+    """The simulated time of one round, which begins at `start` seconds of the run; its exchanges have taken `asked`."""
 
     def __init__(self, system: System, devices: Devices, streams: Streams, round: int, start: float) -> None:
         self._system, self._devices, self._streams, self._round = system, devices, streams, round
@@ -74,10 +68,8 @@ class RoundClock:
         self.asked = 0.0
 
     def spend(self, work: Work, *, answered: bool) -> Floats:
-        """Seconds [n] that each client of an exchange takes for its `work`; the server waits for the slowest.
-
-        It does not wait for work that is not `answered`: this delays the next answer of the client.
-        """
+        """Seconds [n] that each client of an exchange takes for its `work`. The server waits for the slowest, unless
+        the work is not `answered`: this delays the next answer of the client."""
         seconds = self.nominal(work, self._factors(work.ids))
         if not answered:
             for client, more in zip(work.ids.tolist(), seconds.tolist(), strict=True):

@@ -5,10 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.core.errors import floor
-from fedsim.core.exact import exp
-from fedsim.core.types import Floats, Ids
-from fedsim.selectors.base import Clients, NonNegative, Selection, Selector, Share, Signal, ascending, parameters
+from fedsim.core.parameters import NonNegative, Share, parameters
+from fedsim.selectors.base import Clients, Floats, Ids, Selection, Selector, Signal, ascending, exp, floor
 
 
 @parameters
@@ -19,10 +17,9 @@ class AFL(Selector):
     the others with probability softmax(alpha2 v), without replacement, and the rest uniformly from all clients not yet
     drawn. Only the selected clients report a new value, computed on the model before their training.
 
-    `init: query` requests the losses of all clients in round 1 (FedCor's code); those that cannot be reached then are
-    asked when they first can. `init: equal` starts with equal values.
-    If fewer clients have a positive probability than are to be drawn by softmax, uniform draws fill up (NumPy's
-    `choice` would raise). Ties at the border of the excluded clients are broken at random.
+    `init: query` requests the loss of each client when it is first available (FedCor's code), `equal` starts with equal
+    values. If fewer clients have a positive probability than are to be drawn by softmax, uniform draws fill up. Ties at
+    the border of the excluded clients are broken at random.
     """
 
     needs = frozenset({Signal.LOSSES})
@@ -51,10 +48,8 @@ class AFL(Selector):
         return Selection(chosen)
 
     def probabilities(self, values: Floats, rng: np.random.Generator) -> Floats:
-        """Probabilities [n] for `values` [n]: a softmax over all but the int(alpha1 n) lowest, which get 0.
-
-        Values that are not finite count as lowest, and get 0; the result is uniform if no finite value remains.
-        """
+        """Probabilities [n] for `values` [n]: a softmax over all but the int(alpha1 n) lowest, which get 0, as do
+        values that are not finite; uniform if no finite value remains."""
         values = np.where(np.isfinite(values), values, -np.inf)
         order = rng.permutation(len(values))
         order = order[np.argsort(values[order], kind="stable")]

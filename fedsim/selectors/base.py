@@ -5,6 +5,7 @@ tests find it; no other file is edited.
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -16,48 +17,27 @@ from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
 from fedsim.clients.server import Server
 from fedsim.clients.system import Resources
-from fedsim.core.errors import (
-    FedsimError,
-    Problem,
-    at_least,
-    at_most,
-    between,
-    ceil,
-    check,
-    floor,
-    one_of,
-    positive,
-    rule,
-)
+from fedsim.core.errors import FedsimError, Problem, at_least, at_most, between, ceil, check, floor, positive, rule
 from fedsim.core.exact import exp, log
 from fedsim.core.parameters import Count, CountOrZero, NonNegative, Positive, Problems, Share, parameters
-from fedsim.core.types import (
-    Cohort,
-    Evaluation,
-    Floats,
-    Ids,
-    Params,
-    Population,
-    Positions,
-    Selection,
-    Stack,
-    drop_nonfinite,
-)
+from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Population, Positions, Selection, drop_nonfinite
 
 __all__ = ["Clients", "Cohort", "Count", "CountOrZero", "Evaluation", "FedsimError", "Floats", "Ids", "NonNegative"]
 __all__ += ["Params", "Population", "Positions", "Positive", "Problem", "Problems", "Resources", "Selection"]
-__all__ += ["Selector", "Server", "Share", "Signal", "Stack", "ascending", "at_least", "at_most", "between", "ceil"]
-__all__ += ["check", "drop_nonfinite", "exp", "floor", "highest", "log", "one_of", "parameters", "positive", "rule"]
+__all__ += ["Selector", "Server", "Share", "Signal", "ascending", "at_least", "at_most", "between", "ceil"]
+__all__ += ["check", "drop_nonfinite", "exp", "floor", "highest", "log", "parameters", "positive", "rule"]
 __all__ += ["softmax", "weighted_without_replacement", "without_infinity"]
+
+MAX_BYTES = 16 * 2**30  # of tables [N, N] that a selector holds at once
+REMEDY = "lower num_clients, or take a selector whose cost is linear in it (docs/scale.md)"
 
 
 @parameters
 class Selector(ABC):
     """Selects the clients of each round.
 
-    Hyper-parameters are keyword-only fields of a class with the decorator `parameters`, with their ranges in the
-    annotations and without defaults: their values stand in the YAML file. The constructor must be cheap: it also runs
-    when a config is validated.
+    Hyper-parameters are fields of a class with the decorator `parameters`, with their ranges in the annotations; their
+    values stand in the YAML file. The constructor must be cheap: it also runs when a config is validated.
     """
 
     population: Population = field(kw_only=False)
@@ -71,8 +51,13 @@ class Selector(ABC):
     BLAS or LAPACK: their last bits differ with the instruction set."""
     start_up_rounds = 0
     """Initial rounds whose cost differs from that of later ones, which alone are extrapolated to more rounds."""
+    pair_bytes = 0
+    """Of the tables [N, N] that the method holds at their peak, for each pair of clients: 16 GiB in all are refused."""
     state: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes that persist between rounds: everything that an exact resume has to restore."""
+
+    def problems(self) -> Problems:
+        yield pairs_problem(self.population, self.pair_bytes)
 
     def unfit_for(self, trained: Sequence[str]) -> Problem | None:
         """What a hyper-parameter, the problem's key, asks of the model that its `trained` parameters do not have."""
@@ -82,13 +67,11 @@ class Selector(ABC):
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         """Select the clients of `round` (1-based) from `clients.available`.
 
-        `clients` answers the requests declared in `needs` and charges their cost. `rng` is a random stream of this
-        round; use no other source of randomness.
+        `clients` answers what `needs` declares and charges its cost. Every draw is of `rng`, the stream of this round.
         """
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:  # noqa: B027
-        """Called after aggregation with the updates that have arrived, which the server has at no extra cost; not
-        called if none has.
+        """Called after aggregation with the updates that have arrived, if there are any.
 
         `server` computes on the server's own data (validation split, public samples) and holds the new global model.
         """
@@ -121,6 +104,14 @@ class Selector(ABC):
         return min(self.population.cohort_size, len(clients.available))
 
 
+def pairs_problem(population: Population, pair_bytes: int, remedy: str = REMEDY) -> Problem | None:
+    """The problem of tables [N, N] of so many bytes for each pair, or None; its key is the selector itself."""
+    n, most = population.num_clients, math.isqrt(MAX_BYTES // pair_bytes) if pair_bytes else math.inf
+    told = f"compares all pairs of num_clients={n} clients, in tables of {pair_bytes * n**2 / 2**30:,.0f} GiB; "
+    told += f"must take at most {MAX_BYTES // 2**30} GiB, as they do up to num_clients={most}"
+    return rule(n <= most, "", ..., told, remedy)
+
+
 def highest(scores: Floats, count: int, rng: np.random.Generator) -> Positions:
     """Positions [count] of the highest `scores` [n], in descending order; ties are broken at random, nan ranks last."""
     shuffled = rng.permutation(len(scores))
@@ -146,15 +137,12 @@ def weighted_without_replacement(weights: Floats, count: int, rng: np.random.Gen
 
 
 def leading(values: Floats, count: int) -> Positions:
-    """Positions [min(count, n)] of the highest `values` [n], none of them nan, in descending order, of equal ones the
-    first: as a stable sort of all of them would give."""
+    """Positions [min(count, n)] of the highest `values` [n], none of them nan, as a stable sort would give them."""
     count = min(count, len(values))
     if not count:
         return np.empty(0, np.int64)
-    least = np.partition(values, len(values) - count)[len(values) - count]
-    above = np.flatnonzero(values > least)
-    tied = np.flatnonzero(values == least)[: count - len(above)]
-    return np.concatenate([above[np.argsort(-values[above], kind="stable")], tied])
+    possible = np.flatnonzero(values >= np.partition(values, -count)[-count])
+    return possible[np.argsort(-values[possible], kind="stable")][:count]
 
 
 def softmax(values: Floats) -> Floats:

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from fedsim.core.exact import arccos
 from fedsim.core.types import Floats, Ids, Positions
-from fedsim.selectors.base import Clients, Cohort, Population, Problems, Selection, Selector, Server, parameters
+from fedsim.selectors.base import Clients, Cohort, Population, Selection, Selector, Server, parameters
 from fedsim.selectors.similarity import among, euclidean_distances, update_inner_products, with_latest
-from fedsim.selectors.tools import WardInput, pairs_problem, ward_linkage
+from fedsim.selectors.tools import WardInput, ward_linkage
 
-PAIR_BYTES = 20
-"""Inner products and distances in float32, as they are for many clients, and halves in float64 for Ward's tree."""
 MASS_TOLERANCE = 1e-9  # rounding tolerance when the mass of a bin or cluster is compared with its capacity 1
 CLEARLY = 1e-6  # room beyond which a running sum of masses decides as the exact one does
 
@@ -23,9 +21,9 @@ CLEARLY = 1e-6  # room beyond which a running sum of masses decides as the exact
 class ClusteredBySize(Selector):
     """Algorithm 1: K bins of capacity 1 are filled with the clients' masses K p_i, in descending order of n_i.
 
-    The bins are distributions r_1..r_K over the clients with sum_k r_ki = K p_i; one client is drawn from each. Who is
-    drawn m times trains and uploads once and gets the aggregation weight m / K, which makes the average an unbiased
-    estimate of full participation's sum_i p_i w_i. If some clients are unavailable, p is renormalised over the others.
+    The bins are distributions r_1..r_K over the clients with sum_k r_ki = K p_i; one client is drawn from each. A
+    client drawn m times gets the aggregation weight m / K, so that the average is an unbiased estimate of full
+    participation's. If some clients are unavailable, p is renormalised over the others.
     """
 
     adaptive = True
@@ -44,25 +42,23 @@ class ClusteredBySize(Selector):
 class ClusteredBySimilarity(ClusteredBySize):
     """Algorithm 2: the distributions of `ClusteredBySize` are clusters of clients with similar updates.
 
-    Clients are compared by their latest updates; before its first update a client counts as a zero vector at distance
-    0 from all others. `distance` is the angle arccos(cosine), or the L1 or L2 norm of the difference (L1 takes N^2 P
-    operations per round, because it is no matrix product). Ward's tree over these distances is cut into the largest
-    clusters of mass at most 1, where client i has mass K p_i. The K heaviest clusters become the distributions, and the
-    clients of the other clusters fill what they leave free. A client of mass above 1 first fills whole distributions by
-    itself.
+    Clients are compared by their latest updates; before its first one a client is at distance 0 from all others.
+    `distance` is the angle arccos(cosine), or the L1 or L2 norm of the difference (L1 takes N^2 P operations a round).
+    Ward's tree over these distances is cut into the largest clusters of mass at most 1, where client i has mass K p_i.
+    The K heaviest clusters become the distributions, and the clients of the others fill what they leave free. A client
+    of mass above 1 first fills whole distributions by itself.
 
-    `ward_on: distances` (the paper) builds the tree on the distances; `rows` uses the rows of the distance matrix
-    [N, N] as points, as the published code does by passing the square matrix to scipy. (That code also squares the L2
-    norm, which is not done here.)
+    `ward_on: distances` (the paper) builds the tree on the distances; `rows` uses the rows of their matrix [N, N] as
+    points, as the published code does. (That code also squares the L2 norm, which is not done here.)
     """
 
+    pair_bytes = (
+        20  # products and distances in float32, as they are for many clients, and halves in float64 for the tree
+    )
     state = ("updates", "products")
 
     distance: Literal["cosine", "l1", "l2"]
     ward_on: WardInput
-
-    def problems(self) -> Problems:
-        yield pairs_problem(self.population, PAIR_BYTES)
 
     def __post_init__(self) -> None:
         self.updates: Tensor | None = None

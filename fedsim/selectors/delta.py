@@ -3,8 +3,7 @@ algorithm."""
 
 import numpy as np
 
-from fedsim.core.types import Floats
-from fedsim.selectors.base import Clients, Cohort, NonNegative, Selection, Selector, Server, Signal, parameters
+from fedsim.selectors.base import Clients, Cohort, Floats, NonNegative, Selection, Selector, Server, Signal, parameters
 
 
 @parameters
@@ -15,8 +14,8 @@ class Delta(Selector):
     in proportion to sqrt(`diversity` zeta_k^2 + `variance` sigma_k^2). zeta_k is the distance of client k's mean
     gradient (its update divided by learning rate and number of steps) from the cohort's mean; sigma_k is the root mean
     square distance of its mini-batch gradients from their mean, one number that the client sends after a pass over its
-    data. A client drawn m times gets the aggregation weight m p_k / (K P_k), which makes the average an unbiased
-    estimate of full participation. If some clients are unavailable, p and P are renormalised over the others.
+    data. A client drawn m times gets the aggregation weight m p_k / (K P_k), so that the average is an unbiased
+    estimate of full participation's. If some clients are unavailable, p and P are renormalised over the others.
     """
 
     adaptive = True
@@ -53,11 +52,7 @@ class Delta(Selector):
 
 
 def redistribute_mass(mass: Floats, scores: Floats) -> Floats:
-    """sum(`mass`) distributed in proportion to `scores`, both [K].
-
-    `mass` itself is returned if any score is not finite or not > 0.
-    """
-    usable = np.isfinite(scores) & (scores > 0)
-    if not usable.all():
+    """sum(`mass`) distributed in proportion to `scores`, both [K]; `mass` unless all scores are finite and > 0."""
+    if not (np.isfinite(scores) & (scores > 0)).all():
         return mass
     return mass.sum() * scores / scores.sum()

@@ -7,13 +7,8 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from fedsim.core.errors import floor
-from fedsim.core.types import Floats, Ids, Positions
-from fedsim.selectors.base import Clients, Problems, Selection, Selector, Share, Signal, parameters
+from fedsim.selectors.base import Clients, Floats, Ids, Positions, Selection, Selector, Share, Signal, floor, parameters
 from fedsim.selectors.similarity import among, euclidean_distances, update_inner_products
-from fedsim.selectors.tools import pairs_problem
-
-PAIR_BYTES = 12  # inner products and distances in float32, as they are for many clients, and a copy for a checkpoint
 
 
 @parameters
@@ -21,23 +16,21 @@ class DivFL(Selector):
     """Selects the K clients S that minimise G(S) = sum_k min_{i in S} |grad_k - grad_i|, greedily (facility location).
 
     `mode: ideal` requests full gradients of all clients in every round; `no_overhead` requests each client's gradient
-    once (in round 1, or when it is first available) and from then on only those of the selected clients, before they
-    train. `greedy: plain` evaluates all candidates in every step; `lazy` finds the same set with fewer evaluations;
-    `stochastic` evaluates max(K, share * N) random candidates per step. `weights: gamma` weights client i by the share
-    of clients whose nearest selected client is i (the paper), `aggregator` leaves the weights to the aggregator (the
-    official code: by size). Ties, for example between two clients that are nearest to each other, are broken at random.
+    once (when it is first available) and then only those of the selected clients, before they train. `greedy: plain`
+    evaluates all candidates in every step; `lazy` finds the same set with fewer evaluations; `stochastic` evaluates
+    max(K, share * N) random candidates per step. `weights: gamma` weights client i by the share of clients whose
+    nearest selected client is i (the paper), `aggregator` leaves that to the aggregator (the official code: by size).
+    Ties are broken at random.
     """
 
     needs = frozenset({Signal.GRADIENTS})
+    pair_bytes = 12  # products and distances in float32, as they are for many clients, and a copy for a checkpoint
     state = ("known", "gradients", "products")
 
     mode: Literal["ideal", "no_overhead"]
     greedy: Literal["plain", "lazy", "stochastic"]
     share: Share
     weights: Literal["gamma", "aggregator"]
-
-    def problems(self) -> Problems:
-        yield pairs_problem(self.population, PAIR_BYTES)
 
     def __post_init__(self) -> None:
         self.start_up_rounds = int(self.mode == "no_overhead")
@@ -76,25 +69,22 @@ def plain_greedy(distance: Floats, count: int, rng: np.random.Generator, candida
     `distance` [n, n] is symmetric. With `candidates`, each step evaluates only that many random positions.
     """
     nearest = np.full(len(distance), np.inf)
-    tie_breaker = RandomTieBreaker(distance, rng)
+    largest = random_tie_breaker(distance, rng)
     chosen: list[int] = []
     for _ in range(min(count, len(distance))):
         left = np.setdiff1d(np.arange(len(distance)), chosen)
         pool = left if candidates is None else np.sort(rng.choice(left, min(candidates, len(left)), replace=False))
-        best = tie_breaker.largest(-_row_sums(distance, pool, partial(np.minimum, nearest)), pool)
+        best = largest(-_row_sums(distance, pool, partial(np.minimum, nearest)), pool)
         chosen.append(best)
         nearest = np.minimum(nearest, distance[best])
     return np.array(chosen, dtype=np.int64)
 
 
 def lazy_greedy(distance: Floats, count: int, rng: np.random.Generator) -> Positions:
-    """The same set as `plain_greedy`, re-evaluating only gains that can still be the largest (Minoux, 1978).
-
-    G is submodular: a gain can only shrink as the set grows. An outdated gain that is below the best up-to-date one
-    therefore needs no new evaluation.
-    """
-    all_positions, tie_breaker = np.arange(len(distance)), RandomTieBreaker(distance, rng)
-    first = tie_breaker.largest(-distance.sum(1, dtype=np.float64), all_positions)
+    """The same set as `plain_greedy`, re-evaluating only gains that can still be the largest (Minoux, 1978): as the set
+    grows, a gain can only shrink."""
+    all_positions, largest = np.arange(len(distance)), random_tie_breaker(distance, rng)
+    first = largest(-distance.sum(1, dtype=np.float64), all_positions)
     chosen, nearest = [first], distance[first].copy()
     gains = _row_sums(distance, all_positions, lambda block: np.maximum(nearest - block, 0))
     gains[first] = -np.inf
@@ -103,7 +93,7 @@ def lazy_greedy(distance: Floats, count: int, rng: np.random.Generator) -> Posit
         while True:
             top = int(np.argmax(gains))
             if fresh[top]:
-                top = tie_breaker.largest(gains, all_positions)
+                top = largest(gains, all_positions)
             if fresh[top]:
                 break
             gains[top] = np.maximum(nearest - distance[top], 0).sum(dtype=np.float64)
@@ -114,17 +104,17 @@ def lazy_greedy(distance: Floats, count: int, rng: np.random.Generator) -> Posit
     return np.array(chosen, dtype=np.int64)
 
 
-class RandomTieBreaker:
-    """Breaks ties by a random order of the clients; values count as tied if they differ by rounding errors only."""
+def random_tie_breaker(distance: Floats, rng: np.random.Generator) -> Callable[[Floats, Positions], int]:
+    """Which of `positions` [n] has the largest of `values` [n]; of those that differ by rounding errors only, the first
+    in a random order of the clients."""
+    rank = rng.permutation(len(distance))
+    tolerance = 1e-10 * float(distance.sum(1, dtype=np.float64).max(initial=0))
 
-    def __init__(self, distance: Floats, rng: np.random.Generator) -> None:
-        self.rank = rng.permutation(len(distance))
-        self.tolerance = 1e-10 * float(distance.sum(1, dtype=np.float64).max(initial=0))
+    def largest(values: Floats, positions: Positions) -> int:
+        tied = positions[values >= values.max() - tolerance]
+        return int(tied[np.argmin(rank[tied])])
 
-    def largest(self, values: Floats, positions: Positions) -> int:
-        """The one of `positions` [n] with the largest of `values` [n]; of tied ones, the first in the random order."""
-        tied = positions[values >= values.max() - self.tolerance]
-        return int(tied[np.argmin(self.rank[tied])])
+    return largest
 
 
 def _row_sums(table: Floats, rows: Positions, function: Callable[[Floats], Floats]) -> Floats:

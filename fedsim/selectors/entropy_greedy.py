@@ -3,9 +3,8 @@
 
 import numpy as np
 
-from fedsim.core.exact import log
-from fedsim.core.types import Floats
-from fedsim.selectors.base import Clients, Problems, Selection, Selector, Signal, ascending, highest, parameters, rule
+from fedsim.core.parameters import Problems, parameters
+from fedsim.selectors.base import Clients, Floats, Selection, Selector, Signal, ascending, highest, log, rule
 from fedsim.selectors.tools import collect_label_counts, not_queued
 
 
@@ -13,9 +12,8 @@ from fedsim.selectors.tools import collect_label_counts, not_queued
 class EntropyGreedy(Selector):
     """Adds clients one by one, each time the one that maximises the entropy of the pooled labels; ties at random.
 
-    The last `queue_length` selected clients are not eligible (None: N // 2, which is our choice). If fewer than K
-    clients are eligible, those that have been in the queue longest are released. Clients report their label counts
-    once.
+    The last `queue_length` selected clients are not eligible (None: N // 2, which is our choice); if fewer than K are,
+    those that have been in the queue longest are released. Clients report their label counts once.
     """
 
     start_up_rounds = 1

@@ -7,12 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.exact import exp, log
 from fedsim.core.parameters import Count, NonNegative, Positive, Problems, parameters
-from fedsim.selectors.base import Clients, Cohort, Floats, Ids, Selection, Selector, Server, Signal, rule
-from fedsim.selectors.tools import kl_divergences, pairs_problem
+from fedsim.selectors.base import Clients, Cohort, Floats, Ids, Selection, Selector, Server, Signal, exp, log, rule
+from fedsim.selectors.tools import kl_divergences
 
-PAIR_BYTES = 36  # divergences in float32 and 64, and the attention with what it is made of
 BLOCK_ENTRIES = 2**18
 """Of attention that is computed at once, so that it stays in the cache: all of it up to 512 clients."""
 TOLERANCE = 1e-9  # rounding tolerance when sums of shares are compared with tau: .1 * 3 > .3 in floating point
@@ -31,9 +29,8 @@ class Cumulative(Threshold):
     """The smallest number of top clients whose shares sum to tau_t (section V-A, used in place of Eq. 14).
 
     `schedule: step` is the paper's tau_t = start + increment * floor(t / every). The others go from `start` to `end`
-    with u = t / (T - 1): `linear` as u, `convex` as u^2, `concave` as ln(1 + 9u) / ln 10. `mode: reach` stops when the
-    sum is >= tau, which gives the paper's 32% fewer participants; `exceed` stops when it is > tau, as printed. All
-    clients are selected if tau >= 1.
+    with u = t / (T - 1): `linear` as u, `convex` as u^2, `concave` as ln(1 + 9u) / ln 10. `mode: reach` stops at a sum
+    >= tau, which gives the paper's 32% fewer participants; `exceed` at > tau, as printed. tau >= 1 selects all.
     """
 
     schedule: Literal["step", "linear", "convex", "concave"]
@@ -62,10 +59,8 @@ class Cumulative(Threshold):
 
 @parameters
 class Lambda(Threshold):
-    """Clients whose share exceeds lambda / eta_t, with increasing eta_t (the rule below Eq. 14).
-
-    Here lambda is `strength` and eta_t = 1 + `growth` * t. The paper gives no values, and has eta_t in (0, 1], which
-    differs from this by a constant factor that lambda can absorb.
+    """Clients whose share exceeds lambda / eta_t, with lambda = `strength` and eta_t = 1 + `growth` * t (the rule below
+    Eq. 14, without values there; eta_t in (0, 1] differs by a constant factor that lambda can absorb).
     """
 
     strength: Positive
@@ -81,31 +76,26 @@ class FedABC(Selector):
 
     Scores: d_kj = KL(P_k || P_j) on the public samples (Eq. 9, 10; `kl_reduction: mean` also divides by the number of
     classes, as printed); attention c_kj = softmax_j(-d_kj), including j = k unless `self_term` is false (Eq. 11); v_j
-    is the loss of the global model on client j's data (Eq. 12); S_k = sum_j c_kj v_j (Eq. 13). The scores are
-    normalised to shares S_k / sum S, which the paper does not print but its thresholds require. The clients with the
-    highest shares are selected, as many as `threshold` says. `weights: score` averages their models in proportion to S
-    (Eq. 15).
+    is the loss of the global model on client j's data (Eq. 12); S_k = sum_j c_kj v_j (Eq. 13). Normalised to shares
+    S_k / sum S, as the paper's thresholds require, the highest are selected, as many as `threshold` says. `weights:
+    score` averages their models in proportion to S (Eq. 15).
 
-    In round 1 (round 0 of the paper), or the first one in which clients can be reached, all that can be take part, with
-    the aggregator's average. The server keeps the latest predictions of each client, not its model; those of clients
-    that did not take part in the last round are stale. A loss that is not finite is replaced by the largest finite one.
-    Shares are uniform if all scores are 0. Predictions that hold a nan are not kept, so that the client's earlier ones
-    stay. A client without predictions (unavailable in that round, and not selected since) has divergence 0 to and from
-    all others, so that its attention is uniform.
+    In the first round in which clients can be reached (round 0 of the paper) all of these take part, with the
+    aggregator's average. The server keeps the latest predictions of each client without nan, which may be stale;
+    without any, a client has divergence 0 to and from all others. A loss that is not finite counts as the largest
+    finite one. Shares are uniform if all scores are 0.
     """
 
     adaptive = True
     start_up_rounds = 1
     needs = frozenset({Signal.LOSSES, Signal.PUBLIC})
+    pair_bytes = 36  # divergences in float32 and 64, and the attention with what it is made of
     state = ("predictions",)
 
     threshold: Threshold
     kl_reduction: Literal["mean", "sum"]
     self_term: bool
     weights: Literal["score", "uniform", "by_size"]
-
-    def problems(self) -> Problems:
-        yield pairs_problem(self.population, PAIR_BYTES)
 
     def __post_init__(self) -> None:
         self.predictions: dict[int, Tensor] = {}

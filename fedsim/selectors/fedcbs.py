@@ -4,8 +4,7 @@ Class-Imbalance Reduction", ICML 2023)."""
 import numpy as np
 
 from fedsim.core.exact import exp, log
-from fedsim.core.types import Floats
-from fedsim.selectors.base import Clients, NonNegative, Selection, Selector, Signal, ascending, parameters
+from fedsim.selectors.base import Clients, Floats, NonNegative, Selection, Selector, Signal, ascending, parameters
 from fedsim.selectors.tools import collect_label_counts
 
 MIN_QCID = 1e-9  # lower bound of QCID values: a perfectly balanced pool has QCID 0, which has no inverse

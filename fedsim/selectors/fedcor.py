@@ -8,11 +8,10 @@ from annotated_types import Ge, Le
 
 from fedsim.core.errors import DivergedError
 from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, Share, parameters
-from fedsim.selectors.base import Clients, Floats, Params, Selection, Selector, Signal, ascending, drop_nonfinite
+from fedsim.core.types import Floats, Params, Selection
+from fedsim.selectors.base import Clients, Selector, Signal, ascending, drop_nonfinite, pairs_problem
 from fedsim.selectors.gaussian_process import Kernel, Objective, Parameters, greedy_selection, is_dense, make_process
-from fedsim.selectors.tools import pairs_problem
 
-MAX_DIMENSION = 10_000
 Steps = Annotated[int, Ge(0), Le(1_000_000)]
 SMALLEST_DISCOUNT = 1e-12
 
@@ -21,12 +20,12 @@ SMALLEST_DISCOUNT = 1e-12
 class FedCor(Selector):
     """Selects the K clients whose training is expected to lower the weighted sum of all clients' losses the most.
 
-    A Gaussian process models how the clients' losses change together in a round. An observation is the vector of all
-    clients' loss changes over one round. Rounds e are counted from 0 as in the paper.
+    A Gaussian process models how the clients' losses change together. An observation is the vector of all clients' loss
+    changes over one round. Rounds e are counted from 0 as in the paper.
 
     Warm-up (e <= `warmup`): clients are drawn uniformly; all clients report their losses before and after the round,
-    which gives one observation per round. After the last warm-up round the process is fitted with `first_steps` steps;
-    with `warmup_steps` > 0 it is also fitted after every earlier warm-up round, as in the 2022 code.
+    which gives one observation. After its last round the process is fitted with `first_steps` steps; with
+    `warmup_steps` > 0 after every earlier one, too, as in the 2022 code.
 
     Later rounds: clients are selected greedily (Eq. 13, see `greedy_selection`). After each round divisible by
     `interval`, K random clients train *virtually*: all clients report the losses of the present model and of the
@@ -35,26 +34,23 @@ class FedCor(Selector):
 
     Observations are weighted by `gamma`^age and dropped after `window` rounds. `history: intervals` is the 2022 code:
     fits after the warm-up use only the last ceil((window + 1) / interval) observations, each counted as `interval`
-    rounds older than the next one, whenever it was made; its fits are around 0 (`update_mean: false`).
+    rounds older than the next one; its fits are around 0 (`update_mean: false`), and its noise variance (1e-4) occurs
+    only in the denominators of the selection rule, which is not done here.
 
     A fitting step costs O(N q) for linear kernels with the marginal likelihood (`mml`), O(N^3) otherwise. `epsilon` is
     the probability that a pick is random; `least_fall` selects fewer than K clients if no other one has so large an
     expected fall (both unused in the paper).
 
-    Implementation: requests "after round e" are made at the beginning of round e + 1, when the global model is the
-    same; a client that answered them and is then selected does not download that model again. Unavailable clients count
-    as unchanged. If a virtually trained client is selected in the same round, its training is done and charged once.
-    Where nobody is available in a round, what was due is done in the next one in which somebody is; clients are drawn
-    uniformly until the first fit. Virtual updates that are not finite are left out; without any other there is neither
-    observation nor fit.
-    The selection rule of the 2022 code differs by its noise variance (1e-4), which occurs only in the denominators.
+    Requests "after round e" are made at the beginning of the next round in which somebody is available, when the global
+    model is the same; until the first fit clients are drawn uniformly. Unavailable clients count as unchanged. Virtual
+    updates that are not finite are left out; without any other there is neither observation nor fit.
     """
 
     needs = frozenset({Signal.LOSSES})
     exact = False  # the fit of the process solves linear equations
     state = ("losses", "changes", "rounds", "parameters", "discounts", "last", "fitted")
 
-    dimension: Annotated[int, Ge(1), Le(MAX_DIMENSION)]
+    dimension: Annotated[int, Ge(1), Le(10_000)]
     noise: Positive
     kernel: Kernel
     length: Positive
@@ -78,7 +74,7 @@ class FedCor(Selector):
         if not is_dense(self.kernel, self.objective):
             return
         remedy = "selector.kernel=linear selector.objective=mml is linear in num_clients; or lower num_clients"
-        features = 16 * min(self.dimension, MAX_DIMENSION) if self.kernel == "se" else 0
+        features = 16 * min(self.dimension, 10_000) if self.kernel == "se" else 0
         yield pairs_problem(self.population, 64 + features, remedy)
 
     def __post_init__(self) -> None:
@@ -107,10 +103,7 @@ class FedCor(Selector):
         ids = clients.available
         covariance = self.process.covariance({**self.parameters, "embedding": self.parameters["embedding"][:, ids]})
         shares, discounts = self.shares[ids], self.discounts[ids]
-        positions = greedy_selection(
-            covariance, shares, discounts, count, rng, epsilon=self.epsilon, min_fall=self.least_fall
-        )
-        chosen = ids[positions]
+        chosen = ids[greedy_selection(covariance, shares, discounts, count, rng, self.epsilon, self.least_fall)]
         if e % self.interval:
             self.discounts[chosen] = np.maximum(self.discounts[chosen] * self.beta, SMALLEST_DISCOUNT)
         return Selection(ascending(chosen))
@@ -129,7 +122,6 @@ class FedCor(Selector):
             self._train_virtually(e - 1, clients, count, rng)
 
     def _train_virtually(self, last: int, clients: Clients, count: int, rng: np.random.Generator) -> None:
-        """A virtual round after round `last`: what it changes is observed, and its model discarded."""
         trained = clients.collect(ascending(rng.choice(clients.available, count, replace=False)))
         try:
             virtual, *_ = drop_nonfinite(trained, None)
@@ -156,14 +148,10 @@ class FedCor(Selector):
     def _fit(self, steps: int, now: int) -> None:
         if not steps:
             return
-        changes, weights = self._observations(now)
-        mean = weights @ changes / weights.sum() if self.update_mean else np.zeros(changes.shape[1])
-        self.parameters = self.process.fit(self.parameters, changes - mean, weights, steps)
-
-    def _observations(self, now: int) -> tuple[Floats, Floats]:
-        """Observations for a fit after round `now`: loss changes [E, N], oldest first, and their weights [E]."""
-        ages = now - np.array(self.rounds, dtype=np.float64)
+        ages = now - np.array(self.rounds, dtype=np.float64)  # of the oldest observation first
         if self.history == "intervals" and now > self.warmup:
             count = min(-(-(self.window + 1) // self.interval), len(ages))
             ages = self.interval * np.arange(count, dtype=np.float64)[::-1]
-        return np.stack(self.changes[-len(ages) :]), self.gamma**ages
+        changes, weights = np.stack(self.changes[-len(ages) :]), self.gamma**ages
+        mean = weights @ changes / weights.sum() if self.update_mean else np.zeros(changes.shape[1])
+        self.parameters = self.process.fit(self.parameters, changes - mean, weights, steps)

@@ -14,20 +14,17 @@ class FedCS(Selector):
     """Selects as many clients as can download, train and upload within the `deadline`, by what they report of their
     resources.
 
-    The resource request goes to ceil(`candidate_fraction` N) random clients (None: to K, as in the paper, where the
-    same C N clients are selected in its baseline); they answer with three numbers. `deadline` is the paper's
-    T_round - T_cs - T_agg in seconds: what is left of a round for distribution, training and upload.
+    The resource request goes to ceil(`candidate_fraction` N) random clients (None: to K, as in the paper). `deadline`
+    is the paper's T_round - T_cs - T_agg: the seconds left of a round for distribution, training and upload.
 
-    `uploads: sequential` is the paper's Algorithm 3, for clients that share a channel and upload one after another:
-    starting from S = {} and Theta = 0, the candidate x of the smallest T^d(S + x) - T^d(S) + t^UL_x +
-    max(0, t^UD_x - Theta) is taken next, where T^d(S) is the slowest download in S; it stays out unless
-    T^d(S + x) + Theta' is below the deadline, with Theta' = Theta + t^UL_x + max(0, t^UD_x - Theta). `parallel` is for
-    clients with bandwidths of their own, which the simulated clock assumes: the same greedy choice takes all candidates
-    whose download, training and upload together are below the deadline.
+    `uploads: sequential` is the paper's Algorithm 3, for clients that upload one after another: starting from S = {}
+    and Theta = 0, the candidate x of the smallest T^d(S + x) - T^d(S) + t^UL_x + max(0, t^UD_x - Theta) is taken next,
+    where T^d(S) is the slowest download in S; it stays out unless T^d(S + x) + Theta' is below the deadline, with
+    Theta' = Theta + t^UL_x + max(0, t^UD_x - Theta). `parallel` is for bandwidths of their own, which the simulated
+    clock assumes: all candidates are taken whose download, training and upload together are below the deadline.
 
-    Deviations: the paper's server drops the updates of clients that miss the deadline, here `system.deadline` does; its
-    model is aggregated with weights n_k, here by the `aggregator`. The method decides how many clients take part, which
-    may be none.
+    Deviations: updates that miss the deadline are dropped by `system.deadline`, and weights are the `aggregator`'s. How
+    many clients take part depends on their answers, and may be none.
     """
 
     needs = frozenset({Signal.RESOURCES})

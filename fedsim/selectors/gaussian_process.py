@@ -1,8 +1,8 @@
 """FedCor's Gaussian process over the loss changes of N clients, each of which has an embedding x_i in R^q.
 
 Linear kernels are handled in low-rank form, exactly and linear in N: the covariance is F^T F + noise^2 I with F [q, N],
-by Woodbury's identity its inverse is (I - F^T A) / noise^2 with A = (noise^2 I + F F^T)^-1 F, and a greedy pick needs
-one column of the covariance at a time. Other kernels and objectives use dense matrices and automatic differentiation.
+and by Woodbury's identity its inverse is (I - F^T A) / noise^2 with A = (noise^2 I + F F^T)^-1 F. Other kernels and
+objectives use dense matrices and automatic differentiation.
 """
 
 from collections.abc import Callable
@@ -23,41 +23,25 @@ JITTER = (0.0, 1e-6, 1e-5, 1e-4)
 
 
 class LowRank:
-    """The covariance matrix [N, N] F^T F + noise^2 I with `factor` F [q, N], as the greedy selection uses it: its
-    product [N] with a vector, and copies of its diagonal and of a column."""
+    """The covariance matrix [N, N] F^T F + noise^2 I with `factor` F [q, N], in place of an array: its product with a
+    vector [N], its diagonal, and its column `[:, j]`."""
 
     def __init__(self, factor: Floats, noise: float) -> None:
         self.factor, self.noise = factor, noise
 
-    def matvec(self, vector: Floats) -> Floats:
+    def __matmul__(self, vector: Floats) -> Floats:
         return self.factor.T @ (self.factor @ vector) + self.noise**2 * vector
 
     def diagonal(self) -> Floats:
         return (self.factor**2).sum(0) + self.noise**2
 
-    def column(self, j: int) -> Floats:
-        column: Floats = self.factor.T @ self.factor[:, j]
-        column[j] += self.noise**2
+    def __getitem__(self, key: tuple[slice, int]) -> Floats:
+        column: Floats = self.factor.T @ self.factor[:, key[1]]
+        column[key[1]] += self.noise**2
         return column
 
 
-class Dense:
-    """The same of a covariance that is given as a matrix [N, N]."""
-
-    def __init__(self, matrix: Floats) -> None:
-        self.matrix = matrix
-
-    def matvec(self, vector: Floats) -> Floats:
-        return self.matrix @ vector
-
-    def diagonal(self) -> Floats:
-        return self.matrix.diagonal().copy()
-
-    def column(self, j: int) -> Floats:
-        return self.matrix[:, j].copy()
-
-
-Covariance = LowRank | Dense
+Covariance = LowRank | Floats
 
 
 class Process:
@@ -70,14 +54,10 @@ class Process:
 
     def fit(self, parameters: Parameters, residuals: Floats, weights: Floats, steps: int) -> Parameters:
         """`parameters` after `steps` steps of Adam, with fresh state, on -sum_e weights_e log p(residuals_e), with
-        `residuals` [E, N] and `weights` [E].
-
-        Stops early and returns the last finite parameters if a gradient is not finite, or if rounding makes the
-        covariance singular.
+        `residuals` [E, N] and `weights` [E]; the last ones before a gradient that is not finite.
         """
         start = {name: parameters[name] for name in self.trained}
-        fitted = adam(start, lambda p: self.gradient({**parameters, **p}, residuals, weights), self.lr, steps)
-        return {**parameters, **fitted}
+        return parameters | adam(start, lambda p: self.gradient(parameters | p, residuals, weights), self.lr, steps)
 
     def covariance(self, parameters: Parameters) -> Covariance:
         """The covariance [N, N] of the clients in `parameters`, noise included."""
@@ -114,7 +94,7 @@ class DenseProcess(Process):
         self.length, self.objective = length, objective
 
     def covariance(self, parameters: Parameters) -> Covariance:
-        return Dense(self._matrix({n: torch.as_tensor(p) for n, p in parameters.items()}).numpy())
+        return self._matrix({n: torch.as_tensor(p) for n, p in parameters.items()}).numpy()
 
     def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
         leaves = {n: torch.tensor(p, dtype=torch.float64, requires_grad=True) for n, p in parameters.items()}
@@ -182,7 +162,6 @@ def greedy_selection(
     discounts: Floats,
     count: int,
     rng: np.random.Generator,
-    *,
     epsilon: float = 0.0,
     min_fall: float | None = None,
 ) -> Positions:
@@ -192,7 +171,7 @@ def greedy_selection(
     C <- C - C_:j C_j: / C_jj, with `shares` p [N] and `discounts` a [N]. With probability `epsilon` a pick is random.
     From the second pick on, picking stops if the largest expected fall is below `min_fall`.
     """
-    weighted_sums, diagonal = covariance.matvec(shares), covariance.diagonal()
+    weighted_sums, diagonal = covariance @ shares, covariance.diagonal().copy()
     if not np.isfinite(weighted_sums).all():  # the fit failed: random selection
         return rng.choice(len(shares), count, replace=False)
     left = np.ones(len(shares), dtype=bool)
@@ -204,7 +183,7 @@ def greedy_selection(
         at_random = epsilon > 0 and rng.random() < epsilon
         j = int(rng.choice(np.flatnonzero(left if at_random else falls == falls.max())))
         left[j] = False
-        column = covariance.column(j)
+        column = covariance[:, j].copy()
         for unit in removed:
             column -= unit * unit[j]
         if column[j] <= 0:  # by rounding: the picks before leave nothing of j that is not known

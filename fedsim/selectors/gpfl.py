@@ -1,7 +1,5 @@
-"""GPFL: gradient projection and an exploit-explore bandit, as the paper describes it.
-
-The authors' published code implements a different algorithm: see gpfl_official.py.
-"""
+"""GPFL: gradient projection and an exploit-explore bandit, as the paper describes it; gpfl_official.py is the different
+algorithm of the authors' code."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,24 +16,24 @@ from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Selection
 from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, drop_nonfinite, highest, softmax
 
 LocalDirection = Literal["per_lr", "update", "per_step", "momentum_buffer", "full_gradient"]
-REPORTED_DIRECTIONS = {"momentum_buffer": (Signal.TRAINING,), "full_gradient": (Signal.TRAINING, Signal.GRADIENTS)}
+REPORTED_DIRECTIONS = {"momentum_buffer": {Signal.TRAINING}, "full_gradient": {Signal.TRAINING, Signal.GRADIENTS}}
 """Local directions that clients send in addition to their update, and the signals that they need."""
 
 
 class Exploration(ABC):
-    """The exploration weight alpha_t in round t (1-based) of T."""
+    """The weight of exploration over the rounds."""
 
     @abstractmethod
     def alpha(self, t: int, num_rounds: int) -> float:
-        """alpha_t >= 0 in round `t` (1-based) of `num_rounds`."""
+        """alpha_t >= 0 in round `t` (1-based) of T = `num_rounds`."""
 
 
 @parameters
 class Linear(Exploration):
     """alpha_t = rho t / T (Eq. 7).
 
-    `reference` replaces T: a number of rounds if it is >= 1, a share of T if it is below 1. GPFL's Fig. 7 ran 800
-    rounds with a reference of 500 (a share of .625), so that alpha reaches 1.6 rho, as the authors' logs show.
+    `reference` replaces T: a number of rounds if it is >= 1, else a share of T. GPFL's Fig. 7 ran 800 rounds with a
+    reference of 500 (a share of .625), so that alpha reaches 1.6 rho, as the authors' logs show.
     """
 
     rho: NonNegative
@@ -86,17 +84,16 @@ class GPFL(Selector):
     c_i = <g_i, g> / |g|, where g is the mean of all g_i. The K clients of highest c are selected and their models
     averaged.
 
-    Later rounds: g_i = (w - w_i) / lr for the clients that trained; c_i is its projection on the global direction of
-    the previous round (Eq. 3), which is the server's own step of that round. The c of other clients are kept. The
-    reward of *every* client is its share of the softmax over all c (Eq. 5). For the clients selected last it is
-    multiplied by 2 exp(A^{t-1} - A^{t-2}), with A the accuracy, or, if the accuracy did not change, by exp of the
-    decrease of the loss (Eq. 8); by 1 after a round in which nothing arrived. The mean reward is over rounds. Updates,
-    directions and rewards that are not finite are dropped for the round; after a global direction of zero, c is kept.
+    Later rounds: g_i = (w - w_i) / lr for the clients that trained; c_i is its projection on the server's own step of
+    the previous round (Eq. 3). The c of other clients are kept. The reward of *every* client is its share of the
+    softmax over all c (Eq. 5). For the clients selected last it is multiplied by 2 exp(A^{t-1} - A^{t-2}), with A the
+    accuracy, or, if that did not change, by exp of the decrease of the loss (Eq. 8); by 1 after a round in which
+    nothing arrived. The mean reward is over rounds. What is not finite is dropped for the round; after a global
+    direction of zero, c is kept.
 
-    The YAML file says what each switch does, and in which ones the authors' code differs. `local_direction` is what g_i
-    is: a momentum buffer (the client's last one) and a full gradient (at the trained model) are sent in addition.
-    `weights: by_gp`, the softmax of the selected clients' c, is another interpretation of FedAvg(w, S, C); `factor:
-    centred` is Eq. 8 without the 2, which rewards even a small loss of accuracy.
+    The YAML file says what each switch does. `local_direction` is what g_i is: a momentum buffer (the client's last
+    one) and a full gradient (at the trained model) are sent in addition. `weights: by_gp`, the softmax of the selected
+    clients' c, is another interpretation of FedAvg(w, S, C); `factor: centred` is Eq. 8 without the 2.
     """
 
     needs = frozenset({Signal.VALIDATION})
@@ -126,8 +123,7 @@ class GPFL(Selector):
         evaluation = Signal.VALIDATION if self.reward_eval == "validation" else Signal.TEST
         self.needs = frozenset({evaluation, *REPORTED_DIRECTIONS.get(self.local_direction, ())})
         self.first_pulls = 1.0 if self.init == "all_clients" else 0.0
-        self.projections = np.zeros(n)
-        self.reward_sum = np.zeros(n)
+        self.projections, self.reward_sum = np.zeros((2, n))
         self.pulls = np.full(n, self.first_pulls)
         self.direction: Params = {}
         self.last: Evaluation | None = None
@@ -145,11 +141,13 @@ class GPFL(Selector):
         if not self._in_first_round:
             self._add_rewards()
         self.previous = None
-        chosen = self._choose(round, clients, rng)
+        self.selected = chosen = self._choose(round, clients, rng)
         self.pulls[chosen] += 1
-        self.selected = chosen
         self._reported = self._reported_directions(chosen, clients)
-        return Selection(chosen, softmax(self.projections[chosen]) if self.weights == "by_gp" else None)
+        return self._selection()
+
+    def _selection(self) -> Selection:
+        return Selection(self.selected, softmax(self.projections[self.selected]) if self.weights == "by_gp" else None)
 
     def _choose(self, round: int, clients: Clients, rng: np.random.Generator) -> Ids:
         ids, count = clients.available, self.cohort_size(clients)
@@ -169,7 +167,6 @@ class GPFL(Selector):
         return mean + bonus
 
     def _first_round(self, clients: Clients, rng: np.random.Generator) -> Selection:
-        """Round 1 of Algorithm 1: all clients train, the K of highest projection are selected."""
         ids = clients.available
         cohort = clients.collect(ids)
         kept, *_ = drop_nonfinite(cohort, None)
@@ -182,7 +179,7 @@ class GPFL(Selector):
         top = ascending(ids[highest(self.projections[ids], self.cohort_size(clients), rng)])
         self.selected = top if self.init_aggregate == "topk" else ids
         self.pulls[self.selected] += self.init_aggregate == "topk"
-        return Selection(self.selected, softmax(self.projections[self.selected]) if self.weights == "by_gp" else None)
+        return self._selection()
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         evaluate = server.validate if self.reward_eval == "validation" else server.test
@@ -198,7 +195,7 @@ class GPFL(Selector):
         self.direction = usable(step)
 
     def _project(self, ids: Ids, cohort: Cohort) -> None:
-        """Update c of `ids` from the directions they reported, or else from the updates in `cohort`."""
+        """Update c of `ids` from the directions that they reported, or else from their updates."""
         local = self._reported or {n: cohort.delta[n] for n in cohort.trained}
         values = projections(local, self.direction, self.metric, self.per_tensor) * (1 if self._reported else -1)
         if self.metric != "cosine" and self.local_direction in ("per_lr", "per_step"):
@@ -209,7 +206,7 @@ class GPFL(Selector):
         self.projections[ids[usable]] = values[usable]
 
     def _reported_directions(self, ids: Ids, clients: Clients) -> Stack:
-        """Directions that clients send in addition to the update, per tensor [len(ids), ...]; {} if there are none."""
+        """By tensor [len(ids), ...]; {} if there are none."""
         if self.local_direction == "momentum_buffer":
             return clients.momentum_buffers(ids)
         if self.local_direction != "full_gradient":
@@ -227,7 +224,7 @@ class GPFL(Selector):
         self.reward_sum += np.where(np.isfinite(shares), shares, 0)
 
     def reward_factor(self) -> float:
-        """The factor of Eq. 8 from the evaluations before and after the latest round; 1 if nothing arrived in it."""
+        """The factor of Eq. 8 for the latest round; 1 if nothing arrived in it."""
         if self.last is None or self.previous is None:
             return 1.0
         gain = self.last.accuracy - self.previous.accuracy
@@ -238,7 +235,7 @@ class GPFL(Selector):
 
 
 def usable(direction: Params) -> Params:
-    """`direction`, or {} if it is zero or not finite: then nothing is projected on it, nor is it accumulated."""
+    """`direction`, or {} if it is zero or not finite."""
     square = float(torch.stack([d.double().square().sum() for d in direction.values()]).sum())
     return direction if 0 < square < math.inf else {}
 
@@ -246,8 +243,7 @@ def usable(direction: Params) -> Params:
 def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) -> Floats:
     """<g_i, g> / |g| [K] of the K directions in `local` on `direction`; 0 where a norm in the denominator is 0.
 
-    `metric` cosine divides by |g_i| as well, dot by nothing. Computed over all parameters as one vector, or with
-    `per_tensor` as the mean of one projection per tensor.
+    `metric` cosine divides by |g_i| as well, dot by nothing. `per_tensor`: the mean of one projection per tensor.
     """
     parts = [_dots_and_squares(d.flatten(1), direction[n].flatten().double()) for n, d in local.items()]
     dots, local_squares, global_squares = (torch.stack(found) for found in zip(*parts, strict=True))
@@ -260,7 +256,7 @@ def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) 
 
 
 def _dots_and_squares(local: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """<g_i, g> [K], |g_i|^2 [K] and |g|^2 [1] in float64, computed in blocks of rows to save memory."""
+    """<g_i, g> [K], |g_i|^2 [K] and |g|^2 [1] in float64."""
     dots, squares = torch.zeros(2, len(local), dtype=torch.float64, device=local.device)
     for rows, block in row_blocks(local):
         dots[rows] = row_sums(block * direction)

@@ -4,14 +4,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.core.exact import log
-from fedsim.core.parameters import Count, parameters
-from fedsim.core.types import Floats
-from fedsim.selectors.base import Clients, Cohort, Evaluation, Selection, Selector, Server, Signal, ascending, softmax
+from fedsim.core.types import Cohort, Evaluation, Floats, Selection
+from fedsim.selectors.base import Clients, Count, Selector, Server, Signal, ascending, log, parameters, softmax
 from fedsim.selectors.gpfl import Exploration, projections
-
-BEFORE_ROUND_1 = Evaluation(accuracy=0.0, loss=1e6)
-"""The evaluation that round 1 is compared with, because the code does not evaluate the initial model."""
 
 
 @parameters
@@ -24,13 +19,12 @@ class GPFLOfficial(Selector):
     Reward after each round: c_i is the mean over trained tensors of <w_i - w, g> / |g|, with g the server's step of the
     same round. A selected client's reward is its share of the softmax of c over the selected clients, times 1 if the
     accuracy rose, -1 if it fell, and if it did not change .5, -.5 or 0 as the loss fell, rose or did not change. Round
-    1 is compared with accuracy 0 and loss 10^6, so that its reward is positive.
+    1 is compared with accuracy 0 and loss 10^6, because the code does not evaluate the initial model.
 
     Later rounds: the K clients of highest index sum of rewards / (selections + 1)
-    + alpha(t - 1) sqrt(2 ln(t - 1) / selections) are selected; ties go to the higher id. `exploration` is evaluated at
-    the number of rounds so far: a linear schedule gives rho (t - 1) / T. The code averages models by data size
-    (`average: null`; `aggregator`: by the aggregator's weights, as for other methods), and evaluates accuracy and loss
-    on the test set (`reward_eval: test`).
+    + alpha(t - 1) sqrt(2 ln(t - 1) / selections) are selected; ties go to the higher id. The code averages models by
+    data size (`average: null`; `aggregator`: by the aggregator's weights), and evaluates on the test set
+    (`reward_eval: test`).
     """
 
     adaptive = True
@@ -43,16 +37,14 @@ class GPFLOfficial(Selector):
 
     def __post_init__(self) -> None:
         self.needs = frozenset({Signal.VALIDATION if self.reward_eval == "validation" else Signal.TEST})
-        self.reward_sum = np.zeros(self.population.num_clients)
-        self.pulls = np.zeros(self.population.num_clients)
-        self.last, self.start_up_rounds = BEFORE_ROUND_1, self.warmup
+        self.reward_sum, self.pulls = np.zeros((2, self.population.num_clients))
+        self.last, self.start_up_rounds = Evaluation(accuracy=0.0, loss=1e6), self.warmup
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
         unseen = ids[self.pulls[ids] == 0]
         if round <= self.warmup and len(unseen):
-            block = -(-self.population.num_clients // self.warmup)
-            chosen = ascending(rng.permutation(unseen)[:block])
+            chosen = ascending(rng.permutation(unseen)[: -(-self.population.num_clients // self.warmup)])
         else:
             index = self.index(round)[ids]
             chosen = ascending(ids[np.lexsort((ids, index))[::-1][: self.cohort_size(clients)]])

@@ -9,15 +9,12 @@ from torch import Tensor
 
 from fedsim.core.exact import exp, log, mean_row
 from fedsim.core.flat import to_device
-from fedsim.core.parameters import Count, NonNegative, Positive, Problems, parameters
+from fedsim.core.parameters import Count, NonNegative, Positive, parameters
 from fedsim.core.types import Floats, Ids, Positions
 from fedsim.selectors.base import Clients, Cohort, FedsimError, Selection, Selector, Server, ascending, softmax
 from fedsim.selectors.clustered import angular_distances, client_masses, draw_one_each, similarity_distributions
 from fedsim.selectors.similarity import among, update_inner_products, with_latest
-from fedsim.selectors.tools import WardInput, clients_to_try, cut_tree, pairs_problem, ward_linkage
-
-PAIR_BYTES = 36
-"""Inner products and angles in float32, as they are for many clients, and differences of entropies in float64."""
+from fedsim.selectors.tools import WardInput, clients_to_try, cut_tree, ward_linkage
 
 
 @parameters
@@ -25,24 +22,23 @@ class HiCS(Selector):
     """Clusters clients by their output-layer updates and prefers clusters with balanced data, decreasingly over time.
 
     H_k is the entropy of softmax(db_k / `temperature`), an estimate of how balanced client k's labels are; db_k is the
-    update of the output layer's bias (`source: bias`, the paper) or the row means of the update of its weights
-    (`source: weight`, the code). The distance of two clients is the angle arccos(cosine) between their output-layer
-    updates + `entropy_weight` |H_i - H_j|. Ward's tree over these distances is cut into M clusters (`num_clusters`;
-    None: K). Each of the K picks draws a cluster with probability proportional to exp(gamma_t mean H), where
+    update of the output layer's bias (`source: bias`, the paper) or the row means of that of its weights (`weight`, the
+    code). The distance of two clients is the angle arccos(cosine) between their output-layer updates +
+    `entropy_weight` |H_i - H_j|. Ward's tree over these distances is cut into M clusters (`num_clusters`; None: K).
+    Each of the K picks draws a cluster with probability proportional to exp(gamma_t mean H), where
     gamma_t = `gamma` (1 - (t - 1) / T), and then uniformly one of its clients that is not yet picked.
 
-    At first every client is selected once, in random blocks. (The code does it in ascending order of ids and leaves out
-    the last N mod K clients.) A client whose update did not arrive in time or was not finite, of which the paper says
-    nothing, is selected again now and then (`clients_to_try`), else only where there are too few others.
+    At first every client is selected once, in random blocks (in the code by ids, without the last N mod K). Deviation:
+    a client whose update did not arrive in time or was not finite is selected again now and then (`clients_to_try`),
+    else only where there are too few others.
 
-    Deviations of the published code, by switches: `ward_on: rows` builds the tree from the rows of the distance matrix
-    as points; `kept_update: first` keeps each client's first update for the whole run (for clients with different
-    Dirichlet concentrations); `fallback` replaces the picks by clustered sampling on the same tree (Algorithm 2 of
-    Fraboni et al., aggregation weights draws / K) if the variance of the clients' H is at least `fallback_variance`
-    (`above`, its last version), or smaller (`below`, close to the version before, which took that branch if all clients
-    had the same concentration).
+    The published code, by switches: `ward_on: rows` builds the tree from the rows of the distance matrix as points;
+    `kept_update: first` keeps each client's first update for the whole run; `fallback` replaces the picks by clustered
+    sampling on the same tree (Algorithm 2 of Fraboni et al.) if the variance of the clients' H is at least
+    `fallback_variance` (`above`, its last version), or smaller (`below`, close to the version before).
     """
 
+    pair_bytes = 36  # products and angles in float32, as they are for many clients, and entropies' distances in float64
     state = ("updates", "products", "entropy", "seen", "last_tried")
 
     source: Literal["bias", "weight"]
@@ -54,9 +50,6 @@ class HiCS(Selector):
     kept_update: Literal["latest", "first"]
     fallback: Literal["never", "below", "above"]
     fallback_variance: NonNegative
-
-    def problems(self) -> Problems:
-        yield pairs_problem(self.population, PAIR_BYTES)
 
     def __post_init__(self) -> None:
         self.adaptive = self.fallback != "never"

@@ -8,32 +8,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.selectors.base import Clients, Floats, Ids, Problems, Selection, Selector, Signal, parameters
-from fedsim.selectors.tools import cut_tree, kl_divergences, pairs_problem, ward_linkage
-
-PAIR_BYTES = 24  # divergences in float32 and 64, and halves in float64 for Ward's tree
+from fedsim.selectors.base import Clients, Floats, Ids, Selection, Selector, Signal, parameters
+from fedsim.selectors.tools import cut_tree, kl_divergences, ward_linkage
 
 
 @parameters
 class LEFL(Selector):
     """Draws one client at random from each of K strata in every round.
 
-    Once, every client trains and sends its predicted class probabilities for the public samples. Clients are clustered
-    into K strata by Ward's method on the symmetrised Kullback-Leibler divergences between these predictions. If there
-    are fewer than K strata with available clients, other random clients fill up. A client that is unavailable in round
-    1 sends its predictions when it is first available.
+    Once, when it is first available, every client trains and sends its predicted class probabilities for the public
+    samples. Clients are clustered into K strata by Ward's method on the symmetrised Kullback-Leibler divergences
+    between these predictions. If there are fewer than K strata with available clients, other random clients fill up.
 
     `weights: aggregator` leaves the aggregation weights to the aggregator; `strata` uses each stratum's share of data.
     """
 
     start_up_rounds = 1
     needs = frozenset({Signal.TRAINING, Signal.PUBLIC})
+    pair_bytes = 24  # divergences in float32 and 64, and halves in float64 for Ward's tree
     state = ("predictions", "strata")
 
     weights: Literal["aggregator", "strata"]
-
-    def problems(self) -> Problems:
-        yield pairs_problem(self.population, PAIR_BYTES)
 
     def __post_init__(self) -> None:
         self.predictions: dict[int, Tensor] = {}

@@ -1,6 +1,5 @@
 """Oort (Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided Participant Selection",
-OSDI 2021), and its exploration by speed, as the paper's Algorithm 1 has it.
-"""
+OSDI 2021), and its exploration by speed, as the paper's Algorithm 1 has it."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -23,33 +22,27 @@ class Oort(Selector):
 
     Utility: U_k = n_k sqrt(mean squared loss of its samples), measured while client k last trained. The score of a seen
     client is `normalised(U_k)` + sqrt(.1 ln t / L_k), where L_k is the round of its last participation, times
-    (T / t_k)^`penalty` if its round duration t_k exceeds the preferred duration T (Eq. 1). t_k is what the server
-    observed when client k last took part: seconds from its request until the update arrived, on the simulated clock.
+    (T / t_k)^`penalty` if its round duration t_k, observed on the simulated clock when it last took part, exceeds the
+    preferred duration T (Eq. 1). Without a simulated clock, or with equal durations, time has no effect.
 
     Exploitation: m = (1 - eps) K clients are drawn with probability proportional to their scores, from all seen clients
     whose score is at least `cutoff` (.95 in the paper, .7 in the code) times the score of rank m (`cutoff_rank: last`,
-    the paper) or m + 1 (`next`, the code). The other clients are unseen ones, drawn by `prior`: n_k (`size`) or equal.
-    If there are too few of them, others are drawn uniformly in their place; once all clients with data have been seen,
-    all K are exploited. eps starts at `exploration` and is multiplied by `exploration_decay` every round, down to
-    `exploration_floor`.
+    the paper) or m + 1 (`next`, the code). The other clients are unseen ones, drawn by `prior`: n_k (`size`) or equal;
+    if there are too few, others are drawn uniformly. Once all clients with data have been seen, all K are exploited.
+    eps starts at `exploration` and is multiplied by `exploration_decay` every round, down to `exploration_floor`.
 
     `first_round: prior` explores by prior in the first round in which clients can be reached, too. `random` follows the
-    published code, whose driver draws round 1 uniformly and calls the selector from round 2 on; the selector counts
-    that round as its first, so that ln t is ln(t - 1). eps is the same in both cases: `exploration` times
-    `exploration_decay` in round 2. Deviation: the code draws uniformly for one more round after the last unseen client
-    was selected.
+    published code, whose driver draws round 1 uniformly and calls the selector from round 2 on, so that ln t is
+    ln(t - 1). Deviation: the code draws uniformly for one more round after the last unseen client was selected.
 
     Pacer, as in the published code: T is a percentile of the durations seen so far. A round gains the mean utility of
     the exploited clients whose updates arrived, 0 if there are none. Every `pacer_window` rounds, the gains of the last
     window are compared with those of the one before: the percentile rises by `pacer_step` if their sums differ by at
-    most 10 %, and falls if by 5 times the earlier one or more. In the paper's Algorithm 1, T itself grows where the
-    utility of the round, a sum over clients, has fallen; that sum grows with m even where utility is flat.
-    Without a simulated clock (`system=none`), or with equal durations, time has no effect. Oort's blacklist is not
-    implemented; exploration by speed is in `fedsim.selectors.oort`.
+    most 10 %, and falls if by 5 times the earlier one or more. (In the paper's Algorithm 1, T itself grows where the
+    sum of utilities has fallen.) Oort's blacklist is not implemented.
 
-    Nothing is learnt of clients whose updates do not arrive in time. One that was selected and is still unseen does not
-    count as unseen any more, but is explored again now and then (`clients_to_try`). Deviation: the published driver
-    gives it the mean utility of those that arrived and, as it knows, its duration.
+    Nothing is learnt of clients whose updates do not arrive in time: they are explored again now and then
+    (`clients_to_try`). Deviation: the published driver gives them the mean utility of those that arrived.
     """
 
     needs = frozenset({Signal.SQUARED_LOSS})
@@ -115,9 +108,8 @@ class Oort(Selector):
     def normalised(self, ids: Ids) -> Floats:
         """(min(U_k, c) - l) / (u - l) of the seen clients among `ids`, as in the published code.
 
-        c, u and l are computed from the M positive values of all `ids`, where the value of an unseen client is its
-        prior: c is the value of ascending rank floor(`clip` M) + 1, u the maximum (not clipped) and l .999 times the
-        minimum. u - l is at least 1e-4.
+        Of the M positive values of all `ids`, where that of an unseen client is its prior, c is the one of ascending
+        rank floor(`clip` M) + 1, u the maximum and l .999 times the minimum. u - l is at least 1e-4.
         """
         seen = self.last_round[ids] > 0
         values = np.where(seen, self.utility[ids], self._priors(ids))
@@ -138,10 +130,7 @@ class Oort(Selector):
         return np.where(durations > preferred, power(preferred / durations, self.penalty), 1.0)
 
     def _num_exploited(self, t: int, count: int, new: Ids) -> int:
-        """How many of `count` clients are to be exploited in round t; fewer if fewer have been seen.
-
-        `new`: whom there is to explore. Once everybody has been tried, that is one client now and then.
-        """
+        """How many of `count` clients are to be exploited in round t, where there are `new` ones to explore."""
         if not np.any((self.last_round == 0) & (self.last_tried == 0) & (self.population.sizes > 0)):
             return count - min(len(new), count)
         epsilon = max(self.exploration_floor, self.exploration * self.exploration_decay ** (t - 1))
@@ -168,8 +157,7 @@ class Oort(Selector):
         return self.population.sizes[ids].astype(np.float64) if self.prior == "size" else np.ones(len(ids))
 
     def _pace(self) -> None:
-        """Count a past round, in which possibly nothing arrived, or nobody could be reached; at the end of each pacer
-        window, adjust the percentile for the preferred duration."""
+        """Count a past round; at the end of each pacer window, adjust the percentile for the preferred duration."""
         self.gained.append(self.gain)
         self.gain = 0.0
         window = self.pacer_window
@@ -185,8 +173,8 @@ class Oort(Selector):
 class OortBySpeed(Oort):
     """Oort whose unseen clients are drawn with probability proportional to their speed, 1 / (seconds of a round).
 
-    A client that is available for the first time is asked for its resources: three numbers, once. `prior` stays the
-    value that an unseen client has in the scale of utilities. Deviation: the paper infers speeds from device models.
+    A client is asked for its resources once, when it is first available. `prior` stays the value of unseen clients in
+    the scale of utilities. Deviation: the paper infers speeds from device models.
     """
 
     start_up_rounds = 1  # in which all clients are unseen, and asked

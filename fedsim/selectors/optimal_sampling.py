@@ -12,10 +12,9 @@ class OptimalSampling(Selector):
     """All clients train and report u_k = p_k |Delta_k|; each uploads with a probability P_k that grows with u_k.
 
     `probabilities: exact` (OCS, Algorithm 1, Eq. 7) minimises the variance of the average for an expected number K of
-    uploads. `aggregated` (AOCS, Algorithm 2) approximates that from sums only, which is compatible with secure
-    aggregation, in up to `iterations` exchanges of two numbers per client. Clients decide independently, so that the
-    number of uploads is random and may be 0 (the model then stays as it is). Aggregation weights p_k / P_k make the
-    average unbiased, with p_k = n_k / n over the available clients.
+    uploads. `aggregated` (AOCS, Algorithm 2) approximates that from sums only, as secure aggregation needs it, in up to
+    `iterations` exchanges of two numbers per client. The number of uploads is random and may be 0. Aggregation weights
+    p_k / P_k make the average unbiased, with p_k = n_k / n over the available clients.
     """
 
     adaptive = True

@@ -10,30 +10,16 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fedsim.core.parameters import Positive, Problems, parameters
-from fedsim.selectors.base import (
-    Clients,
-    Cohort,
-    Evaluation,
-    Floats,
-    Ids,
-    Params,
-    Selection,
-    Selector,
-    Server,
-    Signal,
-    ascending,
-    rule,
-)
+from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Selection
+from fedsim.selectors.base import Clients, Positive, Problems, Selector, Server, Signal, ascending, parameters, rule
 from fedsim.selectors.pncs import stack_vectors
 
-SPARSITY_THRESHOLD = 1e-3
-"""For `sparsity`, an entry counts as zero if it is below this share of its vector's largest magnitude."""
+SPARSITY_THRESHOLD = 1e-3  # of its vector's largest magnitude, below which an entry counts as zero for `sparsity`
+MAX_CLIENTS = 1000  # half a million pairs, each of which is a line of the trace of every round
 
 
 def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]]:
-    """Features by name, each with one value for each of the N (N - 1) / 2 pairs of `vectors` [N, D] (i < j, row by
-    row).
+    """Features by name, with one value for each of the N (N - 1) / 2 pairs of `vectors` [N, D] (i < j, row by row).
 
     `powers` are the p of p-norms and of cos_p (the signed-power similarity of selectors.similarity). Features of each
     client enter as the sum and the absolute difference over the pair.
@@ -49,7 +35,6 @@ def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]
 
 
 def _client_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
-    """Features of single clients: one value per client [N]."""
     with warnings.catch_warnings():  # from the moments of constant vectors
         warnings.simplefilter("ignore", RuntimeWarning)
         norms = {f"norm_{p:g}": _norm(vectors, p) for p in [*powers, np.inf]}
@@ -64,7 +49,6 @@ def _client_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
 
 
 def _pair_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
-    """Features of pairs: one symmetric matrix [N, N] each."""
     centred = vectors - vectors.mean(1, keepdims=True)
     signs = np.sign(vectors)
     size = np.abs(vectors).max(1, keepdims=True, initial=0)
@@ -96,17 +80,14 @@ def _cosine(vectors: Floats) -> Floats:
     return table
 
 
-MAX_CLIENTS = 1000  # half a million pairs, each of which is a line of the trace of every round
-
-
 @parameters
 class PairStudy(Selector):
     """Selects K clients at random and records how good every pair of clients would have been.
 
-    In every round all clients send their gradients. For every pair the server takes a step along the pair's mean
-    gradient, of length `step` learning rates (PNCS prints no length), and validates the resulting model. The trace of a
-    round holds, for all N (N - 1) / 2 pairs: `pairs`, `features` by name (see `pair_features`; `powers` are its p),
-    `accuracy` and `loss`. Source: PNCS, section V.
+    In every round all clients send their gradients. For every pair the server takes a step along its mean gradient, of
+    length `step` learning rates (PNCS prints no length), and validates the resulting model. The trace of a round holds
+    of all pairs: `pairs`, `features` by name (see `pair_features`; `powers` are its p), `accuracy` and `loss`. Source:
+    PNCS, section V.
     """
 
     needs = frozenset({Signal.GRADIENTS, Signal.VALIDATION})
@@ -118,8 +99,7 @@ class PairStudy(Selector):
     def problems(self) -> Problems:
         powers, n = self.powers, self.population.num_clients
         yield rule(bool(powers) and all(p > 0 for p in powers), "powers", powers, "must be numbers > 0")
-        told = "validates a model for each pair of clients in every round, "
-        told += f"{n * (n - 1) // 2:,} for num_clients={n}; must have at most {MAX_CLIENTS} clients"
+        told = f"validates a model for each pair of num_clients={n} a round; must have at most {MAX_CLIENTS} clients"
         yield rule(n <= MAX_CLIENTS, "", ..., told, "lower num_clients: it is no method to train with")
 
     def __post_init__(self) -> None:

@@ -10,16 +10,9 @@ from torch import Tensor
 from fedsim.clients.compression import Compressor, Identity, Int8
 from fedsim.core.parameters import CountOrZero, NonNegative, Positive, Problems, parameters
 from fedsim.core.types import Floats, Ids
-from fedsim.selectors.base import Clients, Problem, Selection, Selector, Signal, ascending, rule
+from fedsim.selectors.base import Clients, Problem, Selection, Selector, Signal, ascending, pairs_problem, rule
 from fedsim.selectors.similarity import PowerSimilarity, similarities
-from fedsim.selectors.tools import (
-    least_similar_subset,
-    missing_layers,
-    moved_to_front,
-    not_queued,
-    pairs_problem,
-    subsets_problem,
-)
+from fedsim.selectors.tools import least_similar_subset, missing_layers, not_queued, subsets_problem
 
 WITHOUT_NORMS = ("signed_power", "even_power")
 NORM_ORDERS = (0.1, 512.0)  # of p-norms of up to 10^9 numbers whose powers float64 holds
@@ -29,20 +22,18 @@ NORM_ORDERS = (0.1, 512.0)  # of p-norms of up to 10^9 numbers whose powers floa
 class PNCS(Selector):
     """All clients report a gradient; the K clients with the lowest mean pairwise similarity are selected (Eq. 9-11).
 
-    Similarity: `similarity` is one of five interpretations of "cosine similarity under the `p`-norm" (see
-    `similarity.similarities`). A zero gradient has similarity 0 to all others. Clients report a `sketch` of a gradient
-    (`grad`); with `local_update`, w - w_k after local training, one that is then selected does not train again.
-
-    Layers: `layers` selects parameters by prefixes of their names, or compares `each` trained layer separately;
-    `layer_agg` averages the similarities of several layers, or compares them as one vector.
+    `similarity` is one of five interpretations of "cosine similarity under the `p`-norm" (see
+    `similarity.similarities`). Clients report a `sketch` of a gradient (`grad`); with `local_update`, w - w_k after
+    local training, one that is then selected does not train again. `layers` selects parameters by prefixes of their
+    names, or compares `each` trained layer; `layer_agg` averages the similarities of several layers, or compares them
+    as one vector.
 
     Queue: the last `queue_length` selected clients are not eligible, or clients selected in round t are not until
     t' - t > queue_length (`queue_unit: rounds`; >= with `queue_bound: ge`). If fewer than K clients are eligible,
     `on_shortage` releases those that have been in the queue longest, or random ones, or selects fewer, at least one.
 
-    Search: `exact` enumerates all subsets of size K; `greedy` is followed by up to `swap_passes` best swaps; `auto` is
-    exact up to 200,000 subsets. `age_weight` is subtracted from a client's similarities for every round since its last
-    selection (COSAGE).
+    `search` and `swap_passes` are those of `least_similar_subset`. `age_weight` is subtracted from a client's
+    similarities for every round since its last selection (COSAGE).
     """
 
     state = ("queue", "last_round")
@@ -100,13 +91,13 @@ class PNCS(Selector):
         return missing_layers("layers", self.prefixes, trained)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        similarity_matrix = self._similarities(clients)
+        similarity_matrix, ids = self._similarities(clients), clients.available
         if self.queue_unit == "rounds":  # in which nobody could be reached: the queue counts them
             self._keep_latest([*self.queue, *([] for _ in range(round - 1 - int(self.last_round.max())))])
-        eligible = self.eligible(clients.available, self.cohort_size(clients), rng)
-        if len(eligible) < len(clients.available):
-            rows = np.searchsorted(clients.available, eligible)
-            similarity_matrix = moved_to_front(similarity_matrix, rows)
+        eligible = self.eligible(ids, self.cohort_size(clients), rng)
+        if len(eligible) < len(ids):
+            rows = np.searchsorted(ids, eligible)
+            similarity_matrix = similarity_matrix[np.ix_(rows, rows)]
         if self.age_weight:
             age = round - self.last_round[eligible]
             similarity_matrix = similarity_matrix - self.age_weight * (age[:, None] + age[None, :]) / 2

@@ -4,10 +4,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.core.errors import rule
 from fedsim.core.parameters import Problems, parameters
 from fedsim.core.types import Cohort, Floats, Ids, Selection
-from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, highest, without_infinity
+from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, highest, rule, without_infinity
 from fedsim.selectors.base import weighted_without_replacement as drawn_by_weight
 from fedsim.selectors.tools import clients_to_try
 
@@ -20,18 +19,15 @@ class PowerOfChoice(Selector):
 
     - `full` (pow-d): on all its data at the current model.
     - `batch` (cpow-d): on one random mini-batch at the current model.
-    - `last` (rpow-d): its mean training loss at its latest participation, which costs no request; clients that have
-      never been selected rank first. One whose update has never arrived in time or was not finite ranks last, but
-      first now and then (`clients_to_try`).
+    - `last` (rpow-d): its mean training loss at its latest participation, without a request; clients that have never
+      been selected rank first, and those whose update has never arrived last, but first now and then
+      (`clients_to_try`).
     - `trained`: all candidates train and upload, and their mean training losses are ranked (GPFL's code, which uses
       those of the last epoch).
 
     `schedule`: `constant`, or `adaptive` (adapow-d: d = N in the first half of the rounds, then d = K; known only from
-    a public re-implementation of the authors' scripts).
-
-    Candidates are drawn one by one without replacement, with renormalised probabilities (by keys u^(1/n_k), which gives
-    the same distribution). Ties among losses are broken at random, as in the paper; losses that are not finite rank
-    last. With d = K the method is random selection by size.
+    a public re-implementation of the authors' scripts). Candidates are drawn one by one without replacement. Ties among
+    losses are broken at random; losses that are not finite rank last. With d = K it is random selection by size.
     """
 
     state = ("last_loss", "seen", "last_tried")
@@ -58,12 +54,6 @@ class PowerOfChoice(Selector):
         """d."""
         usual = min(2 * self.population.cohort_size, self.population.num_clients)
         return usual if self.num_candidates is None else self.num_candidates
-
-    @property
-    def warning(self) -> str | None:
-        if self.schedule == "constant" and self.drawn == self.population.cohort_size:
-            return "selector.num_candidates equals cohort_size: power-of-choice is then random selection by size"
-        return None
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count, available = self.cohort_size(clients), clients.available

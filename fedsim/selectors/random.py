@@ -27,11 +27,9 @@ class Random(Selector):
 class MultinomialRandom(Selector):
     """MD (multinomial distribution) sampling: K draws with replacement with probabilities p_k = n_k / n.
 
-    A client drawn m times trains and uploads once and gets the aggregation weight m / K.
-
-    Scheme I of Li et al., "On the Convergence of FedAvg on Non-IID Data", 2020 (used by FedProx). The average is an
-    unbiased estimate of full participation's sum_k p_k w_k. If some clients are unavailable, p is renormalised over
-    the others.
+    Scheme I of Li et al., "On the Convergence of FedAvg on Non-IID Data", 2020 (used by FedProx). A client drawn m
+    times gets the aggregation weight m / K, so that the average is an unbiased estimate of full participation's. If
+    some clients are unavailable, p is renormalised over the others.
     """
 
     adaptive = True

@@ -6,8 +6,7 @@ from fedsim.selectors.base import Clients, Positions, Selection, Selector, ascen
 
 
 class RoundRobin(Selector):
-    """Selects consecutive blocks of K clients in a random order drawn in round 1: all clients within ceil(N / K)
-    rounds.
+    """Selects consecutive blocks of K clients in a random order drawn at first: all within ceil(N / K) rounds.
 
     A client that is unavailable when it is due stays at the head of the queue.
     """

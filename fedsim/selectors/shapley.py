@@ -1,11 +1,10 @@
-"""Shapley values of the clients of a cohort, by the performance of averaged models on the validation split.
-
-Selection by mean Shapley values: greedy (GreedyFed: Singhal, Pandey and Popovski, "Greedy Shapley Client Selection
-for Communication-Efficient Federated Learning", 2024) or as a bandit with an upper confidence bound; and S-FedAvg
-(Nagalapatti and Narayanam, "Game of Gradients: Mitigating Irrelevant Clients in Federated Learning", AAAI 2021).
-"""
+"""Selection by Shapley values of clients, from the performance of averaged models on the validation split: greedy
+(GreedyFed: Singhal, Pandey and Popovski, "Greedy Shapley Client Selection for Communication-Efficient Federated
+Learning", 2024), as a bandit with an upper confidence bound, and S-FedAvg (Nagalapatti and Narayanam, "Game of
+Gradients: Mitigating Irrelevant Clients in Federated Learning", AAAI 2021)."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Literal
@@ -14,19 +13,16 @@ import numpy as np
 import torch
 from annotated_types import Ge, Le
 
-from fedsim.core.errors import rule
 from fedsim.core.exact import log, weighted_sum
 from fedsim.core.flat import flat_rows, split_flat, to_device
 from fedsim.core.parameters import NonNegative, Problems, Share, parameters
-from fedsim.core.types import Cohort, Floats, Params, Population, Selection
-from fedsim.selectors.base import Clients, Problem, Selector, Server, Signal, ascending, highest
+from fedsim.core.types import Cohort, Floats, Ids, Params, Selection
+from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, highest, rule
 from fedsim.selectors.tools import clients_to_try
 
 CoalitionValue = Callable[[frozenset[int]], float]  # V(A), the value of a coalition A: a set of positions in the cohort
 
-MOST_EXACT = 15
-"""Clients whose Shapley values are computed exactly, by 2^15 = 32,768 evaluations of a model in every round."""
-MAX_PERMUTATIONS = 100_000
+MOST_EXACT = 15  # clients, whose values take 2^15 = 32,768 evaluations of a model in every round
 
 
 @parameters
@@ -35,25 +31,16 @@ class Valuation:
 
     The value V(A) of a coalition A is that of the average of its models (`average`: uniform or by_size) on the
     validation split: the accuracy, or minus the loss, as `utility` says. V of the empty set is that of the round's
-    initial model. `method: exact` evaluates all 2^K averages; `sampled` averages marginal values over `permutations`
-    random orders, each of which ends when V is within `tolerance` of V(all); `auto` is exact up to 10 clients. `exact`
-    is refused for more than 15 (`cost_problem`).
+    initial model. `method: exact` evaluates all 2^K averages, of at most 15 clients; `sampled` averages marginal values
+    over `permutations` random orders, each of which ends when V is within `tolerance` of V(all); `auto` is exact up to
+    10 clients.
     """
 
     utility: Literal["loss", "accuracy"]
     average: Literal["uniform", "by_size"]
     method: Literal["auto", "exact", "sampled"]
-    permutations: Annotated[int, Ge(1), Le(MAX_PERMUTATIONS)]
+    permutations: Annotated[int, Ge(1), Le(100_000)]
     tolerance: NonNegative
-
-    def cost_problem(self, population: Population) -> Problem | None:
-        """The problem of `exact` taking too many evaluations for the cohorts of `population`, or None."""
-        count = population.cohort_size
-        told = (
-            f"evaluates 2^{count} models in every round for cohort_size={count}; must have at most {MOST_EXACT} clients"
-        )
-        remedy = "selector/valuation=sampled estimates the values from random orders, as auto does from 11 clients on"
-        return rule(self.method != "exact" or count <= MOST_EXACT, "valuation.method", self.method, told, remedy)
 
     def values(self, cohort: Cohort, server: Server, rng: np.random.Generator) -> Floats:
         """Shapley values [K] of the cohort's clients; costs one validation pass per coalition evaluated."""
@@ -121,30 +108,47 @@ def sampled_values(
 
 
 @parameters
-class ShapleyBandit(Selector):
+class ByShapleyValues(Selector):
+    """Learns from the Shapley values of each round, but for those that are not finite."""
+
+    needs = frozenset({Signal.VALIDATION})
+    _rng = np.random.default_rng(0)  # later that of the round, which `observe` goes on with
+
+    valuation: Valuation
+
+    def problems(self) -> Problems:
+        method, count = self.valuation.method, self.population.cohort_size
+        told = f"evaluates 2^{count} models a round for cohort_size={count}; must have at most {MOST_EXACT} clients"
+        remedy = "selector/valuation=sampled estimates the values from random orders, as auto does from 11 clients on"
+        yield rule(method != "exact" or count <= MOST_EXACT, "valuation.method", method, told, remedy)
+
+    def observe(self, round: int, cohort: Cohort, server: Server) -> None:
+        values = self.valuation.values(cohort, server, self._rng)
+        usable = np.isfinite(values)
+        self.learn(cohort.ids[usable], values[usable])
+
+    @abstractmethod
+    def learn(self, ids: Ids, values: Floats) -> None:
+        """The `values` [n] of the round of the clients `ids`."""
+
+
+@parameters
+class ShapleyBandit(ByShapleyValues):
     """Selects the K clients of highest mean SV_k + `confidence` sqrt(ln t / m_k), m_k = number of Shapley values so
     far.
 
-    Clients that have not been selected yet rank first, in random order, so that every client is valued once before any
-    is chosen by value. `confidence: 0` is GreedyFed. Values that are not finite are ignored. A client without a value
-    because its update did not arrive in time or was not finite, of which the papers say nothing, is selected again now
-    and then (`clients_to_try`), else only where there are too few others.
+    Clients that have not been selected yet rank first, in random order. `confidence: 0` is GreedyFed. Deviation: a
+    client whose update did not arrive in time or was not finite is selected again now and then (`clients_to_try`), else
+    only where there are too few others.
     """
 
-    needs = frozenset({Signal.VALIDATION})
     state = ("total", "times", "last_tried")
 
-    valuation: Valuation
     confidence: NonNegative
-
-    def problems(self) -> Problems:
-        yield self.valuation.cost_problem(self.population)
 
     def __post_init__(self) -> None:
         self.total = np.zeros(self.population.num_clients)
-        self.times = np.zeros(self.population.num_clients, np.int64)
-        self.last_tried = np.zeros(self.population.num_clients, np.int64)
-        self._rng = np.random.default_rng(0)
+        self.times, self.last_tried = np.zeros((2, self.population.num_clients), np.int64)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
@@ -157,36 +161,26 @@ class ShapleyBandit(Selector):
         self._rng = rng
         return Selection(chosen)
 
-    def observe(self, round: int, cohort: Cohort, server: Server) -> None:
-        values = self.valuation.values(cohort, server, self._rng)
-        usable = np.isfinite(values)
-        self.total[cohort.ids[usable]] += values[usable]
-        self.times[cohort.ids[usable]] += 1
+    def learn(self, ids: Ids, values: Floats) -> None:
+        self.total[ids] += values
+        self.times[ids] += 1
 
 
 @parameters
-class SFedAvg(Selector):
+class SFedAvg(ByShapleyValues):
     """Draws clients without replacement with probabilities softmax(phi), phi being a running mean of Shapley values.
 
     phi_k = 1 / N initially; for the clients that took part it becomes `keep` phi_k + (1 - `keep`) SV_k, with SV_k the
-    Shapley value of the round. Shapley values that are not finite are ignored.
-
-    The K clients of the largest keys phi - ln(-ln u) are drawn, u uniform: Efraimidis and Spirakis' (2006) u^(1/w) with
-    w = exp(phi), twice in logarithms, so that no weight becomes 0.
+    Shapley value of the round. The K clients of the largest keys phi - ln(-ln u) are drawn, u uniform: Efraimidis and
+    Spirakis' (2006) u^(1/w) with w = exp(phi), twice in logarithms, so that no weight becomes 0.
     """
 
-    needs = frozenset({Signal.VALIDATION})
     state = ("relevance",)
 
-    valuation: Valuation
     keep: Share
-
-    def problems(self) -> Problems:
-        yield self.valuation.cost_problem(self.population)
 
     def __post_init__(self) -> None:
         self.relevance = np.full(self.population.num_clients, 1 / self.population.num_clients)
-        self._rng = np.random.default_rng(0)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
@@ -195,7 +189,5 @@ class SFedAvg(Selector):
         self._rng = rng
         return Selection(ascending(ids[drawn]))
 
-    def observe(self, round: int, cohort: Cohort, server: Server) -> None:
-        values = self.valuation.values(cohort, server, self._rng)
-        updated = self.keep * self.relevance[cohort.ids] + (1 - self.keep) * values
-        self.relevance[cohort.ids] = np.where(np.isfinite(values), updated, self.relevance[cohort.ids])
+    def learn(self, ids: Ids, values: Floats) -> None:
+        self.relevance[ids] = self.keep * self.relevance[ids] + (1 - self.keep) * values

@@ -1,8 +1,6 @@
 """Inner products of N long vectors, computed in blocks without a copy of the vectors, and similarities made of them.
 
-The vectors are given as a list of matrices [N, d_l], one per parameter tensor; concatenated along their columns they
-are the N vectors.
-"""
+The vectors are a list of matrices [N, d_l], one per parameter tensor, which are not concatenated."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -17,22 +15,18 @@ from fedsim.core.types import Floats, Ids
 
 Transform = Callable[[Tensor], Tensor]
 
-MAX_FLOAT64_PRODUCTS = 2e10
-"""Up to this number of multiplications float64 is used, and on a CPU the products are the same on every processor;
-beyond it float32 (a quarter of the time, half the memory)."""
-BLOCK_ROWS = 256
-"""Rows per block of the upper triangle (at most half of all): smaller blocks compute fewer products twice."""
+MAX_FLOAT64_PRODUCTS = 2e10  # up to which, on a CPU, they are the same on every processor; float32 beyond
+BLOCK_ROWS = 256  # of the upper triangle, at most half of all: smaller blocks compute fewer products twice
 BLOCK_ENTRIES, BLOCK_COLUMNS, MOST_COLUMNS = 2**20, 1024, 2**13
-"""Entries of a chunk, so that it fits into the cache, its minimum of columns, so that products stay efficient, and its
-maximum, so that their factors keep 40 bits."""
+"""Entries of a chunk, for the cache, its fewest columns, for the speed of products, and its most, whose factors keep 40
+bits."""
 
 
 def inner_products(matrices: Sequence[Tensor], left: Transform | None = None, right: Transform | None = None) -> Tensor:
     """sum_l f(x_il) g(x_jl) for all pairs i, j of the N vectors, [N, N].
 
     f = `left` and g = `right` are functions of chunks [N, columns] that act on each entry; None is the identity.
-    Without `right`, g = f and only half of the products are computed. Entries of the vectors that are not finite count
-    as 0.
+    Without `right`, g = f and only half of the products are computed. Entries that are not finite count as 0.
     """
     num = len(matrices[0])
     out = torch.zeros(num, num, dtype=_product_dtype(matrices), device=matrices[0].device)
@@ -50,9 +44,8 @@ def inner_products(matrices: Sequence[Tensor], left: Transform | None = None, ri
 
 
 def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) -> Tensor:
-    """The inner products [N, N] of `vectors` [N, D] after the rows `ids` have changed.
-
-    `products` are the inner products before the change; they are updated in place. None: all other rows are zero.
+    """The inner products [N, N] of `vectors` [N, D] after the rows `ids` have changed, from the `products` before,
+    which are updated in place. None: all other rows are zero.
     """
     if 2 * len(ids) > len(vectors):
         return inner_products([vectors])
@@ -84,7 +77,7 @@ def among(table: Tensor, ids: Ids) -> Tensor:
 
 
 def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The vectors in chunks [N, columns], in the precision of their products; nan and infinity are 0. Read-only."""
+    """The vectors in read-only chunks [N, columns], in the precision of their products; nan and infinity are 0."""
     dtype = _product_dtype(matrices)
     columns = max(BLOCK_ENTRIES // len(matrices[0]), BLOCK_COLUMNS)
     columns = min(columns, MOST_COLUMNS) if has_order(matrices[0]) else columns
@@ -96,10 +89,8 @@ def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def euclidean_distances(products: Tensor) -> Floats:
-    """Euclidean distances [N, N] of vectors with the inner products `products` [N, N], all of them finite.
-
-    The distance to a vector whose square overflows float32 counts as the root of its largest number.
-    """
+    """Euclidean distances [N, N] of vectors with the inner products `products` [N, N], all of them finite: if the
+    square of a vector overflows float32, the root of its largest number."""
     squares, most = products.diagonal().clone(), torch.finfo(products.dtype).max
     result = products.mul(-2).add_(squares[:, None]).add_(squares[None, :]).clamp_(min=0)
     distances: Floats = result.nan_to_num_(nan=most, posinf=most).sqrt_().cpu().numpy()
@@ -122,11 +113,10 @@ PowerSimilarity = Literal["signed_power", "polar", "dot_over_norms", "even_power
 def similarities(matrices: Sequence[Tensor], p: float, similarity: PowerSimilarity = "signed_power") -> Floats:
     """Similarities s(x_i, x_j) of all pairs of N vectors, [N, N]; 0 if one of the two is zero.
 
-    The vectors are given as in `inner_products`. At p = 2 all kinds of `similarity` are the cosine. Vectors are divided
-    by their largest magnitude first, because powers would underflow otherwise. The kinds:
+    At p = 2 all kinds of `similarity` are the cosine. Vectors are divided by their largest magnitude first, because
+    powers would underflow otherwise. The kinds:
 
-    - `signed_power`: sum_l sgn(x_l y_l) |x_l y_l|^(p/2) / sqrt(sum |x|^p sum |y|^p), in [-1, 1]: the cosine of the
-      vectors sgn(x) |x|^(p/2);
+    - `signed_power`: sum sgn(x y) |x y|^(p/2) / sqrt(sum |x|^p sum |y|^p): the cosine of the vectors sgn(x) |x|^(p/2);
     - `polar`: (|x+y|_p^2 - |x-y|_p^2) / (4 |x|_p |y|_p), which depends on |x| / |y| and takes N^2 powers per
       coordinate;
     - `dot_over_norms`: <x, y> / (|x|_p |y|_p), not bounded;

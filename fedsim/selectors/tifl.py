@@ -5,8 +5,7 @@ import math
 import numpy as np
 
 from fedsim.core.parameters import Count, Positive, Problems, parameters
-from fedsim.core.types import Floats, Ids
-from fedsim.selectors.base import Clients, Selection, Selector, Signal, ascending, ceil, rule
+from fedsim.selectors.base import Clients, Floats, Ids, Selection, Selector, Signal, ascending, ceil, rule
 
 
 @parameters
@@ -20,17 +19,15 @@ class TiFL(Selector):
     clients report the accuracy of the current model on their own samples; if that of the tier selected last is not
     higher than `interval` rounds ago, probabilities follow ranks: of the n tiers with credits the least accurate one
     gets n / D, the next (n - 1) / D, and so on, D = n (n + 1) / 2. A tier has ceil(`credits` T / `num_tiers`) credits,
-    at most T, and spends one each time it is selected; without any it is not drawn any more, unless no tier has any.
-    Static policies (section 4.3) give the `probabilities` of the tiers, fastest first, and use neither credits nor
-    accuracies.
+    at most T, and spends one each time it is selected; without any it is not drawn, unless no tier has any. Static
+    policies (section 4.3) give the `probabilities` of the tiers, fastest first, and use neither.
 
-    Deviations: the ranks of ChangeProbs are those of two public implementations (bacox/fltk and FLGo; ties go to the
-    faster tier); how many credits a tier has is left open by the paper, and 1.0 in fltk. The paper cuts a histogram of
-    the times into tiers; equal sizes leave no tier too small to select from. Clients are profiled once, without a time
-    limit, so that none is left out as a dropout. The accuracy of a tier is that of the pooled samples that its clients
-    hold, not of a test set at the server. Where fewer than K clients of a tier are available, the rest is drawn from
-    the next tiers, the nearer one first, and the faster one of two. If nobody can be reached when accuracies are due,
-    they are reported in the next round in which somebody can.
+    Deviations: ranks and their ties (to the faster tier) are those of two public implementations (bacox/fltk and FLGo);
+    how many credits a tier has is left open by the paper, and 1.0 in fltk. The paper cuts a histogram of the times into
+    tiers, here they are of equal size. Profiling has no time limit, so that none is left out as a dropout. The accuracy
+    of a tier is that of its clients' pooled samples, not of a test set at the server. Where fewer than K clients of a
+    tier are available, the rest is drawn from the next tiers, the nearer one first, and the faster one of two. If
+    nobody can be reached when accuracies are due, they are reported in the next round in which somebody can.
     """
 
     state = ("latency", "chances", "left", "current", "accuracies", "intervals")

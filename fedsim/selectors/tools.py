@@ -1,5 +1,4 @@
-"""What several selectors share: limits of what grows as N^2, clustering, divergences, label counts, queues, and the
-search for dissimilar clients."""
+"""What several selectors share: clustering, divergences, label counts, queues, the search for dissimilar clients."""
 
 import itertools
 import math
@@ -17,28 +16,16 @@ from fedsim.clients.clients import Clients
 from fedsim.core.errors import Problem, rule
 from fedsim.core.exact import exp
 from fedsim.core.types import Floats, Ids, Population, Positions
+from fedsim.selectors.base import MAX_BYTES
 from fedsim.selectors.similarity import inner_products
-
-MAX_BYTES = 16 * 2**30  # of tables [N, N] that a selector holds at once
-REMEDY = "lower num_clients, or take a selector whose cost is linear in it (docs/scale.md)"
-
-
-def pairs_problem(population: Population, pair_bytes: int, remedy: str = REMEDY) -> Problem | None:
-    """The problem of a method whose tables [N, N] take so many bytes for each of the N^2 pairs, at their peak, or None;
-    its key is the selector itself."""
-    n, most = population.num_clients, math.isqrt(MAX_BYTES // pair_bytes)
-    told = f"compares all pairs of num_clients={n} clients, in tables of {pair_bytes * n**2 / 2**30:,.0f} GiB; "
-    told += f"must take at most {MAX_BYTES // 2**30} GiB, as they do up to num_clients={most}"
-    return rule(n <= most, "", ..., told, remedy)
 
 
 def clients_to_try(ids: Ids, known: NDArray[np.bool_], last_tried: NDArray[np.int64], round: int) -> Ids:
     """Those of the available `ids` that `round` is to select because nothing is `known` [N] of them, ascending.
 
     `last_tried` [N] is the round in which each client was last selected, 0 for never. All that never were; if there are
-    none, the one selected longest ago (of several the lowest id) if the number of rounds has doubled since. So a client
-    whose update came too late or was not finite gets further chances, and those whose updates never arrive take ever
-    fewer places.
+    none, the one selected longest ago (of several the lowest id) if the number of rounds has doubled since, so that
+    clients whose updates never arrive, or are never finite, take ever fewer places.
     """
     unknown = ids[~known[ids]]
     new: Ids = unknown[last_tried[unknown] == 0]
@@ -55,8 +42,7 @@ WardInput = Literal["distances", "rows"]
 def ward_linkage(distances: Floats, on: WardInput = "distances") -> Floats:
     """Ward's linkage [N - 1, 4], in scipy's format, from a symmetric matrix of distances [N, N].
 
-    `on: rows` clusters the rows of the matrix as N points in N dimensions (N^3 / 2 operations), as published codes do
-    by passing the square matrix to scipy.
+    `on: rows` clusters its rows as N points in N dimensions (N^3 / 2 operations): what scipy does with a square matrix.
     """
     if len(distances) == 1:
         return np.empty((0, 4))
@@ -75,8 +61,7 @@ LOWEST = -18.420680743952367  # the logarithm of 1e-8
 def kl_divergences(log_p: Tensor, reduction: str) -> Floats:
     """KL(P_k || P_j) [K, K] averaged over samples, from log-probabilities [K models, M samples, C classes].
 
-    `reduction: mean` divides by the number of classes as well, `sum` does not. Probabilities are clipped at 1e-8. All
-    sums sum_c p (ln p - ln q) are computed as one matrix product of the rows of p with the rows of ln q.
+    `reduction: mean` divides by the number of classes as well, `sum` does not. Probabilities are clipped at 1e-8.
     """
     log_p = log_p.clamp(min=LOWEST)
     flat = log_p.flatten(1)
@@ -86,30 +71,24 @@ def kl_divergences(log_p: Tensor, reduction: str) -> Floats:
     return cross.neg_().add_(own[:, None]).div_(scale).numpy()
 
 
-UNKNOWN = -1
-
-
 def collect_label_counts(counts: NDArray[np.int64], clients: Clients) -> NDArray[np.int64]:
-    """`counts` [N, C] completed by the label counts of all available clients; each client is asked at most once.
+    """`counts` [N, C] completed by the label counts of all available clients; each client is asked once.
 
-    Rows of clients that have not reported are `UNKNOWN` (-1); before any report, `counts` has no columns [N, 0].
+    Rows of clients that have not reported are -1; before any report, `counts` has no columns [N, 0].
     """
     num = len(counts)
-    is_known = counts[:, 0] != UNKNOWN if counts.shape[1] else np.zeros(num, dtype=bool)
+    is_known = counts[:, 0] >= 0 if counts.shape[1] else np.zeros(num, dtype=bool)
     new = clients.available[~is_known[clients.available]]
     if not len(new):
         return counts
     reported = clients.label_counts(new)
-    known = counts if counts.shape[1] else np.full((num, reported.shape[1]), UNKNOWN)
+    known = counts if counts.shape[1] else np.full((num, reported.shape[1]), -1)
     known[new] = reported
     return known
 
 
 def missing_layers(key: str, layers: Sequence[str] | None, trained: Sequence[str]) -> Problem | None:
-    """The problem of the hyper-parameter `key` if one of `layers` (None: all) is no layer of the model, or None.
-
-    `trained` are the names of the model's trained parameters; classifier.6 is the layer of classifier.6.weight.
-    """
+    """The problem of the hyper-parameter `key` if one of `layers` (None: all) names no `trained` parameter, or None."""
     missing = [layer for layer in layers or () if not any(n == layer or n.startswith(f"{layer}.") for n in trained)]
     known = dict.fromkeys(name.rpartition(".")[0] or name for name in trained)
     told = f"must name layers that the model trains, not {', '.join(missing)}"
@@ -118,10 +97,7 @@ def missing_layers(key: str, layers: Sequence[str] | None, trained: Sequence[str
 
 
 def not_queued(available: Ids, queue: Sequence[int], min_count: int) -> Ids:
-    """Ids of the `available` clients that are not in `queue`.
-
-    If these are fewer than `min_count`, clients are released from the front of the queue until there are as many.
-    """
+    """The `available` clients that are not in `queue`, from whose front as many are released as `min_count` takes."""
     present = set(available.tolist())
     queued = [i for i in queue if i in present]
     surplus = max(min_count - (len(available) - len(queued)), 0)
@@ -129,13 +105,12 @@ def not_queued(available: Ids, queue: Sequence[int], min_count: int) -> Ids:
 
 
 MAX_SUBSETS = 200_000
-SUBSET_BYTES = 80  # of a subset in an exact search, besides the positions of its items
+SUBSET_BYTES = 80  # of a subset in an exact search, which holds the positions of its items twice besides
 TOLERANCE = 1e-12  # sums that differ by less count as equal
 
 
 def subsets_problem(population: Population, search: str) -> Problem | None:
-    """The problem of an `exact` search over more subsets of K of N clients than can be held at once (twice, as a tuple
-    and as a row of an array), or None."""
+    """The problem of an `exact` search over more subsets of K of N clients than can be held at once, or None."""
     n, k = population.num_clients, population.cohort_size
     count = math.comb(n, k) if search == "exact" and 1 < k < n else 0
     told = f"holds all subsets of cohort_size={k} of num_clients={n} clients at once; must take at most "
@@ -149,10 +124,9 @@ def least_similar_subset(
 ) -> Positions:
     """`count` positions in the symmetric matrix `similarity` [M, M] with the lowest mean similarity over their pairs.
 
-    `search`: `exact` enumerates all subsets; `greedy` starts with the least similar pair, adds the item with the lowest
-    total similarity to those chosen one by one, and then makes up to `swap_passes` improving swaps; `auto` is exact up
-    to 200,000 subsets and greedy beyond. Ties are broken at random. For `count` 1 it is the item with the lowest mean
-    similarity to the others.
+    `search`: `exact` enumerates all subsets; `greedy` starts with the least similar pair, adds the item least similar
+    to those chosen one by one, and then makes up to `swap_passes` improving swaps; `auto` is exact up to 200,000
+    subsets. Ties are broken at random. For `count` 1 it is the item with the lowest mean similarity to the others.
     """
     size = len(similarity)
     if count >= size:
@@ -162,13 +136,6 @@ def least_similar_subset(
     if search == "exact" or (search == "auto" and math.comb(size, count) <= MAX_SUBSETS):
         return _enumerate(similarity, count, rng)
     return _greedy(similarity, count, swap_passes, rng)
-
-
-def moved_to_front(table: Floats, rows: NDArray[np.int64]) -> Floats:
-    """The rows and columns `rows`, ascending, of a square `table`: a part of it, in which nothing else remains."""
-    for place, row in enumerate(rows.tolist()):
-        table[place, : len(rows)] = table[row, rows]
-    return table[: len(rows), : len(rows)]
 
 
 def _argmin(values: Floats, rng: np.random.Generator) -> int:

@@ -13,9 +13,9 @@ from fedsim.selectors.base import Clients, Selection, Selector, Signal, ascendin
 class TopLoss(Selector):
     """All clients report their losses; the `count` clients with the highest are selected (power-of-choice with d = N).
 
-    `count` is fixed (FedABC's figures fit 7 of 10; None: `cohort_size`). If `match` is given, the folder of another
-    run, that run's number of uploads is copied round by round instead. `first_round_full`: all clients take part in
-    the first round in which clients can be reached, as in FedABC. Losses that are not finite rank last.
+    `count` is fixed (FedABC's figures fit 7 of 10; None: `cohort_size`), or round by round the number of uploads of the
+    run whose folder is `match`. `first_round_full`: all clients take part in the first round in which clients can be
+    reached, as in FedABC. Losses that are not finite rank last.
     """
 
     adaptive = True

@@ -1,22 +1,28 @@
+"""PNCS and DivFL, which compare gradients of all pairs of clients."""
+
 import itertools
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedsim.clients.compression import Identity, Int8, TopK
 from fedsim.clients.ledger import Ledger
 from fedsim.core.errors import ConfigError
+from fedsim.selectors import base
+from fedsim.selectors import divfl as divfl_module
 from fedsim.selectors import pncs as pncs_module
-from fedsim.selectors import tools as all_pairs
+from fedsim.selectors.divfl import DivFL, cluster_shares, lazy_greedy, plain_greedy
 from fedsim.selectors.pncs import NORM_ORDERS, PNCS
-from fedsim.selectors.similarity import PowerSimilarity, similarities
-from fedsim.selectors.tools import least_similar_subset, moved_to_front
-from tests.toys import ToyEngine, picked, toy_clients, toy_population
+from fedsim.selectors.similarity import PowerSimilarity, euclidean_distances, inner_products, similarities
+from fedsim.selectors.tools import least_similar_subset
+from tests.toys import ToyEngine, picked, selection_of, toy_clients, toy_population
 
 
 def table(*vectors: tuple[float, ...], p: float = 4.0) -> np.ndarray:
@@ -49,13 +55,18 @@ def test_every_reading_is_symmetric_ignores_scale_and_is_a_cosine_at_two(reading
     assert (similarities([x * 0], 4.0, reading) == 0).all()
 
 
-def test_the_semi_inner_product_is_not_symmetric_and_averaged() -> None:
+def test_the_semi_inner_product_is_averaged_and_zero_coordinates_count_as_nothing() -> None:
     x, y = np.array(X), np.array(Y)
     norm = lambda v: (np.abs(v) ** 4).sum() ** 0.25
     one = (np.sign(x) * np.abs(x) ** 3 * y).sum() / (norm(x) ** 3 * norm(y))
     other = (np.sign(y) * np.abs(y) ** 3 * x).sum() / (norm(y) ** 3 * norm(x))
-    assert one != pytest.approx(other)
     assert similarities([torch.tensor([X, Y])], 4.0, "semi")[0, 1] == pytest.approx((one + other) / 2)
+    with warnings.catch_warnings(action="error"):
+        found = similarities([torch.tensor([[1.0, 0, 2], [1, 1, 0], [0, 0, 0]])], 0.5, "semi")
+    first, second = (1 + np.sqrt(2)) ** 2, 4.0  # their norms
+    assert found[0, 1] == pytest.approx((1 / (first**-0.5 * second) + 1 / (second**-0.5 * first)) / 2)
+    assert found.diagonal() == pytest.approx([1, 1, 0])
+    assert not found[2].any()
 
 
 def test_opposites_scales_zeros_and_tiny_numbers() -> None:
@@ -123,12 +134,6 @@ def test_of_several_lowest_pairs_each_is_begun_with() -> None:
     assert {tuple(sorted(pair.tolist())) for pair in drawn} == {(0, 3), (1, 4), (1, 2)}
 
 
-def test_what_may_be_selected_is_moved_to_the_front_of_its_table() -> None:
-    similarity, rows = np.random.default_rng(0).random((9, 9)), np.array([0, 2, 3, 7])
-    wanted = similarity[np.ix_(rows, rows)]
-    assert np.array_equal(moved_to_front(similarity, rows), wanted)
-
-
 def pncs(n: int, k: int, **more: Any) -> PNCS:
     values: dict[str, Any] = {
         **{"p": 4.0, "grad": "full", "layers": None, "layer_agg": "mean", "queue_length": 4},
@@ -187,18 +192,17 @@ def test_age_counts_by_the_mean_of_a_pairs(monkeypatch: pytest.MonkeyPatch) -> N
     assert tables[0] - tables[1] == pytest.approx(0.5 * (ages[:, None] + ages[None, :]) / 2)
 
 
-@pytest.mark.parametrize(("bound", "barred"), [("gt", [1, 2, 3]), ("ge", [1, 2])])
-def test_a_queue_in_rounds_counts_those_in_which_nobody_can_be_reached(bound: Any, barred: list[int]) -> None:
+def test_a_queue_in_rounds_counts_those_in_which_nobody_can_be_reached() -> None:
     """Selected in round t = 1, a client is eligible again when t' - 1 exceeds (gt), or is (ge), 3."""
-    for t in range(2, 7):
+    for (bound, barred), t in itertools.product((("gt", [1, 2, 3]), ("ge", [1, 2])), range(2, 7)):
         selector = pncs(10, 2, queue_length=3, queue_unit="rounds", queue_bound=bound)
         first, again = (set(picked(selector, round, 1)) for round in (1, t))
         assert bool(first & again) == (t - 1 not in barred)
 
 
-@pytest.mark.parametrize("k", [1, 2])
-def test_a_queue_of_clients_holds_as_many_whatever_the_number_of_rounds(k: int) -> None:
+def test_a_queue_of_clients_holds_as_many_whatever_the_number_of_rounds() -> None:
     """Clients 0 .. 2K - 1, and then for ten rounds the second half of them, who alone can be reached."""
+    k = 2
     selector = pncs(6, k, queue_length=2 * k)
     for t in range(1, 13):
         who = np.arange(k) + (k if t > 1 else 0)
@@ -237,11 +241,11 @@ def test_layers_are_averaged_weighted_or_joined_and_asked_for_once() -> None:
         assert layer_tables("each", how).tolist() == layer_tables(["a", "b"], how).tolist()
 
 
-@pytest.mark.parametrize(("grad", "samples"), [("full", 2 * 6), ("batch", 2 * 4)])
-def test_a_batch_gradient_is_of_one_batch(grad: Any, samples: int) -> None:
-    ledger, selector = Ledger(), pncs(2, 1, grad=grad)
-    selector.select(1, toy_clients([6, 6], selector.needs, ledger=ledger), np.random.default_rng(0))
-    assert ledger.train_samples == samples
+def test_a_batch_gradient_is_of_one_batch() -> None:
+    for grad, samples in (("full", 2 * 6), ("batch", 2 * 4)):
+        ledger, selector = Ledger(), pncs(2, 1, grad=grad)
+        selector.select(1, toy_clients([6, 6], selector.needs, ledger=ledger), np.random.default_rng(0))
+        assert ledger.train_samples == samples
 
 
 def test_weights_and_bias_of_a_layer_are_one_layer_without_the_layers_inside_it() -> None:
@@ -252,7 +256,7 @@ def test_weights_and_bias_of_a_layer_are_one_layer_without_the_layers_inside_it(
     assert pncs(3, 2, layers="each")._groups(clients) == expected
 
 
-def test_what_cannot_be_combined_or_held_is_refused() -> None:
+def test_what_cannot_be_combined_or_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """C(100, 10) is 1.7 10^13; C(100, 5), 75 million, take 11 GiB."""
     for n, k, values, message in (
         (5, 2, {"p": 3.0, "similarity": "even_power"}, r"p=3\.0: must be even for similarity=even_power"),
@@ -267,33 +271,121 @@ def test_what_cannot_be_combined_or_held_is_refused() -> None:
     pncs(5, 2, layers=["a"], sketch=TopK(size=3))
     for k, search in ((5, "exact"), (10, "auto"), (10, "greedy"), (1, "exact"), (100, "exact")):
         pncs(100, k, search=search)
-
-
-def test_similarities_that_need_more_tables_are_refused_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_pairs, "MAX_BYTES", 16 * 5**2)
-    for similarity in ("signed_power", "even_power"):
-        pncs(5, 2, p=4.0, similarity=similarity)
-    for similarity in ("polar", "dot_over_norms", "semi"):
-        with pytest.raises(ConfigError, match="compares all pairs of num_clients=5"):
-            pncs(5, 2, p=4.0, similarity=similarity)
+    monkeypatch.setattr(base, "MAX_BYTES", 16 * 5**2)
+    pncs(5, 2, similarity="even_power")
+    with pytest.raises(ConfigError, match="compares all pairs of num_clients=5"):
+        pncs(5, 2, similarity="dot_over_norms")
 
 
 @pytest.mark.parametrize("similarity", ["polar", "dot_over_norms", "semi"])
-@pytest.mark.parametrize("p", [0.02, 1024.0])
-def test_norms_that_would_overflow_are_refused(similarity: Any, p: float) -> None:
-    with pytest.raises(ConfigError, match=rf"must lie in \[0\.1, 512\] for similarity={similarity}: norms overflow"):
-        pncs(5, 2, p=p, similarity=similarity)
-    pncs(5, 2, p=p, similarity="signed_power")
+def test_norms_that_would_overflow_are_refused(similarity: Any) -> None:
+    for p in (0.02, 1024.0):
+        with pytest.raises(ConfigError, match=rf"must lie in \[0\.1, 512\] for similarity={similarity}: norms overfl"):
+            pncs(5, 2, p=p, similarity=similarity)
+        pncs(5, 2, p=p, similarity="signed_power")
     many = [torch.full((2, 1_000_000), 0.5).index_fill(0, torch.tensor([1]), 0.25)]
     for border in NORM_ORDERS:
         assert pncs(5, 2, p=border, similarity=similarity).p == border
         assert np.isfinite(similarities(many, border, similarity)).all()
 
 
-@pytest.mark.filterwarnings("error")
-def test_semi_with_an_order_below_one_counts_zero_coordinates_as_nothing() -> None:
-    found = similarities([torch.tensor([[1.0, 0, 2], [1, 1, 0], [0, 0, 0]])], 0.5, "semi")
-    first, second = (1 + np.sqrt(2)) ** 2, 4.0  # their norms
-    assert found[0, 1] == pytest.approx((1 / (first**-0.5 * second) + 1 / (second**-0.5 * first)) / 2)
-    assert found.diagonal() == pytest.approx([1, 1, 0])
-    assert not found[2].any()
+# --- DivFL ---
+
+Greedy = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
+
+
+def pairwise_distances(points: torch.Tensor) -> np.ndarray:
+    return euclidean_distances(inner_products([points]))
+
+
+LINE = pairwise_distances(torch.tensor([[0.0], [1.0], [5.0], [6.0], [20.0]]))
+
+
+def g(distances: np.ndarray, chosen: np.ndarray) -> float:
+    return float(distances[:, chosen].min(1).sum())
+
+
+def divfl(n: int, k: int, **more: Any) -> DivFL:
+    values: dict[str, Any] = {"mode": "ideal", "greedy": "lazy", "share": 0.1, "weights": "gamma"}
+    return DivFL(toy_population([1] * n, k), **(values | more))
+
+
+def test_points_on_a_line_by_hand() -> None:
+    order = plain_greedy(LINE, 3, np.random.default_rng(0))
+    assert order[:2].tolist() == [2, 4]  # the points 5, 20, then 0 or 1
+    assert order[2] in (0, 1)
+    assert [g(LINE, order[: i + 1]) for i in range(3)] == [25, 10, 2]
+    assert cluster_shares(LINE, order).tolist() == pytest.approx([2 / 5, 1 / 5, 2 / 5])
+    assert g(LINE, plain_greedy(LINE, 5, np.random.default_rng(0))) == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 15), st.integers(1, 15), st.booleans())
+@example(0, 15, 15, False)  # every gain is a tie in the end
+def test_lazy_equals_plain_and_gains_shrink(seed: int, n: int, count: int, grid: bool) -> None:
+    """On a small grid many points coincide, and many distances are equal."""
+    random = np.random.default_rng(seed)
+    points = torch.tensor(random.integers(0, 3, (n, 2)) / 3 if grid else random.standard_normal((n, 3)))
+    distances, count = pairwise_distances(points), min(n, count)
+    plain, lazy = (f(distances, count, np.random.default_rng(0)) for f in (plain_greedy, lazy_greedy))
+    assert plain.tolist() == lazy.tolist()
+    falls = -np.diff([g(distances, plain[: i + 1]) for i in range(count)])
+    assert (falls >= -1e-9).all()
+    assert (np.diff(falls) <= 1e-9).all()
+
+
+@pytest.mark.parametrize("greedy", [plain_greedy, lazy_greedy])
+def test_of_two_clients_nearest_to_each_other_either_is_chosen(greedy: Greedy) -> None:
+    """The points 0 and 1 lower G by as much; an order by position would always take 0."""
+    last = [int(greedy(LINE, 3, np.random.default_rng(seed))[2]) for seed in range(200)]
+    assert set(last) == {0, 1}
+    assert 70 <= last.count(0) <= 130
+
+
+@pytest.mark.parametrize("greedy", ["plain", "lazy", "stochastic"])
+def test_gradients_whose_squares_overflow_float32_leave_a_selection(
+    greedy: Literal["plain", "lazy", "stochastic"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of many long vectors are float32, in which the squares of clients 2 and 3 are infinite."""
+
+    class Huge(ToyEngine):
+        def client_gradients(self, params: Any, positions: Sequence[Any], names: Any) -> Iterator[torch.Tensor]:
+            table = torch.tensor([[1.0, 0], [2, 0], [1e20, 0], [-1e20, 0], [3, 0], [5, 0]])
+            return (table[int(p[0])] for p in positions)
+
+    monkeypatch.setattr("fedsim.selectors.similarity.MAX_FLOAT64_PRODUCTS", 0)
+    selector = divfl(6, 3, greedy=greedy, share=1.0)
+    assert {2, 3} <= set(picked(selector, engine=Huge([1] * 6)))  # far from all others
+
+
+def test_a_weight_is_the_share_of_those_nearest_to_its_client() -> None:
+    """The toy's gradient of client i is (i + 1, -i^2 / 7); whoever was picked first is not the lowest id."""
+    for n in range(4, 12):
+        selection = selection_of(divfl(n, 2))
+        vectors = np.array([[i + 1, -i * i / 7] for i in range(n)])
+        apart = np.linalg.norm(vectors[:, None] - vectors[None, selection.ids], axis=2)
+        assert selection.weights == pytest.approx(np.bincount(apart.argmin(1), minlength=2) / n)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("ideal", [3, 4, 4]), ("no_overhead", [3, 2, 2])])
+def test_who_sends_a_gradient_in_later_rounds(mode: str, expected: list[int]) -> None:
+    """Client 3 can be reached from round 2 on: without overhead it sends its own, and the selected send theirs."""
+    selector, sent = divfl(4, 2, mode=mode), []
+    for t, available in ((1, [0, 1, 2]), (2, range(4)), (3, range(4))):
+        ledger = Ledger()
+        chosen = picked(selector, t, available=available, ledger=ledger)
+        sent.append(ledger.bytes_up // 8)
+        assert ledger.train_samples == sent[-1]
+        if mode == "no_overhead" and t == 2:
+            assert sent[-1] == 2 + (3 not in chosen)
+            sent[-1] = 2
+    assert sent == expected
+
+
+def test_stochastic_greedy_draws_its_share_of_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int | None] = []
+    spy = lambda apart, count, rng, few: (seen.append(few), np.arange(count))[1]
+    monkeypatch.setattr(divfl_module, "plain_greedy", spy)
+    for n, share in ((10, 0.5), (10, 0.1), (100, 0.29)):  # .29 * 100 is 28.999999999999996 in floating point
+        picked(divfl(n, 3, greedy="stochastic", share=share))
+    assert seen == [5, 3, 29]  # never fewer than K

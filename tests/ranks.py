@@ -51,7 +51,7 @@ def ranks(count: int, words: Sequence[str]) -> Iterator[LocalLink]:
     try:
         yield link
     finally:
-        RANKS.others, RANKS.plans = None, ()
+        RANKS.others = None
 
 
 def run_over(count: int, words: Sequence[str]) -> tuple[int, list[str]]:

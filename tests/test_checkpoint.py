@@ -17,7 +17,7 @@ from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
 from fedsim.running.checkpoint import Checkpoints
 from tests import goldens
-from tests.checkpoint_toys import CPU, EVERY, WORDS, folder_in, result, through_a_file
+from tests.checkpoint_toys import EVERY, WORDS, folder_in, result, through_a_file
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -108,19 +108,14 @@ def test_how_often_a_run_is_saved_does_not_change_its_folder() -> None:
         run([*WORDS, "checkpoint.every=0"])
 
 
-def test_auto_saves_when_some_seconds_have_passed_and_it_is_cheap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr("fedsim.running.checkpoint.time.monotonic", lambda: now[0])
-    checkpoints = Checkpoints(RunFolder(tmp_path), {}, "auto", CPU)
-    checkpoints.start(0.0)
-    assert not checkpoints.due(1, 4.0)
-    now[0] += 5
-    assert checkpoints.due(2, 5.0)
-    checkpoints._cost, checkpoints._saved_wall = 0.2, 5.0
-    assert not checkpoints.due(3, 24.0)
-    assert checkpoints.due(4, 25.1)
+def test_auto_saves_when_some_seconds_have_passed_and_it_is_cheap() -> None:
+    with search_path():
+        (job,) = compose_jobs(WORDS, multirun=False)
+    plan = make_plan(job.config, job.choices)
+    checkpoints = Checkpoints(RunFolder(plan.folder), plan, build(plan))
+    assert [checkpoints.due(1, seconds) for seconds in (4.9, 5.0)] == [False, True]
+    checkpoints.cost, checkpoints.saved_at = 0.2, 5.0
+    assert [checkpoints.due(2, seconds) for seconds in (24.9, 25.1)] == [False, True]
 
 
 @pytest.mark.parametrize("launcher", ["basic", "lanes"])

@@ -52,9 +52,9 @@ def test_values_come_back_as_they_were(value: Any) -> None:
 
 REFUSED = [
     *((value, "") for value in (np.random.default_rng(0), object(), np.array([None]), lambda: 0, int, 1j)),
-    (np.ma.masked_array([1, 2], [True, False]), "numpy.ma.MaskedArray (int64)"),
-    (np.arange(2.0).astype(">f8"), "numpy.ndarray (>f8)"),
-    (torch.eye(2).to_sparse(), "torch.Tensor (torch.float32, torch.sparse_coo)"),
+    (np.ma.masked_array([1, 2], [True, False]), "numpy.ma.MaskedArray"),
+    (np.arange(2.0).astype(">f8"), "numpy.ndarray"),
+    (torch.eye(2).to_sparse(), "torch.Tensor"),
 ]
 
 
@@ -95,7 +95,7 @@ def test_a_dataclass_that_would_not_be_found_is_refused_with_its_place() -> None
     class Local:
         count: int
 
-    with pytest.raises(EncodingError, match=r"state\['a'\] is of the dataclass .*Local, which would not be found"):
+    with pytest.raises(EncodingError, match=r"state\['a'\] is of the dataclass .*Local, which a checkpoint"):
         encode({"a": Local(1)}, {}, dataclasses=dataclasses_known_to(Owner()))
     with pytest.raises(EncodingError, match=r"`from tests\.test_checkpoint_file import Pair`"):
         encode({"a": Pair(1, 2)}, {}, dataclasses=dataclasses_known_to(Random))

@@ -12,7 +12,7 @@ from fedsim.config.compose import check_jobs, conf_dir
 from fedsim.config.plan import Plan
 from fedsim.core.types import Params
 from fedsim.distributed import backend as divided
-from fedsim.distributed.backend import aligned_shares, shares, train_part
+from fedsim.distributed.backend import shares, train_part
 from fedsim.engine import data as engine_data
 from fedsim.engine.engine import Engine
 from fedsim.engine.schedule import Schedule
@@ -125,7 +125,7 @@ def test_ragged_clients_stacked_in_torch_are_equal_up_to_rounding() -> None:
     """torch multiplies matrices of other sizes, or at other places in memory, in another order of additions."""
     _, engine, params, schedule = made([*WORDS, *RAGGED, "engine=batched"], 12)
     alone = engine.backend.train([params] * 12, schedule)
-    for cut in (*shares(schedule.samples, 3), slice(0, 1)):
+    for cut in (*shares(schedule.samples, 3).values(), slice(0, 1)):
         part = schedule.rows(cut)
         found = train_part(engine.backend, [params] * len(part), part)
         for name, whole in alone.delta.items():
@@ -209,9 +209,9 @@ def test_the_test_set_is_cut_where_passes_end(monkeypatch: pytest.MonkeyPatch) -
         assert torch.equal(engine.backend.forward(params, x), whole)
         assert link.kinds[-1] == "forward"
         cut: list[tuple[int, ...]] = []  # other cuts may or may not give other bits, by the machine
-        monkeypatch.setattr(divided, "aligned_shares", lambda *of: cut.append(of) or aligned_shares(*of))
+        monkeypatch.setattr(divided, "shares", lambda work, *of: cut.append((len(work), *of)) or shares(work, *of))
         engine.backend.forward(params, x)
-        assert cut == [(len(x), EVALUATION_BATCH, 3)]
+        assert cut == [(2, 3, EVALUATION_BATCH)]
 
 
 # --- how work is cut -------------------------------------------------------------------------------------------------
@@ -229,6 +229,8 @@ CUTS = (
 
 def test_shares_are_consecutive_and_even_and_those_of_samples_end_at_multiples_of_a_pass() -> None:
     for work, count, ends in CUTS:
-        assert [(cut.start, cut.stop) for cut in shares(work, count)] == list(zip([0, *ends[:-1]], ends, strict=True))
-    assert [(c.start, c.stop) for c in aligned_shares(2500, 1000, 2)] == [(0, 1000), (1000, 2500)]
-    assert [(c.start, c.stop) for c in aligned_shares(10, 1000, 2)] == [(0, 0), (0, 10)]
+        pairs = enumerate(zip([0, *ends[:-1]], ends, strict=True))
+        expected = {rank: slice(first, last) for rank, (first, last) in pairs if last > first}
+        assert shares(work, count) == expected
+    assert shares([1, 1, 1], 2, 1000) == {0: slice(0, 1000), 1: slice(1000, 3000)}
+    assert shares([1], 2, 1000) == {1: slice(0, 1000)}

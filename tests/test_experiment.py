@@ -15,10 +15,11 @@ from fedsim.core.record import OF_CLOCK, Record
 from fedsim.data.digits import Digits
 from fedsim.results.files import read_summary
 from fedsim.rounds.loop import Simulation
-from fedsim.running import assembly, experiment
+from fedsim.running import assembly
 from fedsim.running.assembly import Experiment, build
-from fedsim.running.experiment import UNWATCHED, execute
+from fedsim.running.experiment import execute
 from fedsim.running.outcome import totals_of
+from fedsim.tracking.base import Trackers
 from tests.run_toys import plan_of
 
 FEW = ("num_rounds=2", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
@@ -187,7 +188,8 @@ def test_a_failure_is_in_the_summary_with_its_reason_and_is_run_again(
             raise KeyError("mine")
         return step(self)
 
-    given = plan("seed=3")
+    given, told = plan("seed=3"), list[Any]()
+    monkeypatch.setattr(Trackers, "start", lambda self, info: told.append(info.seed))
     with monkeypatch.context() as patch:
         patch.setattr(Simulation, "step", broken)
         assert execute(given).status == "failed"
@@ -199,7 +201,4 @@ def test_a_failure_is_in_the_summary_with_its_reason_and_is_run_again(
         True,
         False,
     ]
-
-
-def test_trackers_are_told_the_runs_own_seed(here: Path) -> None:
-    assert experiment.run_info(plan("seed=7"), here, UNWATCHED, True).seed == 7
+    assert told == [3] * 3

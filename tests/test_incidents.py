@@ -44,7 +44,7 @@ def test_each_kind_is_told_once_and_counted_over_all_rounds(adaptive: bool) -> N
         *([] if adaptive else [("round 3", "rounds_with_too_few_clients")]),
         ("round 4", "rounds_without_clients"),
     ]
-    counts = incidents.counts(RECORDS)
+    counts = incidents.counts
     assert counts.pop("rounds_with_too_few_clients") == (0 if adaptive else 2)
     rest = {"dropped_updates": 3, "nonfinite_reports": 1, "rounds_without_clients": 1, "empty_clients": 1}
     assert counts == rest

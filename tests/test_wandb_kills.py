@@ -14,10 +14,10 @@ import pytest
 
 from fedsim.results.files import read_metrics, read_summary
 from fedsim.tracking.wandb_tracker import COMMAND
+from tests.run_toys import ROOT
 from tests.test_signals import children_of
 from tests.wandb_toys import history_of, offline_records, wait_for
 
-ROOT = Path(__file__).parents[1]
 ROUNDS, PARKED = 20, 10
 WORDS = (f"num_rounds={ROUNDS}", "local.epochs=1", "num_clients=6", "cohort_size=2", "checkpoint.every=3")
 SCRIPT = """

@@ -262,7 +262,7 @@ def test_commands_that_ask_are_told_apart_from_experiments() -> None:
     assert not any(asks(words) for words in ([], ["seed=1"], ["-m", "seed=0,1"]))
 
 
-def test_what_does_not_go_together_with_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_go_together_with_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match="hydra/launcher: Lanes places jobs side by side"):
         run_over(2, [*WORDS, "-m", "seed=0,1", "hydra/launcher=lanes"])
     assert not Path("outputs").exists()
@@ -270,13 +270,6 @@ def test_what_does_not_go_together_with_ranks_is_refused(monkeypatch: pytest.Mon
     object.__setattr__(plan.settings, "device", "cuda:1")
     with pytest.raises(ConfigError, match="device='cuda:1': is one GPU for all processes"):
         check_for_ranks([plan], {})
-    object.__setattr__(plan.settings, "device", "cuda")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    with pytest.raises(ConfigError, match="device='cuda': needs a GPU for each of 3 processes; torch sees 2"):
-        check_for_ranks([plan], {})
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    check_for_ranks([plan], {})
 
 
 def test_a_sweep_runs_its_jobs_one_after_another_over_all_ranks_and_says_so() -> None:

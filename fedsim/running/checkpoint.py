@@ -54,12 +54,8 @@ class CheckpointError(DataError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds.
-
-    `state` is that of the simulation, `lengths` the bytes of the records up to it (by file), `started` when the run
-    began (seconds since 1970), `overwrite` whether by `overwrite=true`. `earlier_code` is what `user_code` gave for
-    the rounds up to `until_round`, where it has changed since.
-    """
+    """The `state` of the simulation, `lengths` of the files of records in bytes, when the run `started` (seconds since
+    1970), whether by `overwrite=true`, and the `user_code` of the rounds up to `until_round`, where it has changed."""
 
     state: dict[str, Any]
     lengths: dict[str, int]
@@ -90,8 +86,7 @@ class Checkpoints:
         return every is not None and round % every == 0
 
     def save(self, begun: Checkpoint) -> None:
-        """Write the checkpoint of a run since `begun`; the one before it is kept. Raises `FedsimError` if that cannot
-        be done."""
+        """Write the checkpoint of a run since `begun`; the one before it is kept."""
         start = time.monotonic()
         checkpoint = replace(begun, state=self.simulation.state_dict(), lengths=self.folder.sync_records())
         self.folder.write_bytes(NEWEST, pack(self.identity, vars(checkpoint), self.dataclasses), keep_as=PREVIOUS)
@@ -99,12 +94,9 @@ class Checkpoints:
 
     def load(self, overwrite: bool) -> tuple[Checkpoint, list[Record]] | None:
         """The latest checkpoint that is sound, with the records of its rounds; None if there is none. Damaged ones are
-        set aside, with a line on stderr.
-
-        `overwrite`: only one of a run by `overwrite=true` that was killed or asked to end. Raises `CheckpointError` if
-        one cannot be read for another reason than damage, `ConfigError` if it is of another config, version, backend or
-        kind of device, or of other data or code of the user's.
-        """
+        set aside. `overwrite`: only one of a run by `overwrite=true` that was killed or asked to end. Raises
+        `CheckpointError` if one cannot be read for another reason than damage, `ConfigError` if it is of another
+        config, version, backend or kind of device, or of other data or code of the user's."""
         if not overwrite:
             return self._latest()
         if (read_summary(self.folder.path) or {"status": "preempted"})["status"] not in CODES:
@@ -229,10 +221,7 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
 def pack(
     identity: Mapping[str, Any], content: Mapping[str, Any], dataclasses: Mapping[str, type] | None = None
 ) -> bytes:
-    """The bytes of a checkpoint file. `dataclasses`: those that `content` may hold, by path.
-
-    Raises `EncodingError` for content that it cannot hold.
-    """
+    """The bytes of a checkpoint file. `dataclasses`: those that `content` may hold, by path."""
     tensors: dict[str, Tensor] = {}
     encoded = encode(dict(content), tensors, "checkpoint", dataclasses)
     own = {name: value.cpu().clone() for name, value in tensors.items()}

@@ -20,38 +20,12 @@ from fedsim.config.plan import Plan
 from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.record import Record
 from fedsim.core.types import Population
-from fedsim.results.files import (
-    CLIENTS,
-    FINAL,
-    MODEL,
-    PARTITION,
-    TRACE,
-    HeldError,
-    OutputError,
-    RunFolder,
-    is_free,
-    json_ready,
-    owned,
-    read_summary,
-    replace_folder,
-    replacement_of,
-    save_model,
-)
+from fedsim.results import files
+from fedsim.results.files import FINAL, OutputError, RunFolder, replace_folder
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.checkpoint import START_ANEW, Checkpoint, CheckpointError, Checkpoints
 from fedsim.running.interleaving import InterleavedRun
-from fedsim.running.outcome import (
-    Arrays,
-    Outcome,
-    ended_by,
-    failed_before_rounds,
-    of_clients,
-    outcome_in,
-    outcome_on_file,
-    tell,
-    totals_of,
-    worked_in,
-)
+from fedsim.running.outcome import Outcome, ended_by, of_clients, outcome_on_file, tell, totals_of, worked_in
 from fedsim.running.process import STOP
 from fedsim.running.provenance import environment, own_revision
 from fedsim.running.ranks import RANKS
@@ -78,17 +52,16 @@ UNWATCHED = Watch()
 def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch = UNWATCHED) -> Outcome:
     """Run `plan`, or go on with it from its checkpoint, or return at once what an identical finished run recorded.
 
-    `interleaved`: the run among several side by side that this is; `watch` is told of its rounds. Raises `FedsimError`s
-    that are found before round 1, `HeldError` if another process is running it; later ones, and whatever a user's class
-    raises, end in the status.
+    `interleaved`: which of several side by side it is. Raises `FedsimError`s that are found before round 1, `HeldError`
+    if another process is running it; later ones, and whatever a user's class raises, end in the status.
     """
     earlier = outcome_on_file(plan)
     if earlier.final and not plan.settings.overwrite:
         return replace(earlier, skipped=True)
     if earlier.summary.get("status") in FINAL and not earlier.final:
         sys.stderr.write(f"fedsim: {plan.folder}: {earlier.summary['error']}; it is run again\n")
-    if not is_free(plan.folder):  # known before it is built, which may take long
-        raise HeldError(plan.folder)
+    if not files.is_free(plan.folder):  # known before it is built, which may take long
+        raise files.HeldError(plan.folder)
     try:
         with watch.setting_up():
             experiment = RANKS.build(plan, build)
@@ -96,11 +69,11 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
         raise
     except (Exception, SystemExit) as error:
         STOP.raise_if_asked()  # an interrupted import may raise anything
-        return failed_before_rounds(plan, worked_in(plan), error)
+        return ended_by(error, plan, worked_in(plan), before_rounds=True)
     if interleaved is not None:
         interleaved.join(experiment.simulation, experiment.model)
-    with owned(plan.folder):
-        complete = outcome_in(replacement_of(plan.folder)).final  # but for its last step
+    with files.owned(plan.folder):
+        complete = outcome_on_file(plan, files.replacement_of(plan.folder)).final  # but for its last step
         if complete:
             replace_folder(plan.folder)
         found = outcome_on_file(plan)
@@ -115,17 +88,14 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
 
 def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone: bool) -> Outcome:
     """Run the rounds that are missing in the folder `place`; write every record as it comes, then the summary.
-
-    Asked to end by a signal or by `watch`, it finishes its round, saves a checkpoint and returns; interrupted in
-    mid-round, it leaves the latest checkpoint, and raises KeyboardInterrupt after the summary.
-    """
+    Interrupted in mid-round, it leaves the latest checkpoint, and raises KeyboardInterrupt after the summary."""
     with STOP.deferred():
         try:
             run = _Run(plan, experiment, place, watch, alone)
         except FedsimError:
             raise
         except (Exception, SystemExit) as error:
-            return failed_before_rounds(plan, place, error)
+            return ended_by(error, plan, place, before_rounds=True)
         ending = run.to_its_end()
         summary = run.kept(run.summary(ending))
     try:
@@ -149,10 +119,7 @@ TEXTS = {
 
 
 class Incidents:
-    """How much of each kind there was; the first of a kind is told.
-
-    `adaptive`: the selector decides how many clients take part, so that fewer than K are no incident.
-    """
+    """How much of each kind there was; the first of a kind is told. `adaptive`: fewer than K clients are none."""
 
     def __init__(self, population: Population, adaptive: bool, tell: Callable[[str], None]) -> None:
         self._expected = 1 if adaptive else min(population.cohort_size, int((population.sizes > 0).sum()))
@@ -182,8 +149,7 @@ class _Run:
     """A run whose next round can be run, after `records` since `begun`."""
 
     def __init__(self, plan: Plan, experiment: Experiment, place: Path, watch: Watch, alone: bool) -> None:
-        """All that precedes the next round; trackers begin, and hear of earlier rounds, when nothing can refuse any
-        more. Raises what the selector, the aggregator and the model raise."""
+        """Trackers begin, and hear of earlier rounds, when nothing can refuse any more."""
         self.plan, self.experiment, self.watch = plan, experiment, watch
         self.simulation, self.parts = experiment.simulation, experiment.simulation.components
         self.revision = own_revision()  # before the rounds: the checkout may change while they run
@@ -192,7 +158,7 @@ class _Run:
         selector = self.parts.selector
         warning, adaptive, self.start_up_rounds = selector.warning, selector.adaptive, selector.start_up_rounds
         self.begun, self.records = self._begin()
-        self.of_clients: tuple[dict[str, Any], Arrays | None] = {}, None
+        self.of_clients: tuple[dict[str, Any], Mapping[str, Any] | None] = {}, None
         self.trackers = Trackers.made_by(
             {n: partial(instantiate, node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()}
         )
@@ -217,7 +183,7 @@ class _Run:
         found = self.checkpoints.load(overwrite)
         if found is None:
             RunFolder.create(self.folder.path, self.plan.config)
-            self.folder.write_bytes(PARTITION, self.experiment.division.to_bytes())
+            self.folder.write_bytes(files.PARTITION, self.experiment.division.to_bytes())
             return Checkpoint({}, {}, self.simulation.evaluate().accuracy, time.time(), overwrite), []
         begun, records = found
         try:
@@ -251,7 +217,12 @@ class _Run:
                 told = f"asked to end after round {simulation.round}; the same command goes on"
                 return Outcome(STOP.status, {"error": told})
             entry = simulation.step()
-            self._keep(entry)
+            self.folder.append(entry.as_dict())
+            self.records.append(entry)
+            if simulation.observed and (trace := self.parts.selector.trace) is not None:
+                self.folder.append({"round": entry.round, **trace}, files.TRACE)
+            self.incidents.see(entry)
+            self.trackers.log(entry.as_dict())
             ended, last = self.watch.round_ended(entry), entry.round == num_rounds
             if ended is not None and not last:
                 self.checkpoints.save(self.begun)
@@ -259,14 +230,6 @@ class _Run:
             if STOP.status is None and not last and self.checkpoints.due(entry.round, entry.wall_seconds):
                 self.checkpoints.save(self.begun)
         return Outcome("done", {"error": None})
-
-    def _keep(self, entry: Record) -> None:
-        self.folder.append(entry.as_dict())
-        self.records.append(entry)
-        if self.simulation.observed and (trace := self.parts.selector.trace) is not None:
-            self.folder.append({"round": entry.round, **trace}, TRACE)
-        self.incidents.see(entry)
-        self.trackers.log(entry.as_dict())
 
     def summary(self, ending: Outcome) -> dict[str, Any]:
         """The content of summary.json."""
@@ -293,24 +256,23 @@ class _Run:
         }
 
     def kept(self, summary: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write the summary, and before it the final model, and the clients' accuracies, of a run that has an end.
-
-        The checkpoints are deleted then. If anything cannot be written, they stay, a run that has an end counts as
-        failed, and the summary says so where there is room for it. Returns the summary as it should be.
-        """
+        """Write what a run leaves: of one that has an end, the final model, too, in place of its checkpoints. If it
+        cannot be written, these stay, and the run counts as failed. Returns the summary as it should be."""
         final = summary["status"] in FINAL
         try:
             self.folder.sync_records()
             if final:
-                save_model(self.folder, MODEL, self.simulation.params)
+                files.save_model(self.folder, files.MODEL, self.simulation.params)
                 if self.of_clients[1] is not None:
                     file = io.BytesIO()
                     np.savez_compressed(file, allow_pickle=False, **self.of_clients[1])
-                    self.folder.write_bytes(CLIENTS, file.getvalue())
+                    self.folder.write_bytes(files.CLIENTS, file.getvalue())
             self.folder.write_summary(summary)
         except OutputError as error:
             tell(f"fedsim: {error}\n")
-            if read_summary(self.folder.path) != json_ready(summary):  # else it is there, if not yet on the disk
+            if files.read_summary(self.folder.path) != files.json_ready(
+                summary
+            ):  # else it is there, if not yet on the disk
                 reason = "; ".join(filter(None, (summary["error"], str(error))))
                 summary = {**summary, "status": "failed" if final else summary["status"], "error": reason}
                 self.rewrite(summary)
@@ -320,7 +282,6 @@ class _Run:
         return summary
 
     def rewrite(self, summary: Mapping[str, Any]) -> None:
-        """On a full disk one line says that it is not there."""
         try:
             self.folder.write_summary(summary)
         except OutputError as error:

@@ -19,7 +19,7 @@ from greenlet import greenlet
 from torch import nn
 
 from fedsim.config.plan import Plan
-from fedsim.core.errors import at_least, check
+from fedsim.core.parameters import Count, parameters
 from fedsim.core.types import Params
 from fedsim.engine.backend import Backend, TrainingResult
 from fedsim.engine.model import traveling
@@ -30,14 +30,11 @@ SHARED = ("dataset", "model", "optimizer", "local", "engine", "device", "data_di
 """Runs that agree in these keys of the config can train together."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@parameters
 class Lanes:
     """The launcher `lanes` (conf/hydra/launcher/lanes.yaml): at most `max_lanes` runs side by side."""
 
-    max_lanes: int
-
-    def __post_init__(self) -> None:
-        check(at_least("max_lanes", self.max_lanes, 1))
+    max_lanes: Count
 
     def groups(self, plans: Sequence[Plan]) -> list[list[Plan]]:
         """Plans that can train together, at most `max_lanes` each; a folder that comes twice is run once."""
@@ -69,10 +66,8 @@ class InterleavedRun:
         self.call: Any = None
 
     def join(self, simulation: Simulation, model: nn.Module) -> None:
-        """Let the simulation's training go through this run, and give it the run's clock.
-
-        `model` holds what its backend does not train: runs in which that differs are not trained by one backend.
-        """
+        """Let the simulation's training go through this run, and give it the run's clock. `model` holds what its
+        backend does not train: runs in which that differs are not trained by one backend."""
         self._simulation = simulation
         engine = simulation.components.engine
         engine.backend = cast(Backend, SuspendingBackend(engine.backend, self, _frozen_digest(model)))

@@ -14,27 +14,17 @@ from numpy.typing import NDArray
 from fedsim.config.plan import Plan
 from fedsim.core.errors import FedsimError
 from fedsim.core.record import KEY, LASTS, TOTALS, Record, mean_of_last
-from fedsim.results.files import (
-    FINAL,
-    METRICS,
-    MODEL,
-    OutputError,
-    RunFolder,
-    is_whole_model,
-    read_summary,
-    replacement_of,
-)
+from fedsim.results import files
+from fedsim.results.files import FINAL, METRICS, MODEL, OutputError, RunFolder, read_summary
 from fedsim.rounds.client_accuracy import aggregates
 from fedsim.rounds.loop import Simulation
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `done`, `diverged`, `failed`, `interrupted`, `preempted`; `skipped` if an earlier run did so.
-
-    `cause`: the exception that has ended it, in this process; `refusal`: what has kept it from its first round. Such a
-    job may end as `data` or `config`, too, and as `held` if another process has it.
-    """
+    """How a run ended: `done`, `diverged`, `failed`, `interrupted`, `preempted`; before its first round also `data`,
+    `config`, `held` (by another process). `skipped`: an earlier run did so; `cause`: the exception that has ended it
+    in this process; `refusal`: what has kept it from its first round."""
 
     status: str
     summary: Mapping[str, Any]
@@ -48,13 +38,10 @@ class Outcome:
         return self.status in FINAL
 
 
-def outcome_on_file(plan: Plan) -> Outcome:
-    return outcome_in(plan.folder)
-
-
-def outcome_in(folder: Path) -> Outcome:
-    """What `folder` says of the run in it; `failed` where there is no summary, or one of an end whose files are not
-    whole, which are then named in `error`."""
+def outcome_on_file(plan: Plan, place: Path | None = None) -> Outcome:
+    """What its folder (or `place`) says of a run; `failed` where there is no summary, or one of an end whose files are
+    not whole, which are then named in `error`."""
+    folder = place or plan.folder
     summary = read_summary(folder)
     if summary is None:
         return Outcome("failed", {})
@@ -64,7 +51,7 @@ def outcome_in(folder: Path) -> Outcome:
         lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
         if lines != rounds:
             lost = f"{METRICS} has {lines} of {rounds} rounds"
-        elif not is_whole_model(folder / MODEL):
+        elif not files.is_whole_model(folder / MODEL):
             lost = f"{MODEL} is missing or cut short"
     return Outcome(summary["status"], summary) if lost is None else Outcome("failed", {**summary, "error": lost})
 
@@ -72,10 +59,10 @@ def outcome_in(folder: Path) -> Outcome:
 def worked_in(plan: Plan) -> Path:
     """Where a run leaves its files until it ends: in its folder, or beside a finished result that it is to replace."""
     beside = plan.settings.overwrite and outcome_on_file(plan).final
-    return replacement_of(plan.folder) if beside else plan.folder
+    return files.replacement_of(plan.folder) if beside else plan.folder
 
 
-def ended_by(reason: BaseException, plan: Plan, place: Path) -> Outcome:
+def ended_by(reason: BaseException, plan: Plan, place: Path, before_rounds: bool = False) -> Outcome:
     """The end of a run in the folder `place` that has raised `reason`. The traceback of what is no `FedsimError` is
     kept there, or on a full disk shown."""
     if isinstance(reason, KeyboardInterrupt):
@@ -84,19 +71,14 @@ def ended_by(reason: BaseException, plan: Plan, place: Path) -> Outcome:
         tell(f"fedsim: {reason}\n")
     if isinstance(reason, FedsimError):
         return Outcome("failed", {"error": str(reason)}, cause=reason)
-    text = "".join(traceback.format_exception(reason))
+    text, words = "".join(traceback.format_exception(reason)), f"{type(reason).__name__}: {reason}"
     try:
         RunFolder(place).write_error(plan.config, text)
     except OutputError as full:
         tell(f"{text}fedsim: {full}\n")
-    return Outcome("failed", {"error": f"{type(reason).__name__}: {reason}"}, cause=reason)
-
-
-def failed_before_rounds(plan: Plan, place: Path, error: BaseException) -> Outcome:
-    """As `ended_by`, for what a user's class has raised before any round; told at once, as there are no trackers."""
-    outcome = ended_by(error, plan, place)
-    tell(f"fedsim: {plan.folder} failed before any round was run: {outcome.summary['error']}\n")
-    return outcome
+    if before_rounds:  # there are no trackers to tell it
+        tell(f"fedsim: {plan.folder} failed before any round was run: {words}\n")
+    return Outcome("failed", {"error": words}, cause=reason)
 
 
 def tell(text: str) -> None:
@@ -126,15 +108,9 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
     }
 
 
-Arrays = Mapping[str, NDArray[Any]]
-
-
-def of_clients(simulation: Simulation) -> tuple[dict[str, Any], Arrays | None]:
+def of_clients(simulation: Simulation) -> tuple[dict[str, Any], dict[str, NDArray[Any]] | None]:
     """What the summary has of the final model's accuracy on each client, and the arrays of clients.npz (all [N]):
-    `accuracy`, nan where there is none; `samples`, on how many it rests; `selected`, whether the client ever was.
-
-    Nothing where it is not measured.
-    """
+    `accuracy`, nan where there is none; `samples`, on how many it rests; `selected`, whether the client ever was."""
     accuracies, measure = simulation.client_accuracies(), simulation.components.client_accuracy
     if accuracies is None or measure is None:
         return {}, None

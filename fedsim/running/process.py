@@ -1,10 +1,6 @@
-"""The running process: settings that make torch on a CPU faster, signals that ask it to end, and how it ends.
+"""The running process: settings that make torch on a CPU faster, signals that ask it to end, and its exit code.
 
 Needs the standard library alone: it is in place before the first import that takes time.
-
-Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 75 preempted (a signal asked it to end; the same
-command goes on), 130 interrupted (Ctrl-C; likewise), 141 nobody reads its output any more. FEDSIM_DEBUG=1 shows
-tracebacks.
 """
 
 import ctypes
@@ -13,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
@@ -47,16 +43,13 @@ class Preempted(BaseException):
 
 
 class StopRequests:
-    """What signals have asked for. Their handler does one of three things:
-
-    - before jobs run (imports, checks of the config) and after that, it ends the process: nothing is being written;
-    - within `deferred`, where rounds are run, it only notes the signal; the second Ctrl-C raises KeyboardInterrupt;
-    - elsewhere it raises KeyboardInterrupt or `Preempted`.
-    """
+    """What signals have asked for. Before jobs run, and after that, their handler ends the process; within `deferred`,
+    where rounds are run, it only notes the signal, and the second Ctrl-C raises KeyboardInterrupt; elsewhere it raises
+    KeyboardInterrupt or `Preempted`."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        self._deferring, self._working, self._notice = 0, False, NOTICE
+        self._deferring, self._working, self._notice = 0, 0, NOTICE
 
     @property
     def status(self) -> str | None:
@@ -75,28 +68,25 @@ class StopRequests:
                 signal.signal(number, self.handle)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self, deferring: int = 0) -> Iterator[None]:
         """Jobs are run."""
-        self._working = True
+        self._working += 1
+        self._deferring += deferring
         try:
             yield
         finally:
-            self._working = False
+            self._working -= 1
+            self._deferring -= deferring
 
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def deferred(self) -> AbstractContextManager[None]:
         """Rounds are run, of one run or (entered once for each) of several side by side: they look at `status`."""
-        self._deferring += 1
-        try:
-            yield
-        finally:
-            self._deferring -= 1
+        return self.working(deferring=1)
 
     def defer_always(self) -> None:
         """This process is given jobs by another, which learns from their results that it was asked to end."""
         if not self._deferring:
             self.install()
-            self._working, self._deferring, self._notice = True, 1, b""
+            self._working, self._deferring, self._notice = 1, 1, b""
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         """The handler of all signals."""
@@ -138,7 +128,7 @@ def world() -> World:
 
 
 EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, **CODES}
-CLOSED_PIPE = 141
+CLOSED_PIPE = 141  # as shells report a process whose output nobody reads
 
 
 def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:

@@ -26,10 +26,8 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 
 def environment(device: torch.device, compiled: torch.dtype | None = None) -> dict[str, Any]:
-    """Versions and machine, as far as a result depends on them; on a GPU also its driver, libraries and switches.
-
-    `compiled`: the type of numbers of the C library that trained, if it did.
-    """
+    """Versions and machine, as far as a result depends on them. `compiled`: the type of numbers of the C library that
+    trained, if it did."""
     found = {
         "fedsim": fedsim.__version__,
         "python": platform.python_version(),
@@ -99,11 +97,8 @@ def own_revision() -> dict[str, Any] | None:
 
 def revision(package: Path) -> dict[str, Any] | None:
     """The `commit` that the folder of a package is checked out at, and whether any tracked file of the checkout differs
-    from it (`dirty`; None where that comparison fails or takes longer than `TIMEOUT`).
-
-    None if its `__init__.py` is not tracked by a git repository (an installed wheel, also one below another project's
-    working tree), if that has no commit, or if git is missing, refuses or takes longer. Never raises.
-    """
+    from it (`dirty`; None where git does not tell that). None if its `__init__.py` is not tracked (an installed wheel),
+    there is no commit, or git is missing, refuses or takes longer than `TIMEOUT`. Never raises."""
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     commit = _git(package, "rev-parse", "--verify", "HEAD")
@@ -112,10 +107,8 @@ def revision(package: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What `git words` prints in `folder`, None if it fails; it takes no lock and starts no other process.
-
-    A checkout may be another user's, as in a container, where the package's own code is that user's, too.
-    """
+    """What `git words` prints in `folder`, None if it fails; it takes no lock and starts no other process. A checkout
+    may be another user's, as in a container, where the package's own code is that user's, too."""
     root = folder.parent.resolve()
     try:
         own = (root / ".git").exists() and (root / ".git").stat().st_uid == (folder / "__init__.py").stat().st_uid
@@ -130,10 +123,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 def user_code(config: Mapping[str, Any]) -> str | None:
     """The classes and functions that a config names, without fedsim's and installed ones, each with a hash of its
-    source; None if there are none.
-
-    What a class inherits from counts, too; what it calls does not. They have been imported: nothing is imported here.
-    """
+    source; None if there are none. What a class inherits from counts, too; what it calls does not."""
     hashes = {}
     for target in _targets(config):
         module, _, name = target.rpartition(".")

@@ -35,16 +35,6 @@ PR_SET_PDEATHSIG = 1
 """Linux' number of the option of prctl."""
 
 
-def joined(place: World) -> Link:
-    """The connections of this process, when all ranks are there: gloo between CPUs, NCCL between GPUs. Raises
-    `FedsimError` if they are not."""
-    try:
-        dist.init_process_group(backend_name(), timeout=WORKING, rank=place.rank, world_size=place.size)
-    except (RuntimeError, ValueError) as error:
-        raise FedsimError(f"rank {place.rank} of {place.size} cannot join the others: {error}") from error
-    return Link(place.size)
-
-
 def backend_name() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
@@ -112,13 +102,9 @@ def check_jobs(plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
     target = str(launcher.get("_target_", "BasicLauncher")).rpartition(".")[2]
     text = f"{target} places jobs side by side, and torchrun divides each among its processes"
     problems = [rule(target == "BasicLauncher", "hydra/launcher", ..., text, "use one of the two")]
-    for device in sorted({plan.settings.device for plan in plans if plan.settings.device.startswith("cuda")}):
-        if ":" in device:
-            text = "is one GPU for all processes of torchrun; each needs its own"
-            problems.append(Problem("device", device, text, "use device=cuda: each takes the GPU of its local rank"))
-        elif (count := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > torch.cuda.device_count():
-            text = f"needs a GPU for each of {count} processes; torch sees {torch.cuda.device_count()}"
-            problems.append(Problem("device", device, text, "lower --nproc-per-node"))
+    for device in sorted({plan.settings.device for plan in plans if plan.settings.device.startswith("cuda:")}):
+        text = "is one GPU for all processes of torchrun; each needs its own"
+        problems.append(Problem("device", device, text, "use device=cuda: each takes the GPU of its local rank"))
     check(*problems)
 
 
@@ -145,36 +131,21 @@ def holdings(experiment: Experiment) -> Holdings:
 
 def run_over_ranks(place: World, run: Callable[[], int], compose: Callable[[], Sequence[Plan]]) -> int:
     """The exit code of this process. `run` does what the command line says and returns the exit code, at rank 0 alone;
-    `compose` gives its jobs, at the others. Raises `FedsimError` where the processes do not find each other.
-    """
+    `compose` gives its jobs, at the others. Raises `FedsimError` where the processes do not find each other."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:  # end when torchrun is killed
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    link = joined(place)
+    try:
+        dist.init_process_group(backend_name(), timeout=WORKING, rank=place.rank, world_size=place.size)
+    except (RuntimeError, ValueError) as error:
+        raise FedsimError(f"rank {place.rank} of {place.size} cannot join the others: {error}") from error
     if place.rank:
-        return _serve(place, link, compose)
-    RANKS.others = Others(link)
-    code = 1
+        return Worker(Link(place.size), compose).serve(place.rank)
+    RANKS.others, code = Others(Link(place.size)), 1
     try:
         code = run()
     finally:
         code = RANKS.end(code)
     return code
-
-
-def _serve(place: World, link: Link, compose: Callable[[], Sequence[Plan]]) -> int:
-    """Signals are left to rank 0, which gets them, too, and ends when it has saved its round."""
-    STOP.defer_always()
-    told = sys.stderr
-    if os.environ.get("FEDSIM_DEBUG") != "1":
-        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-    try:
-        return Worker(link, compose).serve()
-    except LostRankError as error:
-        if STOP.status is not None:
-            return CODES[STOP.status]
-        with suppress(OSError):
-            told.write(f"fedsim: rank {place.rank}: {error}\n")
-        return 1
 
 
 class Worker:
@@ -185,13 +156,23 @@ class Worker:
         self._plans: Sequence[Plan] = ()
         self._held: Holdings | None = None
 
-    def serve(self) -> int:
-        """Until rank 0 says that all is done; the exit code that it gives. Raises `LostRankError` if it has ended."""
-        while True:
-            request = self._link.receive(0)
-            if request.kind == "end":
-                return int(request.content["code"])
-            self._link.send(0, self.answered(request))
+    def serve(self, rank: int) -> int:
+        """Until rank 0 says that all is done, with an exit code, or has ended. Signals are left to rank 0, which gets
+        them, too, and ends when it has saved its round."""
+        STOP.defer_always()
+        told = sys.stderr
+        if os.environ.get("FEDSIM_DEBUG") != "1":
+            sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+        try:
+            while (request := self._link.receive(0)).kind != "end":
+                self._link.send(0, self.answered(request))
+            return int(request.content["code"])
+        except LostRankError as error:
+            if STOP.status is not None:
+                return CODES[STOP.status]
+            with suppress(OSError):
+                told.write(f"fedsim: rank {rank}: {error}\n")
+            return 1
 
     def answered(self, request: Message) -> Message:
         """Do what the message says; the answer, or what was raised."""

@@ -81,9 +81,7 @@ ENGINES = {
     "native_momentum": (*RAGGED, "engine=native", "optimizer.momentum=0.9"),
     "native_cnn": (*WRITERS, "engine=native", "model=cnn"),
     "sequential_adam": (*RAGGED, "engine=sequential", "optimizer=adam"),
-    "sequential_cnn": (*WRITERS, "engine=sequential", "model=cnn"),
     "batched_adam": (*EVEN, "engine=batched", "optimizer=adam"),
-    "batched_logistic": (*EVEN, "engine=batched", "model=logistic"),
     "graph": (*EVEN, "engine=graph"),
 }
 
@@ -148,16 +146,6 @@ def test_a_run_that_stopped_goes_on_over_another_number_of_ranks(monkeypatch: py
     last.append(6)
     assert run(words) == 0
     assert result(Path("alone")) == result(Path("outputs"))
-
-
-# --- what the tests above would notice -------------------------------------------------------------------------------
-
-
-def test_parts_in_the_order_of_ranks_that_answer_last_first_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = divided.DividedBackend._computed
-    monkeypatch.setattr(divided.DividedBackend, "_computed", lambda *args: computed(*args)[::-1])
-    with pytest.raises(AssertionError):
-        equal_over(2, WORDS, CASES["losses"])
 
 
 def test_losses_and_momentum_come_back_with_the_updates() -> None:

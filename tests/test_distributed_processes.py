@@ -129,13 +129,3 @@ def test_torchrun_ends_as_told_leaves_no_process_and_the_same_command_goes_on(pl
         printed, _ = run.communicate(timeout=300)
         assert run.returncode == 0, printed
         assert result(place / what) == result(place / "alone")
-
-
-@pytest.mark.slow
-def test_torchrun_tells_a_mistake_once_and_answers_a_question_once(place: Path) -> None:
-    mistake, question = started(["num_rounds=0"]), started(["list", "selectors"])
-    printed, _ = mistake.communicate(timeout=120)
-    assert mistake.returncode != 0
-    assert printed.count("fedsim: 1 problem in the config; nothing was run") == 1
-    printed, _ = question.communicate(timeout=120)
-    assert (question.returncode, printed.count("power_of_choice_trained_d10")) == (0, 1)

@@ -61,10 +61,7 @@ EXPECTED = dict.fromkeys(TEXTS, 1) | {"dropped_updates": 2, "nonfinite_reports":
 
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let updates, and losses that are asked for, be nan in some `rounds` of runs of some `seeds`.
-
-    Of the first client, or (`every_one`) the updates of all.
-    """
+    """Let an update (or `every_one`), and a loss that is asked for, be nan in some `rounds` of runs of some `seeds`."""
     monkeypatch.chdir(tmp_path)
     train, losses, context, now = Engine.train, Engine.losses, Simulation._context, [0]
 

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from fedsim.config.compose import search_path
 from fedsim.running import experiment
 from fedsim.running import provenance as module
 from fedsim.running.provenance import own_revision, revision
-from fedsim.tracking.wandb_mirror import mirror
 from tests.run_toys import plan_of
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
@@ -116,16 +114,12 @@ def test_it_is_read_once_per_process(package: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("recorded", [{"commit": "0" * 40, "dirty": True}, None])
-def test_a_runs_summary_and_wandb_have_it_as_it_was_before_the_rounds(
-    recorded: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("empty_folder")
+def test_a_runs_summary_has_it_as_it_was_before_the_rounds(
+    recorded: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     answers = iter([recorded])
     monkeypatch.setattr(experiment, "own_revision", lambda: next(answers))
     with search_path():
         outcome = experiment.execute(plan_of("num_rounds=1", "local.epochs=1", "tracker=files_only"))
     assert (outcome.status, outcome.summary["revision"]) == ("done", recorded)
-    wandb_run = SimpleNamespace(summary={}, finish=lambda exit_code: None)
-    monkeypatch.setattr("fedsim.tracking.wandb_mirror.begin_run", lambda start: (wandb_run, "done"))
-    mirror([{"start": {}}, {"finish": outcome.summary}])
-    assert wandb_run.summary["revision"] == recorded

@@ -86,15 +86,13 @@ def planted(*links: Path) -> Path:
 
 
 def test_links_in_place_of_temporary_files() -> None:
-    folder = Path("outputs/a")
-    names = ["config.yaml.tmp", f"{ERROR}.tmp", f"{METRICS}.tmp", "summary.json.tmp"]
-    victim = planted(*(folder / name for name in names), Path("outputs/.locks/a.holder.json.tmp"))
+    folder, holder = Path("outputs/a"), Path("outputs/.locks/a.holder.json")
+    victim = planted(*(folder / f"{name}.tmp" for name in ("config.yaml", ERROR)), holder.with_suffix(".json.tmp"))
     RunFolder(folder).write_error({}, "text")
-    Holder.this_process().write(Path("outputs/.locks/a.holder.json"))
-    RunFolder(folder).write_summary({"status": "done"})
+    Holder.this_process().write(holder)
     assert victim.read_bytes() == CONTENT
     assert (folder / ERROR).read_text() == "text"
-    assert Holder.read(Path("outputs/.locks/a.holder.json")) is not None
+    assert Holder.read(holder) is not None
 
 
 def test_records_that_are_a_link() -> None:
@@ -109,12 +107,12 @@ def test_records_that_are_a_link() -> None:
 
 def test_a_run_folder_that_is_a_link() -> None:
     assert run([*WORDS]) == 0
-    folder = folder_in("outputs")
-    folder.rename("elsewhere")
-    (Path("elsewhere") / "summary.json").unlink()
-    before = {path.name: path.read_bytes() for path in Path("elsewhere").iterdir()}
-    folder.symlink_to(Path("elsewhere").absolute())
+    folder, elsewhere = folder_in("outputs"), Path("elsewhere")
+    folder.rename(elsewhere)
+    (elsewhere / "summary.json").unlink()
+    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    folder.symlink_to(elsewhere.absolute())
     for words in ([], ["overwrite=true"]):
         with pytest.raises(FedsimError, match="is a link; remove it, or choose another output_dir"):
             run([*WORDS, *words])
-        assert {path.name: path.read_bytes() for path in Path("elsewhere").iterdir()} == before
+        assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before

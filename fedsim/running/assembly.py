@@ -1,7 +1,4 @@
-"""The simulation of a run from its plan: data, division, model, and every part that the config names.
-
-Data as the model sees them are kept for the next run of the process that wants the same.
-"""
+"""The simulation of a run from its plan: data, kept for the next run that wants the same, division, model, parts."""
 
 import json
 from collections.abc import Mapping
@@ -45,10 +42,7 @@ from fedsim.selectors.base import Selector
 @dataclass(frozen=True)
 class PreparedData:
     """Training samples `x` [n, ...] float32, or what makes them on demand, `y` [n], and the test set; read only.
-
-    `input_shape` is that of the data set, also where a model trains on features; `source` its fingerprint, and the
-    checksum of its files if known.
-    """
+    `input_shape` is that of the data set, also where a model trains on features; `source` has its fingerprint."""
 
     x: Tensor | SampleSource
     y: Tensor
@@ -190,12 +184,12 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
     selector = instantiate(config["selector"], Selector, "selector", population)
     if unfit := selector.unfit_for(trained):
         check(unfit.within("selector"))
-    validation = None
+    validation, public, accuracy = None, None, None
     if len(division.validation) and Signal.VALIDATION in selector.needs:
         labels = data.y[torch.as_tensor(division.validation, device=data.y.device)]
         validation = LabelledSamples(data.samples(division.validation), labels)
-    public = data.samples(division.public) if len(division.public) else None
-    accuracy = None
+    if len(division.public):
+        public = data.samples(division.public)
     if settings.client_accuracy is not None:
         samples = Samples(data.test.y.cpu().numpy(), data.owners, data.test_owners)
         accuracy = client_accuracy(settings.client_accuracy, division, samples)

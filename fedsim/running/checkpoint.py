@@ -1,8 +1,7 @@
 """Checkpoints: a run's whole state in one file, from which the same command goes on as if nothing had happened.
 
-The SHA-256 of what follows, and a file of safetensors whose metadata hold the state as JSON (`encoding`); nothing in it
-is ever executed. It is written completely or not at all, and the one before it is kept. As a SHA-256 can be forged, the
-types, shapes and ranges of what is read are checked, too.
+The SHA-256 of what follows, and a file of safetensors whose metadata hold the state as JSON; nothing in it is ever
+executed. As a SHA-256 can be forged, the types, shapes and ranges of what is read are checked, too.
 """
 
 import hashlib
@@ -34,8 +33,6 @@ from fedsim.running.provenance import user_code
 
 FORMAT = 2
 """Of checkpoint files; to be counted up whenever older ones can no longer be read."""
-DIGEST_SIZE = 32
-"""Bytes of the SHA-256 with which a file begins."""
 LEAST_SECONDS, LARGEST_SHARE = 5.0, 0.01
 """`checkpoint.every=auto` saves at most this often, and takes at most this part of the run's time."""
 START_ANEW = "overwrite=true runs it from the start"
@@ -45,7 +42,6 @@ REMEDIES = {
     "code": "it was saved with other code of a class of yours; give it that again, go on all the same with "
     f"checkpoint.other_code=true, or {START_ANEW}",
 }
-"""For keys of an identity that are no config values: fingerprints and hashes of what the config values have led to."""
 
 
 class CheckpointError(DataError):
@@ -93,19 +89,17 @@ class Checkpoints:
         self.saved_at, self.cost = self.simulation.wall_seconds, time.monotonic() - start
 
     def load(self, overwrite: bool) -> tuple[Checkpoint, list[Record]] | None:
-        """The latest checkpoint that is sound, with the records of its rounds; None if there is none. Damaged ones are
-        set aside. `overwrite`: only one of a run by `overwrite=true` that was killed or asked to end. Raises
-        `CheckpointError` if one cannot be read for another reason than damage, `ConfigError` if it is of another
-        config, version, backend or kind of device, or of other data or code of the user's."""
+        """The latest checkpoint that is sound, with the records of its rounds; damaged ones are set aside. `overwrite`:
+        only one of a run by `overwrite=true` that was killed or asked to end. Raises `CheckpointError` if one cannot be
+        read for another reason than damage, `ConfigError` if its identity is another."""
         if not overwrite:
             return self._latest()
         if (read_summary(self.folder.path) or {"status": "preempted"})["status"] not in CODES:
             return None
-        try:
+        with suppress(FedsimError):
             found = self._latest()
-        except FedsimError:
-            return None
-        return found if found is not None and found[0].overwrite else None
+            return found if found is not None and found[0].overwrite else None
+        return None
 
     def _latest(self) -> tuple[Checkpoint, list[Record]] | None:
         for path in (self.folder.path / NEWEST, self.folder.path / PREVIOUS):
@@ -148,8 +142,7 @@ class Checkpoints:
                 (self.folder.path / name).unlink(missing_ok=True)
 
     def fault(self, checkpoint: Checkpoint) -> str | None:
-        """The first of its fields that the run cannot go on from, or None. What selector and aggregator keep, they
-        check themselves."""
+        """The first of its fields that the run cannot go on from, or None; selector and aggregator check their own."""
         state, parts, own = checkpoint.state, self.simulation.components, self.simulation.params
         population, covered, params = parts.population, state.get("covered"), state.get("params")
         holds = {
@@ -204,12 +197,11 @@ def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) ->
     """A problem for each key in which the identity of a checkpoint differs from that of the run. A key of the config
     that one side lacks is one that is null there: new keys are null where nothing changes."""
     before, after = _flat(saved), _flat(now)
-    remedies = {key: REMEDIES.get(key, START_ANEW) for key in sorted({*before, *after})}
-    return [
-        Problem(key.removeprefix("config."), after.get(key), f"is {before.get(key)!r} in {path}", remedy)
-        for key, remedy in remedies.items()
-        if before.get(key) != after.get(key)
-    ]
+    found = []
+    for key in sorted(key for key in {*before, *after} if before.get(key) != after.get(key)):
+        told, remedy = f"is {before.get(key)!r} in {path}", REMEDIES.get(key, START_ANEW)
+        found.append(Problem(key.removeprefix("config."), after.get(key), told, remedy))
+    return found
 
 
 def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
@@ -231,7 +223,7 @@ def pack(
 
 def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON and the tensors of a checkpoint file. Raises `CheckpointError` if it is not as it was written."""
-    digest, data = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
+    digest, data = content[:32], content[32:]
     if hashlib.sha256(data).digest() != digest:
         raise CheckpointError("is damaged: its SHA-256 is not that of its content")
     length = int.from_bytes(data[:8], "little")

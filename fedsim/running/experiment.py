@@ -1,7 +1,5 @@
-"""One run from its plan: assemble it, run the rounds or those that are missing, keep the records.
-
-Nothing is written into the run's folder before everything that can refuse has been built.
-"""
+"""One run from its plan: assemble it, run the rounds or those that are missing, keep the records. Nothing is written
+into the run's folder before everything that can refuse has been built."""
 
 import io
 import sys
@@ -23,12 +21,12 @@ from fedsim.core.types import Population
 from fedsim.results import files
 from fedsim.results.files import FINAL, OutputError, RunFolder, replace_folder
 from fedsim.running.assembly import Experiment, build
-from fedsim.running.checkpoint import START_ANEW, Checkpoint, CheckpointError, Checkpoints
+from fedsim.running.checkpoint import Checkpoint, Checkpoints
 from fedsim.running.interleaving import InterleavedRun
 from fedsim.running.outcome import Outcome, ended_by, of_clients, outcome_on_file, tell, totals_of, worked_in
 from fedsim.running.process import STOP
 from fedsim.running.provenance import environment, own_revision
-from fedsim.running.ranks import RANKS
+from fedsim.running.ranks import RANKS, backend_name
 from fedsim.tracking.base import RunInfo, SweepPosition, Tracker, Trackers
 
 
@@ -51,10 +49,8 @@ UNWATCHED = Watch()
 
 def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch = UNWATCHED) -> Outcome:
     """Run `plan`, or go on with it from its checkpoint, or return at once what an identical finished run recorded.
-
-    `interleaved`: which of several side by side it is. Raises `FedsimError`s that are found before round 1, `HeldError`
-    if another process is running it; later ones, and whatever a user's class raises, end in the status.
-    """
+    Raises `FedsimError`s that are found before round 1, `HeldError` if another process is running it; later ones, and
+    whatever a user's class raises, end in the status. `interleaved`: which of several side by side it is."""
     earlier = outcome_on_file(plan)
     if earlier.final and not plan.settings.overwrite:
         return replace(earlier, skipped=True)
@@ -186,11 +182,7 @@ class _Run:
             self.folder.write_bytes(files.PARTITION, self.experiment.division.to_bytes())
             return Checkpoint({}, {}, self.simulation.evaluate().accuracy, time.time(), overwrite), []
         begun, records = found
-        try:
-            self.simulation.load_state_dict(begun.state)
-        except KeyError as missing:
-            text = f"{self.folder.path}: its checkpoint lacks {missing}; {START_ANEW}"
-            raise CheckpointError(text) from missing
+        self.simulation.load_state_dict(begun.state)
         self.folder.reopen(begun.lengths)
         self.checkpoints.saved_at = self.simulation.wall_seconds
         return replace(begun, overwrite=overwrite), records
@@ -234,6 +226,7 @@ class _Run:
     def summary(self, ending: Outcome) -> dict[str, Any]:
         """The content of summary.json."""
         plan, begun, checkpoints = self.plan, self.begun, self.checkpoints
+        ranks = {} if RANKS.others is None else {"processes": {"count": RANKS.others.size, "backend": backend_name()}}
         compiled = self.parts.server_data.test.x.dtype if checkpoints.identity["engine"] == "native" else None
         return {
             "status": ending.status,
@@ -251,7 +244,7 @@ class _Run:
             "config_hash": plan.config_hash,
             **({"earlier_code": begun.earlier_code} if begun.earlier_code else {}),
             "revision": self.revision,
-            "environment": {**environment(checkpoints.device, compiled), **RANKS.description},
+            "environment": {**environment(checkpoints.device, compiled), **ranks},
             "trackers": {},
         }
 

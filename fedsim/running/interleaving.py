@@ -1,8 +1,5 @@
-"""The runs of a sweep side by side in one process: they take turns, and train their clients in common batches.
-
-Each run is a coroutine (a greenlet) that is suspended where it trains. Its clock counts the time in which it works
-itself and, in proportion to its samples, its share of the common training.
-"""
+"""The runs of a sweep side by side in one process: coroutines (greenlets), suspended where they train, in common
+batches. The clock of each counts its own work and, in proportion to its samples, its share of the common training."""
 
 import hashlib
 import json
@@ -69,8 +66,10 @@ class InterleavedRun:
         """Let the simulation's training go through this run, and give it the run's clock. `model` holds what its
         backend does not train: runs in which that differs are not trained by one backend."""
         self._simulation = simulation
-        engine = simulation.components.engine
-        engine.backend = cast(Backend, SuspendingBackend(engine.backend, self, _frozen_digest(model)))
+        sent, engine = traveling(model), simulation.components.engine
+        frozen = [(name, value) for name, value in model.state_dict().items() if name not in sent]
+        digest = hashlib.sha256(b"".join(name.encode() + value.cpu().numpy().tobytes() for name, value in frozen))
+        engine.backend = cast(Backend, SuspendingBackend(engine.backend, self, digest.hexdigest()))
         simulation.components = replace(simulation.components, now=self.now)
 
     def train(self, call: TrainingCall) -> TrainingResult:
@@ -117,22 +116,11 @@ class SuspendingBackend:
         return self._run.train(TrainingCall(self._backend, start, schedule, kind))
 
 
-def _frozen_digest(model: nn.Module) -> str:
-    """Of the values that clients and server do not send each other."""
-    sent = traveling(model)
-    state = {name: value for name, value in model.state_dict().items() if name not in sent}
-    content = b"".join(name.encode() + value.cpu().numpy().tobytes() for name, value in state.items())
-    return hashlib.sha256(content).hexdigest()
-
-
 def run_interleaved(
     works: Sequence[Callable[[InterleavedRun], object]], on_progress: Callable[[int, int], None]
 ) -> None:
-    """Run all of `works` side by side, to their end.
-
-    `on_progress` is called with the number of runs that are left and the latest round, whenever some train. What a run
-    raises, as on Ctrl-C, interrupts all others, and is raised.
-    """
+    """Run all of `works` side by side, to their end. `on_progress` is told how many are left, and the latest round,
+    whenever some train. What a run raises, as on Ctrl-C, interrupts all others, and is raised."""
     waiting: deque[InterleavedRun] = deque()
     answers: Sequence[TrainingResult | BaseException]
     try:

@@ -1,7 +1,5 @@
-"""The running process: settings that make torch on a CPU faster, signals that ask it to end, and its exit code.
-
-Needs the standard library alone: it is in place before the first import that takes time.
-"""
+"""The running process: settings that make torch on a CPU faster, signals that ask it to end, and its exit code. Needs
+the standard library alone: it is in place before the first import that takes time."""
 
 import ctypes
 import os
@@ -33,8 +31,7 @@ def tune() -> None:
 
 PREEMPTING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """What clusters send before they take a machine away."""
-CODES = {"interrupted": 130, "preempted": 75}
-"""Of a process that was asked to end, by the status of its runs."""
+CODES = {"interrupted": 130, "preempted": 75}  # of a process that was asked to end, by the status of its runs
 NOTICE = b"\nfedsim: finishing this round and saving it; Ctrl-C again stops at once\n"
 
 
@@ -141,10 +138,8 @@ def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
             raise
         tell(error, program)
         return error.exit_code
-    except KeyboardInterrupt:
-        return EXIT_CODES["interrupted"]
-    except Preempted:
-        return EXIT_CODES["preempted"]
+    except (KeyboardInterrupt, Preempted) as end:
+        return CODES["interrupted" if isinstance(end, KeyboardInterrupt) else "preempted"]
     except BrokenPipeError:  # of a reader that has seen enough, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE

@@ -3,12 +3,13 @@
 import functools
 import hashlib
 import inspect
+import json
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,7 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 
 def environment(device: torch.device, compiled: torch.dtype | None = None) -> dict[str, Any]:
-    """Versions and machine, as far as a result depends on them. `compiled`: the type of numbers of the C library that
-    trained, if it did."""
+    """Versions and machine, as far as a result depends on them. `compiled`: the C library's type of numbers, if any."""
     found = {
         "fedsim": fedsim.__version__,
         "python": platform.python_version(),
@@ -125,7 +125,7 @@ def user_code(config: Mapping[str, Any]) -> str | None:
     """The classes and functions that a config names, without fedsim's and installed ones, each with a hash of its
     source; None if there are none. What a class inherits from counts, too; what it calls does not."""
     hashes = {}
-    for target in _targets(config):
+    for target in re.findall(r'"_target_": "([^"]+)"', json.dumps(config, default=str)):
         module, _, name = target.rpartition(".")
         found: Any = getattr(sys.modules.get(module), name, None)
         for part in inspect.getmro(found) if isinstance(found, type) else [found]:
@@ -135,11 +135,3 @@ def user_code(config: Mapping[str, Any]) -> str | None:
                     digest = hashlib.sha256(inspect.getsource(part).encode()).hexdigest()[:12]
                     hashes[f"{part.__module__}.{part.__qualname__}"] = digest
     return ", ".join(f"{name} {digest}" for name, digest in sorted(hashes.items())) or None
-
-
-def _targets(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        if isinstance(node.get("_target_"), str):
-            yield node["_target_"]
-        for value in node.values():
-            yield from _targets(value)

@@ -1,7 +1,5 @@
-"""The processes (ranks) that torchrun has started for one command: rank 0 does what it says, the others serve rank 0.
-
-Those compose the same jobs, build what rank 0 runs, and compute their parts of that; they print and write nothing.
-"""
+"""The processes (ranks) that torchrun has started for one command: rank 0 does what it says; others compose the same
+jobs, build what rank 0 runs, and compute their parts of that; they print and write nothing."""
 
 import ctypes
 import hashlib
@@ -31,8 +29,7 @@ from fedsim.running.process import CODES, STOP, World
 T = TypeVar("T")
 Facts = Mapping[str, Any]
 
-PR_SET_PDEATHSIG = 1
-"""Linux' number of the option of prctl."""
+PR_SET_PDEATHSIG = 1  # of prctl
 
 
 def backend_name() -> str:
@@ -44,11 +41,6 @@ class Ranks:
 
     def __init__(self) -> None:
         self.others: Others | None = None
-
-    @property
-    def description(self) -> Mapping[str, Any]:
-        """How many processes there are, and what connects them, for the summary; nothing if there is one."""
-        return {} if self.others is None else {"processes": {"count": self.others.size, "backend": backend_name()}}
 
     def agree(self, plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
         """Let the other ranks serve these jobs. Raises `FedsimError` if one of them has composed others."""

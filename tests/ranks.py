@@ -11,11 +11,9 @@ import torch
 from fedsim.config.compose import check_jobs
 from fedsim.distributed.links import Link, Message, Others, packed, unpacked
 from fedsim.jobs.cli import composed, run
-from fedsim.results.files import MODEL, read_metrics, read_summary
+from fedsim.results.files import MODEL
 from fedsim.running.ranks import RANKS, Worker
-
-UNEQUAL = ("started", "wall_seconds", "totals", "environment", "engine")
-"""Keys of a summary that measure time, or say how many ranks there were."""
+from tests import checkpoint_toys
 
 WORDS = ("num_rounds=3", "tracker=files_only", "num_clients=12", "cohort_size=5")
 RAGGED = ("partition=dirichlet_class",)
@@ -51,7 +49,7 @@ def ranks(count: int, words: Sequence[str]) -> Iterator[LocalLink]:
     try:
         yield link
     finally:
-        RANKS.others, RANKS.plans = None, ()
+        RANKS.others = None
 
 
 def run_over(count: int, words: Sequence[str]) -> tuple[int, list[str]]:
@@ -66,12 +64,10 @@ def result(place: Path) -> list[Any]:
 
 
 def _result_of(folder: Path) -> Any:
-    records = [{k: v for k, v in r.items() if "seconds" not in k} for r in read_metrics(folder)]
-    summary = read_summary(folder) or {}
-    totals = {k: v for k, v in summary["totals"].items() if "seconds" not in k}
-    kept = {k: v for k, v in summary.items() if k not in UNEQUAL}
-    files = {p.name: p.read_bytes() for p in folder.iterdir() if p.name in (MODEL, "clients.npz", "partition.npz")}
-    return folder.name, records, kept, totals, files, {p.name for p in folder.iterdir()}
+    records, summary, totals, _, names = checkpoint_toys.result(folder)
+    kept = {k: v for k, v in summary.items() if k not in ("environment", "engine")}
+    files = {name: (folder / name).read_bytes() for name in names & {MODEL, "clients.npz", "partition.npz"}}
+    return folder.name, records, kept, totals, files, names
 
 
 def equal_over(count: int, words: Sequence[str], more: Sequence[str] = ()) -> list[str]:

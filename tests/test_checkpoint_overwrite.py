@@ -16,9 +16,6 @@ from tests.checkpoint_toys import EVERY, WORDS, Killed, folder_in, result
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
-# --- what is finished is not lost ----------------------------------------------------------------------------------
-
-
 def test_an_overwrite_that_dies_loses_nothing_and_goes_on(killed: Any, rounds: list[int]) -> None:
     assert run([*WORDS, EVERY]) == 0
     folder = folder_in("outputs")
@@ -63,15 +60,12 @@ def test_an_overwrite_that_dies_while_it_takes_its_place_is_complete_afterwards(
 def test_what_another_process_finishes_while_this_one_builds_is_not_run_again(
     rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedsim.running import experiment
-
     def slowly(plan: Any) -> Any:
-        with monkeypatch.context() as patch:
-            patch.setattr(experiment, "build", build)
-            assert run(list(WORDS)) == 0
+        monkeypatch.setattr("fedsim.running.experiment.build", build)
+        assert run(list(WORDS)) == 0
         return build(plan)
 
-    monkeypatch.setattr(experiment, "build", slowly)
+    monkeypatch.setattr("fedsim.running.experiment.build", slowly)
     assert run(list(WORDS)) == 0
     assert rounds == list(range(1, 9))
 
@@ -82,27 +76,14 @@ LAUNCHERS = pytest.mark.parametrize("launcher", ["basic", "lanes"])
 AROUND = """
 from fedsim.selectors.random import Random
 
-class Fine(Random):
-    state = ("seen",)
-
-    def __init__(self, population, *, mode):
-        super().__init__(population, mode=mode)
-        self.seen = 0
-
-def mine(*_):
+def mine(*_, **__):
     raise ValueError("mine")
 
-class Raises(Fine):
-    def __init__(self, population, *, mode):
-        raise KeyError("mine")
+def ends(*_, **__):
+    raise SystemExit(0)
 
-class Exits(Fine):
-    def __init__(self, population, *, mode):
-        raise SystemExit(0)
-
-class Late(Fine):
-    def select(self, round, clients, rng):
-        raise SystemExit(0)
+class Fine(Random):
+    pass
 
 class Warning(Fine):
     warning = property(mine)
@@ -118,6 +99,17 @@ class Saves(Fine):
 
 class Loads(Fine):
     load_state_dict = mine
+
+class Raises(Fine):
+    def __init__(self, population, *, mode):
+        raise KeyError("mine")
+
+class Exits(Fine):
+    def __init__(self, population, *, mode):
+        ends()
+
+class Late(Fine):
+    select = ends
 """
 
 
@@ -185,10 +177,9 @@ def test_what_is_raised_after_the_last_round_is_a_failure_that_keeps_the_rounds(
     with monkeypatch.context() as patch:
         patch.setattr("fedsim.running.experiment.of_clients", raises)
         assert run([*WORDS, EVERY]) == 1
-    folder = folder_in("outputs")
-    summary = read_summary(folder) or {}
+    summary = read_summary(folder_in("outputs")) or {}
     assert (summary["status"], summary["rounds"], summary["error"]) == ("failed", 8, "ValueError: mine")
-    assert "ValueError: mine" in (folder / "error.txt").read_text()
+    assert "ValueError: mine" in (folder_in("outputs") / "error.txt").read_text()
     rounds.clear()
     assert run([*WORDS, EVERY]) == 0
     assert rounds == [7, 8]

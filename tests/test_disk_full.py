@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -16,8 +16,8 @@ from fedsim.config.compose import compose_jobs, search_path
 from fedsim.core.errors import FedsimError
 from fedsim.jobs.cli import run, run_jobs
 from fedsim.report.__main__ import main as report
-from fedsim.results.files import METRICS, MODEL, NEWEST, TRACE, RunFolder, read_metrics, read_summary
-from fedsim.tracking.base import Tracker
+from fedsim.results.files import NEWEST, TRACE, RunFolder, read_metrics, read_summary
+from tests import checkpoint_toys
 from tests.report_toys import two_methods
 
 EVERY = 2
@@ -73,7 +73,7 @@ class File(io.FileIO):
         return super().write(view[: len(view) // 2])
 
 
-OPEN = io.open
+OPEN, OPERATIONS = io.open, ("replace", "rename", "mkdir", "fsync", "open")
 
 
 @pytest.fixture
@@ -106,11 +106,10 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
             found.require(path)
         return open_number(path, flags, *more, **named)
 
-    for module, name, patch in (
-        *((builtins, "open", found.open), (io, "open", found.open), (os, "replace", replacing)),
-        *((os, "rename", renaming), (os, "mkdir", making), (os, "fsync", forcing), (os, "open", opening)),
-    ):
-        monkeypatch.setattr(module, name, patch)
+    for module in (builtins, io):
+        monkeypatch.setattr(module, "open", found.open)
+    for patch, name in zip((replacing, renaming, making, forcing, opening), OPERATIONS, strict=True):
+        monkeypatch.setattr(os, name, patch)
     return found
 
 
@@ -124,15 +123,8 @@ def attempt(jobs: list[Any]) -> tuple[int, str]:
 
 def result(folder: Path) -> Any:
     """What must not depend on where the disk was full."""
-    records, traces = ([without_seconds(r) for r in read_metrics(folder, name)] for name in (METRICS, TRACE))
-    summary = without_seconds(read_summary(folder) or {})
-    kept = {k: v for k, v in summary.items() if k not in ("started", "revision")}
-    kept["totals"] = without_seconds(summary["totals"])
-    return records, traces, kept, (folder / MODEL).read_bytes(), sorted(p.name for p in folder.iterdir())
-
-
-def without_seconds(record: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in record.items() if "seconds" not in k}
+    traces = [{k: v for k, v in r.items() if "seconds" not in k} for r in read_metrics(folder, TRACE)]
+    return traces, checkpoint_toys.result(folder)
 
 
 def folder_in(place: Path) -> Path | None:
@@ -198,18 +190,7 @@ def test_the_traceback_of_a_run_is_on_the_screen_where_error_txt_does_not_fit(
     monkeypatch.setattr(where, raising)
     assert run([*WORDS, "selector=random"]) == 1
     errors = capfd.readouterr().err
-    assert "Traceback" in errors
-    assert "KeyError: 'mine'" in errors
-    assert "output_dir: cannot write" in errors
-
-
-class Noted(Tracker):
-    """Keeps the summary that it is given."""
-
-    given: ClassVar[list[Mapping[str, Any]]] = []
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        self.given.append(summary)
+    assert all(told in errors for told in ("Traceback", "KeyError: 'mine'", "output_dir: cannot write"))
 
 
 def test_trackers_are_told_the_end_of_a_run_whose_summary_does_not_fit(
@@ -222,30 +203,26 @@ def test_trackers_are_told_the_end_of_a_run_whose_summary_does_not_fit(
         write_summary(self, summary)
 
     monkeypatch.setattr(RunFolder, "write_summary", filling)
-    monkeypatch.setattr("fedsim.tracking.console.ConsoleTracker.finish", Noted.finish)
-    monkeypatch.setattr("fedsim.tracking.console.ConsoleTracker.given", Noted.given, raising=False)
+    given: list[Mapping[str, Any]] = []
+    monkeypatch.setattr("fedsim.tracking.console.ConsoleTracker.finish", lambda self, summary: given.append(summary))
     assert run([*WORDS, "tracker=default", "~tracker.wandb"]) == 1
-    (summary,) = Noted.given
-    assert summary["status"] == "failed"
+    (summary,) = given
+    assert (summary["status"], summary["rounds"]) == ("failed", 6)
     assert "summary.json (No space left on device)" in summary["error"]
-    assert summary["rounds"] == 6
 
 
 def test_a_report_that_does_not_fit_is_told_and_leaves_the_earlier_one_whole(
     tmp_path: Path, disk: Disk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     two_methods(tmp_path / "runs")
-    words = [str(tmp_path / "runs"), "--to", str(tmp_path / "report")]
+    words, place = [str(tmp_path / "runs"), "--to", str(tmp_path / "report"), "--no-figures"], tmp_path / "report"
     disk.count = 0
-    assert report([*words, "--no-figures"]) == 0
-    number, names = disk.count, {p.name for p in (tmp_path / "report").iterdir()}
+    assert report(words) == 0
+    number, names = disk.count, {p.name for p in place.iterdir()}
     for n in range(2, number + 1, 17):  # the folder is there
         disk.count, disk.refused = 0, range(n, 10**9)
-        assert report([*words, "--no-figures"]) == 1, n
+        assert report(words) == 1, n
         disk.refused = range(0)
-        assert f"--to: cannot write {tmp_path / 'report'} (No space left on device)" in capsys.readouterr().err, n
-        assert {p.name for p in (tmp_path / "report").iterdir()} == names, n
-        json.loads((tmp_path / "report" / "summary.json").read_text())
-    disk.count, disk.refused = 0, range(number + 1, 10**9)
-    assert report(words) == 1
-    assert not list((tmp_path / "report").rglob("*.tmp"))
+        assert f"--to: cannot write {place} (No space left on device)" in capsys.readouterr().err, n
+        assert {p.name for p in place.iterdir()} == names, n
+        json.loads((place / "summary.json").read_text())

@@ -1,6 +1,6 @@
-"""One run divided among ranks within one process: to the last bit the run of one process."""
+"""One run divided among ranks within one process: to the last bit the run of one process; and what goes wrong."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.commands.dispatch import asks
 from fedsim.config.compose import check_jobs, conf_dir
 from fedsim.config.plan import Plan
+from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.types import Params
 from fedsim.distributed import backend as divided
-from fedsim.distributed.backend import aligned_shares, shares, train_part
+from fedsim.distributed.backend import Holdings, shares, train_part
+from fedsim.distributed.links import LostRankError, Message, packed, room_for, unpacked
 from fedsim.engine import data as engine_data
 from fedsim.engine.engine import Engine
 from fedsim.engine.schedule import Schedule
@@ -21,9 +24,11 @@ from fedsim.jobs.cli import composed, run
 from fedsim.results.files import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
+from fedsim.running.process import World, world
 from fedsim.running.ranks import RANKS
+from fedsim.running.ranks import check_jobs as check_for_ranks
 from tests.engines import schedule_of
-from tests.ranks import RAGGED, WORDS, equal_over, ranks, result, run_over
+from tests.ranks import RAGGED, WORDS, LocalLink, equal_over, ranks, result, run_over
 
 EVEN = ("partition=iid", "local.steps=3")
 """Clients that all have the same batches: in torch, other clients beside them change no bit."""
@@ -72,21 +77,11 @@ def test_samples_made_on_demand_are_divided_as_one_process_passes_them(
     assert "forward" in kinds or room == "three_clients"  # which is less than a pass, as torch's are
 
 
-def test_the_summary_says_how_many_processes_there_were() -> None:
-    run_over(2, [*WORDS, "engine=native", "num_rounds=1"])
-    (folder,) = Path("outputs").glob("*/*-s0-*")
-    summary = read_summary(folder) or {}
-    assert summary["environment"]["processes"] == {"count": 2, "backend": "gloo"}
-    assert summary["engine"] == "native, over 2 processes"
-
-
 ENGINES = {
     "native_momentum": (*RAGGED, "engine=native", "optimizer.momentum=0.9"),
     "native_cnn": (*WRITERS, "engine=native", "model=cnn"),
     "sequential_adam": (*RAGGED, "engine=sequential", "optimizer=adam"),
-    "sequential_cnn": (*WRITERS, "engine=sequential", "model=cnn"),
     "batched_adam": (*EVEN, "engine=batched", "optimizer=adam"),
-    "batched_logistic": (*EVEN, "engine=batched", "model=logistic"),
     "graph": (*EVEN, "engine=graph"),
 }
 
@@ -109,8 +104,8 @@ NEEDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_every_selector_over_ranks_is_that_of_one_process(selector: str) -> None:
-    more = [NEEDS[selector]] if selector in NEEDS else []
-    assert "train" in equal_over(2, WORDS, (*RAGGED, "engine=native", f"selector={selector}", *more))
+    more = (*RAGGED, "engine=native", f"selector={selector}", NEEDS.get(selector, "seed=0"))
+    assert "train" in equal_over(2, WORDS, more)
 
 
 def made(words: Sequence[str], clients: int) -> tuple[Plan, Engine, Params, Schedule]:
@@ -125,7 +120,7 @@ def test_ragged_clients_stacked_in_torch_are_equal_up_to_rounding() -> None:
     """torch multiplies matrices of other sizes, or at other places in memory, in another order of additions."""
     _, engine, params, schedule = made([*WORDS, *RAGGED, "engine=batched"], 12)
     alone = engine.backend.train([params] * 12, schedule)
-    for cut in (*shares(schedule.samples, 3), slice(0, 1)):
+    for cut in (*shares(schedule.samples, 3).values(), slice(0, 1)):
         part = schedule.rows(cut)
         found = train_part(engine.backend, [params] * len(part), part)
         for name, whole in alone.delta.items():
@@ -136,34 +131,21 @@ def test_ragged_clients_stacked_in_torch_are_equal_up_to_rounding() -> None:
 def test_a_run_that_stopped_goes_on_over_another_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [*WORDS, *RAGGED, "engine=native", "selector=oort", "checkpoint.every=1", "num_rounds=6"]
     assert run([*words, "output_dir=alone"]) == 0
-    for count, last in ((2, 2), (3, 4), (1, None)):
-        with monkeypatch.context() as patch:
-            if last is not None:
-                patch.setattr(Simulation, "step", _stopping_after(last, Simulation.step))
-                with pytest.raises(KeyboardInterrupt):
-                    run_over(count, words)
-            else:
-                assert run(words) == 0
-    assert result(Path("alone")) == result(Path("outputs"))
+    step, last = Simulation.step, [0]
 
-
-def _stopping_after(last: int, step: Callable[[Simulation], Any]) -> Callable[[Simulation], Any]:
     def stop(self: Simulation) -> Any:
-        if self.round == last:
+        if self.round == last[-1]:
             raise KeyboardInterrupt
         return step(self)
 
-    return stop
-
-
-# --- what the tests above would notice -------------------------------------------------------------------------------
-
-
-def test_parts_in_the_order_of_ranks_that_answer_last_first_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = divided.DividedBackend._computed
-    monkeypatch.setattr(divided.DividedBackend, "_computed", lambda *args: computed(*args)[::-1])
-    with pytest.raises(AssertionError):
-        equal_over(2, WORDS, CASES["losses"])
+    monkeypatch.setattr(Simulation, "step", stop)
+    for count, after in ((2, 2), (3, 4)):
+        last.append(after)
+        with pytest.raises(KeyboardInterrupt):
+            run_over(count, words)
+    last.append(6)
+    assert run(words) == 0
+    assert result(Path("alone")) == result(Path("outputs"))
 
 
 def test_losses_and_momentum_come_back_with_the_updates() -> None:
@@ -209,12 +191,9 @@ def test_the_test_set_is_cut_where_passes_end(monkeypatch: pytest.MonkeyPatch) -
         assert torch.equal(engine.backend.forward(params, x), whole)
         assert link.kinds[-1] == "forward"
         cut: list[tuple[int, ...]] = []  # other cuts may or may not give other bits, by the machine
-        monkeypatch.setattr(divided, "aligned_shares", lambda *of: cut.append(of) or aligned_shares(*of))
+        monkeypatch.setattr(divided, "shares", lambda work, *of: cut.append((len(work), *of)) or shares(work, *of))
         engine.backend.forward(params, x)
-        assert cut == [(len(x), EVALUATION_BATCH, 3)]
-
-
-# --- how work is cut -------------------------------------------------------------------------------------------------
+        assert cut == [(2, 3, EVALUATION_BATCH)]
 
 
 CUTS = (
@@ -229,6 +208,119 @@ CUTS = (
 
 def test_shares_are_consecutive_and_even_and_those_of_samples_end_at_multiples_of_a_pass() -> None:
     for work, count, ends in CUTS:
-        assert [(cut.start, cut.stop) for cut in shares(work, count)] == list(zip([0, *ends[:-1]], ends, strict=True))
-    assert [(c.start, c.stop) for c in aligned_shares(2500, 1000, 2)] == [(0, 1000), (1000, 2500)]
-    assert [(c.start, c.stop) for c in aligned_shares(10, 1000, 2)] == [(0, 0), (0, 10)]
+        pairs = enumerate(zip([0, *ends[:-1]], ends, strict=True))
+        assert shares(work, count) == {rank: slice(*pair) for rank, pair in pairs if pair[1] > pair[0]}
+    assert shares([1, 1, 1], 2, 1000) == {0: slice(0, 1000), 1: slice(1000, 3000)}
+
+
+# --- messages, and what goes wrong -----------------------------------------------------------------------------------
+
+
+def test_a_message_arrives_as_it_was_sent() -> None:
+    models = [{"w": torch.arange(6.0).reshape(2, 3).T, "n": torch.tensor(True)}, {"w": torch.zeros(3, 2).double()}]
+    part = Schedule(np.arange(6).reshape(1, 2, 3), np.array([[3, 0]]), None, 0.1)
+    sent = Message("train", {"models": models, "part": part, "empty": np.zeros((2, 0, 0), np.int64), "name": "x"})
+    head, flat = packed(sent)
+    room = room_for(head, torch.device("cpu"))
+    assert [(one.shape, one.dtype) for one in room] == [(one.shape, one.dtype) for one in flat]
+    found = unpacked(head, flat, torch.device("cpu"))
+    assert (found.kind, found.content["name"], found.content["part"].lr) == ("train", "x", 0.1)
+    assert np.array_equal(found.content["part"].positions, part.positions)
+    assert found.content["empty"].shape == (2, 0, 0)
+    for arrived, model in zip(found.content["models"], models, strict=True):
+        assert arrived.keys() == model.keys()
+        for name, value in model.items():
+            assert torch.equal(arrived[name], value)
+            assert (arrived[name].dtype, arrived[name].stride()) == (value.dtype, value.stride())
+
+
+def test_the_world_is_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert world() == World()
+    steps = [{"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a"}, {"MASTER_PORT": "29500"}]
+    for values, expected in zip([*steps, {"WORLD_SIZE": "1"}], [World(), World(3, 8, 1), World()], strict=True):
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+        assert world() == expected
+
+
+def test_commands_that_ask_are_told_apart_from_experiments() -> None:
+    assert all(asks(words) for words in (["list"], ["report", "x"], ["--help"], ["help"], ["seed=1", "--version"]))
+    assert not any(asks(words) for words in ([], ["seed=1"], ["-m", "seed=0,1"]))
+
+
+def test_what_does_not_go_together_with_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="hydra/launcher: Lanes places jobs side by side"):
+        run_over(2, [*WORDS, "-m", "seed=0,1", "hydra/launcher=lanes"])
+    assert not Path("outputs").exists()
+    (plan,) = check_jobs(composed([*WORDS, "num_rounds=1"])[0])
+    object.__setattr__(plan.settings, "device", "cuda:1")
+    with pytest.raises(ConfigError, match="device='cuda:1': is one GPU for all processes"):
+        check_for_ranks([plan], {})
+
+
+def test_a_sweep_runs_its_jobs_one_after_another_over_all_ranks_and_says_so() -> None:
+    kinds = equal_over(2, ["-m", *WORDS, *RAGGED, "engine=native", "num_rounds=1", "seed=0,1"])
+    assert kinds.count("build") == 2
+    paths = sorted(Path("over2").glob("*/*/summary.json"))
+    for path in paths:
+        summary = read_summary(path.parent) or {}
+        assert summary["environment"]["processes"] == {"count": 2, "backend": "gloo"}
+        assert summary["engine"] == "native, over 2 processes"
+    assert len(paths) == 2
+
+
+def test_ranks_that_have_other_jobs_or_build_something_else_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*WORDS, "engine=native"]
+    told = r"rank 1 has another list of jobs: .*; all ranks need"
+    with ranks(2, [*words, "seed=1"]), pytest.raises(FedsimError, match=told):
+        run(words)
+    theirs = iter([{"engine": "batched"}])
+    monkeypatch.setattr("fedsim.running.ranks.built", lambda made: next(theirs, {"engine": "native"}))
+    with ranks(2, words), pytest.raises(FedsimError, match="rank 1 has another engine: 'batched', not 'native'"):
+        run(words)
+
+
+@pytest.mark.parametrize("raising", [0, 1])
+def test_what_a_rank_raises_ends_the_job_alone_and_is_kept(raising: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["-m", *WORDS, "engine=native", "num_rounds=2", "seed=0,1"]
+    errors: list[BaseException] = [SystemExit("enough"), ZeroDivisionError("in a rank")][raising : raising + 1]
+    compute = Holdings.compute
+
+    def failing(self: Holdings, kind: str, content: Any) -> Any:
+        if errors and kind == "train" and (self is link.workers[1]._held) == bool(raising):
+            raise errors.pop()
+        return compute(self, kind, content)
+
+    monkeypatch.setattr(Holdings, "compute", failing)
+    with ranks(2, words) as link:
+        assert run(words) == 1
+        assert RANKS.others is not None
+        assert RANKS.others.in_step
+    summaries = {s["seed"]: s for s in (read_summary(p.parent) or {} for p in Path("outputs").glob("*/*/summary.json"))}
+    assert [summaries[seed]["status"] for seed in (0, 1)] == ["failed", "done"]
+    assert ("rank 1 has raised" if raising else "SystemExit: enough") in summaries[0]["error"]
+    (error,) = Path("outputs").glob("*/*/error.txt")
+    assert ("ZeroDivisionError: in a rank" if raising else "SystemExit: enough") in error.read_text()
+
+
+def test_a_rank_that_dies_ends_the_command_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-m", *WORDS, *RAGGED, "engine=native", "checkpoint.every=1", "seed=0,1"]
+    receive, left = LocalLink.receive, iter(range(6))
+
+    def dying(self: LocalLink, rank: int) -> Message:
+        if rank == 2 and next(left, None) is None:
+            raise LostRankError(2, 3, "connection closed")
+        return receive(self, rank)
+
+    with monkeypatch.context() as patch, ranks(3, words):
+        patch.setattr(LocalLink, "receive", dying)
+        assert run(words) == 1
+        assert RANKS.end(75) == 1  # whatever torchrun, which has noticed, too, has asked this rank to do
+    (summary,) = (read_summary(p.parent) or {} for p in Path("outputs").glob("*/*/summary.json"))
+    assert summary["error"].startswith("rank 2 of 3 has ended or cannot be reached any more (connection closed); ")
+    assert "rank 2 of 3 has ended" in capsys.readouterr().err  # the second job is refused
+    assert run(words) == 0

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from fedsim.results.files import read_summary
 from tests.ranks import result
+from tests.wandb_toys import wait_for
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 WORDS = ("tracker=files_only", "num_clients=12", "cohort_size=5", "partition=dirichlet_class")
@@ -55,16 +55,15 @@ for case in json.loads(sys.argv[1]):
             if list(Path(case["place"]).glob("*/*/checkpoint.safetensors")):
                 break
             time.sleep(0.01)
-        for rank in case["to"]:
-            os.kill(ranks[rank], case["signal"])
+        os.kill(ranks[-1], case["signal"])
     codes.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks])
 print(json.dumps(codes))
 """
 
 
-def case(words: list[str], count: int, place: str, number: int = 0, to: tuple[int, ...] = ()) -> dict[str, Any]:
-    """A command over `count` processes; the signal `number`, sent to some of them as soon as there is a checkpoint."""
-    return {"words": [*words, f"output_dir={place}"], "count": count, "signal": number, "to": to, "place": place}
+def case(words: list[str], count: int, place: str, number: int = 0) -> dict[str, Any]:
+    """A command over `count` processes; the signal `number`, sent to the last one as soon as there is a checkpoint."""
+    return {"words": [*words, f"output_dir={place}"], "count": count, "signal": number, "place": place}
 
 
 @pytest.fixture
@@ -73,43 +72,19 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def exit_codes(cases: list[dict[str, Any]]) -> tuple[list[list[int]], subprocess.CompletedProcess[str]]:
-    """Those of all processes of each case, one case after another."""
-    command = [sys.executable, "-c", SCRIPT, json.dumps(cases)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_processes_are_equal_to_one_process_also_where_one_is_killed(place: Path) -> None:
     words = [*WORDS, "num_rounds=20", "engine=native", "selector=power_of_choice", "checkpoint.every=1"]
-    killed = case(words, 2, "killed", signal.SIGKILL, (1,)), case(words, 3, "killed")
-    codes, done = exit_codes([case(words, 1, "alone"), case(words, 2, "over"), *killed])
-    assert codes == [[0], [0, 0], [1, -9], [0, 0, 0]], done.stderr
+    killed = case(words, 2, "killed", signal.SIGKILL), case(words, 3, "killed")
+    command = [sys.executable, "-c", SCRIPT, json.dumps([case(words, 1, "alone"), case(words, 2, "over"), *killed])]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [[0], [0, 0], [1, -9], [0, 0, 0]], done.stderr
     assert result(place / "over") == result(place / "alone")
     assert result(place / "killed") == result(place / "alone")
     assert "rank 1 of 2 has ended or cannot be reached any more" in done.stdout
     assert "the same command goes on" in done.stdout
     assert done.stdout.count("done · final accuracy") == 1 + 3  # of each command, one process tells
-
-
-@pytest.mark.slow
-def test_rank_0_is_killed_and_all_are_asked_to_end(place: Path) -> None:
-    words = [*WORDS, "num_rounds=60", "engine=native", "selector=oort", "checkpoint.every=3"]
-    codes, done = exit_codes(
-        [
-            case(words, 1, "alone"),
-            case(words, 2, "first_killed", signal.SIGKILL, (0,)),
-            case(words, 1, "first_killed"),
-            case(words, 2, "asked", signal.SIGTERM, (0, 1)),
-            case(words, 4, "asked"),
-        ]
-    )
-    assert codes == [[0], [-9, 1], [0], [75, 75], [0] * 4], done.stderr
-    for over in ("first_killed", "asked"):
-        assert result(place / over) == result(place / "alone")
-    assert "fedsim: rank 1: rank 0 of 2 has ended" in done.stderr
 
 
 # --- torchrun itself -------------------------------------------------------------------------------------------------
@@ -133,57 +108,24 @@ def pids_of(agent: int) -> dict[int, int]:
     return found
 
 
-def wait_for_checkpoint(place: Path) -> None:
-    end = time.monotonic() + 120
-    while not list(place.glob("*/*/checkpoint.safetensors")):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-LONG = [*WORDS, "num_rounds=400", "engine=native", "selector=oort", "checkpoint.every=3"]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The run of one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    subprocess.run([sys.executable, "-m", "fedsim.run", *LONG], cwd=folder, env=ENVIRONMENT, check=True)
-    return result(folder / "outputs")
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-@pytest.mark.parametrize("what", ["nothing", "rank 0", "SIGTERM", "torchrun"])
-def test_torchrun_ends_as_told_leaves_no_process_and_the_same_command_goes_on(
-    what: str, place: Path, alone: list[Any]
-) -> None:
-    run = started(LONG)
-    if what != "nothing":
-        wait_for_checkpoint(place / "outputs")
-        ranks = pids_of(run.pid)
-        assert sorted(ranks) == [0, 1]
-        if what in ("SIGTERM", "torchrun"):
-            os.kill(run.pid, signal.SIGTERM if what == "SIGTERM" else signal.SIGKILL)
-        else:
-            os.kill(ranks[0], signal.SIGKILL)
-        printed, _ = run.communicate(timeout=120)  # until the last process has closed its end
-        assert run.returncode != 0
-        assert not [pid for pid in ranks.values() if Path(f"/proc/{pid}").exists()], printed
-        (folder,) = (path.parent for path in (place / "outputs").glob("*/*/config.yaml"))
-        status = (read_summary(folder) or {}).get("status")
-        assert status == (None if what == "rank 0" else "preempted")
-        run = started(LONG)
-    printed, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, printed
-    assert result(place / "outputs") == alone
-
-
-@pytest.mark.slow
-def test_torchrun_tells_a_mistake_once_and_answers_a_question_once(place: Path) -> None:
-    run = started(["num_rounds=0"])
-    printed, _ = run.communicate(timeout=120)
-    assert run.returncode != 0
-    assert printed.count("fedsim: 1 problem in the config; nothing was run") == 1
-    run = started(["list", "selectors"])
-    printed, _ = run.communicate(timeout=120)
-    assert (run.returncode, printed.count("power_of_choice_trained_d10")) == (0, 1)
+def test_torchrun_ends_as_told_leaves_no_process_and_the_same_command_goes_on(place: Path) -> None:
+    long = [*WORDS, "num_rounds=400", "engine=native", "selector=oort", "checkpoint.every=3"]
+    subprocess.run([sys.executable, "-m", "fedsim.run", *long, "output_dir=alone"], env=ENVIRONMENT, check=True)
+    for what in ("nothing", "rank_0", "SIGTERM", "torchrun"):
+        run = started([*long, f"output_dir={what}"])
+        if what != "nothing":
+            wait_for(lambda what=what: list(place.glob(f"{what}/*/*/checkpoint.safetensors")))
+            ranks = pids_of(run.pid)
+            assert sorted(ranks) == [0, 1]
+            os.kill(ranks[0] if what == "rank_0" else run.pid, signal.SIGTERM if what == "SIGTERM" else signal.SIGKILL)
+            printed, _ = run.communicate(timeout=120)  # until the last process has closed its end
+            assert run.returncode != 0
+            assert not [pid for pid in ranks.values() if Path(f"/proc/{pid}").exists()], printed
+            (folder,) = (path.parent for path in (place / what).glob("*/*/config.yaml"))
+            assert (read_summary(folder) or {}).get("status") == (None if what == "rank_0" else "preempted")
+            run = started([*long, f"output_dir={what}"])
+        printed, _ = run.communicate(timeout=300)
+        assert run.returncode == 0, printed
+        assert result(place / what) == result(place / "alone")

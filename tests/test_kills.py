@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fedsim.results.files import MODEL, read_metrics, read_summary
+from fedsim.jobs.cli import run
+from tests.ranks import result
+from tests.run_toys import ROOT
 
-ROOT = Path(__file__).parents[1]
 WORDS = [
     *("num_rounds=120", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "selector=oort"),
     *("engine=batched", "aggregator=fedadam", "checkpoint.every=1"),
@@ -43,37 +43,19 @@ while True:
 """
 
 
-def result(folder: Path) -> tuple[Any, ...]:
-    """What must not depend on how often a run was killed."""
-    records = [{k: v for k, v in r.items() if "seconds" not in k} for r in read_metrics(folder)]
-    summary = read_summary(folder) or {}
-    kept = {k: v for k, v in summary.items() if k not in ("started", "wall_seconds", "totals", "environment")}
-    return records, kept, (folder / MODEL).read_bytes(), {p.name for p in folder.iterdir()}
-
-
-def folder_in(place: Path) -> Path:
-    (found,) = (p.parent for p in place.glob("*/*/summary.json"))
-    return found
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(("kills", "seed"), [(2, 0), pytest.param(50, 1, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
     kills: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [*WORDS, f"num_rounds={20 * kills}"]
-    (tmp_path / "temporary").mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", SCRIPT, json.dumps(words), str(kills), str(seed)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) == kills
     monkeypatch.chdir(tmp_path)
-    from fedsim.jobs.cli import run
-
     assert run([*words, "output_dir=alone"]) == 0
-    assert result(folder_in(tmp_path / "outputs")) == result(folder_in(tmp_path / "alone"))
+    assert result(tmp_path / "outputs") == result(tmp_path / "alone")
     trees = [{p.relative_to(tmp_path / d) for p in (tmp_path / d).rglob("*")} for d in ("outputs", "alone")]
     assert trees[0] == trees[1]
-    left = {p.name for p in (tmp_path / "temporary").iterdir()}
-    assert all(name.startswith("torchinductor_") for name in left)  # torch's one folder of caches

@@ -1,4 +1,5 @@
-"""The lock of a run's folder: held by a live process it keeps others out, left by a dead one it does not."""
+"""The lock of a run's folder: held by a live process it keeps others out, left by a dead one it does not. Nothing is
+written through a link, and what a link leads to is not deleted."""
 
 import errno
 import os
@@ -10,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.core.errors import FedsimError
 from fedsim.jobs.cli import run
-from fedsim.results.files import LOCKS, HeldError, owned
+from fedsim.results.files import ERROR, LOCKS, METRICS, HeldError, OutputError, RunFolder, owned
+from tests.checkpoint_toys import WORDS, folder_in
+from tests.run_toys import ROOT
 
-ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -42,19 +47,6 @@ def test_the_lock_of_a_process_that_is_killed_is_taken_over(tmp_path: Path) -> N
         pass
 
 
-@pytest.mark.parametrize("content", ["", "4194304\nanother-host\n", "no lock at all"])
-def test_a_lock_file_that_nobody_holds_is_none(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that came with the folder from another host."""
-    monkeypatch.chdir(tmp_path)
-    words = ["num_rounds=1", "local.epochs=1", "num_clients=6", "cohort_size=2", "tracker=files_only"]
-    assert run([*words, "output_dir=first"]) == 0
-    (lock,) = Path("first").rglob("*.lock")
-    there = Path("second") / lock.relative_to("first")
-    there.parent.mkdir(parents=True)
-    there.write_text(content)
-    assert run([*words, "output_dir=second"]) == 0
-
-
 @pytest.mark.filterwarnings("ignore:flock not supported")
 @pytest.mark.parametrize("who", ["dead", "alive", "of another host"])
 def test_without_flock_the_lock_of_a_dead_process_is_taken_over_and_any_other_respected(
@@ -75,3 +67,52 @@ def test_without_flock_the_lock_of_a_dead_process_is_taken_over_and_any_other_re
     taken = nullcontext() if who == "dead" else pytest.raises(HeldError, match="another process is running this")
     with taken, owned(tmp_path / "run"):
         pass
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+CONTENT = b"of somebody else\n"
+
+
+def planted(*links: Path) -> Path:
+    """A file to which all of `links` lead."""
+    victim = Path("victim").absolute()
+    victim.write_bytes(CONTENT)
+    for link in links:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(victim)
+    return victim
+
+
+def test_links_in_place_of_temporary_files() -> None:
+    folder, holder = Path("outputs/a"), Path("outputs/.locks/a.holder.txt")
+    victim = planted(*(folder / f"{name}.tmp" for name in ("config.yaml", ERROR)), holder.with_suffix(".txt.tmp"))
+    RunFolder(folder).write_error({}, "text")
+    with owned(folder):
+        assert holder.is_file()
+    assert victim.read_bytes() == CONTENT
+    assert (folder / ERROR).read_text() == "text"
+
+
+def test_records_that_are_a_link() -> None:
+    assert run([*WORDS, "num_rounds=2"]) == 0
+    folder = RunFolder(folder_in("outputs"))
+    victim = planted(folder.path / METRICS)
+    for write in (lambda: folder.append({}), folder.sync_records, lambda: folder.reopen({METRICS: 3})):
+        with pytest.raises(OutputError, match="it is a link: remove it"):
+            write()
+        assert victim.read_bytes() == CONTENT
+
+
+def test_a_run_folder_that_is_a_link() -> None:
+    assert run([*WORDS]) == 0
+    folder, elsewhere = folder_in("outputs"), Path("elsewhere")
+    folder.rename(elsewhere)
+    (elsewhere / "summary.json").unlink()
+    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    folder.symlink_to(elsewhere.absolute())
+    for words in ([], ["overwrite=true"]):
+        with pytest.raises(FedsimError, match="is a link; remove it, or choose another output_dir"):
+            run([*WORDS, *words])
+        assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before

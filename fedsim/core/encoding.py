@@ -6,7 +6,7 @@ Plain JSON types stand for themselves, floats to the last bit. Every other value
 
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -17,13 +17,7 @@ from torch import Tensor
 from fedsim.core.errors import FedsimError
 
 PLAIN = (type(None), bool, int, float, str)
-CONTAINERS: Mapping[str, Callable[[Any], Any]] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "dict": dict,
-    "deque": lambda content: deque(*content),
-}
+CONTAINERS = {cls.__name__: cls for cls in (tuple, set, frozenset, dict)}
 
 
 class EncodingError(FedsimError):
@@ -61,20 +55,14 @@ def encode(
     path = f"{kind.__module__}.{kind.__qualname__}"
     if is_dataclass(kind) and not hasattr(kind, "__parameters__"):  # whose objects may have more than their fields
         if (dataclasses or {}).get(path) is not kind:
+            remedy = f"write `from {kind.__module__} import {kind.__qualname__}` where the selector (or aggregator) is"
             raise EncodingError(
-                f"{where} is of the dataclass {path}, which would not be found when the checkpoint is read: its name "
-                "is not in the module of the selector (or aggregator); write "
-                f"`from {kind.__module__} import {kind.__qualname__}` there, or define it there, outside of other "
-                "classes and functions"
+                f"{where} is of the dataclass {path}, which a checkpoint would not find again: {remedy}"
             )
         values = {f.name: getattr(value, f.name) for f in fields(value)} | getattr(value, "__dict__", {})
         return {"dataclass": [path, {name: inner(item, f"{where}.{name}") for name, item in values.items()}]}
-    found = ", ".join(str(getattr(value, name)) for name in ("dtype", "layout") if hasattr(value, name))
-    raise EncodingError(
-        f"{where} is of type {path}{found and f' ({found})'}, which a checkpoint cannot hold "
-        "(it holds None, numbers, strings, lists, tuples, dicts, sets, deques, plain NumPy arrays, dense torch tensors "
-        "and dataclasses of these)"
-    )
+    known = "None, numbers, strings, lists, tuples, dicts, sets, deques, plain NumPy arrays, dense torch tensors"
+    raise EncodingError(f"{where} is of type {path}, which a checkpoint cannot hold ({known}, dataclasses of these)")
 
 
 def decode(
@@ -96,6 +84,8 @@ def decode(
     ((kind, content),) = node.items()
     if kind in CONTAINERS:
         return CONTAINERS[kind](inner(content))
+    if kind == "deque":
+        return deque(*inner(content))
     if kind == "tensor":
         *kept, on_cpu = content
         return _kept(tensors, *kept).to("cpu" if on_cpu else device)

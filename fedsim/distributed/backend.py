@@ -4,7 +4,7 @@ Clients do not depend on each other, and nothing is added up across ranks: what 
 and logits themselves. All sums are those of the program at rank 0, as it would do them alone.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsim.core.flat import as_columns
 from fedsim.core.types import Params
-from fedsim.distributed.links import LostRankError, Message, Others
+from fedsim.distributed.links import Message, Others
 from fedsim.engine.backend import Backend, TrainingResult
 from fedsim.engine.engine import concatenate_results
 from fedsim.engine.schedule import Schedule
@@ -26,18 +26,13 @@ WINDOW = 2**24
 """Numbers in the gradients that a rank computes for one question: 64 MiB in float32, kept by rank 0 for each rank."""
 
 
-def shares(work: Sequence[int] | NDArray[np.int64], count: int) -> list[slice]:
-    """`count` consecutive slices of a list of items, some perhaps empty, cut where their `work` is the most even."""
+def shares(work: Sequence[int] | NDArray[np.int64], count: int, unit: int = 1) -> dict[int, slice]:
+    """`count` consecutive parts of a list of items, cut where their `work` is the most even: those that are not empty,
+    by rank. `unit`: so many samples are an item; the last one may have fewer."""
     ends = np.cumsum([0, *work])
     cuts = [int(np.abs(ends * count - ends[-1] * part).argmin()) for part in range(1, count)]
-    return [slice(first, last) for first, last in zip([0, *cuts], [*cuts, len(ends) - 1], strict=True)]
-
-
-def aligned_shares(length: int, unit: int, count: int) -> list[slice]:
-    """`count` consecutive slices of `length` samples, cut at multiples of `unit`, some perhaps empty."""
-    units = -(-length // unit)
-    cuts = shares(np.ones(units, np.int64), count)
-    return [slice(cut.start * unit, min(cut.stop * unit, length)) for cut in cuts]
+    parts = enumerate(zip([0, *cuts], [*cuts, len(ends) - 1], strict=True))
+    return {rank: slice(first * unit, last * unit) for rank, (first, last) in parts if last > first}
 
 
 @dataclass(frozen=True)
@@ -67,21 +62,11 @@ def train_part(backend: Backend, start: Sequence[Params], part: Schedule) -> Tra
     return backend.train([start[row] for row in rows.tolist()], part.rows(rows)).rows(slice(count))
 
 
-def _training(start: Sequence[Params], part: Schedule) -> dict[str, Any]:
-    """What a rank needs to train the clients of `part`: models that several of them start from come once."""
-    models = list({id(model): model for model in start}.values())
-    number = {id(model): row for row, model in enumerate(models)}
-    return {"models": [dict(model) for model in models], "rows": [number[id(model)] for model in start], "part": part}
-
-
 class DividedBackend(Backend):
-    """The backend of rank 0 and those of the other ranks, which hold the same as `own`.
+    """The backend of rank 0 and those of the other ranks, which hold the same as `own`."""
 
-    `explained` turns the error of a rank that was lost into the one that the user is to see.
-    """
-
-    def __init__(self, own: Holdings, others: Others, explained: Callable[[LostRankError], Exception]) -> None:
-        self._own, self._backend, self._others, self._explained = own, own.backend, others, explained
+    def __init__(self, own: Holdings, others: Others) -> None:
+        self._own, self._backend, self._others = own, own.backend, others
         self.reason, self.exact = own.backend.reason, own.backend.exact
         self.pass_size, self.fewest_clients = own.backend.pass_size, own.backend.fewest_clients
 
@@ -90,12 +75,15 @@ class DividedBackend(Backend):
         return f"{self._backend.description}, over {self._others.size} processes"
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        cuts = self._filled(shares(schedule.samples, self._others.size))
+        cuts = shares(schedule.samples, self._others.size)
         if len(cuts) < 2:
             return self._backend.train(start, schedule)
-        parts = {rank: _training(start[cut], schedule.rows(cut)) for rank, cut in cuts.items()}
-        results = self._computed("train", parts)
-        whole = concatenate_results(results, schedule)
+        parts = {}
+        for rank, cut in cuts.items():
+            models = {id(model): dict(model) for model in start[cut]}  # those from which several start come once
+            rows = [[*models].index(id(model)) for model in start[cut]]
+            parts[rank] = {"models": [*models.values()], "rows": rows, "part": schedule.rows(cut)}
+        whole = concatenate_results(self._computed("train", parts), schedule)
         momentum = None if whole.momentum is None else as_columns(whole.momentum)
         return TrainingResult(as_columns(whole.delta), whole.losses, momentum, whole.finite)
 
@@ -109,7 +97,8 @@ class DividedBackend(Backend):
     def _forward(self, params: Params, x: Tensor, positions: Positions | None) -> Tensor:
         count = len(x) if positions is None else len(positions)
         name = next((name for name, samples in self._own.samples.items() if samples is x), None)
-        cuts = self._filled(aligned_shares(count, self._backend.pass_size, self._others.size))
+        unit = self._backend.pass_size
+        cuts = shares(np.ones(-(-count // unit), np.int64), self._others.size, unit)
         if len(cuts) < 2 or name is None:
             return self._backend.forward(params, x, positions)
         parts = {}
@@ -123,24 +112,16 @@ class DividedBackend(Backend):
 
     def gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
         size = sum(params[name].numel() for name in names)
-        window = self._others.size * max(WINDOW // max(size, 1), 1)
-        for first in range(0, len(positions), window):
-            yield from self._some_gradients(params, positions[first : first + window], names)
-
-    def _some_gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
-        """Of so many lists as are computed and kept at once."""
-        cuts = self._filled(shares([len(own) for own in positions], self._others.size))
-        if len(cuts) < 2:
-            yield from self._backend.gradients(params, positions, names)
-            return
-        common = {"params": dict(params), "names": list(names)}
-        parts = {rank: {**common, "positions": list(positions[cut])} for rank, cut in cuts.items()}
-        for part in self._computed("gradients", parts):
-            yield from part
-
-    def _filled(self, cuts: Sequence[slice]) -> dict[int, slice]:
-        """The parts that are not empty, by rank."""
-        return {rank: cut for rank, cut in enumerate(cuts) if cut.stop > cut.start}
+        window = self._others.size * max(WINDOW // max(size, 1), 1)  # so many lists are computed and kept at once
+        for some in (positions[first : first + window] for first in range(0, len(positions), window)):
+            cuts = shares([len(own) for own in some], self._others.size)
+            if len(cuts) < 2:
+                yield from self._backend.gradients(params, some, names)
+                continue
+            common = {"params": dict(params), "names": list(names)}
+            parts = {rank: {**common, "positions": list(some[cut])} for rank, cut in cuts.items()}
+            for part in self._computed("gradients", parts):
+                yield from part
 
     def _computed(self, kind: str, contents: Mapping[int, Mapping[str, Any]]) -> list[Any]:
         """The parts of all ranks in their order, which is that of clients and samples."""
@@ -149,8 +130,5 @@ class DividedBackend(Backend):
         def own() -> list[Any]:
             return [self._own.compute(kind, contents[0])] if 0 in contents else []
 
-        try:
-            mine, answers = self._others.ask(requests, own)
-        except LostRankError as error:
-            raise self._explained(error) from error
+        mine, answers = self._others.ask(requests, own)
         return [*mine, *(answers[rank].content["found"] for rank in sorted(answers))]

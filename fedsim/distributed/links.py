@@ -64,8 +64,6 @@ def unpacked(head: bytes, flat: list[Tensor], device: torch.device) -> Message:
 
 T = TypeVar("T")
 
-JOINING = timedelta(minutes=10)
-"""How long ranks wait for each other at the start."""
 WORKING = timedelta(days=1)
 """How long a rank may work between two messages. One that dies is noticed at once, because its connection breaks."""
 
@@ -74,8 +72,8 @@ class LostRankError(FedsimError):
     """Another rank has ended, or cannot be reached any more."""
 
     def __init__(self, rank: int, size: int, reason: str) -> None:
-        super().__init__(f"rank {rank} of {size} has ended or cannot be reached any more ({reason})")
-        self.rank = rank
+        text = f"rank {rank} of {size} has ended or cannot be reached any more ({reason})"
+        super().__init__(f"{text}; the same command goes on from the last checkpoint, if there is one")
 
 
 class Link:
@@ -114,21 +112,14 @@ class Link:
 
 
 class Others:
-    """The other ranks as rank 0 sees them: they answer questions, side by side.
+    """The other ranks as rank 0 sees them: they answer questions, side by side. `size`: of all, with this one.
 
-    `in_step`: no answer is outstanding, so that they wait for the next message; `lost`: the error by which it was
-    found that one has ended.
+    `in_step`: no answer is outstanding, so that they wait for the next message; `lost`: one has ended.
     """
 
     def __init__(self, link: Link) -> None:
-        self.link = link
-        self.in_step = True
+        self.link, self.size, self.in_step = link, link.size, True
         self.lost: LostRankError | None = None
-
-    @property
-    def size(self) -> int:
-        """Number of ranks, with this one."""
-        return self.link.size
 
     def ask(self, requests: Mapping[int, Message], own: Callable[[], T]) -> tuple[T, dict[int, Message]]:
         """What `own` returns, and the answers of the ranks of `requests`, which work meanwhile.
@@ -159,8 +150,3 @@ class Others:
             if answer.kind == "error":
                 raise RuntimeError(f"rank {rank} has raised\n{answer.content['traceback']}")
         return result, answers
-
-
-def error_message(error: BaseException, traceback: str) -> Message:
-    """The answer of a rank that has raised `error`."""
-    return Message("error", {"text": str(error), "known": isinstance(error, FedsimError), "traceback": traceback})

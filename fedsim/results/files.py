@@ -106,6 +106,7 @@ class RunFolder:
 
     def write_error(self, config: Mapping[str, Any], text: str) -> None:
         """Write why a run could not begin, and its config; what an earlier run has left stays as it is."""
+        refuse_link(self.path)
         with _write_errors_explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self.write_config(config)

@@ -1,7 +1,4 @@
-"""The simulation of a run from its plan: data, division, model, and every part that the config names.
-
-Data as the model sees them are kept for the next run of the process that wants the same.
-"""
+"""The simulation of a run from its plan: data, kept for the next run that wants the same, division, model, parts."""
 
 import json
 from collections.abc import Mapping
@@ -41,17 +38,11 @@ from fedsim.rounds.loop import Components, Simulation
 from fedsim.running.process import world
 from fedsim.selectors.base import Selector
 
-ALIGNMENT = 64
-"""Bytes to whose multiples torch allocates."""
-
 
 @dataclass(frozen=True)
 class PreparedData:
     """Training samples `x` [n, ...] float32, or what makes them on demand, `y` [n], and the test set; read only.
-
-    `input_shape` is that of the data set, which a model is built for, also where it trains on features. `source`
-    identifies the data set's content, for the run's summary: its fingerprint, and the checksum of its files if known.
-    """
+    `input_shape` is that of the data set, also where a model trains on features; `source` has its fingerprint."""
 
     x: Tensor | SampleSource
     y: Tensor
@@ -62,30 +53,24 @@ class PreparedData:
     source: Mapping[str, str | None]
     test_owners: NDArray[np.int64] | None = None
 
-    @property
-    def device(self) -> torch.device:
-        return self.y.device
-
     def samples(self, positions: NDArray[np.int64]) -> Tensor:
         """Training samples at `positions` [m], on the device [m, ...]."""
         if isinstance(self.x, SampleSource):
-            return self.x.rows(positions).to(self.device)
-        return self.x[torch.as_tensor(positions, device=self.device)]
+            return self.x.rows(positions).to(self.y.device)
+        return self.x[torch.as_tensor(positions, device=self.y.device)]
 
 
 _latest: dict[tuple[str, object, object], PreparedData] = {}
-"""The samples of the latest run, by its `data_key` and its classes of the data set and the model: a module that was
-loaded again has others of the same names."""
+"""The samples of the latest run, by its `data_key` and its classes, which may be others of the same names."""
 
 
 def prepare(plan: Plan) -> PreparedData:
     """Load, decode and normalise, unless the run before had the same. Raises `DataError`."""
-    device = resolve_device(plan.settings.device)
     classes = resolve(plan.config["dataset"], Dataset, "dataset"), resolve(plan.config["model"], nn.Module, "model")
     key = (data_key(plan), *classes)
     if key not in _latest:
         _latest.clear()
-        _latest[key] = _load(plan, torch.device(device))
+        _latest[key] = _load(plan, torch.device(resolve_device(plan.settings.device)))
     return _latest[key]
 
 
@@ -96,8 +81,8 @@ def forget() -> None:
 
 def data_key(plan: Plan) -> str:
     """Equal for runs that have the same prepared data, from files that do not change. Paths may be relative."""
-    places = [str(plan.data_dir), str(plan.cache_dir), str(Path.cwd())]
-    decisive = [plan.config["dataset"], plan.config["model"], *places, resolve_device(plan.settings.device)]
+    places = [str(plan.data_dir), str(plan.cache_dir), str(Path.cwd()), resolve_device(plan.settings.device)]
+    decisive = [plan.config["dataset"], plan.config["model"], *places]
     return json.dumps(decisive, sort_keys=True, default=str)
 
 
@@ -125,19 +110,16 @@ def _load(plan: Plan, device: torch.device) -> PreparedData:
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """`x` where torch would put it. What was read from a file lies at any address, on which the order of additions in
-    products of matrices depends: the run that computed it and those that read it would differ in their last bits."""
-    return x.clone() if x.data_ptr() % ALIGNMENT else x
+    """`x` at a multiple of 64 bytes, where torch puts it. What was read from a file lies at any address, on which the
+    order of additions in products of matrices, and so their last bits, depend."""
+    return x.clone() if x.data_ptr() % 64 else x
 
 
 def build_model(
     node: Mapping[str, Any], shape: tuple[int, ...], num_classes: int, streams: Streams, client: int | None = None
 ) -> nn.Module:
-    """The model, initialised from its own stream without touching torch's global generator.
-
-    The server's, or that with which `client` begins where every client has its own. Raises `ConfigError` for hooks on
-    its parameters, which torch does not copy: clients train copies.
-    """
+    """The model, initialised from its own stream, not torch's: the server's, or that with which `client` begins where
+    every client has its own. Raises `ConfigError` for hooks on its parameters."""
     key = () if client is None else (client + 1,)  # a stream's key that ends in 0 is that without it
     with torch.random.fork_rng(devices=[]), UniformDraws():  # type: ignore[no-untyped-call]
         torch.manual_seed(streams.key(Purpose.INIT, *key))
@@ -150,8 +132,7 @@ def build_model(
 
 
 def resolve_device(name: str) -> str:
-    """`cpu`, or a GPU by its number, which becomes torch's current one; `auto`: a GPU where there is one. Without a
-    number the first, or under torchrun that of the process's local rank."""
+    """`cpu`, or a GPU by its number (else that of the process's local rank), which becomes torch's current one."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return "cpu"
     device = torch.device("cuda" if name == "auto" else name)
@@ -180,8 +161,8 @@ def build(plan: Plan) -> Experiment:
     labelled = Labelled(data.y.cpu().numpy(), data.num_classes, data.owners)
     partition = instantiate(config["partition"], Partition, "partition")
     division = divide(labelled, partition, settings.num_clients, streams, plan.server, plan.local.holdout_fraction)
-    model = model.to(data.device)
-    return Experiment(_simulation(plan, data, division, model, streams), division, model, data.source)
+    simulation = _simulation(plan, data, division, model.to(data.y.device), streams)
+    return Experiment(simulation, division, model, data.source)
 
 
 def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams) -> Simulation:
@@ -203,12 +184,12 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
     selector = instantiate(config["selector"], Selector, "selector", population)
     if unfit := selector.unfit_for(trained):
         check(unfit.within("selector"))
-    validation = None
+    validation, public, accuracy = None, None, None
     if len(division.validation) and Signal.VALIDATION in selector.needs:
-        positions = torch.as_tensor(division.validation, device=data.device)
-        validation = LabelledSamples(data.samples(division.validation), data.y[positions])
-    public = data.samples(division.public) if len(division.public) else None
-    accuracy = None
+        labels = data.y[torch.as_tensor(division.validation, device=data.y.device)]
+        validation = LabelledSamples(data.samples(division.validation), labels)
+    if len(division.public):
+        public = data.samples(division.public)
     if settings.client_accuracy is not None:
         samples = Samples(data.test.y.cpu().numpy(), data.owners, data.test_owners)
         accuracy = client_accuracy(settings.client_accuracy, division, samples)
@@ -217,9 +198,8 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
         return instantiate(config["engine"], Backend, "engine", workload)
 
     def first_model(client: int) -> Params:
-        return initial(
-            build_model(config["model"], data.input_shape, data.num_classes, streams, client).to(data.device)
-        )
+        own = build_model(config["model"], data.input_shape, data.num_classes, streams, client)
+        return initial(own.to(data.y.device))
 
     trains = backend(workload) if clients.source is None else OnDemandBackend(workload, backend)
     components = Components(

@@ -1,8 +1,7 @@
 """Checkpoints: a run's whole state in one file, from which the same command goes on as if nothing had happened.
 
-The SHA-256 of what follows, and a file of safetensors whose metadata hold the state as JSON (`encoding`); nothing in it
-is ever executed. It is written completely or not at all, and the one before it is kept. As a SHA-256 can be forged, the
-types, shapes and ranges of what is read are checked, too.
+The SHA-256 of what follows, and a file of safetensors whose metadata hold the state as JSON; nothing in it is ever
+executed. As a SHA-256 can be forged, the types, shapes and ranges of what is read are checked, too.
 """
 
 import hashlib
@@ -10,11 +9,11 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -24,21 +23,18 @@ from torch import Tensor
 import fedsim
 from fedsim.config.plan import Plan
 from fedsim.core.configs import IRRELEVANT
-from fedsim.core.encoding import decode, encode
-from fedsim.core.errors import ConfigError, DataError, Problem
+from fedsim.core.encoding import dataclasses_known_to, decode, encode
+from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem
 from fedsim.core.record import Record
-from fedsim.results.files import METRICS, NEWEST, PREVIOUS, RunFolder, json_ready, read_metrics
-from fedsim.rounds.loop import Simulation
+from fedsim.results.files import METRICS, NEWEST, PREVIOUS, RunFolder, json_ready, read_metrics, read_summary
+from fedsim.running.assembly import Experiment
+from fedsim.running.process import CODES
 from fedsim.running.provenance import user_code
 
 FORMAT = 2
 """Of checkpoint files; to be counted up whenever older ones can no longer be read."""
-DIGEST_SIZE = 32
-"""Bytes of the SHA-256 with which a file begins."""
-LEAST_SECONDS = 5.0
-"""`checkpoint.every=auto` saves at most this often."""
-LARGEST_SHARE = 0.01
-"""... and takes at most this part of the run's time."""
+LEAST_SECONDS, LARGEST_SHARE = 5.0, 0.01
+"""`checkpoint.every=auto` saves at most this often, and takes at most this part of the run's time."""
 START_ANEW = "overwrite=true runs it from the start"
 REMEDIES = {
     "dataset": f"the run began with other data; give it those again (data_dir, FEDSIM_DATA), or {START_ANEW}",
@@ -46,7 +42,6 @@ REMEDIES = {
     "code": "it was saved with other code of a class of yours; give it that again, go on all the same with "
     f"checkpoint.other_code=true, or {START_ANEW}",
 }
-"""For keys of an identity that are no config values: fingerprints and hashes of what the config values have led to."""
 
 
 class CheckpointError(DataError):
@@ -55,12 +50,8 @@ class CheckpointError(DataError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds.
-
-    `state` is that of the simulation, `lengths` the bytes of the records up to it (by file), `started` when the run
-    began (seconds since 1970), `overwrite` whether by `overwrite=true`. `earlier_code` is what `user_code` gave for
-    the rounds up to `until_round`, where it has changed since.
-    """
+    """The `state` of the simulation, `lengths` of the files of records in bytes, when the run `started` (seconds since
+    1970), whether by `overwrite=true`, and the `user_code` of the rounds up to `until_round`, where it has changed."""
 
     state: dict[str, Any]
     lengths: dict[str, int]
@@ -70,82 +61,67 @@ class Checkpoint:
     earlier_code: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass
 class Checkpoints:
-    """Those of one run. `every`: rounds, None for none but those on a signal, `auto` for as often as costs little.
+    """Those of one run. Raises `EncodingError` where one could not hold the state of its selector or aggregator."""
 
-    `identity` (`identity_of`) says what a checkpoint must have been made by; `device` is where tensors of a GPU go;
-    `dataclasses`: those that the state may hold, by path; `other_code`: code of the user's may have changed since;
-    `fault` names a value that the run cannot go on from.
-    """
-
-    folder: RunFolder
-    identity: Mapping[str, Any]
-    every: int | Literal["auto"] | None
-    device: torch.device
-    dataclasses: Mapping[str, type] = field(default_factory=dict)
-    other_code: bool = False
-    fault: Callable[[Checkpoint], str | None] = lambda checkpoint: None
-
-    def __post_init__(self) -> None:
-        self._cost = 0.0
-        self.start(0.0)
-
-    def start(self, wall_seconds: float) -> None:
-        """The rounds begin, or go on after `wall_seconds` of earlier ones."""
-        self._saved_at, self._saved_wall = time.monotonic(), wall_seconds
+    def __init__(self, folder: RunFolder, plan: Plan, experiment: Experiment) -> None:
+        self.folder, self.settings, self.simulation = folder, plan.checkpoint, experiment.simulation
+        parts = self.simulation.components
+        self.dataclasses = dataclasses_known_to(parts.selector, parts.aggregator)
+        state = {"selector": parts.selector.state_dict(), "aggregator": parts.aggregator.state_dict()}
+        encode(state, {}, dataclasses=self.dataclasses)
+        self.device = parts.server_data.test.x.device
+        self.identity = identity_of(plan, experiment)
+        self.saved_at, self.cost = 0.0, 0.0
 
     def due(self, round: int, wall_seconds: float) -> bool:
         """Whether to save after `round`, the run having taken `wall_seconds` so far."""
-        if self.every == "auto":
-            waited = time.monotonic() - self._saved_at >= LEAST_SECONDS
-            return waited and (wall_seconds - self._saved_wall) * LARGEST_SHARE >= self._cost
-        return self.every is not None and round % self.every == 0
+        every = self.settings.every
+        if every == "auto":
+            return wall_seconds - self.saved_at >= max(LEAST_SECONDS, self.cost / LARGEST_SHARE)
+        return every is not None and round % every == 0
 
-    def save(self, make: Callable[[], Checkpoint]) -> None:
-        """Write the checkpoint that `make` gives; the one before it is kept. Raises `FedsimError` if that cannot be
-        done."""
+    def save(self, begun: Checkpoint) -> None:
+        """Write the checkpoint of a run since `begun`; the one before it is kept."""
         start = time.monotonic()
-        checkpoint = make()
+        checkpoint = replace(begun, state=self.simulation.state_dict(), lengths=self.folder.sync_records())
         self.folder.write_bytes(NEWEST, pack(self.identity, vars(checkpoint), self.dataclasses), keep_as=PREVIOUS)
-        self.start(checkpoint.state["wall_seconds"])
-        self._cost = self._saved_at - start
+        self.saved_at, self.cost = self.simulation.wall_seconds, time.monotonic() - start
 
-    def load(self) -> tuple[Checkpoint, list[Record]] | None:
-        """The latest checkpoint that is sound, with the records of its rounds; None if there is none: damaged ones are
-        set aside then, with a line on stderr.
+    def load(self, overwrite: bool) -> tuple[Checkpoint, list[Record]] | None:
+        """The latest checkpoint that is sound, with the records of its rounds; damaged ones are set aside. `overwrite`:
+        only one of a run by `overwrite=true` that was killed or asked to end. Raises `CheckpointError` if one cannot be
+        read for another reason than damage, `ConfigError` if its identity is another."""
+        if not overwrite:
+            return self._latest()
+        if (read_summary(self.folder.path) or {"status": "preempted"})["status"] not in CODES:
+            return None
+        with suppress(FedsimError):
+            found = self._latest()
+            return found if found is not None and found[0].overwrite else None
+        return None
 
-        Raises `CheckpointError` if one cannot be read for another reason than damage, `ConfigError` if it is of another
-        config, version, backend or kind of device, or of other data or code of the user's.
-        """
-        damaged: dict[Path, str] = {}
+    def _latest(self) -> tuple[Checkpoint, list[Record]] | None:
         for path in (self.folder.path / NEWEST, self.folder.path / PREVIOUS):
-            if not path.exists():
-                continue
             try:
-                found = self._read(path)
+                if path.exists():
+                    return self._read(path)
             except ConfigError:
                 raise
             except (OSError, MemoryError, RuntimeError) as error:  # of the machine; the file may be sound
                 raise CheckpointError(f"the run cannot go on: {path}: {error!r}; {START_ANEW}") from error
             except Exception as error:  # damage shows itself in many ways
-                damaged[path] = str(error) if isinstance(error, CheckpointError) else repr(error)
-                continue
-            for newest, what in damaged.items():
-                sys.stderr.write(f"fedsim: {newest}: {what}; going on from the checkpoint before it\n")
-                self.folder.rename(path.name, NEWEST)
-            return found
-        for path, what in damaged.items():
-            name = path.with_suffix(f".damaged{path.suffix}").name
-            self.folder.rename(path.name, name)
-            sys.stderr.write(f"fedsim: {path}: {what}; set aside as {name}, the run starts anew\n")
+                what = str(error) if isinstance(error, CheckpointError) else repr(error)
+                aside = path.with_suffix(f".damaged{path.suffix}").name
+                self.folder.rename(path.name, aside)
+                sys.stderr.write(f"fedsim: {path}: {what}; set aside as {aside}\n")
         return None
 
     def _read(self, path: Path) -> tuple[Checkpoint, list[Record]]:
         header, tensors = unpack(path.read_bytes())
         saved = header["identity"]
         found = differences(path, saved, self.identity)
-        if problems := [p for p in found if not (self.other_code and p.key == "code")]:
+        if problems := [p for p in found if not (self.settings.other_code and p.key == "code")]:
             raise ConfigError(problems)
         checkpoint = Checkpoint(**decode(header["content"], tensors, self.device, self.dataclasses))
         if wrong := self.fault(checkpoint):
@@ -165,29 +141,27 @@ class Checkpoints:
             with suppress(OSError):
                 (self.folder.path / name).unlink(missing_ok=True)
 
-
-def fault(checkpoint: Checkpoint, simulation: Simulation) -> str | None:
-    """The first of its fields that `simulation` cannot go on from, or None. What selector and aggregator keep, they
-    check themselves."""
-    state, population = checkpoint.state, simulation.components.population
-    covered, params, own = state.get("covered"), state.get("params"), simulation.params
-    holds = {
-        "initial_accuracy": _within(checkpoint.initial_accuracy, 1),
-        "started": _within(checkpoint.started),
-        "lengths": all(isinstance(value, int) and _within(value) for value in checkpoint.lengths.values()),
-        "state.round": isinstance(state.get("round"), int) and _within(state["round"], population.num_rounds),
-        "state.started": isinstance(state.get("started"), bool),
-        "state.wall_seconds": _within(state.get("wall_seconds")),
-        "state.simulated_time": simulation.components.simulated is None or _within(state.get("simulated_time")),
-        "state.covered": isinstance(covered, np.ndarray)
-        and (covered.dtype, covered.shape) == (np.bool_, (population.num_clients,)),
-        "state.params": isinstance(params, dict)
-        and params.keys() == own.keys()
-        and all(_alike(params[name], value) for name, value in own.items()),
-        "state.selector": isinstance(state.get("selector"), dict),
-        "state.aggregator": isinstance(state.get("aggregator"), dict),
-    }
-    return next((name for name, sound in holds.items() if not sound), None)
+    def fault(self, checkpoint: Checkpoint) -> str | None:
+        """The first of its fields that the run cannot go on from, or None; selector and aggregator check their own."""
+        state, parts, own = checkpoint.state, self.simulation.components, self.simulation.params
+        population, covered, params = parts.population, state.get("covered"), state.get("params")
+        holds = {
+            "initial_accuracy": _within(checkpoint.initial_accuracy, 1),
+            "started": _within(checkpoint.started),
+            "lengths": all(isinstance(value, int) and _within(value) for value in checkpoint.lengths.values()),
+            "state.round": isinstance(state.get("round"), int) and _within(state["round"], population.num_rounds),
+            "state.started": isinstance(state.get("started"), bool),
+            "state.wall_seconds": _within(state.get("wall_seconds")),
+            "state.simulated_time": parts.simulated is None or _within(state.get("simulated_time")),
+            "state.covered": isinstance(covered, np.ndarray)
+            and (covered.dtype, covered.shape) == (np.bool_, (population.num_clients,)),
+            "state.params": isinstance(params, dict)
+            and params.keys() == own.keys()
+            and all(_alike(params[name], value) for name, value in own.items()),
+            "state.selector": isinstance(state.get("selector"), dict),
+            "state.aggregator": isinstance(state.get("aggregator"), dict),
+        }
+        return next((name for name, sound in holds.items() if not sound), None)
 
 
 def _alike(value: Any, own: Tensor) -> bool:
@@ -201,23 +175,19 @@ def _within(value: Any, high: float = math.inf) -> bool:
     return is_number and math.isfinite(value) and 0 <= value <= high
 
 
-def identity_of(
-    plan: Plan, backend: str, device: torch.device, fingerprint: str | None, division: str
-) -> dict[str, Any]:
-    """All that must be the same for a checkpoint to be gone on from: what decides a result, to the last bit.
-
-    `fingerprint`: that of the data set, if it has one; `division`: the hash of its division between the clients.
-    """
+def identity_of(plan: Plan, experiment: Experiment) -> dict[str, Any]:
+    """All that must be the same for a checkpoint to be gone on from: what decides a result, to the last bit."""
+    parts = experiment.simulation.components
     config = {k: v for k, v in plan.config.items() if k not in IRRELEVANT}
     return {
         "format": FORMAT,
         "fedsim": fedsim.__version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "device": device.type,
-        "engine": backend,
-        "dataset": fingerprint,
-        "partition": division,
+        "device": parts.server_data.test.x.device.type,
+        "engine": parts.engine.backend.description.partition(",")[0],
+        "dataset": experiment.data_source.get("fingerprint"),
+        "partition": experiment.division.hash,
         "code": user_code(config),
         "config": json_ready(config),
     }
@@ -227,12 +197,11 @@ def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) ->
     """A problem for each key in which the identity of a checkpoint differs from that of the run. A key of the config
     that one side lacks is one that is null there: new keys are null where nothing changes."""
     before, after = _flat(saved), _flat(now)
-    remedies = {key: REMEDIES.get(key, START_ANEW) for key in sorted({*before, *after})}
-    return [
-        Problem(key.removeprefix("config."), after.get(key), f"is {before.get(key)!r} in {path}", remedy)
-        for key, remedy in remedies.items()
-        if before.get(key) != after.get(key)
-    ]
+    found = []
+    for key in sorted(key for key in {*before, *after} if before.get(key) != after.get(key)):
+        told, remedy = f"is {before.get(key)!r} in {path}", REMEDIES.get(key, START_ANEW)
+        found.append(Problem(key.removeprefix("config."), after.get(key), told, remedy))
+    return found
 
 
 def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
@@ -244,10 +213,7 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
 def pack(
     identity: Mapping[str, Any], content: Mapping[str, Any], dataclasses: Mapping[str, type] | None = None
 ) -> bytes:
-    """The bytes of a checkpoint file. `dataclasses`: those that `content` may hold, by path.
-
-    Raises `EncodingError` for content that it cannot hold.
-    """
+    """The bytes of a checkpoint file. `dataclasses`: those that `content` may hold, by path."""
     tensors: dict[str, Tensor] = {}
     encoded = encode(dict(content), tensors, "checkpoint", dataclasses)
     own = {name: value.cpu().clone() for name, value in tensors.items()}
@@ -257,7 +223,7 @@ def pack(
 
 def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON and the tensors of a checkpoint file. Raises `CheckpointError` if it is not as it was written."""
-    digest, data = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
+    digest, data = content[:32], content[32:]
     if hashlib.sha256(data).digest() != digest:
         raise CheckpointError("is damaged: its SHA-256 is not that of its content")
     length = int.from_bytes(data[:8], "little")

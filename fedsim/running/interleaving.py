@@ -1,8 +1,5 @@
-"""The runs of a sweep side by side in one process: they take turns, and train their clients in common batches.
-
-Each run is a coroutine (a greenlet) that is suspended where it trains. Its clock counts the time in which it works
-itself and, in proportion to its samples, its share of the common training.
-"""
+"""The runs of a sweep side by side in one process: coroutines (greenlets), suspended where they train, in common
+batches. The clock of each counts its own work and, in proportion to its samples, its share of the common training."""
 
 import hashlib
 import json
@@ -11,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,27 +16,22 @@ from greenlet import greenlet
 from torch import nn
 
 from fedsim.config.plan import Plan
-from fedsim.core.errors import at_least, check
+from fedsim.core.parameters import Count, parameters
 from fedsim.core.types import Params
 from fedsim.engine.backend import Backend, TrainingResult
 from fedsim.engine.model import traveling
 from fedsim.engine.schedule import Schedule, concatenate_schedules
-
-if TYPE_CHECKING:
-    from fedsim.rounds.loop import Simulation
+from fedsim.rounds.loop import Simulation
 
 SHARED = ("dataset", "model", "optimizer", "local", "engine", "device", "data_dir", "cache_dir")
 """Runs that agree in these keys of the config can train together."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@parameters
 class Lanes:
     """The launcher `lanes` (conf/hydra/launcher/lanes.yaml): at most `max_lanes` runs side by side."""
 
-    max_lanes: int
-
-    def __post_init__(self) -> None:
-        check(at_least("max_lanes", self.max_lanes, 1))
+    max_lanes: Count
 
     def groups(self, plans: Sequence[Plan]) -> list[list[Plan]]:
         """Plans that can train together, at most `max_lanes` each; a folder that comes twice is run once."""
@@ -53,8 +45,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class TrainingCall:
-    """The arguments of `Backend.train`, and the backend that they are for. Calls may be trained by one backend only if
-    they agree in `kind`."""
+    """The arguments of `Backend.train`, and the backend that they are for. One backend trains calls of one `kind`."""
 
     backend: Backend
     start: Sequence[Params]
@@ -63,10 +54,7 @@ class TrainingCall:
 
 
 class InterleavedRun:
-    """One run as a coroutine: it works between `resume` and its next `call` for training, and is suspended else.
-
-    `round`: the one that it is in (from 1); 0 before its first.
-    """
+    """One run as a coroutine: it works between `resume` and its next `call` for training, and is suspended else."""
 
     def __init__(self, work: Callable[["InterleavedRun"], object]) -> None:
         self._coroutine = greenlet(lambda: work(self))
@@ -74,14 +62,14 @@ class InterleavedRun:
         self._simulation: Simulation | None = None
         self.call: Any = None
 
-    def join(self, simulation: "Simulation", model: nn.Module) -> None:
-        """Let the simulation's training go through this run, and give it the run's clock.
-
-        `model` holds what its backend does not train: runs in which that differs are not trained by one backend.
-        """
+    def join(self, simulation: Simulation, model: nn.Module) -> None:
+        """Let the simulation's training go through this run, and give it the run's clock. `model` holds what its
+        backend does not train: runs in which that differs are not trained by one backend."""
         self._simulation = simulation
-        engine = simulation.components.engine
-        engine.backend = cast(Backend, SuspendingBackend(engine.backend, self, _frozen_digest(model)))
+        sent, engine = traveling(model), simulation.components.engine
+        frozen = [(name, value) for name, value in model.state_dict().items() if name not in sent]
+        digest = hashlib.sha256(b"".join(name.encode() + value.cpu().numpy().tobytes() for name, value in frozen))
+        engine.backend = cast(Backend, SuspendingBackend(engine.backend, self, digest.hexdigest()))
         simulation.components = replace(simulation.components, now=self.now)
 
     def train(self, call: TrainingCall) -> TrainingResult:
@@ -98,6 +86,7 @@ class InterleavedRun:
 
     @property
     def round(self) -> int:
+        """The one that it is in (from 1); 0 before its first."""
         return 0 if self._simulation is None else self._simulation.round + 1
 
     def resume(self, result: TrainingResult | BaseException | None = None, seconds: float = 0.0) -> bool:
@@ -127,31 +116,33 @@ class SuspendingBackend:
         return self._run.train(TrainingCall(self._backend, start, schedule, kind))
 
 
-def _frozen_digest(model: nn.Module) -> str:
-    """Of the values that clients and server do not send each other."""
-    sent = traveling(model)
-    state = {name: value for name, value in model.state_dict().items() if name not in sent}
-    content = b"".join(name.encode() + value.cpu().numpy().tobytes() for name, value in state.items())
-    return hashlib.sha256(content).hexdigest()
-
-
 def run_interleaved(
     works: Sequence[Callable[[InterleavedRun], object]], on_progress: Callable[[int, int], None]
 ) -> None:
-    """Run all of `works` side by side, to their end.
-
-    `on_progress` is called with the number of runs that are left and the latest round, whenever some train. What a run
-    raises, as on Ctrl-C, interrupts all others, and is raised.
-    """
+    """Run all of `works` side by side, to their end. `on_progress` is told how many are left, and the latest round,
+    whenever some train. What a run raises, as on Ctrl-C, interrupts all others, and is raised."""
     waiting: deque[InterleavedRun] = deque()
+    answers: Sequence[TrainingResult | BaseException]
     try:
         waiting.extend(run for run in map(InterleavedRun, works) if run.resume())
         while waiting:
-            batch = _next_batch(waiting)
+            batch: list[InterleavedRun] = []
+            space = waiting[0].call.backend.max_joint_clients
+            for run in waiting:  # those that have waited longest, as many as are worth training at once
+                space -= len(run.call.schedule)
+                if batch and space < 0:
+                    break
+                batch.append(run)
             on_progress(len(waiting), batch[-1].round)
-            for run, answer, seconds in _answered(batch):
+            start, samples = time.perf_counter(), [float(run.call.schedule.samples.sum()) for run in batch]
+            try:
+                answers = train_jointly([run.call for run in batch])
+            except (Exception, SystemExit) as error:  # of a user's model: each run ends as failed
+                answers = [error] * len(batch)
+            seconds = time.perf_counter() - start
+            for run, answer, count in zip(batch, answers, samples, strict=True):
                 waiting.popleft()
-                if run.resume(answer, seconds):
+                if run.resume(answer, seconds * count / max(sum(samples), 1.0)):
                     waiting.append(run)
     except BaseException:
         for run in waiting:
@@ -160,73 +151,32 @@ def run_interleaved(
         raise
 
 
-def _next_batch(waiting: deque[InterleavedRun]) -> list[InterleavedRun]:
-    """Those that have waited longest, as many as are worth training at once; they stay in the queue until answered.
-
-    They work on before the others train, so that what they have trained is still in the cache. All of them have chosen
-    the same backend, which may depend on the length of a run.
-    """
-    first = waiting[0].call
-    space = first.backend.max_joint_clients
-    batch: list[InterleavedRun] = []
-    for run in waiting:
-        space -= len(run.call.schedule)
-        if batch and (space < 0 or run.call.kind != first.kind):
-            break
-        batch.append(run)
-    return batch
-
-
-def _answered(
-    batch: Sequence[InterleavedRun],
-) -> list[tuple[InterleavedRun, TrainingResult | Exception | SystemExit, float]]:
-    """Train what runs call for: each with the result, or the error, and its share of the seconds, by its samples."""
-    start = time.perf_counter()
-    samples = [float(run.call.schedule.samples.sum()) for run in batch]
-    answers: Sequence[TrainingResult | Exception | SystemExit]
-    try:
-        answers = train_jointly([run.call for run in batch])
-    except (Exception, SystemExit) as error:  # of a user's model: each run ends as failed
-        answers, samples = [error] * len(batch), [0.0] * len(batch)
-    seconds = time.perf_counter() - start
-    shares = [seconds * count / max(sum(samples), 1.0) for count in samples]
-    return list(zip(batch, answers, shares, strict=True))
-
-
 def train_jointly(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
-    """The result of each call, to the last bit what it would be alone; those that agree in `Backend.joint_key`, and
-    whose samples find room together, are trained at once, by the backend of the first."""
-    backend = calls[0].backend
+    """The result of each call, to the last bit what it would be alone; those that agree in their kind and in
+    `Backend.joint_key`, and whose samples find room together, are trained at once, by the backend of the first."""
     groups: dict[Hashable, list[int]] = {}
     for number, call in enumerate(calls):
-        groups.setdefault(backend.joint_key(call.schedule), []).append(number)
+        groups.setdefault((call.kind, call.backend.joint_key(call.schedule)), []).append(number)
     results: dict[int, TrainingResult] = {}
-    for numbers in (part for group in groups.values() for part in _in_room(group, calls, backend.room)):
-        some = [calls[number] for number in numbers]
-        joint = backend.train(
-            [model for call in some for model in call.start], concatenate_schedules([call.schedule for call in some])
-        )
-        first = 0
-        for number, call in zip(numbers, some, strict=True):
-            count, steps, width = call.schedule.positions.shape
-            own = joint.rows(slice(first, first + count))
-            results[number] = replace(own, losses=own.losses[:, :steps, :width])
-            first += count
+    for numbers in groups.values():
+        found = _trained_at_once([calls[number] for number in numbers])
+        results |= dict(zip(numbers, found, strict=True))
     return [results[number] for number in range(len(calls))]
 
 
-def _in_room(numbers: Sequence[int], calls: Sequence[TrainingCall], room: int | None) -> list[list[int]]:
-    """The `numbers` of calls in parts, in each of which the samples of all calls find room: together, a backend would
-    cut them elsewhere than each alone. What does not find room by itself is alone."""
-    if room is None:
-        return [list(numbers)]
-    parts: list[list[int]] = []
-    held = 0
-    for number in numbers:
-        count = np.unique(calls[number].schedule.positions).size
-        if not parts or held + count > room:
-            parts.append([])
-            held = 0
-        parts[-1].append(number)
-        held += count
-    return parts
+def _trained_at_once(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
+    """In two halves where the samples do not find room together: a backend would cut them elsewhere than each alone."""
+    backend = calls[0].backend
+    needed = sum(np.unique(call.schedule.positions).size for call in calls)
+    if backend.room is not None and needed > backend.room and len(calls) > 1:
+        half = len(calls) // 2
+        return [*_trained_at_once(calls[:half]), *_trained_at_once(calls[half:])]
+    start = [model for call in calls for model in call.start]
+    joint = backend.train(start, concatenate_schedules([call.schedule for call in calls]))
+    results, first = [], 0
+    for call in calls:
+        count, steps, width = call.schedule.positions.shape
+        own = joint.rows(slice(first, first + count))
+        results.append(replace(own, losses=own.losses[:, :steps, :width]))
+        first += count
+    return results

@@ -1,11 +1,9 @@
-"""How runs end, as it is returned and as it is on file; and what they leave: final model and summary, or on a full disk
-as much as there is room for."""
+"""How runs end, as it is returned and as it is on file, and what a summary has of their records."""
 
-import io
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,34 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.config.plan import Plan
-from fedsim.core.errors import DivergedError, FedsimError
+from fedsim.core.errors import FedsimError
 from fedsim.core.record import KEY, LASTS, TOTALS, Record, mean_of_last
-from fedsim.core.types import Params
-from fedsim.results.files import (
-    CLIENTS,
-    ERROR,
-    FINAL,
-    METRICS,
-    MODEL,
-    OutputError,
-    RunFolder,
-    is_whole_model,
-    json_ready,
-    read_summary,
-    replacement_of,
-    save_model,
-)
+from fedsim.results import files
+from fedsim.results.files import FINAL, METRICS, MODEL, OutputError, RunFolder, read_summary
 from fedsim.rounds.client_accuracy import aggregates
 from fedsim.rounds.loop import Simulation
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `done`, `diverged`, `failed`, `interrupted`, `preempted`; `skipped` if an earlier run did so.
-
-    `cause`: the exception that has ended it, in this process; `refusal`: what has kept it from its first round. Such a
-    job may end as `data` or `config`, too, and as `held` if another process has it.
-    """
+    """How a run ended: `done`, `diverged`, `failed`, `interrupted`, `preempted`; before its first round also `data`,
+    `config`, `held` (by another process). `skipped`: an earlier run did so; `cause`: the exception that has ended it
+    in this process; `refusal`: what has kept it from its first round."""
 
     status: str
     summary: Mapping[str, Any]
@@ -55,14 +38,10 @@ class Outcome:
         return self.status in FINAL
 
 
-def outcome_on_file(plan: Plan) -> Outcome:
-    """What the run's folder says of it."""
-    return outcome_in(plan.folder)
-
-
-def outcome_in(folder: Path) -> Outcome:
-    """What `folder` says of the run in it; `failed` where there is no summary, or one of an end whose files are not
-    whole, which are then named in `error`."""
+def outcome_on_file(plan: Plan, place: Path | None = None) -> Outcome:
+    """What its folder (or `place`) says of a run; `failed` where there is no summary, or one of an end whose files are
+    not whole, which are then named in `error`."""
+    folder = place or plan.folder
     summary = read_summary(folder)
     if summary is None:
         return Outcome("failed", {})
@@ -72,70 +51,34 @@ def outcome_in(folder: Path) -> Outcome:
         lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
         if lines != rounds:
             lost = f"{METRICS} has {lines} of {rounds} rounds"
-        elif not is_whole_model(folder / MODEL):
+        elif not files.is_whole_model(folder / MODEL):
             lost = f"{MODEL} is missing or cut short"
     return Outcome(summary["status"], summary) if lost is None else Outcome("failed", {**summary, "error": lost})
 
 
 def worked_in(plan: Plan) -> Path:
-    """Where a run that has not ended leaves its files: in its folder, or beside a finished result that it is to
-    replace."""
+    """Where a run leaves its files until it ends: in its folder, or beside a finished result that it is to replace."""
     beside = plan.settings.overwrite and outcome_on_file(plan).final
-    return replacement_of(plan.folder) if beside else plan.folder
+    return files.replacement_of(plan.folder) if beside else plan.folder
 
 
-Ending = tuple[str, str | None, BaseException | None]
-"""The status of a run, its reason in words, and the exception that has ended it."""
-
-
-def ended_by(reason: BaseException, folder: RunFolder) -> Ending:
-    """The end of a run whose rounds, or what follows on them, have raised `reason`.
-
-    The traceback of what is no `FedsimError` is kept in the run's folder.
-    """
-    if isinstance(reason, DivergedError):
-        return "diverged", str(reason), reason
+def ended_by(reason: BaseException, plan: Plan, place: Path, before_rounds: bool = False) -> Outcome:
+    """The end of a run in the folder `place` that has raised `reason`. The traceback of what is no `FedsimError` is
+    kept there, or on a full disk shown."""
     if isinstance(reason, KeyboardInterrupt):
-        return "interrupted", "Ctrl-C", reason
+        return Outcome("interrupted", {"error": "Ctrl-C"}, cause=reason)
     if isinstance(reason, OutputError):
         tell(f"fedsim: {reason}\n")
     if isinstance(reason, FedsimError):
-        return "failed", str(reason), reason
-    _keep_traceback(lambda text: folder.write_text(ERROR, text), reason)
-    return "failed", _in_words(reason), reason
-
-
-def failed_before_rounds(
-    plan: Plan, place: Path, error: BaseException, lock: AbstractContextManager[None] | None = None
-) -> Outcome:
-    """Leave the traceback of what a user's class has raised before any round in `place`, the folder of the run.
-
-    `lock`: that of the run's folder, to be held meanwhile; None if it is held already.
-    """
-
-    def write(text: str) -> None:
-        with lock or nullcontext():
-            RunFolder(place).write_error(plan.config, text)
-
-    kept = _keep_traceback(write, error)
-    where = f"    see {place / ERROR}\n" if kept else ""
-    tell(f"fedsim: {plan.folder} failed before any round was run: {_in_words(error)}\n{where}")
-    return Outcome("failed", {"error": _in_words(error)}, cause=error)
-
-
-def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _keep_traceback(write: Callable[[str], None], error: BaseException) -> bool:
-    """Whether `write` could write the traceback of `error` to a file; where it could not, it is on stderr."""
-    text = "".join(traceback.format_exception(error))
+        return Outcome("failed", {"error": str(reason)}, cause=reason)
+    text, words = "".join(traceback.format_exception(reason)), f"{type(reason).__name__}: {reason}"
     try:
-        write(text)
+        RunFolder(place).write_error(plan.config, text)
     except OutputError as full:
         tell(f"{text}fedsim: {full}\n")
-        return False
-    return True
+    if before_rounds:  # there are no trackers to tell it
+        tell(f"fedsim: {plan.folder} failed before any round was run: {words}\n")
+    return Outcome("failed", {"error": words}, cause=reason)
 
 
 def tell(text: str) -> None:
@@ -165,15 +108,9 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
     }
 
 
-Arrays = Mapping[str, NDArray[Any]]
-
-
-def of_clients(simulation: Simulation) -> tuple[dict[str, Any], Arrays | None]:
+def of_clients(simulation: Simulation) -> tuple[dict[str, Any], dict[str, NDArray[Any]] | None]:
     """What the summary has of the final model's accuracy on each client, and the arrays of clients.npz (all [N]):
-    `accuracy`, nan where there is none; `samples`, on how many it rests; `selected`, whether the client ever was.
-
-    Nothing where it is not measured.
-    """
+    `accuracy`, nan where there is none; `samples`, on how many it rests; `selected`, whether the client ever was."""
     measure = simulation.components.client_accuracy
     accuracies = None if measure is None else simulation.measure()[1]
     if accuracies is None or measure is None:
@@ -182,46 +119,3 @@ def of_clients(simulation: Simulation) -> tuple[dict[str, Any], Arrays | None]:
     counts = {"clients": int(np.isfinite(accuracies).sum()), "clients_never_selected": int((~selected).sum())}
     arrays = {"accuracy": accuracies, "samples": measure.samples, "selected": selected}
     return {KEY: {**aggregates(accuracies, selected), **counts}}, arrays
-
-
-def keep(
-    folder: RunFolder,
-    delete_checkpoints: Callable[[], None],
-    summary: Mapping[str, Any],
-    params: Params,
-    clients: Arrays | None = None,
-) -> Mapping[str, Any]:
-    """Write the summary of a run, and before it the final model `params` of one that has an end, and the arrays of
-    `clients`, if any.
-
-    The checkpoints of a run that has an end are deleted then. If anything cannot be written, they stay, a run that has
-    an end counts as failed, and the summary says so where there is room for it. Returns the summary as it should be.
-    """
-    final = summary["status"] in FINAL
-    try:
-        folder.sync_records()
-        if final:
-            save_model(folder, MODEL, params)
-            if clients is not None:
-                file = io.BytesIO()
-                np.savez_compressed(file, allow_pickle=False, **clients)
-                folder.write_bytes(CLIENTS, file.getvalue())
-        folder.write_summary(summary)
-    except OutputError as error:
-        tell(f"fedsim: {error}\n")
-        if read_summary(folder.path) != json_ready(summary):  # else it is there, though perhaps not on the disk yet
-            reason = "; ".join(filter(None, (summary["error"], str(error))))
-            summary = {**summary, "status": "failed" if final else summary["status"], "error": reason}
-            rewrite_summary(folder, summary)
-            return summary
-    if final:
-        delete_checkpoints()
-    return summary
-
-
-def rewrite_summary(folder: RunFolder, summary: Mapping[str, Any]) -> None:
-    """Write a summary that is not worth a run: on a full disk one line says that it is not there."""
-    try:
-        folder.write_summary(summary)
-    except OutputError as error:
-        tell(f"fedsim: {error}\n")

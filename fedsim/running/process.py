@@ -1,11 +1,5 @@
-"""The running process: settings that make torch on a CPU faster, signals that ask it to end, and how it ends.
-
-Needs the standard library alone: it is in place before the first import that takes time.
-
-Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 75 preempted (a signal asked it to end; the same
-command goes on), 130 interrupted (Ctrl-C; likewise), 141 nobody reads its output any more. FEDSIM_DEBUG=1 shows
-tracebacks.
-"""
+"""The running process: settings that make torch on a CPU faster, signals that ask it to end, and its exit code. Needs
+the standard library alone: it is in place before the first import that takes time."""
 
 import ctypes
 import os
@@ -13,40 +7,31 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
 
 from fedsim.core.errors import ConfigError, FedsimError, printable_lines
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-"""glibc's numbers of these options of mallopt."""
-
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # of mallopt
 T = TypeVar("T")
 
 
 def tune() -> None:
-    """Short spinning of idle threads, and freed memory kept; each only where the user has not chosen otherwise.
-
-    torch's OpenMP threads spin while they wait, which stalls runs that share cores (`OMP_WAIT_POLICY` or
-    `GOMP_SPINCOUNT` in the environment are left as they are). glibc gives freed activations back to the kernel, and
-    every step pays for getting them anew (`MALLOC_TRIM_THRESHOLD_` or `MALLOC_MMAP_THRESHOLD_` keep its own way).
-    """
+    """Short spinning of idle threads, which stalls runs that share cores, and freed memory kept, which glibc gives back
+    to the kernel for every step to get anew; each only where the user's environment does not say otherwise."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if sys.platform == "linux" and not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ):
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:  # None: another C library
-            mallopt(_MMAP_THRESHOLD, 2**30)
-            mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-            mallopt(_TOP_PAD, 64 * 2**20)
+        if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # none in another C library
+            for option, value in ((MMAP_THRESHOLD, 2**30), (TRIM_THRESHOLD, 2**31 - 1), (TOP_PAD, 64 * 2**20)):
+                mallopt(option, value)
 
 
 PREEMPTING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """What clusters send before they take a machine away."""
-CODES = {"interrupted": 130, "preempted": 75}
-"""Exit codes of a process that was asked to end, by the status of its runs."""
+CODES = {"interrupted": 130, "preempted": 75}  # of a process that was asked to end, by the status of its runs
 NOTICE = b"\nfedsim: finishing this round and saving it; Ctrl-C again stops at once\n"
 
 
@@ -55,19 +40,13 @@ class Preempted(BaseException):
 
 
 class StopRequests:
-    """What signals have asked for. Their handler does one of three things:
-
-    - before jobs run (imports, checks of the config) and after that, it ends the process: nothing is being written;
-    - within `deferred`, where rounds are run, it only notes the signal; the second Ctrl-C raises KeyboardInterrupt;
-    - elsewhere it raises KeyboardInterrupt or `Preempted`.
-    """
+    """What signals have asked for. Before jobs run, and after that, their handler ends the process; within `deferred`,
+    where rounds are run, it only notes the signal, and the second Ctrl-C raises KeyboardInterrupt; elsewhere it raises
+    KeyboardInterrupt or `Preempted`."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        """The signals so far."""
-        self._deferring = 0
-        self._working = False
-        self._notice = NOTICE
+        self._deferring, self._working, self._notice = 0, 0, NOTICE
 
     @property
     def status(self) -> str | None:
@@ -86,28 +65,25 @@ class StopRequests:
                 signal.signal(number, self.handle)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self, deferring: int = 0) -> Iterator[None]:
         """Jobs are run."""
-        self._working = True
+        self._working += 1
+        self._deferring += deferring
         try:
             yield
         finally:
-            self._working = False
+            self._working -= 1
+            self._deferring -= deferring
 
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def deferred(self) -> AbstractContextManager[None]:
         """Rounds are run, of one run or (entered once for each) of several side by side: they look at `status`."""
-        self._deferring += 1
-        try:
-            yield
-        finally:
-            self._deferring -= 1
+        return self.working(deferring=1)
 
     def defer_always(self) -> None:
-        """This process is given jobs by another, which is told by their results that it was asked to end."""
+        """This process is given jobs by another, which learns from their results that it was asked to end."""
         if not self._deferring:
             self.install()
-            self._working, self._deferring, self._notice = True, 1, b""
+            self._working, self._deferring, self._notice = 1, 1, b""
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         """The handler of all signals."""
@@ -141,25 +117,20 @@ class World:
 
 
 def world() -> World:
-    """As the environment of this process says: RANK, WORLD_SIZE and LOCAL_RANK beside the address of rank 0, which
-    torchrun sets. A process of its own where one of them is missing."""
+    """As torchrun has set it in the environment; a process of its own where that is not complete."""
     there = {"LOCAL_RANK": "0", **os.environ}
     numbers = [there.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
     placed = all(map(str.isdigit, numbers)) and there.get("MASTER_ADDR") and there.get("MASTER_PORT")
-    found = World(*map(int, numbers)) if placed else World()
-    return found if found.size > 1 else World()
+    return World(*map(int, numbers)) if placed and int(numbers[1]) > 1 else World()
 
 
 EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, **CODES}
-CLOSED_PIPE = 141
-"""As shells report a process whose output nobody reads (128 + SIGPIPE)."""
+CLOSED_PIPE = 141  # as shells report a process whose output nobody reads
 
 
 def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
     """What `work` returns, or the code of the error or signal that ends it; an error is told in the name of `program`.
-
-    Whatever is no `FedsimError` is raised: it is a mistake in fedsim itself.
-    """
+    What is no `FedsimError`, a mistake in fedsim itself, is raised."""
     try:
         return work()
     except FedsimError as error:
@@ -167,10 +138,8 @@ def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
             raise
         tell(error, program)
         return error.exit_code
-    except KeyboardInterrupt:
-        return EXIT_CODES["interrupted"]
-    except Preempted:
-        return EXIT_CODES["preempted"]
+    except (KeyboardInterrupt, Preempted) as end:
+        return CODES["interrupted" if isinstance(end, KeyboardInterrupt) else "preempted"]
     except BrokenPipeError:  # of a reader that has seen enough, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
@@ -178,10 +147,10 @@ def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
 
 def tell(error: FedsimError, program: str = "fedsim") -> None:
     """One screen on stderr."""
+    lines = [f"{program}: {error}"]
     if isinstance(error, ConfigError):
         count = len(error.problems)
-        print(f"{program}: {count} problem{'s' if count > 1 else ''} in the config; nothing was run", file=sys.stderr)
-        for problem in error.problems:
-            print(printable_lines(f"  {problem}"), file=sys.stderr)
-    else:
-        print(printable_lines(f"{program}: {error}"), file=sys.stderr)
+        lines = [f"{program}: {count} problem{'s' if count > 1 else ''} in the config; nothing was run"]
+        lines += [f"  {problem}" for problem in error.problems]
+    for line in lines:
+        print(printable_lines(line), file=sys.stderr)

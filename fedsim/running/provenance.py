@@ -3,13 +3,13 @@
 import functools
 import hashlib
 import inspect
+import json
 import os
 import platform
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,7 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 
 def environment(device: torch.device, compiled: torch.dtype | None = None) -> dict[str, Any]:
-    """Versions and machine, as far as a result depends on them; on a GPU also its driver, libraries and switches.
-
-    `compiled`: the type of numbers of the C library that trained, if it did.
-    """
+    """Versions and machine, as far as a result depends on them. `compiled`: the C library's type of numbers, if any."""
     found = {
         "fedsim": fedsim.__version__,
         "python": platform.python_version(),
@@ -41,7 +38,7 @@ def environment(device: torch.device, compiled: torch.dtype | None = None) -> di
         "threads": torch.get_num_threads(),
         "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability().lower(),
-        "blas": {"torch": torch_blas(), "numpy": numpy_blas()},
+        "blas": blas(),
     }
     if compiled is not None:
         found["compiled"] = library_description(compiled)
@@ -60,19 +57,16 @@ def processor() -> str:
     return f"{name} (family {told['cpu family']}, model {told['model']})" if known else name
 
 
-def torch_blas() -> str:
-    """The library of matrix products that torch was built with, such as `mkl 2024.2`."""
+def blas() -> dict[str, str]:
+    """The libraries of matrix products, such as `mkl 2024.2` and `scipy-openblas 0.3.31`."""
     text = torch.__config__.show()
     name = re.search(r"BLAS_INFO=(\w+)", text)
     version = re.search(r"(?:Math Kernel Library Version|OpenBLAS) ([\d.]+)", text)
-    return " ".join([name.group(1) if name else "unknown", *([version.group(1)] if version else [])])
-
-
-def numpy_blas() -> str:
-    """That of NumPy, such as `scipy-openblas 0.3.31`."""
+    of_torch = [name.group(1) if name else "unknown", version.group(1) if version else ""]
     shown: Any = np.show_config(mode="dicts")
-    blas = (shown or {}).get("Build Dependencies", {}).get("blas", {})
-    return " ".join(filter(None, [blas.get("name", "unknown"), blas.get("version", "")]))
+    found = (shown or {}).get("Build Dependencies", {}).get("blas", {})
+    of_numpy = [found.get("name", "unknown"), found.get("version", "")]
+    return {"torch": " ".join(filter(None, of_torch)), "numpy": " ".join(filter(None, of_numpy))}
 
 
 def driver_version() -> str | None:
@@ -83,10 +77,9 @@ def driver_version() -> str | None:
 
 def _content(path: Path) -> str:
     """Of a file of the kernel; empty where there is none."""
-    try:
+    with suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
 PACKAGE = Path(fedsim.__file__).parent
@@ -104,66 +97,41 @@ def own_revision() -> dict[str, Any] | None:
 
 def revision(package: Path) -> dict[str, Any] | None:
     """The `commit` that the folder of a package is checked out at, and whether any tracked file of the checkout differs
-    from it (`dirty`; None where that comparison fails or takes longer than `TIMEOUT`).
+    from it (`dirty`; None where git does not tell that). None if its `__init__.py` is not tracked (an installed wheel),
+    there is no commit, or git is missing, refuses or takes longer than `TIMEOUT`. Never raises."""
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = _git(package, "rev-parse", "--verify", "HEAD")
+    changed = _git(package, "status", "--porcelain", "--untracked-files=no")
+    return None if commit is None else {"commit": commit, "dirty": None if changed is None else bool(changed)}
 
-    None if its `__init__.py` is not tracked by a git repository (an installed wheel, also one below another project's
-    working tree), if that has no commit, or if git is missing, refuses or takes longer. Never raises.
-    """
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What `git words` prints in `folder`, None if it fails; it takes no lock and starts no other process. A checkout
+    may be another user's, as in a container, where the package's own code is that user's, too."""
+    root = folder.parent.resolve()
     try:
-        _git(package, "ls-files", "--error-unmatch", "__init__.py")
-        commit = _git(package, "rev-parse", "--verify", "HEAD")
+        own = (root / ".git").exists() and (root / ".git").stat().st_uid == (folder / "__init__.py").stat().st_uid
+        trusted = ["-c", f"safe.directory={root}"] if own else []
+        command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *trusted, *words]
+        environment = {name: value for name, value in os.environ.items() if name not in LOCATIONS}
+        done = subprocess.run(command, cwd=folder, env=environment, timeout=TIMEOUT, check=True, capture_output=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    try:
-        return {"commit": commit, "dirty": bool(_git(package, "status", "--porcelain", "--untracked-files=no"))}
-    except (OSError, subprocess.SubprocessError):
-        return {"commit": commit, "dirty": None}
-
-
-def _git(folder: Path, *words: str) -> str:
-    """What `git words` prints in `folder`.
-
-    It takes no lock and starts no file monitor. Output goes to a file because a pipe could be held open beyond the
-    timeout by a process that git started. A checkout may be another user's, as in a container, where the package's own
-    code, which this process runs already, is that user's, too.
-    """
-    root = folder.parent.resolve()
-    own = (root / ".git").exists() and (root / ".git").stat().st_uid == (folder / "__init__.py").stat().st_uid
-    trusted = ["-c", f"safe.directory={root}"] if own else []
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *trusted, *words]
-    environment = {name: value for name, value in os.environ.items() if name not in LOCATIONS}
-    with tempfile.TemporaryFile() as output:
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.DEVNULL}
-        subprocess.run(command, cwd=folder, env=environment, timeout=TIMEOUT, check=True, **streams)
-        output.seek(0)
-        return output.read().decode(errors="replace").strip()
+    return done.stdout.decode(errors="replace").strip()
 
 
 def user_code(config: Mapping[str, Any]) -> str | None:
     """The classes and functions that a config names, without fedsim's and installed ones, each with a hash of its
-    source; None if there are none.
-
-    What a class inherits from counts, too; what it calls does not. They have been imported: nothing is imported here.
-    """
-    sources = {name: source for target in _targets(config) for name, source in _sources(target)}
-    hashes = {name: hashlib.sha256(source.encode()).hexdigest()[:12] for name, source in sources.items()}
+    source; None if there are none. What a class inherits from counts, too; what it calls does not."""
+    hashes = {}
+    for target in re.findall(r'"_target_": "([^"]+)"', json.dumps(config, default=str)):
+        module, _, name = target.rpartition(".")
+        found: Any = getattr(sys.modules.get(module), name, None)
+        for part in inspect.getmro(found) if isinstance(found, type) else [found]:
+            with suppress(OSError, TypeError):  # built in, or made without a file
+                path = Path(inspect.getfile(part))
+                if PACKAGE.resolve() not in path.resolve().parents and not in_installed_folder(path):
+                    digest = hashlib.sha256(inspect.getsource(part).encode()).hexdigest()[:12]
+                    hashes[f"{part.__module__}.{part.__qualname__}"] = digest
     return ", ".join(f"{name} {digest}" for name, digest in sorted(hashes.items())) or None
-
-
-def _targets(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        if isinstance(node.get("_target_"), str):
-            yield node["_target_"]
-        for value in node.values():
-            yield from _targets(value)
-
-
-def _sources(target: str) -> Iterator[tuple[str, str]]:
-    """Names and sources of the user's classes, or function, behind a `_target_`."""
-    module, _, name = target.rpartition(".")
-    found: Any = getattr(sys.modules.get(module), name, None)
-    for part in inspect.getmro(found) if isinstance(found, type) else [found]:
-        with suppress(OSError, TypeError):  # built in, or made without a file
-            path = Path(inspect.getfile(part))
-            if PACKAGE.resolve() not in path.resolve().parents and not in_installed_folder(path):
-                yield f"{part.__module__}.{part.__qualname__}", inspect.getsource(part)

@@ -1,9 +1,8 @@
-"""The processes (ranks) that torchrun has started for one command: rank 0 does what it says, the others serve rank 0.
-
-Those agree on the jobs, build what rank 0 runs, and compute their parts of that; they print and write nothing.
-"""
+"""The processes (ranks) that torchrun has started for one command: rank 0 does what it says; others compose the same
+jobs, build what rank 0 runs, and compute their parts of that; they print and write nothing."""
 
 import ctypes
+import hashlib
 import os
 import platform
 import signal
@@ -23,31 +22,14 @@ import fedsim
 from fedsim.config.plan import Plan
 from fedsim.core.errors import FedsimError, Problem, check, rule
 from fedsim.distributed.backend import DividedBackend, Holdings
-from fedsim.distributed.links import JOINING, WORKING, Link, LostRankError, Message, Others, error_message
-from fedsim.results.files import NEWEST, replacement_of
+from fedsim.distributed.links import WORKING, Link, LostRankError, Message, Others
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.process import CODES, STOP, World
 
 T = TypeVar("T")
+Facts = Mapping[str, Any]
 
-NAMES = {"engine": "engine", "partition": "division of the data", "data": "data set"}
-"""What all ranks must have built alike, as messages call it."""
-PR_SET_PDEATHSIG = 1
-"""Linux' number of the option of prctl."""
-
-
-def joined(place: World) -> Link:
-    """The connections of this process, when all ranks are there. Raises `FedsimError` if they are not.
-
-    CPU tensors go by gloo, those of a GPU by NCCL.
-    """
-    try:
-        dist.init_process_group(backend_name(), timeout=JOINING, rank=place.rank, world_size=place.size)
-    except (RuntimeError, ValueError) as error:
-        raise FedsimError(f"rank {place.rank} of {place.size} cannot join the others: {error}") from error
-    older = dist.distributed_c10d._set_pg_timeout
-    getattr(dist, "set_timeout", older)(WORKING)  # after which NCCL ends the process, whatever a single wait is told
-    return Link(place.size)
+PR_SET_PDEATHSIG = 1  # of prctl
 
 
 def backend_name() -> str:
@@ -55,43 +37,27 @@ def backend_name() -> str:
 
 
 class Ranks:
-    """The other ranks of this command, as rank 0 directs them. Without torchrun there are none.
-
-    `plans`: the jobs of the command, which all ranks have composed.
-    """
+    """The other ranks of this command, as rank 0 directs them. Without torchrun there are none."""
 
     def __init__(self) -> None:
         self.others: Others | None = None
-        self.plans: Sequence[Plan] = ()
-
-    @property
-    def description(self) -> Mapping[str, Any]:
-        """How many processes there are, and what connects them, for the summary; nothing if there is one."""
-        return {} if self.others is None else {"processes": {"count": self.others.size, "backend": backend_name()}}
 
     def agree(self, plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
         """Let the other ranks serve these jobs. Raises `FedsimError` if one of them has composed others."""
         if self.others is not None:
             check_jobs(plans, launcher)
-            self.plans = plans
-            self._ask_all(Message("jobs", identity_of(plans)), lambda: None)
+            self._ask_all(self.others, Message("jobs"), lambda: plans, identity_of)
 
     def build(self, plan: Plan, build: Callable[[Plan], Experiment]) -> Experiment:
         """The run of a plan, which all ranks build; its training and evaluation are divided among them."""
         if self.others is None:
             return build(plan)
-        number = [known.folder for known in self.plans].index(plan.folder)
-        experiment, answers = self._ask_all(Message("build", {"job": number}), partial(build, plan))
-        mine = built(experiment)
-        for rank, answer in answers.items():
-            for key, name in NAMES.items():
-                if answer.content[key] != mine[key]:
-                    text = f"rank {rank} has another {name}: {answer.content[key]!r}, not {mine[key]!r}"
-                    raise FedsimError(f"{text}; all ranks need the same installation and the same data")
+        experiment = self._ask_all(
+            self.others, Message("build", {"job": plan.config_hash}), partial(build, plan), built
+        )
         engine = experiment.simulation.components.engine
         self.others.link.device = engine.data.x.device
-        explained = partial(explained_by_checkpoint, [replacement_of(plan.folder), plan.folder])
-        engine.backend = DividedBackend(holdings(experiment), self.others, explained)
+        engine.backend = DividedBackend(holdings(experiment), self.others)
         return experiment
 
     def end(self, code: int) -> int:
@@ -107,9 +73,17 @@ class Ranks:
             dist.destroy_process_group()
         return code
 
-    def _ask_all(self, request: Message, own: Callable[[], T]) -> tuple[T, dict[int, Message]]:
-        assert self.others is not None
-        return self.others.ask(dict.fromkeys(range(1, self.others.size), request), own)
+    def _ask_all(self, others: Others, request: Message, own: Callable[[], T], told: Callable[[T], Facts]) -> T:
+        """What `own` makes here. Raises `FedsimError` unless the answers of all ranks are what is `told` of it."""
+        made, answers = others.ask(dict.fromkeys(range(1, others.size), request), own)
+        for key, mine in told(made).items():
+            for rank, answer in answers.items():
+                if answer.content[key] != mine:
+                    text = f"rank {rank} has another {key}: {answer.content[key]!r}, not {mine!r}"
+                    raise FedsimError(
+                        f"{text}; all ranks need the same installation, command line, environment and data"
+                    )
+        return made
 
 
 RANKS = Ranks()
@@ -120,84 +94,50 @@ def check_jobs(plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
     target = str(launcher.get("_target_", "BasicLauncher")).rpartition(".")[2]
     text = f"{target} places jobs side by side, and torchrun divides each among its processes"
     problems = [rule(target == "BasicLauncher", "hydra/launcher", ..., text, "use one of the two")]
-    for device in sorted({plan.settings.device for plan in plans if plan.settings.device.startswith("cuda")}):
-        if ":" in device:
-            text = "is one GPU for all processes of torchrun; each needs its own"
-            problems.append(Problem("device", device, text, "use device=cuda: each takes the GPU of its local rank"))
-        elif (count := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > torch.cuda.device_count():
-            text = f"needs a GPU for each of {count} processes; torch sees {torch.cuda.device_count()}"
-            problems.append(Problem("device", device, text, "lower --nproc-per-node"))
+    for device in sorted({plan.settings.device for plan in plans if plan.settings.device.startswith("cuda:")}):
+        text = "is one GPU for all processes of torchrun; each needs its own"
+        problems.append(Problem("device", device, text, "use device=cuda: each takes the GPU of its local rank"))
     check(*problems)
 
 
-def identity_of(plans: Sequence[Plan]) -> dict[str, Any]:
+def identity_of(plans: Sequence[Plan]) -> Facts:
     """What must be the same on all ranks before any of them builds a run."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
-    return {"jobs": [plan.config_hash for plan in plans], "fedsim": fedsim.__version__, **versions}
+    jobs = hashlib.sha256("".join(plan.config_hash for plan in plans).encode()).hexdigest()[:12]
+    return {"list of jobs": jobs, "fedsim": fedsim.__version__, **versions}
 
 
-def built(experiment: Experiment) -> dict[str, Any]:
+def built(experiment: Experiment) -> Facts:
     """What must be the same on all ranks of a run that they have built."""
     engine, source = experiment.simulation.components.engine, dict(experiment.data_source)
-    return {"engine": engine.description, "partition": experiment.division.hash, "data": source}
+    return {"engine": engine.description, "division of the data": experiment.division.hash, "data set": source}
 
 
 def holdings(experiment: Experiment) -> Holdings:
     """What this rank has of the run."""
     parts, server = experiment.simulation.components, experiment.simulation.components.server_data
-    samples = {"clients": parts.engine.data.x, "test": server.test.x}
-    if server.validation is not None:
-        samples["validation"] = server.validation.x
-    if server.public is not None:
-        samples["public"] = server.public
-    return Holdings(parts.engine.backend, samples)
-
-
-def explained_by_checkpoint(folders: Sequence[Path], error: LostRankError) -> FedsimError:
-    """The same error, with what the run goes on from: a checkpoint in one of `folders`, if there is one."""
-    saved = any((folder / NEWEST).exists() for folder in folders)
-    how = "goes on from the last checkpoint" if saved else "starts anew: there is no checkpoint yet"
-    return FedsimError(f"{error}; the same command {how}")
+    validation = None if server.validation is None else server.validation.x
+    samples = {"clients": parts.engine.data.x, "test": server.test.x, "validation": validation, "public": server.public}
+    return Holdings(parts.engine.backend, {name: x for name, x in samples.items() if x is not None})
 
 
 def run_over_ranks(place: World, run: Callable[[], int], compose: Callable[[], Sequence[Plan]]) -> int:
     """The exit code of this process. `run` does what the command line says and returns the exit code, at rank 0 alone;
-    `compose` gives its jobs, at the others. Raises `FedsimError` where the processes do not find each other.
-    """
-    _end_with_torchrun()
-    link = joined(place)
+    `compose` gives its jobs, at the others. Raises `FedsimError` where the processes do not find each other."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:  # end when torchrun is killed
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        dist.init_process_group(backend_name(), timeout=WORKING, rank=place.rank, world_size=place.size)
+    except (RuntimeError, ValueError) as error:
+        raise FedsimError(f"rank {place.rank} of {place.size} cannot join the others: {error}") from error
     if place.rank:
-        return _serve(place, link, compose)
-    RANKS.others = Others(link)
-    code = 1
+        return Worker(Link(place.size), compose).serve(place.rank)
+    RANKS.others, code = Others(Link(place.size)), 1
     try:
         code = run()
     finally:
         code = RANKS.end(code)
     return code
-
-
-def _end_with_torchrun() -> None:
-    """Have this process sent SIGTERM when torchrun is killed, on Linux: it would run on with nobody to see to it."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
-    if prctl is not None and "TORCHELASTIC_RUN_ID" in os.environ:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _serve(place: World, link: Link, compose: Callable[[], Sequence[Plan]]) -> int:
-    """Signals are left to rank 0, which gets them, too, and ends when it has saved its round."""
-    STOP.defer_always()
-    told = sys.stderr
-    if os.environ.get("FEDSIM_DEBUG") != "1":
-        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-    try:
-        return Worker(link, compose).serve()
-    except LostRankError as error:
-        if STOP.status is not None:
-            return CODES[STOP.status]
-        with suppress(OSError):
-            told.write(f"fedsim: rank {place.rank}: {error}; the same command goes on from the last checkpoint\n")
-        return 1
 
 
 class Worker:
@@ -208,35 +148,41 @@ class Worker:
         self._plans: Sequence[Plan] = ()
         self._held: Holdings | None = None
 
-    def serve(self) -> int:
-        """Until rank 0 says that all is done; the exit code that it gives. Raises `LostRankError` if it has ended."""
-        while True:
-            request = self._link.receive(0)
-            if request.kind == "end":
-                return int(request.content["code"])
-            self._link.send(0, self.answered(request))
+    def serve(self, rank: int) -> int:
+        """Until rank 0 says that all is done, with an exit code, or has ended. Signals are left to rank 0, which gets
+        them, too, and ends when it has saved its round."""
+        STOP.defer_always()
+        told = sys.stderr
+        if os.environ.get("FEDSIM_DEBUG") != "1":
+            sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+        try:
+            while (request := self._link.receive(0)).kind != "end":
+                self._link.send(0, self.answered(request))
+            return int(request.content["code"])
+        except LostRankError as error:
+            if STOP.status is not None:
+                return CODES[STOP.status]
+            with suppress(OSError):
+                told.write(f"fedsim: rank {rank}: {error}\n")
+            return 1
 
     def answered(self, request: Message) -> Message:
         """Do what the message says; the answer, or what was raised."""
         try:
-            return self._answer(request)
+            return Message("answer", self._answer(request.kind, request.content))
         except (Exception, SystemExit) as error:
-            return error_message(error, traceback.format_exc())
+            known, text = isinstance(error, FedsimError), str(error)
+            return Message("error", {"text": text, "known": known, "traceback": traceback.format_exc()})
 
-    def _answer(self, request: Message) -> Message:
-        if request.kind == "jobs":
+    def _answer(self, kind: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        if kind == "jobs":
             self._plans = self._compose()
-            for key, mine in identity_of(self._plans).items():
-                if mine != request.content[key]:
-                    name = "other jobs" if key == "jobs" else f"{key} {mine}, not {request.content[key]}"
-                    text = f"has {name}; all ranks need the same installation, command line and environment"
-                    raise FedsimError(text)
-            return Message("agreed")
-        if request.kind == "build":
+            return identity_of(self._plans)
+        if kind == "build":
             self._held = None  # first, that its memory is free
-            experiment = build(self._plans[request.content["job"]])
+            experiment = build(next(plan for plan in self._plans if plan.config_hash == content["job"]))
             self._held = holdings(experiment)
             self._link.device = experiment.simulation.components.engine.data.x.device
-            return Message("built", built(experiment))
+            return built(experiment)
         assert self._held is not None
-        return Message("answer", {"found": self._held.compute(request.kind, request.content)})
+        return {"found": self._held.compute(kind, content)}

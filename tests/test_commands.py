@@ -5,17 +5,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import fedsim
-from fedsim.commands import catalogue
-from fedsim.commands.catalogue import LAUNCHERS, Catalogue
+from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import COMMANDS, answer
-from fedsim.config.compose import search_path
-from fedsim.config.words import options
 from fedsim.running.process import CLOSED_PIPE
 
 ROOT = Path(__file__).parents[1]
@@ -51,17 +47,14 @@ def test_help_says_on_one_screen_what_there_is(ask: Ask) -> None:
 
 
 def test_all_groups_are_listed_with_whole_words(ask: Ask) -> None:
-    assert "(3, and those of Hydra and its plugins)" in " ".join(ask("list").split())
-    groups = json.loads(ask("list", "--json"))
-    assert groups["preset"]["choices"][0] == "fashion_mnist_2spc"
-    assert "basic" in groups[LAUNCHERS]["choices"]
+    assert "how the jobs of a sweep are run: one after another where nothing is chosen (5)" in " ".join(
+        ask("list").split()
+    )
+    assert json.loads(ask("list", "--json"))["preset"]["choices"][0] == "fashion_mnist_2spc"
     for name in Catalogue().names:
         assert ask("list", name).startswith(f"{name}: ")
-    for word, group in {
-        "partitions": "partition",
-        "sketches": "selector/sketch",
-        "schedule": "optimizer/schedule",
-    }.items():
+    spoken = {"partitions": "partition", "sketches": "selector/sketch", "schedule": "optimizer/schedule"}
+    for word, group in spoken.items():
         assert ask("list", word).startswith(f"{group}: ")
 
 
@@ -122,43 +115,6 @@ def test_what_is_not_there_or_damaged_is_told(ask: Ask, words: list[str], messag
     (tmp_path / "mine" / "selector").mkdir(parents=True)
     (tmp_path / "mine" / "selector" / "broken.yaml").write_text("_target_: [1]\nx: " + "[" * 60 + "]" * 60)
     assert message in ask(*words, code=2)
-
-
-@dataclass
-class OfAPlugin:
-    """What a plugin registers."""
-
-    _target_: str = "hydra_plugins.some_launcher.Some"
-    n_jobs: int = -1
-    folder: str = "${hydra.sweep.dir}/some"
-
-
-def test_launchers_of_hydra_and_plugins_are_listed_and_those_of_extras_named(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from hydra.core.config_store import ConfigNode, ConfigStore
-
-    with search_path():
-        assert sorted(Catalogue().group(LAUNCHERS).choices) == sorted(options(LAUNCHERS))
-    nodes = {f"{name}.yaml": ConfigNode(name, OfAPlugin(), None, None, None) for name in ("basic", "some")}
-    monkeypatch.setattr(ConfigStore.instance(), "repo", {"hydra": {"launcher": nodes}})
-    monkeypatch.setattr(catalogue, "find_spec", lambda name: None)
-    found = " ".join(ask("list", "launchers").split())
-    for text in (
-        "basic Hydra's own: the jobs one after another, in this process.",
-        "lanes Runs of a sweep side by side",
-        "some Of a plugin of Hydra.",
-        "Not installed: ray (pip install 'fedsim-selection[ray]'), "
-        "submitit_local (pip install 'fedsim-selection[slurm]')",
-    ):
-        assert text in found, text
-    assert "submitit_slurm is not installed; pip install" in ask("list", "launchers", "submitit_slurm", code=2)
-    (tmp_path / "hydra" / "launcher").mkdir(parents=True)
-    (tmp_path / "hydra" / "launcher" / "some.yaml").write_text("# In its place.\nn_jobs: 4\n")
-    own = json.loads(ask("list", "launchers", "--config-dir", ".", "--json"))
-    assert [own[name]["values"]["hydra.launcher.n_jobs"]["value"] for name in ("basic", "some")] == [-1, 4]
-    monkeypatch.setattr(catalogue, "find_spec", lambda name: True)
-    assert "[ray]" not in ask("list", "launchers")
 
 
 def python(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -139,7 +139,7 @@ def test_one_that_cannot_be_sent_is_named_with_its_reason_and_waits(
     mirror(SEND)
     said = {
         "": "1 of 1 sent",
-        "default": "no run below outputs/default to be sent",
+        "default": "0 runs below outputs/default to be sent",
         "default/b --again": "1 of 1 sent",
     }
     for words, last in said.items():

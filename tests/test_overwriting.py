@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from fedsim.core.errors import DataError
 from fedsim.core.record import Record
 from fedsim.jobs.cli import run
 from fedsim.jobs.sweep import Attempts
-from fedsim.jobs.task_worker import run_jobs
+from fedsim.jobs.task_worker import Task
 from fedsim.results.files import owned
 from fedsim.rounds.loop import Simulation
 from fedsim.running.process import Preempted, StopRequests
-from tests.launcher_toys import plans_of, sent
+from tests.launcher_toys import plans_of
 
 WORDS = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
 SWEEP, AGAIN = (*WORDS, "-m", "seed=0,1"), (*WORDS, "-m", "seed=0,1", "overwrite=true")
@@ -178,10 +179,10 @@ def test_a_task_that_is_started_again_does_not_run_again_what_it_has_replaced(nu
     plans = plans_of("seed=range(2)", "num_rounds=4", "overwrite=true")[:number]
     for plan in plans[:1]:
         Attempts().run(plan)
-    jobs = [sent(plan) for plan in plans]
+    work = Task(plans, time.time(), {})
     for skipped in (False, True):
         steps.clear()
-        assert [(one.status, one.skipped) for one in run_jobs(jobs)] == [("done", skipped)] * number
+        assert [(one.status, one.skipped) for one in work.outcomes()] == [("done", skipped)] * number
         assert len(steps) == (0 if skipped else 4 * number)
 
 

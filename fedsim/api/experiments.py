@@ -11,7 +11,7 @@ from typing import cast
 
 from hydra.core.global_hydra import GlobalHydra
 
-from fedsim.api.parts import Part, is_lasting, with_parts, words_without_effect
+from fedsim.api.parts import Part, is_lasting, with_parts
 from fedsim.api.results import RunFailedError, RunResult, SweepResult, TemporaryFolder
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
@@ -53,7 +53,6 @@ def compose(overrides: Words = (), *, config_dir: str | Path | None = None, **pa
     before = GlobalHydra.instance().hydra
     try:
         with search_path(None if config_dir is None else str(config_dir)):
-            check(*words_without_effect(overrides, parts))
             plans = check_jobs([with_parts(job, parts) for job in compose_jobs(list(overrides), multirun=True)])
     finally:
         GlobalHydra.instance().hydra = before  # a program that uses Hydra itself finds it as it was
@@ -188,7 +187,7 @@ def _made_ready(plans: Sequence[Plan], keep: bool | None) -> list[tuple[Plan, Te
         (plan, None) if place is None or stays else (replace(plan, folder=place.path / plan.folder.name), place)
         for plan, stays in zip(plans, kept, strict=True)
     ]
-    require_room([plan for plan, _ in placed])
+    require_room(plan for plan, _ in placed)
     if any(plan.settings.overwrite for plan in plans):
         forget()
     return placed

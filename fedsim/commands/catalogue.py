@@ -1,17 +1,16 @@
 """Groups of the config and the choices in them, from the shipped conf/ and the user's own folder of configs.
 
 What a choice is, is said by the comments of its file and by the docstring of its class, which is read in the source
-code: an import runs a module, and takes time. Launchers without a file are those of Hydra and its plugins.
+code: an import runs a module, and takes time.
 """
 
 import ast
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -178,55 +177,13 @@ class Catalogue:
         place = {group: number for number, group in enumerate(self._abouts)}
         return sorted(self._files.groups, key=lambda name: (place.get(name.partition("/")[0], len(place)), name))
 
-    def group(self, name: str, *, plugins: bool = True) -> Group:
-        """The group `name`, with all its choices; without `plugins`, for which Hydra is imported, those of files.
-
-        Raises `ConfigError` where a file cannot be read.
-        """
-        files = {choice: self._files.read(name, choice) for choice in self._files.names(name)}
-        if plugins and name == LAUNCHERS:
-            files = dict(sorted({**registered_launchers(), **files}.items()))
-        return Group(name, self.about(name), {choice: Choice.of(file) for choice, file in files.items()})
+    def group(self, name: str) -> Group:
+        """The group `name`, with all its choices. Raises `ConfigError` where a file cannot be read."""
+        choices = {choice: Choice.of(self._files.read(name, choice)) for choice in self._files.names(name)}
+        return Group(name, self.about(name), choices)
 
     def about(self, name: str) -> str:
         """What is chosen in the group `name`; empty if no defaults list that names it says so."""
         parent, _, leaf = name.rpartition("/")
         texts = [self._files.read(parent, above).text for above in self._files.names(parent) if parent]
         return self._abouts.get(name) or next((t for text in texts if (t := comments(text, GROUP).get(leaf))), "")
-
-
-LAUNCHERS = "hydra/launcher"
-IDEAS = {
-    "basic": "Hydra's own: the jobs one after another, in this process.",
-    "submitit_local": "The jobs of a sweep as tasks of submitit on this machine: docs/clusters.md.",
-    "submitit_slurm": "The jobs of a sweep as tasks of Slurm, by submitit: docs/clusters.md.",
-}
-
-
-def registered_launchers() -> dict[str, ChoiceFile]:
-    """The launchers that Hydra and its plugins register, by name."""
-    from hydra.core.config_store import ConfigStore
-    from omegaconf import OmegaConf
-
-    from fedsim.config.words import plugins
-
-    plugins()
-    found = {}
-    for file, entry in ConfigStore.instance().repo.get("hydra", {}).get("launcher", {}).items():
-        name = file.removesuffix(".yaml")
-        content: Any = OmegaConf.to_container(OmegaConf.create(OmegaConf.structured(entry.node)), resolve=False)
-        values = {str(key): value for key, value in content.items() if key != "defaults"}
-        text = f"# {IDEAS.get(name, 'Of a plugin of Hydra.')}\n"
-        found[name] = ChoiceFile(LAUNCHERS, name, Path(), text, "hydra.launcher", values, {})
-    return found
-
-
-def launchers_not_installed(known: Collection[str]) -> dict[str, str]:
-    """Launchers that are not among the `known` ones, or do not work, each with the command that installs it."""
-    from fedsim.config.suggestions import LAUNCHERS, install  # takes time: it imports Hydra
-
-    return {
-        name: install(extra)
-        for name, extra in sorted(LAUNCHERS.items())
-        if name not in known or (name == "ray" and find_spec(name) is None)  # whose file is in conf/
-    }

@@ -3,11 +3,11 @@
 import json
 import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.commands.catalogue import LAUNCHERS, Catalogue, Choice, Group, launchers_not_installed
+from fedsim.commands.catalogue import Catalogue, Choice, Group
 from fedsim.commands.dispatch import entries, entry, wrap
 from fedsim.core.errors import FedsimError, nearest
 
@@ -36,7 +36,7 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     catalogue = Catalogue(options.config_dir)
     if options.group is None:
-        groups = [catalogue.group(name, plugins=options.json) for name in catalogue.names]
+        groups = [catalogue.group(name) for name in catalogue.names]
         found = {group.name: {"about": group.about, "choices": list(group.choices)} for group in groups}
         page = groups_text(groups)
     else:
@@ -62,8 +62,6 @@ def find_group(word: str, names: Iterable[str]) -> str:
 
 
 def find_choice(word: str, group: Group) -> Choice:
-    if (remedy := _not_installed(group).get(word)) and word not in group.choices:
-        raise UnknownNameError(f"{word} is not installed; {remedy}")
     if word not in group.choices:
         close = nearest(word, group.choices)
         hint = f"did you mean {close}?" if close else f"`fedsim list {group.name}` has them all"
@@ -71,14 +69,9 @@ def find_choice(word: str, group: Group) -> Choice:
     return group.choices[word]
 
 
-def _not_installed(group: Group) -> Mapping[str, str]:
-    return launchers_not_installed(group.choices) if group.name == LAUNCHERS else {}
-
-
 def groups_text(groups: Sequence[Group]) -> str:
     """All groups, each with the number of its choices."""
-    more = {LAUNCHERS: ", and those of Hydra and its plugins"}
-    rows = [(g.name, f"{g.about} ({len(g.choices)}{more.get(g.name, '')})" if g.about else "") for g in groups]
+    rows = [(group.name, f"{group.about} ({len(group.choices)})") for group in groups]
     return "\n\n".join(["Groups of the config, with their numbers of choices", entries(rows), "fedsim list GROUP"])
 
 
@@ -95,12 +88,10 @@ def group_text(group: Group) -> str:
             lines += [wrap(text, 6) for text in (_facts(choice), also and f"also {also}") if text]
         elif choice.sweeps:
             lines.append(wrap(_runs(choice), column))
-    listed = ", ".join(f"{name} ({remedy})" for name, remedy in _not_installed(group).items())
     parts = [
         wrap(f"{group.name}: {group.about}" if group.about else group.name),
         "\n".join(lines),
         wrap(SYMBOLS) if costs else "",
-        wrap(f"Not installed: {listed}") if listed else "",
         wrap(f"Choose by {group.name}=NAME. `fedsim list {group.name} NAME` has all about one, its values too."),
     ]
     return "\n\n".join(filter(None, parts))

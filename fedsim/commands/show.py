@@ -7,7 +7,7 @@ but for seed and number of rounds; where there is none, they are not known.
 import json
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,6 @@ class JobStatus:
 
 
 def status_of(plan: Plan) -> JobStatus:
-    """Look at the folder of a job."""
     found = outcome_on_file(plan)
     if not is_free(plan.folder):
         return JobStatus("running", 0, str(files.HeldError(plan.folder).holder or "another process"))
@@ -81,33 +80,29 @@ Estimate = dict[str, float]
 
 def estimates(plans: Sequence[Plan], status: Sequence[JobStatus]) -> list[Estimate | None]:
     """One for each job; None where no run of its config has finished."""
-    pairs = list(zip(plans, status, strict=True))
-    known = _rates_on_file([plan for plan, found in pairs if found.state not in FINAL])
-    return [_estimate(plan, found, known.get(_likeness(json_ready(plan.config)))) for plan, found in pairs]
+    rates: dict[Path, dict[str, list[list[float]]]] = {}
+    found: list[Estimate | None] = []
+    for plan, now in zip(plans, status, strict=True):
+        left = 0 if now.state in FINAL else plan.settings.num_rounds - now.round
+        kind = plan.folder.with_name(plan.folder.name.rsplit("-", 2)[0])  # no seed, no hash
+        if left and kind not in rates:
+            rates[kind] = _rates_on_file(kind)
+        known = rates.get(kind, {}).get(_likeness(json_ready(plan.config))) if left else [[0.0] * len(COSTS)]
+        spent = None if known is None else (np.mean(known, axis=0) * left).tolist()
+        found.append(spent and dict(zip(COSTS, spent, strict=True)))
+    return found
 
 
-def _estimate(plan: Plan, found: JobStatus, rates: Sequence[Sequence[float]] | None) -> Estimate | None:
-    if found.state in FINAL:
-        return dict.fromkeys(COSTS, 0.0)
-    if rates is None:
-        return None
-    left = plan.settings.num_rounds - found.round
-    return dict(zip(COSTS, (np.mean(rates, axis=0) * left).tolist(), strict=True))
-
-
-def _rates_on_file(plans: Iterable[Plan]) -> dict[str, list[list[float]]]:
-    """`COSTS` of a round of each finished run beside `plans`, by what it has in common with other runs."""
+def _rates_on_file(kind: Path) -> dict[str, list[list[float]]]:
+    """`COSTS` of a round of each finished run whose folder begins with `kind`, by what it has in common with others."""
     found: dict[str, list[list[float]]] = {}
-    for parent, kind in {
-        (plan.folder.parent, plan.folder.name.rsplit("-", 2)[0]) for plan in plans
-    }:  # no seed, no hash
-        for path in sorted(parent.glob(f"{kind}-s*/{files.SUMMARY}"))[:MOST_READ]:
-            with suppress(Exception):  # whatever a damaged record is like, it is no reason not to estimate
-                config = yaml.load((path.parent / files.CONFIG).read_text(encoding="utf-8"), LOADER)
-                summary = read_summary(path.parent) or {}
-                if summary["status"] == "done":
-                    spent = [summary["totals"]["bytes_down"], summary["totals"]["bytes_up"], summary["wall_seconds"]]
-                    found.setdefault(_likeness(config), []).append([one / summary["rounds"] for one in spent])
+    for path in sorted(kind.parent.glob(f"{kind.name}-s*/{files.SUMMARY}"))[:MOST_READ]:
+        with suppress(Exception):  # whatever a damaged record is like, it is no reason not to estimate
+            config = yaml.load((path.parent / files.CONFIG).read_text(encoding="utf-8"), LOADER)
+            summary = read_summary(path.parent) or {}
+            if summary["status"] == "done":
+                spent = [summary["totals"]["bytes_down"], summary["totals"]["bytes_up"], summary["wall_seconds"]]
+                found.setdefault(_likeness(config), []).append([one / summary["rounds"] for one in spent])
     return found
 
 
@@ -138,9 +133,8 @@ def run(words: Sequence[str]) -> int:
         ]
         print(json.dumps(found, indent=1, default=str))
         return 0
-    own = None if args.config_dir is None else Path(args.config_dir)
     shown = len(plans) if options.all else MOST_SHOWN
-    parts = [_preset(jobs, own), _jobs(jobs, plans, status, shown), _totals(plans, status, costs)]
+    parts = [_preset(jobs, args.config_dir), _jobs(jobs, plans, status, shown), _totals(plans, status, costs)]
     print("\n\n".join(filter(None, parts)))
     return 0
 
@@ -158,29 +152,25 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _preset(jobs: Sequence[Composed], own: Path | None) -> str:
-    """What the chosen preset is, if there is one."""
-    names = {job.choices.get("preset") for job in jobs}
-    name = names.pop() if len(names) == 1 else None
+def _preset(jobs: Sequence[Composed], own: str | None) -> str:
+    """What the preset of the first job is, if it has one."""
+    name = jobs[0].choices.get("preset")
     if name is None:
         return ""
-    choice = Catalogue(own).group("preset").choices[name]
+    choice = Catalogue(Path(own) if own else None).group("preset").choices[name]
     facts = [(key, choice.fields[key]) for key in ("cost", "data", "small") if key in choice.fields]
-    return "\n".join([f"preset={name}", wrap(choice.text, 2), *([entries(facts)] if facts else [])])
+    return "\n".join([f"preset={name}", wrap(choice.text, 2), *filter(None, [entries(facts)])])
 
 
 def _jobs(jobs: Sequence[Composed], plans: Sequence[Plan], status: Sequence[JobStatus], shown: int) -> str:
     """One row a job: how far it is, and its folder; before them, where that changes, what the name does not show."""
     everywhere = set.intersection(*(set(job.overrides) for job in jobs))
     lines: list[str] = []
-    before: tuple[Path | None, str] = (None, "")
+    before: list[str] = []
     for job, plan, now in list(zip(jobs, plans, status, strict=True))[:shown]:
         own = [word for word in job.overrides if word not in everywhere and word.partition("=")[0] not in IN_FOLDER]
-        place = plan.folder.parent, wrap(", ".join(own))
-        if place[0] != before[0]:
-            lines.append(wrap(f"in {place[0]}"))
-        if place != before and own:
-            lines.append(place[1])
+        place = [wrap(f"in {plan.folder.parent}"), *filter(None, [wrap(", ".join(own))])]
+        lines += [line for line in place if line not in before]
         lines.append(f"{now.state:<11}  {f'{now.round}/{plan.settings.num_rounds}':>9}  {plan.folder.name}")
         lines += [wrap(now.note, 4)] if now.note else []
         before = place
@@ -199,10 +189,9 @@ def _totals(plans: Sequence[Plan], status: Sequence[JobStatus], costs: Sequence[
 
 def _cost(costs: Sequence[Estimate | None]) -> str:
     known = [cost for cost in costs if cost is not None]
-    unknown = len(costs) - len(known)
     down, up, seconds = (sum(cost[name] for cost in known) for name in COSTS)
-    if unknown and not down:
+    if not down:
         return "not known until a run of each config has finished"
-    text = f"about {show_bytes(down)} down, {show_bytes(up)} up, and {show_seconds(seconds)} one after another"
-    text += ", by finished rounds of the same configs"
-    return f"{text}; without {unknown} jobs of configs of which no run has finished" if unknown else text
+    text = f"about {show_bytes(down)} down, {show_bytes(up)} up, and {show_seconds(seconds)} one after another, by"
+    text = f"{text} finished rounds of the same configs"
+    return f"{text}; without {len(costs) - len(known)} jobs of other configs" if len(known) < len(costs) else text

@@ -1,9 +1,9 @@
 """`fedsim verify`: runs some of the runs of a folder or archive again, and compares them round by round."""
 
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from itertools import count, zip_longest
+from itertools import zip_longest
 from os import environ
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,11 +66,9 @@ def run(words: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="fedsim verify",
-        usage="fedsim verify FOLDER|runs.parquet [--runs N | --all] [key=value ...]",
         description="Runs finished runs again, in a temporary folder and without trackers, and says whether every "
-        "round is equal in all but measured seconds; if not, the first that is not, in which fields, and what differs "
-        "in the environment. The quickest run of each selector comes first, quickest selectors first. Exit code 0: all "
-        "equal; 1: a difference; 2: a mistake of the command.",
+        "round is equal in all but measured seconds; if not, the first that is not, and what differs in the "
+        "environment. The quickest run of each selector comes first. Exit code 1: a difference.",
         allow_abbrev=False,
     )
     parser.add_argument("folder", help="a folder with runs below it, the name of a preset, or an archive")
@@ -95,10 +93,10 @@ def _read(name: str, output_dir: Path) -> list[Run]:
 
 def spread(runs: Sequence[Run], number: int) -> list[Run]:
     """`number` of `runs`: the quickest of each selector, then the second quickest of each, and so on."""
-    turns: dict[str | None, Iterator[int]] = {}
-    quickest = sorted(runs, key=lambda run: float(run.summary.get("wall_seconds") or 0))
-    turn = {id(run): next(turns.setdefault(run.choices.get("selector"), count())) for run in quickest}
-    return sorted(quickest, key=lambda run: turn[id(run)])[:number]
+    by_selector: dict[str | None, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: float(run.summary.get("wall_seconds") or 0)):
+        by_selector.setdefault(run.choices.get("selector"), []).append(run)
+    return [run for turn in zip_longest(*by_selector.values()) for run in turn if run is not None][:number]
 
 
 def plan_of(run: Run, words: Sequence[str], place: str) -> Plan:
@@ -125,8 +123,8 @@ def differences(run: Run, again: Run) -> list[str]:
     if found is None:
         return []
     before, now = _circumstances(run), _circumstances(again)
-    pairs = [(key, before.get(key), now.get(key)) for key in {**now, **before}]
-    told = [f"{key}: {was}, now {is_now}" for key, was, is_now in pairs if was != is_now]
+    changed = [key for key in {**now, **before} if before.get(key) != now.get(key)]
+    told = [f"{key}: {before.get(key)}, now {now.get(key)}" for key in changed]
     return [found, *(told or ["nothing that is recorded of the environment differs"])]
 
 

@@ -5,6 +5,7 @@ Before any work starts, it is asked whether data can be read or fetched, and whe
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pathlib import Path
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.disk import room_problem
-from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem
+from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem, check
 from fedsim.core.record import Record
 from fedsim.data.base import Dataset
 from fedsim.jobs.narration import Narration, Progress
@@ -26,7 +27,7 @@ from fedsim.running.interleaving import InterleavedRun, Lanes, run_interleaved
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.console import lanes_progress, time_left
-from fedsim.tracking.tables import tell_line
+from fedsim.tracking.tables import tell_line, told_if_slow
 
 BYTES_OF_RUN, BYTES_OF_ROUND, BYTES_OF_ID = 2_000_000, 1_000, 8
 """Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of a client in it."""
@@ -34,20 +35,21 @@ BYTES_OF_RUN, BYTES_OF_ROUND, BYTES_OF_ID = 2_000_000, 1_000, 8
 
 def require_room(plans: Iterable[Plan]) -> None:
     """Raise `ConfigError` unless the folders for results can be written and have room for the runs still to come, and
-    source files of their data can be read, or fetched where they are missing.
+    source files of their data can be read, or fetched where they are missing."""
+    plans = to_come(plans)
+    check(*output_problems(plans), *source_problems(plans))
 
-    The need for results is estimated without models, whose size is not known yet.
-    """
-    to_come = [p for p in plans if not outcome_on_file(p).final or p.settings.overwrite]
-    if problems := [*output_problems(to_come), *source_problems(to_come)]:
-        raise ConfigError(problems)
+
+def to_come(plans: Iterable[Plan]) -> list[Plan]:
+    """Those whose runs are not done."""
+    return [plan for plan in plans if plan.settings.overwrite or not outcome_on_file(plan).final]
 
 
 def output_problems(to_come: Iterable[Plan]) -> list[Problem]:
-    """The problems of folders for the results of runs that are to come."""
-    needs: dict[Path, int] = {}
+    """The problems of folders for the results of runs that are to come, estimated without their models."""
+    needs: Counter[Path] = Counter()
     for plan in to_come:
-        needs[plan.settings.output_dir] = needs.get(plan.settings.output_dir, 0) + _bytes_of(plan)
+        needs[plan.settings.output_dir] += _bytes_of(plan)
     return [problem for folder, need in needs.items() if (problem := room_problem("output_dir", folder, need))]
 
 
@@ -151,18 +153,19 @@ class Attempts:
     def run_in_lanes(self, lanes: Lanes, plans: Sequence[Plan]) -> None:
         """Run jobs side by side, as many at a time as there are lanes and as fit together."""
         for group in lanes.groups(plans):
-            with self._shown(group) as show:
+            with self.shown(group, max(plan.settings.num_rounds for plan in group)) as show:
                 run_interleaved([partial(self.run, plan) for plan in group], show)
             STOP.raise_if_asked()
 
-    def _shown(self, group: Sequence[Plan]) -> AbstractContextManager[Callable[[int, int], None]]:
-        """Where the progress of runs side by side is shown: on the terminal, if anything is."""
+    def shown(
+        self, plans: Sequence[Plan], num_rounds: int, how: str = "side by side"
+    ) -> AbstractContextManager[Callable[[int, int], None]]:
+        """Where the progress of runs at the same time is shown (`lanes_progress`): on the terminal, if anything is."""
         if self.screen is None:
             return nullcontext(lambda left, round: None)
-        num_rounds = max(plan.settings.num_rounds for plan in group)
-        accuracies = partial(self.progress.accuracies, [plan.folder for plan in group])
-        left = partial(time_left, self.progress.position(group[0].folder))
-        return lanes_progress(len(group), num_rounds, accuracies, left)
+        accuracies = partial(self.progress.accuracies, [plan.folder for plan in plans])
+        left = partial(time_left, self.progress.position(plans[0].folder))
+        return lanes_progress(len(plans), num_rounds, accuracies, left, how=how)
 
     def run_held(self, run: Callable[[Sequence[Plan]], None]) -> None:
         """Wait for the jobs that other processes hold, and let `run` look at each as soon as it is free: it takes what
@@ -189,7 +192,8 @@ class _Rounds(Watch):
         self._plan, self._progress, self._on_round, self._screen = plan, progress, on_round, screen
 
     def setting_up(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._screen is None else self._screen.job_set_up(self._plan)
+        told = f"setting up {self._plan.settings.num_clients:,} clients: what they hold, and the model"
+        return nullcontext() if self._screen is None else told_if_slow(told)
 
     def round_ended(self, record: Record) -> str | None:
         left = self._plan.settings.num_rounds - record.round
@@ -199,14 +203,9 @@ class _Rounds(Watch):
 
 def _tell_holders(folders: Sequence[Path], told: set[str]) -> None:
     """Say who has what, once for each process of each job; `told`: what has been said."""
-    errors = {
-        f"{folder} {error.holder and error.holder.pid}": error for folder in folders for error in [HeldError(folder)]
-    }
-    new = [error for key, error in errors.items() if key not in told]
-    told.update(errors)
-    for error in new[:MOST_NAMED]:
-        tell_line(f"waiting for {error}")
+    new = {str(HeldError(folder)) for folder in folders} - told
+    told.update(new)
+    for text in sorted(new)[:MOST_NAMED]:
+        tell_line(f"waiting for {text}")
     if len(new) > MOST_NAMED:
         tell_line(f"and for {len(new) - MOST_NAMED} more jobs that other processes are running")
-    if new:
-        tell_line("Ctrl-C ends the wait; a job whose process ends early is taken over")

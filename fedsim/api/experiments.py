@@ -102,11 +102,11 @@ def run_sweep(
     config_dir: str | Path | None = None,
     **parts: Part,
 ) -> SweepResult:
-    """Run several experiments: those that `compose` has made, or that these overrides describe (`seed=0,1,2`).
+    """Run several experiments, as `run_experiment` runs one: those that `compose` has made, or that these overrides
+    describe (`seed=0,1,2`).
 
     `lanes`: how many run side by side, trained in common batches (None: one after another). A run that fails, or whose
-    data are missing, does not stop the others; its status says so. `on_round` is called with the experiment and the
-    record. All else is as in `run_experiment`.
+    data are missing, does not stop the others; its status says so. `on_round` is called with the experiment, too.
 
         sweep = run_sweep(["selector=random,oort", "seed=0,1,2", "tracker=files_only"])
         sweep.summaries[["selector", "seed", "summary.smoothed_accuracy"]]
@@ -133,7 +133,6 @@ def run_sweep(
 
 
 def _composed(given: Sequence[Plan] | Words, config_dir: str | Path | None, parts: dict[str, Part]) -> list[Plan]:
-    """Experiments as they are, or composed of overrides."""
     plans = [one for one in given if isinstance(one, Plan)]
     if not plans:
         return compose(cast(Words, given), config_dir=config_dir, **parts)
@@ -173,10 +172,8 @@ class _Callback(Watch):
 
 
 def _made_ready(plans: Sequence[Plan], keep: bool | None) -> list[tuple[Plan, TemporaryFolder | None]]:
-    """Each plan where it is to be run, with the temporary folder that this is in, if it is one.
-
-    Raises what keeps them from being run; what is to be run again reads its data again.
-    """
+    """Each plan where it is to be run, with the temporary folder that this is in, if it is one; what is to be run again
+    reads its data again. Raises what keeps them from being run."""
     lasting = [is_lasting(plan) for plan in plans]
     if keep and not all(lasting):
         told = "cannot be kept: no other process can import a class of a notebook, a script or a function"

@@ -50,7 +50,13 @@ def with_parts(job: Composed, parts: Mapping[str, Part]) -> Composed:
     """
     remedy = "give its values with it: functools.partial(..., key=value)"
     typed = [(re.split(r"[./@]", key)[0], key) for key in sorted(job.typed)]
-    check(*(Problem(key, ..., f"has no effect: a class takes the place of {of}", remedy) for of, key in typed if of in parts))
+    check(
+        *(
+            Problem(key, ..., f"has no effect: a class takes the place of {of}", remedy)
+            for of, key in typed
+            if of in parts
+        )
+    )
     new, chosen = dict(job.config), dict(job.choices)
     for group, part in parts.items():
         if group not in BASES:

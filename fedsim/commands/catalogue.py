@@ -28,8 +28,7 @@ KEY = re.compile(rf"^(\w+):{COMMENT}", re.MULTILINE)
 GROUP = re.compile(rf"^\s*(?:#\s*)?-\s+(?:override\s+)?/?([\w/]+):\s*[\w.-]+{COMMENT}", re.MULTILINE)
 """An entry of a defaults list."""
 INHERITED = ("source", "asks", "bytes", "samples", "needs")
-"""Fields that a choice has from the one that it builds on: where a method is from, what it asks of clients, its costs,
-and keys that it needs. Others, such as the command of a paper's experiment, are its own."""
+"""Fields that a choice has from the one that it builds on."""
 
 
 def head_of(text: str) -> tuple[str, dict[str, str]]:
@@ -75,6 +74,9 @@ def docstring_of(target: str) -> str:
     return ast.get_docstring(found[0]) or "" if found else ""
 
 
+SWEEPS = ("hydra", "sweeper", "params")
+
+
 @dataclass(frozen=True)
 class Choice:
     """A file of a config group. `base`: the choice of the same group that it builds on, if any.
@@ -107,13 +109,11 @@ class Choice:
 
     @property
     def target(self) -> str | None:
-        """The class that it names."""
         found = self.file.values.get("_target_")
         return found if isinstance(found, str) else None
 
     @cached_property
     def docstring(self) -> str:
-        """That of its class."""
         return docstring_of(self.target) if self.target else ""
 
     @property
@@ -131,17 +131,8 @@ class Choice:
         shown = values if package else dict(flat(values))
         return [(f"{package}.{key}".lstrip("."), value, self.comments.get(key, "")) for key, value in shown.items()]
 
-    @property
-    def sweeps(self) -> Mapping[str, Any]:
-        """What it sweeps over by itself, by key."""
-        return self._mapping("hydra", "sweeper", "params")
-
-    @property
-    def small(self) -> Mapping[str, Any]:
-        """What `scale=small` changes in it, by key."""
-        return self._mapping("small")
-
-    def _mapping(self, *keys: str) -> Mapping[str, Any]:
+    def mapping(self, *keys: str) -> Mapping[str, Any]:
+        """The mapping at `keys` in the file: what it sweeps over (`SWEEPS`), or what `scale=small` changes."""
         found: Any = self.file.values
         for key in keys:
             found = found.get(key) if isinstance(found, Mapping) else None

@@ -81,17 +81,6 @@ def torchvision() -> Iterator[Finding]:
         yield ok(f"torchvision {imported.__version__} goes with torch {torch.__version__}")
 
 
-def threads() -> Iterator[Finding]:
-    """Whether torch has more threads than there are cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    used = torch.get_num_threads()
-    given = os.environ.get("OMP_NUM_THREADS")
-    text = f"threads: torch uses {used} on {cores} core{'s' if cores > 1 else ''}"
-    text += f" (OMP_NUM_THREADS={given})" if given else ""
-    remedy = "more threads than cores wait for each other: set OMP_NUM_THREADS to the number of cores"
-    yield warn(text, remedy) if used > cores else ok(text)
-
-
 def device() -> Iterator[Finding]:
     """What `device=auto` takes."""
     driver = driver_version()
@@ -131,10 +120,6 @@ def _found(kind: Callable[[str, str], Finding], topic: str, problem: Problem) ->
     return kind(f"{topic}: {replace(problem, remedy='')}", problem.remedy or "correct it")
 
 
-LITTLE = 1e9
-"""Free bytes below which a folder is soon full."""
-
-
 def folders(plans: Sequence[Plan]) -> Iterator[Finding]:
     """Whether results and decoded data can be written, and how much room there is."""
     problems = output_problems(to_come(plans))
@@ -144,10 +129,9 @@ def folders(plans: Sequence[Plan]) -> Iterator[Finding]:
     for key, folder in sorted(used) + sorted({("cache_dir", plan.cache_dir) for plan in plans}):
         if problem := room_problem(key, folder, BYTES_OF_RUN):
             yield _found(warn, "disk", problem)
-            continue
-        free = shutil.disk_usage(existing_folder(folder)).free
-        text = f"disk: {key}={folder} can be written, {free / 1e9:.1f} GB free"
-        yield warn(text, f"make room there, or choose another {key}") if free < LITTLE else ok(text)
+        else:
+            free = shutil.disk_usage(existing_folder(folder)).free
+            yield ok(f"disk: {key}={folder} can be written, {free / 1e9:.1f} GB free")
 
 
 def data(plans: Sequence[Plan]) -> Iterator[Finding]:
@@ -223,7 +207,7 @@ def _parser() -> ArgumentParser:
 def findings(args: Namespace) -> Iterator[Finding]:
     """What the checks find, one after another, about the words of a run (`fedsim.config.words.read`). One that breaks
     is told, and the others go on."""
-    for check in (packages, torchvision, threads, device, compiler):
+    for check in (packages, torchvision, device, compiler):
         yield from _run(check.__name__, check)
     plans, found = plans_of(args)
     yield from found

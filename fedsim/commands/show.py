@@ -1,30 +1,24 @@
 """`fedsim show`: a dry run. All jobs that a command line would run, what is there of them, and what they would cost.
 
-Nothing is written, no lock is kept. Costs are estimated by the mean of a round of finished runs with the same config
-but for seed and number of rounds; where there is none, they are not known.
+Nothing is written, no lock is kept. Costs are estimated by the mean round of those that are done.
 """
 
 import json
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import yaml
 
 from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import entries, wrap
 from fedsim.config.compose import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.words import read_words
-from fedsim.core.configs import IRRELEVANT, SEEDS
 from fedsim.jobs.prepare import compose_words, prepare
 from fedsim.results import files
-from fedsim.results.files import FINAL, is_free, json_ready, read_summary
+from fedsim.results.files import is_free
 from fedsim.running.checkpoint import unpack
 from fedsim.running.outcome import outcome_on_file
 from fedsim.tracking.tables import show_bytes, show_seconds
@@ -68,48 +62,6 @@ def _round_of(path: Path, plan: Plan) -> int:
         return 0
 
 
-NOT_COMPARED = (*IRRELEVANT, *SEEDS, "num_rounds")
-"""Top-level keys in which a run may differ whose rounds are taken for those of a job."""
-MOST_READ = 20
-"""Finished runs that are looked at, of each data set, partition, model and selector."""
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-COSTS = ("bytes_down", "bytes_up", "seconds")
-Estimate = dict[str, float]
-"""`COSTS` of the rounds of a job that are still to come."""
-
-
-def estimates(plans: Sequence[Plan], status: Sequence[JobStatus]) -> list[Estimate | None]:
-    """One for each job; None where no run of its config has finished."""
-    rates: dict[Path, dict[str, list[list[float]]]] = {}
-    found: list[Estimate | None] = []
-    for plan, now in zip(plans, status, strict=True):
-        left = 0 if now.state in FINAL else plan.settings.num_rounds - now.round
-        kind = plan.folder.with_name(plan.folder.name.rsplit("-", 2)[0])  # no seed, no hash
-        if left and kind not in rates:
-            rates[kind] = _rates_on_file(kind)
-        known = rates.get(kind, {}).get(_likeness(json_ready(plan.config))) if left else [[0.0] * len(COSTS)]
-        spent = None if known is None else (np.mean(known, axis=0) * left).tolist()
-        found.append(spent and dict(zip(COSTS, spent, strict=True)))
-    return found
-
-
-def _rates_on_file(kind: Path) -> dict[str, list[list[float]]]:
-    """`COSTS` of a round of each finished run whose folder begins with `kind`, by what it has in common with others."""
-    found: dict[str, list[list[float]]] = {}
-    for path in sorted(kind.parent.glob(f"{kind.name}-s*/{files.SUMMARY}"))[:MOST_READ]:
-        with suppress(Exception):  # whatever a damaged record is like, it is no reason not to estimate
-            config = yaml.load((path.parent / files.CONFIG).read_text(encoding="utf-8"), LOADER)
-            summary = read_summary(path.parent) or {}
-            if summary["status"] == "done":
-                spent = [summary["totals"]["bytes_down"], summary["totals"]["bytes_up"], summary["wall_seconds"]]
-                found.setdefault(_likeness(config), []).append([one / summary["rounds"] for one in spent])
-    return found
-
-
-def _likeness(config: Mapping[str, Any]) -> str:
-    return json.dumps({k: v for k, v in config.items() if k not in NOT_COMPARED}, sort_keys=True, default=str)
-
-
 MOST_SHOWN = 120
 """Jobs in the table without `--all`."""
 IN_FOLDER = ("dataset", "partition", "model", "selector", "seed", "preset", "scale", "name")
@@ -122,19 +74,18 @@ def run(words: Sequence[str]) -> int:
     jobs = compose_words(args)
     plans = prepare(jobs).plans
     status = [status_of(plan) for plan in plans]
-    costs = estimates(plans, status)
     if options.json:
         found = [
             {
                 **{"folder": plan.folder, "overrides": list(job.overrides), "state": now.state, "round": now.round},
-                **{"num_rounds": plan.settings.num_rounds, "estimate": cost or dict.fromkeys(COSTS)},
+                "num_rounds": plan.settings.num_rounds,
             }
-            for job, plan, now, cost in zip(jobs, plans, status, costs, strict=True)
+            for job, plan, now in zip(jobs, plans, status, strict=True)
         ]
         print(json.dumps(found, indent=1, default=str))
         return 0
     shown = len(plans) if options.all else MOST_SHOWN
-    parts = [_preset(jobs, args.config_dir), _jobs(jobs, plans, status, shown), _totals(plans, status, costs)]
+    parts = [_preset(jobs, args.config_dir), _jobs(jobs, plans, status, shown), _totals(plans, status)]
     print("\n\n".join(filter(None, parts)))
     return 0
 
@@ -143,7 +94,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="fedsim show",
         usage="fedsim show [--all] [--json] [words of a run: key=value ..., -m, --config-dir DIR]",
-        description="The jobs that the words would run without `show`, what is there already, and estimates of bytes "
+        description="The jobs that the words would run without `show`, what is there already, and an estimate of bytes "
         "and time. Nothing is run or written.",
         allow_abbrev=False,
     )
@@ -177,21 +128,21 @@ def _jobs(jobs: Sequence[Composed], plans: Sequence[Plan], status: Sequence[JobS
     return "\n".join(lines + ([f"and {len(jobs) - shown} more (--all shows them)"] if len(jobs) > shown else []))
 
 
-def _totals(plans: Sequence[Plan], status: Sequence[JobStatus], costs: Sequence[Estimate | None]) -> str:
-    rounds = [plan.settings.num_rounds for plan in plans]
-    to_come = sum(n - min(now.round, n) for n, now in zip(rounds, status, strict=True))
+def _totals(plans: Sequence[Plan], status: Sequence[JobStatus]) -> str:
+    rounds = sum(plan.settings.num_rounds for plan in plans)
+    left = rounds - sum(min(now.round, plan.settings.num_rounds) for plan, now in zip(plans, status, strict=True))
     counts = ", ".join(f"{count} {state}" for state, count in Counter(now.state for now in status).items())
-    rows = [("jobs", f"{len(plans)}: {counts}"), ("rounds", f"{to_come:,} to run of {sum(rounds):,}")]
-    if any(now.state not in FINAL for now in status):
-        rows.append(("cost", _cost(costs)))
+    rows = [("jobs", f"{len(plans)}: {counts}"), ("rounds", f"{left:,} to run of {rounds:,}")]
+    done = [outcome_on_file(plan).summary for plan, now in zip(plans, status, strict=True) if now.state == "done"]
+    if len(done) < len(plans):
+        rows.append(("cost", _cost(done, left) if done else "not known until one of the jobs is done"))
     return entries(rows, indent=0)
 
 
-def _cost(costs: Sequence[Estimate | None]) -> str:
-    known = [cost for cost in costs if cost is not None]
-    down, up, seconds = (sum(cost[name] for cost in known) for name in COSTS)
-    if not down:
-        return "not known until a run of each config has finished"
-    text = f"about {show_bytes(down)} down, {show_bytes(up)} up, and {show_seconds(seconds)} one after another, by"
-    text = f"{text} finished rounds of the same configs"
-    return f"{text}; without {len(costs) - len(known)} jobs of other configs" if len(known) < len(costs) else text
+def _cost(done: Sequence[Mapping[str, Any]], left: int) -> str:
+    """Of so many rounds that are `left`, if they are as those of the jobs that are `done`, by their summaries."""
+    share = left / sum(summary["rounds"] for summary in done)
+    down, up = (share * sum(summary["totals"][f"bytes_{way}"] for summary in done) for way in ("down", "up"))
+    seconds = share * sum(summary["wall_seconds"] for summary in done)
+    text = f"about {show_bytes(down)} down, {show_bytes(up)} up, and {show_seconds(seconds)} one after another"
+    return f"{text}, by the rounds of the jobs that are done"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from fedsim.commands.dispatch import wrap
+from fedsim.commands.dispatch import MistakeError, wrap
 from fedsim.core.errors import FedsimError
 from fedsim.results.files import CONFIG, REPLACEMENTS, SUMMARY, is_free, owned, read_summary
 from fedsim.running.process import STOP
@@ -27,12 +27,6 @@ HANG = 300.0
 """Seconds after which the process that sends a run is given up."""
 
 
-class SyncError(FedsimError):
-    """W&B finds no API key, or there is no such folder."""
-
-    exit_code = 2
-
-
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("folder", nargs="*", type=Path, help="folders of runs, or folders above them (outputs)")
     parser.add_argument("--again", action="store_true", help="also runs that are there already")
@@ -44,7 +38,7 @@ def run(options: Namespace) -> int:
     or a folder."""
     folders = options.folder or [Path("outputs")]
     if missing := [str(folder) for folder in options.folder if not folder.is_dir()]:
-        raise SyncError(f"{', '.join(missing)}: no such folder; give that of a run, or one above it")
+        raise MistakeError(f"{', '.join(missing)}: no such folder; give that of a run, or one above it")
     found = ended(folders) if options.again else waiting(folders)
     state = "that ended" if options.again else "to be sent"
     print(wrap(f"{len(found)} run{'s' * (len(found) != 1)} below {', '.join(map(str, folders))} {state}"))
@@ -88,14 +82,14 @@ def _mirror_failed(folder: Path) -> bool:
 def send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     """Send runs one after another; yields each with `done` or the reason why it is not there.
 
-    A run that is sent is locked, so that no process runs it at the same time. Raises `SyncError` if there is no key.
+    A run that is sent is locked, so that no process runs it at the same time. Raises `MistakeError` if there is no key.
     """
     for folder in folders:
         try:
             with owned(folder):
                 (folder / UNSENT).write_text("fedsim sync sends this run to W&B\n", encoding="utf-8")
                 report = _send(folder.absolute())
-        except SyncError:
+        except MistakeError:
             raise
         except (FedsimError, OSError) as error:
             report = str(error)
@@ -111,7 +105,7 @@ def _send(folder: Path) -> str:
     finally:
         kill_with_children(process)
     if report.startswith(NO_KEY):
-        raise SyncError("W&B has no API key; `wandb login`, or the variable WANDB_API_KEY, gives it one")
+        raise MistakeError("W&B has no API key; `wandb login`, or the variable WANDB_API_KEY, gives it one")
     if report == "done":
         return _confirmed(folder)
     return report or f"its process has ended, or said nothing for {HANG:.0f} s"

@@ -190,7 +190,7 @@ class RayJobs(TaskLauncher):
 
 
 def _too_few(key: str, wanted: float, there: float) -> Problem | None:
-    """The problem where a task asks for more than there is: it would wait for ever."""
+    """A task that asks for more than there is would wait for ever."""
     text = f"must be <= {there:g}: Ray finds no more"
     return rule(wanted <= there or math.isclose(wanted, there), f"hydra.launcher.{key}", wanted, text)
 
@@ -204,10 +204,8 @@ TOLD_AT_ONCE = "a task would be asked to end as soon as it begins"
 
 @dataclass(kw_only=True)
 class SubmititJobs(TaskLauncher):
-    """What `submitit_local` and `submitit_slurm` have in common. Tasks are known by submitit's jobs.
-
-    `parameters`: all that are not of fedsim, for submitit.
-    """
+    """What `submitit_local` and `submitit_slurm` have in common. Tasks are known by submitit's jobs; `parameters` are
+    for submitit."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
@@ -222,14 +220,9 @@ class SubmititJobs(TaskLauncher):
         return [rule(value == 1, key, value, "must be 1", one) for key, value in given.items()]
 
     @property
-    def num_gpus(self) -> int:
-        """Of a task."""
-        in_words = str(self.parameters.get("gres") or "").startswith("gpu")
-        return max(int(in_words), *(int(self.parameters.get(key) or 0) for key in ("gpus_per_node", "gpus_per_task")))
-
-    @property
     def gpus(self) -> tuple[str, float]:
-        return "hydra.launcher.gpus_per_node", self.num_gpus
+        others = [int(self.parameters.get(key) or 0) for key in ("gpus_per_node", "gpus_per_task")]
+        return "hydra.launcher.gpus_per_node", max(*others, int(str(self.parameters.get("gres")).startswith("gpu")))
 
     @property
     def num_threads(self) -> int:
@@ -363,7 +356,7 @@ class SlurmJobs(SubmititJobs):
         no GPU is shown none, also where Slurm does not constrain devices."""
         cores = self.parameters.get("cpus_per_task")
         told = {} if cores is None else {"srun_args": [f"--cpus-per-task={cores}"]}
-        return told if self.num_gpus else {**told, "setup": ["export CUDA_VISIBLE_DEVICES="]}
+        return told if self.gpus[1] else {**told, "setup": ["export CUDA_VISIBLE_DEVICES="]}
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
         """Those that wait are cancelled; the others get a signal after which they are not requeued."""

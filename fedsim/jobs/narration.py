@@ -32,16 +32,11 @@ LEAST_ROUNDS = 5
 
 
 class Progress:
-    """Rounds left of each of `plans`, by folder. `now`: a clock in seconds.
-
-    The remaining time is the number of rounds left times the mean seconds between the ends of the latest rounds, in
-    turn or side by side. Jobs that have ended before and those that other processes are running count for nothing.
-    """
+    """Rounds left of each of `plans`, by folder; those of jobs that other processes run count for nothing. `now`: a
+    clock in seconds."""
 
     def __init__(self, plans: Sequence[Plan] = (), now: Callable[[], float] = time.monotonic) -> None:
-        self._numbers: dict[Path, int] = {}
-        for number, plan in enumerate(plans, 1):
-            self._numbers.setdefault(plan.folder, number)
+        self._numbers = {plan.folder: number for number, plan in reversed([*enumerate(plans, 1)])}  # the first of each
         self._total, self._now = len(plans), now
         self._left = {plan.folder: plan.settings.num_rounds for plan in plans}
         self._times: deque[float] = deque(maxlen=WINDOW + 1)
@@ -53,7 +48,7 @@ class Progress:
         return None if number is None or self._total < 2 else SweepPosition(number, self._total, self.remaining_seconds)
 
     def round_ended(self, folder: Path, rounds_left: int, accuracy: float | None) -> None:
-        """A job has ended a round. `accuracy`: on the test set, None if it was not measured."""
+        """`accuracy`: on the test set, None if it was not measured."""
         self._left[folder] = rounds_left
         self._times.append(self._now())
         if accuracy is not None:
@@ -64,7 +59,8 @@ class Progress:
         self._left[folder] = 0
 
     def remaining_seconds(self) -> float | None:
-        """The time that all jobs will still take; None before that can be estimated, and where nothing is left."""
+        """The rounds left times the mean seconds between the ends of the latest rounds, in turn or side by side; None
+        before that can be estimated, and where nothing is left."""
         rounds, left = len(self._times) - 1, sum(self._left.values())
         if rounds < LEAST_ROUNDS or not left:
             return None
@@ -99,7 +95,7 @@ class Narration:
             for plan, words in zip(plans, overrides, strict=True)
         }
         self._told_keys = differing_keys(list(self._labels.values()))
-        self._command = command("fedsim", *argv)
+        self._command, self._is_sweep = command("fedsim", *argv), len(plans) > 1
         self._ended_before: set[Path] = set()
 
     def begin(self) -> None:
@@ -115,7 +111,6 @@ class Narration:
             tell_line(self._overwriting.notice)
 
     def job_begins(self, plan: Plan) -> None:
-        """A job is about to be prepared, which may take long if its data are not in memory."""
         if plan.folder in self._ended_before:
             return
         if not self._is_sweep and not has_console(plan):
@@ -130,13 +125,11 @@ class Narration:
                 remedy = "" if plan.config.get("overwrite") else " (overwrite=true runs it again)"
                 tell_line(f"already {outcome.status}: {plan.folder}{remedy}")
         elif self._is_sweep:
-            position = self.progress.position(plan.folder)
-            labels = self._labels[plan.folder]
+            position, labels = self.progress.position(plan.folder), self._labels[plan.folder]
             names = " ".join(f"{key}={labels[key]}" for key in self._told_keys if key in labels)
-            parts = (outcome.status, names, *_results(outcome), time_left(position))
-            text, style = " · ".join(filter(None, parts)), None if outcome.status == "done" else "red"
-            wrap = not CONSOLE.is_terminal  # a log has one line a job
-            CONSOLE.print(job_number(position) + text, style=style, soft_wrap=wrap, markup=False)
+            text = " · ".join(filter(None, (outcome.status, names, *_results(outcome), time_left(position))))
+            style = None if outcome.status == "done" else "red"
+            CONSOLE.print(job_number(position) + text, style=style, soft_wrap=not CONSOLE.is_terminal, markup=False)
         elif not has_console(plan) and outcome.status not in ("data", "config"):
             tell_line(" · ".join((outcome.status, *_results(outcome))))
             tell_line(f"results in {plan.folder}")
@@ -178,10 +171,6 @@ class Narration:
         if any(parent.is_absolute() for parent in parents):
             parents = {parent.absolute() for parent in parents}
         return Path(os.path.commonpath(parents))
-
-    @property
-    def _is_sweep(self) -> bool:
-        return len(self.plans) > 1
 
     def _tell_failed_trackers(self, outcomes: Sequence[Outcome]) -> None:
         """Which trackers failed in runs that had none to tell it on the terminal."""

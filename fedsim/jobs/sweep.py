@@ -30,7 +30,8 @@ from fedsim.tracking.console import lanes_progress, time_left
 from fedsim.tracking.tables import tell_line, told_if_slow
 
 BYTES_OF_RUN, BYTES_OF_ROUND, BYTES_OF_ID = 2_000_000, 1_000, 8
-"""Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of a client in it."""
+"""Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of a client in it.
+Models are left out."""
 
 
 def require_room(plans: Iterable[Plan]) -> None:
@@ -46,7 +47,7 @@ def to_come(plans: Iterable[Plan]) -> list[Plan]:
 
 
 def output_problems(to_come: Iterable[Plan]) -> list[Problem]:
-    """The problems of folders for the results of runs that are to come, estimated without their models."""
+    """The problems of the folders for the results of runs."""
     needs: Counter[Path] = Counter()
     for plan in to_come:
         needs[plan.settings.output_dir] += _bytes_of(plan)
@@ -87,11 +88,8 @@ OnRound = Callable[[Plan, Record], str | None]
 
 
 class Attempts:
-    """Jobs as they are run: how each ended, and which ones other processes hold.
-
-    `progress` counts their rounds; `screen` (None: nobody) and `on_round` are told of them; `overwriting` knows which
-    are replaced already, where the same command goes on with the others.
-    """
+    """Jobs as they are run: how each ended, and which ones other processes hold. `screen` (None: nobody) and `on_round`
+    are told of them."""
 
     def __init__(
         self,
@@ -121,7 +119,7 @@ class Attempts:
             missing = self._unprepared.get(data_key(plan)) if self._unprepared else None
             if missing is not None and (plan.settings.overwrite or not outcome_on_file(plan).final):
                 raise missing  # as an earlier job has: the same data are not looked for again
-            outcome = execute(plan, interleaved, _Rounds(plan, self.progress, self.on_round, self.screen))
+            outcome = execute(plan, interleaved, _Rounds(plan, self))
         except HeldError:
             outcome = Outcome("held", {})
         except FedsimError as error:
@@ -144,8 +142,7 @@ class Attempts:
             self.screen.job_ended(plan, outcome)
 
     def run_in_turn(self, plans: Sequence[Plan]) -> None:
-        """Run jobs one after another; after a signal there is no next one, and KeyboardInterrupt or `Preempted` is
-        raised."""
+        """Run jobs one after another; after a signal its exception is raised."""
         for plan in plans:
             self.run(plan)
             STOP.raise_if_asked()
@@ -169,10 +166,7 @@ class Attempts:
 
     def run_held(self, run: Callable[[Sequence[Plan]], None]) -> None:
         """Wait for the jobs that other processes hold, and let `run` look at each as soon as it is free: it takes what
-        was finished meanwhile, and goes on with what was not.
-
-        Ctrl-C and other signals end the wait: KeyboardInterrupt or `Preempted` is raised.
-        """
+        was finished meanwhile, and goes on with what was not. A signal ends the wait by its exception."""
         told: set[str] = set()
         while self.held:
             free = [plan for plan in self.held.values() if is_free(plan.folder)]
@@ -185,20 +179,19 @@ class Attempts:
 
 
 class _Rounds(Watch):
-    """Counts the rounds of a job, and hands them on; says on the `screen`, if any, what its first one waits for."""
+    """Counts the rounds of a job, and hands them on; says on the screen, if any, what its first one waits for."""
 
-    def __init__(self, plan: Plan, progress: Progress, on_round: OnRound | None, screen: Narration | None) -> None:
-        self.sweep = progress.position(plan.folder)
-        self._plan, self._progress, self._on_round, self._screen = plan, progress, on_round, screen
+    def __init__(self, plan: Plan, attempts: Attempts) -> None:
+        self.sweep, self._plan, self._attempts = attempts.progress.position(plan.folder), plan, attempts
 
     def setting_up(self) -> AbstractContextManager[None]:
         told = f"setting up {self._plan.settings.num_clients:,} clients: what they hold, and the model"
-        return nullcontext() if self._screen is None else told_if_slow(told)
+        return nullcontext() if self._attempts.screen is None else told_if_slow(told)
 
     def round_ended(self, record: Record) -> str | None:
-        left = self._plan.settings.num_rounds - record.round
-        self._progress.round_ended(self._plan.folder, left, record.test_accuracy)
-        return None if self._on_round is None else self._on_round(self._plan, record)
+        left, on_round = self._plan.settings.num_rounds - record.round, self._attempts.on_round
+        self._attempts.progress.round_ended(self._plan.folder, left, record.test_accuracy)
+        return on_round and on_round(self._plan, record)
 
 
 def _tell_holders(folders: Sequence[Path], told: set[str]) -> None:

@@ -1,5 +1,4 @@
-"""The jobs of a sweep as tasks of software that runs them in other processes: what joblib, Ray and submitit have in
-common.
+"""The jobs of a sweep as tasks of software that runs them in other processes.
 
 A task runs one job, or several side by side (`fedsim.jobs.task_worker`), in the folders that they have here, which
 must be on a file system that all machines see.
@@ -114,10 +113,7 @@ class _Sweep:
         self._asked_at = -math.inf
 
     def run(self) -> None:
-        """Until all have ended; those that wait when a signal comes are not begun.
-
-        A second Ctrl-C does not wait for those that run; they are asked to end all the same.
-        """
+        """Until all have ended; those that wait when a signal comes are not begun. A second Ctrl-C waits for none."""
         total = sum(plan.settings.num_rounds for plan in self.plans)
         try:
             with self.attempts.shown(self.plans, total, self.launcher.how) as show:

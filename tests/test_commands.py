@@ -12,7 +12,6 @@ import pytest
 import fedsim
 from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import COMMANDS, answer
-from fedsim.running.process import CLOSED_PIPE
 
 ROOT = Path(__file__).parents[1]
 Ask = Callable[..., str]
@@ -147,10 +146,3 @@ def test_what_takes_time_is_imported_late(tmp_path: Path) -> None:
     for words in (["search", "optimizer.lr=0.1"], ["selector=nope"]):
         done = python(tmp_path, "-c", code, *words)
         assert (done.returncode, done.stdout) == (2, "tuned False\n")
-
-
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
-    shell = f"{sys.executable} -m fedsim list selectors | true; exit ${{PIPESTATUS[0]}}"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, env=env, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (CLOSED_PIPE, b"")

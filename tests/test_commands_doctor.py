@@ -134,13 +134,6 @@ def test_what_show_refuses_the_doctor_refuses_with_the_same_words(
         assert any(" ".join(str(problem).split()) in re.sub("disk: |data: ", "", line) for line in found)
 
 
-def test_the_words_of_a_sweep_are_judged_as_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine").mkdir()
-    words = ["--config-dir", "mine", "selector=random,md", "seed=0,1", "--multirun"]
-    found = "ok config: `fedsim --config-dir mine --multirun selector=random,md seed=0,1` is accepted, 4 jobs"
-    assert lines(capsys, *words, code=0)[0] == found
-
-
 def test_a_path_that_leads_nowhere_is_told_with_what_is_missing_unless_its_runs_are_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,13 +148,6 @@ def test_a_path_that_leads_nowhere_is_told_with_what_is_missing_unless_its_runs_
     assert not Path("outputs").exists()
     monkeypatch.setattr("fedsim.jobs.sweep.outcome_on_file", lambda plan: Namespace(final=True))
     assert not [line for line in lines(capsys, *words, code=0) if line.startswith("fail")]
-
-
-def test_a_data_set_of_ones_own_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    lab = "from fedsim.data.digits import Digits\nclass Rings(Digits):\n    def absent(self): return ['rings.csv']\n"
-    Path("my_lab.py").write_text(lab)
-    found = lines(capsys, "dataset._target_=my_lab.Rings", "data_dir=here", code=1)
-    assert found[-1] == f"fail data: data_dir='here': is missing rings.csv {REMEDY.replace('=data', '=here')}"
 
 
 def test_the_key_is_found_where_wandb_finds_it_and_never_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

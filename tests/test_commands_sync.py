@@ -13,7 +13,6 @@ import yaml
 
 from fedsim.commands import sync
 from fedsim.commands.dispatch import answer
-from fedsim.jobs.cli import run
 from fedsim.results.files import is_free, owned
 from fedsim.running.process import STOP
 from fedsim.tracking import wandb_tracker
@@ -73,20 +72,6 @@ def test_runs_wait_that_are_offline_or_whose_mirror_failed(capsys: pytest.Captur
     assert sync.waiting([offline, Path("outputs"), offline]) == [offline, failed, held]
     assert answer(["sync", "--dry-run"]) == 0
     assert "3 runs below outputs to be sent" in capsys.readouterr().out
-
-
-def test_a_run_waits_whose_wait_for_wandb_at_its_end_was_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ctrl_c(self: WandbTracker, summary: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(WandbTracker, "start", lambda self, info: None)
-    monkeypatch.setattr(WandbTracker, "finish", ctrl_c)
-    with pytest.raises(KeyboardInterrupt):
-        run(["num_rounds=1", "local.steps=1", "num_clients=6", "cohort_size=2", "tracker.wandb.mode=online"])
-    (folder,) = sync.waiting([Path("outputs")])
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "done"
-    assert summary["trackers"]["wandb"] == "KeyboardInterrupt before it had ended its work"
 
 
 OWN = {"mine": {"_target_": "my_lab.Remote", "host": "nowhere"}}

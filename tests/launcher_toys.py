@@ -1,21 +1,22 @@
 """Sweeps whose jobs run in other processes: their command, what they leave, and whether processes are left."""
 
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.jobs.sweep import Attempts
-from fedsim.jobs.task_worker import Job
-from fedsim.jobs.tasks import job_of
+from fedsim.jobs.task_worker import Task
 from fedsim.results.files import MODEL, read_metrics, read_summary
+from fedsim.running.outcome import Outcome
+from tests import slurm_stand_in
 
 WORDS = ("num_rounds=3", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
 HANG = 1800
@@ -48,10 +49,11 @@ def plans_of(*words: str) -> list[Plan]:
         return check_jobs(compose_jobs([*WORDS, *words], multirun=True))
 
 
-def sent(plan: Plan) -> Job:
-    """A job as it is sent: plain data."""
-    job: Job = json.loads(json.dumps(job_of(plan, Attempts())))
-    return job
+def sent(*plans: Plan) -> list[Outcome]:
+    """How jobs end that are sent to another process and back."""
+    task = pickle.loads(pickle.dumps(Task(plans, time.time(), {})))
+    found: list[Outcome] = pickle.loads(pickle.dumps(task.outcomes()))
+    return found
 
 
 def folders(place: Path) -> list[Path]:
@@ -64,7 +66,7 @@ def result(folder: Path) -> Any:
 
 
 def statuses(place: Path) -> dict[str, int]:
-    """How many jobs ended how, by their folders; `None`: no summary."""
+    """How many jobs ended how, by their folders; "None": no summary."""
     return dict(Counter(str((read_summary(folder) or {}).get("status")) for folder in folders(place / "outputs")))
 
 
@@ -83,13 +85,10 @@ def left_of(session: int) -> list[str]:
     """Names of the processes in a session that are not zombies."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
+        with suppress(OSError):
             name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
-        except OSError:
-            continue
-        state, _, _, of_session = rest.split()[:4]
-        if int(of_session) == session and state != "Z":
-            found.append(name)
+            state, _, _, of_session = rest.split()[:4]
+            found += [name] if int(of_session) == session and state != "Z" else []
     return found
 
 
@@ -103,15 +102,19 @@ def none_left(session: int) -> bool:
 
 
 class Sweep:
-    """A command in a session of its own whose jobs, of the selectors of `LAB`, run in other processes."""
+    """A command in a session of its own whose jobs, of a selector of `LAB`, run in other processes."""
 
-    def __init__(self, place: Path, *words: str, launcher: str) -> None:
+    def __init__(self, place: Path, launcher: str, *words: str) -> None:
         (place / "my_lab.py").write_text(LAB)
         (place / "slow").touch()
         self.place = place
-        self.command = [sys.executable, "-m", "fedsim.run", "-m", *WORDS, "checkpoint.every=2", *words]
-        self.launcher = [f"hydra/launcher={launcher}"]
+        lab = ("num_rounds=60", "checkpoint.every=2", "selector._target_=my_lab.Slow")
+        self.command = [sys.executable, "-m", "fedsim.run", "-m", *WORDS, *lab, words[0]]
+        self.launcher = [f"hydra/launcher={launcher}", *(f"hydra.launcher.{word}" for word in words[1:])]
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if launcher == "submitit_slurm":
+            slurm_stand_in.install(place / "slurm")
+            self.environment["PATH"] = f"{place / 'slurm'}:{os.environ['PATH']}"
 
     def start(self) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -131,16 +134,13 @@ class Sweep:
             assert process.poll() is None, process.communicate()
             time.sleep(0.1)
 
-    def again(self, *more: str) -> str:
-        command = [*self.command, *more]
-        done = subprocess.run(
-            command, cwd=self.place, env=self.environment, capture_output=True, text=True, check=False, timeout=HANG
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def check_equal(self) -> None:
-        """The same as the jobs one after another in a process."""
-        self.again("output_dir=whole")
+    def check_that_it_goes_on(self) -> None:
+        """The same command again leaves what the jobs do one after another in a process."""
         place = self.place
+        for more in (self.launcher, ["output_dir=whole"]):
+            command = [*self.command, *more]
+            done = subprocess.run(
+                command, cwd=place, env=self.environment, capture_output=True, text=True, check=False, timeout=HANG
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
         assert [result(f) for f in folders(place / "outputs")] == [result(f) for f in folders(place / "whole")]

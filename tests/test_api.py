@@ -23,7 +23,6 @@ from fedsim import Record, StopRun, compose, load_runs, run_experiment, run_swee
 from fedsim.api import experiments
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, DataError, FedsimError
-from fedsim.data.parquet import Parquet
 from fedsim.results.files import MODEL, HeldError, owned, read_metrics, read_summary
 from fedsim.results.runs import read_runs, write_archive
 from fedsim.selectors.random import Random
@@ -189,21 +188,6 @@ def test_a_sweep_gives_rows_for_rounds_and_runs(lanes: int | None) -> None:
     assert rounds.groupby("selector")["uploaded"].first().to_dict() == {"random": 2, "full": 6}
     assert rounds["summary.totals.bytes_up"].iloc[0] == rounds["bytes_up"].iloc[:4].sum()
     assert [len(result) for result in (sweep, sweep[1:])] == [4, 3]
-
-
-def test_missing_data_leave_the_other_runs_alone_and_are_looked_for_once_a_sweep(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looked: list[str] = []
-    load = Parquet.load
-    monkeypatch.setattr(Parquet, "load", lambda self: looked.append("") or load(self))
-    bad = compose([*WORDS, "partition=iid", "dataset=parquet", "dataset.path=nowhere", "seed=0,1"])
-    sweep = run_sweep([*bad, *compose([*WORDS, "partition=iid"])])
-    assert [result.status for result in sweep] == ["data", "data", "done"]
-    assert all("nowhere" in str(result.error) for result in sweep[:2])
-    assert len(looked) == 1
-    run_sweep(bad)  # the files may be there now
-    assert len(looked) == 2
 
 
 def test_a_callback_that_fails_ends_all_runs_of_a_sweep() -> None:

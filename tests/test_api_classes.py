@@ -1,7 +1,5 @@
 """Own classes in place of files of conf/, from Python."""
 
-import importlib
-import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -9,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from fedsim import compose, run_experiment, run_sweep
 from fedsim.api import parts
-from fedsim.core.errors import ConfigError, DataError, check, rule
+from fedsim.core.errors import ConfigError
+from fedsim.data.digits import Digits
 from fedsim.engine.optimizers import Constant
 from fedsim.rounds.aggregators import FedAvgM
+from fedsim.running.assembly import forget
 from fedsim.selectors.random import Random
 
 WORDS = ["num_clients=6", "cohort_size=2", "local.epochs=1", "num_rounds=4", "tracker=files_only"]
@@ -59,20 +57,6 @@ def test_scalars_of_numpy_are_the_numbers_of_python_that_they_are() -> None:
         compose(WORDS, selector=partial(Given, value=1, count=np.float32(2)))
 
 
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [
-        (np.eye(1), r"selector\.value=.*is a ndarray; .*\n.*array\.tolist\(\)"),
-        ([1, {"a": np.eye(1)}], r"selector\.value\.1\.a=.*is a ndarray"),
-        (Constant(), r"selector\.value=.*is a Constant; .*\n.*'_target_'"),
-    ],
-)
-def test_values_that_no_config_can_hold_are_refused(value: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        run_experiment(WORDS, selector=partial(Given, value=value))
-    assert not Path("outputs").exists()
-
-
 def local_selector(first: int) -> type[Random]:
     class Mine(Random):
         """Takes `first` and the client behind it."""
@@ -108,6 +92,10 @@ def test_a_class_without_a_module_leaves_the_other_runs_of_a_sweep_in_their_fold
     assert not any(result.kept or result.skipped for result in run_sweep(plans, keep=False))
 
 
+def value_of(value: Any) -> dict[str, Any]:
+    return {"selector": partial(Given, value=value)}
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -116,6 +104,9 @@ def test_a_class_without_a_module_leaves_the_other_runs_of_a_sweep_in_their_fold
         ({"selector": partial(Kept, mode="uniform", size=3)}, "selector.size: is not a known key"),
         ({"engine": Kept}, "engine=.*takes no class"),
         ({"partition": partial(Kept, mode="uniform")}, "partition._target_"),
+        (value_of(np.eye(1)), r"selector\.value=.*is a ndarray; .*\n.*array\.tolist\(\)"),
+        (value_of([1, {"a": np.eye(1)}]), r"selector\.value\.1\.a=.*is a ndarray"),
+        (value_of(Constant()), r"selector\.value=.*is a Constant; .*\n.*'_target_'"),
     ],
 )
 def test_what_is_no_part_is_refused_by_its_group(given: dict[str, Any], told: str) -> None:
@@ -127,29 +118,24 @@ FED_AVG_M = partial(FedAvgM, weighting="uniform", lr=1.0, momentum=0.9)
 
 
 def test_a_class_takes_the_place_of_what_words_and_presets_choose() -> None:
-    words = ["aggregator=fedavgm", "aggregator.lr=0.001,0.5", "+aggregator/x=y", "~aggregator.weighting"]
+    words = ["aggregator=fedavgm", "aggregator.lr=0.001,0.5", "~aggregator.momentum"]
     with pytest.raises(ConfigError, match=r"no effect: a class takes .*\n.*functools\.partial") as refused:
         compose([*WORDS, *words], aggregator=FED_AVG_M)
     keys = [problem.key for problem in refused.value.problems]
-    assert keys == ["aggregator", "aggregator.lr", "aggregator/x", "aggregator.weighting"]
+    assert keys == ["aggregator", "aggregator.lr", "aggregator.momentum"]
     words = ["preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "seed=0"]
     plans = compose(words, selector=partial(Kept, mode="uniform"), aggregator=FED_AVG_M)
     assert [plan.config["aggregator"]["momentum"] for plan in plans] == [0.9]  # once, and not once a selector
 
 
-class Narrow(nn.Linear):
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, width: int) -> None:
-        check(rule(width < 5, "width", width, "must be < 5"))
-        super().__init__(math.prod(input_shape), num_classes)
-
-
-def test_a_models_range_is_told_before_anything_runs_and_draws_nothing() -> None:
-    before = torch.get_rng_state()
-    with pytest.raises(ConfigError, match=r"model\.width=5: must be < 5") as refused:
-        compose([*WORDS, "optimizer.lr=0,-1"], model=partial(Narrow, width=5))
-    assert {problem.key for problem in refused.value.problems} == {"model.width", "optimizer.lr"}
-    assert len(compose(WORDS, model=partial(Narrow, width=4))) == 1
-    assert torch.equal(torch.get_rng_state(), before)
+def test_data_are_read_once_and_again_for_what_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[object] = []
+    load = Digits.load
+    monkeypatch.setattr(Digits, "load", lambda self: loads.append(self) or load(self))
+    forget()
+    for more, count in (("seed=1", 1), ("seed=2", 1), ("overwrite=true", 2)):
+        run_experiment([*WORDS, "num_rounds=1", more])
+        assert len(loads) == count
 
 
 def test_classes_of_a_script_are_not_importable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,40 +144,3 @@ def test_classes_of_a_script_are_not_importable(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Kept, "__module__", "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "Kept", Kept, raising=False)  # found there, in this process
     assert not parts.is_importable(Kept)
-
-
-RINGS = """
-import torch
-from fedsim.data.base import Dataset, LoadedData, Samples
-
-LOADS = []
-
-class Rings(Dataset):
-    def load(self):
-        LOADS.append(self)
-        samples = Samples(torch.rand(40, 2), torch.arange(40) % 2)
-        return LoadedData(samples, samples, 2, None, None, "first")
-
-class Forgetful(Dataset):
-    def load(self):
-        return None
-"""
-
-
-def test_a_data_set_whose_module_is_loaded_again_is_loaded_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    (tmp_path / "rings_of_a_test.py").write_text(RINGS)
-    module = importlib.import_module("rings_of_a_test")
-    words = [*WORDS, "num_rounds=1", "partition=iid", "model=logistic"]
-    with pytest.raises(DataError, match=r"Forgetful.load must return a fedsim.data.base.LoadedData, not NoneType"):
-        run_experiment(words, dataset=module.Forgetful)
-    assert run_experiment(words, dataset=module.Rings).summary["data"]["fingerprint"] == "first"
-    (tmp_path / "rings_of_a_test.py").write_text(RINGS.replace("first", "second"))
-    importlib.reload(module)
-    for more, loads in (("seed=1", 1), ("seed=2", 1), ("overwrite=true", 2)):
-        result = run_experiment([*words, more], dataset=module.Rings)
-        assert result.summary["data"]["fingerprint"] == "second"
-        assert len(module.LOADS) == loads  # what is to be run again reads its data again

@@ -17,7 +17,6 @@ from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division
 from fedsim.results.files import CLIENTS, read_metrics, read_summary
 from fedsim.rounds.client_accuracy import (
-    ClientAccuracy,
     Samples,
     aggregates,
     by_labels,

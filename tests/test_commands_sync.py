@@ -13,7 +13,6 @@ import yaml
 
 from fedsim.commands import sync
 from fedsim.commands.dispatch import answer
-from fedsim.jobs.cli import run
 from fedsim.results.files import is_free, owned
 from fedsim.running.process import STOP
 from fedsim.tracking import wandb_tracker
@@ -75,20 +74,6 @@ def test_runs_wait_that_are_offline_or_whose_mirror_failed(capsys: pytest.Captur
     assert "3 runs below outputs to be sent" in capsys.readouterr().out
 
 
-def test_a_run_waits_whose_wait_for_wandb_at_its_end_was_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ctrl_c(self: WandbTracker, summary: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(WandbTracker, "start", lambda self, info: None)
-    monkeypatch.setattr(WandbTracker, "finish", ctrl_c)
-    with pytest.raises(KeyboardInterrupt):
-        run(["num_rounds=1", "local.steps=1", "num_clients=6", "cohort_size=2", "tracker.wandb.mode=online"])
-    (folder,) = sync.waiting([Path("outputs")])
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "done"
-    assert summary["trackers"]["wandb"] == "KeyboardInterrupt before it had ended its work"
-
-
 OWN = {"mine": {"_target_": "my_lab.Remote", "host": "nowhere"}}
 
 
@@ -139,7 +124,7 @@ def test_one_that_cannot_be_sent_is_named_with_its_reason_and_waits(
     mirror(SEND)
     said = {
         "": "1 of 1 sent",
-        "default": "no run below outputs/default to be sent",
+        "default": "0 runs below outputs/default to be sent",
         "default/b --again": "1 of 1 sent",
     }
     for words, last in said.items():

@@ -169,13 +169,6 @@ def test_a_wrong_command_is_found(capsys: pytest.CaptureFixture[str]) -> None:
             do(ROOT / "README.md", command, capsys)
 
 
-def test_an_output_is_compared_by_its_shape() -> None:
-    printed = "a  1.5 s (x 20 ms)\n b    6.42 MB\nin outputs/a-s0-0008e7ad\n"
-    assert missing_line(("a 93 ms (x 1.2 s)", "...", "in outputs/a-s0-ffffffff"), printed) is None
-    assert missing_line(("b 1 kB", "a 1 s (x 1 s)"), printed) == "a 1 s (x 1 s)"  # in another order
-    assert missing_line(("a 1 s (y 1 s)",), printed) == "a 1 s (y 1 s)"
-
-
 def test_every_page_is_in_the_navigation() -> None:
     def leaves(node: object) -> list[str]:
         if isinstance(node, str):

@@ -2,12 +2,9 @@
 
 import json
 import os
-import pickle
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,15 +12,12 @@ import pytest
 from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem
 from fedsim.core.record import Record
 from fedsim.jobs.cli import run
-from fedsim.jobs.ray_launcher import RayJobs
+from fedsim.jobs.launchers import RayJobs
 from fedsim.jobs.sweep import Attempts
-from fedsim.jobs.task_worker import run_jobs
-from fedsim.jobs.tasks import new_records
+from fedsim.jobs.tasks import in_words, latest_record
 from fedsim.results.files import ERROR, read_summary
 from fedsim.rounds.loop import Simulation
-from fedsim.running.outcome import Outcome
 from fedsim.running.process import StopRequests
-from tests import slurm_stand_in
 from tests.launcher_toys import (
     HANG,
     LAB,
@@ -40,7 +34,6 @@ from tests.launcher_toys import (
 )
 
 LIBRARIES = {"ray": "ray", "submitit_local": "submitit", "submitit_slurm": "submitit"}
-ELSEWHERE = ("joblib", "ray", "submitit_local", "submitit_slurm")
 
 
 @pytest.fixture
@@ -105,15 +98,13 @@ def test_a_launcher_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 # --- a task ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_runs_what_was_sent_as_plain_data_and_returns_how_it_ended(lab: Path) -> None:
+def test_a_task_runs_what_was_sent_and_returns_how_it_ended(lab: Path) -> None:
     plans = plans_of("seed=0,1")
-    assert [outcome.status for outcome in run_jobs([sent(plan) for plan in plans])] == ["done", "done"]  # in lanes
-    (again,) = run_jobs([sent(plans[0])])
+    assert [outcome.status for outcome in sent(*plans)] == ["done", "done"]  # in lanes
+    (again,) = sent(plans[0])
     assert (again.status, again.skipped) == ("done", True)
     assert run(["-m", "seed=0,1", *WORDS, "output_dir=whole"]) == 0
     assert [result(f) for f in folders(lab / "outputs")] == [result(f) for f in folders(lab / "whole")]
-    with pytest.raises(RuntimeError, match="is fedsim the same"):
-        run_jobs([{**sent(plans[0]), "folder": "outputs/default/other"}])
 
 
 @pytest.mark.parametrize(
@@ -133,18 +124,9 @@ def test_what_refuses_a_job_in_a_task_is_told_here_and_has_its_exit_code(
     monkeypatch.setattr("fedsim.running.experiment.build", refuse)
     (plan,) = plans_of("seed=0")
     attempts = Attempts()
-    attempts.ends(plan, *pickle.loads(pickle.dumps(run_jobs([sent(plan)]))))
+    attempts.ends(plan, *sent(plan))
     assert attempts.ended[plan.folder].status == status
     assert [(found.exit_code, str(found)) for found in attempts.refused] == [(code, str(error))]
-
-
-def test_a_job_that_another_process_has_is_looked_at_again(lab: Path) -> None:
-    (plan,) = plans_of("seed=0")
-    attempts = Attempts()
-    attempts.ends(plan, Outcome("held", {}))
-    assert (attempts.held, attempts.ended) == ({plan.folder: plan}, {})
-    attempts.run_held(attempts.run_in_turn)
-    assert attempts.ended[plan.folder].status == "done"
 
 
 def test_a_task_that_is_asked_to_end_saves_its_job_and_its_process_begins_no_other(
@@ -160,49 +142,35 @@ def test_a_task_that_is_asked_to_end_saves_its_job_and_its_process_begins_no_oth
 
     monkeypatch.setattr(Simulation, "step", asked)
     stop.defer_always()
-    first, second = ([sent(plan)] for plan in plans_of("seed=0,1"))
-    assert [run_jobs(jobs)[0].status for jobs in (first, second)] == ["preempted"] * 2
+    assert [sent(plan)[0].status for plan in plans_of("seed=0,1")] == ["preempted"] * 2
     assert [(read_summary(folder) or {})["rounds"] for folder in folders(Path("outputs"))] == [2]
     stop.handle(signal.SIGTERM)  # between two jobs it ends nothing
 
 
-def test_rounds_are_counted_once_in_records_that_grow(tmp_path: Path) -> None:
-    lines = [json.dumps({"round": r, "selected": [0] * 5000}) + "\n" for r in range(1, 6)]
-    assert new_records(tmp_path, 0) == []
-    (tmp_path / "metrics.jsonl").write_text("".join(lines[:3])[:-4])
-    assert [r["round"] for r in new_records(tmp_path, 0)] == [1, 2]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    assert [r["round"] for r in new_records(tmp_path, 3)] == [4, 5]
-    assert new_records(tmp_path, 5) == []
+def test_the_latest_round_is_found_in_records_that_grow(tmp_path: Path) -> None:
+    lines = [json.dumps({"round": r, "selected": [0] * 5000}) + "\n" for r in range(1, 40)]
+    assert latest_record(tmp_path) == {}
+    for text, latest in (("".join(lines[:3])[:-4], 2), ("".join(lines), 39)):
+        (tmp_path / "metrics.jsonl").write_text(text)
+        assert latest_record(tmp_path)["round"] == latest
 
 
-# --- Ray without Ray -------------------------------------------------------------------------------------------------
+def test_of_a_traceback_the_last_line_is_told() -> None:
+    line = "-" * 22
+    trace = f"Job failed:\n{line}\nTraceback\n  File x\nValueError: y\n\n{line}\nlogs"
+    assert in_words(OSError(trace)) == "OSError: ValueError: y"
+    assert in_words(KeyError()) == "KeyError: "
 
 
-def ray_jobs(**given: Any) -> RayJobs:
-    values = {"address": None, "num_cpus": 1.0, "num_gpus": 0.0, "max_retries": 3}
-    return RayJobs(**{**values, "jobs_per_task": 1, "max_in_flight": None, **given})
-
-
-def test_a_ray_that_does_not_start_is_told(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class BusyRay(ModuleType):
-        def init(self, **_: Any) -> None:
-            raise Exception("The current node timed out during startup.")
-
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setattr("fedsim.jobs.ray_launcher.SETTINGS", {})
-    monkeypatch.setitem(sys.modules, "ray", BusyRay("ray"))
-    with pytest.raises(FedsimError, match="Ray has not started: The current node timed out during startup"):
-        ray_jobs().run(Attempts(), plans_of("seed=0"))
-
-
-def test_keys_stay_here_and_gpus_are_hidden_from_tasks_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_stay_here_and_gpus_are_hidden_from_tasks_of_ray_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"address": None, "num_cpus": 1.0, "max_retries": 3, "jobs_per_task": 1, "max_in_flight": None}
+    without, with_gpu = (RayJobs(**values, num_gpus=number) for number in (0.0, 0.5))  # type: ignore[arg-type]
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     monkeypatch.setenv("FEDSIM_DATA", "there")
-    environment = ray_jobs()._place()["environment"]
+    environment = without._environment()
     assert (environment["FEDSIM_DATA"], environment["CUDA_VISIBLE_DEVICES"]) == ("there", "")
     assert "secret" not in environment.values()
-    assert "CUDA_VISIBLE_DEVICES" not in ray_jobs(num_gpus=0.5)._place()["environment"]
+    assert "CUDA_VISIBLE_DEVICES" not in with_gpu._environment()
 
 
 # --- whole sweeps ----------------------------------------------------------------------------------------------------
@@ -235,38 +203,23 @@ def test_jobs_that_are_done_fail_or_are_refused_are_told_alike(
     assert "1 have ended before" in told.out
 
 
-@pytest.fixture
-def sweep(tmp_path: Path) -> Callable[..., Sweep]:
-    """A sweep by a launcher, with two tasks at a time; one of Slurm's tasks are killed in the end."""
-
-    def make(launcher: str, *words: str) -> Sweep:
-        made = Sweep(tmp_path, "num_rounds=60", *words, "selector._target_=my_lab.Slow", launcher=launcher)
-        key = {"joblib": "n_jobs", "submitit_slurm": "array_parallelism"}.get(launcher, "max_in_flight")
-        made.launcher.append(f"hydra.launcher.{key}=2")
-        if launcher == "submitit_slurm":
-            slurm_stand_in.install(tmp_path / "slurm")
-            made.environment["PATH"] = f"{tmp_path / 'slurm'}:{os.environ['PATH']}"
-        return made
-
-    return make
-
-
 WAYS = [("command", signal.SIGTERM), ("all", signal.SIGINT), ("command", signal.SIGKILL), ("job", signal.SIGKILL)]
+AT_A_TIME = {"joblib": "n_jobs", "ray": "max_in_flight", "submitit_local": "max_in_flight"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("who", "number"), WAYS)
-@pytest.mark.parametrize("launcher", ELSEWHERE)
+@pytest.mark.parametrize("launcher", ["joblib", *LIBRARIES])
 def test_a_sweep_that_is_asked_to_end_or_struck_leaves_no_process_and_the_same_command_goes_on(
-    launcher: str, who: str, number: int, sweep: Callable[..., Sweep], tmp_path: Path
+    launcher: str, who: str, number: int, tmp_path: Path
 ) -> None:
     """A terminal sends Ctrl-C to all processes; the out-of-memory killer kills that of a job."""
     if launcher in LIBRARIES:
         pytest.importorskip(LIBRARIES[launcher])
-    made = sweep(launcher, "seed=0,1,2")
-    process = made.start()
+    sweep = Sweep(tmp_path, launcher, "seed=0,1,2", f"{AT_A_TIME.get(launcher, 'array_parallelism')}=2")
+    process = sweep.start()
     try:
-        made.wait_for(2, process)
+        sweep.wait_for(2, process)
         if who == "all":
             os.killpg(process.pid, number)
         else:
@@ -290,6 +243,5 @@ def test_a_sweep_that_is_asked_to_end_or_struck_leaves_no_process_and_the_same_c
     if code > 0:
         assert "the same command goes on" in output
     (tmp_path / "slow").unlink(missing_ok=True)
-    made.again(*made.launcher)
+    sweep.check_that_it_goes_on()
     assert none_left(process.pid)
-    made.check_equal()

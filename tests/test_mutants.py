@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import scripts.mutants
 from scripts import random_mutants
-from scripts.mutants import ROOT, SURVIVED, SURVIVORS, Checked, Mutant, complaint, mutants
+from scripts.mutants import ROOT, SURVIVORS, Mutant, complaint, mutants
 
 
 def test_every_mutant_applies() -> None:
@@ -33,22 +32,6 @@ def test_what_is_stale_is_told(tmp_path: Path) -> None:
         "one.py: '= 1' occurs 2 times",
     ]
     assert complaint(Mutant("two.py", "a = 1", "c", "tests"), tmp_path) == "two.py: there is no such file"
-
-
-def test_a_test_that_fails_without_the_mutant_kills_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def failing_test(words: list[str], checkout: Path) -> str:
-        asked.append(words)
-        return "tests/a.py::b" if "b = 2" in (checkout / "one.py").read_text(encoding="utf-8") else SURVIVED
-
-    monkeypatch.setattr(scripts.mutants, "failing_test", failing_test)
-    told = {"1": "tests/a.py::b", "2": "nothing known: without it, tests/a.py::b fails"}
-    for sound, expected in told.items():
-        (tmp_path / "one.py").write_text(f"b = {sound}\na = 1\n", encoding="utf-8")
-        checkout, mutant = Checked(tmp_path), Mutant("one.py", "a = 1", "b = 2", "tests/a.py")
-        assert [checkout.fate(mutant) for _ in range(2)] == [expected, expected]
-    assert len(asked) == 3 + 1  # once for a sound checkout, and once for each mutant of it
 
 
 CODE = """

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from fedsim.core.errors import DataError
 from fedsim.core.record import Record
 from fedsim.jobs.cli import run
 from fedsim.jobs.sweep import Attempts
-from fedsim.jobs.task_worker import run_jobs
+from fedsim.jobs.task_worker import Task
 from fedsim.results.files import owned
 from fedsim.rounds.loop import Simulation
 from fedsim.running.process import Preempted, StopRequests
-from tests.launcher_toys import plans_of, sent
+from tests.launcher_toys import plans_of
 
 WORDS = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
 SWEEP, AGAIN = (*WORDS, "-m", "seed=0,1"), (*WORDS, "-m", "seed=0,1", "overwrite=true")
@@ -103,39 +104,28 @@ def test_the_same_command_goes_on_with_what_is_not_replaced_and_once_more_starts
     assert {path.name for path in Path("outputs/default").iterdir() if path.name.startswith(".")} == {".locks"}
 
 
-def test_it_holds_for_its_own_jobs_in_any_order_and_for_no_others(steps: Steps, broken_off: Any) -> None:
-    assert run(SWEEP) == 0
-    broken_off(*AGAIN)
-    steps.clear()
-    assert run([*WORDS, "seed=0", "overwrite=true"]) == 0
-    assert steps == rounds_of(0)
-    steps.clear()
-    assert run([*WORDS, "-m", "seed=0,2", "overwrite=true"]) == 0
-    assert steps == [*rounds_of(0), *rounds_of(2)]
-    steps.clear()
-    assert run([*WORDS, "-m", "seed=1,0", "overwrite=true"]) == 0
-    assert steps == rounds_of(1, 3)
-    broken_off(*AGAIN, "name=a,b")
-    steps.clear()
-    assert run([*WORDS, "-m", "name=b,a", "seed=1,0", "overwrite=true"]) == 0
-    assert steps == [*rounds_of(1), *rounds_of(1, 3)]
-    assert not notes()
-
-
-def test_what_is_shown_and_where_the_note_is_deleted_or_damaged_all_jobs_are_run(
+def test_it_holds_for_its_own_jobs_in_any_order_and_for_no_others(
     steps: Steps, broken_off: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(SWEEP) == 0
-    for damage in (Path.unlink, lambda note: note.write_text("[]")):
-        broken_off(*AGAIN)
-        capsys.readouterr()
-        assert show([*AGAIN, "--json"]) == 0
-        assert [job["state"] for job in json.loads(capsys.readouterr().out)] == ["done", "partial"]
-        damage(*notes())
+    broken_off(*AGAIN)
+    for words, expected in (
+        (["seed=0"], rounds_of(0)),
+        (["-m", "seed=0,2"], [*rounds_of(0), *rounds_of(2)]),
+        (["-m", "seed=1,0"], rounds_of(1, 3)),
+    ):
         steps.clear()
-        assert run(AGAIN) == 0
-        assert steps == [*rounds_of(0), *rounds_of(1, 3)]
-        capsys.readouterr()
+        assert run([*WORDS, *words, "overwrite=true"]) == 0
+        assert steps == expected
+    broken_off(*AGAIN)
+    capsys.readouterr()
+    assert show([*AGAIN, "--json"]) == 0
+    assert [job["state"] for job in json.loads(capsys.readouterr().out)] == ["done", "partial"]
+    (note,) = notes()
+    note.write_text("[]")  # is damaged: all jobs are run
+    steps.clear()
+    assert run(AGAIN) == 0
+    assert steps == [*rounds_of(0), *rounds_of(1, 3)]
 
 
 def test_a_job_that_fails_is_run_again_alone_and_its_traceback_is_named(
@@ -178,10 +168,10 @@ def test_a_task_that_is_started_again_does_not_run_again_what_it_has_replaced(nu
     plans = plans_of("seed=range(2)", "num_rounds=4", "overwrite=true")[:number]
     for plan in plans[:1]:
         Attempts().run(plan)
-    jobs = [sent(plan) for plan in plans]
+    work = Task(plans, time.time(), {})
     for skipped in (False, True):
         steps.clear()
-        assert [(one.status, one.skipped) for one in run_jobs(jobs)] == [("done", skipped)] * number
+        assert [(one.status, one.skipped) for one in work.outcomes()] == [("done", skipped)] * number
         assert len(steps) == (0 if skipped else 4 * number)
 
 

@@ -3,45 +3,30 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+import yaml
 
 from fedsim.config import hydra_node
-from fedsim.config.words import plugins
+from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError
 from fedsim.jobs.cli import run
-from fedsim.jobs.submitit_launcher import SlurmJobs, _last_of_trace, launcher_of
-from fedsim.jobs.task_worker import SubmittedTask, this_place
+from fedsim.jobs.launchers import SlurmJobs, launcher_of
+from fedsim.jobs.task_worker import SubmittedTask
 from fedsim.results.files import read_metrics, read_summary
 from tests import slurm_stand_in
-from tests.launcher_toys import (
-    HANG,
-    LAB,
-    WORDS,
-    Sweep,
-    folders,
-    none_left,
-    pid_of_job,
-    plans_of,
-    result,
-    sent,
-    statuses,
-)
+from tests.launcher_toys import HANG, LAB, WORDS, Sweep, folders, pid_of_job, plans_of, result, statuses
 
 submitit = pytest.importorskip("submitit")
 
 
 def node_of(name: str, /, **given: Any) -> dict[str, Any]:
-    """The node hydra.launcher with the plugin's parameters and ours."""
-    plugins()
-    registered: Any = OmegaConf.to_container(ConfigStore.instance().repo["hydra"]["launcher"][f"{name}.yaml"].node)
-    return {**registered, **given}
+    """The node hydra.launcher."""
+    return {**yaml.safe_load((conf_dir() / f"hydra/launcher/{name}.yaml").read_text(encoding="utf-8")), **given}
 
 
 @pytest.mark.parametrize("name", ["submitit_local", "submitit_slurm"])
@@ -66,23 +51,8 @@ def test_what_sbatch_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: p
         run(["-m", "seed=0,1", *WORDS, "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpi"])
 
 
-@pytest.fixture
-def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """submitit's, made of parameters."""
-    (tmp_path / "srun").touch(mode=0o755)  # which submitit looks for
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return lambda **given: launcher_of(node_of("submitit_slurm", **given), SlurmJobs).executor(tmp_path)._executor
-
-
-def test_parameters_of_the_plugin_go_to_submitit_and_ours_do_not(executor: Callable[..., Any]) -> None:
-    made = executor(mem_gb=16, partition="gpu", mem_per_gpu="8G", max_num_timeout=7, jobs_per_task=8)
-    assert made.max_num_timeout == 7
-    expected = {"mem": "16GB", "partition": "gpu", "mem_per_gpu": "8G", "job_name": "fedsim", "time": 60, "nodes": 1}
-    assert {key: made.parameters[key] for key in expected} == expected
-
-
 @pytest.mark.parametrize(
-    ("given", "told", "hidden"),
+    ("given", "cores", "hidden"),
     [
         ({"cpus_per_task": 4}, True, True),
         ({"gpus_per_node": 1}, False, False),
@@ -91,20 +61,21 @@ def test_parameters_of_the_plugin_go_to_submitit_and_ours_do_not(executor: Calla
     ],
 )
 def test_srun_is_told_the_cores_of_a_task_and_gpus_are_hidden_from_one_that_asks_for_none(
-    given: dict[str, Any], told: bool, hidden: bool, executor: Callable[..., Any]
+    given: dict[str, Any], cores: bool, hidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its threads would share a core (Slurm 22.05), and device=auto would be another device than was checked."""
-    lines: list[str] = executor(**given)._make_submission_file_text("python", "").splitlines()
+    (tmp_path / "srun").touch(mode=0o755)  # which submitit looks for
+    monkeypatch.setenv("PATH", str(tmp_path))
+    given |= {"mem_gb": 16, "partition": "gpu", "mem_per_gpu": "8G", "max_num_timeout": 7, "jobs_per_task": 8}
+    made = launcher_of(node_of("submitit_slurm", **given), SlurmJobs).executor(tmp_path)._executor
+    assert made.max_num_timeout == 7
+    expected = {"mem": "16GB", "partition": "gpu", "mem_per_gpu": "8G", "job_name": "fedsim", "time": 60, "nodes": 1}
+    assert {key: made.parameters[key] for key in expected} == expected
+    lines: list[str] = made._make_submission_file_text("python", "").splitlines()
     (number,) = (number for number, line in enumerate(lines) if line.startswith("srun "))
-    assert ("--cpus-per-task=4" in lines[number].split()) == told
+    assert ("--cpus-per-task=4" in lines[number].split()) == cores
     assert lines[number].endswith(" python")
     assert ("export CUDA_VISIBLE_DEVICES=" in lines[:number]) == hidden
-
-
-def test_of_a_traceback_the_last_line_is_told() -> None:
-    line = "-" * 22
-    assert _last_of_trace(f"Job failed:\n{line}\nTraceback\n  File x\nValueError: y\n\n{line}\nlogs") == "ValueError: y"
-    assert _last_of_trace("no result") == "no result"
 
 
 # --- tasks that are requeued -----------------------------------------------------------------------------------------
@@ -131,7 +102,7 @@ def test_a_preempted_task_is_requeued_and_ends_as_if_it_had_not_been(
     executor = submitit.LocalExecutor(tmp_path / "submitit", max_num_timeout=0)
     executor.update_parameters(timeout_min=60)  # within its first 48 minutes the signal is taken for a preemption
     (tmp_path / "slow").touch()
-    task = executor.submit(SubmittedTask(this_place({}), [sent(plan) for plan in plans]))
+    task = executor.submit(SubmittedTask(plans, time.time(), {}))
     first = second = 0
     try:
         wait_for_rounds(places, 4, task)
@@ -154,34 +125,10 @@ def test_a_preempted_task_is_requeued_and_ends_as_if_it_had_not_been(
     assert [result(f) for f in folders(tmp_path / "outputs")] == [result(f) for f in folders(tmp_path / "whole")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR2, 0), (signal.SIGTERM, 75)])
-def test_a_task_is_requeued_where_nothing_but_the_announcement_has_asked_it_to_end(
-    number: int, code: int, tmp_path: Path
-) -> None:
-    sweep = Sweep(tmp_path, "num_rounds=60", "seed=0,1", "selector._target_=my_lab.Slow", launcher="submitit_local")
-    sweep.launcher.append("hydra.launcher.max_in_flight=2")
-    process = sweep.start()
-    try:
-        sweep.wait_for(2, process)
-        os.kill(pid_of_job(folders(tmp_path / "outputs")[0]), number)
-        time.sleep(1)  # the round ends
-        (tmp_path / "slow").unlink()
-        output, errors = process.communicate(timeout=HANG)
-    finally:
-        process.kill()
-    assert process.returncode == code, output + errors
-    assert none_left(process.pid)
-    assert statuses(tmp_path) == ({"done": 2} if code == 0 else {"done": 1, "preempted": 1})
-    sweep.again(*sweep.launcher)
-    sweep.check_equal()
-
-
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[Path]:
-    """Commands in place of Slurm's; their tasks are killed in the end."""
+    """Where the commands in place of Slurm's will be; their tasks are killed in the end."""
     place = tmp_path / "slurm"
-    slurm_stand_in.install(place)
     yield place
     for file in place.glob("*.pid"):
         with suppress(OSError):
@@ -191,10 +138,7 @@ def slurm(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.slow
 def test_an_array_of_lanes_is_requeued_by_slurm_and_killed_and_repeated(tmp_path: Path, slurm: Path) -> None:
     """By commands that take the place of Slurm's (tests/slurm_stand_in.py)."""
-    words = ("num_rounds=60", "seed=0,1,2,3,4,5", "selector._target_=my_lab.Slow")
-    sweep = Sweep(tmp_path, *words, launcher="submitit_slurm")
-    sweep.launcher += ["hydra.launcher.jobs_per_task=2", "hydra.launcher.array_parallelism=2"]
-    sweep.environment["PATH"] = f"{slurm}:{os.environ['PATH']}"
+    sweep = Sweep(tmp_path, "submitit_slurm", "seed=0,1,2,3,4,5", "jobs_per_task=2", "array_parallelism=2")
     process = sweep.start()
     try:
         sweep.wait_for(4, process)
@@ -214,8 +158,7 @@ def test_an_array_of_lanes_is_requeued_by_slurm_and_killed_and_repeated(tmp_path
     assert slurm_stand_in.requeues(slurm) == ["1_0"]
     assert slurm_stand_in.states_in_the_end(slurm) == {"1_0": "COMPLETED", "1_1": "FAILED", "1_2": "COMPLETED"}
     assert process.returncode == 1, output + errors
-    assert output.count("its task 1_1 has ended without a report (FAILED;") >= 2
+    assert output.count("1_1 has ended without a report: FAILED, see") >= 2
     assert statuses(tmp_path) == {"done": 4, "None": 2}
-    sweep.again(*sweep.launcher)
+    sweep.check_that_it_goes_on()
     assert slurm_stand_in.states_in_the_end(slurm)["2"] == "COMPLETED"  # one task of two lanes
-    sweep.check_equal()

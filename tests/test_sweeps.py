@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import yaml
+from hydra import compose
 
+from fedsim.config.plan import make_plan
 from fedsim.core.record import Record
 from fedsim.jobs import sweep
 from fedsim.jobs.cli import run
-from fedsim.results.files import MODEL, HeldError, is_free, owned, read_summary
+from fedsim.results.files import MODEL, owned, read_metrics, read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running import process as signals
 from fedsim.running.process import StopRequests
-from tests.run_toys import without_seconds
+from tests.run_toys import QUICK, Run, shell, without_seconds
 
 pytestmark = pytest.mark.usefixtures("stop")
 ROOT = Path(__file__).parents[1]
@@ -131,21 +135,6 @@ def test_a_signal_ends_the_wait_and_touches_nothing(
     assert not theirs.exists()
 
 
-def test_a_lock_names_its_holder_until_it_is_released_and_an_old_name_harms_nobody(tmp_path: Path) -> None:
-    folder = tmp_path / "place" / "run"
-    note = folder.parent / ".locks" / "run.holder.txt"
-    with owned(folder):
-        assert note.read_text().startswith(f"process {os.getpid()} on ")
-        assert not is_free(folder)
-        note.write_bytes(b"\xff")
-        with pytest.raises(HeldError, match=r"another process is running this now \(unknown which\)"), owned(folder):
-            pass
-    assert is_free(folder)
-    assert not note.exists()
-    assert is_free(tmp_path / "nowhere" / "run")
-    assert not (tmp_path / "nowhere").exists()
-
-
 TOGETHER = """
 import json, os, random, signal, sys, time
 from fedsim.jobs.cli import run
@@ -193,3 +182,61 @@ def test_sweeps_at_the_same_time_share_the_jobs_and_outlive_each_other(
     assert [result(f) for f in folders("outputs")] == [result(f) for f in folders("whole")]
     assert len(folders("outputs")) == 4
     assert not list(Path("outputs").rglob("*.tmp"))
+
+
+# --- jobs are composed once, each for itself --------------------------------------------------------------------------
+
+
+OUTSIDE = """
+from pathlib import Path
+from fedsim.core.types import Selection
+from fedsim.selectors.base import Selector
+
+class Lowest(Selector):
+    def __init__(self, population, *, skip: int):
+        super().__init__(population)
+        self.skip = skip
+        Path("my_conf/selector/lowest.yaml").write_text("_target_: my_lab.Lowest\\nskip: 7\\nnew_key: 1\\n")
+
+    def select(self, round, clients, rng):
+        return Selection(clients.available[self.skip : self.skip + self.cohort_size(clients)])
+"""
+
+
+def test_a_selector_outside_the_package_is_two_files_and_editing_them_does_not_reach_later_jobs(tmp_path: Path) -> None:
+    """As a user's shell sees it."""
+    (tmp_path / "my_lab.py").write_text(OUTSIDE)
+    (tmp_path / "my_conf" / "selector").mkdir(parents=True)
+    own = tmp_path / "my_conf" / "selector" / "lowest.yaml"
+    own.write_text("_target_: my_lab.Lowest\nskip: 2\n")
+    result = shell(Path(), "-m", "--config-dir", "my_conf", "selector=lowest", "seed=0,1", *QUICK)
+    assert result.returncode == 0, result.stderr
+    assert "new_key" in own.read_text()
+    assert [f.name.rpartition("-")[0] for f in folders("outputs")] == [f"digits-shards-mlp-lowest-s{s}" for s in (0, 1)]
+    for folder in folders("outputs"):
+        assert yaml.safe_load((folder / "config.yaml").read_text())["selector"]["skip"] == 2
+        assert read_metrics(folder)[0]["selected"] == [2, 3, 4, 5, 6]
+
+
+PRESET = """# @package _global_
+hydra:
+  mode: MULTIRUN
+  sweeper:
+    params:
+      selector: random,gpfl
+      seed: range(3)
+"""
+
+
+def test_jobs_are_composed_and_planned_once_also_those_of_a_preset(
+    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_conf" / "preset").mkdir(parents=True)
+    (tmp_path / "my_conf" / "preset" / "mine.yaml").write_text(PRESET)
+    planned, composed = mock.Mock(side_effect=make_plan), mock.Mock(side_effect=compose)
+    monkeypatch.setattr("fedsim.config.plan.make_plan", planned)
+    monkeypatch.setattr("fedsim.config.diagnosis.compose", composed)
+    assert fedsim("--config-dir", "my_conf", "preset=mine", "seed=0,1", "hydra.verbose=false") == 0
+    assert sorted(call.args[1]["selector"] for call in planned.mock_calls) == ["gpfl", "gpfl", "random", "random"]
+    assert composed.call_count == 1 + 4  # what is common to all first: it says what is swept over
+    assert {folder.parent.name for folder in folders("outputs")} == {"mine"}

@@ -11,8 +11,7 @@ import pytest
 
 from fedsim.config.plan import Plan
 from fedsim.jobs.sweep import Attempts
-from fedsim.jobs.task_worker import Job
-from fedsim.jobs.tasks import LostTaskError, TaskLauncher
+from fedsim.jobs.tasks import TaskLauncher
 from fedsim.running.outcome import Outcome
 from fedsim.running.process import Preempted, StopRequests
 from tests.launcher_toys import plans_of
@@ -20,11 +19,12 @@ from tests.launcher_toys import plans_of
 
 @dataclass(kw_only=True)
 class Pretended(TaskLauncher):
-    """Tasks that end in turn, without doing anything; `lost`: one that reports nothing."""
+    """Tasks that end in turn, most of them without doing anything; `lost`: one that reports nothing."""
 
     most: int | None
     lost: int | None = None
-    begun: list[list[str]] = field(default_factory=list)
+    does_them: bool = False
+    begun: list[list[Path]] = field(default_factory=list)
     at_a_time: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
 
@@ -41,9 +41,11 @@ class Pretended(TaskLauncher):
     def connected(self, place: Path) -> Iterator[None]:
         yield
 
-    def begin(self, groups: Sequence[Sequence[Job]]) -> Sequence[int]:
+    def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[int]:
         first = len(self.begun)
-        self.begun += [[job["folder"] for job in group] for group in groups]
+        self.begun += [[plan.folder for plan in group] for group in groups]
+        if self.does_them:
+            Attempts().run_in_turn([plan for group in groups for plan in group])
         return range(first, len(self.begun))
 
     def ended(self, running: Mapping[int, Sequence[Plan]]) -> Sequence[int]:
@@ -52,7 +54,7 @@ class Pretended(TaskLauncher):
 
     def outcomes(self, task: int) -> list[Outcome]:
         if task == self.lost:
-            raise LostTaskError("its task was killed")
+            raise OSError("killed")
         return [Outcome("done", {})] * len(self.begun[task])
 
     def ask_to_end(self, running: Sequence[int]) -> None:
@@ -70,7 +72,7 @@ def test_a_task_has_jobs_that_can_train_together_and_all_begin_at_once_where_not
 ) -> None:
     tasks, attempts = Pretended(jobs_per_task=2, most=None), Attempts()
     tasks.run(attempts, plans)
-    of_batch = {str(plan.folder): plan.local.batch_size for plan in plans}
+    of_batch = {plan.folder: plan.local.batch_size for plan in plans}
     assert [[of_batch[folder] for folder in group] for group in tasks.begun] == [[8, 8], [8], [16, 16], [16]]
     assert tasks.at_a_time == [4, 3, 2, 1]
     assert {folder: one.status for folder, one in attempts.ended.items()} == {plan.folder: "done" for plan in plans}
@@ -82,19 +84,12 @@ def test_no_more_tasks_than_asked_for_run_at_a_time_and_one_that_is_lost_takes_n
     tasks, attempts = Pretended(jobs_per_task=1, most=2, lost=2), Attempts()
     tasks.run(attempts, plans)
     assert tasks.at_a_time == [2, 2, 2, 2, 2, 1]
-    statuses = {str(folder): outcome.status for folder, outcome in attempts.ended.items()}
+    statuses = {folder: outcome.status for folder, outcome in attempts.ended.items()}
     assert statuses == {folder: "failed" if n == 2 else "done" for n, (folder,) in enumerate(tasks.begun)}
-    assert "its task was killed; the same command goes on with it" in capsys.readouterr().out
+    assert "its task is lost (OSError: killed); the same command goes on with it" in capsys.readouterr().out
 
-
-def test_a_lost_task_has_done_what_its_folder_says(plans: list[Plan]) -> None:
-    class Late(Pretended):
-        def begin(self, groups: Sequence[Sequence[Job]]) -> Sequence[int]:
-            Attempts().run(plans[0])
-            return super().begin(groups)
-
-    attempts = Attempts()
-    Late(jobs_per_task=1, most=None, lost=0).run(attempts, plans[:1])
+    attempts = Attempts()  # one that is lost has done what its folder says
+    Pretended(jobs_per_task=1, most=None, lost=0, does_them=True).run(attempts, plans[:1])
     assert [(one.status, one.summary["rounds"]) for one in attempts.ended.values()] == [("done", 3)]
 
 
@@ -123,4 +118,4 @@ def test_after_a_signal_no_task_begins_and_those_that_run_are_asked_to_end(
     with stop.working(), pytest.raises(Preempted):
         tasks.run(Attempts(), plans)
     assert len(tasks.begun) == 3
-    assert tasks.asked == [2, 1, 0]
+    assert tasks.asked == [2]

@@ -11,7 +11,7 @@ from typing import cast
 
 from hydra.core.global_hydra import GlobalHydra
 
-from fedsim.api.parts import Part, is_lasting, with_parts, words_without_effect
+from fedsim.api.parts import Part, is_lasting, with_parts
 from fedsim.api.results import RunFailedError, RunResult, SweepResult, TemporaryFolder
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
@@ -53,7 +53,6 @@ def compose(overrides: Words = (), *, config_dir: str | Path | None = None, **pa
     before = GlobalHydra.instance().hydra
     try:
         with search_path(None if config_dir is None else str(config_dir)):
-            check(*words_without_effect(overrides, parts))
             plans = check_jobs([with_parts(job, parts) for job in compose_jobs(list(overrides), multirun=True)])
     finally:
         GlobalHydra.instance().hydra = before  # a program that uses Hydra itself finds it as it was
@@ -103,11 +102,11 @@ def run_sweep(
     config_dir: str | Path | None = None,
     **parts: Part,
 ) -> SweepResult:
-    """Run several experiments: those that `compose` has made, or that these overrides describe (`seed=0,1,2`).
+    """Run several experiments, as `run_experiment` runs one: those that `compose` has made, or that these overrides
+    describe (`seed=0,1,2`).
 
     `lanes`: how many run side by side, trained in common batches (None: one after another). A run that fails, or whose
-    data are missing, does not stop the others; its status says so. `on_round` is called with the experiment and the
-    record. All else is as in `run_experiment`.
+    data are missing, does not stop the others; its status says so. `on_round` is called with the experiment, too.
 
         sweep = run_sweep(["selector=random,oort", "seed=0,1,2", "tracker=files_only"])
         sweep.summaries[["selector", "seed", "summary.smoothed_accuracy"]]
@@ -134,7 +133,6 @@ def run_sweep(
 
 
 def _composed(given: Sequence[Plan] | Words, config_dir: str | Path | None, parts: dict[str, Part]) -> list[Plan]:
-    """Experiments as they are, or composed of overrides."""
     plans = [one for one in given if isinstance(one, Plan)]
     if not plans:
         return compose(cast(Words, given), config_dir=config_dir, **parts)
@@ -174,10 +172,8 @@ class _Callback(Watch):
 
 
 def _made_ready(plans: Sequence[Plan], keep: bool | None) -> list[tuple[Plan, TemporaryFolder | None]]:
-    """Each plan where it is to be run, with the temporary folder that this is in, if it is one.
-
-    Raises what keeps them from being run; what is to be run again reads its data again.
-    """
+    """Each plan where it is to be run, with the temporary folder that this is in, if it is one; what is to be run again
+    reads its data again. Raises what keeps them from being run."""
     lasting = [is_lasting(plan) for plan in plans]
     if keep and not all(lasting):
         told = "cannot be kept: no other process can import a class of a notebook, a script or a function"
@@ -188,7 +184,7 @@ def _made_ready(plans: Sequence[Plan], keep: bool | None) -> list[tuple[Plan, Te
         (plan, None) if place is None or stays else (replace(plan, folder=place.path / plan.folder.name), place)
         for plan, stays in zip(plans, kept, strict=True)
     ]
-    require_room([plan for plan, _ in placed])
+    require_room(plan for plan, _ in placed)
     if any(plan.settings.overwrite for plan in plans):
         forget()
     return placed

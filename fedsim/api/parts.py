@@ -4,7 +4,7 @@ import functools
 import itertools
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from fedsim.api import session
 from fedsim.config.compose import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.typecheck import not_imported
-from fedsim.config.words import key_of, parse, typed_in
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.data.base import Dataset
 from fedsim.engine.optimizers import LocalOptimizer
@@ -46,8 +45,18 @@ PLAIN = (int, float, str, bool, type(None))
 def with_parts(job: Composed, parts: Mapping[str, Part]) -> Composed:
     """`job` with `parts` in place of the choices of their groups.
 
-    Raises `ConfigError` for a group that takes no class, and for what is no class.
+    Raises `ConfigError` for a group that takes no class, for what is no class, and for words of the command line that
+    choose or change what a class takes the place of.
     """
+    remedy = "give its values with it: functools.partial(..., key=value)"
+    typed = [(re.split(r"[./@]", key)[0], key) for key in sorted(job.typed)]
+    check(
+        *(
+            Problem(key, ..., f"has no effect: a class takes the place of {of}", remedy)
+            for of, key in typed
+            if of in parts
+        )
+    )
     new, chosen = dict(job.config), dict(job.choices)
     for group, part in parts.items():
         if group not in BASES:
@@ -55,21 +64,6 @@ def with_parts(job: Composed, parts: Mapping[str, Part]) -> Composed:
         new[group], name = _node_of(group, part)
         chosen = {key: choice for key, choice in chosen.items() if not key.startswith(f"{group}/")} | {group: name}
     return replace(job, config=new, choices=chosen)
-
-
-def words_without_effect(words: Sequence[str], parts: Mapping[str, Part]) -> list[Problem]:
-    """The problems of those of `words` that are of a group in `parts`: the choice of a file, or a value of one.
-
-    To be called inside `fedsim.config.compose.search_path`, as it parses them.
-    """
-    found = []
-    for override in parse(words) if parts else []:
-        group = re.split(r"[./@]", key_of(override))[0]
-        if group in parts:
-            told = f"has no effect: a class takes the place of all of {group}"
-            remedy = f"give its values with it: {group}=functools.partial(..., key=value)"
-            found.append(Problem(key_of(override), typed_in(override) or ..., told, remedy))
-    return found
 
 
 def _node_of(group: str, part: Part) -> tuple[dict[str, Any], str]:

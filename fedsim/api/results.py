@@ -39,8 +39,7 @@ class RunResult:
 
     `status` is `done`, `diverged` (updates were nan or infinite), `interrupted` (a callback has ended it; the same
     call goes on), or in a sweep also `failed`, `data` and `config` (refused before round 1; `error` says why).
-    `summary` is what summary.json holds. `skipped`: an earlier run with the same config had done it. `kept`: whether
-    its files stay; those of other runs are deleted with this object.
+    `summary` is what summary.json holds. `skipped`: an earlier run with the same config had done it.
     """
 
     plan: Plan
@@ -55,7 +54,7 @@ class RunResult:
 
     @property
     def kept(self) -> bool:
-        """Whether its files stay."""
+        """Whether its files stay; those of other runs are deleted with this object."""
         return self.place is None
 
     @property
@@ -70,12 +69,12 @@ class RunResult:
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
-        """The records of its rounds, as in metrics.jsonl."""
+        """As in metrics.jsonl."""
         return read_metrics(self.folder)
 
     @cached_property
     def rounds(self) -> "DataFrame":
-        """A row a round; columns as in `load_runs`. Raises `PandasMissingError` without pandas."""
+        """A row a round; columns as in `load_runs`."""
         return rounds_frame([self.run])
 
     @cached_property
@@ -109,7 +108,7 @@ class SweepResult(tuple[RunResult, ...]):
 
     @property
     def rounds(self) -> "DataFrame":
-        """A row for each round of each run; columns as in `load_runs`. Raises `PandasMissingError` without pandas."""
+        """A row for each round of each run; columns as in `load_runs`."""
         return rounds_frame([result.run for result in self])
 
     @property
@@ -147,7 +146,6 @@ def load_runs(source: "str | PathLike[str]") -> "DataFrame":
 
 
 def rounds_frame(runs: Sequence[Run]) -> "DataFrame":
-    """A row for each round of `runs`; the columns are those of `load_runs`."""
     pd = _pandas()
     rows = ([{**leading, **record, **trailing} for record in run.records] for run, leading, trailing in _told(runs))
     frames = [pd.DataFrame(of_run) for of_run in rows if of_run]
@@ -155,7 +153,6 @@ def rounds_frame(runs: Sequence[Run]) -> "DataFrame":
 
 
 def runs_frame(runs: Sequence[Run]) -> "DataFrame":
-    """A row for each of `runs`: the columns of `load_runs` but for those of rounds."""
     return _pandas().DataFrame([{**leading, **trailing} for _, leading, trailing in _told(runs)])
 
 
@@ -165,9 +162,8 @@ def _told(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any], dict[str, 
     ignored = (*IRRELEVANT, "seed")  # cannot change a result, or has a column of its own
     configs = [flat({key: value for key, value in run.config.items() if key not in ignored}) for run in runs]
     values = [{key: value for key, value in config if not key.endswith("_target_")} for config in configs]
-    texts = {
-        key: {json.dumps(one.get(key), default=str) for one in values} for key in {k: 0 for v in values for k in v}
-    }
+    keys = dict.fromkeys(key for one in values for key in one)
+    texts = {key: {json.dumps(one.get(key), default=str) for one in values} for key in keys}
     for run, own in zip(runs, values, strict=True):
         choices = {group: run.choices.get(group) for group in groups}
         given = {key: own.get(key) for key, found in texts.items() if len(found) > 1}
@@ -177,7 +173,6 @@ def _told(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any], dict[str, 
 
 
 def _pandas() -> Any:
-    """The module. Raises `PandasMissingError` with the remedy if it is not installed."""
     try:
         import pandas
     except ImportError as error:

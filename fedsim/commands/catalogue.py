@@ -1,17 +1,16 @@
 """Groups of the config and the choices in them, from the shipped conf/ and the user's own folder of configs.
 
 What a choice is, is said by the comments of its file and by the docstring of its class, which is read in the source
-code: an import runs a module, and takes time. Launchers without a file are those of Hydra and its plugins.
+code: an import runs a module, and takes time.
 """
 
 import ast
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,7 @@ KEY = re.compile(rf"^(\w+):{COMMENT}", re.MULTILINE)
 GROUP = re.compile(rf"^\s*(?:#\s*)?-\s+(?:override\s+)?/?([\w/]+):\s*[\w.-]+{COMMENT}", re.MULTILINE)
 """An entry of a defaults list."""
 INHERITED = ("source", "asks", "bytes", "samples", "needs")
-"""Fields that a choice has from the one that it builds on: where a method is from, what it asks of clients, its costs,
-and keys that it needs. Others, such as the command of a paper's experiment, are its own."""
+"""Fields that a choice has from the one that it builds on."""
 
 
 def head_of(text: str) -> tuple[str, dict[str, str]]:
@@ -76,6 +74,9 @@ def docstring_of(target: str) -> str:
     return ast.get_docstring(found[0]) or "" if found else ""
 
 
+SWEEPS = ("hydra", "sweeper", "params")
+
+
 @dataclass(frozen=True)
 class Choice:
     """A file of a config group. `base`: the choice of the same group that it builds on, if any.
@@ -108,13 +109,11 @@ class Choice:
 
     @property
     def target(self) -> str | None:
-        """The class that it names."""
         found = self.file.values.get("_target_")
         return found if isinstance(found, str) else None
 
     @cached_property
     def docstring(self) -> str:
-        """That of its class."""
         return docstring_of(self.target) if self.target else ""
 
     @property
@@ -132,17 +131,8 @@ class Choice:
         shown = values if package else dict(flat(values))
         return [(f"{package}.{key}".lstrip("."), value, self.comments.get(key, "")) for key, value in shown.items()]
 
-    @property
-    def sweeps(self) -> Mapping[str, Any]:
-        """What it sweeps over by itself, by key."""
-        return self._mapping("hydra", "sweeper", "params")
-
-    @property
-    def small(self) -> Mapping[str, Any]:
-        """What `scale=small` changes in it, by key."""
-        return self._mapping("small")
-
-    def _mapping(self, *keys: str) -> Mapping[str, Any]:
+    def mapping(self, *keys: str) -> Mapping[str, Any]:
+        """The mapping at `keys` in the file: what it sweeps over (`SWEEPS`), or what `scale=small` changes."""
         found: Any = self.file.values
         for key in keys:
             found = found.get(key) if isinstance(found, Mapping) else None
@@ -178,55 +168,13 @@ class Catalogue:
         place = {group: number for number, group in enumerate(self._abouts)}
         return sorted(self._files.groups, key=lambda name: (place.get(name.partition("/")[0], len(place)), name))
 
-    def group(self, name: str, *, plugins: bool = True) -> Group:
-        """The group `name`, with all its choices; without `plugins`, for which Hydra is imported, those of files.
-
-        Raises `ConfigError` where a file cannot be read.
-        """
-        files = {choice: self._files.read(name, choice) for choice in self._files.names(name)}
-        if plugins and name == LAUNCHERS:
-            files = dict(sorted({**registered_launchers(), **files}.items()))
-        return Group(name, self.about(name), {choice: Choice.of(file) for choice, file in files.items()})
+    def group(self, name: str) -> Group:
+        """The group `name`, with all its choices. Raises `ConfigError` where a file cannot be read."""
+        choices = {choice: Choice.of(self._files.read(name, choice)) for choice in self._files.names(name)}
+        return Group(name, self.about(name), choices)
 
     def about(self, name: str) -> str:
         """What is chosen in the group `name`; empty if no defaults list that names it says so."""
         parent, _, leaf = name.rpartition("/")
         texts = [self._files.read(parent, above).text for above in self._files.names(parent) if parent]
         return self._abouts.get(name) or next((t for text in texts if (t := comments(text, GROUP).get(leaf))), "")
-
-
-LAUNCHERS = "hydra/launcher"
-IDEAS = {
-    "basic": "Hydra's own: the jobs one after another, in this process.",
-    "submitit_local": "The jobs of a sweep as tasks of submitit on this machine: docs/clusters.md.",
-    "submitit_slurm": "The jobs of a sweep as tasks of Slurm, by submitit: docs/clusters.md.",
-}
-
-
-def registered_launchers() -> dict[str, ChoiceFile]:
-    """The launchers that Hydra and its plugins register, by name."""
-    from hydra.core.config_store import ConfigStore
-    from omegaconf import OmegaConf
-
-    from fedsim.config.words import plugins
-
-    plugins()
-    found = {}
-    for file, entry in ConfigStore.instance().repo.get("hydra", {}).get("launcher", {}).items():
-        name = file.removesuffix(".yaml")
-        content: Any = OmegaConf.to_container(OmegaConf.create(OmegaConf.structured(entry.node)), resolve=False)
-        values = {str(key): value for key, value in content.items() if key != "defaults"}
-        text = f"# {IDEAS.get(name, 'Of a plugin of Hydra.')}\n"
-        found[name] = ChoiceFile(LAUNCHERS, name, Path(), text, "hydra.launcher", values, {})
-    return found
-
-
-def launchers_not_installed(known: Collection[str]) -> dict[str, str]:
-    """Launchers that are not among the `known` ones, or do not work, each with the command that installs it."""
-    from fedsim.config.suggestions import LAUNCHERS, install  # takes time: it imports Hydra
-
-    return {
-        name: install(extra)
-        for name, extra in sorted(LAUNCHERS.items())
-        if name not in known or (name == "ray" and find_spec(name) is None)  # whose file is in conf/
-    }

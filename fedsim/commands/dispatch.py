@@ -9,15 +9,21 @@ import sys
 import textwrap
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import fedsim
 from fedsim.commands.catalogue import Catalogue
-from fedsim.core.errors import nearest
+from fedsim.core.errors import FedsimError, nearest
 from fedsim.running.process import World, exit_code, world
+
+
+class MistakeError(FedsimError):
+    """A command that cannot be done as it was typed."""
+
+    exit_code = 2
+
 
 WIDTH = 80
 """Characters a line where the output is no terminal, and at most 20 more than that on one."""
@@ -51,27 +57,17 @@ def entries(rows: Iterable[tuple[str, str]], indent: int = 2, widest: int = 26) 
     return "\n".join(entry(name, text, indent, column) for name, text in rows)
 
 
-@dataclass(frozen=True)
-class Command:
-    """What a command does in a line, and its `module`, with `arguments(parser)` and `run(options) -> exit code`.
-
-    `words`: the module reads the rest of the command line itself, in `run(words) -> exit code`.
-    """
-
-    module: str
-    about: str
-    words: bool = False
-
-
 COMMANDS = {
-    "list": Command("fedsim.commands.listing", "what can be chosen: selectors, presets, data sets, models, ..."),
-    "show": Command("fedsim.commands.show", "the jobs that a command would run, and what is already there", words=True),
-    "search": Command("fedsim.search.command", "hyper-parameters found by Optuna, over ordinary runs", words=True),
-    "report": Command("fedsim.report.command", "tables, figures and a page of finished runs"),
-    "verify": Command("fedsim.commands.verify", "runs finished runs again: is every round equal?", words=True),
-    "doctor": Command("fedsim.commands.doctor", "whether everything that a run needs is here", words=True),
-    "sync": Command("fedsim.commands.sync", "sends runs to Weights & Biases that are not there yet"),
+    "list": ("fedsim.commands.listing", "what can be chosen: selectors, presets, data sets, models, ..."),
+    "show": ("fedsim.commands.show", "the jobs that a command would run, and what is already there"),
+    "search": ("fedsim.search.command", "hyper-parameters found by Optuna, over ordinary runs"),
+    "report": ("fedsim.report.command", "tables, figures and a page of finished runs"),
+    "verify": ("fedsim.commands.verify", "runs finished runs again: is every round equal?"),
+    "doctor": ("fedsim.commands.doctor", "whether everything that a run needs is here"),
+    "sync": ("fedsim.commands.sync", "sends runs to Weights & Biases that are not there yet"),
 }
+"""Each with its module, and what it does in a line. The module has `run(words) -> exit code`, or with
+`arguments(parser)`, which are then read, `run(options)`."""
 
 
 HELP = """\
@@ -109,12 +105,8 @@ Docs: README.md and docs/ of the repository; conf/ explains every value"""
 def help_page() -> str:
     catalogue = Catalogue()
     groups = entries((name, catalogue.about(name)) for name in catalogue.names if "/" not in name)
-    commands = entries((name, command.about) for name, command in COMMANDS.items())
+    commands = entries((name, about) for name, (_, about) in COMMANDS.items())
     return HELP.format(version=fedsim.__version__, commands=commands, groups=groups)
-
-
-MISTAKE = 2
-"""Exit code of a command line that cannot be read."""
 
 
 def main() -> None:
@@ -133,8 +125,25 @@ def asks(argv: Sequence[str]) -> bool:
 def answer(argv: Sequence[str]) -> int | None:
     """Do what the command line asks for if it is a command, help or the version, and return the exit code; None if it
     is an experiment's."""
-    program = f"fedsim {argv[0]}" if argv and argv[0] in COMMANDS else "fedsim"
-    return exit_code(partial(_answer, argv), program)
+    if not asks(argv):
+        return None
+    return exit_code(partial(_answer, *argv), f"fedsim {argv[0]}" if argv[0] in COMMANDS else "fedsim")
+
+
+def _answer(first: str, *rest: str) -> int:
+    code = 0
+    if first in COMMANDS:
+        module_name, about = COMMANDS[first]
+        module, words = import_module(module_name), cast(Any, rest)
+        if hasattr(module, "arguments"):
+            parser = ArgumentParser(prog=f"fedsim {first}", description=f"{about[0].upper()}{about[1:]}.")
+            module.arguments(parser)
+            words = parser.parse_args(rest)
+        code = module.run(words)
+    else:
+        print(help_page() if {"help", "--help", "-h"} & {first, *rest} else f"fedsim {fedsim.__version__}")
+    sys.stdout.flush()  # here, where a closed pipe is no error
+    return code
 
 
 def run_experiment(argv: Sequence[str]) -> Any:
@@ -147,7 +156,7 @@ def run_experiment(argv: Sequence[str]) -> Any:
     except SystemExit as end:  # of argparse, or of Hydra
         code = end.code
     near = nearest(argv[0], COMMANDS) if argv and "=" not in argv[0] and not argv[0].startswith("-") else None
-    if code == MISTAKE and near and not place.rank:
+    if code == MistakeError.exit_code and near and not place.rank:
         print(f"  did you mean `{shlex.join(['fedsim', near, *argv[1:]])}`?", file=sys.stderr)
     return code
 
@@ -158,27 +167,3 @@ def _run_over_ranks(place: World, argv: Sequence[str]) -> int:
     from fedsim.running.ranks import run_over_ranks
 
     return run_over_ranks(place, lambda: exit_code(lambda: run(argv)), lambda: check_jobs(composed(argv)[0]))
-
-
-def _answer(argv: Sequence[str]) -> int | None:
-    first = argv[0] if argv else ""
-    if first in COMMANDS:
-        command = COMMANDS[first]
-        module = import_module(command.module)
-        words: Any = argv[1:]
-        if not command.words:
-            about = f"{command.about[0].upper()}{command.about[1:]}."
-            parser = ArgumentParser(prog=f"fedsim {first}", description=about)
-            module.arguments(parser)
-            words = parser.parse_args(words)
-        code = module.run(words)
-    elif first == "help" or "--help" in argv or "-h" in argv:
-        print(help_page())
-        code = 0
-    elif "--version" in argv:
-        print(f"fedsim {fedsim.__version__}")
-        code = 0
-    else:
-        return None
-    sys.stdout.flush()  # here, where a closed pipe is no error
-    return code

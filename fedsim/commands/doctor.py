@@ -28,14 +28,13 @@ from fedsim.commands.sync import waiting
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.config.typecheck import DISTRIBUTION
-from fedsim.config.words import for_hydra, read, read_words
+from fedsim.config.words import for_hydra, read_words
 from fedsim.core.disk import existing_folder, reading_problem, room_problem
-from fedsim.core.errors import ConfigError, FedsimError, Problem, command
+from fedsim.core.errors import ConfigError, Problem, command
 from fedsim.data.base import Dataset
 from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.jobs.prepare import compose_words, prepare
-from fedsim.jobs.sweep import BYTES_OF_RUN, by_source, output_problems, source_problems
-from fedsim.running.outcome import outcome_on_file
+from fedsim.jobs.sweep import BYTES_OF_RUN, by_source, output_problems, source_problems, to_come
 from fedsim.running.provenance import driver_version
 
 
@@ -51,19 +50,15 @@ ok, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Findi
 
 
 def packages() -> Iterator[Finding]:
-    """Whether Python and all packages are here, in versions that fedsim takes."""
+    """Whether all packages are here, in versions that fedsim takes."""
     yield ok(f"fedsim {fedsim.__version__} in {Path(fedsim.__file__).parent}, Python {platform.python_version()}")
-    try:
-        lines = metadata.requires(DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:
-        yield warn(f"packages: {DISTRIBUTION} is not installed, so that versions cannot be compared", "uv sync")
-        return
-    wanted = [one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate({"extra": ""})]
+    lines = map(Requirement, metadata.requires(DISTRIBUTION) or [])
+    wanted = [one for one in lines if one.marker is None or one.marker.evaluate({"extra": ""})]
     versions = {one: version_of(one.name) for one in wanted}
     wrong = [one for one, v in versions.items() if v is None or not one.specifier.contains(v, prereleases=True)]
     for one in wrong:
-        state = f"{versions[one]} is installed" if versions[one] else "is not installed"
-        yield fail(f"packages: {one.name} {state}, fedsim needs {one.specifier}", f"pip install '{one}'")
+        state = f"{versions[one] or 'nothing'} is installed, fedsim needs {one.specifier}"
+        yield fail(f"packages: {one.name}: {state}", f"pip install '{one}'")
     if not wrong:
         yield ok(f"packages: all {len(wanted)} as needed (torch {version_of('torch')}, numpy {version_of('numpy')})")
 
@@ -80,22 +75,10 @@ def torchvision() -> Iterator[Finding]:
     try:
         import torchvision as imported
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        text = f"torchvision cannot be imported ({reason}): no data set or network of it can be used"
+        text = f"torchvision cannot be imported ({type(error).__name__}): no data set or network of it can be used"
         yield warn(text, "install the two together: pip install torch torchvision")
     else:
         yield ok(f"torchvision {imported.__version__} goes with torch {torch.__version__}")
-
-
-def threads() -> Iterator[Finding]:
-    """Cores and torch's threads, with the variables that decide about them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    used = torch.get_num_threads()
-    chosen = [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY") if name in os.environ]
-    text = f"threads: torch uses {used} on {cores} core{'s' if cores > 1 else ''}"
-    text += f" ({', '.join(chosen)})" if chosen else ""
-    remedy = "more threads than cores wait for each other: set OMP_NUM_THREADS to the number of cores"
-    yield warn(text, remedy) if used > cores else ok(text)
 
 
 def device() -> Iterator[Finding]:
@@ -130,8 +113,6 @@ def plans_of(args: Namespace) -> tuple[list[Plan], list[Finding]]:
         plans = prepare(compose_words(args), room=False).plans
     except ConfigError as error:
         return [], [_found(fail, "config", problem) for problem in error.problems]
-    except FedsimError as error:
-        return [], [fail(f"config: {what} is refused: {' '.join(str(error).split())}", "`fedsim` with it tells more")]
     return plans, [ok(f"config: {what} is accepted{f', {len(plans)} jobs' if len(plans) > 1 else ''}")]
 
 
@@ -139,27 +120,18 @@ def _found(kind: Callable[[str, str], Finding], topic: str, problem: Problem) ->
     return kind(f"{topic}: {replace(problem, remedy='')}", problem.remedy or "correct it")
 
 
-def _to_come(plans: Sequence[Plan]) -> list[Plan]:
-    return [plan for plan in plans if plan.settings.overwrite or not outcome_on_file(plan).final]
-
-
-LITTLE = 1e9
-"""Free bytes below which a folder is soon full."""
-
-
 def folders(plans: Sequence[Plan]) -> Iterator[Finding]:
     """Whether results and decoded data can be written, and how much room there is."""
-    problems = output_problems(_to_come(plans))
+    problems = output_problems(to_come(plans))
     yield from (_found(fail, "disk", problem) for problem in problems)
     told = {problem.value for problem in problems}
     used = {("output_dir", plan.settings.output_dir) for plan in plans if str(plan.settings.output_dir) not in told}
     for key, folder in sorted(used) + sorted({("cache_dir", plan.cache_dir) for plan in plans}):
         if problem := room_problem(key, folder, BYTES_OF_RUN):
             yield _found(warn, "disk", problem)
-            continue
-        free = shutil.disk_usage(existing_folder(folder)).free
-        text = f"disk: {key}={folder} can be written, {free / 1e9:.1f} GB free"
-        yield warn(text, f"make room there, or choose another {key}") if free < LITTLE else ok(text)
+        else:
+            free = shutil.disk_usage(existing_folder(folder)).free
+            yield ok(f"disk: {key}={folder} can be written, {free / 1e9:.1f} GB free")
 
 
 def data(plans: Sequence[Plan]) -> Iterator[Finding]:
@@ -167,7 +139,8 @@ def data(plans: Sequence[Plan]) -> Iterator[Finding]:
     for folder in dict.fromkeys(plan.data_dir for plan in plans):
         if problem := reading_problem("data_dir", folder):
             yield _found(warn, "data", problem)
-    problems = [*source_problems(_to_come(plans)), *filter(None, map(_absent, by_source(_to_come(plans))))]
+    left = to_come(plans)
+    problems = [*source_problems(left), *filter(None, map(_absent, by_source(left)))]
     yield from (_found(fail, "data", problem) for problem in problems)
     if not problems:
         names = sorted({str(plan.choices["dataset"]) for plan in plans})
@@ -180,11 +153,9 @@ def _absent(plan: Plan) -> Problem | None:
     absent = instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir).absent()
     if not absent:
         return None
-    path, rule = node.get("path"), f"is missing {', '.join(absent)}"
-    if path is None:
-        return Problem("data_dir", str(plan.data_dir), rule, "correct it, or set FEDSIM_DATA")
-    elsewhere = f"point data_dir or FEDSIM_DATA to the folder that has it (data_dir={plan.data_dir})"
-    return Problem("dataset.path", path, rule, f"correct it, or {elsewhere}")
+    key, value = ("dataset.path", node["path"]) if node.get("path") else ("data_dir", str(plan.data_dir))
+    remedy = f"correct it, or point data_dir or FEDSIM_DATA to the folder that has it (data_dir={plan.data_dir})"
+    return Problem(key, value, f"is missing {', '.join(absent)}", remedy)
 
 
 HOST = "https://api.wandb.ai"
@@ -193,17 +164,12 @@ HOST = "https://api.wandb.ai"
 def wandb(*output_dirs: Path) -> Iterator[Finding]:
     """What tracker.wandb.mode=auto does, and which runs are not at the server."""
     mode, key = os.environ.get("WANDB_MODE", ""), _has_key()
-    if mode in ("disabled", "offline"):
-        yield ok(f"W&B {version('wandb')}: WANDB_MODE={mode}")
-    elif key:
-        yield ok(f"W&B {version('wandb')}: there is an API key; runs are sent")
-    else:
-        yield ok(f"W&B {version('wandb')}: there is no API key: runs are logged offline (`wandb login` changes that)")
+    state = "there is an API key; runs are sent" if key else "there is no API key: runs are logged offline"
+    yield ok(f"W&B {version('wandb')}: {f'WANDB_MODE={mode}' if mode in ('disabled', 'offline') else state}")
     if found := waiting(output_dirs):
         folders = list(map(str, output_dirs))
         text = f"W&B: {len(found)} run{'s' if len(found) > 1 else ''} below {', '.join(folders)} not sent"
-        send = f"`{command('fedsim', 'sync', *folders)}`"
-        yield warn(text, send) if key else ok(f"{text}; with a key, {send} sends them")
+        yield (warn if key else ok)(text, f"`{command('fedsim', 'sync', *folders)}`, with an API key")
 
 
 def _has_key() -> bool:
@@ -238,14 +204,12 @@ def _parser() -> ArgumentParser:
     )
 
 
-def findings(args: Namespace | None = None) -> Iterator[Finding]:
-    """What the checks find, one after another. One that breaks is told, and the others go on.
-
-    `args`: the words of a run (`fedsim.config.words.read`); None: the default experiment.
-    """
-    for check in (packages, torchvision, threads, device, compiler):
+def findings(args: Namespace) -> Iterator[Finding]:
+    """What the checks find, one after another, about the words of a run (`fedsim.config.words.read`). One that breaks
+    is told, and the others go on."""
+    for check in (packages, torchvision, device, compiler):
         yield from _run(check.__name__, check)
-    plans, found = plans_of(read([]) if args is None else args)
+    plans, found = plans_of(args)
     yield from found
     if plans:
         output_dirs = dict.fromkeys(plan.settings.output_dir for plan in plans)

@@ -3,13 +3,13 @@
 import json
 import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.commands.catalogue import LAUNCHERS, Catalogue, Choice, Group, launchers_not_installed
-from fedsim.commands.dispatch import entries, entry, wrap
-from fedsim.core.errors import FedsimError, nearest
+from fedsim.commands.catalogue import SWEEPS, Catalogue, Choice, Group
+from fedsim.commands.dispatch import MistakeError, entries, entry, wrap
+from fedsim.core.errors import nearest
 
 SYMBOLS = (
     "What a method adds comes on top of K models down, K up and the training of the selected. B: bytes of a model, "
@@ -18,12 +18,6 @@ SYMBOLS = (
 )
 """What the fields of selectors are about."""
 ABOUT_COSTS = {"asks", "bytes", "samples"}
-
-
-class UnknownNameError(FedsimError):
-    """A group or a choice that there is not."""
-
-    exit_code = 2
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -36,7 +30,7 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     catalogue = Catalogue(options.config_dir)
     if options.group is None:
-        groups = [catalogue.group(name, plugins=options.json) for name in catalogue.names]
+        groups = [catalogue.group(name) for name in catalogue.names]
         found = {group.name: {"about": group.about, "choices": list(group.choices)} for group in groups}
         page = groups_text(groups)
     else:
@@ -56,29 +50,22 @@ def find_group(word: str, names: Iterable[str]) -> str:
             spoken |= dict.fromkeys((one, f"{one}s", f"{one}es", f"{one.removesuffix('y')}ies"), name)
     if word not in spoken:
         close = nearest(word, spoken)
-        hint = f"did you mean {spoken[close]}?" if close else f"there are {', '.join(sorted(set(spoken.values())))}"
-        raise UnknownNameError(f"{word} is no group of the config; {hint}")
+        hint = f"did you mean {spoken[close]}?" if close else "`fedsim list` has them all"
+        raise MistakeError(f"{word} is no group of the config; {hint}")
     return spoken[word]
 
 
 def find_choice(word: str, group: Group) -> Choice:
-    if (remedy := _not_installed(group).get(word)) and word not in group.choices:
-        raise UnknownNameError(f"{word} is not installed; {remedy}")
     if word not in group.choices:
         close = nearest(word, group.choices)
         hint = f"did you mean {close}?" if close else f"`fedsim list {group.name}` has them all"
-        raise UnknownNameError(f"{word} is not a choice of {group.name}; {hint}")
+        raise MistakeError(f"{word} is not a choice of {group.name}; {hint}")
     return group.choices[word]
-
-
-def _not_installed(group: Group) -> Mapping[str, str]:
-    return launchers_not_installed(group.choices) if group.name == LAUNCHERS else {}
 
 
 def groups_text(groups: Sequence[Group]) -> str:
     """All groups, each with the number of its choices."""
-    more = {LAUNCHERS: ", and those of Hydra and its plugins"}
-    rows = [(g.name, f"{g.about} ({len(g.choices)}{more.get(g.name, '')})" if g.about else "") for g in groups]
+    rows = [(group.name, f"{group.about} ({len(group.choices)})") for group in groups]
     return "\n\n".join(["Groups of the config, with their numbers of choices", entries(rows), "fedsim list GROUP"])
 
 
@@ -93,14 +80,10 @@ def group_text(group: Group) -> str:
         if costs:
             also = ", ".join(variant.name for variant in group.builds_on(choice.name))
             lines += [wrap(text, 6) for text in (_facts(choice), also and f"also {also}") if text]
-        elif choice.sweeps:
-            lines.append(wrap(_runs(choice), column))
-    listed = ", ".join(f"{name} ({remedy})" for name, remedy in _not_installed(group).items())
     parts = [
         wrap(f"{group.name}: {group.about}" if group.about else group.name),
         "\n".join(lines),
         wrap(SYMBOLS) if costs else "",
-        wrap(f"Not installed: {listed}") if listed else "",
         wrap(f"Choose by {group.name}=NAME. `fedsim list {group.name} NAME` has all about one, its values too."),
     ]
     return "\n\n".join(filter(None, parts))
@@ -114,42 +97,24 @@ def _facts(choice: Choice) -> str:
     return " · ".join(filter(None, [*source, *(f"{word}{fields[k]}" for k, word in words.items() if k in fields)]))
 
 
-def _runs(choice: Choice) -> str:
-    """The runs that a choice sweeps over by itself: `2 selector x 5 seed, 500 rounds`."""
-    sizes = {key.rpartition(".")[2]: size_of(str(value)) for key, value in choice.sweeps.items()}
-    runs = " x ".join(f"{size} {key}" for key, size in sizes.items() if size > 1) or "1 run"
-    rounds = choice.file.values.get("num_rounds")
-    return runs if rounds is None else f"{runs}, {rounds} {'round' if rounds == 1 else 'rounds'}"
-
-
-def size_of(values: str) -> int:
-    """How many values a sweep has: 5 in `range(5)`, 2 in `random,gpfl`."""
-    if found := re.fullmatch(r"range\(([-\d, ]+)\)", values):
-        return len(range(*map(int, found[1].split(","))))
-    return len(re.findall(r",(?![^(\[{]*[)\]}])", values)) + 1  # a comma in brackets is inside of a value
-
-
 def details(choice: Choice, group: Group) -> str:
     """All that is known of a choice."""
-    parts = [f"{group.name}={choice.name}\n" + wrap(choice.text or choice.idea, 2)]
-    if choice.fields:
-        parts.append(entries(choice.fields.items()))
-    if values := choice.values:
-        rows = [(f"{name}={_shown(value)}", comment) for name, value, comment in values]
-        parts.append("Values\n" + entries(rows, widest=40))
-    made = {"Choices": choice.file.subgroups, "Sweeps over": choice.sweeps, "scale=small": choice.small}
-    parts += [
-        f"{title}\n" + entries((f"{k}={_shown(v)}", "") for k, v in kv.items()) for title, kv in made.items() if kv
-    ]
-    if variants := group.builds_on(choice.name):
-        parts.append("Others that build on it\n" + entries((c.name, c.idea) for c in variants))
+    made = {"Choices": choice.file.subgroups, "Sweeps over": choice.mapping(*SWEEPS)}
+    made["scale=small"] = choice.mapping("small")
+    sections = {
+        "Values": [(f"{name}={_shown(value)}", comment) for name, value, comment in choice.values],
+        **{title: [(f"{key}={_shown(value)}", "") for key, value in found.items()] for title, found in made.items()},
+        "Others that build on it": [(other.name, other.idea) for other in group.builds_on(choice.name)],
+    }
+    parts = [f"{group.name}={choice.name}\n" + wrap(choice.text or choice.idea, 2), entries(choice.fields.items())]
+    parts += [f"{title}\n{entries(rows, widest=40)}" for title, rows in sections.items() if rows]
     if choice.docstring:
         paragraphs = re.split(r"(\n\n|\n(?=- ))", choice.docstring)  # and items of lists, each filled anew
         filled = [p if p.isspace() else wrap(" ".join(p.split()), 2, 4 if p.startswith("-") else 2) for p in paragraphs]
         parts.append(f"{choice.target}\n" + "".join(filled))
     if ABOUT_COSTS & choice.fields.keys():
         parts.append(wrap(SYMBOLS))
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def _shown(value: Any) -> str:
@@ -168,6 +133,6 @@ def as_json(choice: Choice) -> dict[str, Any]:
         "docstring": choice.docstring or None,
         "values": {name: {"value": value, "comment": comment} for name, value, comment in choice.values},
         "choices": dict(choice.file.subgroups),
-        "sweeps": dict(choice.sweeps),
-        "small": dict(choice.small),
+        "sweeps": dict(choice.mapping(*SWEEPS)),
+        "small": dict(choice.mapping("small")),
     }

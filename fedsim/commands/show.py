@@ -1,30 +1,24 @@
 """`fedsim show`: a dry run. All jobs that a command line would run, what is there of them, and what they would cost.
 
-Nothing is written, no lock is kept. Costs are estimated by the mean of a round of finished runs with the same config
-but for seed and number of rounds; where there is none, they are not known.
+Nothing is written, no lock is kept. Costs are estimated by the mean round of those that are done.
 """
 
 import json
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import yaml
 
 from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import entries, wrap
 from fedsim.config.compose import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.words import read_words
-from fedsim.core.configs import IRRELEVANT, SEEDS
 from fedsim.jobs.prepare import compose_words, prepare
 from fedsim.results import files
-from fedsim.results.files import FINAL, is_free, json_ready, read_summary
+from fedsim.results.files import is_free
 from fedsim.running.checkpoint import unpack
 from fedsim.running.outcome import outcome_on_file
 from fedsim.tracking.tables import show_bytes, show_seconds
@@ -44,7 +38,6 @@ class JobStatus:
 
 
 def status_of(plan: Plan) -> JobStatus:
-    """Look at the folder of a job."""
     found = outcome_on_file(plan)
     if not is_free(plan.folder):
         return JobStatus("running", 0, files.HeldError(plan.folder).holder or "another process")
@@ -69,52 +62,6 @@ def _round_of(path: Path, plan: Plan) -> int:
         return 0
 
 
-NOT_COMPARED = (*IRRELEVANT, *SEEDS, "num_rounds")
-"""Top-level keys in which a run may differ whose rounds are taken for those of a job."""
-MOST_READ = 20
-"""Finished runs that are looked at, of each data set, partition, model and selector."""
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-COSTS = ("bytes_down", "bytes_up", "seconds")
-Estimate = dict[str, float]
-"""`COSTS` of the rounds of a job that are still to come."""
-
-
-def estimates(plans: Sequence[Plan], status: Sequence[JobStatus]) -> list[Estimate | None]:
-    """One for each job; None where no run of its config has finished."""
-    pairs = list(zip(plans, status, strict=True))
-    known = _rates_on_file([plan for plan, found in pairs if found.state not in FINAL])
-    return [_estimate(plan, found, known.get(_likeness(json_ready(plan.config)))) for plan, found in pairs]
-
-
-def _estimate(plan: Plan, found: JobStatus, rates: Sequence[Sequence[float]] | None) -> Estimate | None:
-    if found.state in FINAL:
-        return dict.fromkeys(COSTS, 0.0)
-    if rates is None:
-        return None
-    left = plan.settings.num_rounds - found.round
-    return dict(zip(COSTS, (np.mean(rates, axis=0) * left).tolist(), strict=True))
-
-
-def _rates_on_file(plans: Iterable[Plan]) -> dict[str, list[list[float]]]:
-    """`COSTS` of a round of each finished run beside `plans`, by what it has in common with other runs."""
-    found: dict[str, list[list[float]]] = {}
-    for parent, kind in {
-        (plan.folder.parent, plan.folder.name.rsplit("-", 2)[0]) for plan in plans
-    }:  # no seed, no hash
-        for path in sorted(parent.glob(f"{kind}-s*/{files.SUMMARY}"))[:MOST_READ]:
-            with suppress(Exception):  # whatever a damaged record is like, it is no reason not to estimate
-                config = yaml.load((path.parent / files.CONFIG).read_text(encoding="utf-8"), LOADER)
-                summary = read_summary(path.parent) or {}
-                if summary["status"] == "done":
-                    spent = [summary["totals"]["bytes_down"], summary["totals"]["bytes_up"], summary["wall_seconds"]]
-                    found.setdefault(_likeness(config), []).append([one / summary["rounds"] for one in spent])
-    return found
-
-
-def _likeness(config: Mapping[str, Any]) -> str:
-    return json.dumps({k: v for k, v in config.items() if k not in NOT_COMPARED}, sort_keys=True, default=str)
-
-
 MOST_SHOWN = 120
 """Jobs in the table without `--all`."""
 IN_FOLDER = ("dataset", "partition", "model", "selector", "seed", "preset", "scale", "name")
@@ -127,20 +74,18 @@ def run(words: Sequence[str]) -> int:
     jobs = compose_words(args)
     plans = prepare(jobs).plans
     status = [status_of(plan) for plan in plans]
-    costs = estimates(plans, status)
     if options.json:
         found = [
             {
                 **{"folder": plan.folder, "overrides": list(job.overrides), "state": now.state, "round": now.round},
-                **{"num_rounds": plan.settings.num_rounds, "estimate": cost or dict.fromkeys(COSTS)},
+                "num_rounds": plan.settings.num_rounds,
             }
-            for job, plan, now, cost in zip(jobs, plans, status, costs, strict=True)
+            for job, plan, now in zip(jobs, plans, status, strict=True)
         ]
         print(json.dumps(found, indent=1, default=str))
         return 0
-    own = None if args.config_dir is None else Path(args.config_dir)
     shown = len(plans) if options.all else MOST_SHOWN
-    parts = [_preset(jobs, own), _jobs(jobs, plans, status, shown), _totals(plans, status, costs)]
+    parts = [_preset(jobs, args.config_dir), _jobs(jobs, plans, status, shown), _totals(plans, status)]
     print("\n\n".join(filter(None, parts)))
     return 0
 
@@ -149,7 +94,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="fedsim show",
         usage="fedsim show [--all] [--json] [words of a run: key=value ..., -m, --config-dir DIR]",
-        description="The jobs that the words would run without `show`, what is there already, and estimates of bytes "
+        description="The jobs that the words would run without `show`, what is there already, and an estimate of bytes "
         "and time. Nothing is run or written.",
         allow_abbrev=False,
     )
@@ -158,51 +103,46 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _preset(jobs: Sequence[Composed], own: Path | None) -> str:
-    """What the chosen preset is, if there is one."""
-    names = {job.choices.get("preset") for job in jobs}
-    name = names.pop() if len(names) == 1 else None
+def _preset(jobs: Sequence[Composed], own: str | None) -> str:
+    """What the preset of the first job is, if it has one."""
+    name = jobs[0].choices.get("preset")
     if name is None:
         return ""
-    choice = Catalogue(own).group("preset").choices[name]
+    choice = Catalogue(Path(own) if own else None).group("preset").choices[name]
     facts = [(key, choice.fields[key]) for key in ("cost", "data", "small") if key in choice.fields]
-    return "\n".join([f"preset={name}", wrap(choice.text, 2), *([entries(facts)] if facts else [])])
+    return "\n".join([f"preset={name}", wrap(choice.text, 2), *filter(None, [entries(facts)])])
 
 
 def _jobs(jobs: Sequence[Composed], plans: Sequence[Plan], status: Sequence[JobStatus], shown: int) -> str:
     """One row a job: how far it is, and its folder; before them, where that changes, what the name does not show."""
     everywhere = set.intersection(*(set(job.overrides) for job in jobs))
     lines: list[str] = []
-    before: tuple[Path | None, str] = (None, "")
+    before: list[str] = []
     for job, plan, now in list(zip(jobs, plans, status, strict=True))[:shown]:
         own = [word for word in job.overrides if word not in everywhere and word.partition("=")[0] not in IN_FOLDER]
-        place = plan.folder.parent, wrap(", ".join(own))
-        if place[0] != before[0]:
-            lines.append(wrap(f"in {place[0]}"))
-        if place != before and own:
-            lines.append(place[1])
+        place = [wrap(f"in {plan.folder.parent}"), *filter(None, [wrap(", ".join(own))])]
+        lines += [line for line in place if line not in before]
         lines.append(f"{now.state:<11}  {f'{now.round}/{plan.settings.num_rounds}':>9}  {plan.folder.name}")
         lines += [wrap(now.note, 4)] if now.note else []
         before = place
     return "\n".join(lines + ([f"and {len(jobs) - shown} more (--all shows them)"] if len(jobs) > shown else []))
 
 
-def _totals(plans: Sequence[Plan], status: Sequence[JobStatus], costs: Sequence[Estimate | None]) -> str:
-    rounds = [plan.settings.num_rounds for plan in plans]
-    to_come = sum(n - min(now.round, n) for n, now in zip(rounds, status, strict=True))
+def _totals(plans: Sequence[Plan], status: Sequence[JobStatus]) -> str:
+    rounds = sum(plan.settings.num_rounds for plan in plans)
+    left = rounds - sum(min(now.round, plan.settings.num_rounds) for plan, now in zip(plans, status, strict=True))
     counts = ", ".join(f"{count} {state}" for state, count in Counter(now.state for now in status).items())
-    rows = [("jobs", f"{len(plans)}: {counts}"), ("rounds", f"{to_come:,} to run of {sum(rounds):,}")]
-    if any(now.state not in FINAL for now in status):
-        rows.append(("cost", _cost(costs)))
+    rows = [("jobs", f"{len(plans)}: {counts}"), ("rounds", f"{left:,} to run of {rounds:,}")]
+    done = [outcome_on_file(plan).summary for plan, now in zip(plans, status, strict=True) if now.state == "done"]
+    if len(done) < len(plans):
+        rows.append(("cost", _cost(done, left) if done else "not known until one of the jobs is done"))
     return entries(rows, indent=0)
 
 
-def _cost(costs: Sequence[Estimate | None]) -> str:
-    known = [cost for cost in costs if cost is not None]
-    unknown = len(costs) - len(known)
-    down, up, seconds = (sum(cost[name] for cost in known) for name in COSTS)
-    if unknown and not down:
-        return "not known until a run of each config has finished"
+def _cost(done: Sequence[Mapping[str, Any]], left: int) -> str:
+    """Of so many rounds that are `left`, if they are as those of the jobs that are `done`, by their summaries."""
+    share = left / sum(summary["rounds"] for summary in done)
+    down, up = (share * sum(summary["totals"][f"bytes_{way}"] for summary in done) for way in ("down", "up"))
+    seconds = share * sum(summary["wall_seconds"] for summary in done)
     text = f"about {show_bytes(down)} down, {show_bytes(up)} up, and {show_seconds(seconds)} one after another"
-    text += ", by finished rounds of the same configs"
-    return f"{text}; without {unknown} jobs of configs of which no run has finished" if unknown else text
+    return f"{text}, by the rounds of the jobs that are done"

@@ -4,7 +4,6 @@ The process that sends them is the one that mirrors runs (`fedsim.tracking.wandb
 """
 
 import subprocess
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from fedsim.commands.dispatch import wrap
+from fedsim.commands.dispatch import MistakeError, wrap
 from fedsim.core.errors import FedsimError
 from fedsim.results.files import CONFIG, REPLACEMENTS, SUMMARY, is_free, owned, read_summary
 from fedsim.running.process import STOP
@@ -22,16 +21,10 @@ WANDB, SENT = "wandb", "sent.txt"
 """W&B's folder in that of a run, and what is left in it when a run has been sent again."""
 UNSENT = "wandb.unsent"
 """In a run's folder while it is sent: W&B's record of it is made anew then, and may be gone if that is interrupted."""
-OFFLINE = "offline-run-*"
+OFFLINE = f"{WANDB}/offline-run-*"
 """W&B's records of a run that it has not been sent."""
 HANG = 300.0
 """Seconds after which the process that sends a run is given up."""
-
-
-class SyncError(FedsimError):
-    """W&B finds no API key, or there is no such folder."""
-
-    exit_code = 2
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -45,11 +38,10 @@ def run(options: Namespace) -> int:
     or a folder."""
     folders = options.folder or [Path("outputs")]
     if missing := [str(folder) for folder in options.folder if not folder.is_dir()]:
-        raise SyncError(f"{', '.join(missing)}: no such folder; give that of a run, or one above it")
+        raise MistakeError(f"{', '.join(missing)}: no such folder; give that of a run, or one above it")
     found = ended(folders) if options.again else waiting(folders)
-    number = f"{len(found)} run{'' if len(found) == 1 else 's'}" if found else "no run"
     state = "that ended" if options.again else "to be sent"
-    print(wrap(f"{number} below {', '.join(map(str, folders))} {state}"))
+    print(wrap(f"{len(found)} run{'s' * (len(found) != 1)} below {', '.join(map(str, folders))} {state}"))
     if options.dry_run:
         print("".join(f"  {folder}\n" for folder in found), end="")
         return 0
@@ -67,7 +59,7 @@ def run(options: Namespace) -> int:
 def waiting(folders: Iterable[Path]) -> list[Path]:
     """Folders of runs below `folders` that have ended and are not on W&B's server, though they were to be."""
     found = [folder for folder in ended(folders) if not (folder / WANDB / SENT).exists()]
-    return [f for f in found if _is_offline(f) or (f / UNSENT).exists() or _mirror_failed(f)]
+    return [f for f in found if any(f.glob(OFFLINE)) or (f / UNSENT).exists() or _mirror_failed(f)]
 
 
 def ended(folders: Iterable[Path]) -> list[Path]:
@@ -87,21 +79,17 @@ def _mirror_failed(folder: Path) -> bool:
         return False
 
 
-def _is_offline(folder: Path) -> bool:
-    return any((folder / WANDB).glob(OFFLINE))
-
-
 def send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     """Send runs one after another; yields each with `done` or the reason why it is not there.
 
-    A run that is sent is locked, so that no process runs it at the same time. Raises `SyncError` if there is no key.
+    A run that is sent is locked, so that no process runs it at the same time. Raises `MistakeError` if there is no key.
     """
     for folder in folders:
         try:
             with owned(folder):
                 (folder / UNSENT).write_text("fedsim sync sends this run to W&B\n", encoding="utf-8")
                 report = _send(folder.absolute())
-        except SyncError:
+        except MistakeError:
             raise
         except (FedsimError, OSError) as error:
             report = str(error)
@@ -110,14 +98,14 @@ def send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
 
 def _send(folder: Path) -> str:
     process = start_process(str(folder), stdin=subprocess.DEVNULL, without=["WANDB_MODE"])  # it would keep it offline
-    report = ""
     try:
-        with suppress(subprocess.TimeoutExpired):
-            report = process.communicate(timeout=HANG)[0].strip()
+        report = process.communicate(timeout=HANG)[0].strip()
+    except subprocess.TimeoutExpired:
+        report = ""
     finally:
         kill_with_children(process)
     if report.startswith(NO_KEY):
-        raise SyncError("W&B has no API key; `wandb login`, or the variable WANDB_API_KEY, gives it one")
+        raise MistakeError("W&B has no API key; `wandb login`, or the variable WANDB_API_KEY, gives it one")
     if report == "done":
         return _confirmed(folder)
     return report or f"its process has ended, or said nothing for {HANG:.0f} s"
@@ -125,10 +113,9 @@ def _send(folder: Path) -> str:
 
 def _confirmed(folder: Path) -> str:
     """`done`, which is noted, unless W&B has by its own settings kept the run offline."""
-    if _is_offline(folder):
+    if any(folder.glob(OFFLINE)):
         return "W&B's settings say offline; `wandb online` changes that"
-    text = time.strftime("sent again by fedsim sync, %Y-%m-%dT%H:%M:%SZ\n", time.gmtime())
     with suppress(OSError):
-        (folder / WANDB / SENT).write_text(text, encoding="utf-8")
+        (folder / WANDB / SENT).write_text("sent by fedsim sync\n", encoding="utf-8")
         (folder / UNSENT).unlink()
     return "done"

@@ -1,9 +1,9 @@
 """`fedsim verify`: runs some of the runs of a folder or archive again, and compares them round by round."""
 
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from itertools import count, zip_longest
+from itertools import zip_longest
 from os import environ
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fedsim.commands.dispatch import MistakeError
 from fedsim.config.build import unknown
 from fedsim.config.plan import Plan, make_plan
 from fedsim.core.configs import flat, has_key, merged, placed
-from fedsim.core.errors import ConfigError, DataError, FedsimError, printable
+from fedsim.core.errors import ConfigError, DataError, printable
 from fedsim.core.record import Record
 from fedsim.report.command import find_source
 from fedsim.results.files import FINAL
@@ -30,17 +31,11 @@ PLACES = {"data_dir": "FEDSIM_DATA", "cache_dir": "FEDSIM_CACHE"}
 WHERE_DATA_ARE = "say behind the folder's name where its data are: data_dir=..., dataset.path=..., dataset.root=..."
 
 
-class VerifyError(FedsimError):
-    """There are no runs to verify."""
-
-    exit_code = 2
-
-
 def run(words: Sequence[str]) -> int:
     """Compare runs with their repetitions; 0 if all are equal, 1 if one differs, that of a signal that ends it."""
     options = _parser().parse_intermixed_args(words)
     if options.runs < 1:
-        raise VerifyError(f"--runs {options.runs}: must be at least 1")
+        raise MistakeError(f"--runs {options.runs}: must be at least 1")
     runs = _read(options.folder, options.output_dir)
     chosen = runs if options.all else spread(runs, options.runs)
     with TemporaryDirectory(prefix="fedsim-verify-") as place, STOP.working():
@@ -66,11 +61,9 @@ def run(words: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="fedsim verify",
-        usage="fedsim verify FOLDER|runs.parquet [--runs N | --all] [key=value ...]",
         description="Runs finished runs again, in a temporary folder and without trackers, and says whether every "
-        "round is equal in all but measured seconds; if not, the first that is not, in which fields, and what differs "
-        "in the environment. The quickest run of each selector comes first, quickest selectors first. Exit code 0: all "
-        "equal; 1: a difference; 2: a mistake of the command.",
+        "round is equal in all but measured seconds; if not, the first that is not, and what differs in the "
+        "environment. The quickest run of each selector comes first. Exit code 1: a difference.",
         allow_abbrev=False,
     )
     parser.add_argument("folder", help="a folder with runs below it, the name of a preset, or an archive")
@@ -82,23 +75,23 @@ def _parser() -> ArgumentParser:
 
 
 def _read(name: str, output_dir: Path) -> list[Run]:
-    """The runs below a folder or in an archive that have an end. Raises `VerifyError` if there are none."""
+    """The runs below a folder or in an archive that have an end. Raises `MistakeError` if there are none."""
     try:
         source = find_source(name, output_dir)
         found = read_archive(source) if source.is_file() else read_runs(source)
     except ReportError as error:
-        raise VerifyError(str(error)) from error
+        raise MistakeError(str(error)) from error
     if ended := [run for run in found if run.status in FINAL]:
         return ended
-    raise VerifyError(f"{name}: none of its {len(found)} runs is done")
+    raise MistakeError(f"{name}: none of its {len(found)} runs is done")
 
 
 def spread(runs: Sequence[Run], number: int) -> list[Run]:
     """`number` of `runs`: the quickest of each selector, then the second quickest of each, and so on."""
-    turns: dict[str | None, Iterator[int]] = {}
-    quickest = sorted(runs, key=lambda run: float(run.summary.get("wall_seconds") or 0))
-    turn = {id(run): next(turns.setdefault(run.choices.get("selector"), count())) for run in quickest}
-    return sorted(quickest, key=lambda run: turn[id(run)])[:number]
+    by_selector: dict[str | None, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: float(run.summary.get("wall_seconds") or 0)):
+        by_selector.setdefault(run.choices.get("selector"), []).append(run)
+    return [run for turn in zip_longest(*by_selector.values()) for run in turn if run is not None][:number]
 
 
 def plan_of(run: Run, words: Sequence[str], place: str) -> Plan:
@@ -121,13 +114,10 @@ def plan_of(run: Run, words: Sequence[str], place: str) -> Plan:
 
 def differences(run: Run, again: Run) -> list[str]:
     """How the repetition `again` of `run` differs from it, and in what environment; nothing if it does not."""
-    found = _first_difference(run, again)
-    if found is None:
-        return []
-    before, now = _circumstances(run), _circumstances(again)
-    pairs = [(key, before.get(key), now.get(key)) for key in {**now, **before}]
-    told = [f"{key}: {was}, now {is_now}" for key, was, is_now in pairs if was != is_now]
-    return [found, *(told or ["nothing that is recorded of the environment differs"])]
+    found, before, now = _first_difference(run, again), _circumstances(run), _circumstances(again)
+    changed = [key for key in {**now, **before} if before.get(key) != now.get(key)]
+    told = [f"{key}: {before.get(key)}, now {now.get(key)}" for key in changed]
+    return [found, *(told or ["nothing that is recorded of the environment differs"])] if found else []
 
 
 def _first_difference(run: Run, again: Run) -> str | None:
@@ -144,14 +134,14 @@ def _first_difference(run: Run, again: Run) -> str | None:
         found = [
             name if isinstance(one.get(name), list) else f"{name} {one.get(name)}, now {other.get(name)}"
             for name in COMPARED
-            if not _same(one.get(name), other.get(name), single=single and name.endswith("_loss"))
+            if not _same(one.get(name), other.get(name), single and name.endswith("_loss"))
         ]
         if found:
             return f"differs from round {number} on: {'; '.join(found)}"
     return ended
 
 
-def _same(was: Any, now: Any, *, single: bool) -> bool:
+def _same(was: Any, now: Any, single: bool) -> bool:
     return bool(np.float32(was) == np.float32(now) if single and None not in (was, now) else was == now)
 
 

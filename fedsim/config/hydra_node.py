@@ -20,13 +20,11 @@ import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra.conf import HydraConf
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.base import Container
 from omegaconf.basecontainer import BaseContainer
 
-from fedsim.config.words import LAUNCHERS
 from fedsim.core.configs import flat
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
@@ -115,10 +113,13 @@ FOLDERS = ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir")
 """Where Hydra would keep its own files."""
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 OURS = (
-    *("fedsim.running.interleaving.Lanes", "fedsim.jobs.joblib_launcher.JoblibJobs"),
-    *("fedsim.jobs.ray_launcher.RayJobs", BASIC),
+    *("fedsim.running.interleaving.Lanes", "fedsim.jobs.launchers.JoblibJobs"),
+    *("fedsim.jobs.launchers.RayJobs", BASIC),
 )
 """Launchers whose parameters are checked when they are built, and Hydra's own, which has none."""
+SLURM = "fedsim.jobs.launchers.SlurmJobs"
+SUBMITIT = ("fedsim.jobs.launchers.LocalJobs", SLURM)
+"""Those whose parameters go to submitit."""
 WORDS = (
     *("account", "backend", "comment", "constraint", "exclude", "gres", "mem_per_cpu", "mem_per_gpu", "name"),
     *("nodelist", "partition", "prefer", "qos"),
@@ -226,23 +227,22 @@ def _swept(sweeper: Mapping[str, Any]) -> list[Problem | None]:
 
 
 def _launcher(node: Mapping[str, Any]) -> list[Problem | None]:
-    """A known launcher; for submitit with numbers, defaults and plain words as parameters: no commands, no objects."""
+    """A known launcher; for submitit with numbers and plain words as parameters: no commands, no objects."""
     target = str(node.get("_target_"))
     if target in OURS:
         return []
-    if target not in LAUNCHERS.values():
+    if target not in SUBMITIT:
         text = "must be the class of a launcher of fedsim"
-        return [Problem("launcher._target_", target, text, f"known: {', '.join((*OURS, *LAUNCHERS.values()))}")]
-    defaults = _defaults_of(target)
+        return [Problem("launcher._target_", target, text, f"known: {', '.join((*OURS, *SUBMITIT))}")]
     return [
         Problem(
             f"launcher.{key}",
             ...,
-            "must be a number, true, false, null or the launcher's default: it may hold a command or a path",
+            "must be a number, true, false or null: it may hold a command or a path",
             "put it into the script that starts fedsim: jobs inherit its environment",
         )
         for key, value in node.items()
-        if key != "_target_" and not _plain_parameter(str(key), value) and value != defaults.get(key, ...)
+        if key != "_target_" and not _plain_parameter(str(key), value)
     ]
 
 
@@ -253,20 +253,10 @@ def _plain_parameter(key: str, value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float) or (key in WORDS and is_word)
 
 
-def _defaults_of(target: str) -> Mapping[str, Any]:
-    """The parameters that a launcher's plugin has registered."""
-    registered = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
-    for entry in registered.values():
-        node: Any = OmegaConf.to_container(entry.node, resolve=False)
-        if isinstance(node, dict) and node.get("_target_") == target:
-            return node
-    return {}
-
-
 def elsewhere(launcher: Mapping[str, Any]) -> bool:
     """Whether jobs run on other machines than this one, whose GPUs are not known here.
 
     `launcher`: the node hydra.launcher.
     """
-    on_slurm = launcher.get("_target_") == LAUNCHERS["submitit_slurm"]
+    on_slurm = launcher.get("_target_") == SLURM
     return on_slurm or launcher.get("address") == "auto"

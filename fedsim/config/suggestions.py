@@ -10,7 +10,6 @@ from typing import Any
 
 from fedsim.config.build import unknown
 from fedsim.config.choice_files import on_search_path
-from fedsim.config.typecheck import DISTRIBUTION
 from fedsim.config.words import options
 from fedsim.core.configs import all_keys, has_key
 from fedsim.core.disk import conf_dir
@@ -19,15 +18,8 @@ from fedsim.core.errors import Problem, nearest
 NAME = re.compile(r"[\w.-]{1,60}")
 """Choices whose files may be looked for: no folders or patterns, and no longer than file systems take."""
 UNKNOWN_KEY = "is not a known key"
-LAUNCHERS = {"ray": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
-"""Launchers that are installed with an extra of this package, and its name."""
 USUAL = (Path(), Path("conf"))
 """Where users put their folders of choices, from the working folder."""
-
-
-def install(extra: str) -> str:
-    """The command that installs an extra of this package."""
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def unknown_choice(group: str, choice: Any) -> Problem:
@@ -37,8 +29,6 @@ def unknown_choice(group: str, choice: Any) -> Problem:
         search = "fedsim search 'optimizer.lr=interval(0.01,0.3)' trials=20 searches with Optuna"
         searches = str(choice) in ("optuna", "ax", "nevergrad")
         return Problem(group, choice, "is not supported", search if searches else "sweep over values: seed=0,1,2")
-    if group == "hydra/launcher" and choice in LAUNCHERS:
-        return Problem(group, choice, "is not installed", install(LAUNCHERS[choice]))
     if not isinstance(choice, str):
         return Problem(group, choice, rule, f"known here: {', '.join(known)}")
     remedy = _elsewhere(group, choice) if NAME.fullmatch(choice) else None

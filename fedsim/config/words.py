@@ -5,9 +5,6 @@ The flags are declared here again because Hydra's own parser is internal to it, 
 Hydra imports all modules of every folder `hydra_plugins` on Python's path, whatever the command. The working folder is
 on that path for the classes that a config names; with files from a stranger in it, `fedsim --help` must run nothing, so
 that plugins are looked for without it.
-
-The launchers of submitit have parameters of ours: the plugin's own stop at the first job that fails, requeue none, and
-run one job a process.
 """
 
 import math
@@ -16,7 +13,6 @@ import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, make_dataclass
 from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
@@ -28,7 +24,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -93,39 +88,9 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-LAUNCHERS = {
-    "submitit_local": "fedsim.jobs.submitit_launcher.LocalJobs",
-    "submitit_slurm": "fedsim.jobs.submitit_launcher.SlurmJobs",
-}
-"""Their classes."""
-JOB_NAME = "fedsim"
-"""Of the jobs in Slurm's queue."""
-NUM_TIMEOUTS = 100
-"""Time limits that a task may reach before it is given up."""
-OWN: dict[str, dict[str, int | None]] = {
-    "submitit_local": {"jobs_per_task": 1, "max_in_flight": None},
-    "submitit_slurm": {"jobs_per_task": 1, "max_num_timeout": NUM_TIMEOUTS},
-}
-"""Parameters that are added or have another default; their types are checked when the launcher is built."""
-
-
-def register() -> None:
-    """Put our choices in the place of the plugin's, where it is installed. To be called after plugins are imported."""
-    store = ConfigStore.instance()
-    launchers = store.repo.get("hydra", {}).get("launcher", {})
-    for name, target in LAUNCHERS.items():
-        entry = launchers.get(f"{name}.yaml")
-        if entry is None or entry.node.get("_target_") == target:
-            continue
-        parameters = {"_target_": target, "name": JOB_NAME, **OWN[name]}
-        fields = [(key, Any, field(default=default)) for key, default in parameters.items()]
-        plugins_own: Any = OmegaConf.get_type(entry.node)
-        node = make_dataclass(f"{plugins_own.__name__}OfFedsim", fields, bases=(plugins_own,))
-        store.store(group="hydra/launcher", name=name, node=node(), provider="fedsim")
-
-
 def plugins() -> Plugins:
-    """Hydra's registry of plugins. Its first call in a process imports them."""
+    """Hydra's registry of plugins. Its first call in a process imports them; one for submitit is not asked: conf/ has
+    our own launchers of its names."""
     before = sys.path[:]
     here = Path.cwd()
     wanted = {Path(folder).resolve() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder}
@@ -135,7 +100,8 @@ def plugins() -> Plugins:
         found = Plugins.instance()
     finally:
         sys.path[:] = before
-    register()
+    for name in ("submitit_local", "submitit_slurm"):
+        ConfigStore.instance().repo.get("hydra", {}).get("launcher", {}).pop(f"{name}.yaml", None)
     return found
 
 

@@ -4,7 +4,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedsim.config.plan import Plan
@@ -13,7 +13,7 @@ from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import ERROR
 from fedsim.running.assembly import is_prepared
 from fedsim.running.outcome import Outcome, outcome_on_file, worked_in
-from fedsim.running.process import CODES, Preempted
+from fedsim.running.process import Preempted
 from fedsim.tracking.base import SweepPosition
 from fedsim.tracking.console import ConsoleTracker, headline, job_number, time_left
 from fedsim.tracking.tables import (
@@ -23,7 +23,6 @@ from fedsim.tracking.tables import (
     show_share,
     sweep_table,
     tell_line,
-    told_if_slow,
 )
 
 WINDOW = 500
@@ -33,16 +32,11 @@ LEAST_ROUNDS = 5
 
 
 class Progress:
-    """Rounds left of each of `plans`, by folder. `now`: a clock in seconds.
-
-    The remaining time is the number of rounds left times the mean seconds between the ends of the latest rounds, in
-    turn or side by side. Jobs that have ended before and those that other processes are running count for nothing.
-    """
+    """Rounds left of each of `plans`, by folder; those of jobs that other processes run count for nothing. `now`: a
+    clock in seconds."""
 
     def __init__(self, plans: Sequence[Plan] = (), now: Callable[[], float] = time.monotonic) -> None:
-        self._numbers: dict[Path, int] = {}
-        for number, plan in enumerate(plans, 1):
-            self._numbers.setdefault(plan.folder, number)
+        self._numbers = {plan.folder: number for number, plan in reversed([*enumerate(plans, 1)])}  # the first of each
         self._total, self._now = len(plans), now
         self._left = {plan.folder: plan.settings.num_rounds for plan in plans}
         self._times: deque[float] = deque(maxlen=WINDOW + 1)
@@ -54,7 +48,7 @@ class Progress:
         return None if number is None or self._total < 2 else SweepPosition(number, self._total, self.remaining_seconds)
 
     def round_ended(self, folder: Path, rounds_left: int, accuracy: float | None) -> None:
-        """A job has ended a round. `accuracy`: on the test set, None if it was not measured."""
+        """`accuracy`: on the test set, None if it was not measured."""
         self._left[folder] = rounds_left
         self._times.append(self._now())
         if accuracy is not None:
@@ -65,7 +59,8 @@ class Progress:
         self._left[folder] = 0
 
     def remaining_seconds(self) -> float | None:
-        """The time that all jobs will still take; None before that can be estimated, and where nothing is left."""
+        """The rounds left times the mean seconds between the ends of the latest rounds, in turn or side by side; None
+        before that can be estimated, and where nothing is left."""
         rounds, left = len(self._times) - 1, sum(self._left.values())
         if rounds < LEAST_ROUNDS or not left:
             return None
@@ -76,17 +71,14 @@ class Progress:
         return [self._accuracies[folder] for folder in folders if folder in self._accuracies]
 
 
-TO_GO_ON = ("failed", "data", "config", *CODES)
-"""Statuses of jobs that the same command runs again, or goes on with."""
 MOST_NAMED = 3
-"""Jobs whose folders are named one by one."""
+"""Files and trackers that are named one by one."""
 
 
 class Narration:
     """The screen of one command, whose jobs are `plans`.
 
-    `overrides`: the words that each was composed of; `argv`: those of the command line; `overwriting`: what of the jobs
-    is replaced (None: nothing is to be).
+    `overrides`: the words that each was composed of; `argv`: those of the command line.
     """
 
     def __init__(
@@ -103,34 +95,28 @@ class Narration:
             for plan, words in zip(plans, overrides, strict=True)
         }
         self._told_keys = differing_keys(list(self._labels.values()))
-        self._command = command("fedsim", *argv)
+        self._command, self._is_sweep = command("fedsim", *argv), len(plans) > 1
         self._ended_before: set[Path] = set()
 
     def begin(self) -> None:
         """Say what the command is about to do."""
-        ended = {p.folder for p in self.plans if outcome_on_file(p).final and not p.settings.overwrite}
-        self._ended_before = ended
-        for folder in ended:
+        self._ended_before = {p.folder for p in self.plans if outcome_on_file(p).final and not p.settings.overwrite}
+        for folder in self._ended_before:
             self.progress.leaves(folder)
         if self._is_sweep:
-            others = len(ended - self._overwriting.replaced)
+            others = len(self._ended_before - self._overwriting.replaced)
             before = f"; {others} have ended before (overwrite=true runs them again)" if others else ""
             tell_line(f"{len(self.plans)} jobs, results in {self.folder}{before}")
         if self._overwriting.notice:
             tell_line(self._overwriting.notice)
 
     def job_begins(self, plan: Plan) -> None:
-        """A job is about to be prepared, which may take long if its data are not in memory."""
         if plan.folder in self._ended_before:
             return
         if not self._is_sweep and not has_console(plan):
             tell_line(headline(plan.settings.name, plan.choices, plan.settings.seed))
         elif not is_prepared(plan):
             tell_line(f"loading the data set {plan.choices.get('dataset', '')}".rstrip())
-
-    def job_set_up(self, plan: Plan) -> AbstractContextManager[None]:
-        """Within it, a job is set up."""
-        return told_if_slow(f"setting up {plan.settings.num_clients:,} clients: what they hold, and the model")
 
     def job_ended(self, plan: Plan, outcome: Outcome) -> None:
         """How a job ended, in a line, where its trackers do not tell that."""
@@ -139,13 +125,11 @@ class Narration:
                 remedy = "" if plan.config.get("overwrite") else " (overwrite=true runs it again)"
                 tell_line(f"already {outcome.status}: {plan.folder}{remedy}")
         elif self._is_sweep:
-            position = self.progress.position(plan.folder)
-            labels = self._labels[plan.folder]
+            position, labels = self.progress.position(plan.folder), self._labels[plan.folder]
             names = " ".join(f"{key}={labels[key]}" for key in self._told_keys if key in labels)
-            parts = (outcome.status, names, *_results(outcome), time_left(position))
-            text, style = " · ".join(filter(None, parts)), None if outcome.status == "done" else "red"
-            wrap = not CONSOLE.is_terminal  # a log has one line a job
-            CONSOLE.print(job_number(position) + text, style=style, soft_wrap=wrap, markup=False)
+            text = " · ".join(filter(None, (outcome.status, names, *_results(outcome), time_left(position))))
+            style = None if outcome.status == "done" else "red"
+            CONSOLE.print(job_number(position) + text, style=style, soft_wrap=not CONSOLE.is_terminal, markup=False)
         elif not has_console(plan) and outcome.status not in ("data", "config"):
             tell_line(" · ".join((outcome.status, *_results(outcome))))
             tell_line(f"results in {plan.folder}")
@@ -153,11 +137,13 @@ class Narration:
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """Close the command: a table over its jobs, where the results are, and what to do next."""
         if self._is_sweep:
-            rows = []
-            for plan, outcome in zip(self.plans, outcomes, strict=True):
-                labels = {key: value for key, value in self._labels[plan.folder].items() if key != "seed"}
-                ended = {"status": outcome.status, "summary": outcome.summary, "folder": plan.folder}
-                rows.append({"labels": labels, "seed": plan.settings.seed, **ended})
+            rows = [
+                {
+                    "labels": {key: value for key, value in self._labels[plan.folder].items() if key != "seed"},
+                    **{"seed": plan.settings.seed, "status": one.status, "summary": one.summary},
+                }
+                for plan, one in zip(self.plans, outcomes, strict=True)
+            ]
             sweep_table(rows)
             tell_line(f"results in {self.folder}")
         self._tell_failed_trackers(outcomes)
@@ -181,15 +167,10 @@ class Narration:
     @property
     def folder(self) -> Path:
         """The folder below which all results are."""
-        parents = sorted({plan.folder.parent for plan in self.plans})
-        try:
-            return parents[0] if len(parents) == 1 else Path(os.path.commonpath(parents))
-        except ValueError:  # some absolute, some not
-            return Path(os.path.commonpath([parent.absolute() for parent in parents]))
-
-    @property
-    def _is_sweep(self) -> bool:
-        return len(self.plans) > 1
+        parents = {plan.folder.parent for plan in self.plans}
+        if any(parent.is_absolute() for parent in parents):
+            parents = {parent.absolute() for parent in parents}
+        return Path(os.path.commonpath(parents))
 
     def _tell_failed_trackers(self, outcomes: Sequence[Outcome]) -> None:
         """Which trackers failed in runs that had none to tell it on the terminal."""
@@ -205,25 +186,17 @@ class Narration:
 
     def _tell_remedies(self, outcomes: Sequence[Outcome]) -> None:
         """What is to be done about jobs that are not done."""
-        counts = Counter(outcome.status for outcome in outcomes)
-        if counts["diverged"]:
-            tell_line(f"{counts['diverged']} diverged: a lower optimizer.lr may help")
-        left = sum(counts[status] for status in TO_GO_ON)
-        if not left:
-            return
-        pairs = zip(self.plans, outcomes, strict=True)
-        files = [worked_in(plan) / ERROR for plan, outcome in pairs if outcome.status == "failed"]
-        there = [file for file in files if file.is_file()]
-        for file in there[:MOST_NAMED]:
+        if diverged := sum(outcome.status == "diverged" for outcome in outcomes):
+            tell_line(f"{diverged} diverged: a lower optimizer.lr may help")
+        left = [plan for plan, outcome in zip(self.plans, outcomes, strict=True) if not outcome.final]
+        for file in [file for plan in left if (file := worked_in(plan) / ERROR).is_file()][:MOST_NAMED]:
             tell_line(f"its traceback: {file}")
-        if len(there) > MOST_NAMED:
-            tell_line(f"and {len(there) - MOST_NAMED} more")
-        what = f"{left} jobs that are not done" if left > 1 else "the one that is not done"
-        tell_line(f"the same command goes on with {what if self._is_sweep else 'it'}: {self._command}")
+        if left:
+            what = f"{len(left)} jobs that are not done" if len(left) > 1 else "the one that is not done"
+            tell_line(f"the same command goes on with {what if self._is_sweep else 'it'}: {self._command}")
 
 
 def _results(outcome: Outcome) -> tuple[str, ...]:
-    """The parts of a line on how a run ended."""
     summary = outcome.summary
     if outcome.status in ("data", "config"):
         return ("see the error at the end",)

@@ -1,8 +1,8 @@
 """`overwrite=true` over several jobs: which of them are replaced already. The same command goes on with the others.
 
 A job is replaced when its summary was written after the overwriting began: in this command, or in an earlier one with
-the same jobs that ended before all of them had. A note in `.replacements/` says when that was; it is deleted when all
-jobs have ended.
+the same jobs that a signal has ended before all of them had. That one leaves a note in `.replacements/` of when it
+began; the note is deleted when all jobs have ended.
 """
 
 import hashlib
@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedsim.config.plan import Plan
-from fedsim.core.disk import write_atomically
 from fedsim.results.files import REPLACEMENTS, SUMMARY
 from fedsim.running.outcome import outcome_on_file
 
@@ -27,16 +26,14 @@ class Overwriting:
 
     def __init__(self, plans: Sequence[Plan] = (), since: float | None = None) -> None:
         self._plans = {plan.folder: plan for plan in plans if plan.settings.overwrite}
-        self._note: Path | None = None
-        self._goes_on = False
         self.since = max([time.time(), *map(_written, self._plans)]) if since is None else since
+        self.replaced: frozenset[Path] = frozenset()
+        name = hashlib.sha256("\n".join(sorted(map(str, self._plans))).encode()).hexdigest()[:12]
+        self._note = min(self._plans, default=Path()).parent / REPLACEMENTS / f"overwrite-{name}"
         if since is None and len(self._plans) > 1:
-            name = hashlib.sha256("\n".join(sorted(map(str, self._plans))).encode()).hexdigest()[:12]
-            self._note = min(self._plans).parent / REPLACEMENTS / f"overwrite-{name}"
             with suppress(OSError, ValueError):
-                self.since, self._goes_on = float(self._note.read_text(encoding="utf-8")), True
-        ended = [folder for folder, plan in self._plans.items() if self.has_ended(plan)]
-        self.replaced = frozenset(ended if self._goes_on else [])
+                self.since = float(self._note.read_text(encoding="utf-8"))
+                self.replaced = frozenset(folder for folder, plan in self._plans.items() if self.has_ended(plan))
 
     def has_ended(self, plan: Plan) -> bool:
         """Whether nothing is left to do for a job: it is replaced, or finished where it is not to be."""
@@ -60,25 +57,18 @@ class Overwriting:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Keep the note while jobs are run, and longer if the command ends before all of them have."""
-        note = self._note
-        if note is None:
-            yield
-            return
-        made = [] if self._goes_on else [folder for folder in note.parents if not folder.exists()]
-        if not self._goes_on:
-            with suppress(OSError):  # without a note, the same command starts anew with all jobs
-                note.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(note, repr(self.since).encode())
+        """Leave the note where jobs that are run within end before all of them have."""
         try:
             yield
         finally:
             ended = [self.has_ended(plan) for plan in self._plans.values()]
-            if all(ended) or not (self._goes_on or any(ended)):
-                with suppress(OSError):  # of folders in which something else is
-                    note.unlink(missing_ok=True)
-                    for folder in dict.fromkeys([note.parent, *made]):
-                        folder.rmdir()
+            with suppress(OSError):  # without a note, the same command starts anew with all jobs
+                if any(ended) and not all(ended):
+                    self._note.parent.mkdir(exist_ok=True)
+                    self._note.write_text(repr(self.since), encoding="utf-8")
+                elif ended:
+                    self._note.unlink(missing_ok=True)
+                    self._note.parent.rmdir()  # unless something else is in it
 
 
 def _written(folder: Path) -> float:

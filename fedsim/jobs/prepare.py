@@ -8,14 +8,16 @@ from typing import Any
 from fedsim.config.build import instantiate
 from fedsim.config.compose import Composed, check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.jobs.joblib_launcher import JoblibJobs
+from fedsim.jobs.launchers import JoblibJobs, LocalJobs, RayJobs, SlurmJobs, SubmititJobs, launcher_of
 from fedsim.jobs.overwriting import Overwriting
-from fedsim.jobs.ray_launcher import RayJobs
-from fedsim.jobs.submitit_launcher import LocalJobs, SlurmJobs, launcher_of
 from fedsim.jobs.sweep import require_room
 from fedsim.jobs.tasks import TaskLauncher
 from fedsim.running.interleaving import Lanes
 from fedsim.running.ranks import RANKS
+
+LAUNCHERS: dict[str, type[Lanes | TaskLauncher]] = {
+    cls.__name__: cls for cls in (Lanes, JoblibJobs, RayJobs, LocalJobs, SlurmJobs)
+}
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,7 @@ def prepare(jobs: Sequence[Composed], *, room: bool = True) -> Prepared:
 
 def own_launcher(node: Mapping[str, Any]) -> Lanes | TaskLauncher | None:
     """What the config's node `hydra.launcher` describes; None for `basic`, Hydra's own. Raises `ConfigError`."""
-    name = str(node.get("_target_")).rpartition(".")[2]
-    if name in ("LocalJobs", "SlurmJobs"):
-        return launcher_of(node, LocalJobs if name == "LocalJobs" else SlurmJobs)
-    others: dict[str, type[Lanes | TaskLauncher]] = {cls.__name__: cls for cls in (Lanes, JoblibJobs, RayJobs)}
-    return instantiate(node, others[name], "hydra.launcher") if name in others else None
+    cls = LAUNCHERS.get(str(node.get("_target_")).rpartition(".")[2])
+    if cls is None:
+        return None
+    return launcher_of(node, cls) if issubclass(cls, SubmititJobs) else instantiate(node, cls, "hydra.launcher")

@@ -5,6 +5,7 @@ Before any work starts, it is asked whether data can be read or fetched, and whe
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pathlib import Path
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.disk import room_problem
-from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem
+from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem, check
 from fedsim.core.record import Record
 from fedsim.data.base import Dataset
 from fedsim.jobs.narration import Narration, Progress
@@ -26,28 +27,30 @@ from fedsim.running.interleaving import InterleavedRun, Lanes, run_interleaved
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.console import lanes_progress, time_left
-from fedsim.tracking.tables import tell_line
+from fedsim.tracking.tables import tell_line, told_if_slow
 
 BYTES_OF_RUN, BYTES_OF_ROUND, BYTES_OF_ID = 2_000_000, 1_000, 8
-"""Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of a client in it."""
+"""Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of a client in it.
+Models are left out."""
 
 
 def require_room(plans: Iterable[Plan]) -> None:
     """Raise `ConfigError` unless the folders for results can be written and have room for the runs still to come, and
-    source files of their data can be read, or fetched where they are missing.
+    source files of their data can be read, or fetched where they are missing."""
+    plans = to_come(plans)
+    check(*output_problems(plans), *source_problems(plans))
 
-    The need for results is estimated without models, whose size is not known yet.
-    """
-    to_come = [p for p in plans if not outcome_on_file(p).final or p.settings.overwrite]
-    if problems := [*output_problems(to_come), *source_problems(to_come)]:
-        raise ConfigError(problems)
+
+def to_come(plans: Iterable[Plan]) -> list[Plan]:
+    """Those whose runs are not done."""
+    return [plan for plan in plans if plan.settings.overwrite or not outcome_on_file(plan).final]
 
 
 def output_problems(to_come: Iterable[Plan]) -> list[Problem]:
-    """The problems of folders for the results of runs that are to come."""
-    needs: dict[Path, int] = {}
+    """The problems of the folders for the results of runs."""
+    needs: Counter[Path] = Counter()
     for plan in to_come:
-        needs[plan.settings.output_dir] = needs.get(plan.settings.output_dir, 0) + _bytes_of(plan)
+        needs[plan.settings.output_dir] += _bytes_of(plan)
     return [problem for folder, need in needs.items() if (problem := room_problem("output_dir", folder, need))]
 
 
@@ -85,11 +88,8 @@ OnRound = Callable[[Plan, Record], str | None]
 
 
 class Attempts:
-    """Jobs as they are run: how each ended, and which ones other processes hold.
-
-    `progress` counts their rounds; `screen` (None: nobody) and `on_round` are told of them; `overwriting` knows which
-    are replaced already, where the same command goes on with the others.
-    """
+    """Jobs as they are run: how each ended, and which ones other processes hold. `screen` (None: nobody) and `on_round`
+    are told of them."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Attempts:
             missing = self._unprepared.get(data_key(plan)) if self._unprepared else None
             if missing is not None and (plan.settings.overwrite or not outcome_on_file(plan).final):
                 raise missing  # as an earlier job has: the same data are not looked for again
-            outcome = execute(plan, interleaved, _Rounds(plan, self.progress, self.on_round, self.screen))
+            outcome = execute(plan, interleaved, _Rounds(plan, self))
         except HeldError:
             outcome = Outcome("held", {})
         except FedsimError as error:
@@ -142,8 +142,7 @@ class Attempts:
             self.screen.job_ended(plan, outcome)
 
     def run_in_turn(self, plans: Sequence[Plan]) -> None:
-        """Run jobs one after another; after a signal there is no next one, and KeyboardInterrupt or `Preempted` is
-        raised."""
+        """Run jobs one after another; after a signal its exception is raised."""
         for plan in plans:
             self.run(plan)
             STOP.raise_if_asked()
@@ -151,25 +150,23 @@ class Attempts:
     def run_in_lanes(self, lanes: Lanes, plans: Sequence[Plan]) -> None:
         """Run jobs side by side, as many at a time as there are lanes and as fit together."""
         for group in lanes.groups(plans):
-            with self._shown(group) as show:
+            with self.shown(group, max(plan.settings.num_rounds for plan in group)) as show:
                 run_interleaved([partial(self.run, plan) for plan in group], show)
             STOP.raise_if_asked()
 
-    def _shown(self, group: Sequence[Plan]) -> AbstractContextManager[Callable[[int, int], None]]:
-        """Where the progress of runs side by side is shown: on the terminal, if anything is."""
+    def shown(
+        self, plans: Sequence[Plan], num_rounds: int, how: str = "side by side"
+    ) -> AbstractContextManager[Callable[[int, int], None]]:
+        """Where the progress of runs at the same time is shown (`lanes_progress`): on the terminal, if anything is."""
         if self.screen is None:
             return nullcontext(lambda left, round: None)
-        num_rounds = max(plan.settings.num_rounds for plan in group)
-        accuracies = partial(self.progress.accuracies, [plan.folder for plan in group])
-        left = partial(time_left, self.progress.position(group[0].folder))
-        return lanes_progress(len(group), num_rounds, accuracies, left)
+        accuracies = partial(self.progress.accuracies, [plan.folder for plan in plans])
+        left = partial(time_left, self.progress.position(plans[0].folder))
+        return lanes_progress(len(plans), num_rounds, accuracies, left, how=how)
 
     def run_held(self, run: Callable[[Sequence[Plan]], None]) -> None:
         """Wait for the jobs that other processes hold, and let `run` look at each as soon as it is free: it takes what
-        was finished meanwhile, and goes on with what was not.
-
-        Ctrl-C and other signals end the wait: KeyboardInterrupt or `Preempted` is raised.
-        """
+        was finished meanwhile, and goes on with what was not. A signal ends the wait by its exception."""
         told: set[str] = set()
         while self.held:
             free = [plan for plan in self.held.values() if is_free(plan.folder)]
@@ -182,29 +179,26 @@ class Attempts:
 
 
 class _Rounds(Watch):
-    """Counts the rounds of a job, and hands them on; says on the `screen`, if any, what its first one waits for."""
+    """Counts the rounds of a job, and hands them on; says on the screen, if any, what its first one waits for."""
 
-    def __init__(self, plan: Plan, progress: Progress, on_round: OnRound | None, screen: Narration | None) -> None:
-        self.sweep = progress.position(plan.folder)
-        self._plan, self._progress, self._on_round, self._screen = plan, progress, on_round, screen
+    def __init__(self, plan: Plan, attempts: Attempts) -> None:
+        self.sweep, self._plan, self._attempts = attempts.progress.position(plan.folder), plan, attempts
 
     def setting_up(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._screen is None else self._screen.job_set_up(self._plan)
+        told = f"setting up {self._plan.settings.num_clients:,} clients: what they hold, and the model"
+        return nullcontext() if self._attempts.screen is None else told_if_slow(told)
 
     def round_ended(self, record: Record) -> str | None:
-        left = self._plan.settings.num_rounds - record.round
-        self._progress.round_ended(self._plan.folder, left, record.test_accuracy)
-        return None if self._on_round is None else self._on_round(self._plan, record)
+        left, on_round = self._plan.settings.num_rounds - record.round, self._attempts.on_round
+        self._attempts.progress.round_ended(self._plan.folder, left, record.test_accuracy)
+        return on_round and on_round(self._plan, record)
 
 
 def _tell_holders(folders: Sequence[Path], told: set[str]) -> None:
     """Say who has what, once for each process of each job; `told`: what has been said."""
-    errors = [str(HeldError(folder)) for folder in folders]
-    new = [error for error in errors if error not in told]
-    told.update(errors)
-    for error in new[:MOST_NAMED]:
-        tell_line(f"waiting for {error}")
+    new = {str(HeldError(folder)) for folder in folders} - told
+    told.update(new)
+    for text in sorted(new)[:MOST_NAMED]:
+        tell_line(f"waiting for {text}")
     if len(new) > MOST_NAMED:
         tell_line(f"and for {len(new) - MOST_NAMED} more jobs that other processes are running")
-    if new:
-        tell_line("Ctrl-C ends the wait; a job whose process ends early is taken over")

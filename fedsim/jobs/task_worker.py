@@ -1,15 +1,17 @@
 """Jobs in a process that other software has started: what a task of joblib, Ray or submitit runs.
 
-A task is plain data. This module is imported in the task's process before its environment is set: it needs the standard
-library alone.
+This module is imported in the task's process before its environment is set: it needs the standard library alone, and
+the plans of the jobs come as bytes, whose classes need NumPy and torch.
 """
 
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from fedsim.running.process import STOP, Preempted, tune
 
@@ -18,59 +20,46 @@ if TYPE_CHECKING:
     from fedsim.running.outcome import Outcome
 
 
-class Place(TypedDict):
-    """Where the command was started: its working directory, module search path and variables of the environment."""
+class Task:
+    """Checked jobs that run in one process, side by side if there are several, from where the command was started.
 
-    directory: str
-    path: list[str]
-    environment: dict[str, str]
-
-
-class Job(TypedDict):
-    """A checked job: the config of its plan, the choices in its groups, and the folder that it had there.
-
-    `since`: when the command began. With `overwrite=true` a result that was written after that is taken: a task that is
-    started again has replaced it already.
+    `since`: when their overwriting began (`fedsim.jobs.overwriting`): a task that is started again has replaced what
+    was written later. `environment`: variables that it is given. `quiet`: nothing is printed on the screen that it
+    shares with others, whose lines would mix.
     """
 
-    config: Mapping[str, Any]
-    choices: Mapping[str, str]
-    folder: str
-    since: float
+    def __init__(
+        self, plans: "Sequence[Plan]", since: float, environment: Mapping[str, str], *, quiet: bool = False
+    ) -> None:
+        self.work = pickle.dumps((list(plans), since))
+        self.directory, self.path = str(Path.cwd()), [entry for entry in sys.path if entry]
+        self.environment, self.quiet = dict(environment), quiet
+
+    def __call__(self) -> "list[Outcome]":
+        """Run them in a process that is given one task after another, all from the same place."""
+        STOP.defer_always()
+        return self.outcomes()
+
+    def outcomes(self) -> "list[Outcome]":
+        """How each job ended; `held` if another process has it.
+
+        Asked to end, it finishes and saves the round, begins no other job, and returns that.
+        """
+        os.environ.update(self.environment)
+        os.chdir(self.directory)
+        sys.path.extend(entry for entry in self.path if entry not in sys.path)
+        tune()
+        with Path(os.devnull).open("w") if self.quiet else nullcontext(sys.stdout) as screen, redirect_stdout(screen):
+            return run_jobs(*pickle.loads(self.work))
 
 
-def this_place(environment: Mapping[str, str]) -> Place:
-    """Where this process runs; `environment`: the variables that tasks are given."""
-    return Place(directory=str(Path.cwd()), path=[entry for entry in sys.path if entry], environment=dict(environment))
-
-
-def enter(place: Place) -> None:
-    """Go to `place`. To be called before NumPy and torch are imported."""
-    os.environ.update(place["environment"])
-    os.chdir(place["directory"])
-    sys.path.extend(entry for entry in place["path"] if entry not in sys.path)
-    tune()
-
-
-def run_task(place: Place, jobs: Sequence[Job]) -> "list[Outcome]":
-    """`run_jobs` in a process that is given one task after another, all from the same place."""
-    enter(place)
-    STOP.defer_always()
-    return run_jobs(jobs)
-
-
-def run_jobs(jobs: Sequence[Job]) -> "list[Outcome]":
-    """Run `jobs`, side by side if there are several, and return how each ended; `held` if another process has it.
-
-    Asked to end, it finishes and saves the round, begins no other job, and returns that.
-    """
+def run_jobs(plans: "Sequence[Plan]", since: float) -> "list[Outcome]":
     from fedsim.jobs.overwriting import Overwriting
     from fedsim.jobs.sweep import Attempts
     from fedsim.running.interleaving import Lanes
     from fedsim.running.outcome import Outcome
 
-    plans = [_plan_of(job) for job in jobs]
-    attempts = Attempts(overwriting=Overwriting(since=jobs[0]["since"]))
+    attempts = Attempts(overwriting=Overwriting(since=since))
     try:
         STOP.raise_if_asked()
         if len(plans) == 1:
@@ -84,30 +73,15 @@ def run_jobs(jobs: Sequence[Job]) -> "list[Outcome]":
     return [{**attempts.ended, **held}.get(plan.folder, not_begun) for plan in plans]
 
 
-def _plan_of(job: Job) -> "Plan":
-    """The plan, checked again. Raises `RuntimeError` where this machine makes another job of it."""
-    from fedsim.config.plan import make_plan
-    from fedsim.config.words import plugins
+class SubmittedTask(Task):
+    """A task of submitit, which announces its end, by a time limit or a preemption, by the signal
+    `JobEnvironment.USR_SIG` (USR2).
 
-    plugins()
-    plan = make_plan(job["config"], job["choices"])
-    if str(plan.folder) != job["folder"]:
-        raise RuntimeError(f"the job of {job['folder']} is that of {plan.folder} on this machine: is fedsim the same?")
-    return plan
-
-
-class SubmittedTask:
-    """Jobs that run in one process, side by side if there are several. It is pickled by submitit.
-
-    submitit announces the end of a task, by a time limit or a preemption, by the signal `JobEnvironment.USR_SIG`
-    (USR2). Its own handler would requeue the task in mid-round; here the round is finished and saved first, and the
-    jobs go on from their checkpoints. By any other signal the task is saved and not requeued, with one exception: Slurm
-    sends SIGTERM, too, when it requeues a task itself, and before the announcement of a preemption. There the jobs work
-    on until the announcement, or until they are killed.
+    submitit's own handler would requeue it in mid-round; here the round is finished and saved first, and the jobs go on
+    from their checkpoints. By any other signal the task is saved and not requeued, with one exception: Slurm sends
+    SIGTERM, too, when it requeues a task itself, and before the announcement of a preemption. There the jobs work on
+    until the announcement, or until they are killed.
     """
-
-    def __init__(self, place: Place, jobs: Sequence[Job]) -> None:
-        self.place, self.jobs = place, list(jobs)
 
     def __call__(self) -> "list[Outcome]":
         from submitit import JobEnvironment
@@ -119,8 +93,7 @@ class SubmittedTask:
         STOP.defer_always()
         if environment.cluster == "slurm":
             signal.signal(signal.SIGTERM, on_sigterm)  # which notes it in the log
-        enter(self.place)
-        outcomes = run_jobs(self.jobs)
+        outcomes = self.outcomes()
         if set(STOP.received) == {number} and any(outcome.status == "preempted" for outcome in outcomes):
             try:
                 requeue(number, None)  # ends the process, unless the task may not be requeued once more

@@ -1,5 +1,4 @@
-"""The jobs of a sweep as tasks of software that runs them in other processes: what joblib, Ray and submitit have in
-common.
+"""The jobs of a sweep as tasks of software that runs them in other processes.
 
 A task runs one job, or several side by side (`fedsim.jobs.task_worker`), in the folders that they have here, which
 must be on a file system that all machines see.
@@ -7,32 +6,28 @@ must be on a file system that all machines see.
 
 import importlib
 import json
+import math
 import os
+import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
 from fedsim.jobs.sweep import Attempts
-from fedsim.jobs.task_worker import Job
 from fedsim.results.files import METRICS
 from fedsim.running.interleaving import Lanes
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP
-from fedsim.tracking.console import lanes_progress, time_left
 from fedsim.tracking.tables import tell_line
 
-TAIL = 2**16
-"""Bytes at the end of a job's records in which new ones are looked for."""
-
-
-class LostTaskError(Exception):
-    """A task has ended without outcomes; the text says why."""
+TAIL = 2**18
+"""Bytes at the end of a job's records in which the latest one is looked for."""
 
 
 @dataclass(kw_only=True)
@@ -46,6 +41,8 @@ class TaskLauncher(ABC):
 
     how: ClassVar[str]
     """How the jobs are run, in words for the terminal."""
+    ask_seconds: ClassVar[float] = math.inf
+    """Between two times that tasks are asked to end."""
 
     def __post_init__(self) -> None:
         check(at_least("jobs_per_task", self.jobs_per_task, 1), *self.problems())
@@ -59,8 +56,9 @@ class TaskLauncher(ABC):
     def tasks_at_a_time(self) -> int | None:
         """None for all."""
 
-    def device_problem(self, plan: Plan) -> Problem | None:
-        """None if a task can run a job on its device."""
+    @property
+    def gpus(self) -> tuple[str, float] | None:
+        """The parameter that gives each task its GPUs, and how many; None where it has those of this machine."""
         return None
 
     @abstractmethod
@@ -70,8 +68,8 @@ class TaskLauncher(ABC):
         yield
 
     @abstractmethod
-    def begin(self, groups: Sequence[Sequence[Job]]) -> Sequence[Any]:
-        """Start a task for each group of jobs; they are known by what is returned."""
+    def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
+        """Start a task for each group of jobs; they are known by what is returned. `since`: as for `Overwriting`."""
 
     @abstractmethod
     def ended(self, running: Mapping[Any, Sequence[Plan]]) -> Sequence[Any]:
@@ -79,12 +77,11 @@ class TaskLauncher(ABC):
 
     @abstractmethod
     def outcomes(self, task: Any) -> Sequence[Outcome]:
-        """How the jobs of a task that has ended did. Raises `LostTaskError` where that is not known."""
+        """How the jobs of a task that has ended did. Raises what says why that is not known."""
 
     @abstractmethod
     def ask_to_end(self, running: Sequence[Any]) -> None:
-        """Let tasks finish and save their rounds, and those not begun that have not. Called at every look from the
-        first signal on."""
+        """Let tasks finish and save their rounds, and those not begun that have not."""
 
     def run(self, attempts: Attempts, plans: Sequence[Plan]) -> None:
         """Run jobs as tasks, and record in `attempts` how they ended. Raises `ConfigError` before any is run.
@@ -98,7 +95,8 @@ class TaskLauncher(ABC):
         left = [plan for plan in plans if plan not in ended]
         if not left:
             return
-        check(*dict.fromkeys(map(self.device_problem, left)))
+        if self.gpus is not None:
+            check(*dict.fromkeys(gpu_problem(*self.gpus, plan.settings.device) for plan in left))
         with STOP.deferred(), self.connected(left[0].folder.parent):
             _Sweep(self, attempts, left).run()
         STOP.raise_if_asked()
@@ -112,51 +110,47 @@ class _Sweep:
         self.waiting = Lanes(max_lanes=launcher.jobs_per_task).groups(plans)
         self.running: dict[Any, list[Plan]] = {}
         self.rounds = {plan.folder: 0 for plan in plans}
+        self._asked_at = -math.inf
 
     def run(self) -> None:
-        """Until all have ended; those that wait when a signal comes are not begun.
-
-        A second Ctrl-C does not wait for those that run; they are asked to end all the same.
-        """
-        progress, launcher = self.attempts.progress, self.launcher
+        """Until all have ended; those that wait when a signal comes are not begun. A second Ctrl-C waits for none."""
         total = sum(plan.settings.num_rounds for plan in self.plans)
-        accuracies = partial(progress.accuracies, [plan.folder for plan in self.plans])
-        left = partial(time_left, progress.position(self.plans[0].folder))
         try:
-            with lanes_progress(len(self.plans), total, accuracies, left, how=launcher.how) as show:
+            with self.attempts.shown(self.plans, total, self.launcher.how) as show:
                 while self.running or (self.waiting and STOP.status is None):
                     self._begin()
-                    ready = launcher.ended(self.running) if self.running else []
+                    ready = self.launcher.ended(self.running) if self.running else []
                     self._look()
                     for task in ready:
                         self._end(task, self.running.pop(task))
                     show(sum(map(len, (*self.running.values(), *self.waiting))), sum(self.rounds.values()))
-                    if STOP.status is not None:
-                        launcher.ask_to_end(list(self.running))
+                    if STOP.status is not None and time.monotonic() - self._asked_at >= self.launcher.ask_seconds:
+                        self._asked_at = time.monotonic()
+                        self.launcher.ask_to_end(list(self.running))
         except KeyboardInterrupt:
-            launcher.ask_to_end(list(self.running))
+            self.launcher.ask_to_end(list(self.running))
             raise
 
     def _begin(self) -> None:
         free = (self.launcher.tasks_at_a_time or len(self.plans)) - len(self.running)
         if STOP.status is None and free > 0 and self.waiting:
             groups, self.waiting = self.waiting[:free], self.waiting[free:]
-            tasks = self.launcher.begin([[job_of(plan, self.attempts) for plan in group] for group in groups])
-            self.running |= zip(tasks, groups, strict=True)
+            self.running |= zip(self.launcher.begin(groups, self.attempts.overwriting.since), groups, strict=True)
 
     def _look(self) -> None:
         """Count the rounds that are in the records of the jobs that run."""
-        for plan in (plan for group in self.running.values() for plan in group):
-            for record in [] if plan.settings.overwrite else new_records(plan.folder, self.rounds[plan.folder]):
-                self.rounds[plan.folder] = record["round"]
-                rounds_left = plan.settings.num_rounds - record["round"]
-                self.attempts.progress.round_ended(plan.folder, rounds_left, record.get("test_accuracy"))
+        for plan in (plan for group in self.running.values() for plan in group if not plan.settings.overwrite):
+            record = latest_record(plan.folder)
+            for number in range(self.rounds[plan.folder] + 1, record.get("round", 0) + 1):
+                self.rounds[plan.folder] = number
+                rounds_left = plan.settings.num_rounds - number
+                self.attempts.progress.round_ended(plan.folder, rounds_left, record["test_accuracy"])
 
     def _end(self, task: Any, group: Sequence[Plan]) -> None:
         try:
             outcomes = self.launcher.outcomes(task)
-        except LostTaskError as reason:
-            outcomes = [self._found(plan, str(reason)) for plan in group]
+        except Exception as error:
+            outcomes = [self._found(plan, f"its task is lost ({in_words(error)})") for plan in group]
         for plan, outcome in zip(group, outcomes, strict=True):
             self.attempts.ends(plan, outcome)
 
@@ -180,6 +174,13 @@ def gpu_problem(key: str, num_gpus: float, device: str) -> Problem | None:
     return rule(not device.startswith("cuda:"), "device", device, "is the launcher's choice", "use device=cuda")
 
 
+def in_words(error: BaseException) -> str:
+    """What an error says in a line: the last one of a traceback in it, up to a line of dashes, else the first."""
+    before, trace, behind = str(error).partition("Traceback")
+    lines = re.split(r"^-{10,}$", behind if trace else before, flags=re.MULTILINE)[0].strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[-1 if trace else 0]}"
+
+
 def imported(library: str, choice: str, extra: str) -> Any:
     """The library of the launcher `choice`. Raises `ConfigError` where it is not installed."""
     try:
@@ -189,20 +190,10 @@ def imported(library: str, choice: str, extra: str) -> Any:
         raise ConfigError([Problem("hydra/launcher", choice, "is not installed", remedy)]) from error
 
 
-def job_of(plan: Plan, attempts: Attempts) -> Job:
-    return Job(config=plan.config, choices=plan.choices, folder=str(plan.folder), since=attempts.overwriting.since)
-
-
-def new_records(folder: Path, after: int) -> list[dict[str, Any]]:
-    """The records of rounds beyond `after` of a run in another process, of the last ones in its file."""
-    try:
-        with (folder / METRICS).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return []
-    found = []
-    for line in lines[:-1]:  # the last one is empty, or not written to its end
-        with suppress(ValueError):  # of the first, of which a part is read
-            found.append(json.loads(line))
-    return [record for record in found if isinstance(record, dict) and record["round"] > after]
+def latest_record(folder: Path) -> dict[str, Any]:
+    """The record of the latest round of a run in another process; empty before the first."""
+    with suppress(OSError, ValueError, IndexError), (folder / METRICS).open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+        record: dict[str, Any] = json.loads(file.read().split(b"\n")[-2])  # the last line is not written to its end
+        return record
+    return {}

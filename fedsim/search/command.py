@@ -1,17 +1,18 @@
 """`fedsim search`: hyper-parameters found by Optuna, over ordinary run folders."""
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedsim.config.build import construct
-from fedsim.config.compose import check_jobs, compose_jobs, flags_of, search_path
+from fedsim.config.compose import check_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.config.suggestions import UNKNOWN_KEY
-from fedsim.config.words import parse, read_words, typed_in
+from fedsim.config.words import for_hydra, parse, read_words, typed_in
 from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
+from fedsim.jobs.prepare import compose_words
 from fedsim.jobs.sweep import require_room
 from fedsim.running.process import STOP
 
@@ -55,27 +56,28 @@ def run(words: Sequence[str]) -> int:
         check(*map(_mistaken, parsed))
         settings = construct(Settings, {o.key_or_group: o.value() for o in parsed if o.key_or_group in OWN_KEYS}, "")
         space = space_of([o for o in parsed if o.key_or_group not in OWN_KEYS])
-        name = args.config_name or "config"
 
-        def plans_of(params: Mapping[str, Any]) -> list[Plan]:
-            return _of_seeds_alone(check_jobs(compose_jobs(space.words_of(params), multirun=True, config_name=name)))
+    def plans_of(params: Mapping[str, Any]) -> list[Plan]:
+        jobs = compose_words(Namespace(**{**vars(args), "overrides": space.words_of(params), "multirun": True}))
+        return _of_seeds_alone(check_jobs(jobs))
 
-        plans: list[Plan] = []
-        problems: list[Problem] = []
-        for corner in space.corners():
-            try:
-                plans += plans_of(corner)
-            except ConfigError as error:
-                problems += [problem for problem in error.problems if problem not in problems]
-        check(*map(_with_own_keys, problems))
-        require_room(plans)
-        with STOP.working():
-            return search(space, settings, plans_of, plans[0].settings.num_rounds, flags_of(name))
+    plans: list[Plan] = []
+    problems: list[Problem] = []
+    for corner in space.corners():
+        try:
+            plans += plans_of(corner)
+        except ConfigError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    check(*map(_with_own_keys, problems))
+    require_room(plans)
+    with STOP.working():
+        flags = for_hydra(Namespace(**{**vars(args), "overrides": []}))
+        return search(space, settings, plans_of, plans[0].settings.num_rounds, flags)
 
 
 def _with_own_keys(problem: Problem) -> Problem:
-    own = f"; keys of the search itself: {', '.join(OWN_KEYS)}"
-    return replace(problem, remedy=problem.remedy + own) if problem.rule == UNKNOWN_KEY else problem
+    own = f"{problem.remedy}; keys of the search itself: {', '.join(OWN_KEYS)}"
+    return replace(problem, remedy=own) if problem.rule == UNKNOWN_KEY else problem
 
 
 def _mistaken(override: "Override") -> Problem | None:

@@ -3,9 +3,8 @@
 What is searched in is written in Hydra's syntax of sweeps: `optimizer.lr=tag(log,interval(0.001,0.1))`,
 `local.steps=int(interval(5,40))`, `cohort_size=range(2,10,2)`, or a choice, `selector=gpfl,random`.
 
-A trial has one run for each seed, in ordinary run folders. One that is pruned ends as a run does that is interrupted:
-it is saved after its round, and its folder can go on by any later command. What a folder already holds is not run
-again, so the same search goes on where it was.
+A trial has one run for each seed, in ordinary run folders; one that is pruned ends as a run does that is interrupted.
+What a folder already holds is not run again, so the same search goes on where it was.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -123,20 +122,16 @@ class Rounds:
     smoothed as the final one is."""
 
     def __init__(self, trial: Any) -> None:
-        self._trial = trial
+        self._trial, self.pruned = trial, False
         self._accuracies: list[float | None] = []
-        self.pruned = False
 
     @property
     def seen(self) -> int:
         return len(self._accuracies)
 
     def see(self, round: int, accuracy: float | None) -> str | None:
-        """The test accuracy after a round (None: not measured). Returns why the run is to end there, if it is.
-
-        A round that was seen before is ignored: a killed run repeats those since its checkpoint.
-        """
-        if round <= self.seen:
+        """The test accuracy after a round (None: not measured). Returns why the run is to end there, if it is."""
+        if round <= self.seen:  # a killed run repeats those since its checkpoint
             return None
         self._accuracies.append(accuracy)
         smoothed = mean_of_last(self._accuracies)
@@ -147,10 +142,8 @@ class Rounds:
 
 
 def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
-    """Run `plans`, one for each seed. Raises what stops a search: what refuses a run, or the user.
-
-    The first run that fails is the trial's end: the accuracy up to its failure is not that of a run.
-    """
+    """Run `plans`, one for each seed, to the first that fails. Raises what stops a search: what refuses a run, or the
+    user."""
     rounds = Rounds(trial)
     accuracies = []
     for number, plan in enumerate(plans):
@@ -193,21 +186,18 @@ def search(
     with an accuracy.
 
     `num_rounds`: of a run, of which the first quarter is not pruned unless `settings` says otherwise. `flags`: what
-    comes before the words of a run, such as `--config-dir`.
-
-    Trials are asked for in turn from a seeded sampler and told to it in the same order, so that the same command makes
-    the same trials; what their folders hold is read, and not run again.
+    comes before the words of a run, such as `--config-dir`. Trials are asked for in turn from a seeded sampler, so that
+    the same command makes the same ones.
     """
     sampler = TPESampler(seed=settings.search_seed, n_startup_trials=settings.startup)
     study = optuna.create_study(direction="maximize", sampler=sampler, pruner=_pruner(settings, num_rounds))
     results: list[tuple[dict[str, Any], Result]] = []
     for number in range(settings.trials):
         trial = study.ask(dict(space.axes))
-        params = dict(trial.params)
-        shown = " ".join(f"{key}={value}" for key, value in params.items())
+        shown = " ".join(f"{key}={value}" for key, value in trial.params.items())
         tell_line(f"trial {number + 1} of {settings.trials}: {shown}")
-        result = run_trial(plans_of(params), trial)
-        results.append((params, result))
+        result = run_trial(plans_of(trial.params), trial)
+        results.append((trial.params, result))
         tell_line(f"trial {number + 1}: {result}")
         states = {"done": TrialState.COMPLETE, "failed": TrialState.FAIL}
         study.tell(trial, result.accuracy, states.get(result.status, TrialState.PRUNED))
@@ -223,15 +213,14 @@ def _pruner(settings: Settings, num_rounds: int) -> BasePruner:
 
 def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags: Sequence[str]) -> int:
     """The table of the best trials, and the command of the best one."""
-    ended = [(params, r.accuracy) for params, r in results if r.accuracy is not None]
-    ended.sort(key=lambda one: -one[1])
+    ended = sorted(((r.accuracy, params) for params, r in results if r.accuracy is not None), key=lambda one: -one[0])
     pruned, failed = (sum(r.status == status for _, r in results) for status in ("pruned", "failed"))
-    title = f"{len(ended)} of {len(results)} trials to the end, {pruned} pruned"
-    table = Table(title=f"{title}, {failed} failed" if failed else title, title_justify="left")
+    title = f"{len(ended)} of {len(results)} trials to the end, {pruned} pruned, {failed} failed"
+    table = Table(title=title, title_justify="left")
     table.add_column("final %", justify="right")
     for key in space.axes:
         table.add_column(escape(key))
-    for params, accuracy in ended[:MOST_SHOWN]:
+    for accuracy, params in ended[:MOST_SHOWN]:
         table.add_row(f"{100 * accuracy:.2f}", *(escape(str(params[key])) for key in space.axes))
     CONSOLE.print(table)
     if failed:
@@ -239,6 +228,5 @@ def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags
     if not ended:
         tell_line("no trial has ended with an accuracy")
         return EXIT_CODES["failed" if failed else "diverged"]
-    words = space.words_of(ended[0][0])
-    tell_line(f"the best one: {command('fedsim', '-m', *flags, *words)}")
+    tell_line(f"the best one: {command('fedsim', '-m', *flags, *space.words_of(ended[0][1]))}")
     return EXIT_CODES["failed" if failed else "done"]

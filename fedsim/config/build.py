@@ -24,6 +24,33 @@ T = TypeVar("T")
 Node = Mapping[str, Any]
 
 
+class Gathered:
+    """What several checks find: one problem of each key and value."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def run(self, act: Callable[..., T], *args: Any) -> T | None:
+        """What `act` returns; None where it raises a `ConfigError`, whose problems are kept."""
+        try:
+            return act(*args)
+        except ConfigError as error:
+            self.add(*error.problems)
+            return None
+
+    def run_users(self, act: Callable[..., T], *args: Any) -> T | None:
+        """As `run`, where a user's class is called: whatever else it raises ends its own job, when that is built."""
+        try:
+            return self.run(act, *args)
+        except (Exception, SystemExit):
+            return None
+
+    def add(self, *problems: Problem | None) -> None:
+        for problem in problems:
+            if problem is not None and (problem.key, problem.value) not in [(p.key, p.value) for p in self.problems]:
+                self.problems.append(problem)
+
+
 def instantiate(node: Any, base: type[T], key: str, *runtime: Any) -> T:
     """Build the object that `node` describes.
 

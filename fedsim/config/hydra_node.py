@@ -29,7 +29,7 @@ from omegaconf.basecontainer import BaseContainer
 from fedsim.config.words import LAUNCHERS
 from fedsim.core.configs import flat
 from fedsim.core.disk import conf_dir
-from fedsim.core.errors import ConfigError, Problem, check, rule
+from fedsim.core.errors import ConfigError, Problem, check
 
 VARIABLES = ("HOME", "LOGNAME", "SCRATCH", "TMPDIR", "USER", "WORK")
 """Environment variables that a config may name, besides those that begin with `FEDSIM_`."""
@@ -43,18 +43,16 @@ class SecretError(ValueError):
     """A config asks for an environment variable that it may not record."""
 
 
-def environment_variable(name: str, default: Any = "fedsim: no default") -> Any:
+def environment_variable(name: str, *default: Any) -> Any:
     """The resolver `oc.env`. Raises `SecretError` for a variable that is not in `VARIABLES` nor begins with FEDSIM_."""
     if not (name in VARIABLES or name.startswith("FEDSIM_")):
         allowed = ", ".join(("FEDSIM_*", *VARIABLES))
         raise SecretError(f"${{oc.env:{name}}} is refused: a config is recorded, so it may name {allowed} alone")
-    if name in os.environ or default == "fedsim: no default":
-        return os.environ[name] if name in os.environ else _unset(name)
-    return None if default is None else str(default)
-
-
-def _unset(name: str) -> str:
-    raise SecretError(f"${{oc.env:{name}}}: the variable is not set; give a default: ${{oc.env:{name},null}}")
+    if name in os.environ:
+        return os.environ[name]
+    if not default:
+        raise SecretError(f"${{oc.env:{name}}}: the variable is not set; give a default: ${{oc.env:{name},null}}")
+    return None if default[0] is None else str(default[0])
 
 
 class Spent:
@@ -70,11 +68,6 @@ class Spent:
         if cls.evaluations > MAX_EVALUATIONS or cls.size > MAX_SIZE:
             text = f"must become at most {MAX_SIZE} characters or values when it is resolved"
             raise ConfigError([Problem("${...}", ..., text, "write the values out")])
-
-    @classmethod
-    def reset(cls) -> None:
-        """A config is composed anew."""
-        cls.evaluations = cls.size = 0
 
 
 def _size_of(value: Any) -> int:
@@ -109,14 +102,17 @@ def restricted_resolvers() -> Iterator[None]:
         BaseContainer._resolvers, Container.resolve_parse_tree = resolvers, evaluate  # type: ignore[method-assign]
 
 
-OPEN = (*("mode", "sweeper.params", "sweeper.max_batch_size"), *("job.chdir", "launcher", "verbose"))
-"""Keys under `hydra` that an override may set."""
-FOLDERS = ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir")
-"""Where Hydra would keep its own files."""
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+OPEN = ("mode", "sweeper.params", "sweeper.max_batch_size", "launcher", "verbose")
+"""Keys under `hydra` that a config or an override may set."""
+OF_HYDRA = ("overrides", "help", "hydra_help", "job.name", "job.config_name", "job.override_dirname")
+"""Keys that Hydra sets itself, or prints."""
 OURS = (
-    *("fedsim.running.interleaving.Lanes", "fedsim.jobs.joblib_launcher.JoblibJobs"),
-    *("fedsim.jobs.ray_launcher.RayJobs", BASIC),
+    *(
+        "fedsim.running.interleaving.Lanes",
+        "fedsim.jobs.joblib_launcher.JoblibJobs",
+        "fedsim.jobs.ray_launcher.RayJobs",
+    ),
+    "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
 )
 """Launchers whose parameters are checked when they are built, and Hydra's own, which has none."""
 WORDS = (
@@ -124,21 +120,13 @@ WORDS = (
     *("nodelist", "partition", "prefer", "qos"),
 )
 """Launchers' parameters that may be any plain word."""
-CHECKED = ("launcher", "sweeper.params", "hydra_logging", "job_logging", "job.name")
-"""Keys under `hydra` that a config may set, to what `check_node` finds sound."""
-OF_HYDRA = ("overrides", "help", "hydra_help", "job.config_name", "job.override_dirname")
-"""Keys that Hydra sets itself, or prints."""
-REMEDY = "leave it out: of `hydra`, a config sets " + ", ".join(OPEN)
-OWN_FOLDERS = "has no effect: a run's folder is <output_dir>/<name>/<choices>-<seed>-<hash of its config>"
-REMEDY_OF_FOLDERS = "set output_dir=... or name=...; its config.yaml holds every value of the run"
+REMEDY = f"leave it out: of `hydra`, a config sets {', '.join(OPEN)}; a run's folder is set by output_dir and name"
 
 
 def check_words(overrides: Iterable[Override]) -> None:
     """Raise `ConfigError` for overrides of keys under `hydra` that are not open, before anything is composed."""
-    keys = [
-        override.key_or_group.partition(".")[2] for override in overrides if _is_in(override.key_or_group, ["hydra"])
-    ]
-    check(*(_refused(key, "by an override").within("hydra") for key in keys if not _is_in(key, OPEN)))
+    keys = [override.key_or_group for override in overrides]
+    check(*(_refused(key) for key in keys if _is_in(key, ["hydra"]) and not _is_in(key.partition(".")[2], OPEN)))
 
 
 def check_search_path(loader: ConfigLoader, config_name: str) -> None:
@@ -157,46 +145,28 @@ def check_node(config: DictConfig) -> None:
     raw: Any = OmegaConf.to_container(config.hydra, resolve=False)
     raw["runtime"] = {"output_dir": raw["runtime"]["output_dir"]}
     known = _defaults()
-    changed = [
-        key
-        for key, value in flat(raw)
-        if value not in known.get(key, ()) and not _is_in(key, (*set(OPEN) - {"job.chdir"}, *CHECKED, *OF_HYDRA))
-    ]
-    is_name = re.fullmatch(r"[\w.-]+", str(raw["job"]["name"])) is not None
-    found = [
-        *(_refused(key, "by a config") for key in changed),
-        rule(is_name, "job.name", ..., "must not be set by a config", REMEDY),
-        *(_logging(raw, name) for name in ("hydra_logging", "job_logging")),
-        *_swept(raw["sweeper"]),
-        *_launcher(raw["launcher"]),
-    ]
-    check(*(problem.within("hydra") for problem in found if problem is not None))
-
-
-def _logging(raw: Mapping[str, Any], name: str) -> Problem | None:
-    """Logging with Hydra's own handlers, or none."""
-    choices = ("none", "disabled", "default")
-    known = any(raw[name] == _of_hydra(f"{name}/{choice}") for choice in choices)
-    return rule(known, name, ..., "must be as Hydra ships it: a handler may write any file", f"hydra/{name}=none")
-
-
-@cache
-def _of_hydra(choice: str) -> Any:
-    """A file of Hydra's own conf/."""
-    file = files("hydra.conf") / "hydra" / f"{choice}.yaml"
-    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+    values = [(key, value) for key, value in flat(raw) if not _is_in(key, (*OPEN, *OF_HYDRA))]
+    changed = [_refused(f"hydra.{key}") for key, value in values if value not in known.get(key, ())]
+    check(*changed, *launcher_problems(raw["launcher"]))
 
 
 @cache
 def _defaults() -> Mapping[str, list[Any]]:
     """The values that Hydra and conf/config.yaml give to the keys of the node, by dotted key."""
-    sweeper: Any = OmegaConf.to_container(OmegaConf.structured(BasicSweeperConf), resolve=False)
-    node: Any = OmegaConf.to_container(OmegaConf.structured(HydraConf), resolve=False)
-    own = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))
+    nodes: list[Any] = [OmegaConf.to_container(OmegaConf.structured(HydraConf), resolve=False)]
+    nodes += [{"sweeper": OmegaConf.to_container(OmegaConf.structured(BasicSweeperConf), resolve=False)}]
+    for choice in (
+        "output/default",
+        *(f"{of}_logging/{name}" for of in ("hydra", "job") for name in ("none", "default")),
+    ):
+        text = (files("hydra.conf") / "hydra" / f"{choice}.yaml").read_text(encoding="utf-8")
+        nodes.append(
+            yaml.safe_load(text) if "logging" not in choice else {choice.partition("/")[0]: yaml.safe_load(text)}
+        )
+    nodes.append(yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["hydra"])
     known: dict[str, list[Any]] = {}
-    for values in (node, {"sweeper": sweeper}, _of_hydra("output/default"), own["hydra"]):
-        for key, value in flat(values):
-            known.setdefault(key, []).append(value)
+    for key, value in (one for node in nodes for one in flat(node)):
+        known.setdefault(key, []).append(value)
     return known
 
 
@@ -204,46 +174,27 @@ def _is_in(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _refused(key: str, where: str) -> Problem:
+def _refused(key: str) -> Problem:
     """The problem of a key under `hydra` that must be as it is."""
-    if key in FOLDERS:
-        return Problem(key, ..., OWN_FOLDERS, REMEDY_OF_FOLDERS)
-    return Problem(key, ..., f"must not be set {where}", REMEDY)
+    return Problem(key, ..., "must not be set", REMEDY)
 
 
-def _swept(sweeper: Mapping[str, Any]) -> list[Problem | None]:
-    """What is swept over are the job's own keys."""
-    return [
-        rule(
-            not re.match(r"[+~]*hydra\b", str(key)),
-            f"sweeper.params.{key}",
-            ...,
-            "must be a key of the job, not of Hydra",
-            "give it once: on the command line, or under `hydra` itself",
-        )
-        for key in sweeper.get("params") or {}
-    ]
-
-
-def _launcher(node: Mapping[str, Any]) -> list[Problem | None]:
-    """A known launcher; for submitit with numbers, defaults and plain words as parameters: no commands, no objects."""
+def launcher_problems(node: Mapping[str, Any]) -> list[Problem]:
+    """Those of any but a known launcher; for submitit with numbers, defaults and plain words as parameters: no
+    commands, no objects."""
     target = str(node.get("_target_"))
     if target in OURS:
         return []
     if target not in LAUNCHERS.values():
         text = "must be the class of a launcher of fedsim"
-        return [Problem("launcher._target_", target, text, f"known: {', '.join((*OURS, *LAUNCHERS.values()))}")]
+        known = f"known: {', '.join((*OURS, *LAUNCHERS.values()))}"
+        return [Problem("hydra.launcher._target_", target, text, known)]
     defaults = _defaults_of(target)
-    return [
-        Problem(
-            f"launcher.{key}",
-            ...,
-            "must be a number, true, false, null or the launcher's default: it may hold a command or a path",
-            "put it into the script that starts fedsim: jobs inherit its environment",
-        )
-        for key, value in node.items()
-        if key != "_target_" and not _plain_parameter(str(key), value) and value != defaults.get(key, ...)
-    ]
+    given = {key: value for key, value in node.items() if key != "_target_" and value != defaults.get(key, ...)}
+    text = "must be a number, true, false, null or the launcher's default: it may hold a command or a path"
+    remedy = "put it into the script that starts fedsim: jobs inherit its environment"
+    refused = [key for key, value in given.items() if not _plain_parameter(str(key), value)]
+    return [Problem(f"hydra.launcher.{key}", ..., text, remedy) for key in refused]
 
 
 def _plain_parameter(key: str, value: Any) -> bool:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedsim.config.build import construct
-from fedsim.config.compose import check_jobs, compose_jobs, flags_of, search_path
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.config.suggestions import UNKNOWN_KEY
-from fedsim.config.words import parse, read_words, typed_in
+from fedsim.config.words import flags_of, parse, read_words, typed_in
 from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
 from fedsim.jobs.sweep import require_room
@@ -70,7 +70,7 @@ def run(words: Sequence[str]) -> int:
         check(*map(_with_own_keys, problems))
         require_room(plans)
         with STOP.working():
-            return search(space, settings, plans_of, plans[0].settings.num_rounds, flags_of(name))
+            return search(space, settings, plans_of, plans[0].settings.num_rounds, flags_of(args))
 
 
 def _with_own_keys(problem: Problem) -> Problem:

@@ -104,6 +104,7 @@ def search_path(config_dir: str | None = None, config_path: str | None = None) -
 @contextmanager
 def _all_mistakes(words: Sequence[str], config_name: str, *, multirun: bool) -> Iterator[None]:
     """In place of the first mistake that Hydra has found, all of those in `words`."""
+    check_search_path(GlobalHydra.instance().config_loader(), config_name)  # composing imports its packages
     try:
         yield
     except ConfigError as error:
@@ -146,7 +147,6 @@ def check_question(overrides: Sequence[str]) -> None:
 
 def _base(parsed: Sequence[Override], config_name: str) -> DictConfig:
     """What the overrides that are not swept over compose to; all of them are checked."""
-    check_search_path(GlobalHydra.instance().config_loader(), config_name)  # composing imports its packages
     check_words(parsed)
     return compose_one([o.input_line or "" for o in parsed if not o.is_sweep_override()], config_name)
 
@@ -154,9 +154,10 @@ def _base(parsed: Sequence[Override], config_name: str) -> DictConfig:
 def _composed(
     jobs: Sequence[Sequence[str]], given: Sequence[Override], config_name: str, base: DictConfig | None
 ) -> list[Composed]:
-    """The jobs of these words; `base` is that of `given`. Where the preset is swept over, a job's small size is known
-    only now."""
-    files, composed, words_of_base = on_search_path(), [], [override.input_line for override in given]
+    """The jobs of these words; `base` is what those `given` that are not swept over compose to. Where the preset is
+    swept over, a job's small size is known only now."""
+    files, composed = on_search_path(), []
+    words_of_base = [override.input_line for override in given if not override.is_sweep_override()]
     typed = frozenset(key_of(override) for override in given if not options(override.key_or_group))
     for words in jobs:
         config = base if base is not None and list(words) == words_of_base else compose_one(words, config_name)
